@@ -41,7 +41,7 @@ pub enum Sleeper {
     Passer,
 }
 
-/// Sleeps while `word & mask == value`, until woken. It may also return early.
+/// Sleeps while `word & mask == value`, until another thread wakes it. It may also return early.
 pub fn wait(word: &AtomicU64, mask: u64, value: u64) {
     wait_as(word, mask, value, Sleeper::Passer);
 }
@@ -125,8 +125,8 @@ mod imp {
             parking_lot_core::unpark_filter(key(word), pick, |result| {
                 let clear = if result.have_more_threads { locked } else { locked | waiters };
                 // ORDERING(lockref-unlock): Release. The holder's writes happen before the next
-                // holder. The queue is locked here, so a thread about to sleep is either queued
-                // already or sees the bits cleared.
+                // holder. The queue is locked here, so a thread that is about to sleep is in the
+                // queue already, or sees the cleared bits.
                 word.fetch_and(!clear, Ordering::Release);
                 DEFAULT_UNPARK_TOKEN
             });

@@ -2,7 +2,7 @@
 //!
 //! Such a struct is `#[non_exhaustive]`, so another crate cannot write a literal of it. The other
 //! crate begins with a constructor and calls one setter per field. A macro writes the setters,
-//! since all of them have the same body.
+//! because all of them have the same body.
 
 /// Adds a method for each named field. The method returns the struct with that field set.
 ///

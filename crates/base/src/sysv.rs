@@ -78,18 +78,11 @@ pub struct MsgQueue {
 ///
 /// # Errors
 ///
-/// As unshare(2): `EPERM` without the privilege.
+/// Those of unshare(2): `EPERM` without the privilege.
 pub fn unshare_ipc() -> Result<(), Errno> {
     // SAFETY: the call takes a number. It changes which IPC objects the thread's own calls reach,
     // and no memory.
     check(unsafe { libc::unshare(libc::CLONE_NEWIPC) }).map(drop)
-}
-
-/// Makes the cheapest system call that no library answers from a cache, getppid(2).
-#[inline]
-pub fn bare_call() -> i32 {
-    // SAFETY: the call takes nothing and cannot fail.
-    unsafe { libc::getppid() }
 }
 
 impl SemSet {
@@ -97,7 +90,7 @@ impl SemSet {
     ///
     /// # Errors
     ///
-    /// As semget(2).
+    /// Those of semget(2).
     pub fn private(count: u16) -> Result<Self, Errno> {
         // SAFETY: the call takes numbers.
         let id = check(unsafe { libc::semget(libc::IPC_PRIVATE, i32::from(count), 0o600) })?;
@@ -120,7 +113,7 @@ impl SemSet {
     ///
     /// # Errors
     ///
-    /// As semop(2).
+    /// Those of semop(2).
     #[inline]
     pub fn op(&self, sops: &[Sop]) -> Result<(), Errno> {
         let first = sops.as_ptr().cast::<libc::sembuf>().cast_mut();
@@ -133,7 +126,7 @@ impl SemSet {
     ///
     /// # Errors
     ///
-    /// As semctl(2).
+    /// Those of semctl(2).
     pub fn values(&self, count: u16) -> Result<Vec<u16>, Errno> {
         // The buffer is long enough for the largest possible set.
         let mut values = vec![0_u16; 1 << 16];
@@ -207,7 +200,7 @@ impl MsgQueue {
     ///
     /// # Errors
     ///
-    /// As msgsnd(2).
+    /// Those of msgsnd(2).
     ///
     /// # Panics
     ///
@@ -225,7 +218,7 @@ impl MsgQueue {
     ///
     /// # Errors
     ///
-    /// As msgrcv(2).
+    /// Those of msgrcv(2).
     ///
     /// # Panics
     ///
@@ -244,7 +237,7 @@ impl MsgQueue {
     ///
     /// # Errors
     ///
-    /// As msgrcv(2), except for `ENOMSG` and `E2BIG`, which answer the question.
+    /// Those of msgrcv(2), except for `ENOMSG` and `E2BIG`, which tell whether there is a message.
     pub fn is_empty(&self) -> Result<bool, Errno> {
         let mut kind = [0_u64; 1];
         let buffer = kind.as_mut_ptr().cast();
@@ -315,7 +308,6 @@ mod tests {
         let id = queue.id();
         drop(queue);
         assert!(MsgQueue::attach(id).send(&[1, 0], 8).is_err());
-        assert!(bare_call() > 0);
     }
 
     #[test]

@@ -36,9 +36,20 @@ use failure::Failure;
 /// size of `ulimit -s`, which may be too small.
 const STACK_BYTES: usize = 8 << 20;
 
+/// The end of the help of the program.
+const EXAMPLES: &str = "\
+Examples:
+  corewalk mount tmpfs /tmp/m               a file system in memory, until Ctrl-C or umount /tmp/m
+  corewalk mount /srv/files /mnt --daemon   a directory of this machine, in the background
+  corewalk mount store:/srv/store /mnt      files that are kept in the directory /srv/store
+  corewalk stat /mnt                        its counters
+  corewalk ipc exec -- COMMAND              a program with semaphores and queues of its own
+
+umount(8) ends a mount. `corewalk mount --help` lists the options.";
+
 /// Mounts file systems through FUSE, and runs programs on System V IPC in user space.
 #[derive(Parser, Debug)]
-#[command(name = "corewalk", version, arg_required_else_help = true)]
+#[command(name = "corewalk", version, arg_required_else_help = true, after_help = EXAMPLES)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,

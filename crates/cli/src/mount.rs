@@ -241,7 +241,10 @@ impl CreatedMountpoint {
             Ok(()) => {}
             // If `path` is not a directory, the mount fails later.
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Ok(None),
-            Err(error) => return Err(failed(error)),
+            Err(error) => {
+                let why = format!("cannot create the mount point: {error}");
+                return Err(Failure::of(path.display(), why));
+            }
         }
         let path = path.canonicalize().map_err(failed)?;
         let above = path.parent().unwrap_or(&path);

@@ -6,13 +6,13 @@
 //! ```
 //!
 //! The script works in DIR, an empty directory that all users can reach. It prints one line per
-//! call, with the call and its result, errno or bytes. Names in a list are sorted, since no manual
-//! specifies an order. Values over 40 bytes are shown as length and checksum. The script needs
-//! root, and runs some calls as other users.
+//! call, with the call and its result, errno or bytes. Names in a list are sorted, because no
+//! manual specifies an order. Values over 40 bytes are shown as length and checksum. The script
+//! needs root, and runs some calls as other users.
 //!
 //! The cases are those of the Linux Test Project: setxattr01 to 03, fsetxattr01 and 02, getxattr01
 //! to 03, fgetxattr01 and 02, listxattr01 to 03, removexattr01 and 02, and those of the l- and
-//! f-variants. Then come namespaces and permissions of xattr(7), and the two ACLs.
+//! f-variants. The script also covers namespaces and permissions of xattr(7), and the two ACLs.
 //!
 //! Source: the manual pages of these calls; xattr(7); acl(5); LTP `testcases/kernel/syscalls`.
 

@@ -144,7 +144,7 @@ impl Acl {
     }
 
     /// Returns the nine permission bits of the ACL: those of the owner, of the mask and of others.
-    /// Without a mask, the bits of the owning group take its place.
+    /// Without a mask, the bits of the owning group take the place of the mask's.
     pub fn mode(&self) -> u32 {
         let group = self.perm_of(Tag::Mask).or(self.perm_of(Tag::GroupObj)).unwrap_or(0);
         let user = self.perm_of(Tag::UserObj).unwrap_or(0);
@@ -174,8 +174,8 @@ impl Acl {
     }
 
     /// Returns the mode and the access ACL of a file made with `mode` in a directory whose default
-    /// ACL is `self`. The access ACL is None if the mode is equivalent. The umask is not used. A
-    /// new directory also inherits `self` as its default ACL.
+    /// ACL is `self`. The access ACL is None if the mode is equivalent to it. The umask is not
+    /// used. A new directory also inherits `self` as its default ACL.
     #[doc(alias = "posix_acl_create_masq")]
     pub fn inherit(&self, mode: u32) -> (u32, Option<Acl>) {
         let mut acl = self.clone();

@@ -7,8 +7,9 @@
 //!
 //! The children of a directory know it by its slot and its child generation. So one increment of
 //! the generation invalidates a directory of any size: no lookup finds the children any more.
-//! Later, reclaim evicts such a stale child, or a thread that enters its name again puts it back.
-//! That thread finds the stale child, because the hash of a name does not depend on the generation.
+//! Later, reclaim evicts such a stale child, or a thread that enters the child's name again puts
+//! the child back. That thread finds the stale child, because the hash of a name does not depend on
+//! the generation.
 //!
 //! # Guarantees
 //! - C.1: a cached answer is that of the last committed change, or of a fill that no change,
@@ -34,8 +35,8 @@ use corewalk_sync::SeqRwLock;
 
 use crate::Errno;
 use crate::dentry::{
-    Body, Dentries, Flags, Image, Line, LookupKey, NameCopy, ParentKey, SHORT_MAX, ShortLookupKey,
-    Snapshot, directory_id,
+    Body, Component, Dentries, Flags, Image, Line, LookupKey, NameCopy, ParentKey, SHORT_MAX,
+    ShortLookupKey, Snapshot, directory_id,
 };
 use crate::hash::{HashKeys, NameHash};
 use crate::inode::{self, Inodes};
@@ -48,9 +49,10 @@ pub(crate) use change::{DentryInode, Mounted, is_attached};
 pub(crate) use listings::{ListingMark, Listings};
 pub(crate) use reclaim::Hand;
 
-/// The owner of the cache, which is told of inodes that the cache drops.
+/// The owner of the cache. The cache tells it which inodes were dropped.
 pub(crate) trait Host: Send + Sync {
-    /// The cache has dropped an inode. The slot of the inode is free once this method returns.
+    /// Tells the host that the cache has dropped an inode. The slot of the inode is free once this
+    /// method returns.
     fn forget(&self, superblock: u32, ino: u64, slot: InodeSlot);
 
     /// Asks the host to stop using the inode called `name`. The cache is over its budget, and the
@@ -58,18 +60,21 @@ pub(crate) trait Host: Send + Sync {
     fn ask_to_forget(&self, superblock: u32, parent: u64, name: Name<'_>);
 }
 
-/// The names and inodes of one namespace.
+/// The names and inodes of one namespace. Analogous to Linux's `dentry_hashtable` and what belongs
+/// to it.
 pub(crate) struct Dcache {
     pub(crate) keys: HashKeys,
     pub(crate) dentries: Dentries,
     pub(crate) inodes: Inodes,
     /// The index of the dentries by name.
     table: Table<OfDentry>,
-    /// The in-lookup locks of names.
+    /// The in-lookup locks of names. Only the holder of the lock of a name enters a dentry under
+    /// the name, or moves one to it. Analogous to Linux's `in_lookup_hashtable`.
     pub(crate) in_lookup: KeyLocks,
     /// The listings that may fill the cache, and the changes of names beside them.
     pub(crate) listings: Listings,
-    /// Write-locked while a directory moves. Shared locks keep directories in place.
+    /// Protects the parents of all directories. Write-locked while a directory moves; a shared lock
+    /// keeps directories in place. Analogous to Linux's `rename_lock`.
     pub(crate) topology: SeqRwLock,
     hand: Hand,
     pub(crate) counters: Counters,
@@ -99,6 +104,15 @@ pub(crate) struct Directory {
     pub(crate) inode: InodeSlot,
     pub(crate) key: ParentKey,
     pub(crate) flags: Flags,
+}
+
+/// The directory of a component that is looked up.
+#[derive(Clone, Copy)]
+pub(crate) struct LookupParent {
+    /// The number that stands for the directory in the hashes of its children.
+    pub(crate) id: u64,
+    /// The current key of its children.
+    pub(crate) key: ParentKey,
 }
 
 /// A dentry that was found under a name.
@@ -137,8 +151,8 @@ impl Dcache {
         LookupKey::new(name, &self.keys)
     }
 
-    /// Returns the current key of a directory's children. The caller holds a reference on its
-    /// dentry. No lookup finds the children of a removed directory.
+    /// Returns the current key of a directory's children. The caller holds a reference on the
+    /// directory's dentry. No lookup finds the children of a removed directory.
     #[inline]
     pub(crate) fn key_of_held(&self, slot: DentrySlot) -> ParentKey {
         ParentKey::new(slot, self.dentries.child_generation_now(slot))
@@ -172,21 +186,21 @@ impl Dcache {
         })
     }
 
-    /// Like [`Dcache::find`], for the component from `start` to the end of a path, in the directory
-    /// with the number `id` and the parent key `key`. It finds only plain dentries: neither
+    /// Like [`Dcache::find`], for a component of a path. It finds only plain dentries: neither
     /// symbolic links nor mount points. The caller validates the snapshot.
     pub(crate) fn find_plain(
         &self,
-        (id, key): (u64, ParentKey),
-        (path, start): (&[u8], usize),
+        parent: LookupParent,
+        component: Component<'_>,
     ) -> Option<(DentrySlot, Snapshot)> {
-        let lookup_key = LookupKey::of_component(path, start, &self.keys);
-        self.table.find(lookup_key.hash.child(id) as u32, |slot| {
+        let lookup_key = LookupKey::of_component(component, &self.keys);
+        self.table.find(lookup_key.hash.child(parent.id) as u32, |slot| {
             let line = self.dentries.line(slot);
             let seen = line.snapshot_now();
             let is_plain = !seen.body.flags().intersects(Flags::SYMLINK | Flags::MOUNTED);
-            let is_it =
-                is_plain && seen.key == key && line.is_named(seen, &lookup_key, &self.dentries);
+            let is_it = is_plain
+                && seen.key == parent.key
+                && line.is_named(seen, &lookup_key, &self.dentries);
             is_it.then_some((slot, seen))
         })
     }
@@ -198,19 +212,19 @@ impl Dcache {
     pub(crate) fn find_at_once(
         &self,
         extent: Extent,
-        (id, key): (u64, ParentKey),
-        (path, start): (&[u8], usize),
+        parent: LookupParent,
+        component: Component<'_>,
         needed: Flags,
         before: impl Fn(DentrySlot),
     ) -> Option<Child<'_>> {
-        if path.len() - start > SHORT_MAX {
+        if component.len() > SHORT_MAX {
             return None;
         }
-        let lookup_key = ShortLookupKey::of_component((path, start), needed, &self.keys);
-        let slot = self.table.first_within(extent, lookup_key.hash.child(id) as u32)?;
+        let lookup_key = ShortLookupKey::of_component(component, needed, &self.keys);
+        let slot = self.table.first_within(extent, lookup_key.hash.child(parent.id) as u32)?;
         before(slot);
         let line = self.dentries.line(slot);
-        line.plain(key, &lookup_key).map(|seen| Child { slot, seen, line })
+        line.plain(parent.key, &lookup_key).map(|seen| Child { slot, seen, line })
     }
 
     /// Returns the size of the index, for [`Dcache::find_at_once`].
@@ -220,7 +234,7 @@ impl Dcache {
     }
 
     /// Returns the dentry of a name. If the caller holds the in-lookup lock of the name, None
-    /// proves that it has no dentry.
+    /// proves that the name has no dentry.
     pub(crate) fn find_exact(
         &self,
         key: ParentKey,
@@ -390,8 +404,8 @@ impl Dcache {
         }
     }
 
-    /// Returns the parent's slot, and the sequence of the dentry at which it was read. The root is
-    /// its own parent.
+    /// Returns the slot of the parent of a dentry, and the sequence under which it was read. The
+    /// root is its own parent.
     pub(crate) fn parent(&self, slot: DentrySlot) -> (DentrySlot, Seq) {
         loop {
             let seen = self.dentries.snapshot(slot);
@@ -437,7 +451,7 @@ impl Dcache {
     }
 }
 
-/// Ends the life of an inode when dropped, so also if the back end panics.
+/// Ends the life of an inode when dropped, also after a panic of the back end.
 struct EndOfInode<'a> {
     dcache: &'a Dcache,
     inode: InodeSlot,

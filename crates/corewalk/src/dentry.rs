@@ -41,12 +41,12 @@ use corewalk_base::{ShardedCounter, WordPair};
 use corewalk_sync::{Group, Lockref, SeqCount, SlotArena};
 
 use crate::attr::FileKind;
-use crate::name::name_word;
+use crate::name::{name_word, name_words};
 use crate::slot::{DentrySlot, InodeSlot, Seq};
 pub(crate) use body::{Body, Flags};
 use cold::{Cold, Half};
-use lookup_key::{LONG_NAMED, NAMED_MASK, name_word_at, name_words, words_of};
-pub(crate) use lookup_key::{LookupKey, SHORT_MAX, ShortLookupKey};
+pub(crate) use lookup_key::{Component, LookupKey, SHORT_MAX, ShortLookupKey};
+use lookup_key::{LONG_NAMED, NAMED_MASK, name_word_at, words_of};
 pub(crate) use parent_key::ParentKey;
 
 /// Name words in the dentry itself: 40 bytes, or 24 for a directory. Models use fewer, for fewer
@@ -72,7 +72,10 @@ const LONG_SIZE_SHIFT: u32 = 32;
 /// The slots of one namespace: dentries with their cold records and long names, and the halves in
 /// use.
 pub(crate) struct Dentries {
+    /// Words 1 to 7 of a dentry are protected by the lock of its cold record (D.1). Readers use the
+    /// sequence in word 0.
     hot: SlotArena<WORDS>,
+    /// The lockref and the cold word of each slot.
     cold: SlotArena<COLD_WORDS>,
     small: SlotArena<{ LONG_WORDS[0] }>,
     middle: SlotArena<{ LONG_WORDS[1] }>,
@@ -386,7 +389,7 @@ impl Dentries {
         slot.map(DentrySlot::new)
     }
 
-    /// Frees the dentry half of a slot. Its sequence continues from its value.
+    /// Frees the dentry half of a slot. The next dentry in the slot continues its sequence.
     pub(crate) fn free(&self, slot: DentrySlot) {
         self.count.add(-1);
         self.free_half(Half::Dentry, slot.get());
@@ -429,14 +432,14 @@ impl Dentries {
         }
     }
 
-    /// Builds the image of a dentry called `name`, and stores the rest of a long name. `place` is
-    /// the superblock and the slot of its inode; no slot makes a negative dentry. The caller stores
-    /// the image or gives it to [`Dentries::drop_image`]. Returns None if no slot is left for a
-    /// long name.
+    /// Builds the image of a dentry called `name`, and stores the rest of a long name. Without an
+    /// inode the dentry is negative. The caller stores the image or gives it to
+    /// [`Dentries::drop_image`]. Returns None if no slot is left for a long name.
     pub(crate) fn new_image(
         &self,
         key: ParentKey,
-        place: (u32, InodeSlot),
+        superblock: u32,
+        inode: InodeSlot,
         name: &[u8],
         flags: Flags,
         directory: DirectoryWords,
@@ -453,10 +456,10 @@ impl Dentries {
             words[room - 1] = self.store_long(name, 8 * (room - 1))?;
             flags |= Flags::LONG;
         }
-        Some(Image { key, body: Body::new(place, name.len(), flags), words })
+        Some(Image { key, body: Body::new(superblock, inode, name.len(), flags), words })
     }
 
-    /// Stores `image` and returns the image before. The caller is inside a write section (D.1).
+    /// Stores `image` and returns the previous image. The caller is inside a write section (D.1).
     pub(crate) fn store(&self, slot: DentrySlot, image: &Image) -> Image {
         let before = self.image(slot);
         let words = self.words(slot);
@@ -586,8 +589,8 @@ impl Line<'_> {
         lookup_key: &LookupKey<'_>,
         dentries: &Dentries,
     ) -> bool {
-        // Branch on the lookup key. Unlike the dentry's length, it is known before the cache line
-        // of the dentry arrives.
+        // Branch on the lookup key. Unlike the length of the dentry's name, the lookup key is known
+        // before the cache line of the dentry arrives.
         if !lookup_key.is_long() {
             let (pairs, _) = self.0.as_chunks::<2>();
             // ORDERING: Relaxed. Data of a sequence section.
@@ -601,8 +604,8 @@ impl Line<'_> {
                 return true;
             }
         }
-        // The dentry of a directory has fewer inline words, so a name may be long in it that is
-        // inline in the dentry of a file.
+        // A name that is inline in the dentry of a file may be too long for the dentry of a
+        // directory, which has fewer inline words.
         let len = lookup_key.name.as_bytes().len();
         let is_long = seen.body.flags().contains(LONG_NAMED) && seen.body.len() == len;
         is_long && dentries.is_named_at_length(self, seen.body, lookup_key.name.as_bytes())
@@ -705,9 +708,10 @@ mod tests {
         let bytes: Vec<u8> = (1..=255).collect();
         for (len, flags) in (1..=255).flat_map(|len| [(len, Flags::HASHED), (len, DIRECTORY)]) {
             let name = &bytes[..len];
-            let (key, place) = (ParentKey::new(DentrySlot::new(1), 1), (0, InodeSlot::new(1)));
+            let (key, inode) = (ParentKey::new(DentrySlot::new(1), 1), InodeSlot::new(1));
             let slot = dentries.alloc(InodeSlot::NONE, Group::Many).unwrap();
-            let image = dentries.new_image(key, place, name, flags, DirectoryWords::default());
+            let words = DirectoryWords::default();
+            let image = dentries.new_image(key, 0, inode, name, flags, words);
             dentries.store(slot, &image.unwrap());
             let seen = dentries.snapshot(slot);
             let mut copy = NameCopy::new();

@@ -4,33 +4,7 @@
 //! permission checks, negative entries, mounts and reference counts. Eleven methods are required;
 //! the others have a default. The example `squares` of `corewalk-fuse` is a complete back end.
 //!
-//! # What a back end may rely on
-//! - F.1: calls for one (directory, name) never overlap, lookups included. Calls for different
-//!   names do overlap.
-//! - F.2: during a call the caller holds only locks of the same names and inodes, and path locks
-//!   (F.6). So a slow call delays only operations that need its answer. A panic in a call reaches
-//!   the caller, and waiting threads go on. A panic in a `forget` during unwinding is caught.
-//! - F.3: permissions are checked, names are valid, and the kind of file fits the call: `rmdir`
-//!   gets a directory, `read` a regular file.
-//! - F.4: `forget` is called once each time an inode enters the cache, after its last use. An inode
-//!   enters the cache when `root`, `lookup`, `make`, `link` or `by_number` returns it and the cache
-//!   does not have it. It may also enter when `readdir` reports it with attributes. An inode
-//!   without links stays usable until `forget`. Two generations of one number are two inodes; each
-//!   is forgotten, in any order.
-//! - F.5: calls of `setattr` and `set_acl` for one inode do not overlap.
-//! - F.6: a path from [`Node::path`] stays valid until the call returns. Meanwhile the back end
-//!   gets no rename or removal of that file or of a directory above it. If such a call runs, `path`
-//!   waits for it. Renames elsewhere are not delayed (trap X1).
-//!
-//! # What a back end must do
-//! - It never reuses a pair (`ino`, `generation`) for another file within the mount. Otherwise a
-//!   stale handle would reach the other file (trap P11).
-//! - A call that fails changes nothing.
-//! - If `readdir` reports attributes, the inode is usable without a `lookup`. The cache may drop
-//!   the report without a `forget`. So a back end that keeps state per looked-up inode reports
-//!   none.
-//! - During a call, it must not call the `Vfs` for the same names, nor change the attributes of the
-//!   same inode. Between [`Node::path`] and the end of the call it must not call the `Vfs` at all.
+//! The documentation of [`FileSystem`] has the rules (F.1 to F.6), since this module is private.
 //!
 //! Source: Linux `struct inode_operations`. Traps P6 and P7 cite bugs of other implementations.
 
@@ -132,7 +106,8 @@ impl<'a> Node<'a> {
     }
 
     /// Returns up to 8 paths by other cached names of this inode. Each was valid at some instant,
-    /// and renames do not wait for them. A back end whose files other programs rename uses these if
+    /// and renames do not wait for them. A back end whose files other programs rename uses these
+    /// paths if
     /// [`Node::path`] leads to another file.
     pub fn other_paths(self) -> Vec<Vec<u8>> {
         self.source.map_or_else(Vec::new, PathSource::other_paths)
@@ -295,10 +270,38 @@ bitflags! {
     }
 }
 
-/// A file system that corewalk serves. The module documentation has the rules.
+/// A file system that corewalk serves.
 ///
 /// `open` returns a handle of 64 bits, which comes back in `read`, `write`, `append`, `fsync` and
 /// `release`. A back end without open state keeps the default `open` and ignores handles.
+///
+/// # What a back end may rely on
+/// - F.1: calls for one (directory, name) never overlap, lookups included. Calls for different
+///   names do overlap.
+/// - F.2: during a call the caller holds only locks of the same names and inodes, and path locks
+///   (F.6). So a slow call delays only operations that need its answer. A panic in a call reaches
+///   the caller, and waiting threads go on. A panic in a `forget` during unwinding is caught.
+/// - F.3: permissions are checked, names are valid, and the kind of file fits the call: `rmdir`
+///   gets a directory, `read` a regular file.
+/// - F.4: `forget` is called once each time an inode enters the cache, after its last use. An inode
+///   enters the cache when `root`, `lookup`, `make`, `link` or `by_number` returns it and the cache
+///   does not have it. It may also enter when `readdir` reports it with attributes. An inode
+///   without links stays usable until `forget`. Two generations of one number are two inodes; each
+///   is forgotten, in any order.
+/// - F.5: calls of `setattr` and `set_acl` for one inode do not overlap.
+/// - F.6: a path from [`Node::path`] stays valid until the call returns. Meanwhile the back end
+///   gets no rename or removal of that file or of a directory above it. If such a call runs, `path`
+///   waits for it. Renames elsewhere are not delayed (trap X1).
+///
+/// # What a back end must do
+/// - It never reuses a pair (`ino`, `generation`) for another file within the mount. Otherwise a
+///   stale handle would reach the other file (trap P11).
+/// - A call that fails changes nothing.
+/// - If `readdir` reports attributes, the inode is usable without a `lookup`. The cache may drop
+///   the report without a `forget`. So a back end that keeps state per looked-up inode reports
+///   none.
+/// - During a call, it must not call the `Vfs` for the same names, nor change the attributes of the
+///   same inode. Between [`Node::path`] and the end of the call it must not call the `Vfs` at all.
 ///
 /// # Errors
 /// Any method may return `EIO` if the storage fails, and `ESTALE` for an inode that is gone. A back

@@ -70,7 +70,8 @@ impl HashKeys {
     pub(crate) fn short_name(&self, len: usize, words: [u64; SHORT_WORDS]) -> NameHash {
         let [k0, k1, _, _, k4, k5] = self.names;
         let first = fold(words[0] ^ k0, words[1] ^ k1);
-        // The numbers of directories are small and are added later, so the factor must be secret.
+        // The number of a directory, which is small, is added to this word later. A secret factor
+        // keeps lengths and numbers from cancelling out.
         let first = first.wrapping_add((len as u64).wrapping_mul(k4));
         NameHash { first, second: words[2] ^ k5 }
     }

@@ -82,11 +82,12 @@ impl Perm {
     }
 }
 
-/// The inodes of one namespace.
+/// The inodes of one namespace. Analogous to Linux's `inode_hashtable`.
 pub(crate) struct Inodes {
     /// Reference records. A number changes only in a slot that no other thread uses.
     refs: SlotArena<REF_WORDS>,
-    /// Permission records. Written under the lock of the inode's lockref.
+    /// Permission records, with the head of the alias chain. Written under the lock of the inode's
+    /// lockref.
     perm: SlotArena<PERM_WORDS>,
     table: Table<OfInode>,
     keys: HashKeys,
@@ -95,7 +96,7 @@ pub(crate) struct Inodes {
     /// Attribute changes begun and ended so far. A fill that overlaps one does not trust its
     /// answer.
     changes: ShardedCounter,
-    /// Held while the number of a dead inode is cleared. Then `gone` is notified.
+    /// Protects the clearing of the number of a dead inode. After that, `gone` is notified.
     dying: Mutex<()>,
     /// Waited on under `dying`.
     gone: Condvar,
@@ -110,7 +111,7 @@ pub(crate) struct Entered {
     pub(crate) stale_generation: Option<InodeSlot>,
 }
 
-/// The version that an attribute change, or a question to the back end, began with.
+/// The version with which an attribute change, or a question to the back end, began.
 #[must_use]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket(u64);
@@ -246,8 +247,8 @@ impl Inodes {
     }
 
     /// Returns the slot of the inode with this number, without a reference. After reading through
-    /// the slot, the caller checks with [`Inodes::is`] that it still holds that inode. None does
-    /// not prove that the cache lacks the inode.
+    /// the slot, the caller checks with [`Inodes::is`] that the slot still has that inode. None
+    /// does not prove that the cache lacks the inode.
     #[inline]
     pub(crate) fn peek(
         &self,
@@ -275,14 +276,15 @@ impl Inodes {
     pub(crate) fn get_or_insert(
         &self,
         dentries: &Dentries,
-        (superblock, beside): (u32, DentrySlot),
+        superblock: u32,
+        beside: DentrySlot,
         attr: &Attr,
         has_acl: bool,
         changes_before: i64,
     ) -> Option<Entered> {
         let (hash, group) = (self.keys.inode(superblock, attr.ino) as u32, group_of(attr.kind()));
-        // An entry leaves the table before its slot is freed. So a slot that has the inode under
-        // the stripe's lock keeps the inode.
+        // An entry leaves the table before its slot is freed. So under the stripe's lock, a slot
+        // that was found in the table keeps its inode.
         let (mut stripe, slot, stale_generation) = loop {
             let stripe = self.table.lock(hash);
             let found = stripe.find(|slot| self.is(slot, superblock, attr.ino).then_some(slot));
@@ -306,7 +308,7 @@ impl Inodes {
             self.stale_generations.insert(superblock, attr.ino, stale);
         }
         let known = self.changes() == changes_before;
-        self.begin_life((superblock, slot), attr, Perm::of(attr, has_acl), known);
+        self.begin_life(superblock, slot, attr, Perm::of(attr, has_acl), known);
         stripe.insert(slot);
         let needs_split = stripe.needs_split();
         drop(stripe);
@@ -317,13 +319,7 @@ impl Inodes {
     }
 
     /// Fills a slot that no other thread can find, with one reference for the caller.
-    fn begin_life(
-        &self,
-        (superblock, slot): (u32, InodeSlot),
-        attr: &Attr,
-        perm: Perm,
-        known: bool,
-    ) {
+    fn begin_life(&self, superblock: u32, slot: InodeSlot, attr: &Attr, perm: Perm, known: bool) {
         self.count.add(1);
         self.refs.extend_to(slot.get());
         self.perm.extend_to(slot.get());
@@ -371,8 +367,8 @@ impl Inodes {
             self.stale_generations.remove(superblock, ino, slot);
         }
         let gone = self.dying.lock();
-        // ORDERING: Relaxed. `wait_until_gone` reads it under the same lock; other readers check
-        // the lockref.
+        // ORDERING: Relaxed. `wait_until_gone` reads the number under the same lock. Other readers
+        // check the lockref.
         self.ref_words(slot)[1].store(0, Ordering::Relaxed);
         drop(gone);
         self.gone.notify_all();
@@ -605,7 +601,8 @@ impl Inodes {
     /// taken before. `changes_before` is [`Inodes::changes`] from before the back end was asked.
     pub(crate) fn install_unless_changed(&self, slot: InodeSlot, changes_before: i64, perm: Perm) {
         let _guard = self.lockref(slot).lock();
-        // A change of this inode that has begun counted itself before it took the lock.
+        // A change of this inode counts itself before it takes the lock. So an equal count means
+        // that no change has begun.
         if self.changes() == changes_before {
             let ticket = self.ticket(slot);
             self.install_locked(slot, ticket, perm);

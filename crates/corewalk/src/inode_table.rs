@@ -1,4 +1,4 @@
-//! The cache alone, for a server that has everything else.
+//! A table of inode numbers and names, for a server that stores and finds its files itself.
 //!
 //! Each server in user space that has files without numbers keeps a table: inode numbers, the names
 //! of each directory, the lookups that its kernel holds, and often a `HashMap<u64, PathBuf>`. An
@@ -84,7 +84,7 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
 
     /// Enters a name that the server has found or made in its storage, and returns its node. If the
     /// table has the name with the same kind of file, it returns that node and drops `data`. A node
-    /// of another kind is replaced: the storage must have changed.
+    /// of another kind is replaced, because the storage must have changed.
     ///
     /// # Errors
     /// `ENOTDIR` if `parent` is not a directory; `ENOENT` if it was removed; `ENOMEM`; `ENFILE` at
@@ -98,7 +98,7 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     ) -> Result<TableNode<'_, T>, Errno> {
         // ORDERING: Relaxed. Only the value matters: each number is given once.
         let ino = self.last_ino.fetch_add(1, Ordering::Relaxed) + 1;
-        // N.1: the data is there before the number.
+        // N.1: insert the data before the number enters the cache.
         self.data.insert(ino, data);
         let entered = loop {
             let what = Make::new(kind.to_mode(), 0, 0).with_rdev(ino);
@@ -110,7 +110,7 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
             match self.child_of(&parent.inode, name.as_bytes()) {
                 Ok(node) if node.kind() == kind => break Ok(node),
                 Ok(_) => self.removed(parent, name)?,
-                // Another thread has removed it.
+                // Another thread has removed the name meanwhile.
                 Err(_) => {}
             }
         };
@@ -121,7 +121,7 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     /// Gives `node` another name, which the server has linked in its storage.
     ///
     /// # Errors
-    /// `ENOTDIR` and `ENOENT` as [`InodeTable::entered`]; `EPERM` for a directory; `ENOMEM`.
+    /// `ENOTDIR` and `ENOENT` as in [`InodeTable::entered`]; `EPERM` for a directory; `ENOMEM`.
     pub fn linked(
         &self,
         node: &TableNode<'_, T>,
@@ -155,8 +155,8 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     }
 
     /// Moves a name that the server has renamed in its storage, and replaces the target name. A
-    /// directory moves with everything below it. If the table does not have the old name, it only
-    /// drops the target name.
+    /// directory moves with everything below it. If the table does not have the old name, the call
+    /// only drops the target name.
     ///
     /// # Errors
     /// `ENOTDIR` if a parent is not a directory, `ENOENT` if it was removed; `EINVAL` if a
@@ -174,7 +174,8 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
             self.vfs.rename(&self.cred, old, new, RenameMode::Replace)
         };
         match rename() {
-            // The target in the table is older than the one that the storage has replaced.
+            // The table has an older target than the one that the storage has replaced, so remove
+            // it first.
             Err(Errno::ISDIR | Errno::NOTDIR | Errno::NOTEMPTY)
                 if from.0.is_directory() && to.0.is_directory() =>
             {
@@ -189,7 +190,7 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     /// of them, that one moves to the other name.
     ///
     /// # Errors
-    /// As [`InodeTable::renamed`].
+    /// Those of [`InodeTable::renamed`].
     pub fn exchanged(
         &self,
         a: (&TableNode<'_, T>, Name<'_>),
@@ -208,8 +209,8 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
         }
     }
 
-    /// Drops a name, since the storage may have changed it. The next [`InodeTable::entered`] makes
-    /// a new node, unless another name or a user keeps the old one. Never waits.
+    /// Drops a name, because the storage may have changed it. The next [`InodeTable::entered`]
+    /// makes a new node, unless another name or a user keeps the old one. Never waits.
     ///
     /// # Errors
     /// `ENOTDIR` if `parent` is not a directory; `ENOENT` if it was removed.
@@ -239,8 +240,8 @@ impl<T> InodeTable<T> {
         Ok(self.node(self.vfs.inode(ino)?))
     }
 
-    /// Returns the node of `name` in the directory with the number `parent`. It takes no lock if
-    /// the table has the name.
+    /// Returns the node of `name` in the directory with the number `parent`. The call takes no lock
+    /// if the table has the name.
     ///
     /// # Errors
     /// `ESTALE` if the table does not have `parent`; `ENOTDIR`; `ENOENT` if the table does not have
@@ -271,15 +272,15 @@ impl<T> InodeTable<T> {
         self.vfs.forget(ino, n)
     }
 
-    /// Drops all lookups of a node, and returns their number. For a server whose only client has
-    /// gone.
+    /// Drops all lookups of a node, and returns their number. A server calls this when its only
+    /// client has gone.
     pub fn forget_all(&self, ino: u64) -> u64 {
         self.vfs.forget_all(ino)
     }
 
     /// Sets the callback that is told which entries only the lookups of the client keep, when the
-    /// table is over its budget. A FUSE server then asks its kernel to forget them. It can be set
-    /// once.
+    /// table is over its budget. A FUSE server then asks its kernel to forget them. The callback
+    /// can be set once.
     ///
     /// # Errors
     /// `EBUSY` if it is already set.
@@ -287,12 +288,12 @@ impl<T> InodeTable<T> {
         self.vfs.set_pressure(pressure)
     }
 
-    /// Evicts unused entries and reports those that only lookups keep; as [`Vfs::reclaim`].
+    /// Evicts unused entries and reports those that only lookups keep, as [`Vfs::reclaim`] does.
     pub fn reclaim(&self, want: u64, pinned: &mut dyn FnMut(Pinned<'_>)) -> u64 {
         self.vfs.reclaim(want, pinned)
     }
 
-    /// Evicts an entry that [`InodeTable::reclaim`] reported; as [`Vfs::evict`].
+    /// Evicts an entry that [`InodeTable::reclaim`] reported, as [`Vfs::evict`] does.
     pub fn evict(&self, entry: EntryId) -> u64 {
         self.vfs.evict(entry)
     }
@@ -391,7 +392,7 @@ impl<T> TableNode<'_, T> {
     }
 
     /// Turns the reference into one lookup that a client holds, and returns the number. The client
-    /// gives it back by [`InodeTable::forget`].
+    /// returns the lookup by [`InodeTable::forget`].
     pub fn into_lookups(self) -> u64 {
         self.inode.into_lookups()
     }

@@ -47,7 +47,8 @@ const LISTED: u64 = 2;
 /// The bits of a key that the word cannot hold. Keys that differ only in these bits share a lock.
 const NO_KEY: u64 = ALONE | LISTED;
 
-/// The in-lookup locks or the attribute locks of a namespace.
+/// The in-lookup locks or the attribute locks of a namespace. The user of the locks says
+/// what they protect.
 pub(crate) struct KeyLocks {
     shards: Box<[OwnLine<Shard>]>,
 }
@@ -58,7 +59,7 @@ struct Shard {
     word: AtomicU64,
     /// The holders while `word` is [`LISTED`]. Protected by its own mutex.
     held: Mutex<Vec<Holder>>,
-    /// Notified when a lock that a thread waits for is released. Waited on under `held`.
+    /// Notified when a lock with waiters is released. Threads wait on it under the mutex of `held`.
     released: Condvar,
 }
 
@@ -69,6 +70,8 @@ struct Holder {
     /// Threads that wait for the lock.
     waiters: u32,
 }
+
+/// One or two held locks.
 #[must_use]
 pub(crate) struct KeyGuard<'a> {
     locks: &'a KeyLocks,
@@ -197,8 +200,8 @@ impl Shard {
     fn is_fill_cancelled(&self, key: u64) -> bool {
         // Use an exchange and not a load. Then a later `cancel_fill` sees everything that the
         // holder did before this (K.2), so one of the two threads knows of the other.
-        // ORDERING(key-lock): Release. A thread that takes or cancels the lock later sees
-        // everything that the holder did.
+        // ORDERING(key-lock): Release. A thread that later takes the lock, or cancels its fill,
+        // sees everything that the holder did.
         // ORDERING: Relaxed on failure. The mutex is taken next.
         let is_alone = self.word.compare_exchange(
             key | ALONE,

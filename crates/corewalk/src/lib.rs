@@ -7,7 +7,7 @@
 //! - A back end implements [`FileSystem`]; [`tmpfs`] is one in memory.
 //! - A server calls [`Vfs`], by inode or by path.
 //! - A server that has everything but the table takes an [`InodeTable`].
-//! - ARCHITECTURE.md in the repository explains the mechanisms and lists the guarantees.
+//! - ARCHITECTURE.md in the repository explains the mechanisms and lists the invariants.
 //!
 //! # Lock order
 //! In-lookup locks of names, the attribute lock of an inode, path locks, `topology`, dentry locks,

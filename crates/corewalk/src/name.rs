@@ -91,7 +91,7 @@ pub(crate) fn padded(bytes: &[u8]) -> u64 {
     };
     match len {
         0 => 0,
-        // The positions may overlap. Then the same byte is combined with itself.
+        // The positions may overlap. Then a byte is combined with itself, which changes nothing.
         1..4 => byte(0) | byte(len / 2) | byte(len - 1),
         4..8 => four(0) | four(len - 4),
         _ => eight(bytes, 0),
@@ -111,6 +111,15 @@ pub(crate) fn eight(bytes: &[u8], at: usize) -> u64 {
 #[inline]
 pub(crate) fn name_word(name: &[u8], at: usize) -> u64 {
     eight(name, at.min(name.len() - 8))
+}
+
+/// Returns the first words of a name. If the name is shorter than a word, each word is the name
+/// padded with zeroes. Lengths of names are hard to predict, so the only branch recognises names
+/// shorter than a word.
+#[inline(always)]
+pub(crate) fn name_words<const N: usize>(name: &[u8]) -> [u64; N] {
+    let Some(last) = name.len().checked_sub(8) else { return [padded(name); N] };
+    std::array::from_fn(|i| eight(name, last.min(8 * i)))
 }
 
 /// Returns true if there is a `/` or a NUL in `bytes`. Lengths of names are hard to predict, so

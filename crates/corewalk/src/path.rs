@@ -1,6 +1,7 @@
 //! A place in the namespace: a mount and a dentry, with references on both.
 
 mod formatting;
+mod mounting;
 
 pub use formatting::PathFormat;
 
@@ -52,9 +53,9 @@ impl<'v> PathRef<'v> {
     /// is `/` and [`PathKind::Linked`], a path below is `/a/b`. Mounts on the way are part of the
     /// instant.
     ///
-    /// It makes at most four passes without a lock. A pass fails only if the place or an ancestor
-    /// changes meanwhile. After that the call makes one pass that keeps all directories in place.
-    /// Such passes of several translations run together.
+    /// The call makes at most four passes without a lock. A pass fails only if the place or an
+    /// ancestor changes meanwhile. After that the call makes one pass that keeps all directories in
+    /// place. Such passes of several translations run together.
     #[must_use]
     pub fn path_of(&self, root: &PathRef<'_>) -> (Vec<u8>, PathKind) {
         let mut buffer = PathBuffer::new();

@@ -36,7 +36,7 @@ use corewalk_sync::SlotArena;
 
 use crate::slot::Slot;
 
-/// Stripe locks, and the buckets of the smallest table. A power of two.
+/// The number of stripe locks, and of buckets in the smallest table. A power of two.
 #[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
 const STRIPES: u32 = 256;
 #[cfg(all(corewalk_shuttle, not(corewalk_loom)))]
@@ -62,9 +62,11 @@ pub(crate) struct Table<K> {
     buckets: SlotArena<WORDS>,
     /// Overflow lines. Written under the lock of the stripe that links them.
     overflow: SlotArena<WORDS>,
-    /// The table grows when a stripe holds more entries per bucket than this. The mean of all
-    /// stripes is then about one less.
+    /// The table grows when a stripe holds more entries per bucket than this number. The mean of
+    /// all stripes is then about one less.
     load: u32,
+    /// Each lock protects its state, and the entries of all buckets whose numbers end in the number
+    /// of the stripe.
     stripes: Box<[OwnLine<Mutex<StripeState>>]>,
     /// Held during a split. Protects the stores to `size`.
     grow: Mutex<()>,

@@ -280,8 +280,8 @@ impl Tmpfs {
         change: Change<'_>,
         now: Timespec,
     ) -> Result<(), Errno> {
-        let (ino, times) = (inode.ino(), (inode.attributes.changed(), now));
-        self.xattrs.change(&mut inode.attributes.xattrs, ino, change, times, &self.space)
+        let (ino, changed) = (inode.ino(), inode.attributes.changed());
+        self.xattrs.change(&mut inode.attributes.xattrs, ino, change, changed, now, &self.space)
     }
 
     /// Frees an inode and its slot if `is_wanted` returns true, and returns its charges to the
@@ -349,9 +349,9 @@ impl Tmpfs {
         let mut content = content.write();
         content.check_kept()?;
         FileContent::check_size(size)?;
-        // The copy of an ACL may fail for lack of space, so change the mode first; the size cannot
-        // fail after the check. The mode changes with the ACL, so that no reader sees one without
-        // the other.
+        // Change the mode first, because the copy of an ACL may fail for lack of space. The size
+        // cannot fail after the check. The mode changes with the ACL, so that no reader sees one
+        // without the other.
         if set.mode.is_some() {
             let table = self.table.enter();
             let (mut inode, now) = (table.write(ino)?, now());
@@ -648,5 +648,10 @@ impl FileSystem for Tmpfs {
         sink("tmpfs_table_bytes", self.table.bytes());
         sink("tmpfs_shared_sets", shared_sets);
         sink("tmpfs_waiting", waiting);
+        let index = self.xattrs.index_counts();
+        sink("tmpfs_xattr_hits", index.hits);
+        sink("tmpfs_xattr_misses", index.misses);
+        sink("tmpfs_xattr_entries", index.entries);
+        sink("tmpfs_xattr_reclaimed", index.reclaimed);
     }
 }

@@ -102,8 +102,8 @@ fn check_in_buffers(place: &PathRef<'_>, root: &PathRef<'_>) {
 }
 
 /// Trap T11: a path must fit its buffer or be an error. The test covers the root, an empty buffer,
-/// an exact fit and one byte less. The places are also removed, outside of the root or across a
-/// mount, with names and paths of many lengths.
+/// an exact fit and one byte less. It also covers removed places, places outside of the root or
+/// across a mount, and names and paths of many lengths.
 #[test]
 fn path_fits_its_buffer_or_is_an_error() {
     let vfs = new();

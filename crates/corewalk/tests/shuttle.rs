@@ -47,7 +47,8 @@ fn name(text: &str) -> Name<'_> {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// Makes a file, or another kind by the type bits, in the directory `dir` or in the root.
+/// Makes a file in the directory `dir` or in the root. The type bits of the mode may name another
+/// kind of file.
 fn make(vfs: &Vfs, dir: Option<&str>, file: &str, mode: u32) -> u64 {
     let (root, cred) = (vfs.root(), Cred::root());
     let dir = dir.map_or(root.clone(), |dir| vfs.lookup(&cred, &root, name(dir)).unwrap());
@@ -226,7 +227,7 @@ fn forget_against_lookup(forget: fn(&Vfs, u64)) {
     assert_eq!((end.inodes, end.entries, end.negatives), (start.inodes, start.entries, 0));
 }
 
-/// Trap P5: a forget must not leave or take a reference too many.
+/// Trap P5: a forget must neither leave a reference nor drop one too many.
 #[test]
 fn forget_during_lookup_and_removal_leaves_no_reference() {
     check(|| forget_against_lookup(|vfs, ino| assert!(vfs.forget(ino, 1))));
@@ -532,7 +533,8 @@ fn list_against_changes(list: fn(&Vfs)) {
     assert_eq!((end.inodes, end.entries, end.negatives), (start.inodes, start.entries, 0));
 }
 
-/// Trap T25: an entry with attributes does not bring back a name that has changed since.
+/// Trap T25: an entry with attributes must not bring back a name that has changed since it was
+/// read.
 #[test]
 fn listing_during_changes_brings_no_name_back() {
     check(|| {
@@ -546,7 +548,7 @@ fn listing_during_changes_brings_no_name_back() {
     });
 }
 
-/// Trap T25: control. The listing begins after the entries were read.
+/// Control for trap T25: a listing that begins after the entries were read must be caught.
 #[test]
 #[should_panic(expected = "a name was brought back")]
 fn control_listing_that_begins_late_is_caught() {
@@ -615,7 +617,7 @@ fn mkdir_against_lookup(looks: u32, mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs))
     let made = Arc::new(AtomicU64::new(0));
     let maker: Body = {
         let made = Arc::clone(&made);
-        // ORDERING: SeqCst. The flag orders the events of the history. It is not part of the
+        // ORDERING: SeqCst. The flag orders the events of the history, and is not part of the
         // modelled code.
         Box::new(move |vfs| made.store(mkdir(vfs), Ordering::SeqCst))
     };

@@ -30,7 +30,7 @@ pub(crate) fn without_namespace(why: &str) -> Errno {
 pub(crate) fn set(errno: Errno) {
     // SAFETY: the function has no arguments and returns the address of the thread's errno.
     let location = unsafe { libc::__errno_location() };
-    // SAFETY: the location is valid for this thread as long as it lives.
+    // SAFETY: the address of errno is valid as long as the thread lives.
     unsafe { location.write(errno.raw_os_error()) };
 }
 
@@ -57,7 +57,6 @@ impl Answer for *mut c_void {
 }
 
 /// Returns the value of `result`. On an error, sets errno and returns the value for failure.
-#[inline]
 pub(crate) fn answer<T: Answer>(result: Result<T, Errno>) -> T {
     result.unwrap_or_else(|errno| {
         set(errno);

@@ -89,12 +89,13 @@ extern "C" fn child() {
     if forking.task.attached() != 0 {
         process::register_child(forking.task);
     }
-    // Closing the pipe lets the parent go on. Dropping the lock unblocks the signals.
+    // The drop closes the pipe, so that the parent continues. It also releases the lock, which
+    // unblocks the signals.
     drop(forking);
 }
 
 fn taken() -> Option<Box<Forking>> {
     let forking = FORKING.with(|cell| cell.replace(ptr::null_mut()));
-    // SAFETY: the address came from `Box::into_raw`, and the exchange hands it out once.
+    // SAFETY: the address came from `Box::into_raw`, and the exchange returns it only once.
     (!forking.is_null()).then(|| unsafe { Box::from_raw(forking) })
 }

@@ -30,8 +30,8 @@
 //! - P.3: a single semop(2) that need not wait allocates nothing. It makes no system call if its
 //!   operation is on the stack, in the program's image or in its heap (`user`).
 //! - P.4: the library applies undo of a process that ends by itself before its parent can see the
-//!   end. The exceptions are a process with other threads, an end inside of a call, and a call that
-//!   siglongjmp(3) has left.
+//!   end. The exceptions are other threads, and an end inside of a call or after siglongjmp(3).
+//!
 //! # Limits
 //!
 //! - Where there is no namespace, the calls fail with `ENOSYS`, and one line on standard error says
@@ -90,14 +90,14 @@ mod load {
         // modules.
         super::process::resolve();
         super::exit::resolve();
-        super::cred::resolve();
+        super::cred::look_up();
         super::signal::resolve();
         super::syscall::resolve();
-        super::files::resolve();
+        super::files::look_up();
         super::handed::resolve();
         super::shm::resolve();
         super::fork::resolve();
-        super::memory::resolve();
+        super::memory::look_up();
         super::process::join();
         if super::shm::is_on() {
             super::shm::detach_former();

@@ -21,10 +21,10 @@
 //!
 //! # Layers: no module uses a module of a higher one
 //!
-//! 1. Words and slots: the region's layout, locks, pools, ids, permissions, lines of tasks. 2.
-//! Objects: sets, queues, segments, waiting calls, messages, and the repair of an object. 3.
-//! Recovery: reaping of dead tasks, and the watcher. 4. Operations: tasks, namespaces, their calls,
-//! and code that the three kinds share (`ctl`).
+//! 1. Words and slots: the region's layout, locks, pools, ids, permissions, lines of tasks.
+//! 2. Objects: sets, queues, segments, waiting calls, messages, and the repair of an object.
+//! 3. Recovery: reaping of dead tasks, and the watcher.
+//! 4. Operations: tasks, namespaces, their calls, and code that the three kinds share (`ctl`).
 //!
 //! # Lock order
 //!
@@ -83,7 +83,6 @@ mod sem;
 mod shared;
 mod shm;
 mod signals;
-mod spare;
 mod spin;
 mod status;
 mod task;
@@ -112,7 +111,7 @@ pub use sem::{
 };
 pub use shm::{
     Mapping, SHM_DEST, SHM_INFO, SHM_LOCK, SHM_LOCKED, SHM_STAT, SHM_STAT_ANY, SHM_UNLOCK,
-    SegmentFiles, ShmStat, ShmTotals, Unmapping,
+    SegmentFiles, ShmStat, ShmTotals,
 };
 pub use task::Task;
 

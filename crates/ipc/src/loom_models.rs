@@ -191,7 +191,8 @@ fn several_operations_beside_single_ones_appear_at_once() {
     }));
 }
 
-/// The same for a call with undo, which takes the set's lock.
+/// Traps I4 and I9: a call of several operations with undo takes the set's lock. It must exclude
+/// calls of one operation too.
 #[test]
 fn several_operations_with_undo_appear_at_once() {
     assert_all_reached(&several_against_single(|task, id| {

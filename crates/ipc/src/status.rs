@@ -4,7 +4,7 @@
 //! |---|---|
 //! | 0 | `DONE`: the call has an outcome |
 //! | 8-23 | the errno of the outcome |
-//! | 30 | `AWAKE`: the task spins and does not sleep yet |
+//! | 30 | `AWAKE`: the task polls and does not sleep yet |
 //! | 31 | `INTERRUPTED`: the call must give up |
 //! | 32-63 | of a receiver: the line of its message |
 //!

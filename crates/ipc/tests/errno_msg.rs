@@ -1,5 +1,5 @@
-//! Each errno of the man pages of message queues must occur as documented. A limit must apply once
-//! it is reached, and only as long. The security hook must be asked.
+//! Each errno of the man pages of message queues must occur as documented. A limit must refuse
+//! calls while it is reached, and no longer. The security hook must be asked.
 
 use corewalk_base::primitives::thread;
 use corewalk_ipc::{

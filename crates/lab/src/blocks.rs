@@ -99,7 +99,7 @@ pub(crate) fn designs(entries: usize) -> anyhow::Result<Vec<Design>> {
 
 impl Index for MbcacheIndex {
     fn entries(&self) -> u64 {
-        self.cache().stats().entries
+        self.stats().entries
     }
 }
 

@@ -22,11 +22,13 @@
 //! quarters of the slots of these lines are in use, each thread that creates entries also runs
 //! reclaim for as many. Both slots of a line are counted, because values that are all even fill one
 //! slot of each line first.
+//!
 //! # Invariants
 //! - I.1: a live entry is within the reach of its home. The reach changes under the lock of the
 //!   home.
 //! - I.2: a pair is live at most once. `create` holds the lock of the home from its search for the
 //!   pair until the pair is live.
+//!
 //! # Locks
 //! A thread fills a slot under the lock of its line. `create` takes the lock of the home, and
 //! inside it only tries the lock of another line. So no thread waits for a second lock. A lock is
@@ -288,8 +290,8 @@ impl Index {
                 slots::fill(slot.words, pair, locked);
                 Ok(slot.number)
             }
-            Some((from, _)) => self.enter_elsewhere(locked, home, pair, (from, tries)),
-            None => self.enter_elsewhere(locked, home, pair, (reach + 1, tries)),
+            Some((from, _)) => self.enter_elsewhere(locked, home, pair, from, tries),
+            None => self.enter_elsewhere(locked, home, pair, reach + 1, tries),
         }
     }
 
@@ -304,7 +306,8 @@ impl Index {
         locked: &Locked<'_>,
         home: u32,
         pair: (u64, u64),
-        (from, tries): (u64, u32),
+        from: u64,
+        tries: u32,
     ) -> Result<u32, Refused> {
         let mut is_locked = false;
         for spare in [None, Some(Spare::Referenced), Some(Spare::Held)] {

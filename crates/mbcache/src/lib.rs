@@ -1,8 +1,8 @@
 //! A de-duplication index: from the hash of a blob to the places where such a blob is stored.
 //!
-//! A store of many small, often equal blobs wants to store each blob once. It needs an index from
-//! the hash of a content, the *key*, to places that may have it, the *values*. If the index misses
-//! a blob, the store only keeps a second copy. So the index may forget, and stays within a budget.
+//! A store of many equal blobs wants to store each blob once. It needs an index from the hash of a
+//! content, the *key*, to places that may have it, the *values*. If the index misses a blob, the
+//! store keeps a second copy. So the index may forget, and stays within a budget.
 //!
 //! | call | for | lock |
 //! |---|---|---|
@@ -18,9 +18,9 @@
 //! - To store: for each entry found, compare the content and lock the blob. If the blob has users,
 //!   and fewer than [`Mbcache::users_max`], add one, call [`Entry::note_users`] and drop the entry.
 //!   If no blob fits, store a new one and call `create`.
-//! - To release: lock the blob. If it has other users, subtract one and call `note_users`. The last
-//!   user calls `delete_or_get` *before* it frees the blob. On [`Busy`] it unlocks the blob, waits,
-//!   and begins again, since another thread may become a user (trap T34).
+//! - To release: lock the blob. With other users, subtract one and call `note_users`. The last user
+//!   calls `delete_or_get` *before* it frees the blob. On [`Busy`] it unlocks the blob, waits, and
+//!   begins again, since another thread may become a user (trap T34).
 //! - To change a blob in place, as its only user: delete its entry, and search for the new content.
 //!   Create the entry again only if that search finds nothing (trap T38).
 //!
@@ -29,7 +29,7 @@
 //!   delete a pair, searches return no new handle of it. Handles that are taken later do not
 //!   prolong the wait, except in the case that `Busy::wait` describes.
 //! - G.2: the pair of a live [`Entry`] stays. The work under an `Entry` happens before a deletion.
-//! - G.3: a loop with `find_next` ends. It meets an entry once; a pair created anew is another.
+//! - G.3: a loop with `find_next` ends. It may meet a pair twice, if it was created anew.
 //! - G.4: with at most [`Mbcache::entries_max`] entries, and few values of each key, entries are
 //!   dropped only if many hashes collide by chance. Used entries stay longer (trap T37).
 //! - G.5: after `new`, only the first sleep of a thread allocates (trap T41).

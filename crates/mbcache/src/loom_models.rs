@@ -10,6 +10,7 @@ use corewalk_base::tally::{Tally, assert_all_reached};
 
 use crate::cache::{Mbcache, MbcacheOptions};
 use crate::handle::Entry;
+use crate::hash::Secret;
 use crate::index::{LOCK, REACH, SLOTS, Slot};
 use crate::slots::{self, COUNT, LIVE, NEXT, REUSABLE, STATE, Spare, State, Words};
 
@@ -25,9 +26,8 @@ struct Shared {
 
 impl Shared {
     fn new() -> Arc<Shared> {
-        let options =
-            MbcacheOptions { budget_bytes: LINES * 64, hash_seed: Some(1), ..Default::default() };
-        let cache = Mbcache::new(options).unwrap();
+        let options = MbcacheOptions { budget_bytes: LINES * 64, ..Default::default() };
+        let cache = Mbcache::with_secret(options, Secret::new(1)).unwrap();
         Arc::new(Shared { cache, is_used: AtomicU64::new(0), is_freed: AtomicU64::new(0) })
     }
 
@@ -41,7 +41,11 @@ impl Shared {
     /// Checks that the cache has `entries` entries, and that each one is within the reach of its
     /// home line (I.1).
     fn check_counts(&self, entries: u64) {
-        assert_eq!(self.cache.count(), entries, "T36: the index has another number of entries");
+        assert_eq!(
+            self.cache.stats().entries,
+            entries,
+            "T36: the index has another number of entries"
+        );
         for slot in self.cache.index.all() {
             if slots::state(slot.words).is_live() {
                 let home = u64::from(self.cache.index.home(slots::pair_of(slot.words).0));
@@ -118,7 +122,7 @@ fn control_entry_that_is_completed_later_is_caught() {
         let entered = cache.index.enter_at_home(&locked, home(cache), (KEY, 7));
         let number = entered.expect("the index is empty");
         let words = cache.index.slot(number).words;
-        // ORDERING: Acquire. The order is strong enough; the fault is the second step.
+        // ORDERING: Acquire. Strong enough; the deliberate fault is the second step.
         let state = words[STATE].load(Ordering::Acquire);
         // ORDERING: Release. As above.
         words[STATE].store(state | LIVE, Ordering::Release);
@@ -259,7 +263,7 @@ fn entry_behind_its_home_is_found_while_others_come_and_go() {
 fn control_reach_that_is_lowered_too_soon_is_caught() {
     search_against_change(|cache| {
         let word = &cache.index.line(home(cache))[REACH];
-        // ORDERING: Release, both. The order is strong enough; the fault is the wrong reach.
+        // ORDERING: Release, both. Strong enough; the deliberate fault is the wrong reach.
         word.store(0, Ordering::Release);
         cache.create(KEY, 4).unwrap();
         // ORDERING: Release. As above.
@@ -404,7 +408,8 @@ fn value_that_is_found_is_not_freed() {
     }));
 }
 
-/// Trap T34: the same for an entry in a line after its home line.
+/// Trap T34: a value must not be freed while it is in use. Here its entry is in a line after its
+/// home line.
 #[test]
 fn value_that_is_found_behind_its_home_is_not_freed() {
     assert_all_reached(&find_against_delete(3, |shared| {
@@ -422,7 +427,7 @@ fn control_deletion_in_two_steps_is_caught() {
         if slots::state(words).count() > 0 {
             return false;
         }
-        // ORDERING: AcqRel. The order is strong enough; the fault is the second step.
+        // ORDERING: AcqRel. Strong enough; the deliberate fault is the second step.
         words[STATE].fetch_and(!LIVE, Ordering::AcqRel);
         true
     });
@@ -471,7 +476,7 @@ fn entry_that_is_held_is_not_reclaimed() {
 #[should_panic(expected = "T35: an entry in use was not in the index")]
 fn control_reclaim_of_a_held_entry_is_caught() {
     find_against_shrink(|cache| {
-        // ORDERING: AcqRel. The order is strong enough; the fault is that handles are ignored.
+        // ORDERING: AcqRel. Strong enough; the deliberate fault is that handles are ignored.
         slot_of(cache, 1).words[STATE].fetch_and(!LIVE, Ordering::AcqRel);
         1
     });
@@ -511,7 +516,7 @@ fn create_delete_and_shrink_keep_the_counts() {
 fn control_reclaim_in_two_steps_is_caught() {
     create_delete_and_shrink(|cache| {
         let Some((slot, state)) = cache.index.look_up(home(cache), (KEY, 3)) else { return 0 };
-        // ORDERING: AcqRel. The order is strong enough; the fault is the second step.
+        // ORDERING: AcqRel. Strong enough; the deliberate fault is the second step.
         slot.words[STATE].fetch_and(!LIVE, Ordering::AcqRel);
         assert!(state.is_live());
         cache.index.note_ended(slot.number);
@@ -552,7 +557,7 @@ fn flags_that_are_changed_at_once_are_both_kept() {
 fn control_flag_that_is_changed_in_two_steps_is_caught() {
     flags(|cache| {
         let word = &slot_of(cache, 1).words[STATE];
-        // ORDERING: Acquire. The order is strong enough; the fault is the second step.
+        // ORDERING: Acquire. Strong enough; the deliberate fault is the second step.
         let state = word.load(Ordering::Acquire);
         // ORDERING: Release. As above.
         word.store(state & !REUSABLE, Ordering::Release);
@@ -600,7 +605,7 @@ fn control_refill_without_a_fence_is_caught() {
         words[slots::KEY].store(key_of(cache, home(cache)), Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         words[slots::VALUE].store(4, Ordering::Relaxed);
-        // ORDERING: Release. The order is strong enough; the fault is that a reader may see the
+        // ORDERING: Release. Strong enough; the deliberate fault is that a reader may see the
         // stores above early.
         words[STATE].store(2 * NEXT | REUSABLE | LIVE, Ordering::Release);
     });
@@ -613,7 +618,7 @@ fn control_refill_without_a_fence_is_caught() {
 fn control_slot_that_is_filled_without_a_generation_is_caught() {
     read_against_reuse(|cache| {
         let words = slot_of(cache, 2).words;
-        // ORDERING: Release. The order is strong enough; the fault is the missing generation.
+        // ORDERING: Release. Strong enough; the deliberate fault is the missing generation.
         words[slots::VALUE].store(4, Ordering::Release);
         words[slots::KEY].store(key_of(cache, home(cache)), Ordering::Release);
     });
@@ -656,7 +661,7 @@ fn entry_that_has_room_again_while_its_last_handle_is_put_is_found() {
 fn control_full_entry_that_is_taken_out_in_two_steps_is_caught() {
     put_against_room(|entry| {
         let word = &entry.slot.words[STATE];
-        // ORDERING: AcqRel, and Release below. The order is strong enough; the fault is the second
+        // ORDERING: AcqRel, and Release below. Strong enough; the deliberate fault is the second
         // step.
         let state = word.load(Ordering::Acquire);
         if state & REUSABLE != 0 {

@@ -66,7 +66,7 @@ pub(crate) type Words = [AtomicU64; WORDS];
 /// | bits | meaning | changed by |
 /// |---|---|---|
 /// | 0 | live | set by `fill`; cleared by the step that ends the entry |
-/// | 1 | referenced: used since reclaim came by | set by `touch`, cleared by `age` |
+/// | 1 | referenced: used since reclaim last examined it | set by `touch`, cleared by `age` |
 /// | 2 | reusable: the value may get more users | `set_reusable` |
 /// | 3 | awaited: a thread sleeps until the count is 0 | `await_unused`; cleared by `put` |
 /// | 4..22 | handles | `hold`, `put` |

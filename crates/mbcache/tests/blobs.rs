@@ -188,7 +188,7 @@ fn blocks_under_put_and_release_are_never_freed_in_use() {
         }
         mine.into_iter().for_each(|number| store.release(number));
     });
-    assert_eq!((store.in_use(), store.cache.count()), (0, 0));
+    assert_eq!((store.in_use(), store.cache.stats().entries), (0, 0));
     let (looks, hits) = store.looks_and_hits();
     assert!(hits > ROUNDS / 10 && looks > hits, "{looks} {hits}");
     println!("{:?}", store.cache.stats());
@@ -216,7 +216,7 @@ fn block_changed_in_place_is_shared_with_its_equal() {
     let store = Store::new(8, Tell::Users);
     let (one, other) = (store.put(1), store.put(2));
     assert_eq!(store.change_in_place(other, 1), one);
-    assert_eq!((store.in_use(), store.cache.count()), (1, 1));
+    assert_eq!((store.in_use(), store.cache.stats().entries), (1, 1));
     // The third block finds no equal one. The search for its new content must not find the block
     // itself.
     let third = store.put(3);
@@ -276,7 +276,7 @@ fn files_of_few_contents_take_a_block_per_content() {
     for file in 0..4_000 {
         store.put(file % 10);
     }
-    assert_eq!((store.in_use(), store.cache.count()), (10, 10));
+    assert_eq!((store.in_use(), store.cache.stats().entries), (10, 10));
     for file in 0..6_240 {
         store.put(file % 10);
     }

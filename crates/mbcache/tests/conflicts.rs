@@ -63,7 +63,7 @@ struct System {
 struct Alone(AtomicU64);
 
 fn build() -> (&'static System, Vec<Entry<'static>>) {
-    let options = MbcacheOptions::default().with_budget_bytes(4 << 20).with_hash_seed(1);
+    let options = MbcacheOptions::default().with_budget_bytes(4 << 20);
     let system: &'static System = Box::leak(Box::new(System {
         cache: Mbcache::new(options).unwrap(),
         operations: Box::new(Alone(AtomicU64::new(0))),

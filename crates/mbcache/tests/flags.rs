@@ -24,7 +24,7 @@ fn control_flags_that_are_changed_in_two_steps_are_lost() {
     let is_lost = AtomicBool::new(false);
     let change = |flag: u64| {
         for change in 1..CHANGES_MAX {
-            // ORDERING: Relaxed. The order is strong enough; the fault is the second step.
+            // ORDERING: Relaxed. Strong enough; the deliberate fault is the second step.
             let before = word.load(Ordering::Relaxed);
             if is_lost.load(Ordering::Relaxed) {
                 return;

@@ -19,7 +19,7 @@ const UNUSED: u64 = PAIRS;
 /// Returns a cache with two values per key, all with the referenced bit except one. The cache is
 /// leaked, since it must outlive the seal.
 fn build() -> &'static Mbcache {
-    let options = MbcacheOptions::default().with_hash_seed(1);
+    let options = MbcacheOptions::default();
     let cache: &'static Mbcache = Box::leak(Box::new(Mbcache::new(options).unwrap()));
     for value in 0..=PAIRS {
         cache.create(value / 2, value).unwrap();

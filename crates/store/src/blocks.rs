@@ -51,6 +51,7 @@ use crate::hash::Secret;
 use crate::journal::View;
 use crate::record::{Key, Kind, UNHASHED, UsersRecord};
 use crate::share::{Removal, ShareIndex};
+use crate::store::StoreStats;
 
 /// Number of shards of the table of shared blocks.
 const SHARDS: usize = 64;
@@ -76,6 +77,9 @@ pub(crate) struct Blocks {
     is_sharing: bool,
     blocks: ShardedCounter,
     users: ShardedCounter,
+    /// Searches that found an equal block, and searches that found none.
+    hits: ShardedCounter,
+    misses: ShardedCounter,
 }
 
 /// The numbers of attribute blocks that a mount has counted.
@@ -206,6 +210,8 @@ impl Blocks {
             secret,
             blocks: ShardedCounter::new(),
             users: ShardedCounter::new(),
+            hits: ShardedCounter::new(),
+            misses: ShardedCounter::new(),
         };
         table.blocks.add(found.blocks as i64);
         table.users.add(found.users as i64);
@@ -217,9 +223,15 @@ impl Blocks {
         self.is_sharing
     }
 
-    /// Returns the number of blocks and the sum of their users.
-    pub(crate) fn counts(&self) -> (u64, u64) {
-        (self.blocks.sum().max(0) as u64, self.users.sum().max(0) as u64)
+    /// Adds the counters of the blocks and of the index to `stats`.
+    pub(crate) fn add_stats(&self, stats: &mut StoreStats) {
+        let get = |counter: &ShardedCounter| counter.sum().max(0) as u64;
+        (stats.xattr_blocks, stats.xattr_users) = (get(&self.blocks), get(&self.users));
+        (stats.xattr_hits, stats.xattr_misses) = (get(&self.hits), get(&self.misses));
+        // Count one block per set, since nearly every attribute set fits into one block.
+        stats.xattr_saved_blocks = stats.xattr_users.saturating_sub(stats.xattr_blocks);
+        let index = self.index.stats();
+        (stats.xattr_entries, stats.xattr_reclaimed) = (index.entries, index.reclaimed);
     }
 
     /// Returns the block with this id, for an inode that uses it. `EIO` if the block cannot be
@@ -478,6 +490,8 @@ impl Blocks {
             hash.key = self.secret.hash_whole(content);
             look(hash.key);
         }
+        let searches = if found.is_some() { &self.hits } else { &self.misses };
+        searches.add(1);
         found.inspect(|_| self.users.add(1)).ok_or(hash)
     }
 

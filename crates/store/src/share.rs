@@ -9,7 +9,7 @@
 
 use std::io;
 
-use corewalk_mbcache::{Mbcache, MbcacheOptions};
+use corewalk_mbcache::{Mbcache, MbcacheOptions, Stats};
 
 /// The result of [`ShareIndex::remove`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +81,7 @@ pub enum Removal {
 /// let root = Node::detached(store.root()?.ino, FileKind::Directory);
 /// store.setxattr(root, b"user.label", b"public", XattrMode::Set)?;
 /// store.share_xattrs();
-/// assert_eq!((counted.finds.load(Relaxed), counted.index.cache().count()), (1, 1));
+/// assert_eq!((counted.finds.load(Relaxed), counted.index.stats().entries), (1, 1));
 /// # drop(store);
 /// # std::fs::remove_dir_all(&dir)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -115,6 +115,12 @@ pub trait ShareIndex: Send + Sync + 'static {
 
     /// Returns the maximum number of users that a block may have.
     fn users_max(&self) -> u32;
+
+    /// Returns the number of entries, and the number of entries that were dropped to make room. The
+    /// default is for an index that does not count them.
+    fn stats(&self) -> Stats {
+        Stats::default()
+    }
 }
 
 /// The default index of a store.
@@ -128,12 +134,6 @@ impl MbcacheIndex {
     /// The errors of [`Mbcache::new`].
     pub fn new(options: MbcacheOptions) -> io::Result<MbcacheIndex> {
         Mbcache::new(options).map(MbcacheIndex)
-    }
-
-    /// Returns the cache inside.
-    #[must_use]
-    pub fn cache(&self) -> &Mbcache {
-        &self.0
     }
 }
 
@@ -180,6 +180,10 @@ impl ShareIndex for MbcacheIndex {
 
     fn users_max(&self) -> u32 {
         self.0.users_max()
+    }
+
+    fn stats(&self) -> Stats {
+        self.0.stats()
     }
 }
 
@@ -374,7 +378,8 @@ mod tests {
             assert!(looks <= LOOKS_MAX, "{looks} looks for file {number}");
         }
         set(&store, make(&store, "one more"), &value(CONTENTS - 1));
-        assert_eq!(store.stats().xattr_blocks, 200);
+        let stats = store.stats();
+        assert_eq!((stats.xattr_blocks, stats.xattr_hits, stats.xattr_misses), (200, 1, 0));
         drop(store);
         assert_eq!(fsck(&folder.0).unwrap().findings, []);
         assert!(share.broken.lock().is_empty());
@@ -415,7 +420,7 @@ mod tests {
         assert_eq!(stats.xattr_waiting, 0);
         let users = files.iter().filter(|file| store.getxattr(**file, b"user.a").is_ok()).count();
         assert_eq!(stats.xattr_users, users as u64);
-        assert_eq!(share.index.cache().stats().entries, stats.xattr_blocks);
+        assert_eq!(share.index.stats().entries, stats.xattr_blocks);
         assert!(share.leaving.lock().is_empty());
         let broken = share.broken.lock();
         assert!(broken.is_empty(), "{broken:?}");

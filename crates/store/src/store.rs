@@ -175,6 +175,14 @@ pub struct StoreStats {
     pub xattr_waiting: u64,
     /// Blocks of 4096 bytes saved by the sharing of attribute blocks.
     pub xattr_saved_blocks: u64,
+    /// Searches for an equal attribute set that found one.
+    pub xattr_hits: u64,
+    /// Searches for an equal attribute set that found none.
+    pub xattr_misses: u64,
+    /// Entries of the de-duplication index.
+    pub xattr_entries: u64,
+    /// Entries dropped from the de-duplication index to make room.
+    pub xattr_reclaimed: u64,
     /// Estimated bytes of records in the running transaction.
     pub running_bytes: u64,
     /// Estimated bytes of records that are in the log but not in the database.
@@ -215,6 +223,10 @@ impl StoreStats {
             ("store_xattr_users", self.xattr_users),
             ("store_xattr_waiting", self.xattr_waiting),
             ("store_xattr_saved_bytes", self.xattr_saved_blocks.saturating_mul(BLOCK_BYTES)),
+            ("store_xattr_hits", self.xattr_hits),
+            ("store_xattr_misses", self.xattr_misses),
+            ("store_xattr_entries", self.xattr_entries),
+            ("store_xattr_reclaimed", self.xattr_reclaimed),
             ("store_has_reserve", u64::from(self.has_reserve)),
             ("store_is_read_only", u64::from(self.is_read_only)),
         ]
@@ -432,17 +444,13 @@ impl Store {
 
     /// Returns the counters. [`Store::sync`] has an example.
     pub fn stats(&self) -> StoreStats {
-        let (xattr_blocks, xattr_users) = self.blocks.counts();
         let mut stats = StoreStats {
             inodes: self.inodes.used(),
             blocks: self.space.used(),
-            xattr_blocks,
-            xattr_users,
             xattr_waiting: self.late.len(),
-            // Count one block per set, since nearly every attribute set fits into one block.
-            xattr_saved_blocks: xattr_users.saturating_sub(xattr_blocks),
             ..StoreStats::default()
         };
+        self.blocks.add_stats(&mut stats);
         self.journal.add_stats(&mut stats);
         stats
     }

@@ -8,8 +8,8 @@
 //! | type | use | cost for a reader |
 //! |---|---|---|
 //! | [`SeqCount`] | a few words read together, writers already serialised | two loads |
-//! | [`SeqLock`] | the same, with its own lock and a locking fallback | two loads |
-//! | [`SeqRwLock`] | the same, with fallback readers that share the lock | two loads |
+//! | [`SeqLock`] | like `SeqCount`, with its own lock and a locking fallback | two loads |
+//! | [`SeqRwLock`] | like `SeqLock`, with fallback readers that share the lock | two loads |
 //! | [`Lockref`] | a reference count that ends an object's life | one compare-exchange |
 //! | [`RcuCell`], [`RcuOption`], [`rcu`] | whole values, seldom replaced | one for many reads |
 //! | [`SlotArena`] | objects that lock-free readers reach after their end | none |

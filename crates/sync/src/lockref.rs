@@ -277,8 +277,8 @@ impl Lockref {
         // ORDERING: Relaxed. Only the compare-exchange takes effect.
         let mut word = self.word.load(Ordering::Relaxed);
         while word & LOCKED == 0 {
-            // ORDERING(lockref-unlock): Acquire. The holder sees what the last holder wrote, and
-            // what was done before each reference was dropped.
+            // ORDERING(lockref-unlock): Acquire. The holder sees the writes of the last holder, and
+            // all work done under references that were dropped.
             match self.word.compare_exchange_weak(
                 word,
                 word | LOCKED,
@@ -298,8 +298,8 @@ impl Lockref {
     /// only.
     #[inline]
     fn change(&self, next: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
-        // ORDERING: Relaxed. The compare-exchange orders a change, and a refused change publishes
-        // nothing.
+        // ORDERING: Relaxed. This load only finds the value to replace. The compare-exchange orders
+        // the change.
         let word = self.word.load(Ordering::Relaxed);
         if word & LOCKED == 0 {
             match next(word) {

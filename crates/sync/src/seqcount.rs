@@ -201,8 +201,8 @@ impl SeqCount {
         !count.is_multiple_of(2)
     }
 
-    /// Returns an even count. After `SPIN_ROUNDS` spins it calls `pause` before each further read
-    /// of the count.
+    /// Returns an even count. After `SPIN_ROUNDS` spins the function calls `pause` before each
+    /// further read of the count.
     #[inline]
     pub(crate) fn read_begin_or(&self, pause: impl Fn()) -> u64 {
         let count = self.raw_begin();
@@ -323,7 +323,7 @@ mod tests {
         assert_eq!(seq.read_begin(), 2);
     }
 
-    /// Trap T30: without a guard, a panic in a write section leaves the count odd.
+    /// Control for trap T30: without a guard, a panic in a write section leaves the count odd.
     #[test]
     fn control_panic_between_begin_and_end_leaves_the_count_odd() {
         let seq = SeqCount::new();

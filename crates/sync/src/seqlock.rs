@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(passes, [Pass::Optimistic]);
     }
 
-    /// Trap T29: a reader that loses every optimistic pass reads under the lock.
+    /// Trap T29: a reader that loses every optimistic pass must read under the lock.
     #[test]
     fn read_or_lock_disturbed_in_every_pass_ends_locked() {
         let lock = SeqLock::new();

@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(passes, [Pass::Optimistic]);
     }
 
-    /// Trap T29: a reader that loses every optimistic pass reads under the shared lock.
+    /// Trap T29: a reader that loses every optimistic pass must read under the shared lock.
     #[test]
     fn read_or_lock_disturbed_in_every_pass_ends_locked() {
         let lock = SeqRwLock::new();

@@ -206,7 +206,7 @@ fn garbage_under_churn_is_bounded() {
     churn_down_to(0);
 }
 
-/// Trap T57: one section that stays open keeps all garbage. The bound of
+/// Control for trap T57: one section that stays open keeps all garbage. The bound of
 /// `garbage_under_churn_is_bounded` holds only because sections end.
 #[test]
 fn control_garbage_behind_an_open_section_grows() {

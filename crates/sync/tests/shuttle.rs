@@ -57,8 +57,8 @@ fn lockref_with_four_owners_is_freed_once() {
     shuttle::check_pct(|| four_owners(put_last), SCHEDULES, 3);
 }
 
-/// An owner that drops its reference and reads the count in two steps must be caught, because then
-/// perhaps no owner finds itself the last one.
+/// Control: an owner drops its reference and reads the count in two steps, so perhaps no owner
+/// finds itself the last one.
 #[test]
 #[should_panic(expected = "the last owner freed it")]
 fn control_put_and_look_in_two_steps_is_caught() {

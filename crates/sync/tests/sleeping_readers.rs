@@ -65,8 +65,8 @@ fn lockref_user_sleeps_while_the_locker_is_away() {
     assert!(burnt < BURN_MAX, "the user burnt {burnt:?}");
 }
 
-/// A `SeqCount` has no lock to sleep on, so its reader spins. This control shows that the tests
-/// above tell spinning from sleeping.
+/// Control: a `SeqCount` has no lock to sleep on, so its reader spins. So the other tests of this
+/// file can tell spinning from sleeping.
 #[test]
 fn control_seqcount_reader_burns_time_while_the_writer_is_away() {
     let seq = Arc::new(SeqCount::new());

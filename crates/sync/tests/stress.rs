@@ -15,7 +15,7 @@ use std::sync::Barrier;
 const THREADS: u64 = 4;
 const ROUNDS: u64 = if cfg!(miri) { 40 } else { 200_000 };
 
-/// Number of steps that each side of a test makes at least, while the other side runs.
+/// Minimum number of steps of each side of a test while the other side runs.
 const PROGRESS: u64 = if cfg!(miri) { 3 } else { 1_000 };
 
 /// The seed of this run.
@@ -88,7 +88,8 @@ impl Objects {
     }
 
     fn word(&self, index: u32, at: usize) -> u64 {
-        // ORDERING: Relaxed. The reference that the thread has taken orders this load.
+        // ORDERING: Relaxed. The reference that the thread has taken on the object orders this
+        // load.
         self.arena.get(index)[at].load(Ordering::Relaxed)
     }
 
@@ -128,7 +129,7 @@ impl Objects {
         }
     }
 
-    /// Kills an object of this thread. Waits until its count is 0.
+    /// Marks an object of this thread dead, once its count is 0.
     fn kill(&self, index: u32) {
         loop {
             let mut guard = self.lockref(index).lock();

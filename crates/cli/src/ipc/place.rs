@@ -135,13 +135,22 @@ pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
 pub(super) fn to_purge(word: &str) -> Result<PathBuf, Failure> {
     let path = path(word)?;
     let failed = |error: OpenError| Failure::of(path.display(), error);
-    let file = open_file(&path, word, OFlags::empty()).map_err(failed)?;
+    let file = open_file(&path, word, OFlags::empty()).map_err(|error| absent_or(&path, &error))?;
     let opened = Namespace::open_fd(&file, without_shm());
     match opened {
         Err(error @ (OpenError::NotANamespace | OpenError::Os(_))) if is_path(word) => {
             Err(failed(error))
         }
         _ => Ok(path),
+    }
+}
+
+/// Returns the failure of opening the file of a namespace that should exist. If the file is
+/// missing, there is no such namespace.
+fn absent_or(path: &Path, error: &OpenError) -> Failure {
+    match error {
+        OpenError::Os(Errno::NOENT) => Failure::of(path.display(), "there is no such namespace"),
+        error => Failure::of(path.display(), error),
     }
 }
 
@@ -235,7 +244,7 @@ impl Place {
             (Some(word), _) => path(word)?,
             (None, Some(path)) => PathBuf::from(path),
             (None, None) => {
-                return Err(Failure::Usage("which namespace? see --namespace".to_owned()));
+                return Err(Failure::Usage("which namespace? name it with --namespace".to_owned()));
             }
         };
         let failed = |error: &dyn std::fmt::Display| Failure::of(path.display(), error);
@@ -244,7 +253,7 @@ impl Place {
             // The namespace of this process is given by a path too, since the variable has a path.
             _ => open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(Into::into),
         };
-        let file = file.map_err(|error| failed(&error))?;
+        let file = file.map_err(|error| absent_or(&path, &error))?;
         // The file is a memfd, so there is no folder beside it.
         let is_elsewhere = shm.is_none() && path.starts_with("/proc");
         let shm = shm.map_or_else(|| beside(&path).join(SEGMENTS), PathBuf::from);
@@ -364,7 +373,7 @@ fn check_outer(outer: &Path, owner: u32, mode: u32) -> Result<(), Failure> {
     }
     if status.mode() & 0o777 & !(mode | 0o700) != 0 {
         return Err(failed(
-            &"the folder for the memory of segments lets in who may not read the namespace",
+            &"the folder for the memory of segments is open to users who may not read the namespace",
         ));
     }
     Ok(())

@@ -276,7 +276,7 @@ impl Plan {
             _ => {
                 return Err(Failure::Usage(match allowed(word) {
                     Some(allowed) => format!("option '{word}' needs a value: {allowed}"),
-                    None => format!("unknown option '{word}'"),
+                    None => unknown(word),
                 }));
             }
         }
@@ -352,12 +352,17 @@ impl Plan {
                 let is_flag = self.clone().take_flag(name, &mut Pending::default()).is_ok();
                 return Some(Err(Failure::Usage(match is_flag {
                     true => format!("option '{name}' takes no value"),
-                    false => format!("unknown option '{name}'"),
+                    false => unknown(name),
                 })));
             }
         }
         Some(Ok(()))
     }
+}
+
+/// Returns the message about an option that does not exist.
+fn unknown(option: &str) -> String {
+    format!("unknown option '{option}'; see corewalk mount --help")
 }
 
 /// Returns a description of the values of an option, for error messages. Returns None for an option
@@ -456,9 +461,10 @@ mod tests {
 
     #[test]
     fn unknown_option_is_named() {
-        assert_eq!(complaint("ro,frobnicate"), "unknown option 'frobnicate'");
-        assert_eq!(complaint("frobnicate=1"), "unknown option 'frobnicate'");
-        assert_eq!(complaint("RO"), "unknown option 'RO'");
+        let named = "unknown option 'frobnicate'; see corewalk mount --help";
+        assert_eq!(complaint("ro,frobnicate"), named);
+        assert_eq!(complaint("frobnicate=1"), named);
+        assert_eq!(complaint("RO"), unknown("RO"));
     }
 
     #[test]
@@ -557,7 +563,7 @@ mod tests {
             "option 'remount' is not supported; unmount and mount again"
         );
         for word in ["noacl", "nouser_xattr", "xfoo", "x"] {
-            assert_eq!(complaint(word), format!("unknown option '{word}'"));
+            assert_eq!(complaint(word), unknown(word));
         }
     }
 
@@ -690,8 +696,8 @@ mod tests {
                         // An unknown option after an accepted list must still be refused.
                         let more = [list.clone(), "frobnicate".into()];
                         let refused = Plan::parse(source, &more).map(|_| ());
-                        let expected = "unknown option 'frobnicate'";
-                        assert!(matches!(&refused, Err(Failure::Usage(line)) if line == expected));
+                        let expected = unknown("frobnicate");
+                        assert!(matches!(&refused, Err(Failure::Usage(line)) if *line == expected));
                         return String::new();
                     }
                     Err(refused) => refused,

@@ -188,7 +188,10 @@ fn namespace_with_a_path_is_shown_and_removed() {
     );
     assert!(run(corewalk(&["ipc", "rm", "--namespace", path, "--purge"])).status.success());
     assert!(!fs::exists(path).expect("a folder of ours"));
-    folder.assert_refused(corewalk(&["ipc", "ls", "--namespace", path]), 1, "No such file");
+    for command in [&["ls"][..], &["stat"], &["rm", "-a"], &["rm", "--purge"]] {
+        let words = [&["ipc"], command, &["--namespace", path]].concat();
+        folder.assert_refused(corewalk(&words), 1, "there is no such namespace");
+    }
 }
 
 /// `ls` must show, and `rm` must remove, a queue, a segment and a set that ipcmk(1), an unmodified
@@ -259,7 +262,7 @@ fn shared_memory_is_refused_where_its_folder_cannot_be() {
     let open = fs::Permissions::from_mode(0o777);
     fs::set_permissions(format!("{path}.shm"), open).expect("a folder of ours");
     let exec = corewalk(&["ipc", "exec", "--namespace", path, "--shm", "--", "true"]);
-    folder.assert_refused(exec, 1, "lets in who may not read the namespace");
+    folder.assert_refused(exec, 1, "is open to users who may not read the namespace");
 }
 
 /// Columns and cells must be those of ipcs(1), and messages those of ipcrm(1).

@@ -63,7 +63,7 @@ impl Listings {
     /// Begins a listing of the directory in the slot `directory`.
     pub(crate) fn begin(&self, directory: DentrySlot) -> ListingMark<'_> {
         let word = self.word(directory);
-        // ORDERING: Relaxed. The fence orders it.
+        // ORDERING: Relaxed. The fence below orders this store before the back end's answer.
         let before = word.fetch_add(1, Ordering::Relaxed);
         // ORDERING(listing): SeqCst fence. Store buffering: the listing stores the word and reads
         // the back end; a change stores in the back end and reads the word. One of them sees the
@@ -105,9 +105,10 @@ impl Drop for ListingMark<'_> {
 impl Drop for NameChange<'_> {
     #[inline]
     fn drop(&mut self) {
-        // ORDERING(listing): SeqCst fence. See `Listings::begin`.
+        // ORDERING(listing): SeqCst fence. Pairs with the fence of `Listings::begin`. This change
+        // sees the listing's count, or the listing's answer shows this change.
         fence(Ordering::SeqCst);
-        // ORDERING: Relaxed. The fence orders it.
+        // ORDERING: Relaxed. The fence above orders this load after the change in the back end.
         if self.word.load(Ordering::Relaxed) & LISTINGS_MASK != 0 {
             // ORDERING: Relaxed. The release of the in-lookup lock publishes the count.
             self.word.fetch_add(CHANGE, Ordering::Relaxed);

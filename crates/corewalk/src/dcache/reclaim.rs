@@ -39,11 +39,11 @@ const SCAN_MAX: u32 = 512;
 /// Slots scanned between two checks of the progress.
 const SCAN_STEP: u32 = 64;
 /// Number of slots that a removal of a directory scans for each negative entry that it leaves
-/// behind. No lookup finds such entries. The scans have covered the whole cache by the time they
-/// fill 1 slot of 32.
+/// behind. No lookup finds such entries. The scans have covered the whole cache by the time such
+/// entries fill 1 slot of 32.
 const ORPHAN_SCAN: u64 = 32;
-/// Minimum number of slots that one removal scans if it leaves an entry behind. It takes about a
-/// microsecond.
+/// Minimum number of slots that one removal scans if it leaves an entry behind. The scan of so many
+/// slots takes about a microsecond.
 const ORPHAN_SCAN_MIN: u64 = 256;
 /// Maximum number of slots that one removal scans. Later removals scan the rest.
 const ORPHAN_SCAN_MAX: u64 = 4096;
@@ -200,7 +200,8 @@ impl Dcache {
         }
         let slots = u64::from(self.dentries.slots_touched().max(2));
         let due = (children.saturating_mul(ORPHAN_SCAN)).max(ORPHAN_SCAN_MIN);
-        // ORDERING: Relaxed. The word counts work. The thread that takes the count does the work.
+        // ORDERING: Relaxed. The word counts slots that are still to be scanned. The thread that
+        // takes the count scans them.
         let owed = self.hand.orphans_owed.swap(0, Ordering::Relaxed);
         let owed = owed.saturating_add(due).min(slots);
         let scan = owed.min(ORPHAN_SCAN_MAX);
@@ -327,9 +328,9 @@ impl Dcache {
         }
         let inode = seen.body.inode();
         self.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, unhashed(seen.body)));
-        // A reference on the inode that was taken through this dentry is counted by now. A later
-        // one finds the dentry changed. The inode's lockref orders the two (see
-        // `Dcache::get_inode`).
+        // A reference on the inode that was taken through this dentry is counted by now. A thread
+        // that takes a reference later finds that the dentry has changed. The inode's lockref
+        // orders the two (see `Dcache::get_inode`).
         let is_free =
             inode.is_none() || self.inodes.remove_alias_unless_needed(inode, slot, &self.dentries);
         if !is_free {

@@ -18,7 +18,8 @@ bitflags! {
         const MOUNTED = 1 << 2;
         /// Its name continues in a long slot.
         const LONG = 1 << 3;
-        /// Any caller may search it: mode bits give x to all, and it has no ACL.
+        /// Any caller may search the directory: the mode gives execute permission to all, and there
+        /// is no ACL.
         const SEARCHABLE = 1 << 4;
         /// A directory.
         const DIRECTORY = 1 << 5;
@@ -32,7 +33,7 @@ bitflags! {
 pub(crate) struct Body(pub(crate) u64);
 
 impl Body {
-    pub(crate) fn new((superblock, inode): (u32, InodeSlot), len: usize, flags: Flags) -> Body {
+    pub(crate) fn new(superblock: u32, inode: InodeSlot, len: usize, flags: Flags) -> Body {
         debug_assert!(len <= NAME_MAX && superblock < 1 << 16);
         let place = (u64::from(inode.get()) << 32) | (u64::from(superblock) << 8);
         Body(place | ((len as u64) << 24) | u64::from(flags.bits()))

@@ -76,7 +76,7 @@ impl<'a> Cold<'a> {
     }
 
     pub(crate) fn set_next_alias(&self, next: DentrySlot) {
-        // ORDERING: Relaxed. Protected by the inode's lock; the update keeps bits that other
+        // ORDERING: Relaxed. The inode's lock protects the alias. The update keeps bits that other
         // threads set.
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
             Some((word & !NEXT_MASK) | u64::from(next.get()))

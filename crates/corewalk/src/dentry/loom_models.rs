@@ -28,8 +28,8 @@ fn word_of(dentries: &Dentries, slot: u32, half: Half) -> &AtomicU64 {
 }
 
 /// Two threads store a last word in the halves of one slot, free them with `free`, and allocate
-/// again. Returns how often the thread of the dentry half got the slot again, and how often that of
-/// the inode half.
+/// again. Returns how often the thread of the dentry half got the slot again, and how often the
+/// thread of the inode half got it.
 fn free_against_free(free: fn(&Dentries, Half, u32)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let (dentries, slot) = one_slot();
@@ -178,7 +178,7 @@ const NEW: &[u8] = &[b'n'; 29];
 
 fn image(dentries: &Dentries, name: &[u8]) -> Image {
     let (key, words) = (ParentKey::new(DentrySlot::new(1), 1), DirectoryWords::default());
-    dentries.new_image(key, (0, InodeSlot::NONE), name, Flags::HASHED, words).unwrap()
+    dentries.new_image(key, 0, InodeSlot::NONE, name, Flags::HASHED, words).unwrap()
 }
 
 /// A dentry gets another long name, and `reuse` uses the long slot of the old name again, beside a

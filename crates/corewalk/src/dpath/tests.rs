@@ -183,7 +183,7 @@ fn locked_pass_excludes_moves_and_changes_of_the_leaf() {
 }
 
 /// Trap T9: without the locked pass, a rename of an ancestor in each pass keeps a translation from
-/// ending. With it, no ancestor can be renamed meanwhile.
+/// ending. With the locked pass, no ancestor can be renamed meanwhile.
 #[test]
 fn optimistic_passes_alone_never_end_under_a_storm() {
     let vfs = chain();

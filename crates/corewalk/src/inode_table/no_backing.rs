@@ -61,7 +61,7 @@ impl<T> NoBacking<T> {
     }
 
     pub(super) fn remove(&self, ino: u64) {
-        // Drop the data without the lock: its drop is code of the user.
+        // Drop the data without the lock, because its drop is code of the user.
         let data = self.shard(ino).lock().remove(&ino);
         drop(data);
     }
@@ -84,7 +84,7 @@ impl<T: Send + Sync + 'static> FileSystem for Arc<NoBacking<T>> {
         self.getattr(node)
     }
 
-    /// Makes an inode whose number is in `what.rdev`, since the table has chosen it.
+    /// Makes an inode whose number is in `what.rdev`, because the table has chosen the number.
     fn make(&self, _: Node<'_>, _: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
         Ok(Attr::new(what.rdev, what.mode))
     }

@@ -11,7 +11,7 @@ fn new() -> InodeTable<u32> {
     InodeTable::new(0, options).expect("a table")
 }
 
-/// A name that is entered twice is one node, with the data of the first time.
+/// A name that is entered twice must be one node, with the data of the first time.
 #[test]
 fn name_entered_twice_is_one_node() {
     let table = new();
@@ -25,7 +25,7 @@ fn name_entered_twice_is_one_node() {
     assert_eq!(table.child(77, b"g").err(), Some(Errno::STALE));
 }
 
-/// A name with another kind of file is another file: the storage has replaced it.
+/// A name with another kind of file must be another file, because the storage has replaced it.
 #[test]
 fn name_of_another_kind_is_a_new_node() {
     let table = new();
@@ -52,7 +52,8 @@ fn renamed_directory_moves_with_its_children() {
     assert_eq!(file.path(), Err(Errno::NOENT));
 }
 
-/// The storage has renamed a file over a name that is a directory with children in the table.
+/// A rename must replace a target that is out of date. The storage has renamed a file over a name
+/// that is a directory with children in the table.
 #[test]
 fn rename_over_an_outdated_name_replaces_it() {
     let table = new();
@@ -95,7 +96,7 @@ fn removed_link_leaves_the_other_name() {
     assert_eq!(table.linked(&table.root(), &root, name("b")), Err(Errno::PERM));
 }
 
-/// The data of a node is dropped once, after its last lookup and its last reference.
+/// The data of a node must be dropped once, after its last lookup and its last reference.
 #[test]
 fn data_lives_as_long_as_the_node() {
     let count = Arc::new(());
@@ -117,7 +118,7 @@ fn data_lives_as_long_as_the_node() {
     assert_eq!(living(), 0);
 }
 
-/// Entries that the server and its client do not use are evicted, so memory stays bounded.
+/// Entries that the server and its client do not use must be evicted, so that memory stays bounded.
 #[test]
 fn unused_entries_are_evicted() {
     let options = VfsOptions::default().with_cache_bytes(1 << 20);
@@ -135,8 +136,8 @@ fn unused_entries_are_evicted() {
     assert_eq!(table.path(held).unwrap(), b"/held");
 }
 
-/// Threads enter, rename and remove names of their own in one directory, and always find what they
-/// have done. Meanwhile all of them look up each other's names.
+/// Threads enter, rename and remove names of their own in one directory, and must always find the
+/// names that they have entered. Meanwhile all of them look up each other's names.
 #[test]
 fn threads_find_their_own_changes() {
     const THREADS: u32 = 4;

@@ -262,7 +262,8 @@ fn entry_that_moves_to_the_first_line_is_found_under_the_lock() {
     assert_all_reached(&ranks_against_find(|table| table.lock(0).close_ranks(0)));
 }
 
-/// Control for trap T12: the entry is removed before it is stored, without the lock.
+/// Control for trap T12: the entry is removed before it is stored, without the lock, so a lookup
+/// may miss it.
 #[test]
 #[should_panic(expected = "T.2: an entry was invisible under its lock")]
 fn control_move_that_takes_out_first_is_caught() {

@@ -255,7 +255,7 @@ pub(super) struct Attributes {
     btime: Stamp,
     /// Extended attributes and ACLs, which few inodes have. Only `Tmpfs::xattrs` changes them.
     pub(super) xattrs: OwnSet,
-    /// True while a file made without a name may still get one (`O_TMPFILE`).
+    /// True while a file made without a name may still get a name (`O_TMPFILE`).
     pub(super) is_linkable: bool,
 }
 

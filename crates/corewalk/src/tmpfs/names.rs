@@ -414,7 +414,8 @@ fn change(
 ) -> Result<(), Errno> {
     match link.kind {
         FileKind::Directory => change(&mut locks.inode(link.ino)?.attributes),
-        // The inode exists by I.1 of `table`, and is not a directory by M.2.
+        // The inode exists, because its entry exists (I.1 of `table`). It is no directory, because
+        // its entry is for another kind (M.2).
         _ => change(&mut table.write(link.ino)?.attributes),
     }
     Ok(())

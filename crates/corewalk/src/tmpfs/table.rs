@@ -89,7 +89,8 @@ pub(super) struct InodeTable {
     levels: [OnceLock<Box<[Segment]>>; LEVELS],
     /// Free slots of each shard of threads. Each list is protected by its own mutex.
     free: Box<[OwnLine<Mutex<Vec<u32>>>]>,
-    /// Protected by its own mutex, which is taken inside that of a list in `free`.
+    /// The depot, protected by its own mutex. A thread takes this mutex after that of a list in
+    /// `free`.
     depot: CachePadded<Mutex<Depot>>,
     /// The number of segments ever allocated.
     segments: CachePadded<AtomicU64>,

@@ -47,7 +47,7 @@ use corewalk_mbcache::{Change as ChangeInEpoch, Deferral};
 use crate::Errno;
 use crate::attr::{FileKind, Timespec};
 
-use blocks::{Blocks, FindResult, Leave, Released};
+use blocks::{Blocks, FindResult, IndexCounts, Leave, Released};
 use set::{Effect, NAME_BYTES_MAX, Secret};
 
 pub(super) use blocks::Block;
@@ -107,7 +107,8 @@ impl Xattrs {
         own: &mut OwnSet,
         ino: u64,
         change: Change<'_>,
-        (changed, now): (Timespec, Timespec),
+        changed: Timespec,
+        now: Timespec,
         space: &Budget,
     ) -> Result<(), Errno> {
         let Some(block) = own else {
@@ -252,6 +253,12 @@ impl Xattrs {
         XattrStats { shared_sets: blocks.map_or(0, Blocks::len), waiting: self.queued() }
     }
 
+    /// Returns the counters of the index of shared sets. All are 0 before the first set.
+    pub(super) fn index_counts(&self) -> IndexCounts {
+        let blocks = self.blocks.get().and_then(Option::as_ref);
+        blocks.map_or_else(IndexCounts::default, Blocks::counts)
+    }
+
     /// Makes a shared block private if the inode is its only user. Returns false otherwise.
     fn make_private_if_last(&self, own: &mut OwnSet) -> bool {
         let (Some(blocks), Some(block)) = (self.blocks(), own.take()) else { return false };
@@ -304,7 +311,7 @@ impl Xattrs {
         }
     }
 
-    /// Returns the blocks if a set of `bytes` is to be shared.
+    /// Returns the blocks if a set of `bytes` may be shared.
     fn blocks_for(&self, bytes: u64) -> Option<&Blocks> {
         if bytes <= SHARED_BYTES_MAX { self.blocks() } else { None }
     }

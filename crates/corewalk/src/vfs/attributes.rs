@@ -171,8 +171,7 @@ impl Vfs {
         })
     }
 
-    /// Takes the attribute lock of an inode (P.1). The caller holds no lock, and no other attribute
-    /// lock.
+    /// Takes the attribute lock of an inode (P.1). The caller holds no lock but in-lookup locks.
     fn lock_attributes(&self, slot: InodeSlot) -> KeyGuard<'_> {
         self.attr_locks.lock(u64::from(slot.get()).wrapping_mul(SLOT_SPREAD))
     }
@@ -260,8 +259,8 @@ impl Vfs {
             None if inode.kind() == FileKind::Directory => None,
             None => left_of_set_id(cred, perm, &set)?,
             Some(mode) => {
-                // If the file has set-user-ID, the kernel adds a new mode to a change of owner. It
-                // does not consider set-group-ID then.
+                // The kernel adds a new mode to a change of owner of a set-user-ID file. It does
+                // not consider set-group-ID in that mode.
                 let is_given = set.uid.is_some() || set.gid.is_some();
                 let mode = match is_given && is_lone_set_group_id(perm.mode) {
                     true => allowed_set_id(cred, perm.gid, mode),

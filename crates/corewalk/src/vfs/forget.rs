@@ -9,7 +9,7 @@ impl Vfs {
     /// the count is saturated, and no forget drops any.
     ///
     /// The back end may have reused the number with another generation. Then both inodes have
-    /// lookups under one number. The older one loses its lookups first, since only the newer one
+    /// lookups under one number. The older one loses its lookups first, because only the newer one
     /// can still be reached by its number.
     pub fn forget(&self, ino: u64, n: u64) -> bool {
         let current = self.in_use(ino);

@@ -13,8 +13,8 @@ pub(crate) struct Dir<'v> {
 }
 
 /// A name with its inode, found in the cache or the back end, under the in-lookup lock of the name.
-/// It holds a reference on the dentry, which keeps the inode until a holder of the lock removes the
-/// name. Without a dentry, it holds a reference on the inode.
+/// The `FoundName` holds a reference on the dentry, which keeps the inode until a holder of the
+/// lock removes the name. Without a dentry, the `FoundName` holds a reference on the inode.
 pub(crate) struct FoundName<'v> {
     pub(super) vfs: &'v Vfs,
     pub(crate) inode: InodeSlot,
@@ -124,7 +124,7 @@ impl Drop for FoundName<'_> {
 }
 
 impl<'v> DentryHold<'v> {
-    /// Returns a hold for a reference that the caller has. The slot may be none.
+    /// Returns a `DentryHold` that takes over a reference of the caller. The slot may be none.
     pub(super) fn adopt(vfs: &'v Vfs, slot: DentrySlot) -> DentryHold<'v> {
         DentryHold { vfs, slot }
     }

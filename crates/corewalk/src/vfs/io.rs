@@ -296,7 +296,7 @@ impl Vfs {
     ///
     /// # Errors
     /// `ENXIO` behind the end; `ESPIPE` for a FIFO, `EINVAL` for anything else but a regular file,
-    /// as the kernel's tmpfs says for a directory.
+    /// as the kernel's tmpfs does for a directory.
     pub fn seek(
         &self,
         inode: &InodeRef<'_>,
@@ -335,8 +335,8 @@ impl Vfs {
     /// Sets an extended attribute.
     ///
     /// # Errors
-    /// `EEXIST`, `ENODATA` as `mode` says; `EPERM`, `EACCES`; `ERANGE` for a name and `E2BIG` for a
-    /// value that is too long; `ENOSPC`; `EOPNOTSUPP`; `EINVAL` for an invalid ACL or
+    /// `EEXIST`, `ENODATA` as `mode` requires; `EPERM`, `EACCES`; `ERANGE` for a name and `E2BIG`
+    /// for a value that is too long; `ENOSPC`; `EOPNOTSUPP`; `EINVAL` for an invalid ACL or
     /// `security.capability`.
     ///
     /// # Examples

@@ -75,7 +75,8 @@ impl Vfs {
     }
 
     /// Returns the inode of `name` in the directory with the number `parent`, from the cache and
-    /// without a lock. None proves nothing; [`Vfs::cached_child`] does.
+    /// without a lock. None does not prove that the cache lacks the name; use [`Vfs::cached_child`]
+    /// for that.
     #[inline]
     pub(crate) fn child_by_ino(
         &self,

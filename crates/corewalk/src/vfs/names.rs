@@ -87,7 +87,7 @@ impl Vfs {
         })
     }
 
-    /// Looks the name up in the cache. The only store is the reference that it takes.
+    /// Looks the name up in the cache. The only store is the reference that the lookup takes.
     pub(super) fn lookup_cached(
         &self,
         dir: InodeSlot,
@@ -184,7 +184,7 @@ impl Vfs {
     }
 
     /// Takes references on the dentry of a snapshot and on its inode. Returns None if the dentry
-    /// has changed since, or is negative.
+    /// has changed since the snapshot, or is negative.
     pub(crate) fn hold(&self, slot: DentrySlot, seen: Snapshot) -> Option<DentryAndInode<'_>> {
         let inode = seen.body.inode();
         if inode.is_none() || !self.dcache.get(slot, seen.seq) {
@@ -287,9 +287,10 @@ impl Vfs {
         beside: Option<&DentryHold<'_>>,
     ) -> Result<InodeRef<'_>, Errno> {
         let (dentries, inodes) = (&self.dcache.dentries, &self.dcache.inodes);
-        let place =
-            (inodes.superblock(near), beside.map_or(DentrySlot::NONE, |dentry| dentry.slot));
-        let enter = || inodes.get_or_insert(dentries, place, attr, attr.has_acl, changes);
+        let superblock = inodes.superblock(near);
+        let beside = beside.map_or(DentrySlot::NONE, |dentry| dentry.slot);
+        let enter =
+            || inodes.get_or_insert(dentries, superblock, beside, attr, attr.has_acl, changes);
         let entered = enter().or_else(|| {
             self.dcache.prune();
             enter()
@@ -342,7 +343,7 @@ impl Vfs {
             let _old_parent = self.splice(dir, key, lookup_key, &hold, in_lookup)?;
             return Ok(hold);
         }
-        // If the directory is invalidated in between, enter the dentry under a stale key.
+        // If the directory was invalidated meanwhile, enter the dentry under a stale key.
         let slot = self.dcache.publish(key, lookup_key, Some(node), in_lookup).or_else(|_| {
             self.invalidate_cached(dir, lookup_key);
             self.dcache.publish(ParentKey::stale(key.parent()), lookup_key, Some(node), in_lookup)
@@ -372,7 +373,7 @@ impl Vfs {
         in_lookup: &KeyGuard<'_>,
     ) -> Result<DentryHold<'_>, Unattached> {
         let (old_parent, old_name) = self.dcache.name_of(hold.slot);
-        // Only a root has no name, and a root has no parent directory.
+        // Only a root has no name. A root cannot move below `dir`, because that would make a loop.
         let old_name = Name::new(old_name.as_bytes()).map_err(|_| Unattached::Loop)?;
         let old_lookup_key = self.dcache.lookup_key(old_name);
         let old_key = self.dcache.in_lookup_key(old_parent, &old_lookup_key);
@@ -392,7 +393,7 @@ impl Vfs {
         if self.dcache.is_subdir(dir.now.slot, hold.slot) {
             return Err(Unattached::Loop);
         }
-        self.move_dentry((hold.slot, &old_lookup_key), key, lookup_key, None, in_lookup)
+        self.move_dentry(hold.slot, &old_lookup_key, key, lookup_key, None, in_lookup)
             .map_err(|_| Unattached::NoRoom)
     }
 
@@ -513,9 +514,9 @@ impl Vfs {
     /// Gives `inode` another name and returns its attributes.
     ///
     /// # Errors
-    /// In this order: `ENOTDIR`, `ENOENT`, `EACCES` for `dir` as [`Vfs::make`]; `EEXIST`; `EXDEV`
-    /// across file systems; `EACCES` without write permission; `EPERM` for a directory; `EMLINK`
-    /// and the other errors of the back end.
+    /// In this order: `ENOTDIR`, `ENOENT`, `EACCES` for `dir` as in [`Vfs::make`]; `EEXIST`;
+    /// `EXDEV` across file systems; `EACCES` without write permission; `EPERM` for a directory;
+    /// `EMLINK` and the other errors of the back end.
     pub fn link(
         &self,
         cred: &Cred,
@@ -559,10 +560,10 @@ impl Vfs {
     /// Removes a name.
     ///
     /// # Errors
-    /// In this order: `ENOTDIR`, `ENOENT`, `EACCES` for `dir` as [`Vfs::make`]; `ENOENT`; `EACCES`
-    /// without write permission; `EPERM` in a sticky directory; `EISDIR` (unlink of a directory),
-    /// `ENOTDIR` (rmdir of another file); `EBUSY` for a mount point; `ENOTEMPTY` and the other
-    /// errors of the back end.
+    /// In this order: `ENOTDIR`, `ENOENT`, `EACCES` for `dir` as in [`Vfs::make`]; `ENOENT`;
+    /// `EACCES` without write permission; `EPERM` in a sticky directory; `EISDIR` (unlink of a
+    /// directory), `ENOTDIR` (rmdir of another file); `EBUSY` for a mount point; `ENOTEMPTY` and
+    /// the other errors of the back end.
     ///
     /// # Examples
     /// ```
@@ -615,7 +616,7 @@ impl Vfs {
     }
 
     /// Invalidates a name: drops its cached dentry, and cancels a running fill of it. Call it when
-    /// another program has changed the name in the back end. It never waits.
+    /// another program has changed the name in the back end. The call never waits.
     ///
     /// # Errors
     /// `ENOTDIR`; `ENOENT` if `dir` was removed.
@@ -713,10 +714,10 @@ impl Vfs {
     }
 
     /// Returns `error`, the back end's answer to the removal of a directory. If the error says that
-    /// the directory is not empty, the cache may not have its newest entry yet. So this function
-    /// invalidates all names in the directory. A later lookup of the new entry must then ask the
-    /// back end, so it waits for the in-lookup lock of the new name. Rejected: a list of names that
-    /// are being made, which would cost a store in every creation.
+    /// the directory is not empty, the cache may not have the directory's newest entry yet. So this
+    /// function invalidates all names in the directory. A later lookup of the new entry must then
+    /// ask the back end, so it waits for the in-lookup lock of the new name. Rejected: a list of
+    /// names that are being made, which would cost a store in every creation.
     pub(super) fn invalidate_if_not_empty(
         &self,
         victim: Option<&FoundName<'_>>,

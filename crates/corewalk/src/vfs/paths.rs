@@ -50,16 +50,18 @@ use crate::slot::{DentrySlot, InodeSlot};
 
 /// The path locks of one file system.
 pub(crate) struct Paths {
+    /// Protected by its own mutex.
     table: Mutex<Table>,
-    /// Calls wait here for moves.
+    /// Calls wait here for moves, under `table`.
     move_ended: Condvar,
-    /// Renames and removals wait here for calls and for each other.
+    /// Renames and removals wait here for calls and for each other, under `table`.
     any_ended: Condvar,
     addressing: Addressing,
     /// The prefix of hidden names. Clients cannot guess it.
     hidden_prefix: String,
 }
 
+/// The path locks that are held or waited for. All fields are protected by `Paths::table`.
 #[derive(Default)]
 struct Table {
     last_ticket: u64,
@@ -171,10 +173,10 @@ impl Paths {
             let mut table = self.table.lock();
             loop {
                 let chain = match leaf {
-                    Some(leaf) => dpath::chain_of_name(dcache, (leaf, inode)),
+                    Some(leaf) => dpath::chain_of_name(dcache, leaf, inode),
                     None => Some(self.hidden_chain(&table, inode)?),
                 };
-                // The name was removed, so try the next one, or the hidden one.
+                // The name was removed, so try another name of the inode, or its hidden name.
                 let Some(Chain { path, inodes }) = chain else { break };
                 let must_wait = table.moves.iter().any(|other| {
                     let is_before = nesting == Nesting::First && other.ticket < ticket;
@@ -252,7 +254,7 @@ impl Paths {
         }
     }
 
-    /// Counts a close. Returns true if it was the last one of a file with a hidden name.
+    /// Counts a close. Returns true if the close was the last one of a file with a hidden name.
     pub(crate) fn count_close(&self, inode: InodeSlot) -> bool {
         if !self.hides() {
             return false;
@@ -348,8 +350,8 @@ impl Table {
         self.moves.iter_mut().find(|it| it.ticket == ticket).expect("the ticket has an entry")
     }
 
-    /// Returns true if a move can be granted: no call has one of its inodes in its path, and no
-    /// other move moves one of its directories.
+    /// Returns true if a move can be granted. No call may have one of the inodes `moved` in its
+    /// path, and no other move may move one of the inodes `above`.
     fn is_free_for(&self, ticket: u64, moved: [InodeSlot; 2], above: &[InodeSlot]) -> bool {
         let is_moved =
             |inodes: &[InodeSlot]| moved.iter().any(|it| !it.is_none() && inodes.contains(it));

@@ -31,8 +31,8 @@ use crate::key_lock::KeyGuard;
 use crate::name::Name;
 use crate::slot::{DentrySlot, InodeSlot};
 
-/// Number of shards of the in-flight renames. It is so large that renames in different directories
-/// seldom share one.
+/// Number of shards of the in-flight renames. The number is so large that renames in different
+/// directories seldom share one.
 const IN_FLIGHT_SHARDS: usize = if cfg!(corewalk_shuttle) { 2 } else { 64 };
 
 impl Vfs {
@@ -41,8 +41,8 @@ impl Vfs {
     ///
     /// # Errors
     /// In this order:
-    /// - `ENOTDIR`, `ENOENT`, `EACCES` for either directory, as [`Vfs::make`]; `EXDEV` across file
-    ///   systems.
+    /// - `ENOTDIR`, `ENOENT`, `EACCES` for either directory, as in [`Vfs::make`]; `EXDEV` across
+    ///   file systems.
     /// - `ENOENT` without a source; `EEXIST` for an existing target (no replace).
     /// - `EINVAL` for a directory into itself; `ENOTEMPTY` onto a directory that contains the
     ///   source.
@@ -132,7 +132,8 @@ impl Vfs {
     /// drops without a lock.
     pub(super) fn move_dentry(
         &self,
-        (slot, from): (DentrySlot, &LookupKey<'_>),
+        slot: DentrySlot,
+        from: &LookupKey<'_>,
         key: ParentKey,
         lookup_key: &LookupKey<'_>,
         target: Option<DentrySlot>,
@@ -142,12 +143,12 @@ impl Vfs {
         if is_new_parent && !self.dcache.dentries.lockref(key.parent()).get_not_dead() {
             return Err(Errno::STALE);
         }
-        match self.dcache.d_move((slot, from), key, lookup_key, target, in_lookup) {
+        match self.dcache.d_move(slot, from, key, lookup_key, target, in_lookup) {
             Ok(old_parent) => Ok(DentryHold::adopt(self, old_parent)),
             Err(error) => {
                 if is_new_parent {
-                    // This put cannot drop the last reference, because the operation holds the
-                    // directory.
+                    // This call of `put` does not drop the last reference, because the operation
+                    // holds the directory.
                     self.dcache.put(key.parent());
                 }
                 Err(error)
@@ -195,7 +196,7 @@ impl<'v> Rename<'v, '_> {
         let target = self.vfs.resolve_or(self.new_dir, self.new, in_lookup, Missing::Dropped)?;
         match (first, target) {
             (Some(Failed::Before(error)), None) => Err(error),
-            // The target was removed since, or the back end does not support `NoReplace`.
+            // The target was removed meanwhile, or the back end does not support `NoReplace`.
             (Some(Failed::InBackEnd(Errno::EXIST | Errno::INVAL | Errno::NOSYS)), None)
                 if self.mode == RenameMode::Replace =>
             {
@@ -222,8 +223,8 @@ impl<'v> Rename<'v, '_> {
         let dirs = [self.old_dir.now.inode, self.new_dir.now.inode];
         let moved = [source.inode, target.map_or(InodeSlot::NONE, |target| target.inode)];
         let lock = vfs.lock_move(&dirs, moved).map_err(Failed::Before)?;
-        // Enter only after the path locks are taken. A rename that still waits for them does not
-        // count as in flight, and no thread waits for it.
+        // Announce the rename as in flight only after the path locks are taken. So no thread waits
+        // for a rename that still waits for path locks.
         let in_flight = self.changes_parent().then(|| vfs.in_flight_renames.enter(slots));
         let paths = [0, 1].map(|index| KnownPath::above(lock.as_ref(), index));
         let names = [self.old.name, self.new.name];
@@ -232,7 +233,7 @@ impl<'v> Rename<'v, '_> {
             path: &paths[index],
             name: names[index],
         });
-        let renamed = vfs.rename_in_backend(from, to, (source, target), mode);
+        let renamed = vfs.rename_in_backend(from, to, source, target, mode);
         renamed.map_err(Failed::InBackEnd)?;
         if mode != RenameMode::Exchange {
             vfs.wait_for_renames(target.and_then(FoundName::directory));
@@ -344,7 +345,7 @@ impl<'v> Rename<'v, '_> {
                 (_, target) => {
                     let is_current = self.new_dir.key() == key;
                     let key = if is_current { key } else { ParentKey::stale(key.parent()) };
-                    vfs.move_dentry((moved, self.old), key, self.new, target, in_lookup).map(Some)
+                    vfs.move_dentry(moved, self.old, key, self.new, target, in_lookup).map(Some)
                 }
             }
         });
@@ -362,8 +363,8 @@ impl<'v> Rename<'v, '_> {
     }
 }
 
-/// The directories between which renames are moving entries. An entry stays from before the call of
-/// the back end until the cache shows the result.
+/// The directories between which renames are moving entries. A rename is listed from before its
+/// call of the back end until the cache shows its result.
 ///
 /// A successful rename waits only for renames that the back end has made before it, or will refuse.
 /// So threads never wait in a circle.
@@ -371,8 +372,11 @@ pub(super) struct InFlightRenames {
     shards: Box<[CachePadded<InFlightShard>]>,
 }
 
+/// The entries of some directories.
 struct InFlightShard {
+    /// A directory is in the list once for each of its running renames. Protected by its own mutex.
     busy: Mutex<Vec<DentrySlot>>,
+    /// Notified when a rename leaves `busy`. Waited on under `busy`.
     left: Condvar,
 }
 
@@ -425,7 +429,9 @@ impl Drop for InFlightRename<'_> {
 
 /// The announced moves: directories that are about to get a new parent.
 pub(super) struct InFlightMoves {
+    /// Each announced move: a directory and its new parent. Protected by its own mutex.
     announced: Mutex<Vec<(DentrySlot, DentrySlot)>>,
+    /// Notified when an announcement is withdrawn. Waited on under `announced`.
     withdrawn: Condvar,
 }
 
@@ -496,8 +502,8 @@ impl Drop for Announced<'_> {
     }
 }
 
-/// Searches `moved` on the paths from `parent` to the root, over current and announced parents. The
-/// caller keeps directories from moving.
+/// Searches for `moved` on the paths from `parent` to the root, over current and announced parents.
+/// The caller keeps directories from moving.
 fn would_loop(
     dcache: &Dcache,
     announced: &[(DentrySlot, DentrySlot)],

@@ -174,7 +174,7 @@ impl<'v> Walk<'v, '_> {
         let (child, parent) = (self.dentry, self.seen.key.parent());
         self.validate()?;
         match self.mode {
-            // The child is in the read set, which validates that this was its parent.
+            // The child is in the read set, whose validation shows that `parent` was its parent.
             Mode::Rcu => self.move_to(parent, |_| true)?,
             // The child may have moved since the snapshot, and the slot of the parent may have been
             // reused. So hold the parent while it is checked again. Without that the walk may reach

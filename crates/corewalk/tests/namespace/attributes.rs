@@ -77,7 +77,7 @@ fn overlap<R>(
 fn chmod_during_a_write_that_clears_set_user_id_is_not_lost() {
     let _watchdog = Watchdog::start("a chmod beside a write", Duration::from_secs(60));
     let (vfs, stop) = stopping(|call| matches!(call, Call::Setattr(_)));
-    // The file has the bit from its creation, so the first `setattr` is the one that clears it.
+    // The file has set-user-ID from its creation, so the first `setattr` is the one that clears it.
     let what = Make::new(S_IFREG | 0o4755, 0, 0);
     let (f, _) = vfs.make(&Cred::root(), &vfs.root(), name("f"), what).unwrap();
     let write = || assert_eq!(vfs.write(&user(), &f, 0, 0, b"x"), Ok(1));

@@ -63,8 +63,8 @@ impl Drop for HostTree {
 fn on_host(root: &fs::File, numbers: &BTreeMap<u64, usize>, path: &[u8]) -> Result<usize, Errno> {
     loop {
         match openat2(root, path, OFlags::PATH, Mode::empty(), ResolveFlags::IN_ROOT) {
-            // By openat2(2), the answer for a path with `..` if another program renames a file
-            // anywhere meanwhile.
+            // openat2(2) fails with this error for a path with `..` if another program renames any
+            // file meanwhile.
             Err(Errno::AGAIN) => {}
             file => return Ok(numbers[&rustix::fs::fstat(&file?)?.st_ino]),
         }

@@ -118,7 +118,7 @@ fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
             record(&world, seed, random_op)
         });
         // A walk that became a ref-walk combines several instants, so its history cannot be
-        // checked. The statistics show it.
+        // checked. The statistics count such walks.
         if vfs.stats().fallbacks > 0 {
             unchecked += 1;
         } else {

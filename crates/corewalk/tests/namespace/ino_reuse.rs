@@ -86,7 +86,7 @@ impl Reused {
     }
 }
 
-/// Looks up a name by the number of its directory, for a client, which holds a lookup then.
+/// Looks up a name by the number of its directory for a client, which then has one lookup more.
 fn look_by_ino(vfs: &Vfs, parent: u64, name: &[u8]) -> Result<u64, Errno> {
     vfs.lookup_by_ino(&Cred::root(), parent, name).map(|found| found.inode.into_lookups())
 }

@@ -1,4 +1,4 @@
-//! Entries with attributes that a listing enters in the cache: traps T25, P12.
+//! Tests of entries with attributes that a listing enters in the cache (traps T25, P12).
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -85,7 +85,7 @@ const CHANGES_OF_F: [fn(&Vfs); 7] = [
     |vfs| vfs.invalidate_dir(&vfs.root()).unwrap(),
 ];
 
-/// Trap T25: an entry that was read before a change of its name does not enter the cache.
+/// Trap T25: an entry that was read before a change of its name must not enter the cache.
 #[test]
 fn entry_from_before_a_change_is_refused() {
     for change in CHANGES_OF_F {
@@ -104,7 +104,8 @@ fn entry_from_before_a_change_is_refused() {
     }
 }
 
-/// Trap P12: the back end changes by itself, and the name is invalidated then.
+/// Trap P12: an entry must not enter the cache after the back end has changed the file and the name
+/// was invalidated.
 #[test]
 fn entry_from_before_an_invalidation_is_refused() {
     let is_told = Arc::new(AtomicU64::new(0));
@@ -131,7 +132,8 @@ fn entry_from_before_an_invalidation_is_refused() {
     assert_eq!(ino(&vfs, &root, "f"), Err(Errno::NOENT));
 }
 
-/// Trap T25: control. A listing that begins after the change takes the older entries.
+/// Control for trap T25: a listing that begins after the change takes the older entries, so it
+/// brings a name back.
 #[test]
 #[should_panic(expected = "a name was brought back")]
 fn control_entry_of_an_older_listing_is_caught() {
@@ -203,9 +205,9 @@ impl Owned<'_> {
     }
 }
 
-/// Traps T25, T12, T13: threads change names of their own in two directories, and always find the
-/// state that they have made. Meanwhile other threads list the directories, enter what they read,
-/// and evict what is unused.
+/// Traps T25, T12, T13: threads change names of their own in two directories, and must always find
+/// the state that they have made. Meanwhile other threads list the directories, enter what they
+/// read, and evict what is unused.
 #[test]
 fn storm_of_changes_beside_listings_brings_no_name_back() {
     let _watchdog = Watchdog::start("listings beside changes", Duration::from_secs(300));

@@ -23,7 +23,8 @@ fn beside(changes: u64, change: impl Fn(u64) + Sync, read: impl Fn(&mut Racer) +
             let _done = Done(&done);
             for i in 0..changes {
                 change(i);
-                // Yield regularly, so that readers also run between the changes on a busy machine.
+                // Yield regularly, so that on a busy machine the readers also run between the
+                // changes.
                 if i % 61 == 0 {
                     thread::yield_now();
                 }

@@ -14,8 +14,8 @@ use crate::fixtures;
 use crate::judge::VARIABLES;
 use crate::tree::{Deep, MOVED, TOP, Tree};
 
-/// Two trees. In one, paths have so many names that hardly a pass is undisturbed. In the other,
-/// paths change their depth, so a translation into a buffer starts again with more space.
+/// Two trees. In one, paths have so many names that renames disturb nearly every pass. In the
+/// other, paths change their depth, so a translation into a buffer starts again with more space.
 const TREES: [Deep; 2] =
     [Deep { below_top: 600, above_moved: 300 }, Deep { below_top: 0, above_moved: 900 }];
 /// Minimum and maximum number of translations.
@@ -90,7 +90,7 @@ fn translate(tree: &Tree<'_>, mut rng: Rng, fallbacks_min: u64) {
     assert!(is_enough(turns, last), "{turns} translations: {start:?} {last:?}");
 }
 
-/// Renames directories above, mostly at the top, until the translator is done.
+/// Renames directories above the translated place, mostly at the top, until the translator is done.
 fn rename(tree: &Tree<'_>, mut rng: Rng, done: &AtomicBool) {
     let mut values = [0; VARIABLES];
     // ORDERING: Relaxed. A flag; nothing is published through it.

@@ -116,7 +116,7 @@ fn readers_during_a_hanging_rename_get_the_old_state() {
         for (vfs, stop) in hanging.namespaces() {
             let before = paths(&vfs);
             let held: Vec<_> = before.iter().map(|(path, _)| place(&vfs, path)).collect();
-            // The cache has negative dentries of these names. It has no dentry of "b/unknown".
+            // The cache has negative dentries of these names, but it has no dentry of "b/unknown".
             let missing = ["b/g", "a/g", "c/nothing"].map(|path| (path, number(&vfs, path)));
             let answers = read_beside(&vfs, &stop, hanging, || {
                 let root = vfs.root_path();

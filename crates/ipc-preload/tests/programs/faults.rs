@@ -38,7 +38,7 @@ impl Pages {
     fn new() -> Self {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: no address is asked for, so no mapping in use is replaced.
+        // SAFETY: the call names no address, so it replaces no mapping in use.
         let made = unsafe { libc::mmap(ptr::null_mut(), 4 * PAGE, protection, flags, -1, 0) };
         assert_ne!(made, libc::MAP_FAILED);
         let pages = made.expose_provenance();

@@ -62,7 +62,7 @@ fn lock(way: fn(i32) -> i32, flags: i32, is_before: bool) -> i32 {
 /// Maps pages that nothing has touched.
 fn map() -> *mut libc::c_void {
     let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
-    // SAFETY: no address is asked for, so no mapping in use is replaced.
+    // SAFETY: the call names no address, so it replaces no mapping in use.
     let mapped = unsafe {
         libc::mmap(std::ptr::null_mut(), PAGES * PAGE, access, kind | libc::MAP_ANONYMOUS, -1, 0)
     };

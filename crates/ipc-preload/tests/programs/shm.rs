@@ -221,7 +221,7 @@ pub(crate) fn fork() {
     });
     assert_eq!(exited(wait(pid)), 0);
     assert_eq!((nattch(id), detach(at)), (1, Ok(0)));
-    // A child does not have a segment that its parent has detached.
+    // A child must not have a segment that its parent has detached before the fork.
     let pid = child(|| i32::from(nattch(id) != 0 || detach(at) != Err(libc::EINVAL)));
     assert_eq!(exited(wait(pid)), 0);
     remove(id);
@@ -231,7 +231,7 @@ pub(crate) fn fork() {
 pub(crate) fn raw_fork() {
     let id = segment(PAGE);
     let at = attach(id, 0, 0).expect("an address");
-    // SAFETY: the child has one thread, and ends without going back into the test.
+    // SAFETY: the child has one thread, and exits without returning into the test.
     let pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as i32;
     if pid == 0 {
         let is_well = nattch(id) == 2 && detach(at) == Ok(0) && nattch(id) == 1;

@@ -10,7 +10,7 @@ use std::ptr;
 
 use crate::roles::{child, exited, semop, set, until, wait};
 
-/// A handler that tells by a status, so that nothing has to be shared with it.
+/// Two handlers that do nothing. A test tells them apart by their addresses.
 extern "C" fn nothing(_signal: libc::c_int) {}
 
 extern "C" fn other(_signal: libc::c_int) {}

@@ -6,7 +6,7 @@ use super::{BITS, IN_USE, IPC_PRIVATE, Ids, KEY, LOCK, Object, SEQ, USED, read};
 use crate::field::{get, high, low};
 
 impl Ids<'_> {
-    /// Returns all objects and the sum that the kind counts, or the first error found.
+    /// Returns all objects and the sum that the kind counts, or a description of the first fault.
     pub(crate) fn audit(self) -> Result<(Vec<Object>, u64), String> {
         let head = self.head();
         if get(&head[LOCK]) != 0 {

@@ -1,7 +1,7 @@
 //! Recovery of the ids of a kind after the holder of the kind's lock has died.
 //!
-//! A slot says whether it has an object. The object says whether all of it is in place. The index
-//! of keys, the bitmap and the counts follow from the slots, and are rebuilt here.
+//! The state of a slot says whether the slot has an object. The object says whether it is complete.
+//! The index of keys, the bitmap and the counts follow from the slots, and are rebuilt here.
 //!
 //! Source: the essay of `ids`.
 
@@ -12,10 +12,10 @@ use super::{
 };
 use crate::field::{get, low, pair, put};
 
-/// Completes or takes back an unfinished change. The caller holds the lock.
+/// Completes or reverts an unfinished change of a dead task. The caller holds the lock.
 ///
-/// A live process may hold a removed object. Recovery does not wait for it: the rest of the object
-/// is ended later.
+/// A live process may still use a removed object. Recovery does not wait for it: a later call frees
+/// the rest of the object.
 #[cold]
 pub(super) fn recover(ids: Ids<'_>) {
     let slots = ids.slots();
@@ -32,7 +32,7 @@ pub(super) fn recover(ids: Ids<'_>) {
         if let Some(object) = live(ids, index) {
             used += (ids.kind.repair)(ids, &object);
         }
-        // The repair may have ended the object, or taken its key.
+        // The repair may have removed the object or its key, so read the slot again.
         let Some(object) = live(ids, index) else {
             ids.set_bit(index, (ids.kind.end)(ids, index) == Remains::Some);
             continue;
@@ -52,12 +52,12 @@ pub(super) fn recover(ids: Ids<'_>) {
 }
 
 impl IdsGuard<'_> {
-    /// Marks the slot of a removed object as used until no remains are left.
+    /// Marks the slot of a removed object as used, until no remains of the object are left.
     pub(crate) fn keep_slot(&self, index: u32) {
         self.ids.set_bit(index, true);
     }
 
-    /// Ends the remains of all removed objects. Returns true if a slot has become free.
+    /// Frees the remains of all removed objects. Returns true if a slot has become free.
     #[cold]
     pub(crate) fn end_left(&self) -> bool {
         let ids = self.ids;
@@ -73,7 +73,7 @@ impl IdsGuard<'_> {
         is_any
     }
 
-    /// Ends the remains of the removed object in slot `index`. Returns true if none are left.
+    /// Frees the remains of the removed object in slot `index`. Returns true if none are left.
     pub(crate) fn end_left_at(&self, index: u32) -> bool {
         let ids = self.ids;
         if index >= ids.slots() || live(ids, index).is_some() {
@@ -86,7 +86,7 @@ impl IdsGuard<'_> {
 }
 
 impl Ids<'_> {
-    /// Takes the key from the object in slot `index`, during recovery. The caller rebuilds the
+    /// Removes the key of the object in slot `index`. Only recovery calls this; it rebuilds the
     /// index of keys afterwards.
     pub(crate) fn forget_key(self, index: u32) {
         let slot = self.slot(index);
@@ -94,7 +94,7 @@ impl Ids<'_> {
         put(&slot[KEY], pair(IPC_PRIVATE.cast_unsigned(), 0));
     }
 
-    /// Ends the object in slot `index`, during recovery. As [`Ids::forget_key`].
+    /// Removes the object in slot `index`. Only recovery calls this, like [`Ids::forget_key`].
     pub(crate) fn forget_slot(self, index: u32) {
         let slot = self.slot(index);
         let _section = write(slot);

@@ -1,8 +1,8 @@
-//! Crash models of message queues. A task is stopped before each store of a call, while others go
-//! on.
+//! Crash models of message queues: a task is stopped before each store of a call, and other tasks
+//! go on.
 //!
-//! After each stop the namespace is recovered. Then each message must be in its queue or gone, and
-//! only waiting calls may have nodes.
+//! After each stop, a task recovers the namespace. Then each message must be in its queue or gone,
+//! and only waiting calls may have nodes.
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 
@@ -50,8 +50,8 @@ impl World {
         Queue::new(&self.survivor.shared, &object)
     }
 
-    /// Runs `act` as the victim, and stops it before store number `stores`. Runs `others` once the
-    /// victim waits or is dead. Returns true if the victim was stopped.
+    /// Runs `act` as the victim, and stops the victim before store number `stores`. Runs `others`
+    /// once the victim waits or is dead. Returns true if the victim was stopped.
     fn stop(&self, stores: u64, act: fn(&Task, MsgId), others: fn(&Self)) -> bool {
         let thread = thread::spawn({
             let (victim, id) = (Arc::clone(&self.victim), self.id);
@@ -75,8 +75,8 @@ impl World {
         thread.join().unwrap()
     }
 
-    /// Wakes all waiting calls, with `bits` added to their status. This takes no lock of a dead
-    /// task.
+    /// Sets `bits` in the status of all waiting calls, and wakes their tasks. This takes no lock of
+    /// a dead task.
     fn wake(&self, bits: u64) {
         let shared = &self.survivor.shared;
         for (line, _) in shared.layout.msg_waits.used(&shared.region) {
@@ -97,17 +97,19 @@ impl World {
         self.survivor.msg_stat(self.id).unwrap().qnum
     }
 
-    /// Ends the victim, and checks that nothing is left of it.
+    /// Ends the victim, and checks that no message or node of the victim is left.
     fn end(self, at: &str) {
         crate::task_line::forget_process(&self.victim.shared, self.victim.owner.index);
         self.namespace.recover().unwrap();
         assert_eq!(self.used(), [self.qnum() as usize, 0], "{at}: a message or node is left over");
-        // The victim's number is free, so its end must not store anything.
+        // The victim's line is free, and another task may use its number. So the victim's drop must
+        // store nothing.
         crash::run(0, || drop(self.victim));
     }
 }
 
-/// A receiver gets a message, and is killed before it has taken it.
+/// A receiver is killed after a message was passed to it, and before it takes that message. The
+/// message must not stay delivered.
 #[test]
 fn crash_of_a_receiver_that_is_handed_a_message_leaves_none_delivered() {
     let mut sent = [0; 2];
@@ -130,7 +132,7 @@ fn crash_of_a_receiver_that_is_handed_a_message_leaves_none_delivered() {
     panic!("the call needs more than {STORES_MAX} stores");
 }
 
-/// A waiting call has left its list and released the lock, and has not freed its node yet. A
+/// A waiting call has left its list and released the lock, but has not freed its node yet. A
 /// rebuild by another task must not link the node again.
 fn leaves_before_a_rebuild(act: fn(&Task, MsgId), prepare: fn(&World), others: fn(&World)) {
     for stores in 0..STORES_MAX {
@@ -187,7 +189,7 @@ fn crash_of_a_sender_that_gets_room_leaves_no_node() {
 
 const KEY: i32 = 9;
 
-/// Checks the ids, and that each slot without a queue is empty.
+/// Checks the ids. Each slot without a queue must be empty.
 fn audit(world: &World, at: &str) {
     let ids = world.survivor.msg_ids();
     let (objects, _) = ids.audit().unwrap_or_else(|what| panic!("{at}: {what}"));
@@ -198,8 +200,8 @@ fn audit(world: &World, at: &str) {
     }
 }
 
-/// A creator is killed. Its new queue uses the slot of a removed one, to which another task has an
-/// id.
+/// A task is killed while it creates a queue in the slot of a removed queue, whose id another task
+/// has. The new queue must exist as a whole, or not at all.
 #[test]
 fn crash_of_a_new_queue_leaves_all_of_it_or_nothing() {
     let mut seen = [0; 2];
@@ -219,7 +221,7 @@ fn crash_of_a_new_queue_leaves_all_of_it_or_nothing() {
         assert_eq!(world.survivor.msgsnd(stale, 1, b"text", NOWAIT), Err(Errno::INVAL), "{at}");
         seen[usize::from(world.survivor.msgget(KEY, GetFlags::empty(), 0).is_ok())] += 1;
         audit(&world, &at);
-        // The number of possible queues has not changed.
+        // The number of queues that can be created must not change.
         let again = world.survivor.msgget(KEY, GetFlags::CREATE, 0o600).unwrap();
         assert_eq!(world.survivor.msg_stat(again).unwrap().qnum, 0, "{at}");
         assert_eq!(enter(), Some(Errno::IDRM), "{at}: the old queue is gone");

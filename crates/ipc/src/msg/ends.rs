@@ -1,5 +1,5 @@
-//! Waiting calls end even if they cannot acquire their queue's lock, or if the queue was
-//! overwritten.
+//! Waiting calls must end even if they cannot acquire their queue's lock, or if a hostile process
+//! has overwritten the queue.
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_testkit::race::Watchdog;
@@ -15,7 +15,7 @@ use crate::{
     Capacity, Cred, GetFlags, IPC_PRIVATE, MsgFlags, MsgId, Namespace, NamespaceOptions, Task,
 };
 
-/// A full queue with a waiting sender and a receiver that waits for another type.
+/// A full queue with two waiting calls: a sender, and a receiver that waits for another type.
 struct Waiting {
     one: Task,
     other: Arc<Task>,
@@ -56,7 +56,7 @@ impl Waiting {
         )
     }
 
-    /// Calls both to check again, as a change of the queue does.
+    /// Calls both waiting calls to check again, as a change of the queue does.
     fn call_both(&self, locked: &QueueGuard<'_>) {
         let lists = [locked.receivers(), locked.senders()];
         let lines = lists.iter().flat_map(|list| list.iter().collect::<Vec<_>>());
@@ -67,7 +67,8 @@ impl Waiting {
     }
 }
 
-/// The word `LIVE` was overwritten, so no removal ends the calls.
+/// The word `LIVE` was overwritten, so no removal ends the calls. They must end when they check
+/// again.
 #[test]
 fn call_at_a_queue_that_was_overwritten_ends() {
     let _watchdog = Watchdog::start("calls at an overwritten queue", Duration::from_secs(300));
@@ -88,7 +89,7 @@ impl Waiting {
         put(&self.one.shared.region.line(line)[LIVE], 0);
     }
 
-    /// Removes the queue and checks that nothing is left of it.
+    /// Removes the queue, and checks that no message or node is left.
     fn remove(self) {
         drop(self.other);
         assert_eq!(self.one.msg_rmid(self.id), Ok(()));
@@ -101,7 +102,8 @@ impl Waiting {
     }
 }
 
-/// As above, but no task calls the waiting ones. They check `LIVE` from time to time.
+/// The word `LIVE` was overwritten, and no other task makes the calls check again. They must check
+/// `LIVE` from time to time, and end.
 #[test]
 fn wait_at_a_queue_that_was_overwritten_ends() {
     let _watchdog = Watchdog::start("waits at an overwritten queue", Duration::from_secs(300));
@@ -126,7 +128,8 @@ fn overwritten_queue_is_removed_and_ends_its_waits() {
     assert_eq!(one.msg_rmid(id), Err(Errno::INVAL));
 }
 
-/// A living task does not release the queue's lock.
+/// A living task does not release the queue's lock. A waiting call must end with `EIO`, and its
+/// node must be freed later.
 #[test]
 fn call_at_a_held_queue_ends_with_eio_and_its_node_is_freed_later() {
     let _watchdog = Watchdog::start("calls at a queue that is held", Duration::from_secs(300));
@@ -139,7 +142,8 @@ fn call_at_a_held_queue_ends_with_eio_and_its_node_is_freed_later() {
     assert_eq!(waiting.other.waiting(), 0);
     drop(guard);
     let Waiting { one, other, id } = waiting;
-    // No message is passed to the nodes. The end of their task frees them.
+    // No message is passed to the nodes, since their calls have ended. The end of their task frees
+    // them.
     one.msgrcv(id, &mut [0; 4], 1, MsgFlags::empty()).unwrap();
     one.msgsnd(id, 2, b"text", MsgFlags::empty()).unwrap();
     assert_eq!(one.msgrcv(id, &mut [0; 4], 2, MsgFlags::NOWAIT).unwrap().mtype, 2);

@@ -38,13 +38,14 @@ impl Filter {
         match self.msgtyp {
             0 => true,
             _ if self.msgflg.contains(MsgFlags::COPY) => true,
-            // The least number cannot be negated. All types are at most the largest one.
+            // The smallest number has no positive counterpart. Its absolute value is above all
+            // types, so it takes any type.
             ..0 => mtype <= self.msgtyp.checked_neg().unwrap_or(i64::MAX),
             _ => (mtype == self.msgtyp) != self.msgflg.contains(MsgFlags::EXCEPT),
         }
     }
 
-    /// Returns the message to take among `messages`, which are given with their types.
+    /// Returns the message that the filter takes from `messages`. Each message comes with its type.
     #[inline]
     pub(super) fn find<M>(self, messages: impl Iterator<Item = (i64, M)>) -> Option<M> {
         let mut messages = messages.filter(|(mtype, _)| self.takes(*mtype));

@@ -2,15 +2,15 @@
 //!
 //! # A receiver that has died
 //!
-//! A sender does not check whether the receiver lives. That would take several system calls under
-//! the queue's lock (trap X6). The sender passes the message on and wakes the receiver. If the
-//! wake-up finds a sleeping thread, the receiver lives. If not, the receiver is about to sleep, and
-//! takes the message within a few instructions; or it has died. So the sender watches the message
-//! for some microseconds. If the message is not taken, the sender checks the receiver, and reaps a
-//! dead one.
+//! A sender does not check whether the receiver is alive. That would take several system calls
+//! under the queue's lock (trap X6). The sender passes the message on and wakes the receiver. If
+//! the wake-up finds a sleeping thread, the receiver is alive. If not, either the receiver is about
+//! to sleep, and takes the message within a few instructions, or it has died. So the sender polls
+//! the message for some microseconds. If the receiver does not take the message, the sender checks
+//! whether it is dead, and reaps it.
 //!
-//! Reaping passes the message to the next receiver, or puts it back into the queue (`rebuild`). So
-//! a message for a process that died before msgsnd(2) began can be received before msgsnd returns.
+//! The reaping passes the message to the next receiver, or puts it back into the queue (`rebuild`).
+//! So if a receiver died before msgsnd(2) began, its message can be received before msgsnd returns.
 //! The message also goes to another receiver if the process is killed later, before it takes the
 //! message. Linux loses such a message.
 //!
@@ -28,10 +28,11 @@ use crate::shared::Shared;
 use crate::status::STATUS;
 use crate::task_line::Absent;
 
-/// The checks of a message before its receiver is checked. They take some microseconds.
+/// How often the sender reads the message before it checks the receiver. The reads take some
+/// microseconds.
 const LOOKS: u32 = if IS_MODEL { 1 } else { 200 };
 
-/// The receivers that a send has given an outcome to.
+/// The receivers to which a send has given an outcome.
 #[derive(Default)]
 #[must_use = "the receivers are asleep until they are woken"]
 pub(super) struct Sent {
@@ -56,8 +57,8 @@ impl Sent {
         self.handed.is_some()
     }
 
-    /// Wakes the receivers. The caller holds no lock. Returns the receiver's task if it may have
-    /// died.
+    /// Wakes the receivers. The caller holds no lock. If the receiver of the message may have died,
+    /// returns its task.
     pub(super) fn wake(self, shared: &Shared) -> Absent {
         node::wake(shared, &self.failed);
         let Some(handed) = self.handed else { return Absent::new() };
@@ -82,15 +83,15 @@ impl Handed {
     }
 }
 
-/// Passes a message to the first waiting receiver that takes it.
+/// Passes a message to the first waiting receiver whose filter takes it.
 ///
-/// A receiver with a too small buffer gets `E2BIG`, and the next receiver is tried.
+/// If the buffer of a receiver is too small, it gets `E2BIG`, and the next receiver is tried.
 pub(super) fn pipelined_send(guard: &QueueGuard<'_>, message: Message<'_>, now_s: u64) -> Sent {
     let mut sent = Sent::default();
     let (mtype, size, name) = (message.mtype(), message.size(), guard.queue.name);
     for line in guard.receivers().iter() {
         let node = guard.node(line);
-        // An interrupted call ends with `EINTR`, or a handler has left it.
+        // The call will end with `EINTR`, or a signal handler has left it.
         if node.status() == Status::Interrupted || !node.filter().takes(mtype) {
             continue;
         }

@@ -1,9 +1,9 @@
-//! Messages as tasks make and release them, and the lines that a task keeps.
+//! How tasks allocate and free messages, and the lines that a task keeps.
 //!
-//! A task that has read a message keeps its lines for its next message, at most those of one
-//! message. The lines stay a private message of the task. So a task that receives and sends in turn
-//! does not take the lock of the pool, which all queues share. All tasks together keep at most a
-//! quarter of the lines.
+//! A task that has read a message keeps the lines of that message for its next one. It keeps the
+//! lines of at most one message. They stay a private message of the task. So a task that receives
+//! and sends in turn does not take the lock of the pool, which all queues share. All tasks together
+//! keep at most a quarter of the lines.
 
 use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
@@ -12,7 +12,7 @@ use super::message::{LINE_BYTES, Message};
 use crate::recover;
 use crate::task::Task;
 
-/// All tasks together keep at most one in so many lines.
+/// All tasks together keep at most 1/`KEPT_SHARE` of the lines.
 const KEPT_SHARE: u32 = 4;
 
 impl<'s> Message<'s> {
@@ -34,7 +34,7 @@ impl<'s> Message<'s> {
         Ok(message)
     }
 
-    /// Releases a private message of `task`. The task keeps its lines if it keeps none yet.
+    /// Frees a private message of `task`. If the task keeps no lines yet, it keeps these instead.
     ///
     /// If the task dies, the kept lines are reaped like any private message.
     #[inline]
@@ -42,8 +42,8 @@ impl<'s> Message<'s> {
         let layout = &self.shared.layout;
         let kept_max = layout.msgs.lines / (KEPT_SHARE * layout.tasks_max.max(1));
         let is_small = layout.msgs.len(&self.shared.region, self.line) <= kept_max;
-        // ORDERING(ipc-kept): Release. All reads of the message come before the next write by a
-        // thread.
+        // ORDERING(ipc-kept): Release. Pairs with `take_kept`: the next writer of these lines comes
+        // after all reads of the message.
         let kept = is_small
             && task
                 .hot
@@ -56,19 +56,18 @@ impl<'s> Message<'s> {
     }
 }
 
-/// Allocates lines. If there are none, reaps dead tasks and tries again.
-#[inline]
+/// Allocates lines. If too few are free, reaps dead tasks and tries again.
 fn alloc_lines(task: &Task, lines: u32) -> Result<u32, Errno> {
     let (shared, owner) = (&*task.shared, task.owner);
     let alloc = || shared.layout.msgs.alloc(shared, lines, owner, owner.index);
     recover::with_room(shared, owner, alloc)
 }
 
-/// Returns the kept lines of `task` if their number suits a message of `lines` lines. Otherwise
-/// frees them.
+/// Returns the kept lines of `task` if their number is right for a message of `lines` lines.
+/// Otherwise frees them.
 #[inline]
 fn take_kept(task: &Task, lines: u32) -> Option<u32> {
-    // ORDERING: Relaxed. A hint; the swap below decides.
+    // ORDERING: Relaxed. Only a hint: the swap below decides.
     if task.hot.kept_message.load(Ordering::Relaxed) == 0 {
         return None;
     }

@@ -1,8 +1,8 @@
-//! Models of message queues: a wait for a message or for space against the call that ends it; a
-//! removal against a send and a wait; passing on a message.
+//! Models of message queues: a wait for a message or for space, with the call that ends it; a
+//! removal with a send and with a wait; passing a message to a receiver.
 //!
-//! As in `crate::loom_models` for semaphores, each model counts its outcomes. Its twin leaves one
-//! step out and must fail.
+//! Each model counts its outcomes, like the models of semaphores in `crate::loom_models`. Its
+//! control leaves out one step, and must fail.
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -41,7 +41,7 @@ fn blind_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Sends without checking that the queue is the one that was looked up.
+/// Sends without checking that the queue is still the one that the lookup found.
 fn stale_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     let object = task.msg_ids().obtain_object_check(id.raw())?;
     let queue = Queue::new(&task.shared, &object);
@@ -51,7 +51,7 @@ fn stale_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Tells the receiver before the message is delivered.
+/// Tells the receiver before it stores the truth word that delivers the message.
 fn hasty_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     let message = Message::alloc(task, 1, b"")?;
     let guard = queue(task, id).lock(task.owner)?;
@@ -79,8 +79,8 @@ fn receive(task: &Task, id: MsgId) -> Result<(), Errno> {
     task.msgrcv(id, &mut [], 0, NOWAIT).map(drop)
 }
 
-/// A receiver waits for the message of `send`. Returns how often the sender found (no waiter, a
-/// waiter).
+/// A receiver waits for the message of `send`. Counts two outcomes: the sender found no waiting
+/// call, or a waiting one.
 fn receiver_against(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let namespace = namespace(1);
@@ -98,21 +98,22 @@ fn receiver_against(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] {
     })
 }
 
-/// Trap I5: finding no message and starting to wait is one step.
+/// Trap I5: a receiver must find no message and start to wait in one step. Otherwise it could miss
+/// a message.
 #[test]
 fn receiver_beside_its_message_goes_on() {
     assert_all_reached(&receiver_against(send));
 }
 
-/// Trap I5: a message that is appended although a receiver waits.
+/// Control of I5: the message is appended although a receiver waits. The model must fail.
 #[test]
 #[should_panic(expected = "branches")]
 fn control_message_that_wakes_nobody_is_caught() {
     receiver_against(blind_send);
 }
 
-/// A sender waits for the space that `receive` frees. Returns how often `receive` found (no waiter,
-/// a waiter).
+/// A sender waits for the space that `receive` frees. Counts two outcomes: `receive` found no
+/// waiting call, or a waiting one.
 fn sender_against(receive: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let namespace = namespace(1);
@@ -133,21 +134,22 @@ fn sender_against(receive: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] 
     })
 }
 
-/// Trap I5: finding no space and starting to wait is one step.
+/// Trap I5: a sender must find no space and start to wait in one step. Otherwise it could miss the
+/// free space.
 #[test]
 fn sender_beside_a_receiver_goes_on() {
     assert_all_reached(&sender_against(receive));
 }
 
-/// Trap I5: a receiver that does not call waiting senders.
+/// Control of I5: the receiver does not call waiting senders. The model must fail.
 #[test]
 #[should_panic(expected = "branches")]
 fn control_receiver_that_calls_nobody_is_caught() {
     sender_against(blind_receive);
 }
 
-/// A queue is removed and another one created during `send`. Returns the counts of (success,
-/// EINVAL, EIDRM).
+/// A queue is removed and another one created during `send`. Counts three outcomes of `send`:
+/// success, `EINVAL`, `EIDRM`.
 fn remove_against(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 3] {
     Tally::of_bounded(1, move |tally| {
         let namespace = namespace(1);
@@ -173,20 +175,20 @@ fn remove_against(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 3] {
     })
 }
 
-/// Traps I3, I10: the result of a lookup is checked again under the lock.
+/// Traps I3, I10: a call must check the result of its lookup again under the lock.
 #[test]
 fn message_beside_removal_reaches_its_own_queue_or_none() {
     assert_all_reached(&remove_against(send));
 }
 
-/// Trap I3: a sender that does not check again.
+/// Control of I3: the sender does not check the queue again. The model must fail.
 #[test]
 #[should_panic(expected = "a stale message reached the next queue")]
 fn control_message_without_a_second_look_is_caught() {
     remove_against(stale_send);
 }
 
-/// Trap I3: a call that waits, or is about to, when the queue is removed, ends.
+/// Trap I3: if a queue is removed, a call that waits at it, or is about to, must end.
 #[test]
 fn receiver_beside_removal_ends() {
     let outcomes: [usize; 2] = Tally::of_bounded(2, move |tally| {
@@ -205,8 +207,8 @@ fn receiver_beside_removal_ends() {
     assert_all_reached(&outcomes);
 }
 
-/// A message is passed to a receiver that sends another one at once. Returns how often the first
-/// message was (queued, passed to a waiting receiver).
+/// A message is passed to a receiver, which at once sends another one. Counts two outcomes for the
+/// first message: it was queued, or passed to the waiting receiver.
 fn hand_over(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let namespace = namespace(2);
@@ -231,13 +233,14 @@ fn hand_over(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] {
     })
 }
 
-/// Trap I13: once the receiver is told, only it may access node and message.
+/// Trap I13: after a sender has told the receiver, it must not access node and message any more.
 #[test]
 fn delivered_message_belongs_to_its_receiver() {
     assert_all_reached(&hand_over(send));
 }
 
-/// Trap I13: a sender that accesses the message after it told the receiver.
+/// Control of I13: the sender accesses the message after it has told the receiver. The model must
+/// fail.
 #[test]
 #[should_panic(expected = "I13")]
 fn control_message_touched_after_it_was_told_is_caught() {

@@ -1,22 +1,23 @@
-//! A message: a line with its state, and its text in the following lines.
+//! A message: a line with its state, and its text in the lines after it.
 //!
-//! The *truth word* is the message's state. Storing it sends or receives the message:
+//! The *truth word* is the message's state. A store to it sends or receives the message:
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
 //! | 0-1 | state | private, queued, delivered |
 //! | 2-16 | index | the queue's slot |
-//! | 17-36 | tag | the queue among those of that slot |
-//! | 37-63 | node | delivered: the node of the receiver |
+//! | 17-36 | tag | the tag of the queue, which differs from that of earlier queues in the slot |
+//! | 37-63 | node | of a delivered message: the node of the receiver |
 //!
 //! The sender writes a private message and makes it queued. The receiver makes it private again and
-//! reads it. If a receiver waits, the message becomes delivered instead of queued. The pool's
-//! header contains the owner of a private message, and is written before the message becomes
-//! private. All else (links, the queue's counts) follows from the truth words and the tickets.
+//! reads it. If a receiver waits, the sender makes the message delivered instead of queued. The
+//! pool's header names the owner of a private message. It is written before the message becomes
+//! private. Everything else (links, the queue's counts) follows from the truth words and the
+//! tickets.
 //!
 //! Type, size and ticket are written before the truth word, and do not change while the message is
-//! queued. Only the sender writes the text, and only the receiver reads it, so they need no lock.
-//! The queue's lock, or the status of a node, orders the two.
+//! queued. Only the sender writes the text, and only the receiver reads it, so they need no lock
+//! for it. The queue's lock, or the status of a node, orders the write before the read.
 
 use corewalk_base::Line;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering, fence};
@@ -27,7 +28,8 @@ use crate::limits::MSGMAX_MAX;
 use crate::lock::Owner;
 use crate::shared::Shared;
 
-// Words of a message's first line. Word 1 has the links of the list, words 6 and 7 are the pool's.
+// Words of a message's first line. Word 1 has the links of the list, words 6 and 7 belong to the
+// pool.
 const TRUTH: usize = 0;
 const TICKET: usize = 2;
 const TYPE: usize = 3;
@@ -42,11 +44,11 @@ const NODE_SHIFT: u32 = 37;
 /// The state of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Truth {
-    /// It belongs to the task in the pool's header.
+    /// The message belongs to the task in the pool's header.
     Private,
     /// It is in this queue.
     Queued(QueueName),
-    /// It was passed to the receiver with this node, from this queue.
+    /// A sender has passed the message to the receiver with this node, at this queue.
     Delivered(QueueName, u32),
 }
 
@@ -73,18 +75,17 @@ impl Truth {
 }
 
 /// A message.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Message<'s> {
     pub(super) shared: &'s Shared,
     pub(super) line: u32,
 }
 
 impl<'s> Message<'s> {
-    /// Writes type and text of a private message, which has enough lines.
-    #[inline]
+    /// Writes type and text of a private message. The message has enough lines for the text.
     pub(super) fn fill(&self, mtype: i64, text: &[u8]) {
-        // ORDERING(ipc-joins): Release. A reader that sees this text in an old range also sees that
-        // the range was joined.
+        // ORDERING(ipc-joins): Release. A thread that reads this text as the header of an old range
+        // also sees that ranges were joined.
         fence(Ordering::Release);
         let first = self.first();
         put(&first[TYPE], mtype.cast_unsigned());
@@ -93,27 +94,23 @@ impl<'s> Message<'s> {
     }
 
     /// Frees the lines of a private message.
-    #[inline]
     pub(super) fn free(self, owner: Owner) {
         self.shared.layout.msgs.free(self.shared, self.line, owner);
     }
 
-    /// Makes the message private to the task with number `task`.
-    #[inline]
+    /// Makes the message private to the task numbered `task`.
     pub(super) fn make_private(&self, task: u32) {
-        // The header is first, so a private message always has an owner.
+        // The header is stored first, so that a private message always has an owner.
         self.shared.layout.msgs.set_whose(&self.shared.region, self.line, task);
         self.set_truth(Truth::Private);
     }
 
-    #[inline]
     pub(super) fn mtype(&self) -> i64 {
         get(&self.first()[TYPE]).cast_signed()
     }
 
     /// Returns the length of the text in bytes, at most [`MSGMAX_MAX`] even in a damaged
     /// region.
-    #[inline]
     pub(super) fn size(&self) -> usize {
         get(&self.first()[SIZE]).min(u64::from(MSGMAX_MAX)) as usize
     }
@@ -122,24 +119,23 @@ impl<'s> Message<'s> {
         get(&self.first()[TICKET])
     }
 
-    #[inline]
     pub(super) fn set_ticket(&self, ticket: u64) {
         put(&self.first()[TICKET], ticket);
     }
 
     pub(super) fn truth(&self) -> Truth {
-        // ORDERING(ipc-truth): Acquire. Type, size, ticket and text were written before.
+        // ORDERING(ipc-truth): Acquire. The caller sees type, size, ticket and text, which were
+        // written before.
         Truth::from_word(self.first()[TRUTH].load(Ordering::Acquire))
     }
 
     /// Stores the state of the message.
-    #[inline]
     pub(super) fn set_truth(&self, truth: Truth) {
         // ORDERING(ipc-truth): Release. See `truth`.
         self.first()[TRUTH].store(truth.to_word(), Ordering::Release);
     }
 
-    /// Copies the text to `out`, at most its length. Returns the count of bytes.
+    /// Copies as much of the text as fits to `out`. Returns the number of bytes.
     #[inline]
     pub(super) fn read(&self, out: &mut [u8]) -> usize {
         let size = self.size().min(out.len());
@@ -157,7 +153,7 @@ impl<'s> Message<'s> {
         size
     }
 
-    /// Copies `text` into the lines after the first.
+    /// Copies `text` into the lines after the first line.
     #[inline]
     fn write(&self, text: &[u8]) {
         for (line, bytes) in self.text_lines().zip(text.chunks(LINE_BYTES)) {
@@ -175,13 +171,11 @@ impl<'s> Message<'s> {
         }
     }
 
-    #[inline]
     fn text_lines(&self) -> impl Iterator<Item = &'s Line> + use<'s> {
         let (region, first) = (&self.shared.region, self.line);
         (1..).map(move |at: u32| region.line(first.wrapping_add(at)))
     }
 
-    #[inline]
     fn first(&self) -> &'s [AtomicU64; 8] {
         self.shared.region.line(self.line)
     }

@@ -1,18 +1,18 @@
 //! A waiting call: a receiver that waits for a message, or a sender that waits for space.
 //!
 //! A node has two lines of a pool. Its task sleeps on the first word. After a wake-up the task
-//! looks only at that word, since the queue may be gone. A task that stores the outcome there must
-//! not access the node afterwards (trap I13).
+//! reads only that word, since the queue may be gone. A task that stores the outcome in that word
+//! must not access the node afterwards (trap I13).
 //!
 //! | status | meaning |
 //! |---|---|
 //! | 0 | waits |
 //! | `CALLED` | check again: permissions or space may have changed. The node is still in its list |
 //! | `INTERRUPTED` | the call must give up, and gets no message |
-//! | `DONE`, errno, line | the outcome: an errno, or a receiver's message. It is in no list |
+//! | `DONE`, errno, line | the outcome: an errno, or a receiver's message. The node is in no list |
 //!
-//! `WHOSE` contains the role of the node and its queue. The ticket defines its position in the
-//! list. So the lists of a queue can be rebuilt from the nodes. `WHOSE` is 0 in a free node.
+//! `WHOSE` has the role of the node and its queue. The ticket is the node's position in the list.
+//! So the lists of a queue can be rebuilt from the nodes. `WHOSE` is 0 in a free node.
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::{Line, futex};
@@ -26,7 +26,7 @@ use crate::lock::Owner;
 use crate::shared::Shared;
 use crate::status::{self, DONE, INTERRUPTED, STATUS};
 
-// Words of a node's first line, without status and links. Words 6 and 7 are the pool's.
+// Words of a node's first line, apart from status and links. Words 6 and 7 belong to the pool.
 const TICKET: usize = 2;
 /// The pid and the number of the task.
 const TASK: usize = 3;
@@ -39,11 +39,11 @@ const FILTER: [usize; 2] = [0, 1];
 
 const CALLED: u64 = 1 << 1;
 
-/// Bit of `WHOSE` above the queue, set in each node in use.
+/// The bit of `WHOSE` above the queue. It is set in each node in use.
 const IS_NODE: u64 = 1 << 62;
 const ROLE_SHIFT: u32 = 40;
 
-/// Nodes whose tasks must be woken after the lock is released.
+/// Nodes whose tasks must be woken after the release of the lock.
 pub(super) type Wakes = SmallVec<[u32; 4]>;
 
 /// The role of a waiting call.
@@ -59,7 +59,7 @@ pub(super) enum Status {
     Waits,
     Called,
     Interrupted,
-    /// The call has an outcome. A receiver's message is at this line.
+    /// The call has an outcome. For a receiver it has the line of its message.
     Done(Result<u32, Errno>),
 }
 
@@ -71,8 +71,8 @@ pub(super) struct Node<'s> {
 }
 
 impl<'s> Node<'s> {
-    /// Returns a node for a call of the task with this pid, which holds the queue's lock. It gets
-    /// the next ticket.
+    /// Returns a node with the next ticket, for a call of the task with this pid. The task holds
+    /// the queue's lock.
     ///
     /// # Errors
     ///
@@ -95,8 +95,8 @@ impl<'s> Node<'s> {
         put(&first[SIZE], size as u64);
         put(&first[STATUS], 0);
         node.set_ticket(guard.next_ticket());
-        // ORDERING(ipc-truth): Release. The node waits from here on. The fields above are stored
-        // before.
+        // ORDERING(ipc-truth): Release. From here on the node waits. A rebuild that sees this also
+        // sees the fields stored above.
         first[WHOSE].store(whose(role, name), Ordering::Release);
         Ok(node)
     }
@@ -106,12 +106,12 @@ impl<'s> Node<'s> {
         self.shared.layout.msg_waits.free(self.shared, self.line, owner);
     }
 
-    /// Records that the node does not wait any more. It is in no list.
+    /// Records that the node does not wait any more. The caller has removed it from its list.
     pub(super) fn forget(&self) {
         put(&self.first()[WHOSE], 0);
     }
 
-    /// Returns role and queue of the node, or `None` if it is not a node in use.
+    /// Returns role and queue of the node, or `None` if it is not in use.
     pub(super) fn whose(&self) -> Option<(Role, QueueName)> {
         // ORDERING(ipc-truth): Acquire. See `alloc`.
         let word = self.first()[WHOSE].load(Ordering::Acquire);
@@ -166,33 +166,36 @@ impl<'s> Node<'s> {
         }
     }
 
-    /// Returns the low half of the status without the bits that end the sleep. The task sleeps
-    /// while the word has this value. Other bits are kept, even in a damaged region.
+    /// Returns the low half of the status, without the bits that end the sleep. The task sleeps
+    /// while the word has this value. Other bits are kept, since a damaged word may have any of
+    /// them.
     pub(super) fn asleep(&self) -> u32 {
         low(get(self.word()) & !(DONE | INTERRUPTED | CALLED))
     }
 
-    /// Stores the outcome of the call; for a receiver the line of its message. The node is in no
-    /// list, and the caller must not access it afterwards.
+    /// Stores the outcome of the call, which for a receiver is the line of its message. The node is
+    /// in no list any more, and the caller must not access it afterwards.
     pub(super) fn tell(&self, outcome: Result<u32, Errno>) {
         let status = match outcome {
             Ok(line) => status::done(0) | pair(0, line),
             Err(errno) => status::done(errno.raw_os_error()),
         };
-        // ORDERING(ipc-status): Release. All that was done for the call comes before its task goes
-        // on.
+        // ORDERING(ipc-status): Release. The task that reads the outcome sees all work that was
+        // done for its call.
         self.word().store(status, Ordering::Release);
     }
 
     /// Ends a wait with `outcome`, unless another task has stored an outcome meanwhile.
     ///
-    /// Returns the outcome, and whether the node is out of its list. If the queue's lock could not
-    /// be acquired, the node stays in the list. It is interrupted then, so it gets no message.
+    /// Returns the outcome, and whether the node is out of its list. If the caller could not
+    /// acquire the queue's lock, the node stays in the list. Its status then says that it is
+    /// interrupted, so it gets no message.
     pub(super) fn leave(&self, outcome: Result<u32, Errno>) -> (Result<u32, Errno>, bool) {
         if self.whose().is_none() {
             return (outcome, true);
         }
-        // ORDERING(ipc-status): AcqRel. Pairs with `tell` in both directions.
+        // ORDERING(ipc-status): AcqRel. Acquire pairs with `tell`: this task sees the work for its
+        // call. Release pairs with `status::load`: a sender that sees the bit passes no message.
         let seen = self.word().fetch_or(INTERRUPTED, Ordering::AcqRel);
         match status::outcome(seen) {
             Some(told) => (told.map(|()| high(seen)), true),
@@ -200,13 +203,14 @@ impl<'s> Node<'s> {
         }
     }
 
-    /// Calls the task to check again. Returns true if it must be woken. The queue's lock is held.
+    /// Calls the task to check again. Returns true if it must be woken. The caller holds the
+    /// queue's lock.
     pub(super) fn call(&self) -> bool {
-        // ORDERING(ipc-status): AcqRel. As in `tell`. The bit of an interrupt stays.
+        // ORDERING(ipc-status): AcqRel. As in `tell`. The bit of an interrupt is kept.
         self.word().fetch_or(CALLED, Ordering::AcqRel) & CALLED == 0
     }
 
-    /// Records that the task has checked again. The queue's lock is held.
+    /// Records that the task has checked again. The caller holds the queue's lock.
     pub(super) fn answer_call(&self) {
         // ORDERING(ipc-status): AcqRel. As in `call`.
         self.word().fetch_and(!CALLED, Ordering::AcqRel);
@@ -222,7 +226,6 @@ impl<'s> Node<'s> {
 }
 
 /// Wakes the tasks of nodes. The caller holds no lock.
-#[inline]
 pub(super) fn wake(shared: &Shared, wakes: &[u32]) {
     for node in wakes {
         futex::wake(&shared.region.line(*node)[STATUS], 1, shared.scope);

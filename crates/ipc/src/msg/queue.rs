@@ -1,9 +1,9 @@
 //! A queue: its words and its lock.
 //!
-//! A queue has two lines per slot of its kind. The queue's lock protects the words below, the links
-//! of the queue's messages and nodes, and their truth words while they belong to the queue. `LIVE`
-//! contains the payload of the slot's queue. A lookup takes no lock, so its result is compared with
-//! `LIVE` under the lock (trap I3).
+//! A queue has two lines for each slot of its kind. The queue's lock protects the words below and
+//! the links of the queue's messages and nodes. It also protects their truth words while they
+//! belong to the queue. `LIVE` has the payload of the queue in the slot. A lookup takes no lock, so
+//! a call compares the result with `LIVE` under the lock (trap I3).
 
 use corewalk_base::Line;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -42,24 +42,25 @@ const RTIME: usize = 3;
 /// The tag of the last queue of this slot.
 const TAG: usize = 4;
 
-/// The new `QBYTES` of an `IPC_SET` that has begun.
+/// The new `QBYTES` of an `IPC_SET` that is under way.
 const NEXT_QBYTES: usize = 5;
-/// If an `IPC_SET` has begun: [`IS_SETTING`] and the slot's state at that time. Else 0.
+/// [`IS_SETTING`] and the slot's state at the start of an `IPC_SET` that is under way. Otherwise 0.
 const SETTING: usize = 6;
 
-/// Bit of `SETTING`, so that it is not 0.
+/// The bit of `SETTING` that is always set, so that the word is not 0.
 const IS_SETTING: u64 = 1 << 63;
 
 /// The bits of a tag: 20.
 const TAG_MASK: u32 = (1 << 20) - 1;
 
-/// The word of the links in the first line of a message or node.
+/// The word with the links, in the first line of a message or node.
 const LINKS: usize = 1;
 
-/// Bit of a payload, so that no payload is 0.
+/// The bit of a payload that is always set, so that no payload is 0.
 const PAYLOAD: u64 = 1 << 63;
 
-/// The identity of a queue: its slot, and its tag among the queues of that slot.
+/// The identity of a queue: its slot, and a tag that differs from those of earlier queues in the
+/// slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct QueueName {
     pub(super) index: u32,
@@ -68,18 +69,15 @@ pub(super) struct QueueName {
 
 impl QueueName {
     /// Returns the identity as 35 bits.
-    #[inline]
     pub(super) fn to_bits(self) -> u64 {
         u64::from(self.index) | u64::from(self.tag) << INDEX_BITS
     }
 
-    #[inline]
     pub(super) fn from_bits(bits: u64) -> Self {
         let index = bits as u32 & (SLOTS_MAX - 1);
         Self { index, tag: (bits >> INDEX_BITS) as u32 & TAG_MASK }
     }
 
-    #[inline]
     pub(super) fn payload(self) -> u64 {
         PAYLOAD | u64::from(self.tag)
     }
@@ -108,17 +106,17 @@ pub struct MsgStat {
     pub id: MsgId,
     /// The permissions.
     pub perm: Perm,
-    /// The last msgsnd(2), in seconds since 1970, or 0.
+    /// The time of the last msgsnd(2), in seconds since 1970, or 0.
     pub stime_s: u64,
-    /// The last msgrcv(2), in seconds since 1970, or 0.
+    /// The time of the last msgrcv(2), in seconds since 1970, or 0.
     pub rtime_s: u64,
     /// The last change, in seconds since 1970.
     pub ctime_s: u64,
-    /// The bytes of the messages in the queue.
+    /// The sum of the bytes of all messages in the queue.
     pub cbytes: u64,
     /// The number of messages in the queue.
     pub qnum: u64,
-    /// The largest number of bytes in the queue, and of messages.
+    /// The limit for the bytes in the queue, and also for the number of its messages.
     pub qbytes: u64,
     /// The pid of the last sender, or 0.
     pub lspid: u32,
@@ -127,7 +125,6 @@ pub struct MsgStat {
 }
 
 impl<'s> Queue<'s> {
-    #[inline]
     pub(super) fn new(shared: &'s Shared, object: &Object) -> Self {
         let tag = object.payload as u32 & TAG_MASK;
         Self { shared, name: QueueName { index: object.index, tag } }
@@ -156,53 +153,47 @@ impl<'s> Queue<'s> {
         queue
     }
 
-    /// Returns true if a lookup finds the queue that the slot has.
+    /// Returns true if a lookup can find the queue that the slot has.
     pub(super) fn is_published(self) -> bool {
         let payload = ids::payload(self.shared, self.shared.layout.msg_ids, self.name.index);
         self.live() != 0 && payload == Some(self.live())
     }
 
-    /// Returns the payload of the slot's queue, or 0. Without the lock it is only a hint.
-    #[inline]
+    /// Returns the payload of the slot's queue, or 0. Without the lock the value is only a hint.
     pub(super) fn live(self) -> u64 {
         get(&self.line()[LIVE])
     }
 
-    /// Returns the last ticket. Without the lock it is a hint: a change shows that a message was
+    /// Returns the last ticket. Without the lock the value is a hint: if it changes, a message was
     /// sent.
-    #[inline]
     pub(super) fn last_ticket(self) -> u64 {
         get(&self.second()[TICKET])
     }
 
-    /// Returns the counts of messages and bytes, without the lock.
+    /// Returns the numbers of messages and bytes. Without the lock they may be of different
+    /// instants.
     pub(super) fn glimpse(self) -> (u64, u64) {
         (get(&self.line()[QNUM]), get(&self.line()[CBYTES]))
     }
 
-    #[inline]
     pub(super) fn line(&self) -> &'s Line {
         self.shared.region.line(self.shared.layout.queues + QUEUE_LINES * self.name.index)
     }
 
-    #[inline]
     fn second(&self) -> &'s Line {
         self.shared.region.line(self.shared.layout.queues + QUEUE_LINES * self.name.index + 1)
     }
 }
 
 impl<'s> QueueGuard<'s> {
-    #[inline]
     pub(super) fn messages(&self) -> List<'s> {
         self.list(MESSAGES, self.queue.shared.layout.msgs)
     }
 
-    #[inline]
     pub(super) fn receivers(&self) -> List<'s> {
         self.list(RECEIVERS, self.queue.shared.layout.msg_waits)
     }
 
-    #[inline]
     pub(super) fn senders(&self) -> List<'s> {
         self.list(SENDERS, self.queue.shared.layout.msg_waits)
     }
@@ -215,7 +206,7 @@ impl<'s> QueueGuard<'s> {
         Node { shared: self.queue.shared, line }
     }
 
-    /// Returns the list of the waiting calls with this role.
+    /// Returns the list of the waiting calls that have this role.
     pub(super) fn waiting(&self, role: Role) -> List<'s> {
         match role {
             Role::Receiver => self.receivers(),
@@ -240,7 +231,6 @@ impl<'s> QueueGuard<'s> {
     }
 
     /// Returns a ticket larger than all before.
-    #[inline]
     pub(super) fn next_ticket(&self) -> u64 {
         let ticket = &self.queue.second()[TICKET];
         let next = get(ticket).wrapping_add(1);
@@ -256,14 +246,14 @@ impl<'s> QueueGuard<'s> {
         put(&self.queue.line()[QBYTES], qbytes);
     }
 
-    /// Records that `IPC_SET` is about to change the slot, and `qbytes` with it.
+    /// Records that `IPC_SET` is about to change the slot, and then `qbytes`.
     ///
-    /// The record has the slot's state. If the state has changed, recovery changes `qbytes` too. So
-    /// the whole change takes effect at one store.
+    /// The record contains the slot's state. If that state has changed, recovery changes `qbytes`
+    /// too. So the whole change takes effect with the one store that changes the slot.
     pub(super) fn begin_set(&self, qbytes: u64) {
         let second = self.queue.second();
         put(&second[NEXT_QBYTES], qbytes);
-        // ORDERING(ipc-redo): Release. The new value is stored before the record of the change.
+        // ORDERING(ipc-redo): Release. Recovery that sees the record also sees the new value.
         second[SETTING].store(self.setting(), Ordering::Release);
     }
 
@@ -272,7 +262,8 @@ impl<'s> QueueGuard<'s> {
         IS_SETTING | ids::state(shared, shared.layout.msg_ids, self.queue.name.index)
     }
 
-    /// Completes an interrupted `IPC_SET`. Returns true if it had changed the slot.
+    /// Completes an `IPC_SET` of a dead task if that has changed the slot. Returns true in that
+    /// case.
     pub(super) fn redo_set(&self) -> bool {
         let second = self.queue.second();
         let setting = get(&second[SETTING]);
@@ -285,13 +276,12 @@ impl<'s> QueueGuard<'s> {
 
     /// Records that the whole change is done.
     pub(super) fn end_set(&self) {
-        // ORDERING(ipc-redo): Release. The change is stored before the record is cleared.
+        // ORDERING(ipc-redo): Release. Recovery that sees no record sees the change stored.
         self.queue.second()[SETTING].store(0, Ordering::Release);
     }
 
     /// Returns true if a message of `size` bytes fits.
-    #[doc(alias = "msg_fits_inqueue")]
-    #[inline]
+    /// Analogous to Linux's `msg_fits_inqueue`.
     pub(super) fn fits(&self, size: usize) -> bool {
         let line = self.queue.line();
         let qbytes = get(&line[QBYTES]);
@@ -300,7 +290,6 @@ impl<'s> QueueGuard<'s> {
     }
 
     /// Records pid and time of a send.
-    #[inline]
     pub(super) fn note_send(&self, pid: u32, now_s: u64) {
         let second = self.queue.second();
         put(&second[PIDS], pair(pid, high(get(&second[PIDS]))));
@@ -308,7 +297,6 @@ impl<'s> QueueGuard<'s> {
     }
 
     /// Records pid and time of a receive.
-    #[inline]
     pub(super) fn note_receive(&self, pid: u32, now_s: u64) {
         let second = self.queue.second();
         put(&second[PIDS], pair(low(get(&second[PIDS])), pid));
@@ -316,7 +304,6 @@ impl<'s> QueueGuard<'s> {
     }
 
     /// Appends a private message.
-    #[inline]
     pub(super) fn append(&self, message: Message<'s>) {
         message.set_ticket(self.next_ticket());
         message.set_truth(Truth::Queued(self.queue.name));
@@ -324,7 +311,7 @@ impl<'s> QueueGuard<'s> {
         self.count_in(message);
     }
 
-    /// Inserts a delivered message into the queue, at the position of its ticket.
+    /// Inserts a delivered message into the queue again, at the position of its ticket.
     #[cold]
     pub(super) fn put_back(&self, message: Message<'s>) {
         let mut lines: Vec<u32> = self.messages().iter().collect();
@@ -335,14 +322,12 @@ impl<'s> QueueGuard<'s> {
         self.count_in(message);
     }
 
-    #[inline]
     fn count_in(&self, message: Message<'s>) {
         let size = message.size() as u64;
         self.set_counts(|cbytes, qnum| (cbytes.saturating_add(size), qnum.saturating_add(1)));
     }
 
-    /// Removes a queued message from the queue. It becomes private to the task with number `task`.
-    #[inline]
+    /// Removes a queued message from the queue, and makes it private to the task numbered `task`.
     pub(super) fn take(&self, message: Message<'s>, task: u32) {
         message.make_private(task);
         self.messages().unlink(message.line);
@@ -350,7 +335,6 @@ impl<'s> QueueGuard<'s> {
         self.set_counts(|cbytes, qnum| (cbytes.saturating_sub(size), qnum.saturating_sub(1)));
     }
 
-    #[inline]
     pub(super) fn set_counts(&self, next: impl FnOnce(u64, u64) -> (u64, u64)) {
         let line = self.queue.line();
         let (cbytes, qnum) = next(get(&line[CBYTES]), get(&line[QNUM]));
@@ -359,7 +343,7 @@ impl<'s> QueueGuard<'s> {
     }
 
     /// Calls the waiting senders whose messages fit now. Returns the nodes to wake.
-    #[doc(alias = "ss_wakeup")]
+    /// Analogous to Linux's `ss_wakeup`.
     #[inline]
     pub(super) fn call_senders(&self) -> Wakes {
         if self.senders().is_empty() {
@@ -371,7 +355,7 @@ impl<'s> QueueGuard<'s> {
     }
 
     /// Calls all waiting receivers. Returns the nodes to wake.
-    #[doc(alias = "expunge_all")]
+    /// Analogous to Linux's `expunge_all`.
     pub(super) fn call_receivers(&self) -> Wakes {
         let waiting = self.receivers().iter().map(|line| self.node(line));
         waiting.filter(|node| node.call()).map(|node| node.line).collect()
@@ -379,7 +363,7 @@ impl<'s> QueueGuard<'s> {
 
     /// Ends the queue: frees all messages, and ends all waits with `EIDRM`. Returns the nodes to
     /// wake.
-    #[doc(alias = "freeque")]
+    /// Analogous to Linux's `freeque`.
     pub(super) fn end(&self) -> Wakes {
         let owner = self.owner;
         let told: Wakes = self.receivers().iter().chain(self.senders().iter()).collect();
@@ -392,7 +376,7 @@ impl<'s> QueueGuard<'s> {
         }
         self.messages().set([]);
         self.set_counts(|_, _| (0, 0));
-        // This store is the last one, so that recovery completes an interrupted end.
+        // This store is the last one. If the task dies before it, recovery completes the end.
         put(&self.queue.line()[LIVE], 0);
         told
     }

@@ -1,34 +1,36 @@
-//! Rebuilding a queue from its messages and nodes.
+//! Rebuilds a queue from its messages and nodes.
 //!
-//! A task that takes over a queue's lock from a dead task calls [`recover`]. That reads all
-//! messages and nodes of the pools. Their truth words say which of them belong to the queue. Its
-//! lists and counts are set accordingly. So the step that the dead task had begun is completed or
-//! undone:
+//! A task that takes over a queue's lock from a dead task calls [`recover`], which reads all
+//! messages and nodes of the pools. Their truth words show which of them belong to the queue. The
+//! lists and counts of the queue are set accordingly. So the step that the dead task had begun is
+//! completed or undone:
 //!
 //! | the task died | then |
 //! |---|---|
 //! | before it stored the truth word of its message | the message is private and not sent |
 //! | after it stored `Queued` | the message is sent |
-//! | after it stored `Delivered`, before it told the node | the node is told here |
-//! | after it made a message private | the message is received; senders are called here |
+//! | after it stored `Delivered`, before it told the node | recovery tells the node |
+//! | after it made a message private | the message is received; recovery calls senders |
 //! | before it stored `WHOSE` of its node | the node does not wait |
 //! | while it moved its node or called others | the node waits at the position of its ticket |
-//! | in `IPC_SET`, once the slot was changed | `qbytes` is set here, and receivers are called |
-//! | in a removal, after it unpublished the queue | the queue is ended here |
+//! | in `IPC_SET`, once the slot was changed | recovery sets `qbytes`, and calls receivers |
+//! | in a removal, after it unpublished the queue | recovery ends the queue |
 //!
 //! Recovery may be stopped at any point and started again. It does not free the nodes and private
 //! messages of a dead task. [`reap`] does that, once the task is known to be dead.
 //!
-//! Both read every message and node of the namespace.
+//! [`recover`] and [`reap`] read every message and node of the namespace.
 
+use corewalk_base::futex;
 use rustix::io::Errno;
 
 use super::handover::pipelined_send;
 use super::message::{Message, Truth};
 use super::node::{self, Node, Role, Status, Wakes};
 use super::queue::{LOCK, Queue, QueueGuard, QueueName};
+use crate::field::get;
 use crate::ids::{Ids, Kind, Remains};
-use crate::lock::{Held, Owner, Wait, lock_within};
+use crate::lock::{Held, Owner, Wait, is_left, lock_within};
 use crate::shared::{Shared, now_s};
 use crate::task_line::Absent;
 
@@ -42,13 +44,12 @@ pub(crate) const QUEUES: &Kind = &Kind {
 };
 
 impl<'s> Queue<'s> {
-    /// Acquires the queue's lock. If its holder has died, the queue is repaired first.
+    /// Acquires the queue's lock. If its holder has died, this first repairs the queue.
     ///
     /// # Errors
     ///
-    /// `EIDRM` if the queue is gone (trap I3: every path checks again under the lock); `EIO` if a
-    /// living holder does not release the lock.
-    #[inline]
+    /// `EIDRM` if the queue is gone (trap I3: every path checks this again under the lock); `EIO`
+    /// if a living holder does not release the lock.
     pub(super) fn lock(self, owner: Owner) -> Result<QueueGuard<'s>, Errno> {
         let held = self.hold(owner, Wait::Long)?;
         if self.live() != self.name.payload() {
@@ -57,8 +58,7 @@ impl<'s> Queue<'s> {
         Ok(QueueGuard { queue: self, owner, _held: Some(held) })
     }
 
-    /// As [`Queue::lock`], whichever queue the slot has.
-    #[inline]
+    /// Like [`Queue::lock`], whichever queue the slot has.
     pub(super) fn hold(self, owner: Owner, wait: Wait) -> Result<Held<'s>, Errno> {
         lock_within(self.shared, &self.line()[LOCK], owner, wait, || {
             recover(self, owner);
@@ -66,7 +66,7 @@ impl<'s> Queue<'s> {
         })
     }
 
-    /// Creates an empty queue in slot `index`. No lookup can find it yet.
+    /// Creates an empty queue in slot `index`, before any lookup can find it.
     ///
     /// # Errors
     ///
@@ -94,7 +94,8 @@ impl<'s> Queue<'s> {
     }
 }
 
-/// Repairs the queue whose lock was taken over. `queue` is any queue of the slot.
+/// Repairs the slot's last queue, after its lock was taken over. `queue` may be any queue of the
+/// slot.
 pub(super) fn recover(queue: Queue<'_>, owner: Owner) {
     let locked = QueueGuard { queue: queue.last_of_slot(), owner, _held: None };
     let is_set = locked.redo_set();
@@ -109,12 +110,12 @@ pub(super) fn recover(queue: Queue<'_>, owner: Owner) {
     node::wake(queue.shared, &wakes);
 }
 
-/// Rebuilds lists and counts of a queue. Returns the nodes to wake.
+/// Rebuilds the lists and counts of a queue. Returns the nodes to wake.
 pub(super) fn rebuild(locked: &QueueGuard<'_>) -> Wakes {
     let shared = locked.queue.shared;
     let name = locked.queue.name;
     let mut wakes = Wakes::new();
-    // The queue's lock is held, so no message enters or leaves the queue.
+    // The caller holds the queue's lock, so no message enters or leaves the queue meanwhile.
     let (_, messages) = shared.layout.msgs.collect_used(&shared.region, |line, _| {
         let truth = Message { shared, line }.truth();
         let is_own = matches!(truth, Truth::Queued(of) | Truth::Delivered(of, _) if of == name);
@@ -133,7 +134,8 @@ pub(super) fn rebuild(locked: &QueueGuard<'_>) -> Wakes {
                     continue;
                 }
                 if node.status() == Status::Interrupted {
-                    // The message was not sent. It belongs to its sender, which has died.
+                    // The message was not sent, since its receiver gave up. It belongs to its
+                    // sender, which has died.
                     message.set_truth(Truth::Private);
                 } else {
                     node.tell(Ok(line));
@@ -160,10 +162,10 @@ pub(super) fn rebuild(locked: &QueueGuard<'_>) -> Wakes {
     wakes
 }
 
-/// Frees the nodes and private messages of the dead task with number `task`.
+/// Frees the nodes and private messages of the dead task numbered `task`.
 ///
-/// Messages that were passed to it go to other receivers. Returns the tasks of these receivers if
-/// they may have died.
+/// Messages that were passed to that task go to other receivers. Returns the tasks of these
+/// receivers if they may have died.
 ///
 /// # Errors
 ///
@@ -183,7 +185,7 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, task: u32) -> Result<Absent, E
     Ok(absent)
 }
 
-/// Frees those of the `seen` messages that are still private messages of the dead task `task`.
+/// Frees those of the messages in `seen` that are still private messages of the dead task `task`.
 pub(super) fn free_private(
     shared: &Shared,
     owner: Owner,
@@ -193,24 +195,24 @@ pub(super) fn free_private(
     let pool = &shared.layout.msgs;
     for line in seen {
         let message = Message { shared, line };
-        // A receiver may take a message of the dead task meanwhile. It records itself as the owner
-        // before it makes the message private. So read the owner again after the truth word.
+        // Another task may take a message of the dead task meanwhile. It records itself as the
+        // owner before it makes the message private. So read the owner again after the truth word.
         pool.free_seen(shared, (line, joins), owner, || {
             message.truth() == Truth::Private && pool.whose(&shared.region, line) == Some(task)
         });
     }
 }
 
-/// Unlinks a node from its list, and passes on the message that was passed to it. Returns the task
-/// of the new receiver if that may have died.
+/// Unlinks a node from its list. If a message was passed to the node, passes it on to another
+/// receiver. Returns the task of that receiver if it may have died.
 pub(super) fn end_node(
     shared: &Shared,
     owner: Owner,
     node: Node<'_>,
     (role, name): (Role, QueueName),
 ) -> Result<Absent, Errno> {
-    // Under the lock, the node is in its list or has its outcome. A removed queue has told its
-    // nodes.
+    // Under the lock, the node is in its list or has its outcome. If the queue was removed, the
+    // removal has told the node.
     let guard = match (Queue { shared, name }).lock(owner) {
         Err(Errno::IDRM) => None,
         guard => Some(guard?),
@@ -230,7 +232,8 @@ pub(super) fn end_node(
         message.free(owner);
         return Ok(Absent::new());
     };
-    // The message belongs to this task while it is private. If this task dies, it is freed.
+    // While the message is private, it belongs to this task. If this task dies, the message is
+    // freed.
     shared.layout.msgs.set_whose(&shared.region, line, owner.index);
     let sent = pipelined_send(&guard, message, now_s());
     if !sent.is_handed() {
@@ -240,7 +243,7 @@ pub(super) fn end_node(
     Ok(sent.wake(shared))
 }
 
-/// Clears the remains in a slot without a queue. The lock of the kind is held.
+/// Clears the remains in a slot without a queue. The caller holds the lock of the kind.
 fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
     let slot = Queue { shared: ids.shared, name: QueueName { index, tag: 0 } };
     if slot.live() != 0 && slot.recover(ids.owner).is_err() {
@@ -253,4 +256,40 @@ fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
 pub(super) fn nodes(shared: &Shared) -> impl Iterator<Item = (Node<'_>, u32)> {
     let used = shared.layout.msg_waits.used(&shared.region);
     used.map(move |(line, whose)| (Node { shared, line }, whose))
+}
+
+/// Looks after the calls that wait at queues, for the watcher. Repairs the queues whose lock has a
+/// dead holder and those whose removal was interrupted. Wakes calls that have an outcome or whose
+/// queue is gone. Returns the receivers of messages that they may not have taken.
+pub(crate) fn look_at_waits(shared: &Shared, owner: Owner) -> Vec<u32> {
+    let (mut suspects, mut queues) = (Vec::new(), Vec::new());
+    for (node, task) in nodes(shared) {
+        let status = node.status();
+        if matches!(status, Status::Done(Ok(_))) {
+            suspects.push(task);
+        }
+        let name = node.waits_as().map(|(_, name)| name);
+        let is_there = |name: &QueueName| Queue { shared, name: *name }.live() == name.payload();
+        match name.filter(is_there).filter(|_| status == Status::Waits) {
+            Some(name) => queues.push(name.index),
+            None => drop(futex::wake(node.word(), 1, shared.scope)),
+        }
+    }
+    queues.sort_unstable();
+    queues.dedup();
+    for index in queues {
+        let queue = Queue { shared, name: QueueName { index, tag: 0 } };
+        if queue.live() != 0
+            && !queue.is_published()
+            && let Ok(ids) = (Ids { shared, kind: QUEUES, owner }).lock()
+        {
+            ids.end_left_at(index);
+        }
+        if is_left(shared, get(&queue.line()[LOCK])) {
+            // Taking the lock from the dead holder repairs the queue. If that fails, a later check
+            // tries again.
+            drop(queue.hold(owner, Wait::Short));
+        }
+    }
+    suspects
 }

@@ -1,14 +1,13 @@
 //! msgrcv(2).
 //!
-//! A received message is private to its receiver. So the text is copied without the queue's lock.
-//! The lines are released when [`Arrived`] is dropped.
+//! A received message is private to its receiver. So the receiver copies the text without the
+//! queue's lock. The drop of [`Arrived`] frees the lines of the message.
 //!
 //! Source: msgop(2); Linux `ipc/msg.c` (`do_msgrcv`, "lockless receive").
 
 use corewalk_base::futex::{self, Deadline, Ended};
 use corewalk_base::primitives::thread;
 use rustix::io::Errno;
-use std::fmt;
 
 use super::filter::Filter;
 use super::message::Message;
@@ -33,15 +32,17 @@ pub struct Received {
     pub size_bytes: usize,
 }
 
-/// A message that the receiver owns. Dropping it frees the message.
+/// A message that the receiver owns. Its drop frees the message.
+#[derive(Debug)]
 pub struct Arrived<'t> {
     from: From<'t>,
     mtype: i64,
     size_max: usize,
 }
 
+#[derive(Debug)]
 enum From<'t> {
-    /// The message itself, which belongs to the receiver.
+    /// The message itself, and the receiver's task, to which it belongs.
     Message(Message<'t>, &'t Task),
     /// A copy of a message that stays in the queue.
     Copy(Vec<u8>),
@@ -64,7 +65,7 @@ impl Arrived<'_> {
         size.min(self.size_max)
     }
 
-    /// Copies the text to `out`, at most its length. Returns the count of bytes.
+    /// Copies as much of the text as fits to `out`. Returns the number of bytes.
     #[inline]
     pub fn read(&self, out: &mut [u8]) -> usize {
         let size = self.size_max.min(out.len());
@@ -79,15 +80,7 @@ impl Arrived<'_> {
     }
 }
 
-impl fmt::Debug for Arrived<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut debug = f.debug_struct("Arrived");
-        debug.field("mtype", &self.mtype).field("size_bytes", &self.size_bytes()).finish()
-    }
-}
-
 impl Drop for Arrived<'_> {
-    #[inline]
     fn drop(&mut self) {
         if let From::Message(message, task) = &self.from {
             message.let_go(task);
@@ -98,15 +91,17 @@ impl Drop for Arrived<'_> {
 impl Task {
     /// Receives a message into `text`. Waits until there is one.
     ///
-    /// `msgtyp` 0 takes the first message, a positive one the first of this type (with
-    /// `MSG_EXCEPT`: of another), a negative one the first of the lowest type up to its absolute
-    /// value. `MSG_COPY` copies the message with the index `msgtyp` and leaves it.
+    /// With `msgtyp` 0 it takes the first message. With a positive `msgtyp` it takes the first one
+    /// of this type, or with `MSG_EXCEPT` the first one of another type. With a negative `msgtyp`
+    /// it takes the first one of the lowest type up to the absolute value. `MSG_COPY` copies the
+    /// message at position `msgtyp` and leaves it in the queue.
     ///
     /// # Errors
     ///
-    /// - `E2BIG`: the message is longer than `text`, and `MSG_NOERROR` is not given. It stays.
-    /// - `EACCES`: no read permission, and no `CAP_IPC_OWNER`. Also if the permission is removed
-    ///   during the wait.
+    /// - `E2BIG`: the message is longer than `text`, and `MSG_NOERROR` is not given. The message
+    ///   stays in the queue.
+    /// - `EACCES`: the caller has no read permission, and lacks `CAP_IPC_OWNER`. Also if the
+    ///   permission is removed during the wait.
     /// - `EIDRM`: the queue was removed during the call.
     /// - `EINTR`: the wait was interrupted, by a signal or by [`Task::interrupt`].
     /// - `EIO`: the namespace is shared, and another process does not release the queue's lock.
@@ -135,7 +130,6 @@ impl Task {
     /// # Ok::<(), Errno>(())
     /// ```
     #[doc(alias = "do_msgrcv")]
-    #[doc(alias = "ipc_obtain_object_check")]
     #[inline]
     pub fn msgrcv(
         &self,
@@ -148,12 +142,12 @@ impl Task {
         Ok(Received { mtype: arrived.mtype(), size_bytes: arrived.read(text) })
     }
 
-    /// As [`Task::msgrcv`] with a buffer of `size_max` bytes, for a caller that copies the text
+    /// Like [`Task::msgrcv`] with a buffer of `size_max` bytes, but the caller copies the text
     /// later.
     ///
     /// # Errors
     ///
-    /// Those of [`Task::msgrcv`].
+    /// The errors of [`Task::msgrcv`].
     ///
     /// # Examples
     ///
@@ -223,17 +217,17 @@ impl Task {
         }
     }
 
-    /// Returns true if a receiver should poll for a message before it is queued. It should not if
-    /// other receivers are queued, since they come first.
+    /// Returns true if a receiver should poll for a message before it is queued. If other receivers
+    /// are queued, it should not, since they come first.
     fn is_worth_watching(&self, guard: &QueueGuard<'_>) -> bool {
         self.shared.spin_ns != 0 && guard.receivers().is_empty() && Spin::Arrival.is_worth_it()
     }
 
-    /// Polls for a short time whether a message is sent.
+    /// Polls for a short time until a message is sent.
     ///
-    /// The receiver is in no list meanwhile. So a sender makes no system call for it, and a killed
-    /// receiver leaves nothing behind. Each poll yields the processor, since the sender may need
-    /// it. A signal handler that runs meanwhile interrupts the call.
+    /// Meanwhile the receiver is in no list. So a sender makes no system call for it, and a killed
+    /// receiver leaves nothing behind. Each round yields the processor, since the sender may need
+    /// it. If a signal handler runs meanwhile, the call is interrupted.
     #[cold]
     fn watch(&self, queue: Queue<'_>, last_ticket: u64) -> Ended {
         let before = signals::count();
@@ -255,13 +249,12 @@ impl Task {
         ended
     }
 
-    #[inline]
     fn may_receive(&self, object: &Object, msgtyp: i64) -> Result<(), Errno> {
         self.permission(object, READ)?;
         self.ask(|hook, cred| hook.msg_msgrcv(cred, &object.perm(), msgtyp))
     }
 
-    /// Takes a queued message, and calls the senders whose messages fit now.
+    /// Takes a queued message, and calls the senders whose messages now fit to check again.
     #[inline]
     fn take<'t>(
         &'t self,
@@ -277,13 +270,12 @@ impl Task {
         self.arrived(message, size_max)
     }
 
-    #[inline]
     fn arrived<'t>(&'t self, message: Message<'t>, size_max: usize) -> Arrived<'t> {
         let mtype = message.mtype();
         Arrived { from: From::Message(message, self), mtype, size_max }
     }
 
-    /// Waits for a message and returns its line. The message is private then.
+    /// Waits for a message and returns its line. The message is then private to this task.
     #[cold]
     fn receive_waiting(
         &self,
@@ -295,7 +287,8 @@ impl Task {
         let size_max = if msgflg.contains(MsgFlags::NOERROR) { usize::MAX } else { size_max };
         let may = |object: &Object| self.may_receive(object, msgtyp);
         self.wait_at(guard, filter, size_max, Role::Receiver, may, |_guard, node| {
-            // A message that this call takes cannot be queued: its sender passes it on.
+            // A message for this call cannot be queued, since its sender passes it to the node. So
+            // there is nothing to check.
             if !matches!(node.status(), Status::Done(_)) {
                 node.answer_call();
             }
@@ -304,14 +297,13 @@ impl Task {
     }
 }
 
-#[doc(alias = "find_msg")]
-#[inline]
+/// Analogous to Linux's `find_msg`.
 fn find<'s>(guard: &QueueGuard<'s>, filter: Filter) -> Option<Message<'s>> {
     let messages = guard.messages().iter().map(|line| guard.message(line));
     filter.find(messages.map(|message| (message.mtype(), message)))
 }
 
-/// Copies a message that stays in its queue. The queue's lock is held.
+/// Copies a message that stays in its queue. The caller holds the queue's lock.
 fn copy<'t>(message: Message<'_>, size_max: usize) -> Result<Arrived<'t>, Errno> {
     if message.size() > size_max {
         return Err(Errno::INVAL);

@@ -18,14 +18,14 @@ use crate::shared::now_s;
 use crate::task::Task;
 
 impl Task {
-    /// Sends a message of type `mtype` with `text`. Waits until it fits the queue.
+    /// Sends a message of type `mtype` with `text`. Waits until it fits into the queue.
     ///
-    /// Of `msgflg` only [`MsgFlags::NOWAIT`] has an effect.
+    /// Of the flags in `msgflg`, only [`MsgFlags::NOWAIT`] has an effect.
     ///
     /// # Errors
     ///
-    /// - `EACCES`: no write permission, and no `CAP_IPC_OWNER`. Also if the permission is removed
-    ///   during the wait.
+    /// - `EACCES`: the caller has no write permission, and lacks `CAP_IPC_OWNER`. Also if the
+    ///   permission is removed during the wait.
     /// - `EAGAIN`: the message does not fit, and `IPC_NOWAIT` is given.
     /// - `EIDRM`: the queue was removed during the call.
     /// - `EINTR`: the wait was interrupted, by a signal or by [`Task::interrupt`].
@@ -51,7 +51,6 @@ impl Task {
     /// # Ok::<(), Errno>(())
     /// ```
     #[doc(alias = "do_msgsnd")]
-    #[doc(alias = "ipc_obtain_object_check")]
     #[inline]
     pub fn msgsnd(
         &self,
@@ -69,14 +68,14 @@ impl Task {
         let message = Message::alloc(self, mtype, text)?;
         let send = || self.send(queue, message, msgflg);
         let sent = recover::with_room(&self.shared, self.owner, send);
-        // In a forked child the message belongs to the parent.
+        // In a forked child, this is a copy of the parent's call, and the message belongs to the
+        // parent.
         if sent.is_err() && !self.is_copy() {
             message.let_go(self);
         }
         sent
     }
 
-    #[inline]
     fn may_send(&self, object: &Object, msgflg: MsgFlags) -> Result<(), Errno> {
         self.permission(object, WRITE)?;
         self.ask(|hook, cred| hook.msg_msgsnd(cred, &object.perm(), msgflg))
@@ -117,7 +116,7 @@ impl Task {
         }
     }
 
-    /// Waits until the message fits, and sends it.
+    /// Waits until the message fits into the queue, and sends it.
     #[cold]
     fn send_waiting(
         &self,
@@ -134,7 +133,7 @@ impl Task {
                     self.hand_in(guard, message);
                     return true;
                 }
-                // Another message has taken the space. Wait again, as the last one.
+                // Another message has taken the space, so wait again as the last one.
                 node.set_ticket(guard.next_ticket());
                 guard.senders().push(node.line);
                 node.answer_call();

@@ -1,5 +1,5 @@
-//! Tests of queues with access to the crate's internals: leftovers, and rebuilding from messages
-//! and nodes.
+//! Tests of queues that need the crate's internals: remains of dead tasks, and the rebuild from
+//! messages and nodes.
 
 use corewalk_base::primitives::{Arc, thread};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -30,7 +30,8 @@ fn queue(task: &Task, id: MsgId) -> Queue<'_> {
     Queue::new(&task.shared, &task.msg_ids().obtain_object_check(id.raw()).unwrap())
 }
 
-/// A called sender does not count as waiting, although its message may not fit after all.
+/// A sender that was called to check again must not count as waiting, even if its message does not
+/// fit after all.
 #[test]
 fn called_sender_does_not_count_as_waiting() {
     let namespace = namespace();
@@ -50,7 +51,7 @@ fn called_sender_does_not_count_as_waiting() {
     node.free(task.owner);
 }
 
-/// Runs `call` on its own thread, and returns once it waits.
+/// Runs `call` on its own thread, and returns once the call waits.
 fn waiting<T: Send + 'static>(
     task: &Arc<Task>,
     call: impl FnOnce(&Task) -> T + Send + 'static,
@@ -66,7 +67,7 @@ fn waiting<T: Send + 'static>(
     handle
 }
 
-/// Returns the derived state of a queue, which a rebuild must restore.
+/// Returns the state of a queue that a rebuild must restore: lists and counts.
 fn picture(task: &Task, id: MsgId) -> (Vec<u32>, Vec<u32>, Vec<u32>, u64, u64) {
     let guard = queue(task, id).lock(task.owner).unwrap();
     let numbers = guard.numbers();
@@ -75,7 +76,7 @@ fn picture(task: &Task, id: MsgId) -> (Vec<u32>, Vec<u32>, Vec<u32>, u64, u64) {
     (messages, receivers, senders, numbers.cbytes, numbers.qnum)
 }
 
-/// Overwrites the derived state of a queue with random values.
+/// Overwrites the lists and counts of a queue with random values.
 fn scramble(task: &Task, id: MsgId, seed: u64) {
     let guard = queue(task, id).lock(task.owner).unwrap();
     let lists = [guard.messages(), guard.receivers(), guard.senders()];
@@ -119,7 +120,7 @@ fn overwritten_queue_is_rebuilt_from_its_messages_and_nodes() {
         assert!(wakes.is_empty(), "no waiting message fits");
         assert_eq!([picture(&one, id), picture(&one, untouched)], before);
     }
-    // The order is as before, and all calls work.
+    // The order must be as before, and all calls must work.
     let sizes = [10, 0, 8192, 7000];
     for size in sizes {
         assert_eq!(one.msgrcv(id, &mut [0; 8192], 0, MsgFlags::empty()).unwrap().size_bytes, size);
@@ -142,7 +143,8 @@ fn control_scrambled_queue_without_a_rebuild_is_wrong() {
     assert_ne!(picture(&one, id), before);
 }
 
-/// A sender died after it stored `Delivered`, and before it told the receiver.
+/// A sender died after it stored `Delivered`, and before it told the receiver. The rebuild must
+/// tell the receiver.
 #[test]
 fn receiver_of_a_delivered_message_is_told_by_the_rebuild() {
     let namespace = namespace();
@@ -167,7 +169,8 @@ fn receiver_of_a_delivered_message_is_told_by_the_rebuild() {
     assert_eq!(receiver.join().unwrap().unwrap(), b"handed");
 }
 
-/// A receiver died after it took its message, and before it called the waiting senders.
+/// A receiver died after it took its message, and before it called the waiting senders. The rebuild
+/// must call them.
 #[test]
 fn senders_that_have_room_are_called_by_the_rebuild() {
     let namespace = namespace();
@@ -190,7 +193,8 @@ fn senders_that_have_room_are_called_by_the_rebuild() {
     assert_eq!(one.msg_stat(id).unwrap().qnum, 2);
 }
 
-/// A task died while it removed a queue, after it unpublished it. Recovery ends the queue.
+/// A task died while it removed a queue, after it had unpublished the queue. Recovery must end the
+/// queue.
 #[test]
 fn interrupted_removal_is_completed_by_recovery() {
     let namespace = namespace();
@@ -224,7 +228,7 @@ fn used(task: &Task) -> [usize; 2] {
     [&layout.msgs, &layout.msg_waits].map(|pool| pool.used(&task.shared.region).count())
 }
 
-/// A dead task's private messages and nodes are freed, and nothing else.
+/// Reaping must free the private messages and nodes of a dead task, and nothing else.
 #[test]
 fn messages_and_nodes_of_a_dead_task_are_reaped() {
     let namespace = namespace();
@@ -233,12 +237,12 @@ fn messages_and_nodes_of_a_dead_task_are_reaped() {
     // A queued message belongs to the queue, not to its sender.
     dead.msgsnd(id, 5, b"sent", MsgFlags::empty()).unwrap();
     let shared = &*dead.shared;
-    // One message is being written, another one is being read.
+    // The dead task was writing one message, and was reading another one.
     Message::alloc(&dead, 1, b"written").unwrap();
     one.msgsnd(id, 6, b"read", MsgFlags::empty()).unwrap();
     std::mem::forget(dead.msgrcv_owned(id, 8, 6, MsgFlags::empty()).unwrap());
     let guard = queue(&dead, id).lock(dead.owner).unwrap();
-    // One node waits, and another one has got a message that its task has not seen.
+    // One node waits. A message was passed to another node, and its task has not seen that.
     let nodes = [9, 10].map(|mtype| {
         let filter = Filter::new(mtype, MsgFlags::empty()).unwrap();
         let node = Node::alloc(&guard, Role::Receiver, 2, 8, filter).unwrap();
@@ -255,13 +259,14 @@ fn messages_and_nodes_of_a_dead_task_are_reaped() {
     let guard = queue(&one, id).lock(one.owner).unwrap();
     assert!(guard.receivers().is_empty());
     drop(guard);
-    // The message of the second node is in the queue again.
+    // The message that was passed to the second node must be in the queue again.
     let received =
         [(); 2].map(|()| one.msgrcv(id, &mut [0; 8], 0, MsgFlags::empty()).unwrap().mtype);
     assert_eq!(received, [5, 10]);
 }
 
-/// A message of a dead task is taken while the task is reaped. The message belongs to its receiver.
+/// If a receiver takes a message of a dead task while that task is reaped, the message must stay
+/// with the receiver.
 #[test]
 fn message_taken_while_its_sender_is_reaped_stays_with_its_receiver() {
     let namespace = namespace();
@@ -269,7 +274,7 @@ fn message_taken_while_its_sender_is_reaped_stays_with_its_receiver() {
     let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     dead.msgsnd(id, 5, b"sent", MsgFlags::empty()).unwrap();
     let shared = &*dead.shared;
-    // This message was being written, so it is freed.
+    // The dead task was writing this message, so the reaping frees it.
     Message::alloc(&dead, 1, b"written").unwrap();
     let seen = shared.layout.msgs.collect_used(&shared.region, |line, whose| {
         assert_eq!(whose, dead.owner.index);
@@ -305,8 +310,8 @@ fn left(task: &Task, id: MsgId, role: Role) -> Node<'_> {
     node
 }
 
-/// A task that cannot acquire the queue's lock abandons its node in the list. The node gets no
-/// message. The end of the task frees it.
+/// A task that cannot acquire the queue's lock leaves its node in the list. That node must get no
+/// message, and the end of the task must free it.
 #[test]
 fn abandoned_node_gets_no_message_and_is_freed_with_its_task() {
     let namespace = namespace();
@@ -338,7 +343,8 @@ fn abandoned_node_gets_no_message_and_is_freed_with_its_task() {
     }
 }
 
-/// A signal interrupts a receiver, whose thread does not run until a message is there.
+/// A signal interrupts a receiver, and its thread runs again only after a message is there. The
+/// receiver must not get that message.
 #[test]
 fn interrupted_receiver_is_given_no_message() {
     let namespace = namespace();
@@ -354,7 +360,7 @@ fn interrupted_receiver_is_given_no_message() {
     node.free(one.owner);
 }
 
-/// A node gets an outcome or is abandoned, and the second of the two tasks notices.
+/// A node must get an outcome or be abandoned, never both. The second of the two tasks must notice.
 #[test]
 fn node_gets_an_outcome_or_is_abandoned_and_never_both() {
     let namespace = namespace();
@@ -366,7 +372,7 @@ fn node_gets_an_outcome_or_is_abandoned_and_never_both() {
     assert!(told.is_ok() && is_out, "it has a message");
     let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     let node = left(&other, id, Role::Receiver);
-    // A sender died after it stored `Delivered` with an abandoned node, and before it told the
+    // A sender died after it stored `Delivered` with an abandoned node, and before it told that
     // node.
     let guard = queue(&one, id).lock(one.owner).unwrap();
     let message = Message::alloc(&one, 3, b"text").unwrap();
@@ -375,8 +381,8 @@ fn node_gets_an_outcome_or_is_abandoned_and_never_both() {
     assert_eq!(message.truth(), Truth::Private);
 }
 
-/// A task died in `IPC_SET`. The whole change takes effect once the slot is changed, and none
-/// before.
+/// A task died in `IPC_SET`. If it had changed the slot, the whole change must take effect, and
+/// otherwise none of it.
 #[test]
 fn interrupted_change_of_a_queue_is_whole_or_nothing() {
     let namespace = namespace();
@@ -430,7 +436,7 @@ fn region_after_queues_come_and_go_has_nothing_in_use() {
     assert_eq!((totals.queues, totals.messages, totals.bytes), (0, 0, 0));
 }
 
-/// Returns the number of ranges of lines in use, including kept ones.
+/// Returns the number of message ranges in use, including those that tasks keep.
 fn ranges(task: &Task) -> usize {
     task.shared.layout.msgs.used(&task.shared.region).count()
 }
@@ -451,7 +457,7 @@ fn task_keeps_the_lines_of_one_message_until_it_ends_or_dies() {
             }
             assert_eq!(ranges(&one), 1, "the receiver keeps the lines of one message of two");
         }
-        // A message of another size needs other lines, and frees the kept ones.
+        // A message of another size needs other lines, so the task frees the kept ones.
         other.msgsnd(id, 9, &[0; 500], MsgFlags::empty()).unwrap();
         assert_eq!(ranges(&one), 1);
         one.msgrcv(id, &mut [0; 500], 9, MsgFlags::empty()).unwrap();
@@ -466,7 +472,7 @@ fn task_keeps_the_lines_of_one_message_until_it_ends_or_dies() {
     }
 }
 
-/// A sender without free lines reaps dead tasks, and gets their lines.
+/// A sender that finds no free lines must reap dead tasks, and get their lines.
 #[test]
 fn sender_without_free_lines_gets_those_of_dead_tasks() {
     let capacity = Capacity { queues: 1, msgs: 16, waits: 4, tasks: 4, ..Capacity::LEAST };
@@ -485,7 +491,7 @@ fn sender_without_free_lines_gets_those_of_dead_tasks() {
     assert_eq!(one.msgsnd(id, 1, b"text", MsgFlags::empty()), Ok(()));
 }
 
-/// The bound on kept lines holds for messages of all sizes.
+/// The limit for kept lines must hold for messages of all sizes.
 #[test]
 fn lines_that_all_tasks_keep_are_at_most_a_quarter() {
     const LINES: u32 = 1024;
@@ -502,7 +508,7 @@ fn lines_that_all_tasks_keep_are_at_most_a_quarter() {
             task.msgsnd(id, 1, &text, NOWAIT).unwrap();
             task.msgrcv(id, &mut text, 0, NOWAIT).unwrap();
         }
-        // The queue is empty, so all lines in use are kept ones.
+        // The queue is empty, so all lines in use are kept by tasks.
         let kept: u32 = pool.used(region).map(|(line, _)| pool.len(region, line)).sum();
         assert!(kept <= LINES / 4, "{kept} lines are kept after messages of {lines} lines");
         kept_most = kept.max(kept_most);
@@ -528,7 +534,7 @@ fn text_of_any_length_arrives_as_it_was_sent() {
     }
 }
 
-/// A damaged region leads to wrong messages, but not to a crash.
+/// A damaged region must lead to wrong messages, but not to a crash.
 #[test]
 fn message_with_an_impossible_size_is_cut() {
     let namespace = namespace();
@@ -544,7 +550,7 @@ fn message_with_an_impossible_size_is_cut() {
     assert_eq!(received.size_bytes, 8192);
 }
 
-/// Makes `task` wait for a message, without a sleeping thread.
+/// Makes `task` wait for a message, without a thread that sleeps.
 fn receive_without_sleep(task: &Task, id: MsgId) -> u32 {
     let queue = queue(task, id);
     let guard = queue.lock(task.owner).unwrap();
@@ -560,7 +566,8 @@ fn shared_namespace() -> Namespace {
     Namespace::open_fd(&file, options).unwrap()
 }
 
-/// The sender does not check whether receivers live. Both are dead when msgsnd begins.
+/// A sender does not check whether receivers are alive. If both are dead when msgsnd begins, the
+/// next call must get the message.
 #[test]
 fn message_handed_to_dead_receivers_is_left_to_the_next_call() {
     let namespace = shared_namespace();
@@ -597,7 +604,8 @@ fn message_handed_to_a_dead_receiver_goes_to_the_one_that_waits_next() {
     assert_eq!(waits.join().unwrap(), Ok(b"text".to_vec()));
 }
 
-/// The receiver dies after it got its message. The message comes back before later messages.
+/// If a receiver dies after it got its message, the message must return to its position before
+/// later ones.
 #[test]
 fn message_of_a_receiver_that_died_later_returns_to_its_position() {
     let namespace = shared_namespace();

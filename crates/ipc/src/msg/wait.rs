@@ -17,10 +17,11 @@ use crate::task_line::Absent;
 use crate::watch::{self, Turn};
 
 impl Task {
-    /// Queues a call and waits. Returns the line of a receiver's message, which is private then.
+    /// Queues a call and waits. Returns the line of a receiver's message, which is then private to
+    /// its task.
     ///
-    /// When the call is called to check again, `may` checks permission. Then `again` checks under
-    /// the lock whether the call is done. `size` is that of a sender's message or of a receiver's
+    /// When the call has to check again, `may` checks permission, and then `again` checks under the
+    /// lock whether the call is done. `size` is the size of a sender's message or of a receiver's
     /// buffer.
     ///
     /// # Errors
@@ -36,7 +37,7 @@ impl Task {
         again: impl Fn(QueueGuard<'q>, Node<'_>) -> bool,
     ) -> Result<u32, Errno> {
         let queue = guard.queue;
-        // The caller found in this same section of the lock that the call has to wait (trap I5).
+        // The caller has held the lock since it found that the call has to wait (trap I5).
         let node = Node::alloc(&guard, role, self.pid, size, filter)?;
         guard.waiting(role).push(node.line);
         let begun = self.begin_wait(node.line);
@@ -49,7 +50,8 @@ impl Task {
         if let Ok(line) = outcome
             && role == Role::Receiver
         {
-            // Do this before the node is freed: recovery finds a delivered message by its node.
+            // Do this before the node is freed, since recovery finds a delivered message by its
+            // node.
             Message { shared: &self.shared, line }.make_private(self.owner.index);
         }
         if is_out {
@@ -96,18 +98,19 @@ impl Task {
             }
             let guard = guard?;
             guard.waiting(role).unlink(node.line);
-            // Do this under the lock, so that a rebuild does not link the node again.
+            // Do this under the lock, so that a rebuild by another task does not link the node
+            // again.
             node.forget();
             return Err(errno);
         }
     }
 
-    /// Sleeps until the node's status changes or the call's turn ends. The watcher then looks for
-    /// dead tasks.
+    /// Sleeps until the node's status changes or the call's turn ends. If the call is the watcher,
+    /// it then looks for dead tasks.
     ///
     /// # Errors
     ///
-    /// `EIDRM` if the queue is gone: it was removed, or overwritten.
+    /// `EIDRM` if the queue is gone because it was removed or overwritten.
     fn sleep(&self, queue: Queue<'_>, node: Node<'_>, turn: &mut Turn) -> Result<Ended, Errno> {
         let scope = self.shared.scope;
         let end = turn.end(scope, Deadline::NEVER);
@@ -118,8 +121,8 @@ impl Task {
         if ended == Ended::TimedOut && turn.is_watcher(&self.shared) {
             watch::look(&self.shared, self.owner);
         }
-        // A watcher wakes a call whose queue is gone. If the lock cannot be acquired, the wait goes
-        // on.
+        // The watcher also wakes a call whose queue is gone. If the lock cannot be acquired, the
+        // wait continues.
         let may_be_gone = !IS_MODEL && queue.live() != queue.name.payload();
         if may_be_gone && queue.lock(self.owner).err() == Some(Errno::IDRM) {
             return Err(Errno::IDRM);
@@ -127,11 +130,11 @@ impl Task {
         Ok(ended)
     }
 
-    /// Checks permission again, for a call that has waited at `queue`.
+    /// Checks permission again for a call that has waited at `queue`.
     ///
     /// # Errors
     ///
-    /// `EIDRM` if the queue is gone; the errors of `may`.
+    /// `EIDRM` if the queue is gone, and the errors of `may`.
     fn permitted_still(
         &self,
         queue: Queue<'_>,
@@ -146,8 +149,8 @@ impl Task {
     }
 }
 
-/// Ends the waits of a task that ends, which could not leave their lists. Messages that were passed
-/// to them go to other calls. Returns the tasks that got one and may have died.
+/// Ends the waits of an ending task that could not leave their lists. Messages that were passed to
+/// them go to other receivers. Returns the tasks of these receivers that may have died.
 ///
 /// # Errors
 ///

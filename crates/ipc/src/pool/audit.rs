@@ -6,7 +6,7 @@ use super::{CLASSES, LOCK, NEXT_FREE, NEXT_FRESH, Pool};
 use crate::field::get;
 
 impl Pool {
-    /// Checks the pool. The error names the first finding.
+    /// Checks the pool. The error describes the first fault.
     pub(crate) fn audit(&self, region: &Region) -> Result<(), String> {
         let head = region.line(self.head);
         if get(&head[LOCK]) != 0 {

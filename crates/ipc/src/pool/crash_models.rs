@@ -1,9 +1,9 @@
 //! Crash models of a pool: a task is killed before each store of an allocation that joins free
-//! ranges and splits the result.
+//! ranges and cuts the result.
 //!
 //! After each kill, the next task that takes the pool's lock repairs the pool. Then the ranges of
-//! other tasks are unchanged, each line belongs to one range, and as many lines can be allocated as
-//! before.
+//! other tasks must be unchanged, and each line must belong to one range. As many lines as before
+//! must be allocatable.
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 
@@ -22,7 +22,7 @@ use crate::{Capacity, Cred, Namespace, NamespaceOptions};
 
 const LINES: u32 = 64;
 
-/// The limit for the stores of one allocation.
+/// The limit for the number of stores of one allocation.
 const STORES_MAX: u64 = 1000;
 
 struct World {
@@ -30,7 +30,7 @@ struct World {
     survivor: Task,
     victim: Task,
     pool: Pool,
-    /// The ranges that the survivor uses, each with the number of its task.
+    /// The ranges that the survivor uses, each with its user.
     kept: Vec<(u32, u32)>,
 }
 
@@ -50,7 +50,7 @@ impl World {
             (0..LINES).map(|_| pool.alloc(shared, 1, own, own.index).unwrap()).collect();
         let is_kept = |at: usize| at == 13 || at == 37;
         for (at, line) in lines.iter().enumerate() {
-            // Each line looks as if it once held the text of a message, or a message in a queue.
+            // Each line looks as if it had the text of a message, or a message in a queue, before.
             let text = 1 | USED | 77 << WHOSE_SHIFT;
             shared.region.line(*line)[..HEADER].iter().for_each(|word| put(word, text));
             if !is_kept(at) {
@@ -74,15 +74,16 @@ impl World {
         self.survivor.owner
     }
 
-    /// Kills the victim before the store numbered `stores` of `act`. Returns true if it was killed.
+    /// Runs `act`, and kills the victim before its store numbered `stores`. Returns true if it was
+    /// killed.
     fn stop(&self, stores: u64, act: impl FnOnce(&Self)) -> bool {
         let is_stopped = matches!(crash::run(stores, || act(self)), Ended::Stopped);
         forget_process(self.shared(), self.victim.owner.index);
         is_stopped
     }
 
-    /// Returns the number of ranges, or a description of the fault. It reads the pool as a task
-    /// without the lock does.
+    /// Returns the number of ranges, or a description of the fault. It reads the pool without the
+    /// lock, like a task that reaps.
     fn check(&self) -> Result<usize, String> {
         let mut next = self.pool.first;
         let ranges: Vec<_> = self.pool.ranges(self.region()).collect();
@@ -100,10 +101,10 @@ impl World {
         if used == self.kept { Ok(ranges.len()) } else { Err(format!("in use: {used:?}")) }
     }
 
-    /// Recovers the pool, frees the ranges of the victim, and checks the pool.
+    /// Recovers the pool, frees the ranges of the victim, and checks the pool again.
     fn end(self, at: &str) {
         let (shared, pool) = (self.shared(), self.pool);
-        pool.recover(shared, self.own()).unwrap();
+        drop(pool.lock(shared, self.own()).unwrap());
         let index = self.victim.owner.index;
         let (joins, left) =
             pool.collect_used(self.region(), |line, whose| (whose == index).then_some(line));
@@ -115,19 +116,21 @@ impl World {
         }
         pool.audit(self.region()).unwrap_or_else(|what| panic!("{at}: {what}"));
         self.check().unwrap_or_else(|what| panic!("{at}: {what}"));
-        // The free lines are 13, 23 and 26 neighbours, around the two in use.
+        // The free lines are 13, 23 and 26 neighbours, before, between and after the two lines in
+        // use.
         for wanted in [16, 16, 8] {
             let line = pool.alloc(shared, wanted, self.own(), 9);
             assert!(line.is_ok(), "{at}: no {wanted} lines");
         }
-        // The victim's process is gone, so this drop must store nothing.
+        // The victim's process counts as gone, so this drop must store nothing.
         crash::run(0, || drop(self.victim));
     }
 }
 
 #[test]
 fn crash_of_an_allocation_that_joins_ranges_leaves_each_line_in_one_range() {
-    // The pool of messages clears its lines, and the pool of undo records keeps their contents.
+    // The pool of messages zeroes the first lines of new ranges, and that of undo records keeps
+    // them.
     stop_at_each_store(|layout| layout.msgs);
     stop_at_each_store(|layout| layout.undos);
 }
@@ -141,8 +144,7 @@ fn stop_at_each_store(pool: fn(&Layout) -> Pool) {
             pool.alloc(world.shared(), 4, victim, victim.index).ok();
         });
         let at = format!("stopped after {stores} stores");
-        // The ranges are valid even before recovery: reaping and rebuilding walk them without the
-        // lock.
+        // The ranges must be valid even before recovery, since reaping walks them without the lock.
         let ranges = world.check().unwrap_or_else(|what| panic!("{at}: {what}"));
         if !seen.contains(&ranges) {
             seen.push(ranges);
@@ -150,8 +152,8 @@ fn stop_at_each_store(pool: fn(&Layout) -> Pool) {
         world.end(&at);
         if !is_stopped {
             println!("{stores} stores; counts of ranges seen: {seen:?}");
-            // The kills hit all stages: nothing joined, parts joined, all joined, and a range
-            // split.
+            // The kills must hit all stages: nothing joined, parts joined, all joined, and a range
+            // cut.
             assert!(seen.len() > 5, "not reached: {seen:?}");
             return;
         }
@@ -159,7 +161,8 @@ fn stop_at_each_store(pool: fn(&Layout) -> Pool) {
     panic!("the allocation never ends");
 }
 
-/// A wrong split: the first store shrinks the range, and the second one adds the range behind it.
+/// Control: a wrong cut, whose first store shrinks the range, and whose second store adds the rest
+/// as a range. The check must fail.
 #[test]
 fn crash_control_range_that_shrinks_before_the_rest_is_a_range_is_caught() {
     let store = |line: &Line, class: u64| {

@@ -1,30 +1,30 @@
 //! Joining adjacent free ranges into larger ones, and cutting large ranges.
 //!
-//! Messages of one size may fill the pool of messages, and be followed by messages of another size.
-//! Without joins the pool would keep the first sizes for ever. The same holds for sets of
-//! semaphores and for undo records. An allocation that finds no range joins free ranges under the
-//! pool's lock.
+//! Messages of one size may fill the pool of messages, and messages of another size may follow.
+//! Without joins, the ranges of the pool would keep their first sizes for ever. The same holds for
+//! semaphore sets and undo records. So an allocation that finds no range joins free ranges, under
+//! the pool's lock.
 //!
 //! # One store at a time
 //!
-//! A run of adjacent free ranges is divided anew from its end to its start. The line of a written
-//! header is the start of the run, the start of an old range, or a line that no walk reaches yet.
-//! The lines behind the new range are divided already. So the headers are valid after each store.
-//! If the thread dies, a part of the ranges is joined.
+//! A run of adjacent free ranges is divided anew, from its end to its start. The line of a new
+//! header is one of three: the start of the run or of an old range, or a line that no walk reaches
+//! yet. The lines after the new range are divided already. So the headers are valid after each
+//! store. If the thread dies, only some of the ranges are joined.
 //!
 //! # Walks without the lock
 //!
-//! Such a walk may stand at the start of a range while this range is joined to the one before and
-//! used again. Then the next header that it reads is a part of a message's text. The count `JOINS`
-//! changes after a join and before the joined ranges are used. If it has changed at the end of a
-//! walk, the result is dropped and the walk is repeated ([`Pool::collect_used`]). To free a range
-//! from a walk, a thread checks it again under the lock ([`Pool::free_seen`]).
+//! While a walk is at the start of a range, another thread may join this range to the previous one
+//! and use it again. Then the next header that the walk reads is a part of a message's text. The
+//! count `JOINS` changes after a join and before the joined ranges are used. If it has changed by
+//! the end of a walk, the walk is repeated ([`Pool::collect_used`]). Before a thread frees a range
+//! that a walk has found, it checks that range again under the lock ([`Pool::free_seen`]).
 //!
 //! # Cost
 //!
 //! A join walks the pool twice. So a full pool of messages joins only after `lines / 256` lines
-//! were freed since the last join. Otherwise each msgsnd(2) would walk it. The other pools join
-//! after any line was freed. A slow semget(2) is better than one that is refused although the pool
+//! were freed since the last join. Otherwise each msgsnd(2) would walk the pool. The other pools
+//! join after any line was freed: a slow semget(2) is better than one that fails although the pool
 //! has enough free lines.
 //!
 //! Source: Knuth, The Art of Computer Programming 1, 2.5, for joining; Linux
@@ -38,14 +38,14 @@ use crate::field::{get, put};
 use crate::lock::Owner;
 use crate::shared::Shared;
 
-/// A pool of messages joins again after this share of its lines was freed: one in 256.
+/// A pool of messages joins again after 1/`GIVEN_SHARE` of its lines were freed.
 const GIVEN_SHARE: u32 = 256;
 
-/// The largest number of walks. A hostile task may change the count at each of them.
+/// The maximum number of walks. A hostile process may change the count during each of them.
 const WALKS_MAX: u32 = 16;
 
 impl Pool {
-    /// Joins free ranges, if enough lines were freed since the last join. Returns true if it did.
+    /// Joins free ranges if enough lines were freed since the last join. Returns true in that case.
     /// The caller holds the lock.
     #[cold]
     pub(super) fn join(&self, region: &Region) -> bool {
@@ -59,7 +59,8 @@ impl Pool {
             return false;
         }
         let (mut start, mut count) = (self.first, 0);
-        // The lines that were never used belong to the last run, if their headers can be reserved.
+        // The lines that were never used belong to the last run, if memory for the headers there
+        // can be reserved.
         let fresh = self.first + get(&head[NEXT_FRESH]).min(u64::from(self.lines)) as u32;
         let all = self.first + self.lines;
         let is_room = pieces(fresh, all).all(|(line, _)| self.ensure(region, line..line + 1));
@@ -82,8 +83,9 @@ impl Pool {
         true
     }
 
-    /// Cuts a free range that is in no list to the wanted class, and frees the rest. The range
-    /// stays larger if the header of the rest cannot be reserved. The caller holds the lock.
+    /// Cuts a free range that is in no list to the class `wanted`, and frees the rest. If no memory
+    /// can be reserved for the header of the rest, the range stays larger. The caller holds the
+    /// lock.
     pub(super) fn cut(&self, region: &Region, line: u32, class: u32, wanted: u32) {
         if self.joins == Joins::Never {
             return;
@@ -94,13 +96,13 @@ impl Pool {
                 return;
             }
             self.write_free(region, rest, class);
-            // This store makes the rest a range: from now on walks reach its header.
+            // This store shortens the range, so from now on walks reach the header of the rest.
             self.write_free(region, line, class);
             self.push(region, rest, class);
         }
     }
 
-    /// Divides lines without a used range into free ranges that are as large as possible.
+    /// Divides lines without a used range into free ranges. Each range is as large as possible.
     fn divide(&self, region: &Region, start: u32, end: u32) {
         let pieces: Vec<(u32, u32)> = pieces(start, end).collect();
         for (line, class) in pieces.into_iter().rev() {
@@ -108,26 +110,27 @@ impl Pool {
         }
     }
 
-    /// Writes the header of a free range. Its first line may have been the middle of another range.
+    /// Writes the header of a free range. The first line may have been in the middle of another
+    /// range.
     fn write_free(&self, region: &Region, line: u32, class: u32) {
         let words = region.line(line);
         if self.joins == Joins::Clearing {
-            // Zero the first line, so that no text is taken for the words of a user.
+            // Zero the first line, since text in it could look like the words of a user.
             words[..HEADER].iter().for_each(|word| put(word, 0));
         }
         // ORDERING(ipc-pool): Release. As in `set_whose`.
         words[HEADER].store(u64::from(class) + 1, Ordering::Release);
     }
 
-    /// Counts a change of the ranges' places. The caller holds the lock.
+    /// Counts a change in the places of the ranges. The caller holds the lock.
     pub(super) fn note_joins(&self, region: &Region) {
         if self.joins != Joins::Never {
             let head = region.line(self.head);
-            // ORDERING(ipc-joins): Release. A walk that begins with this count finds the new
+            // ORDERING(ipc-joins): Release. A walk that begins with this count reads the new
             // headers.
             head[JOINS].store(get(&head[JOINS]).wrapping_add(1), Ordering::Release);
-            // The number of freed lines is unknown. Assume that all were freed, so that the next
-            // join runs.
+            // After a rebuild, the number of freed lines is unknown. Assume that all were freed, so
+            // that the next join runs.
             put(&head[GIVEN], u64::from(self.lines));
         }
     }
@@ -137,10 +140,11 @@ impl Pool {
         region.line(self.head)[JOINS].load(Ordering::Acquire)
     }
 
-    /// Applies `of` to each used range and its user. Returns the results, and the count of joins at
+    /// Calls `of` with each used range and its user. Returns the results, and the count of joins at
     /// that time.
     ///
-    /// A range that begins or ends to be used meanwhile may be missing, as in [`Pool::used`].
+    /// If a range is allocated or freed during the walk, the results may lack it, as in
+    /// [`Pool::used`].
     pub(crate) fn collect_used<T>(
         &self,
         region: &Region,
@@ -153,8 +157,8 @@ impl Pool {
         };
         let mut seen = walk();
         for _ in 1..WALKS_MAX {
-            // ORDERING(ipc-joins): Acquire. A walk that has read a part of a text sees the count
-            // change, since it precedes the text (`Message::alloc`).
+            // ORDERING(ipc-joins): Acquire. Pairs with the fence in `Message::fill`: if the walk
+            // has read a part of a text, it sees here that the count has changed.
             fence(Ordering::Acquire);
             if self.joins(region) == seen.0 {
                 break;
@@ -164,8 +168,8 @@ impl Pool {
         seen
     }
 
-    /// Frees the range at `line` if `is_left` returns true under the lock. `joins` is the count at
-    /// the time of the walk that found the range.
+    /// Frees the range at `line` if `is_left` returns true under the lock. `joins` is the count of
+    /// joins when a walk found the range.
     ///
     /// If the lock cannot be taken, the range is lost.
     pub(crate) fn free_seen(
@@ -185,8 +189,8 @@ impl Pool {
     }
 }
 
-/// Returns the lines and classes of ranges, as large as possible, that cover the lines from `start`
-/// to `end`.
+/// Returns the ranges that cover the lines from `start` to `end`, as first lines and classes. Each
+/// range is as large as possible.
 fn pieces(start: u32, end: u32) -> impl Iterator<Item = (u32, u32)> {
     let piece = move |at: u32| (at < end).then(|| (at, (end - at).ilog2().min(CLASSES - 1)));
     std::iter::successors(piece(start), move |(at, class)| piece(at + (1 << class)))
@@ -215,7 +219,8 @@ mod tests {
         (namespace, pool)
     }
 
-    /// Sends texts of `size` bytes until the pool is full, and receives them. Returns their number.
+    /// Sends texts of `size` bytes until the pool is full, and receives all of them. Returns their
+    /// number.
     fn fill_and_drain(task: &Task, id: crate::MsgId, size: usize) -> usize {
         let send = || task.msgsnd(id, 1, &vec![7; size], MsgFlags::NOWAIT);
         let count = (0..).take_while(|_| send() == Ok(())).count();
@@ -234,20 +239,21 @@ mod tests {
         let task = namespace.register(Cred::root(), 1).unwrap();
         let id = task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
         for _ in 0..3 {
-            // The ranges have 2, 32 and 8 lines. The task keeps one of them for its next message.
+            // The three sizes need ranges of 2, 32 and 8 lines. The task keeps one range for its
+            // next message.
             let counts = [64, 1000, 300].map(|size| fill_and_drain(&task, id, size));
             assert!(counts[0] >= 127 && counts[1] >= 6 && counts[2] >= 30, "{counts:?}");
         }
     }
 
-    /// Fills the user's part of a range with words that look like headers.
+    /// Fills the lines of a range, except the first, with words that look like headers.
     fn scribble(region: &Region, line: u32, lines: u32, whose: u32) {
         for at in line + 1..line + lines {
             region.line(at).iter().for_each(|word| put(word, looks_used(whose)));
         }
     }
 
-    /// Returns the header of a used range of one line.
+    /// Returns a word that looks like the header of a used range of one line.
     fn looks_used(whose: u32) -> u64 {
         1 | super::super::USED | u64::from(whose) << super::super::WHOSE_SHIFT
     }
@@ -298,7 +304,7 @@ mod tests {
         let (namespace, pool) = pool(1024);
         let shared = namespace.shared();
         while pool.alloc(shared, 1, ME, 0).is_ok() {}
-        // Every other line is freed, so no two free lines are adjacent.
+        // Free every second line, so that no two free lines are adjacent.
         for line in (pool.first..pool.first + 1024).step_by(2) {
             pool.free(shared, line, ME);
         }
@@ -309,9 +315,9 @@ mod tests {
         assert_eq!(pool.joins(&shared.region), before + 1);
     }
 
-    /// Frees all but the first of some ranges of two lines, which 5 uses. Joins some of them into a
-    /// range that 6 uses. Its text, at the old start of the third range, looks like a range that 77
-    /// uses. Returns that line.
+    /// Frees all but the first of the two-line ranges in `ranges`, whose user is 5. Then it
+    /// allocates a joined range for user 6, and fills it with words that look like headers with
+    /// user 77. Returns the old start of the third range, which is now inside of that text.
     fn join_beside(shared: &Shared, pool: &Pool, ranges: &[u32]) -> u32 {
         for line in &ranges[1..] {
             pool.free(shared, *line, ME);
@@ -366,7 +372,7 @@ mod tests {
         );
         pool.free_seen(shared, (middle, joins), ME, || true);
         assert_eq!(pool.whose(&shared.region, middle), Some(77), "the text is unchanged");
-        // A real range is freed, but only if `is_left` returns true.
+        // `free_seen` must free a real range, but only if `is_left` returns true.
         for is_left in [false, true] {
             pool.free_seen(shared, (ranges[1], joins), ME, || is_left);
             assert_eq!(pool.whose(&shared.region, ranges[1]).is_none(), is_left);

@@ -67,7 +67,7 @@ pub(crate) fn audit(task: &Task) -> Result<(), String> {
     Ok(())
 }
 
-/// Leaves out one step of recovery: the logs of all sets and semaphores are cleared.
+/// For a control: clears the logs of all sets and semaphores, so that recovery finds none.
 pub(crate) fn forget_logs(task: &Task) {
     for set in sets(task) {
         crate::field::put(&set.line()[COMMIT], 0);
@@ -77,14 +77,14 @@ pub(crate) fn forget_logs(task: &Task) {
     }
 }
 
-/// Leaves out one step of a grant: no set has `OWED`.
+/// For a control: clears `OWED` in all sets, as if no grant were unacknowledged.
 pub(crate) fn forget_owed(task: &Task) {
     for commit in sets(task).map(|set| &set.line()[COMMIT]) {
         crate::field::put(commit, get(commit) & !OWED);
     }
 }
 
-/// Leaves out one step of recovery: all locks of sets and pools are free, and nothing is repaired.
+/// For a control: frees all locks of sets and pools, so that recovery repairs nothing.
 pub(crate) fn forget_locks(task: &Task) {
     let shared = &*task.shared;
     let layout = &shared.layout;

@@ -1,10 +1,10 @@
-//! Crash models: waiting tasks have died, and a task is killed while it grants them a permit.
+//! Crash models: a task is killed while it grants a permit to waiting tasks that have died.
 //!
-//! A permit is one unit of a semaphore. The victim makes the call that grants, and is killed before
-//! each of its stores. Then the survivor tries to take the permit, before any task reaps the dead.
-//! It must not be refused a permit that is there after recovery.
+//! A permit is one unit of a semaphore. The victim makes the granting call, and is killed before
+//! each of its stores. Then the survivor tries to take the permit, before any other task reaps the
+//! dead ones. If the permit is there after recovery, the survivor must get it.
 //!
-//! The dead tasks neither sleep nor look at their wait nodes, as after a kill.
+//! The dead tasks neither sleep nor poll their wait nodes, as after a kill.
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 
@@ -20,7 +20,7 @@ use crate::{
     Capacity, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemFlags, SemId, Task,
 };
 
-/// The limit for the stores of one call.
+/// The limit for the number of stores of one call.
 const STORES_MAX: u64 = 3000;
 
 const UP: SemBuf = SemBuf::new(0, 1, SemFlags::empty());
@@ -44,7 +44,7 @@ struct Case {
     dead: u32,
     /// The call of the victim.
     act: fn(&Task, SemId) -> Result<(), Errno>,
-    /// True if the death of the victim grants the permit too.
+    /// True if the victim's death also grants the permit.
     is_granted_by_death: bool,
 }
 
@@ -107,8 +107,8 @@ impl World {
         world
     }
 
-    /// Lets the victim act, and kills it before the store numbered `stores`, or after its call.
-    /// Returns true if the call was cut short.
+    /// Lets the victim act. Kills it before the store numbered `stores`, or after its call. Returns
+    /// true if it was killed before the end of its call.
     fn stop(&mut self, case: Case, stores: u64) -> bool {
         let victim = self.victim.take().unwrap();
         let ended = crash::run(stores, || (case.act)(&victim, self.id));
@@ -116,8 +116,8 @@ impl World {
         ended == Ended::Stopped
     }
 
-    /// The survivor tries to take the permit. Returns true if it got the permit, or a description
-    /// of the fault.
+    /// Tries to take the permit as the survivor. Returns true if it got the permit, or a
+    /// description of the fault.
     fn try_next(&self) -> Result<bool, String> {
         let tried = self.survivor.semop(self.id, &[TRY]);
         self.namespace.recover().map_err(|errno| errno.to_string())?;
@@ -135,18 +135,18 @@ impl World {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Protocol {
     Whole,
-    /// No set has `OWED`, the bit that says that a dead task may have a grant.
+    /// A control: no set has `OWED`, the bit that says that a dead task may have a grant.
     WithoutOwed,
 }
 
-/// Checks that the survivor got the permit at least once, and was refused at least once where that
-/// is possible.
+/// Checks that the survivor got the permit at least once. It must also have been refused at least
+/// once, where that is possible.
 fn assert_all_reached(case: Case, tries: [u32; 2]) {
     assert_eq!(tries.map(|count| count > 0), [!case.is_granted_by_death, true], "not reached");
 }
 
-/// Returns how often the survivor was refused, and how often it got the permit, or a description of
-/// the fault.
+/// Counts two outcomes: the survivor was refused, or got the permit. Returns a description of the
+/// fault, if there is one.
 fn stop_everywhere(case: Case, is_watched: bool, protocol: Protocol) -> Result<[u32; 2], String> {
     let mut tries = [0; 2];
     for stores in 0..STORES_MAX {
@@ -175,8 +175,8 @@ fn crash_in_a_grant_to_the_dead_leaves_the_permit_to_the_next_task() {
     }
 }
 
-/// As above. Another task then calls `GETVAL`, which reaps the dead, and is killed before each
-/// store.
+/// After a grant to dead tasks, another task calls `GETVAL`, which reaps them, and is killed before
+/// each of its stores. The next task must still get the permit.
 #[test]
 fn crash_in_getval_after_a_grant_to_the_dead_leaves_the_permit_to_the_next_task() {
     for case in CASES {

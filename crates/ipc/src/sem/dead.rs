@@ -1,4 +1,5 @@
-//! For tests: what a task leaves that is killed while it waits, without a process of its own.
+//! For tests: the state that a task leaves if it is killed while it waits. The tests need no
+//! process for that task.
 
 use super::SemBuf;
 use super::node::{Call, Completed, Node};
@@ -10,13 +11,13 @@ use crate::handle::SemId;
 use crate::task::Task;
 use crate::task_line::forget_process;
 
-/// Queues a call of `task`, as far as a real call gets before it sleeps. No thread sleeps. Returns
-/// the line of the node.
+/// Queues a call of `task`, with the same steps as a real call before its sleep. No thread sleeps.
+/// Returns the line of the node.
 pub(crate) fn wait_without_sleep(task: &Task, id: SemId, sops: &[SemBuf]) -> u32 {
     wait_looking(task, id, sops, false)
 }
 
-/// As [`wait_without_sleep`]. If `is_watched`, the task seems to spin on the status of its node.
+/// Like [`wait_without_sleep`]. With `is_watched`, the task seems to poll the status of its node.
 pub(crate) fn wait_looking(task: &Task, id: SemId, sops: &[SemBuf], is_watched: bool) -> u32 {
     let object = task.sem_ids().obtain_object_check(id.raw()).unwrap();
     let guard = Set::new(&task.shared, &object).lock(task.owner).unwrap();
@@ -31,10 +32,10 @@ pub(crate) fn wait_looking(task: &Task, id: SemId, sops: &[SemBuf], is_watched: 
     node.line
 }
 
-/// Makes the process of a task count as ended. All else of the task stays.
+/// Makes the process of a task count as ended. The rest of the task's state stays.
 pub(crate) fn kill(task: Task) {
     forget_process(&task.shared, task.owner.index);
-    // A drop would end the task, which a dead process cannot do.
+    // A drop would end the task properly, which a killed process does not do.
     std::mem::forget(task);
 }
 
@@ -67,7 +68,8 @@ mod tests {
         namespace.register(Cred::root(), pid).unwrap()
     }
 
-    /// Two successive sets in one slot may have the same tag.
+    /// Two sets that follow each other in a slot may have the same tag. The undo record of the
+    /// first must not be used for the second.
     #[test]
     fn undo_record_of_the_set_before_is_not_taken_for_that_of_the_next() {
         let namespace = namespace(1);
@@ -76,7 +78,7 @@ mod tests {
         let first = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         up(first, 0);
         task.sem_rmid(first).unwrap();
-        // This set has other lines, but the same slot and tag.
+        // The second set has other lines, but the same slot and tag.
         let second = task.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
         up(second, 0);
         up(second, 1);
@@ -134,7 +136,7 @@ mod tests {
         }
     }
 
-    /// One check of the dead tasks is enough: later refusals take no lock.
+    /// After one check of the dead tasks, later calls that are refused must take no lock.
     #[test]
     fn set_whose_dead_were_looked_at_owes_nothing() {
         let namespace = namespace(1);
@@ -155,7 +157,8 @@ mod tests {
         assert!(!set.may_be_owed());
     }
 
-    /// The task lives, but has not returned with its grant. It may be stopped.
+    /// Control: a grant to a live task that has not returned yet must stay. The task may be
+    /// stopped.
     #[test]
     fn control_permit_granted_to_a_live_task_stays() {
         for is_watched in [false, true] {
@@ -224,7 +227,8 @@ mod tests {
         assert_eq!(waits.used(&holder.shared.region).count(), 0, "the node is free");
     }
 
-    /// A task froze a word, died and was reaped. The next task with its number then froze the word.
+    /// A task froze a word, died and was reaped. If the next task with its number then freezes the
+    /// word, that freeze must stay.
     #[test]
     fn freeze_by_the_next_task_with_a_dead_ones_number_stays() {
         let namespace = namespace(1);
@@ -237,14 +241,14 @@ mod tests {
         let guard = set.lock(other.owner).unwrap();
         thaw_dead(&guard, 0, frozen, Identity(1));
         assert_eq!(set.word(0), Ok(frozen));
-        // The control: with the identity in the line, the freeze ends.
+        // Control: with the identity that is now in the line, the freeze ends.
         let living = identity(task_line(&other.shared, next.owner.index));
         thaw_dead(&guard, 0, frozen, living);
         assert!(!set.word(0).unwrap().is_frozen());
     }
 
-    /// Makes a semaphore whose only permit belongs to a task, with `SEM_UNDO`. The process of that
-    /// task is `identity`.
+    /// Makes a semaphore whose only permit a task has taken with `SEM_UNDO`. `identity` becomes the
+    /// process of that task.
     fn holds_one(namespace: &Namespace, other: &Task, identity: Identity) -> SemId {
         let holder = task(namespace, 1);
         let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
@@ -259,7 +263,8 @@ mod tests {
     const LOCK: SemBuf = SemBuf::new(0, -1, SemFlags::UNDO);
     const PLAIN: SemBuf = SemBuf::new(0, -1, SemFlags::empty());
 
-    /// A signal interrupts a wait whose thread does not run until the units are there.
+    /// A signal interrupts a wait, and its thread runs again only after units are there. The wait
+    /// must get none.
     #[test]
     fn interrupted_wait_is_granted_nothing() {
         let namespace = namespace(1);
@@ -276,8 +281,8 @@ mod tests {
         assert_eq!((other.sem_getval(id, 0), other.sem_getncnt(id, 0)), (Ok(1), Ok(0)));
     }
 
-    /// `SETVAL` clears the adjustment, so the end of the task does not apply it. A grant without
-    /// adjustment is not taken back either, since the new value does not contain it.
+    /// `SETVAL` clears the adjustment, so the end of the task must not apply it. A grant without
+    /// adjustment must not be taken back either, since the new value does not contain it.
     #[test]
     fn value_set_after_a_grant_stays_when_the_grant_is_dropped() {
         for lock in [LOCK, PLAIN] {
@@ -293,7 +298,8 @@ mod tests {
         }
     }
 
-    /// One transaction sets the value, clears adjustments and grants. Its grant counts as later.
+    /// One transaction of `SETVAL` sets the value, clears adjustments and grants. Its own grant
+    /// must count as later than the clearing, so the death of the task takes it back.
     #[test]
     fn lock_granted_by_setval_to_a_dead_task_is_free_again() {
         let namespace = namespace(1);
@@ -307,8 +313,8 @@ mod tests {
         assert_eq!(other.sem_getval(id, 0), Ok(1));
     }
 
-    /// The call gives a permit with `SEM_UNDO`, and takes one without or with it. Another task has
-    /// used the permit that it gave.
+    /// The call gives a permit with `SEM_UNDO`, and takes another one. Another task has used the
+    /// permit that it gave. So the grant is taken back in part, or not at all.
     #[test]
     fn grant_is_taken_back_in_part_or_not_at_all_if_not_possible_as_a_whole() {
         let give = SemBuf::new(1, 1, SemFlags::UNDO);
@@ -328,7 +334,8 @@ mod tests {
     #[test]
     fn adjustment_of_a_zombie_is_applied_for_tries_and_queries() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
-        let ended = Identity::of(child.id());
+        let start = crate::process::stat(child.id()).map_or(0, |stat| stat.start);
+        let ended = Identity::new(child.id(), start);
         while !ended.is_gone(Look::Close) {
             thread::yield_now();
         }
@@ -350,7 +357,8 @@ mod tests {
         assert!(tries.count() < 1000);
     }
 
-    /// The difference from Linux that the crate's essay describes, and its limit.
+    /// A call that succeeds may see values before the undo of a dead task, as the crate's
+    /// documentation says. A call that fails may not.
     #[test]
     fn call_that_succeeds_sees_values_before_the_undo_of_a_dead_task() {
         const ZERO: SemBuf = SemBuf::new(0, 0, crate::SemFlags::NOWAIT);
@@ -375,7 +383,7 @@ mod tests {
                 (other.semop(given, &[TRY]), other.semop(taken, &[ZERO])),
                 (expected, expected)
             );
-            // In both cases the adjustments are applied once.
+            // In both cases, recovery must apply the adjustments once.
             namespace.recover().unwrap();
             assert_eq!((other.sem_getval(given, 0), other.sem_getval(taken, 0)), (Ok(0), Ok(1)));
         }
@@ -385,7 +393,7 @@ mod tests {
     fn control_adjustment_of_a_live_task_stays() {
         let namespace = namespace(1);
         let other = task(&namespace, 2);
-        let id = holds_one(&namespace, &other, Identity::own());
+        let id = holds_one(&namespace, &other, crate::Program::own().identity);
         let end = futex::now().monotonic_ns + 300_000_000;
         while futex::now().monotonic_ns < end {
             assert_eq!(other.semop(id, &[TRY]), Err(Errno::AGAIN));

@@ -1,8 +1,8 @@
-//! Freezing words under the set's lock, and the end of freezes by dead tasks.
+//! Freezing words under the set's lock, and ending the freezes of dead tasks.
 //!
-//! A task that meets a frozen word waits: it spins, yields, and then sleeps. If the task that froze
-//! the word has died, the waiting task ends the freeze ([`thaw_dead`]). It completes the operation
-//! of the dead task or takes it back (`log`).
+//! A task that finds a word frozen waits: it spins, yields, and then sleeps. If the task that froze
+//! the word has died, the waiting task ends the freeze ([`thaw_dead`]). It completes or reverts the
+//! operation of the dead task (`log`).
 //!
 //! Source: the essays of `word`, `several` and `log`.
 
@@ -20,8 +20,8 @@ use crate::lock::{BEAT_NS, Patience, Wait};
 use crate::process::Identity;
 use crate::task_line::{identity, task_line};
 
-/// Reads of a frozen word before the thread yields, and yields before it sleeps. A freeze takes a
-/// few dozen instructions, unless its owner has lost its processor.
+/// How often a thread reads a frozen word before it yields, and yields before it sleeps. A freeze
+/// takes a few dozen instructions, unless its owner is preempted.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 200 };
 const YIELD_ROUNDS: u32 = if IS_MODEL { u32::MAX - 1 } else { 20 };
 
@@ -33,32 +33,34 @@ impl SetGuard<'_> {
     ///
     /// # Errors
     ///
-    /// `EIDRM` if the set is gone. `EIO` if another task keeps the word frozen.
+    /// `EIDRM` if the set is gone. `EIO` if a live task does not thaw the word.
     pub(super) fn freeze(&self, num: u16) -> Result<Word, Errno> {
         let word = self.exchange_long(num, |word| word.freeze_locked(self.owner.index))?;
-        // Recovery must not take the log of an earlier freeze for one of this freeze.
+        // Recovery must not mistake the log of an earlier freeze for one of this freeze, so clear
+        // it.
         put(&self.set.sem(num)[LOG], 0);
         Ok(word)
     }
 
-    /// Marks all semaphores dead, except those that another task keeps frozen. Returns true if none
-    /// is left.
+    /// Marks all semaphores dead, except those that another task keeps frozen. Returns true if
+    /// there are no exceptions.
     pub(super) fn kill_all(&self) -> bool {
         let mut patience = Patience::new(self.set.shared, Wait::Short);
         let mut is_whole = true;
         for num in 0..self.set.place.nsems as u16 {
-            // Another tag: a hostile word, or one that a dead remover has already ended.
+            // `EIDRM` means that the word has another tag. A hostile process has written the word,
+            // or a dead remover has already ended it.
             let killed = self.exchange(num, Word::dead, &mut patience);
             is_whole &= matches!(killed, Ok(_) | Err(Errno::IDRM));
         }
         is_whole
     }
 
-    /// Sets the bits for waiting calls of semaphore `num`.
+    /// Sets the bits for waiting calls in the word of semaphore `num`.
     ///
     /// # Errors
     ///
-    /// Those of `freeze`.
+    /// The errors of `freeze`.
     pub(super) fn add_waiters(&self, num: u16, waiters: u64) -> Result<Word, Errno> {
         self.exchange_long(num, |word| word.with_waiters(word.waiters() | waiters))
     }
@@ -67,7 +69,8 @@ impl SetGuard<'_> {
         self.exchange(num, next, &mut Patience::new(self.set.shared, Wait::Long))
     }
 
-    /// Replaces the word of semaphore `num` once it is not frozen.
+    /// Replaces the word of semaphore `num`. If the word is frozen, waits for the end of the freeze
+    /// first.
     fn exchange(
         &self,
         num: u16,
@@ -82,13 +85,14 @@ impl SetGuard<'_> {
             let seen = set.word(num)?;
             if seen.is_frozen() {
                 waits = waits.or_else(|| set.shared.contention.begin());
-                // Only the holder of the lock freezes a word like this, which is this task.
+                // Only the holder of the set's lock freezes a word in this way. This task holds the
+                // lock now, so the freezing task is dead.
                 let line = task_line(set.shared, seen.frozen_by());
                 let dead = match seen.is_frozen_locked() {
                     true => Some(identity(line)),
                     false => pause.wait(word, seen)?,
                 };
-                // Read the word again after the check: the task may have thawed it before its
+                // Read the word again after the check, since the task may have thawed it before its
                 // death.
                 if let Some(dead) = dead.filter(|_| set.word(num) == Ok(seen)) {
                     thaw_dead(self, num, seen, dead);
@@ -105,7 +109,7 @@ impl SetGuard<'_> {
     }
 }
 
-/// Waits for the owner of a freeze: spins, yields, and then sleeps.
+/// A wait for the owner of a freeze. It spins, yields, and then sleeps.
 struct Pause<'p, 's> {
     round: u32,
     patience: &'p mut Patience<'s>,
@@ -121,7 +125,7 @@ impl Pause<'_, '_> {
         } else if self.round < SPIN_ROUNDS + YIELD_ROUNDS {
             thread::yield_now();
         } else {
-            // The end of a freeze is a plain store and wakes no thread, so the sleep has a limit.
+            // The end of a freeze is a plain store that wakes no thread, so the sleep is short.
             self.patience.nap(word, seen.0, NAP_NS)?;
             let rounds = (BEAT_NS / NAP_NS) as u32;
             let is_time = self.round.is_multiple_of(rounds);
@@ -136,8 +140,8 @@ impl Pause<'_, '_> {
     }
 }
 
-/// Ends the freeze of a dead task. Stores the logged word if its commit is valid, or else the
-/// present value.
+/// Ends the freeze of a dead task. If the log has a valid commit, this stores the logged word,
+/// otherwise the present value.
 pub(super) fn settle(set: Set<'_>, num: u16, seen: Word, is_committed: bool) {
     let redo = Word(get(&set.sem(num)[REDO]));
     if is_committed && redo.is_of(set.place.tag) && !redo.is_frozen() {
@@ -145,7 +149,7 @@ pub(super) fn settle(set: Set<'_>, num: u16, seen: Word, is_committed: bool) {
         set.sem(num)[WORD].store(redo.0, Ordering::Release);
         return;
     }
-    // The log may belong to an earlier freeze, if the task died before it wrote one.
+    // If the task died before it wrote a log, the present log may belong to an earlier freeze.
     Log::Void.write(&set, num, seen);
     let pid = set.shared.pid_of(seen.frozen_by());
     set.thaw(num, seen.with(seen.value(), pid));
@@ -153,12 +157,13 @@ pub(super) fn settle(set: Set<'_>, num: u16, seen: Word, is_committed: bool) {
 
 /// Ends the operation of the dead task that froze semaphore `num`. The caller holds the set's lock.
 ///
-/// The function ends all freezes of that task in the set. The words of a call of several operations
-/// are ended together. The first semaphore of that call comes last, since its log tells whether the
-/// call is committed.
+/// This function ends all freezes of that task in the set. If its call had several operations,
+/// their words must get the same outcome. So the first semaphore of the call comes last, since its
+/// log tells whether the call is committed.
 ///
-/// `dead` is the identity in the task's line. If the line has another identity, another task may
-/// have its number. Then the function leaves words frozen under that number alone.
+/// `dead` is the identity that the caller read in the task's line. If the line has another identity
+/// by now, a later task may have the same number. Then the function leaves words alone that are
+/// frozen under that number.
 #[cold]
 pub(super) fn thaw_dead(guard: &SetGuard<'_>, num: u16, seen: Word, dead: Identity) {
     let set = guard.set;
@@ -170,8 +175,8 @@ pub(super) fn thaw_dead(guard: &SetGuard<'_>, num: u16, seen: Word, dead: Identi
     let frozen = |num| {
         let word = set.word(num).ok()?;
         let is_left = word.is_frozen() && !word.is_frozen_locked() && word.frozen_by() == task;
-        // Read the identity last. If a later task with this number froze the word, it stored its
-        // identity before.
+        // Read the identity last. A later task with this number stores its identity before it
+        // freezes a word, so this read would show it.
         (is_left && identity(task_line(set.shared, task)) == dead).then_some(word)
     };
     for is_turn_of_first in [false, true] {

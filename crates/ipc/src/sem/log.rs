@@ -1,9 +1,9 @@
 //! The log of an operation that has frozen a word without the set's lock.
 //!
-//! The log is one word of the semaphore's line. It belongs to the task that has frozen the
+//! The log is one word in the line of the semaphore. It belongs to the task that has frozen the
 //! semaphore's word. If that task dies, recovery reads the log:
 //!
-//! | kind | holds | recovery |
+//! | kind | content | recovery |
 //! |---|---|---|
 //! | single | the changed undo record, and the old adjustment | restores the old adjustment |
 //! | several | the number of the call's first semaphore | follows the log of the first one |
@@ -11,9 +11,9 @@
 //!
 //! In all cases but the last, recovery thaws the word with its present value.
 //!
-//! A log belongs to a freeze if its phase is that of the frozen word. The phase flips at each end
-//! of a freeze. A log from two freezes ago has the same phase, so every freeze writes this word, if
-//! only to make it void.
+//! A log belongs to a freeze if its phase equals that of the frozen word. The phase flips at each
+//! end of a freeze. A log from two freezes ago has the same phase. So every freeze must write this
+//! word, if only to make the log void.
 
 use super::set::{LOG, Set};
 use super::word::Word;
@@ -42,13 +42,13 @@ pub(super) enum Log {
     Several {
         /// The first semaphore of the call.
         first: u16,
-        /// Whether all words are to become those in `REDO`.
+        /// Whether recovery must store the words in `REDO`.
         is_committed: bool,
     },
 }
 
 impl Log {
-    /// Returns the log of the freeze that has left `word` in semaphore `num`.
+    /// Returns the log of the freeze under which semaphore `num` has the word `word`.
     pub(super) fn read(set: &Set<'_>, num: u16, word: Word) -> Self {
         let log = get(&set.sem(num)[LOG]);
         if log & VALID == 0 || log >> PHASE_SHIFT & 1 != word.phase() {
@@ -60,7 +60,8 @@ impl Log {
         Self::Single { record: log as u32, adj: i32::from((log >> ADJ_SHIFT) as u16 as i16) }
     }
 
-    /// Writes the log of a freeze of semaphore `num`, whose word was or is `word`.
+    /// Writes the log of a freeze of semaphore `num`. `word` is its word before or during the
+    /// freeze.
     #[inline]
     pub(super) fn write(self, set: &Set<'_>, num: u16, word: Word) {
         let phase = VALID | word.phase() << PHASE_SHIFT;
@@ -74,8 +75,8 @@ impl Log {
                 phase | SEVERAL | committed | u64::from(first)
             }
         };
-        // ORDERING(ipc-undo): Release. The log is stored before the adjustment changes, and after
-        // the words in `REDO`.
+        // ORDERING(ipc-undo): Release. Recovery that sees a changed adjustment also sees this log.
+        // Recovery that sees this log also sees the words in `REDO`.
         set.sem(num)[LOG].store(log, Ordering::Release);
     }
 }

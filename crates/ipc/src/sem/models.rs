@@ -1,4 +1,4 @@
-//! Operations that leave out one step of the protocol. The control models must notice them.
+//! For controls: operations that leave out one step of the protocol. The models must detect them.
 
 use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
@@ -14,12 +14,13 @@ use crate::flags::SemFlags;
 use crate::handle::SemId;
 use crate::task::Task;
 
-/// Adds 1 to the first semaphore of a set. It ignores waiting calls and the word's tag.
+/// Adds 1 to the first semaphore of a set, without regard to waiting calls or to the word's tag.
 pub(crate) fn blind_add(task: &Task, id: SemId) -> Result<(), Errno> {
     let object = task.sem_ids().obtain_object_check(id.raw())?;
     let cell = &Set::new(&task.shared, &object).sem(0)[WORD];
     for _ in 0..4 {
-        // ORDERING: Acquire. Strong enough; the control leaves out the check of the tag.
+        // ORDERING: Acquire. The order is strong enough; this control leaves out the check of the
+        // tag.
         let seen = Word(cell.load(Ordering::Acquire));
         let next = seen.with(seen.value() + 1, task.pid);
         // ORDERING: AcqRel. As above.
@@ -30,8 +31,8 @@ pub(crate) fn blind_add(task: &Task, id: SemId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Adds 1 to the first semaphore of a set. It changes the adjustment after the word, without a
-/// freeze.
+/// Adds 1 to the first semaphore of a set, with undo. It changes the adjustment after the word, and
+/// does not freeze the word.
 pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
     let object = task.sem_ids().obtain_object_check(id.raw())?;
     let set = Set::new(&task.shared, &object);
@@ -39,7 +40,7 @@ pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
         .expect("an undo record from an earlier call");
     let seen = set.word(0)?;
     let next = seen.with(seen.value() + 1, task.pid);
-    // ORDERING: AcqRel. Strong enough; the control leaves out the freeze.
+    // ORDERING: AcqRel. The order is strong enough; this control leaves out the freeze.
     let swapped =
         set.sem(0)[WORD].compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed);
     swapped.map_err(|_| Errno::IDRM)?;
@@ -48,13 +49,13 @@ pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Allocates a wait node whose task looks at it before it sleeps. Returns the line of the node.
+/// Allocates a wait node whose task polls it before it sleeps. Returns the line of the node.
 pub(crate) fn watched_node(task: &Task) -> u32 {
     let call = Call { sops: &[SemBuf::new(0, -1, SemFlags::empty())], undo: 0, pid: task.pid };
     Node::alloc(&task.shared, call, 0, (task.owner, true)).unwrap().line
 }
 
-/// Ends the look at a wait node. Returns true if the task then sleeps.
+/// Ends the polling of a wait node. Returns true if its task then sleeps.
 pub(crate) fn sleeps(task: &Task, line: u32) -> bool {
     let node = Node::at(&task.shared, line);
     node.stop_watching();
@@ -66,10 +67,10 @@ pub(crate) fn sleeps(task: &Task, line: u32) -> bool {
 pub(crate) fn completes(task: &Task, line: u32) -> bool {
     let mut completed = Completed::default();
     completed.push(Node::at(&task.shared, line), 0);
-    completed.tell(&task.shared)[0].is_asleep()
+    !completed.tell(&task.shared)[0].was_awake
 }
 
-/// As [`completes`], in two steps.
+/// Like [`completes`], in two steps.
 pub(crate) fn completes_in_two_steps(task: &Task, line: u32) -> bool {
     let status = Node::at(&task.shared, line).status();
     let before = get(status);
@@ -77,15 +78,15 @@ pub(crate) fn completes_in_two_steps(task: &Task, line: u32) -> bool {
     before == 0
 }
 
-/// Begins an operation that adds 1 to the first semaphore of a set, with undo. It ends as a kill
-/// before the end of the freeze does.
+/// Begins an operation that adds 1 to the first semaphore of a set, with undo. It stops before the
+/// end of the freeze, as if its task were killed there.
 pub(crate) fn stop_in_undo(task: &Task, id: SemId) {
     let object = task.sem_ids().obtain_object_check(id.raw()).expect("the set");
     let set = Set::new(&task.shared, &object);
     let record = undo::cached(set, &task.undos, task.owner.index)
         .expect("an undo record from an earlier call");
     let seen = set.word(0).expect("the set");
-    // ORDERING: Release. No other thread uses the set yet.
+    // ORDERING: Release. No other thread uses the set yet, so any order is right.
     set.sem(0)[WORD].store(seen.freeze(task.owner.index).0, Ordering::Release);
     let adj = undo::load_adj(&task.shared, record, 0);
     Log::Single { record, adj }.write(&set, 0, seen);

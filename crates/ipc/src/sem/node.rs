@@ -1,27 +1,29 @@
-//! A waiting call: its node in the region, and the outcome that another call stores there.
+//! A waiting call: its node in the region, and the outcome that another call stores in the node.
 //!
 //! The node has the operations of the call, its task, and a status word on which the task sleeps
-//! (`status`). A task that wakes reads only the status of its node, since the set may be gone.
+//! (`status`). A task that wakes reads only the status of its node, since the set may be gone by
+//! then.
 //!
-//! # Spinning before a sleep
+//! # Polling before a sleep
 //!
-//! A task may spin on its status before it sleeps ([`Node::watch`]). Until then `AWAKE` is set in
-//! the status. The waker completes the call with one exchange of the status. If that returns
-//! `AWAKE`, the task sees the outcome by itself. Otherwise the waker wakes it. If no thread sleeps
-//! there, the task may have died. The death of a spinning task is not noticed in this way.
+//! A task may poll its status before it sleeps ([`Node::watch`]). Until then the status has the bit
+//! `AWAKE`. The waker completes the call with one exchange of the status. If the old status had
+//! `AWAKE`, the task sees the outcome by itself. Otherwise the waker wakes it by futex(2). If that
+//! call finds no sleeping thread, the task may have died. The death of a polling task is not
+//! noticed in this way.
 //!
 //! # Grants without acknowledgement
 //!
 //! A task acknowledges the outcome of its call by freeing its node. The commit of a grant sets
-//! `OWED` in the set's line: granted calls may be unacknowledged. A call that is refused, or reads
-//! a value, then first checks whether a task of such a call has died (`reap`). This needs no system
-//! call of the waker, and it works even if the waker dies.
+//! `OWED` in the set's line, which means that grants may be unacknowledged. A call that is refused,
+//! or reads a value, then first checks whether the task of such a grant has died (`reap`). The
+//! waker needs no system call for this, and it works even if the waker dies.
 //!
 //! # Memory
 //!
 //! A node belongs to its task, and a freed node keeps its type. After its store of the status, the
-//! waker reads nothing from the node (trap I13). So a wake-up may reach the next user of the node,
-//! as a spurious wake-up.
+//! waker reads nothing from the node (trap I13). So its wake-up may reach the next user of the
+//! node, as a spurious wake-up.
 //!
 //! Source: Linux `ipc/sem.c` (`struct sem_queue`, `wake_up_sem_queue_prepare`).
 
@@ -43,16 +45,16 @@ use crate::status::{self, AWAKE, DONE, DONE_BITS, INTERRUPTED, STATUS};
 use crate::task_line::Absent;
 
 // Words of a node's first line. Word 0 is the status, and words 6 and 7 belong to the pool. The
-// next line begins with the payload of the set. The operations follow it, one per word.
+// second line begins with the payload of the set. The operations follow it, one per word.
 /// The neighbours in a queue of the set.
 pub(super) const SET_LINKS: usize = 1;
 /// The neighbours in a queue of a semaphore.
 pub(super) const SEM_LINKS: usize = 2;
 /// The pid and the undo record.
 const TASK: usize = 3;
-/// The number of operations, the index of the blocking one, [`ALTERS`], the logged outcome.
+/// The number of operations, the index of the blocking one, [`ALTERS`], and the logged outcome.
 pub(super) const SHAPE: usize = 4;
-/// The set for which the node waits, and its ticket. 0 if the node is in no queue.
+/// The set for which the node waits, and its ticket. The word is 0 if the node is in no queue.
 const PLACE: usize = 5;
 
 const ALTERS: u64 = 1 << 32;
@@ -60,18 +62,18 @@ const ALTERS: u64 = 1 << 32;
 // The outcome that a commit has logged, in `SHAPE`.
 const PENDING: u64 = 1 << 33;
 const PENDING_SHIFT: u32 = 48;
-/// The bits between them hold `SetGuard::settings` after that commit.
+/// The bits below [`PENDING_SHIFT`] have `SetGuard::settings` after that commit.
 const SETTINGS_SHIFT: u32 = 34;
-/// The outcome of a grant that is taken back, see `reap`.
+/// The logged outcome of a grant that is taken back, see `reap`.
 const TAKEN_BACK: i32 = 0xffff;
 
-// Fields of `PLACE`: slot and tag of the set, and the ticket. The payload tells sets with the same
-// slot and tag apart.
+// Fields of `PLACE`: slot and tag of the set, and the ticket. Two sets may have the same slot and
+// tag. The payload in the second line distinguishes them.
 const PLACE_SET: u64 = 1;
 const PLACE_TAG_SHIFT: u32 = 16;
 const TICKET_SHIFT: u32 = u64::BITS - TICKET_BITS;
 
-/// The largest number of operations of a node, also if a hostile task writes more.
+/// The largest number of operations of a node, even if a hostile process writes a larger one.
 const SOPS_MAX: usize = 1 << 15;
 
 /// A copy of the operations of a node.
@@ -86,7 +88,7 @@ pub(super) struct Call<'a> {
     pub(super) pid: u32,
 }
 
-/// The tasks to wake after the lock is released.
+/// The tasks to wake after the release of the lock.
 pub(crate) type Wakes = SmallVec<[Wake; 4]>;
 
 /// A completed call and its task.
@@ -94,8 +96,8 @@ pub(crate) type Wakes = SmallVec<[Wake; 4]>;
 pub(crate) struct Wake {
     node: u32,
     task: u32,
-    /// The task was spinning, not sleeping ([`Node::watch`]).
-    was_awake: bool,
+    /// The task was polling, not sleeping ([`Node::watch`]).
+    pub(super) was_awake: bool,
 }
 
 /// A waiting call.
@@ -106,7 +108,7 @@ pub(super) struct Node<'s> {
 }
 
 impl<'s> Node<'s> {
-    /// Returns a node for `call`, which operation `blocking` blocks.
+    /// Returns a node for `call`, which waits because of operation `blocking`.
     ///
     /// # Errors
     ///
@@ -139,14 +141,14 @@ impl<'s> Node<'s> {
         self.shared.layout.waits.free(self.shared, self.line, owner);
     }
 
-    /// Spins until the call is completed, at most until `end`. Returns true if spinning was of use.
+    /// Polls until the call is completed, at most until `end`. Returns true if polling was useful.
     ///
     /// Each round yields the processor, for example to the task that will complete the call. If an
-    /// unrelated thread got the processor instead, the yield returns late. Then spinning was of no
-    /// use, whatever the outcome.
+    /// unrelated thread gets the processor instead, the yield returns late. Then polling was not
+    /// useful, whatever the outcome is.
     pub(super) fn watch(&self, end: Deadline) -> bool {
         let mut is_late = IS_MODEL;
-        // ORDERING: Relaxed. A guess; `outcome` reads the status again.
+        // ORDERING: Relaxed. Only a guess: `outcome` reads the status again.
         while self.status().load(Ordering::Relaxed) & (DONE | INTERRUPTED) == 0 {
             if is_late {
                 self.stop_watching();
@@ -158,36 +160,37 @@ impl<'s> Node<'s> {
         !is_late
     }
 
-    /// Notes that the task is about to sleep.
+    /// Clears `AWAKE`, since the task is about to sleep.
     pub(super) fn stop_watching(&self) {
         // ORDERING(ipc-status): Relaxed. A later waker sees that it has to wake the task. An
-        // earlier one has changed the word, and the sleep compares the word.
+        // earlier waker has changed the word, so the futex call does not sleep.
         self.status().fetch_and(DONE_BITS | INTERRUPTED, Ordering::Relaxed);
     }
 
-    /// Returns the word that the task sleeps on.
+    /// Returns the word on which the task sleeps.
     pub(super) fn status(&self) -> &'s AtomicU64 {
         &self.first()[STATUS]
     }
 
-    /// Returns the outcome of the call, or none if it still waits. A grant taken back is an error.
+    /// Returns the outcome of the call, or none if it still waits. If its grant was taken back, the
+    /// outcome is an error.
     pub(super) fn outcome(&self) -> Option<Result<(), Errno>> {
         status::outcome(status::load(self.status()))
     }
 
-    /// Returns true if the call was granted, also if its task has not returned yet.
+    /// Returns true if the call was granted, even if its task has not returned yet.
     pub(super) fn is_granted(&self) -> bool {
         self.outcome() == Some(Ok(()))
     }
 
     /// Returns the low half of the status, without the bits that end a sleep. The task sleeps while
-    /// the word has this value, also if a hostile task has written it.
+    /// the word has this value, even if a hostile process has written it.
     pub(super) fn asleep(&self) -> u32 {
         low(get(self.status()) & !(DONE | INTERRUPTED))
     }
 
-    /// Ends a wait whose node stays in its queues. It is interrupted, so it gets no grant. Returns
-    /// the outcome of the call if it has one.
+    /// Interrupts a wait whose node must stay in its queues, so that it gets no grant. Returns the
+    /// outcome of the call if it has one already.
     pub(super) fn leave(&self) -> Option<Result<(), Errno>> {
         // ORDERING(ipc-status): Acquire. As in `status::load`.
         status::outcome(self.status().fetch_or(INTERRUPTED, Ordering::Acquire))
@@ -197,7 +200,7 @@ impl<'s> Node<'s> {
         status::load(self.status()) & INTERRUPTED != 0
     }
 
-    /// Returns the node at a line, without a check of its content.
+    /// Returns the node at a line, without checking the content of the line.
     pub(super) fn at(shared: &'s Shared, line: u32) -> Self {
         Self { shared, line }
     }
@@ -216,25 +219,27 @@ impl<'s> Node<'s> {
         is_place && get(self.payload()) == set.place.payload()
     }
 
-    /// Returns the word with the payload of the set. It is valid while `PLACE` is not 0.
+    /// Returns the word with the payload of the set. The word is valid while `PLACE` is not 0.
     fn payload(&self) -> &'s AtomicU64 {
         &self.shared.region.line(self.line.wrapping_add(1))[0]
     }
 
-    /// Makes the node wait for a set, with this ticket. From now on a rebuild finds it.
+    /// Makes the node wait for a set, with this ticket. From now on `rebuild` finds the node.
     pub(super) fn begin(&self, set: Set<'_>, ticket: u64) {
         put(self.payload(), set.place.payload());
-        // ORDERING(ipc-place): Release. The node is complete before it waits.
+        // ORDERING(ipc-place): Release. Pairs with `Node::place`: a thread that finds the node
+        // waiting sees it complete.
         self.first()[PLACE].store(place_of(set) | ticket << TICKET_SHIFT, Ordering::Release);
     }
 
-    /// Notes that the node waits for no set. It is in no queue.
+    /// Notes that the node waits for no set. The caller has removed it from its queues.
     pub(super) fn end(&self) {
-        // ORDERING(ipc-place): Release. The node is in no queue before `PLACE` is 0.
+        // ORDERING(ipc-place): Release. Pairs with `Node::place`: a thread that reads 0 sees the
+        // node in no queue.
         self.first()[PLACE].store(0, Ordering::Release);
     }
 
-    /// Returns the node's position in the order of tickets, if `next` is the ticket of the next
+    /// Returns the node's position in the order of arrival. `next` is the ticket of the next
     /// waiting call. The oldest node has the lowest position.
     pub(super) fn turn(&self, next: u64) -> u64 {
         (self.place() >> TICKET_SHIFT).wrapping_sub(next) & TICKET_MASK
@@ -245,13 +250,13 @@ impl<'s> Node<'s> {
         self.first()[PLACE].load(Ordering::Acquire)
     }
 
-    /// Returns the outcome that a commit has logged.
+    /// Returns the outcome that a commit has logged in the node, if there is one.
     pub(super) fn pending(&self) -> Option<i32> {
         let shape = get(&self.first()[SHAPE]);
         (shape & PENDING != 0).then_some((shape >> PENDING_SHIFT) as i32)
     }
 
-    /// Logs the outcome of a commit and its `SetGuard::settings`, or clears the log.
+    /// Logs the outcome of a commit, with its `SetGuard::settings`. With none, clears the log.
     pub(super) fn set_pending(&self, pending: Option<(i32, u64)>) {
         let shape = &self.first()[SHAPE];
         let pending = pending.map_or(0, |(errno, settings)| {
@@ -261,12 +266,12 @@ impl<'s> Node<'s> {
         put(shape, get(shape) & !(PENDING | u64::MAX << SETTINGS_SHIFT) | pending);
     }
 
-    /// Returns `SetGuard::settings` from the time when the call was completed.
+    /// Returns `SetGuard::settings` at the time when the call was completed.
     pub(super) fn settings(&self) -> u64 {
         (get(&self.first()[SHAPE]) & !(u64::MAX << PENDING_SHIFT)) >> SETTINGS_SHIFT
     }
 
-    /// Returns true if a grant of a dead task was taken back, or is about to be.
+    /// Returns true if the grant of this node was taken back, or is about to be.
     pub(super) fn is_taken_back(&self) -> bool {
         self.pending() == Some(TAKEN_BACK)
     }
@@ -304,13 +309,13 @@ impl<'s> Node<'s> {
         SemBuf::new(word as u16, (word >> 16) as u16 as i16, flags)
     }
 
-    /// Copies the operations, without those on semaphores that the set does not have.
+    /// Copies the operations, except those on semaphores that the set does not have.
     pub(super) fn sops(&self, nsems: u32) -> Sops {
         let sops = (0..self.count()).map(|at| self.sop(at));
         sops.filter(|sop| u32::from(sop.sem_num) < nsems).collect()
     }
 
-    /// Returns true if all its operations are on one of `nsems` semaphores.
+    /// Returns true if the numbers of all semaphores in its operations are below `nsems`.
     pub(super) fn is_within(&self, nsems: u32) -> bool {
         (0..self.count()).all(|at| u32::from(self.sop(at).sem_num) < nsems)
     }
@@ -325,12 +330,13 @@ impl<'s> Node<'s> {
     }
 }
 
-/// Returns `PLACE` of the nodes that wait for a set, without their tickets.
+/// Returns the word `PLACE` of nodes that wait for `set`, without the ticket.
 fn place_of(set: Set<'_>) -> u64 {
     PLACE_SET | u64::from(set.index) << 1 | set.place.tag << PLACE_TAG_SHIFT
 }
 
-/// Returns the nodes that wait for a set, or have just stopped, and their tasks, in no order.
+/// Returns the nodes that wait for a set, or have just stopped waiting, with their tasks, in no
+/// particular order.
 pub(super) fn nodes_of<'s>(set: Set<'s>) -> impl Iterator<Item = (Node<'s>, u32)> {
     let shared = set.shared;
     let nodes = shared.layout.waits.used(&shared.region);
@@ -345,12 +351,12 @@ pub(super) struct Completed {
 }
 
 impl Completed {
-    /// Returns true if a call was carried out.
+    /// Returns true if one of the calls was granted.
     pub(super) fn is_any(&self) -> bool {
         self.nodes.iter().any(|(_, errno)| *errno == 0)
     }
 
-    /// Returns true if the list has the node `last`, its last entry, twice.
+    /// Returns true if `last`, the node of the last entry, also has an earlier entry.
     pub(super) fn has_twice(&self, last: u32) -> bool {
         let before = self.nodes.len().saturating_sub(1);
         self.nodes[..before].iter().any(|(node, _)| *node == last)
@@ -365,7 +371,7 @@ impl Completed {
         self.nodes.push((node.line, errno));
     }
 
-    /// Adds a node whose grant is taken back. Its task has died or ends.
+    /// Adds a node whose grant is taken back. Its task has died, or is ending.
     pub(super) fn push_taken_back(&mut self, node: Node<'_>) {
         self.push(node, TAKEN_BACK);
     }
@@ -377,13 +383,14 @@ impl Completed {
         }
     }
 
-    /// Stores the outcomes. From then on the tasks may go on. Returns the tasks to wake.
+    /// Stores the outcomes. From then on the tasks may return from their calls. Returns the tasks
+    /// to wake.
     pub(super) fn tell(self, shared: &Shared) -> Wakes {
         let pool = shared.layout.waits;
         let tell = |(node, errno): (u32, i32)| {
             let task = pool.whose(&shared.region, node).unwrap_or(u32::MAX);
-            // ORDERING(ipc-status): Release. Work for the call happens before its task goes on. The
-            // node is not read after this (trap I13).
+            // ORDERING(ipc-status): Release. Pairs with `status::load`: the task sees the work for
+            // its call. After this the node is not read any more (trap I13).
             let before =
                 shared.region.line(node)[STATUS].swap(status::done(errno), Ordering::Release);
             Wake { node, task, was_awake: before & AWAKE != 0 }
@@ -392,21 +399,14 @@ impl Completed {
     }
 }
 
-/// Wakes the tasks of completed calls. The caller holds no lock. Returns tasks that may have died.
+/// Wakes the tasks of completed calls. The caller holds no lock. Returns the tasks that may have
+/// died.
 ///
-/// A spinning task sees its status without a wake. If it has died meanwhile, a later call that is
-/// refused, reads a value or waits finds out (`OWED`).
+/// A polling task sees its status without a wake-up. If it has died meanwhile, a later call finds
+/// that out (`OWED`): one that is refused, that reads a value, or that waits.
 pub(crate) fn wake(shared: &Shared, wakes: &[Wake]) -> Absent {
     let asleep = wakes.iter().filter(|wake| !wake.was_awake);
     let is_absent =
         |wake: &&Wake| futex::wake(&shared.region.line(wake.node)[STATUS], 1, shared.scope) == 0;
     asleep.filter(is_absent).map(|wake| wake.task).collect()
-}
-
-#[cfg(all(test, corewalk_loom))]
-impl Wake {
-    /// Returns true if the task has to be woken.
-    pub(super) fn is_asleep(self) -> bool {
-        !self.was_awake
-    }
 }

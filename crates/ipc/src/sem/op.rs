@@ -1,18 +1,18 @@
 //! semop(2) and semtimedop(2).
 //!
-//! A call looks up its set and checks ids, permissions and the security hook. It does so without a
-//! lock and without a store. Then one of four paths carries it out:
+//! A call looks up its set and checks ids, permissions and the security hook, without a lock and
+//! without a store. Then one of four paths performs the operations:
 //!
-//! - A single operation that is possible, and that no waiting call depends on, is one
-//!   compare-exchange of the semaphore's word. The word also says whether the set is still the one
-//!   from the lookup.
+//! - If a single operation is possible, and no waiting call depends on it, it is one
+//!   compare-exchange of the semaphore's word. The word also shows whether the set is still the one
+//!   that the lookup found.
 //! - A single operation with `SEM_UNDO` freezes the word with a compare-exchange, and thaws it with
 //!   a store.
 //! - A few operations without `SEM_UNDO` freeze and thaw each word in the same way (`several`).
 //! - All other calls take the set's lock.
 //!
-//! Permissions may change between the check and the operation. As in Linux, it is enough that the
-//! call was permitted when it began.
+//! Permissions may change between the check and the operation. It is enough that the call was
+//! permitted when it began, as in Linux.
 //!
 //! Source: document 002; Linux `ipc/sem.c` (`do_semtimedop`); semop(2).
 
@@ -27,7 +27,7 @@ use super::SemBuf;
 use super::log::Log;
 use super::node::{self, Call, Completed, Node, Wakes};
 use super::queue::{self, Changed};
-use super::reap::{Concern, tasks_of};
+use super::reap::{Concern, Gone, Reaper, tasks_of};
 use super::set::{Set, WORD};
 use super::txn::{Txn, Verdict};
 use super::undo;
@@ -42,26 +42,27 @@ use crate::recover;
 use crate::shared::now_s;
 use crate::spin::Spin;
 use crate::task::Task;
+use crate::task_line::Absent;
 use crate::watch::{self, Turn};
 
-/// How many lost races for a word a call accepts before it takes the lock.
+/// How often a call may lose a race for a word before it takes the lock.
 const TRIES_MAX: u32 = if corewalk_base::primitives::IS_MODEL { 2 } else { 1000 };
 
-/// How often a call reads a semaphore before it queues. All reads take less than a microsecond.
+/// How often a call reads a semaphore before it queues. All reads together take less than 1 us.
 const LOOKS: u32 = 32;
 
 impl Task {
-    /// Carries out all operations as one. Waits until they are possible.
+    /// Performs all operations as one atomic change. Waits until they are possible.
     ///
     /// # Errors
     ///
     /// - `E2BIG`: more operations than `SEMOPM`.
     /// - `EACCES`: the mode forbids it, and the task lacks `CAP_IPC_OWNER`.
-    /// - `EAGAIN`: the call would have to wait, and the operation that blocks has `IPC_NOWAIT`.
+    /// - `EAGAIN`: the call would have to wait, and the blocking operation has `IPC_NOWAIT`.
     /// - `EFBIG`: a semaphore's number is not below the number of semaphores.
     /// - `EIDRM`: the set was removed meanwhile.
-    /// - `EIO`: a live process did not release the set's lock, or a frozen semaphore, for 10 s. A
-    ///   wait that is to end needs the lock too, so it can also end with this error.
+    /// - `EIO`: a live process did not release the set's lock, or a frozen semaphore, for 10 s. The
+    ///   end of a wait needs the lock too, so it can also return this error.
     /// - `EINTR`: a signal or [`Task::interrupt`] ended the wait.
     /// - `EINVAL`: there is no such set, or the call has no operations.
     /// - `ENOMEM`: the region has no space for an undo record or for the waiting call.
@@ -86,21 +87,17 @@ impl Task {
     /// # Ok::<(), Errno>(())
     /// ```
     #[doc(alias = "sys_semtimedop")]
-    #[doc(alias = "sem_obtain_object_check")]
-    #[doc(alias = "ipc_obtain_object_check")]
-    #[doc(alias = "ipc_checkid")]
-    #[doc(alias = "do_smart_update")]
     #[doc(alias = "update_queue")]
     #[inline]
     pub fn semop(&self, semid: SemId, sops: &[SemBuf]) -> Result<(), Errno> {
         self.semtimedop(semid, sops, None)
     }
 
-    /// As [`Task::semop`], but waits for `timeout` at most.
+    /// Like [`Task::semop`], but waits at most for `timeout`.
     ///
     /// # Errors
     ///
-    /// Those of [`Task::semop`]. `EAGAIN` also if the time is over.
+    /// The errors of [`Task::semop`]. `EAGAIN` also if the timeout has passed.
     ///
     /// # Examples
     ///
@@ -173,13 +170,12 @@ impl Task {
         done
     }
 
-    #[inline]
     fn may_semop(&self, object: &Object, is_alter: bool) -> Result<(), Errno> {
         self.permission(object, if is_alter { WRITE } else { READ })?;
         self.ask(|hook, cred| hook.sem_semop(cred, &object.perm(), is_alter))
     }
 
-    /// Carries out one operation in one step. Returns none if the operation needs the set's lock.
+    /// Performs one operation in one step. Returns none if the operation needs the set's lock.
     #[inline]
     fn semop_single(&self, set: Set<'_>, sop: SemBuf) -> Option<Result<(), Errno>> {
         let record = if sop.is_undo() && sop.sem_op != 0 {
@@ -199,8 +195,8 @@ impl Task {
             let op = i32::from(sop.sem_op);
             let (value, result) = (seen.value(), seen.value() + op);
             if result < 0 || (op == 0 && value != 0) {
-                // A dead task may still hold the permit that this call needs. If so, take the slow
-                // path.
+                // A dead task may have the permit that this call needs. Then the slow path must
+                // reap that task.
                 let is_refused = sop.is_nowait() && !set.may_be_owed();
                 return is_refused.then_some(Err(Errno::AGAIN));
             }
@@ -212,8 +208,8 @@ impl Task {
             }
             let after = seen.with(result, self.pid);
             let next = if record == 0 { after } else { seen.freeze(self.owner.index) };
-            // ORDERING(ipc-word): AcqRel. Work of a task before its operation happens before later
-            // operations. The tag in the word shows that the set still exists.
+            // ORDERING(ipc-word): AcqRel. A later operation on this semaphore sees the work that
+            // this task did before. The tag in the word shows that the set still exists.
             let swapped =
                 cell.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed);
             if swapped.is_ok() {
@@ -227,9 +223,9 @@ impl Task {
         None
     }
 
-    /// Returns true if an operation that has to wait becomes possible within a moment: about as
-    /// long as it takes to queue the call. A task on another processor often makes it possible in
-    /// that time. Then neither task takes the set's lock.
+    /// Returns true if an operation that has to wait becomes possible within the time that it takes
+    /// to queue the call. A task on another processor often makes it possible in that time. Then
+    /// neither task takes the set's lock.
     #[cold]
     pub(super) fn is_soon_possible(&self, set: Set<'_>, sop: SemBuf) -> bool {
         let is_possible = |word: Word| {
@@ -252,7 +248,7 @@ impl Task {
     }
 
     /// Stores the adjustment and the word of an operation that has frozen the word. Returns false
-    /// if the adjustment is out of range; then nothing was changed.
+    /// if the adjustment is out of range. In that case nothing has changed.
     #[inline]
     fn undo_single(&self, set: Set<'_>, sop: SemBuf, record: u32, seen: Word, after: Word) -> bool {
         let adj = undo::load_adj(&self.shared, record, sop.sem_num);
@@ -268,7 +264,7 @@ impl Task {
         is_in_range
     }
 
-    /// Carries out a call under the set's lock, or queues it and waits.
+    /// Performs a call under the set's lock, or queues it and waits.
     #[cold]
     fn semop_locked(&self, set: Set<'_>, sops: &[SemBuf], deadline: Deadline) -> Result<(), Errno> {
         let guard = set.lock(self.owner)?;
@@ -307,8 +303,8 @@ impl Task {
                 let result = if result == Err(Errno::IO) { node.leave() } else { Some(result) };
                 match result {
                     Some(_) => node.free(self.owner),
-                    // The node is still in its queues. If it were freed, its next user would be
-                    // found in them.
+                    // The node is still in its queues. A freed node could get a new user, which
+                    // would be in these queues.
                     None => self.keep_wait(node.line),
                 }
                 result.unwrap_or(Err(Errno::IO))
@@ -316,8 +312,8 @@ impl Task {
         }
     }
 
-    /// Returns the time until which a wait spins before it sleeps. Returns none if spinning is of
-    /// no use, or if the wait ends before that time.
+    /// Returns the time until which a wait polls before it sleeps. Returns none if polling is not
+    /// useful, or if the wait's deadline comes first.
     pub(super) fn watch_until(&self, deadline: Deadline) -> Option<Deadline> {
         let spin_ns = self.shared.spin_ns;
         if spin_ns == 0 || !Spin::Queued.is_worth_it() {
@@ -327,7 +323,7 @@ impl Task {
         (deadline > end).then_some(end)
     }
 
-    /// Waits until the call of `node` is completed, or until the call gives up.
+    /// Waits until the call of `node` is completed, or the call gives up.
     fn wait(
         &self,
         set: Set<'_>,
@@ -362,15 +358,15 @@ impl Task {
                     self.end_if_gone(set, node)?;
                 }
                 Ended::Woken if IS_MODEL || node.outcome().is_some() => {}
-                // The watcher also wakes a call whose set is gone.
+                // The watcher also wakes a call whose set is gone, so check that.
                 Ended::Woken => self.end_if_gone(set, node)?,
             }
         }
     }
 
-    /// Ends the wait if the set is gone and no task has told the call so. This happens if the
-    /// process that removed the set died, or could not finish the removal. If the set's lock cannot
-    /// be taken, the wait goes on.
+    /// Ends the wait if the set is gone but the call was not told. This happens if the process that
+    /// removed the set died, or could not finish the removal. If the set's lock cannot be taken,
+    /// the wait continues.
     ///
     /// # Errors
     ///
@@ -388,12 +384,13 @@ impl Task {
         }
     }
 
-    /// Reaps dead tasks that have something of the set which `concern` selects. Their permits may
-    /// go to further dead tasks, which are reaped too. Returns true if a task was reaped.
+    /// Reaps dead tasks that have adjustments or grants in the set, as `concern` selects. Their
+    /// permits may go to other dead tasks, which are then reaped too. Returns true if a task was
+    /// reaped.
     #[cold]
     pub(super) fn look_after(&self, set: Set<'_>, concern: Concern) -> bool {
-        // Each round reaps at least one task. So the number of tasks limits the rounds, whatever
-        // the region contains.
+        // Each round reaps at least one task. So the number of tasks bounds the loop, whatever the
+        // region contains.
         let rounds = 0..self.shared.layout.tasks_max;
         let reaped = rounds.take_while(|_| self.look_once(set, concern));
         reaped.count() != 0
@@ -402,8 +399,8 @@ impl Task {
     fn look_once(&self, set: Set<'_>, concern: Concern) -> bool {
         let Ok(guard) = set.lock(self.owner) else { return false };
         let tasks = tasks_of(&guard, self.owner, concern);
-        // The close check also recognizes a reused pid. It is expensive, so it runs only once in a
-        // while.
+        // A close check also detects that a pid was reused. It is expensive, so it is made only
+        // from time to time.
         let is_close = guard.is_time_to_look(futex::now());
         let look = if is_close { Look::Close } else { Look::Quick };
         drop(guard);
@@ -411,8 +408,8 @@ impl Task {
         gone.filter(|task| recover::reap(&self.shared, self.owner, **task) == Ok(true)).count() != 0
     }
 
-    /// Wakes the tasks of completed calls. The caller holds no lock. If such a task has died, its
-    /// grant is taken back.
+    /// Wakes the tasks of completed calls. If such a task has died, its grant is taken back. The
+    /// caller holds no lock.
     pub(super) fn wake(&self, wakes: Wakes) {
         let absent = node::wake(&self.shared, &wakes);
         if !absent.is_empty() {
@@ -420,7 +417,7 @@ impl Task {
         }
     }
 
-    /// Takes the node out of its queues and returns `errno`. If the call was completed meanwhile,
+    /// Removes the node from its queues and returns `errno`. If the call was completed meanwhile,
     /// returns its outcome instead.
     fn give_up(&self, set: Set<'_>, node: Node<'_>, errno: Errno) -> Result<(), Errno> {
         let guard = set.lock_remains(self.owner, Wait::Long);
@@ -430,6 +427,30 @@ impl Task {
         queue::withdraw(&guard?, node);
         Err(errno)
     }
+}
+
+/// First ends the waits of the task that could not leave their queues. Then applies its
+/// adjustments, set by set. Returns the tasks that got a grant by this and may have died.
+///
+/// # Errors
+///
+/// `EIO` if another task does not release a set's lock or a semaphore. Another task reaps the rest
+/// after the process has ended.
+pub(crate) fn exit_sem(task: &Task) -> Result<Absent, Errno> {
+    let mut absent = Absent::new();
+    for line in task.kept_waits(&task.shared.layout.waits) {
+        absent.extend(own_reaper(task).end_node(line)?);
+    }
+    for record in task.undos.take().into_iter().rev() {
+        absent.extend(own_reaper(task).end_record(record)?);
+    }
+    Ok(absent)
+}
+
+/// Returns a reaper with which a live task ends its own calls and adjustments.
+fn own_reaper(task: &Task) -> Reaper<'_> {
+    let gone = Gone { task: task.owner.index, pid: task.pid };
+    Reaper { shared: &task.shared, owner: task.owner, gone }
 }
 
 fn is_alter(sops: &[SemBuf]) -> bool {

@@ -1,18 +1,18 @@
 //! The queues of waiting calls, and the order in which calls are completed.
 //!
 //! A call that has to wait leaves a node in the region (`node`). A call that changes a semaphore
-//! also carries out the waiting calls that have become possible, in the same transaction (`txn`).
+//! also completes the waiting calls that have become possible, in the same transaction (`txn`).
 //! Then it wakes their tasks.
 //!
 //! # Rules, as in Linux
 //!
-//! - Waiting calls are tried in the order of their arrival, without those that a signal has
+//! - Waiting calls are tried in the order of their arrival, except those that a signal has
 //!   interrupted. A new call that is possible does not queue behind them.
 //! - A single decrement is in the queue of its semaphore and in the queue of the set. While a call
 //!   of several operations waits, a change scans the queue of the set. Otherwise it scans the queue
 //!   of the semaphore.
 //! - Waits for zero are tried first, calls of one operation before calls of several.
-//! - `GETNCNT` and `GETZCNT` count a call at the operation that blocked it at the last try.
+//! - `GETNCNT` and `GETZCNT` count a call at the operation that blocked it in the last try.
 //!
 //! The nodes are the truth. After a death [`rebuild`] builds the queues from them.
 //!
@@ -43,7 +43,7 @@ fn sem_list(set: Set<'_>, num: u16, list: usize) -> List<'_> {
     List { region, ends: &set.sem(num)[list], links: SEM_LINKS, max }
 }
 
-/// Returns the queues that a node belongs in.
+/// Returns the queues in which a node must be.
 fn lists_of<'s>(set: Set<'s>, node: Node<'_>) -> impl Iterator<Item = List<'s>> + use<'s> {
     let (is_alter, is_complex) = (node.is_alter(), node.is_complex());
     let list = if is_alter { SEM_ALTER_LIST } else { SEM_CONST_LIST };
@@ -53,7 +53,7 @@ fn lists_of<'s>(set: Set<'s>, node: Node<'_>) -> impl Iterator<Item = List<'s>> 
     of_sem.into_iter().chain(of_set)
 }
 
-/// Puts a node at the end of its queues, as part of `txn`, which has tried its call.
+/// Puts a node at the end of its queues. This is a part of `txn`, which has tried its call.
 pub(super) fn enqueue(txn: &mut Txn<'_, '_>, node: Node<'_>, sops: &[SemBuf]) -> Result<(), Errno> {
     for sop in sops {
         txn.set_waiters(sop.sem_num, bit_of(sops, *sop))?;
@@ -66,7 +66,7 @@ pub(super) fn enqueue(txn: &mut Txn<'_, '_>, node: Node<'_>, sops: &[SemBuf]) ->
     Ok(())
 }
 
-/// Returns the bit by which the word announces that a call with these operations waits.
+/// Returns the bit of a semaphore's word which says that a call with these operations waits.
 pub(super) fn bit_of(sops: &[SemBuf], sop: SemBuf) -> u64 {
     match (sops.len(), sop.sem_op) {
         (1, 0) => ZERO,
@@ -82,7 +82,7 @@ fn link(guard: &SetGuard<'_>, node: Node<'_>) {
     put(count, get(count).wrapping_add(node.is_complex().into()));
 }
 
-/// Ends the wait of a node that is not completed.
+/// Ends the wait of a node whose call is not completed.
 pub(super) fn withdraw(guard: &SetGuard<'_>, node: Node<'_>) {
     dequeue(guard, node);
     node.end();
@@ -95,7 +95,7 @@ fn dequeue(guard: &SetGuard<'_>, node: Node<'_>) {
     put(count, get(count).saturating_sub(node.is_complex().into()));
 }
 
-/// Builds the queues of a set from the nodes that wait for it.
+/// Rebuilds the queues of a set from the nodes that wait for it.
 pub(super) fn rebuild(guard: &SetGuard<'_>) {
     clear(guard);
     let next = get(guard.field(TICKET));
@@ -124,7 +124,7 @@ pub(super) fn restore_bits(guard: &SetGuard<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Returns the nodes whose calls wait for a set, in no order.
+/// Returns the nodes whose calls wait for a set, in no particular order.
 fn waiting<'s>(set: Set<'s>) -> impl Iterator<Item = Node<'s>> {
     let nodes = nodes_of(set).map(|(node, _)| node);
     nodes.filter(move |node| node.outcome().is_none() && node.is_within(set.place.nsems))
@@ -147,22 +147,23 @@ fn clear(guard: &SetGuard<'_>) {
 /// The semaphores that a change concerns.
 #[derive(Clone, Copy)]
 pub(super) enum Changed<'a> {
-    /// Those of the call's operations.
+    /// The semaphores of these operations of semop(2).
     By(&'a [SemBuf]),
-    /// These. The change is not an operation of semop(2).
+    /// The semaphores with these numbers. The change is not an operation of semop(2).
     Nums(&'a [u16]),
 }
 
-/// Carries out the waiting calls that `txn` has made possible.
+/// Carries out the waiting calls that `txn` has made possible. Analogous to Linux's
+/// `do_smart_update`.
 ///
 /// # Errors
 ///
-/// `EIO` if another task does not thaw a semaphore. The caller must not commit then.
-#[doc(alias = "do_smart_update")]
+/// `EIO` if another task does not thaw a semaphore. The caller then must not commit.
 pub(super) fn update(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<Completed, Errno> {
     let updated = update_all(txn, changed);
     if updated.is_err() {
-        // Nodes that have left their queues still wait. So link all nodes again.
+        // The update has failed, so nodes that have left their queues still wait. Link all nodes
+        // again.
         rebuild(txn.guard());
     }
     updated
@@ -177,7 +178,7 @@ fn update_all(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<Completed, 
     }
     let mut scan_sem = |num| scan(txn, Some(num), &mut completed);
     match changed {
-        // Only an increment can make a decrement possible.
+        // Only an increment can make a waiting decrement possible.
         Changed::By(sops) => {
             let mut added = sops.iter().filter(|sop| sop.sem_op > 0);
             added.try_for_each(|sop| scan_sem(sop.sem_num))?;
@@ -188,7 +189,7 @@ fn update_all(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<Completed, 
 }
 
 /// Carries out waits for zero.
-#[doc(alias = "do_smart_wakeup_zero")]
+/// Analogous to Linux's `do_smart_wakeup_zero`.
 fn update_zero(
     txn: &mut Txn<'_, '_>,
     changed: Changed<'_>,
@@ -208,19 +209,21 @@ fn update_zero(
         Changed::Nums(nums) => nums.iter().try_for_each(|num| check(txn, *num))?,
     }
     let list = set_list(set, CONST_LIST);
-    // If a semaphore is zero, try these calls again, so that `GETZCNT` counts them correctly.
+    // If a semaphore is zero, these calls are tried again, so that `GETZCNT` counts each at the
+    // operation that blocks it.
     if has_zero || (matches!(changed, Changed::Nums(_)) && !list.is_empty() && any_zero(txn)) {
         scan_const(txn, list, completed);
     }
     Ok(())
 }
 
-/// Returns true if a semaphore of the set is zero. It may change meanwhile, unless it is frozen.
+/// Returns true if a semaphore of the set is zero. Unless it is frozen, the value may change
+/// meanwhile.
 fn any_zero(txn: &Txn<'_, '_>) -> bool {
     (0..txn.set().place.nsems as u16).any(|num| txn.peek(num) == Some(0))
 }
 
-#[doc(alias = "wake_const_ops")]
+/// Analogous to Linux's `wake_const_ops`.
 fn scan_const(txn: &mut Txn<'_, '_>, list: List<'_>, completed: &mut Completed) {
     for line in list.iter() {
         let node = Node::at(txn.set().shared, line);
@@ -237,7 +240,7 @@ fn scan_const(txn: &mut Txn<'_, '_>, list: List<'_>, completed: &mut Completed) 
 /// Carries out the waiting calls of the queue of semaphore `num`, or of the set, until none is
 /// possible. No single decrement is possible once its semaphore is 0. So the walk ends there (trap
 /// X7).
-#[doc(alias = "update_queue")]
+/// Analogous to Linux's `update_queue`.
 fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>, completed: &mut Completed) -> Result<(), Errno> {
     let set = txn.set();
     let list = match num {
@@ -254,13 +257,14 @@ fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>, completed: &mut Completed) -> R
         let sops = node.sops(set.place.nsems);
         match look_at(txn, node, completed) {
             Verdict::Blocks(_) => {}
-            // The walk met this node before, so the queue is a ring.
+            // The walk has seen this node before, so a hostile process has made the queue a ring.
             _ if completed.has_twice(line) => break,
             Verdict::Fails(_) => dequeue(txn.guard(), node),
             Verdict::Done => {
                 dequeue(txn.guard(), node);
                 update_zero(txn, Changed::By(&sops), completed)?;
-                // A decrement makes no older decrement possible. Other changes may.
+                // A decrement makes no older decrement possible, so the walk continues. After other
+                // changes it must start again.
                 if is_complex || get(txn.guard().field(COMPLEX_COUNT)) != 0 {
                     lines = list.iter();
                 }
@@ -272,7 +276,7 @@ fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>, completed: &mut Completed) -> R
 
 /// Tries the call of a node, and notes its outcome or the operation that blocks it.
 fn look_at(txn: &mut Txn<'_, '_>, node: Node<'_>, completed: &mut Completed) -> Verdict {
-    // The call ends with `EINTR`, or a handler has left it.
+    // The call will end with `EINTR`, or a signal handler has left it.
     if node.is_interrupted() {
         return Verdict::Blocks(0);
     }
@@ -291,7 +295,7 @@ pub(super) fn end_all(guard: &SetGuard<'_>) -> Completed {
     let set = guard.set;
     let zeroes = (0..set.place.nsems as u16).map(|num| sem_list(set, num, SEM_CONST_LIST));
     let lists = [CONST_LIST, ALTER_LIST].map(|list| set_list(set, list)).into_iter().chain(zeroes);
-    // All queues together have no more nodes than the pool.
+    // All queues together have at most as many nodes as the pool, so this bounds the walk.
     let nodes = lists.flat_map(List::iter).take(set.shared.layout.waits.lines as usize);
     let completed = nodes.map(|line| (line, Errno::IDRM.raw_os_error())).collect();
     clear(guard);
@@ -308,7 +312,7 @@ pub(super) enum Awaited {
 }
 
 /// Returns how many calls wait for semaphore `num`.
-#[doc(alias = "count_semcnt")]
+/// Analogous to Linux's `count_semcnt`.
 pub(super) fn count(guard: &SetGuard<'_>, num: u16, awaited: Awaited) -> i32 {
     let set = guard.set;
     let single = match awaited {

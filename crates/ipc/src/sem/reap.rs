@@ -1,33 +1,33 @@
-//! Cleanup after a task: words that it froze, its waiting calls, its undo records.
+//! Cleanup after a task: words that it has frozen, its waiting calls, its undo records.
 //!
 //! # Grants to dead tasks
 //!
-//! A call that changes a semaphore carries out waiting calls. The task of such a call may just have
-//! been killed, so it never returns from its call. If all of the call can be taken back, it is
-//! taken back. Otherwise the part without `SEM_UNDO` is taken back, or nothing. The end of the
-//! process then takes back the part with `SEM_UNDO`, with its other adjustments.
+//! A call that changes a semaphore may complete waiting calls. The task of such a call may just
+//! have been killed, so it never returns from its call. If the whole call can be reverted, it is.
+//! Otherwise its operations without `SEM_UNDO` are reverted, or nothing. The end of the process
+//! then reverts the operations with `SEM_UNDO`, with its other adjustments.
 //!
-//! The same happens at the end of a task to a call that failed with `EIO` while its node was queued
-//! (`exit`).
+//! At the end of a live task, this also happens to a call that failed with `EIO` while its node was
+//! queued (`exit`).
 //!
-//! `SETVAL` and `SETALL` clear adjustments, and their values do not contain earlier grants. So no
-//! grant is taken back after them (`SetGuard::settings`).
+//! `SETVAL` and `SETALL` clear adjustments, and their values do not contain earlier grants. So a
+//! grant from before such a call is not taken back (`SetGuard::settings`).
 //!
 //! This code cannot tell whether the task died before the grant or after it. It takes the grant
-//! back in both cases. Linux removes the call of a killed task from its queue: earlier grants stay,
-//! and later ones do not occur. A user can see the difference in two cases:
+//! back in both cases. Linux removes the call of a killed task from its queue: grants before the
+//! kill stay, and none follow. A user can see the difference in two cases:
 //!
-//! - The process ended before the granting operation. Calls that are refused, or that read a value,
-//!   first give the grant back. A waiting call gets the permit soon (`crate::watch`). If the killed
-//!   task slept, the granting operation gives the grant back before it returns. The dead task's
-//!   call may have made a further waiting call possible. That call keeps its permit.
+//! - The process ended before the granting operation. A call that is refused, or that reads a
+//!   value, first takes the grant back. A waiting call gets the permit soon (`crate::watch`). If
+//!   the killed task slept, the granting operation takes the grant back before it returns. The dead
+//!   task's call may have made a further waiting call possible. That call keeps its permit.
 //! - The process was killed after the grant, but before it returned from its call. In Linux its
-//!   call counts. Here it is taken back, as with `SEM_UNDO`. A user of Linux cannot rely on either:
-//!   the process may have been killed before or after its return.
+//!   call counts. Here it is taken back, as with `SEM_UNDO`. A user of Linux cannot rely on its
+//!   call either, since a kill may come before or after the grant.
 //!
-//! Source: Linux `ipc/sem.c` (`exit_sem`, and `semtimedop`, which a signal ends before it looks).
+//! Source: Linux `ipc/sem.c` (`exit_sem`, `semtimedop`).
 
-use corewalk_base::futex::Deadline;
+use corewalk_base::futex::{self, Deadline};
 use rustix::io::Errno;
 use smallvec::SmallVec;
 
@@ -35,13 +35,16 @@ use super::SemBuf;
 use super::freeze::thaw_dead;
 use super::node::{self, Call, Node, Wakes, nodes_of};
 use super::queue::{self, Changed, update};
-use super::set::{Set, SetGuard, TICKET, TICKET_BITS, TICKET_MASK};
+use super::recover::SETS;
+use super::set::{LOCK, Set, SetGuard, TICKET, TICKET_BITS, TICKET_MASK};
 use super::txn::Txn;
 use super::undo;
 use crate::field::{get, put};
+use crate::ids::Ids;
 use crate::limits::{SEMAEM, SEMVMX};
-use crate::lock::{Owner, Wait};
+use crate::lock::{Owner, Wait, is_left};
 use crate::shared::{Shared, now_s};
+use crate::status::is_waiting;
 use crate::task_line::{Absent, identity, task_line};
 use crate::watch::TURN_NS;
 
@@ -58,7 +61,7 @@ pub(crate) struct Gone {
     pub(crate) pid: u32,
 }
 
-/// The task `owner` ends all that `gone` has left.
+/// The state for an end of task `gone`. The task `owner` does the work.
 #[derive(Clone, Copy)]
 pub(super) struct Reaper<'s> {
     pub(super) shared: &'s Shared,
@@ -66,13 +69,13 @@ pub(super) struct Reaper<'s> {
     pub(super) gone: Gone,
 }
 
-/// Ends all that `gone` has in semaphore sets. `owner` holds its `REAPER`. Calls of other tasks may
-/// be granted by this. Returns those of their tasks that may have died; the caller reaps them.
+/// Ends everything that `gone` has in semaphore sets. `owner` holds its `REAPER`. This may grant
+/// calls of other tasks. Returns those of their tasks that may have died; the caller reaps them.
 ///
 /// # Errors
 ///
-/// `EIO` if a live task does not release a lock or a semaphore. The caller must reap the task
-/// again.
+/// `EIO` if a live task does not release a lock or a semaphore. The caller must reap the task again
+/// later.
 pub(crate) fn reap(shared: &Shared, owner: Owner, gone: Gone) -> Result<Absent, Errno> {
     let mut absent = settle(shared, owner, gone)?;
     let reaper = Reaper { shared, owner, gone };
@@ -86,11 +89,11 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, gone: Gone) -> Result<Absent, 
     Ok(absent)
 }
 
-/// Ends the freezes and waiting calls of `gone`, as [`reap`] does, but keeps its adjustments.
+/// Ends the freezes and waiting calls of `gone`, like [`reap`], but keeps its adjustments.
 ///
 /// # Errors
 ///
-/// Those of [`reap`].
+/// The errors of [`reap`].
 pub(crate) fn settle(shared: &Shared, owner: Owner, gone: Gone) -> Result<Absent, Errno> {
     let mut absent = Absent::new();
     let reaper = Reaper { shared, owner, gone };
@@ -125,7 +128,8 @@ impl<'s> Reaper<'s> {
             return Ok(());
         }
         let Some(guard) = self.lock(set)? else { return Ok(()) };
-        // Only the holder of `REAPER` frees the line of a dead task, and that is this thread.
+        // Only the holder of `REAPER` frees the line of a dead task, and this thread holds it. So
+        // the identity is still that of the dead task.
         let dead = identity(task_line(self.shared, self.gone.task));
         for num in nums().filter(is_left) {
             if let Ok(word) = set.word(num) {
@@ -135,8 +139,8 @@ impl<'s> Reaper<'s> {
         Ok(())
     }
 
-    /// Ends the waiting call of the node at a line, or takes its grant back, if its set still
-    /// exists. Then frees the node.
+    /// Ends the waiting call of the node at a line, if its set still exists. If the call was
+    /// granted, takes the grant back. Then frees the node.
     pub(super) fn end_node(self, line: u32) -> Result<Absent, Errno> {
         let node = Node::at(self.shared, line);
         let mut wakes = Wakes::new();
@@ -153,7 +157,7 @@ impl<'s> Reaper<'s> {
         Ok(node::wake(self.shared, &wakes))
     }
 
-    /// Applies and frees the undo record at a line. The line may have no record.
+    /// Applies and frees the undo record at a line, if the line has one.
     pub(super) fn end_record(self, line: u32) -> Result<Absent, Errno> {
         let mut absent = Absent::new();
         if let Some(index) = undo::is_record_of(self.shared, line, self.gone.task)
@@ -161,22 +165,25 @@ impl<'s> Reaper<'s> {
         {
             absent = self.end_record_of(set, line)?;
         }
-        // The line is not yet a record, or no longer one, or its set is gone.
+        // The line has no complete record, or its set is gone. If the line belongs to the task,
+        // free it.
         if self.shared.layout.undos.whose(&self.shared.region, line) == Some(self.gone.task) {
             undo::discard(self.shared, line, self.owner);
         }
         Ok(absent)
     }
 
-    /// Applies and frees one record, unless the set was removed, and the record with it.
+    /// Applies and frees one record. Does nothing if the set was removed, which has freed the
+    /// record.
     fn end_record_of(self, set: Set<'s>, record: u32) -> Result<Absent, Errno> {
         let Some(guard) = self.lock(set)? else { return Ok(Absent::new()) };
-        // The set may be gone, and another task or set may have the record's line.
+        // The set may be gone, and the record's line may belong to another task or set now.
         if !undo::is_at(&guard, record, self.gone.task) {
             return Ok(Absent::new());
         }
         let mut wakes = Wakes::new();
-        // The removal of a set that is not published could not be completed.
+        // A set that is not published is one whose removal could not be completed. Its values do
+        // not matter.
         if guard.is_published() {
             let mut txn = Txn::new(&guard);
             let nums = apply(&mut txn, record, self.gone.pid)?;
@@ -190,14 +197,15 @@ impl<'s> Reaper<'s> {
     }
 }
 
-/// Applies a record as part of `txn`. Returns the semaphores that it changed.
+/// Applies a record as part of `txn`. Returns the semaphores that it has changed.
 ///
-/// Values are limited to 0 and `SEMVMX`, since a task that ends does not wait.
+/// Values are limited to the range from 0 to `SEMVMX`, since a task that ends does not wait.
 fn apply(txn: &mut Txn<'_, '_>, record: u32, pid: u32) -> Result<Vec<u16>, Errno> {
     let set = txn.set();
     let mut nums = Vec::new();
     for num in 0..set.place.nsems as u16 {
-        // No other task adds to these adjustments. Only the holder of the lock clears them.
+        // No other task adds to these adjustments, and only the holder of the lock clears them. So
+        // a 0 that is read without a freeze is right.
         let adj = undo::load_adj(set.shared, record, num);
         if adj != 0 {
             let value = (txn.value(num)? + adj).clamp(0, SEMVMX);
@@ -209,9 +217,9 @@ fn apply(txn: &mut Txn<'_, '_>, record: u32, pid: u32) -> Result<Vec<u16>, Errno
     Ok(nums)
 }
 
-/// Takes back the grant of a task that cannot use it: the whole call, or its part without
-/// `SEM_UNDO`, or nothing. If a later `SETVAL` or `SETALL` set values, they do not contain the
-/// grant. Then nothing is taken back.
+/// Takes back the grant of a task that cannot use it. It reverts the whole call, or its operations
+/// without `SEM_UNDO`, or nothing. If `SETVAL` or `SETALL` ran after the grant, the values do not
+/// contain it. Then nothing is reverted.
 fn take_back(guard: &SetGuard<'_>, gone: Gone, node: Node<'_>) -> Result<Wakes, Errno> {
     if node.settings() != guard.settings() {
         return Ok(Wakes::new());
@@ -256,7 +264,7 @@ fn revert(txn: &mut Txn<'_, '_>, call: Call<'_>) -> Result<bool, Errno> {
 }
 
 impl SetGuard<'_> {
-    /// Returns true if a close check of the set's tasks is due, and records its time.
+    /// Returns true if a close check of the set's tasks is due. Records the time of that check.
     pub(super) fn is_time_to_look(&self, now: Deadline) -> bool {
         let ticket = get(self.field(TICKET));
         let now_ms = now.monotonic_ns / 1_000_000;
@@ -269,16 +277,18 @@ impl SetGuard<'_> {
     }
 }
 
-/// The effects of a task's death that matter to a caller.
+/// The remains of a dead task that matter to a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Concern {
-    /// Values: the task holds adjustments, or has a grant that it may not have returned with.
+    /// The task has adjustments, or a grant from which it may not have returned. Both change
+    /// values.
     Values,
     /// Values, and waiting calls.
     Waits,
 }
 
-/// Returns the tasks whose death would change the set. Clears `OWED` if no grant is unacknowledged.
+/// Returns the tasks whose death would change the set. Clears `OWED` if all grants are
+/// acknowledged.
 pub(super) fn tasks_of(guard: &SetGuard<'_>, owner: Owner, concern: Concern) -> Tasks {
     let mut tasks: Tasks =
         undo::records(guard).map(|record| undo::task_of(guard.set.shared, record)).collect();
@@ -297,4 +307,42 @@ pub(super) fn tasks_of(guard: &SetGuard<'_>, owner: Owner, concern: Concern) -> 
     tasks.sort_unstable();
     tasks.dedup();
     tasks
+}
+
+/// Looks after the calls that wait at sets, for the watcher. Repairs the sets whose lock has a dead
+/// holder and those whose removal was interrupted. Wakes calls that were completed or whose set is
+/// gone. Returns the tasks whose death would change the outcome of a waiting call.
+pub(crate) fn look_at_waits(shared: &Shared, owner: Owner) -> Vec<u32> {
+    let (mut suspects, mut sets) = (Vec::new(), Vec::new());
+    for (line, task) in shared.layout.waits.used(&shared.region) {
+        let node = Node::at(shared, line);
+        if node.is_granted() {
+            suspects.push(task);
+        }
+        match node.awaited().filter(|_| is_waiting(node.status())) {
+            Some(set) => sets.push(set.index),
+            None => drop(futex::wake(node.status(), 1, shared.scope)),
+        }
+    }
+    sets.sort_unstable();
+    sets.dedup();
+    let is_of_these = |(record, task): &(u32, u32)| {
+        let set = undo::is_record_of(shared, *record, *task);
+        set.is_some_and(|set| sets.binary_search(&set).is_ok())
+    };
+    let records = shared.layout.undos.used(&shared.region).filter(is_of_these);
+    suspects.extend(records.map(|(_, task)| task));
+    for set in sets.into_iter().filter_map(|index| Set::at(shared, index)) {
+        if !set.is_published()
+            && let Ok(ids) = (Ids { shared, kind: SETS, owner }).lock()
+        {
+            ids.end_left_at(set.index);
+        }
+        if is_left(shared, get(&set.line()[LOCK])) {
+            // Taking the lock from the dead holder repairs the set. If that fails, a later check
+            // tries again.
+            drop(set.lock_remains(owner, Wait::Short));
+        }
+    }
+    suspects
 }

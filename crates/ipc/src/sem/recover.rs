@@ -1,14 +1,14 @@
-//! Recovery of a set after the death of a task in the middle of a change.
+//! Recovery of a set after a task has died in the middle of a change.
 //!
-//! A dead task can leave three things behind: the set's lock, words that it froze without the lock
-//! (`freeze`), and a set that it removed only in part. Each function that takes the lock of a set
+//! A dead task can leave three things: the set's lock, words that it froze without the lock
+//! (`freeze`), and a set that it has removed only in part. A function that takes the lock of a set
 //! first repairs the set, if the last holder has died.
 //!
-//! Recovery trusts the words of the semaphores, `COMMIT` and the logs that it makes valid, the
-//! nodes, and the undo records. It builds queues and lists anew.
+//! Recovery relies on the words of the semaphores, `COMMIT` and the logs that it makes valid, the
+//! nodes, and the undo records. It rebuilds queues and lists from these.
 //!
-//! Each step can be repeated and then has the same result. So if the recovering task dies too, the
-//! next one starts over.
+//! Each step has the same result if it is repeated. So if the recovering task dies too, the next
+//! one starts again.
 //!
 //! Source: the essays of `txn`, `several` and `log`; `ARCHITECTURE.md`.
 
@@ -35,12 +35,12 @@ pub(crate) const SETS: &Kind = &Kind {
 
 impl<'s> Set<'s> {
     /// Takes the set's lock for `owner`. If the last holder has died, its unfinished change is
-    /// completed or taken back first.
+    /// first completed or reverted.
     ///
     /// # Errors
     ///
-    /// `EIDRM` if the set was removed, also if remains of it are left. Every path checks this once
-    /// it has the lock (trap I3). `EIO` if the holder is alive and does not let go.
+    /// `EIDRM` if the set was removed, even if remains of it are left. Every path checks this once
+    /// it has the lock (trap I3). `EIO` if the holder is alive and does not release the lock.
     pub(super) fn lock(self, owner: Owner) -> Result<SetGuard<'s>, Errno> {
         let guard = self.lock_remains(owner, Wait::Long)?;
         if !guard.is_published() {
@@ -49,11 +49,11 @@ impl<'s> Set<'s> {
         Ok(guard)
     }
 
-    /// As [`Set::lock`], but also locks a removed set with remains.
+    /// Like [`Set::lock`], but also locks a removed set of which remains are left.
     ///
     /// # Errors
     ///
-    /// `EIDRM` if no remains are left and all waiting calls have ended. `EIO` as above.
+    /// `EIDRM` if no remains are left and all waiting calls have ended. `EIO` as for [`Set::lock`].
     pub(super) fn lock_remains(self, owner: Owner, wait: Wait) -> Result<SetGuard<'s>, Errno> {
         let guard = self.lock_new(owner, wait)?;
         if get(&self.line()[LIVE]) != self.place.payload() {
@@ -76,18 +76,19 @@ impl<'s> Set<'s> {
     ///
     /// # Errors
     ///
-    /// `EIDRM` if the set has ended already. `EIO` if a live task does not let go of its lock.
+    /// `EIDRM` if the set has ended already. `EIO` if a live task does not release the set's lock.
     fn remove(self, owner: Owner) -> Result<(Wakes, Remains), Errno> {
         Ok(self.lock_remains(owner, Wait::Short)?.remove())
     }
 }
 
 impl SetGuard<'_> {
-    /// Ends a set that no lookup finds any more, as a recovery does.
+    /// Ends a set that no lookup finds any more, as a recovery does. Analogous to Linux's
+    /// `freeary`.
     ///
-    /// A stopped process may have frozen a semaphore. Once it goes on, it stores into that word,
-    /// and perhaps into its undo record. So these lines are kept, and only the waits are ended.
-    #[doc(alias = "freeary")]
+    /// A stopped process may have frozen a semaphore. When it continues, it stores into that word,
+    /// and perhaps into its undo record. So these lines are not freed, and only the waits are
+    /// ended.
     pub(super) fn remove(self) -> (Wakes, Remains) {
         let set = self.set;
         let is_whole = self.kill_all();
@@ -99,7 +100,7 @@ impl SetGuard<'_> {
         if !is_whole {
             return (wakes, Remains::Some);
         }
-        // This store comes last: until then a recovery must end the set.
+        // This store comes last. If this task dies before it, recovery ends the set.
         put(self.field(LIVE), 0);
         let owner = self.owner;
         drop(self);
@@ -108,7 +109,7 @@ impl SetGuard<'_> {
     }
 }
 
-/// Repairs a set whose lock a dead task held. The caller has taken over the lock.
+/// Repairs a set whose lock a dead task held. The caller has taken the lock.
 ///
 /// # Errors
 ///
@@ -118,8 +119,8 @@ fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
     let set = guard.set;
     let commit = get(guard.field(COMMIT));
     let is_committed = commit & COMMITTING != 0;
-    // ORDERING(ipc-commit): Release. The list of undo records is empty for a moment. Until it is
-    // complete, `OWED` makes calls without the lock check for dead tasks.
+    // ORDERING(ipc-commit): Release. `rebuild` empties the list of undo records for a moment. With
+    // `OWED`, calls without the lock check for dead tasks, instead of relying on the list.
     guard.field(COMMIT).store(commit | OWED, Ordering::Release);
     undo::rebuild(guard);
     for num in 0..set.place.nsems as u16 {
@@ -136,20 +137,20 @@ fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
     guard.field(COMMIT).store(OWED | commit & SETTINGS, Ordering::Release);
     queue::rebuild(guard);
     queue::restore_bits(guard)?;
-    // The holder of a lock must not reap. Later calls find the tasks that may have died: `OWED` is
-    // set.
+    // The holder of a lock must not reap. `OWED` is set, so later calls find the tasks that may
+    // have died.
     let _absent = wake(set.shared, &wakes);
     Ok(())
 }
 
-/// Returns the waiting calls whose outcomes a valid commit has logged. If the commit is not valid,
-/// makes these logs void.
+/// If the commit is valid, returns the waiting calls whose outcomes it has logged. If not, makes
+/// the logs in the nodes void.
 fn settle_nodes(set: Set<'_>, is_committed: bool) -> Completed {
     let mut completed = Completed::default();
     for (node, _) in nodes_of(set) {
         let Some(errno) = node.pending() else { continue };
-        // A task that has its outcome may have gone on. Only a grant that is taken back gets a
-        // second outcome.
+        // A task that already has its outcome may have continued. It gets no second outcome, except
+        // if its grant is taken back.
         let is_to_be_told = node.outcome().is_none() || node.is_taken_back();
         match (is_committed, is_to_be_told) {
             (true, true) => completed.push(node, errno),
@@ -165,13 +166,13 @@ fn size_of(ids: Ids<'_>, object: &Object) -> u64 {
     u64::from(Set::new(ids.shared, object).place.nsems)
 }
 
-/// Ends what remains of a set in a slot that has no object. The caller holds the kind's lock.
+/// Ends the remains of a set in a slot that has no object. The caller holds the kind's lock.
 fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
     let shared = ids.shared;
     let Some(set) = Set::at(shared, index) else { return Remains::None };
     match set.remove(ids.owner) {
         Ok((wakes, remains)) => {
-            // This grants nothing to a task, so dead tasks do not matter.
+            // This grants nothing, so it does not matter which of the tasks have died.
             let _absent = wake(shared, &wakes);
             remains
         }

@@ -1,8 +1,8 @@
 //! A set of semaphores: its place in the region, and the data that its lock protects.
 //!
-//! A set has one line per slot of its kind, and a range of lines with one semaphore each. So
-//! operations on different semaphores write no common line. Only the holder of the set's lock
-//! writes the line of the set. An operation of one step does not read it.
+//! Each slot of the kind has one line for its set. The semaphores have one line each, in a range of
+//! lines. So operations on different semaphores write no common line. Only the holder of the set's
+//! lock writes the line of the set. An operation of one step does not read that line.
 //!
 //! Protected by the set's lock: the words below, the queues in the lines of the semaphores, the
 //! undo records of the set, and its wait nodes while their calls wait. The word of a semaphore and
@@ -21,52 +21,54 @@ use crate::shared::Shared;
 
 // Words of a set's line.
 pub(super) const LOCK: usize = 0;
-/// The payload of the live set, or 0. A call compares the payload from its lookup with it.
+/// The word with the payload of the live set, or 0. A call compares it with the payload that its
+/// lookup found.
 pub(super) const LIVE: usize = 1;
 /// All waiting calls that change a semaphore.
 pub(super) const ALTER_LIST: usize = 2;
-/// Waiting calls of several operations, all of which wait for zero.
+/// The list of waiting calls of several operations that all wait for zero.
 pub(super) const CONST_LIST: usize = 3;
-/// The number of waiting calls of several operations.
+/// The word with the number of waiting calls of several operations.
 pub(super) const COMPLEX_COUNT: usize = 4;
 /// The undo records of the set.
 pub(super) const UNDO_LIST: usize = 5;
 /// [`COMMITTING`], [`OWED`], and [`SETTINGS`].
 pub(super) const COMMIT: usize = 6;
-/// The ticket of the next waiting call, and the time of the last check for dead tasks.
+/// The word with the ticket of the next waiting call, and the time of the last check for dead
+/// tasks.
 pub(super) const TICKET: usize = 7;
 
 // Bits of `COMMIT`.
 /// A logged change is being stored.
 pub(super) const COMMITTING: u64 = 1;
-/// Waiting calls were granted their operations, and their tasks may have died before they returned.
-/// The store that makes such a grant valid sets the bit. Recovery sets it too, since [`UNDO_LIST`]
-/// was empty during it. A check that finds no such call clears it.
+/// The bit of `COMMIT` that says: calls were granted, and their tasks may have died before they
+/// returned. The store that makes such a grant valid sets the bit. Recovery sets it too, since
+/// [`UNDO_LIST`] was empty during it. A check that finds no such call clears it.
 pub(super) const OWED: u64 = 2;
-/// How often `SETVAL` or `SETALL` ran while [`OWED`] was set. It tells whether adjustments were
-/// cleared after a grant.
+/// The bits of `COMMIT` that count how often `SETVAL` or `SETALL` ran while [`OWED`] was set. They
+/// tell whether adjustments were cleared after a grant.
 pub(super) const SETTINGS: u64 = SETTINGS_MAX << SETTINGS_SHIFT;
 const SETTINGS_MAX: u64 = (1 << 14) - 1;
 const SETTINGS_SHIFT: u32 = 8;
 
-// Words of a semaphore's line; 6 and 7 of the first are the pool's.
+// Words of a semaphore's line. Words 6 and 7 of the first line belong to the pool.
 pub(super) const WORD: usize = 0;
-/// The time of the last operation, with the tag of its set.
+/// The word with the time of the last operation, and the tag of its set.
 pub(super) const OTIME: usize = 1;
 /// Waiting calls of a single decrement.
 pub(super) const SEM_ALTER_LIST: usize = 2;
-/// Waiting calls of a single wait for zero.
+/// The list of waiting calls of a single wait for zero.
 pub(super) const SEM_CONST_LIST: usize = 3;
-/// The record of an operation without the set's lock, see `log`.
+/// The word with the log of an operation without the set's lock, see `log`.
 pub(super) const LOG: usize = 4;
-/// The next word of the semaphore in a change of several, see `txn` and `several`.
+/// The word with the semaphore's new word in a change of several, see `txn` and `several`.
 pub(super) const REDO: usize = 5;
 
 const BASE_BITS: u32 = 27;
 const NSEMS_BITS: u32 = 16;
 const TAG_SHIFT: u32 = BASE_BITS + NSEMS_BITS;
 
-/// The bits of [`TICKET`] with the ticket. The others are milliseconds.
+/// The number of low bits of [`TICKET`] that are the ticket. The other bits are milliseconds.
 pub(super) const TICKET_BITS: u32 = 27;
 pub(super) const TICKET_MASK: u64 = (1 << TICKET_BITS) - 1;
 
@@ -83,7 +85,6 @@ impl Place {
         u64::from(self.base) | u64::from(self.nsems) << BASE_BITS | self.tag << TAG_SHIFT
     }
 
-    #[inline]
     pub(super) fn from_payload(payload: u64) -> Self {
         Self {
             base: (payload & ((1 << BASE_BITS) - 1)) as u32,
@@ -93,7 +94,7 @@ impl Place {
     }
 }
 
-/// A set from a lookup. It may have been removed since.
+/// A set that a lookup has found. It may have been removed since.
 #[derive(Clone, Copy)]
 pub(super) struct Set<'s> {
     pub(super) shared: &'s Shared,
@@ -101,23 +102,21 @@ pub(super) struct Set<'s> {
     pub(super) place: Place,
 }
 
-/// The held lock of a set, which is live.
+/// The held lock of a set. The set is live, or being repaired or removed.
 pub(super) struct SetGuard<'s> {
     pub(super) set: Set<'s>,
     /// The task that holds the lock.
     pub(super) owner: Owner,
-    /// None while the lock is being taken from a dead task.
+    /// None while this thread takes the lock over from a dead task.
     pub(super) _held: Option<Held<'s>>,
 }
 
 impl<'s> Set<'s> {
-    #[inline]
     pub(super) fn new(shared: &'s Shared, object: &Object) -> Self {
         Self { shared, index: object.index, place: Place::from_payload(object.payload) }
     }
 
-    /// Returns the line of semaphore `num`. The number is in range.
-    #[inline]
+    /// Returns the line of semaphore `num`. The number must be in range.
     pub(super) fn sem(&self, num: u16) -> &'s Line {
         self.shared.region.line(self.place.base.wrapping_add(u32::from(num)))
     }
@@ -127,9 +126,9 @@ impl<'s> Set<'s> {
     /// # Errors
     ///
     /// `EIDRM` if the set is gone.
-    #[inline]
     pub(super) fn word(&self, num: u16) -> Result<Word, Errno> {
-        // ORDERING(ipc-word): Acquire. Work before the last operation happens before this one.
+        // ORDERING(ipc-word): Acquire. The caller sees the work that tasks did before their
+        // operations on this semaphore.
         let word = Word(self.sem(num)[WORD].load(Ordering::Acquire));
         if word.is_of(self.place.tag) { Ok(word) } else { Err(Errno::IDRM) }
     }
@@ -145,8 +144,8 @@ impl<'s> Set<'s> {
         (payload != 0).then(|| Set { place: Place::from_payload(payload), ..set })
     }
 
-    /// Returns true if a dead process may have adjustments in the set, or a grant that it did not
-    /// return with.
+    /// Returns true if a dead process may have adjustments in the set, or a grant from which it did
+    /// not return.
     pub(super) fn may_be_owed(&self) -> bool {
         let line = self.line();
         let is_any = get(&line[UNDO_LIST]) != 0 || get(&line[COMMIT]) & OWED != 0;
@@ -159,7 +158,7 @@ impl<'s> Set<'s> {
         self.shared.scope == Scope::Shared && waits
     }
 
-    /// Returns true if the slot still has this set. The set may not be published.
+    /// Returns true if the slot still has this set, published or not.
     pub(super) fn is_there(&self) -> bool {
         get(&self.line()[LIVE]) == self.place.payload()
     }
@@ -175,18 +174,17 @@ impl<'s> Set<'s> {
         low(get(&self.line()[LOCK])) & !(1 << 31) == task + 1
     }
 
-    /// Ends a freeze with the word `next`, frozen or not.
-    #[inline]
+    /// Ends a freeze: stores the word `next` as not frozen.
     pub(super) fn thaw(&self, num: u16, next: Word) {
-        // ORDERING(ipc-word): Release. Stores under the freeze happen before the next operation on
-        // this semaphore.
+        // ORDERING(ipc-word): Release. Pairs with `Set::word`: the next operation on this semaphore
+        // sees the stores under the freeze.
         self.sem(num)[WORD].store(next.thaw().0, Ordering::Release);
     }
 
     /// Records `now_s` as the time of an operation on semaphore `num`.
-    #[inline]
     pub(super) fn touch_otime(&self, num: u16, now_s: u64) {
-        // A late store for a removed set has that set's tag, so the next set ignores it.
+        // The time may be stored after the removal of the set. It has the tag of the set, so the
+        // next set in these lines ignores it.
         let otime = self.place.tag << TAG_SHIFT | now_s & ((1 << TAG_SHIFT) - 1);
         let cell = &self.sem(num)[OTIME];
         if get(cell) != otime {
@@ -213,12 +211,13 @@ impl<'s> SetGuard<'s> {
         self.set.is_published()
     }
 
-    /// Returns 14 bits that change when `SETVAL` or `SETALL` clears adjustments.
+    /// Returns a 14-bit count, which changes when `SETVAL` or `SETALL` clears adjustments of
+    /// granted calls.
     pub(super) fn settings(&self) -> u64 {
         settings_of(get(self.field(COMMIT)))
     }
 
-    /// Clears [`OWED`]: no dead task has a grant left.
+    /// Clears [`OWED`], because no dead task has a grant any more.
     pub(super) fn forget_owed(&self) {
         let commit = get(self.field(COMMIT));
         if commit & OWED != 0 {
@@ -232,7 +231,7 @@ pub(super) fn settings_of(commit: u64) -> u64 {
     (commit & SETTINGS) >> SETTINGS_SHIFT
 }
 
-/// Returns [`SETTINGS`] of a word `COMMIT`, after one more change of it.
+/// Returns the bits [`SETTINGS`] of a word `COMMIT`, raised by one.
 pub(super) fn next_settings(commit: u64) -> u64 {
     ((commit & SETTINGS) + (1 << SETTINGS_SHIFT)) & SETTINGS
 }

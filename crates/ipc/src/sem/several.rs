@@ -2,20 +2,22 @@
 //!
 //! The call freezes the words one after the other, in the order of the semaphores. Operations on
 //! different semaphores do not depend on each other, so their order does not change whether all are
-//! possible. If one is not, the call takes the lock, and finds out there which operation fails.
+//! possible. If one is not possible, the call takes the lock, and finds out under it which
+//! operation fails.
 //!
-//! A call that meets a frozen word thaws its own words and begins again, a few times. A call that
-//! meets a word with a waiting call takes the lock. A call never waits while it has a frozen word.
-//! So there is no cycle, and no waiting call is passed over. Tasks that use different semaphores of
-//! a set write no common line.
+//! If a call finds a word frozen, it thaws its own words and begins again, a few times. If it finds
+//! a word with a waiting call, it takes the lock. A call never waits while it has a frozen word. So
+//! there is no deadlock, and no waiting call is skipped. Tasks that use different semaphores of a
+//! set write no common line.
 //!
-//! Several operations on one semaphore, such as a wait for zero and an addition, are one freeze.
+//! Several operations on one semaphore, such as a wait for zero and an addition, need one freeze.
 //!
 //! # Death of the task
 //!
-//! The line of each frozen word holds a log with the number of the call's first semaphore (`log`).
-//! Once all new words are logged, one store in the line of the first commits them. The first word
-//! is thawed last. So while any word is frozen, its log says what becomes of it.
+//! The line of each frozen word has a log with the number of the call's first semaphore (`log`).
+//! Once all new words are logged, one store in the line of the first semaphore commits them. The
+//! first word is thawed last. So while any word is frozen, the log of the first one tells whether
+//! the call is committed.
 //!
 //! # Limits
 //!
@@ -38,20 +40,20 @@ use crate::task::Task;
 /// The largest number of operations.
 const SOPS_MAX: usize = 4;
 
-/// How often a call begins again before it takes the lock, and how long it waits before each time:
-/// about as long as a freeze takes.
+/// How often a call begins again before it takes the lock, and how often it spins before each try.
+/// The spins take about as long as a freeze.
 const TRIES_MAX: u32 = if IS_MODEL { 2 } else { 16 };
 const PAUSES: u32 = if IS_MODEL { 1 } else { 8 };
 
 /// The reason why a call stops.
 enum Not {
-    /// A word is frozen, or has just been changed.
+    /// The word is frozen, or another task has just changed it.
     Free,
-    /// The call fails with this error, or needs the lock.
+    /// The call fails with this error. Without an error it needs the lock.
     Possible(Option<Errno>),
 }
 
-/// The frozen words: number, word before, new value.
+/// The frozen words: for each one its semaphore, the word before, and the new value.
 struct Frozen<'s> {
     set: Set<'s>,
     words: [(u16, Word, i32); SOPS_MAX],
@@ -59,7 +61,7 @@ struct Frozen<'s> {
 }
 
 impl Task {
-    /// Carries out a few operations. Returns none if the call needs the set's lock.
+    /// Performs a few operations. Returns none if the call needs the set's lock.
     pub(super) fn semop_several(&self, set: Set<'_>, sops: &[SemBuf]) -> Option<Result<(), Errno>> {
         let has_undo = sops.iter().any(|sop| sop.is_undo());
         if sops.len() > SOPS_MAX || has_undo {
@@ -84,8 +86,8 @@ impl Task {
                 }
                 Err(Not::Possible(errno)) => {
                     frozen.give_up();
-                    // In the order of the call another operation may fail first. Also, a dead task
-                    // may have units that this call needs.
+                    // In the order of the call, another operation may fail first. Also, a dead task
+                    // may have units that this call needs. In both cases the call needs the lock.
                     let is_left = !was_sorted || (errno == Some(Errno::AGAIN) && set.may_be_owed());
                     return errno.filter(|_| !is_left).map(Err);
                 }
@@ -145,20 +147,20 @@ impl Frozen<'_> {
         Ok(())
     }
 
-    /// Thaws all words unchanged, the first one last.
-    #[inline]
+    /// Thaws all words unchanged. The word that was frozen first comes last.
     fn give_up(&self) {
         self.words().for_each(|(num, before, _)| self.set.thaw(num, before));
     }
 
-    /// Stores the new words, the first one last.
+    /// Stores the new words. The word that was frozen first comes last.
     #[inline]
     fn commit(&self, pid: u32) {
         let set = self.set;
         if self.count > 1 {
             for (num, before, value) in self.words() {
                 let after = before.with(value, pid).thaw();
-                // ORDERING(ipc-undo): Release. See `Log::write`, which makes the store valid.
+                // ORDERING(ipc-undo): Release. `Log::write` then makes this store valid for
+                // recovery.
                 set.sem(num)[REDO].store(after.0, Ordering::Release);
             }
             let (first, before, _) = self.words[0];
@@ -167,7 +169,7 @@ impl Frozen<'_> {
         self.words().for_each(|(num, before, value)| set.thaw(num, before.with(value, pid)));
     }
 
-    /// Returns the frozen words, the first one last.
+    /// Returns the frozen words. The word that was frozen first comes last.
     fn words(&self) -> impl Iterator<Item = (u16, Word, i32)> {
         self.words[..self.count].iter().rev().copied()
     }

@@ -1,5 +1,5 @@
-//! For tests: processes that are stopped in the middle of an operation. A word stays frozen, and no
-//! process dies.
+//! For tests: processes that are stopped in the middle of an operation. A word stays frozen
+//! although no process has died.
 
 use corewalk_base::primitives::thread;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -11,7 +11,7 @@ use super::dead::{kill, wait_without_sleep};
 use super::set::{LIVE, LOCK, Set, WORD};
 use crate::field::{get, put};
 use crate::lock::{Held, SLEEPERS, lock};
-use crate::process::{Identity, image_of};
+use crate::process::{Identity, stat};
 use crate::task_line::{IMAGE, STATE, task_line};
 use crate::{
     Capacity, Contention, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf,
@@ -36,8 +36,8 @@ fn set<'t>(task: &'t Task, id: SemId) -> Set<'t> {
     Set::new(&task.shared, &task.sem_ids().obtain_object_check(id.raw()).unwrap())
 }
 
-/// Freezes the first semaphore of a set, as an operation does. Returns a function that ends the
-/// freeze.
+/// Freezes the first semaphore of a set, like an operation that stops there. Returns a function
+/// that ends the freeze.
 fn stop<'t>(task: &'t Task, id: SemId) -> impl FnOnce() + use<'t> {
     let set = set(task, id);
     let before = set.word(0).unwrap();
@@ -45,7 +45,7 @@ fn stop<'t>(task: &'t Task, id: SemId) -> impl FnOnce() + use<'t> {
     move || set.thaw(0, before)
 }
 
-/// Takes the lock of the pool of undo records, as a task does that is stopped while it allocates a
+/// Takes the lock of the pool of undo records, like a task that is stopped while it allocates a
 /// record.
 fn task_pool(task: &Task) -> Held<'_> {
     let word = &task.shared.region.line(task.shared.layout.undos.head)[0];
@@ -75,7 +75,8 @@ fn removal_beside_a_stopped_operation_ends_waits_and_keeps_its_lines_until_it_go
         assert_eq!(other.semop(id, &[DOWN]), Err(Errno::INVAL));
         assert_eq!(used(&other)[..2], [1, 2], "the lines that the stopped task may write stay");
         assert_eq!(other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600), Err(Errno::NOSPC));
-        // Another task that has adjustments of the removed set ends. They are void.
+        // Another task with adjustments of the removed set ends. Its adjustments must have no
+        // effect.
         drop(other);
         go_on();
     });
@@ -98,7 +99,8 @@ fn remains_of_a_removed_set_end_with_the_stopped_process() {
     assert_eq!(used(&other), [0, 0, 0]);
 }
 
-/// The remover could not complete the removal, or other tasks believe that it is still at work.
+/// A waiting call must end a set whose removal was not completed, also if other tasks believe that
+/// the remover is still at work.
 #[test]
 fn waiter_at_an_unpublished_set_ends_the_set() {
     let namespace = namespace(2);
@@ -117,7 +119,8 @@ fn waiter_at_an_unpublished_set_ends_the_set() {
     assert_eq!(used(&other), [0, 0, 0]);
 }
 
-/// A hostile task overwrites the payload of the set in its slot.
+/// After a hostile process has overwritten the payload in the slot, the waits of the set must end,
+/// and the set must be removable.
 #[test]
 fn set_that_was_overwritten_ends_its_waits_and_is_removed() {
     let namespace = namespace(2);
@@ -136,7 +139,8 @@ fn set_that_was_overwritten_ends_its_waits_and_is_removed() {
     assert_eq!((other.sem_rmid(id), used(&other)), (Err(Errno::INVAL), [0, 0, 0]));
 }
 
-/// No call waits at a removed set, even if the set could not be ended.
+/// A call that found a set before its removal must not wait there, even if the removal could not be
+/// completed.
 #[test]
 fn call_that_found_a_set_before_its_removal_does_not_wait_there() {
     let namespace = namespace(2);
@@ -150,8 +154,8 @@ fn call_that_found_a_set_before_its_removal_does_not_wait_there() {
     assert_eq!(found.lock(other.owner).err(), Some(Errno::IDRM));
 }
 
-/// A thread calls execve(2) while another thread is in the middle of an operation. The next program
-/// uses no namespace.
+/// A thread calls execve(2) while another thread is in the middle of an operation. The new program
+/// uses no namespace. Other tasks must take over the lock and the freeze.
 #[test]
 fn lock_and_freeze_of_a_program_that_was_replaced_are_taken_over() {
     let namespace = namespace(1);
@@ -164,10 +168,12 @@ fn lock_and_freeze_of_a_program_that_was_replaced_are_taken_over() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    // Wait for the first output. Before it, the child may not yet have called execve(2).
+    // Wait for the first output. Before it, the child may not have called execve(2) yet.
     let mut there = [0; 5];
     child.stdout.take().unwrap().read_exact(&mut there).unwrap();
-    let (identity, image) = (Identity::of(child.id()), image_of(child.id()));
+    let image_of = |pid| stat(pid).map_or(0, |stat| stat.image);
+    let start = stat(child.id()).map_or(0, |stat| stat.start);
+    let (identity, image) = (Identity::new(child.id(), start), image_of(child.id()));
     let line = task_line(&other.shared, holder.owner.index);
     put(&line[STATE], identity.0);
     put(&line[IMAGE], image);
@@ -176,7 +182,7 @@ fn lock_and_freeze_of_a_program_that_was_replaced_are_taken_over() {
     drop(stop(&holder, id));
     std::mem::forget(set(&holder, id).lock(holder.owner).unwrap());
     child.stdin.take().unwrap().write_all(b"go\n").unwrap();
-    // If `/proc` shows no image of a program, the programs cannot be told apart.
+    // If `/proc` shows no image of a program, the two programs cannot be told apart.
     while image != 0 && image_of(child.id()) == image {
         thread::yield_now();
     }
@@ -191,7 +197,7 @@ fn lock_and_freeze_of_a_program_that_was_replaced_are_taken_over() {
 }
 
 /// Trap I15: a task that allocates an undo record holds the set's lock, and may sleep for the lock
-/// of the pool. A possible operation of another task waits for neither.
+/// of the pool. A possible operation of another task must wait for neither.
 #[test]
 fn undo_record_that_waits_for_its_pool_blocks_no_other_operation() {
     let namespace = namespace(1);
@@ -212,7 +218,8 @@ fn undo_record_that_waits_for_its_pool_blocks_no_other_operation() {
             other.semop(id, &[SemBuf::new(1, -1, SemFlags::UNDO)]).unwrap();
         }
         drop(pool);
-        // If this took longer than the limit for a lock, the call has failed and changed nothing.
+        // If this took longer than the time limit for a lock, the call has failed and changed
+        // nothing.
         let done = waits.join().unwrap();
         assert!(matches!(done, Ok(()) | Err(Errno::IO)), "{done:?}");
         assert_eq!(other.sem_getval(id, 0), Ok(i32::from(done.is_ok())));
@@ -256,8 +263,8 @@ fn waits_for_a_word_are_counted() {
             other.sem_setval(id, 0, 1)
         }];
     for (at, call) in calls.into_iter().enumerate() {
-        // A task with the set's lock meets the frozen word next, but perhaps only after it is
-        // thawed.
+        // The task that holds the set's lock should find the word frozen. It may come after the
+        // thaw, so try often.
         let is_counted = (0..1000).any(|_| {
             let before = namespace.contention();
             let go_on = stop(&holder, id);

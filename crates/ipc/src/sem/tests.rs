@@ -1,5 +1,5 @@
-//! The lines of the region that an operation changes; waits that look at their node before they
-//! sleep.
+//! Tests of the lines of the region that an operation changes, and of waits that poll their node
+//! before they sleep.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -43,7 +43,7 @@ fn changed(task: &Task, act: impl FnOnce()) -> BTreeSet<usize> {
 fn operations_on_different_semaphores_change_no_common_line() {
     let task = task();
     let id = task.semget(IPC_PRIVATE, 4, GetFlags::empty(), 0o600).unwrap();
-    // Makes the undo record, and sets the times of the last operation.
+    // These operations make the undo record, and set the times of the last operation.
     (0..4).for_each(|num| task.semop(id, &[SemBuf::new(num, 1, SemFlags::UNDO)]).unwrap());
     let by = |sops: &[SemBuf]| changed(&task, || task.semop(id, sops).unwrap());
     for undo in [SemFlags::empty(), SemFlags::UNDO] {
@@ -87,8 +87,8 @@ fn lookups_queries_and_refusals_change_nothing() {
     assert!(lines.is_empty(), "{lines:?}");
 }
 
-/// After a set was used in every way and removed, no wait node, no undo record and no line of a
-/// semaphore is left in use.
+/// After a set was used in every way and removed, no wait node, undo record or semaphore line may
+/// be in use.
 #[test]
 fn region_after_a_set_is_removed_has_nothing_in_use() {
     let task = task();
@@ -110,14 +110,14 @@ fn region_after_a_set_is_removed_has_nothing_in_use() {
         assert_eq!(task.semtimedop(id, &both, never), Err(Errno::AGAIN));
         task.sem_rmid(id).unwrap();
     };
-    // The region has few sets, records and nodes, so 100 rounds would fail on a leak.
+    // The region has few sets, records and nodes, so 100 rounds would fail if one leaked.
     (0..100).for_each(|_| round());
     let totals = task.sem_totals().unwrap();
     assert_eq!((totals.sets, totals.sems), (0, 0));
 }
 
-/// Two tasks post to each other in turns. Their waits look at their node as long as the namespace
-/// allows, for a moment, or not at all.
+/// Two tasks post to each other in turns, and no wake-up may be lost. Their waits poll as long as
+/// the namespace allows, for a moment, or not at all.
 #[test]
 fn waits_that_look_first_lose_no_wake() {
     const ROUNDS: u32 = 20_000;
@@ -146,7 +146,7 @@ fn waits_that_look_first_lose_no_wake() {
     }
 }
 
-/// A wait whose timeout is shorter than a look does not look, so that it ends on time.
+/// A wait whose timeout is shorter than the polling time must not poll, so that it ends on time.
 #[test]
 fn wait_with_a_timeout_shorter_than_a_look_does_not_look() {
     let spins = |spin_ns_max| {
@@ -165,7 +165,7 @@ fn wait_with_a_timeout_shorter_than_a_look_does_not_look() {
 
 #[test]
 fn call_that_need_not_wait_does_not_look_for_an_instant() {
-    // Each thread keeps its own record of looks in vain.
+    // Each thread keeps its own record of polls in vain, so use a new thread.
     let looks_here = |spin_ns_max, value, flag| {
         let options = NamespaceOptions { spin_ns_max, ..NamespaceOptions::default() };
         let task = Namespace::new(options).unwrap().register(Cred::root(), 1).unwrap();
@@ -176,7 +176,7 @@ fn call_that_need_not_wait_does_not_look_for_an_instant() {
             !task.is_soon_possible(set, SemBuf::new(0, -1, flag)),
             "no other task changes the semaphore"
         );
-        // A thread that has looked in vain does not look for a while.
+        // A thread that has polled in vain does not poll in the next waits.
         !Spin::Instant.is_worth_it()
     };
     let looks = |spin_ns_max, value, flag| {
@@ -188,7 +188,7 @@ fn call_that_need_not_wait_does_not_look_for_an_instant() {
     assert!(!looks(SPIN_NS_MAX, 0, SemFlags::NOWAIT));
 }
 
-/// A status word that another process has overwritten does not keep a wait from its timeout.
+/// If another process overwrites the status word of a wait, the wait must still end by its timeout.
 #[test]
 fn wait_whose_status_means_nothing_ends_in_time() {
     let _watchdog = Watchdog::start("an invalid status", Duration::from_secs(120));
@@ -205,13 +205,13 @@ fn wait_whose_status_means_nothing_ends_in_time() {
             }
             thread::yield_now();
         }
-        // The wait ends by its timeout, whatever the test stored last.
+        // The wait ends by its timeout, whatever value the test stored last.
         assert_eq!(wait.join().unwrap(), Err(Errno::AGAIN));
     });
 }
 
-/// A signal handler that forks leaves the child a copy of the list of the thread's waits. These
-/// waits belong to the parent.
+/// After a fork in a signal handler, the child has a copy of the thread's list of waits. In the
+/// child, the handler must not end these waits, since they belong to the parent.
 #[test]
 fn handler_ends_the_wait_of_its_own_task_alone() {
     let namespace = Namespace::new(NamespaceOptions::default()).unwrap();

@@ -1,9 +1,9 @@
 //! Transactions: changes of several semaphores and their adjustments, as one.
 //!
-//! The owner of a transaction holds the set's lock. The transaction freezes each word that it
-//! reads, and works on copies. At its end it stores all changes, or thaws the words as they were.
+//! The task of a transaction holds the set's lock. The transaction freezes each word that it reads,
+//! and works on copies. At its end it stores all changes, or thaws the words unchanged.
 //!
-//! A call without the set's lock that meets a frozen word waits, or takes the lock. So does a
+//! A call without the set's lock that finds a frozen word waits, or takes the lock. So does a
 //! query. A word is thawed only by the store of its new value. So no other call sees one word
 //! changed and another one not.
 //!
@@ -20,12 +20,12 @@
 //!    the status of the completed calls.
 //! 4. It clears `COMMITTING`.
 //!
-//! Each of these is a release store, so another process sees them in this order. If the owner dies
+//! Each of these is a release store, so another process sees them in this order. If the task dies
 //! before step 2, recovery thaws the frozen words unchanged. If it dies later, recovery stores the
 //! logged changes again (`recover`). A change of one word, without an adjustment and without a
 //! completed call, is a single store. It needs no log.
 //!
-//! Only the holder of the set's lock waits while it has frozen words. So there is no cycle.
+//! Only the holder of the set's lock waits while it has frozen words. So there is no deadlock.
 
 use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
@@ -42,7 +42,7 @@ use super::word::{ALTER, COMPLEX, Word, ZERO};
 use crate::field::get;
 use crate::limits::{SEMAEM, SEMVMX};
 
-/// The result of a call on the copies.
+/// The result of trying a call on the copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// The call was carried out.
@@ -59,7 +59,7 @@ struct Frozen {
     before: Word,
     value: i32,
     pid: u32,
-    /// The bits for waiting calls that `enqueue` sets.
+    /// The bits for waiting calls that `queue::enqueue` sets in the new word.
     waiters: u64,
 }
 
@@ -106,8 +106,8 @@ impl<'g, 's> Txn<'g, 's> {
         Ok(self.frozen(num)?.value)
     }
 
-    /// Returns the value of semaphore `num` without a freeze: the copy of the transaction, or the
-    /// value in the word if there is no copy.
+    /// Returns the value of semaphore `num` without freezing its word. It is the value in the
+    /// transaction's copy, or in the word if there is no copy.
     pub(super) fn peek(&self, num: u16) -> Option<i32> {
         let own = self.frozen.binary_search_by_key(&num, |frozen| frozen.num).ok();
         match own {
@@ -123,13 +123,13 @@ impl<'g, 's> Txn<'g, 's> {
         Ok(())
     }
 
-    /// Notes that the transaction clears adjustments. Those of granted calls count too, even if
-    /// their tasks have not returned yet.
+    /// Notes that the transaction clears adjustments. This includes adjustments of granted calls
+    /// whose tasks have not returned yet.
     pub(super) fn note_setting(&mut self) {
         self.is_setting = true;
     }
 
-    /// Notes that a call is about to wait for semaphore `num`.
+    /// Notes the bits of a call that is about to wait for semaphore `num`.
     pub(super) fn set_waiters(&mut self, num: u16, waiters: u64) -> Result<(), Errno> {
         self.frozen(num)?.waiters |= waiters;
         Ok(())
@@ -147,40 +147,30 @@ impl<'g, 's> Txn<'g, 's> {
     }
 
     /// Carries out all operations of `call` on the copies, or none.
-    #[doc(alias = "perform_atomic_semop")]
+    /// Analogous to Linux's `perform_atomic_semop`.
     pub(super) fn perform(&mut self, call: Call<'_>) -> Verdict {
-        let done = self.try_all(call);
-        match done {
-            Ok(()) => Verdict::Done,
-            Err((at, verdict)) => {
-                // Undo in reverse order, since a semaphore may occur twice.
+        for (at, sop) in call.sops.iter().enumerate() {
+            let verdict = self.step(call, *sop, at).unwrap_or_else(Verdict::Fails);
+            if verdict != Verdict::Done {
+                // Revert in reverse order, since a semaphore may occur twice.
                 for sop in call.sops[..at].iter().rev() {
                     // The words are frozen already, so this cannot fail.
                     let _reverted = self.add(call, *sop, -i32::from(sop.sem_op));
                 }
-                verdict
+                return verdict;
             }
-        }
-    }
-
-    fn try_all(&mut self, call: Call<'_>) -> Result<(), (usize, Verdict)> {
-        for (at, sop) in call.sops.iter().enumerate() {
-            let verdict = self.check(call, *sop, at).unwrap_or_else(Verdict::Fails);
-            if verdict != Verdict::Done {
-                return Err((at, verdict));
-            }
-            let added = self.add(call, *sop, i32::from(sop.sem_op));
-            added.map_err(|error| (at, Verdict::Fails(error)))?;
         }
         for sop in call.sops {
-            let frozen = self.frozen(sop.sem_num);
-            frozen.map_err(|error| (call.sops.len(), Verdict::Fails(error)))?.pid = call.pid;
+            // The words are frozen already, so this cannot fail.
+            if let Ok(frozen) = self.frozen(sop.sem_num) {
+                frozen.pid = call.pid;
+            }
         }
-        Ok(())
+        Verdict::Done
     }
 
-    /// Checks whether one operation can be carried out now.
-    fn check(&mut self, call: Call<'_>, sop: SemBuf, at: usize) -> Result<Verdict, Errno> {
+    /// Carries out one operation, if that is possible now.
+    fn step(&mut self, call: Call<'_>, sop: SemBuf, at: usize) -> Result<Verdict, Errno> {
         let value = self.value(sop.sem_num)?;
         let result = value + i32::from(sop.sem_op);
         if result < 0 || (sop.sem_op == 0 && value != 0) {
@@ -196,6 +186,7 @@ impl<'g, 's> Txn<'g, 's> {
                 return Err(Errno::RANGE);
             }
         }
+        self.add(call, sop, i32::from(sop.sem_op))?;
         Ok(Verdict::Done)
     }
 
@@ -207,15 +198,15 @@ impl<'g, 's> Txn<'g, 's> {
         Ok(())
     }
 
-    /// Stores the changes, thaws all words, and tells the completed calls. Returns the tasks to
-    /// wake after the lock is released.
+    /// Stores the changes, thaws all words, and stores the outcomes of completed calls. Returns the
+    /// tasks to wake after the release of the lock.
     pub(super) fn commit(mut self, completed: Completed) -> Wakes {
         let complex = get(self.guard.field(COMPLEX_COUNT)) != 0;
         let set = self.set();
         let changed = self.frozen.iter().filter(|frozen| frozen.is_changed()).count();
         let has_cells = self.cells.iter().any(|cell| cell.before != cell.adj);
         let before = get(self.guard.field(COMMIT));
-        // If nothing is owed, no granted call can be affected.
+        // Without `OWED`, there is no grant that the clearing of adjustments could affect.
         let is_setting = self.is_setting && before & OWED != 0;
         let needs_log = changed > 1 || has_cells || !completed.is_empty() || is_setting;
         let settings = if is_setting { next_settings(before) } else { before & SETTINGS };
@@ -223,8 +214,7 @@ impl<'g, 's> Txn<'g, 's> {
         let after = before & OWED | granted | settings;
         if needs_log {
             self.log(set, complex, &completed, settings_of(after));
-            // ORDERING(ipc-commit): Release. The log is complete before `COMMITTING` makes it
-            // valid.
+            // ORDERING(ipc-commit): Release. Recovery that sees `COMMITTING` sees the complete log.
             self.guard.field(COMMIT).store(COMMITTING | after, Ordering::Release);
         }
         for cell in self.cells.drain(..).filter(|cell| cell.before != cell.adj) {
@@ -236,7 +226,8 @@ impl<'g, 's> Txn<'g, 's> {
         }
         let wakes = completed.tell(set.shared);
         if needs_log {
-            // ORDERING(ipc-commit): Release. All changes are stored before the log becomes void.
+            // ORDERING(ipc-commit): Release. Recovery that sees the log void sees all changes
+            // stored.
             self.guard.field(COMMIT).store(after, Ordering::Release);
         }
         wakes
@@ -257,7 +248,7 @@ impl<'g, 's> Txn<'g, 's> {
 
     #[inline]
     fn frozen(&mut self, num: u16) -> Result<&mut Frozen, Errno> {
-        // Most calls have few operations, in ascending order.
+        // Most calls have few operations in ascending order, so a short scan is faster.
         let found = if self.frozen.len() <= 4 {
             let at = self.frozen.iter().take_while(|frozen| frozen.num < num).count();
             let is_there = self.frozen.get(at).is_some_and(|frozen| frozen.num == num);
@@ -298,7 +289,8 @@ impl Frozen {
         self.value != self.before.value() || self.pid != self.before.pid()
     }
 
-    /// Returns the new word. Clears the bits for waiting calls that are no longer queued.
+    /// Returns the new word of the semaphore. Clears the bits for waiting calls that are not queued
+    /// any more.
     fn after(&self, set: Set<'_>, complex: bool) -> Word {
         let line = set.sem(self.num);
         let bit = |list: usize, bit| if get(&line[list]) == 0 { 0 } else { bit };

@@ -1,8 +1,9 @@
-//! Adjustments for `SEM_UNDO`. `reap` applies them at the end of a task.
+//! Adjustments for `SEM_UNDO`. The end of a task applies them (`reap`).
 //!
-//! A task has one undo record per set that it has used with `SEM_UNDO`. A record is a line with its
-//! owner and a line per semaphore, its *cell*. So threads of a task that use different semaphores
-//! write no common line. A cell belongs to the task that has frozen the semaphore's word.
+//! A task has one undo record for each set that it has used with `SEM_UNDO`. A record is a line
+//! that names its owner, and one line for each semaphore, its *cell*. So threads of a task that use
+//! different semaphores write no common line. A cell belongs to the task that has frozen the
+//! semaphore's word.
 //!
 //! # Owners
 //!
@@ -10,9 +11,9 @@
 //! numbers of its records in its own memory. The removal of the set frees the records. So a task
 //! that ends takes the set's lock, and then checks whether the record is still its own (trap I8).
 //!
-//! Neither list decides whether a line is a record. It is a record of a task for a set if `WHOSE`
-//! says so, and the pool's header names the same task. A task that frees another task's record
-//! first makes itself its owner in the header.
+//! Neither list decides whether a line is a record. A line is a record if its word `WHOSE` names a
+//! task and a set, and the pool's header names the same task. A task that frees another task's
+//! record first makes itself the owner in the header.
 //!
 //! # A single operation
 //!
@@ -37,47 +38,46 @@ use crate::list::List;
 use crate::lock::Owner;
 use crate::shared::Shared;
 
-// Words of a record's first line; 6 and 7 are the pool's.
+// Words of a record's first line. Words 6 and 7 belong to the pool.
 /// [`IS_RECORD`], the task, and the slot of the set.
 const WHOSE: usize = 0;
 /// The neighbours in the set's list.
 const SET_LINKS: usize = 1;
-/// The payload of the set: its lines and its tag. The tag alone does not identify a set.
+/// The word with the payload of the set: its lines and its tag. The tag alone does not identify a
+/// set.
 const PAYLOAD: usize = 2;
 /// The number of cells.
 const CELLS: usize = 3;
 
 // Words of a cell.
 const ADJ: usize = 0;
-/// The redo log: the adjustment that a transaction is about to store.
+/// The word of a cell with the redo log: the adjustment that a transaction is about to store.
 const REDO_ADJ: usize = 1;
 
 const IS_RECORD: u64 = 1 << 63;
 
 const LOG_VALID: u64 = 1 << 63;
 
-/// The number of records that a task keeps before it drops those that were freed.
+/// The number of records in a task's list before it removes those that were freed.
 const UNDOS_KEPT: usize = 64;
 
 /// The number of entries in a task's cache of undo records.
 const UNDO_CACHE: usize = if IS_MODEL { 1 } else { 256 };
 
 /// Returns the cell of semaphore `num` in a record.
-#[inline]
 fn cell(shared: &Shared, record: u32, num: u16) -> &Line {
     shared.region.line(record.wrapping_add(1 + u32::from(num)))
 }
 
-/// Returns an adjustment. The caller has frozen the semaphore.
-#[inline]
+/// Returns an adjustment. The caller has frozen the semaphore's word.
 pub(super) fn load_adj(shared: &Shared, record: u32, num: u16) -> i32 {
     i32::from(get(&cell(shared, record, num)[ADJ]) as u16 as i16)
 }
 
-/// Stores an adjustment. The caller has frozen the semaphore.
-#[inline]
+/// Stores an adjustment. The caller has frozen the semaphore's word.
 pub(super) fn store_adj(shared: &Shared, record: u32, num: u16, adj: i32) {
-    // ORDERING(ipc-undo): Release. The log is stored before the adjustment changes.
+    // ORDERING(ipc-undo): Release. Recovery that sees the new adjustment also sees the log written
+    // before.
     cell(shared, record, num)[ADJ].store(u64::from(adj as i16 as u16), Ordering::Release);
 }
 
@@ -88,7 +88,7 @@ pub(super) fn log_adj(shared: &Shared, record: u32, num: u16, adj: i32) {
     cell(shared, record, num)[REDO_ADJ].store(redo, Ordering::Release);
 }
 
-/// Completes or discards the redo log of a dead task. The semaphore is frozen.
+/// Completes or discards the redo log of a dead task. The semaphore's word is still frozen.
 pub(super) fn settle_adj(shared: &Shared, record: u32, num: u16, is_committed: bool) {
     let redo = get(&cell(shared, record, num)[REDO_ADJ]);
     if redo & LOG_VALID != 0 {
@@ -99,17 +99,17 @@ pub(super) fn settle_adj(shared: &Shared, record: u32, num: u16, is_committed: b
     }
 }
 
-/// Clears the redo log. The adjustment is stored.
+/// Clears the redo log, after the adjustment was stored.
 pub(super) fn unlog_adj(shared: &Shared, record: u32, num: u16) {
-    // ORDERING(ipc-commit): Release. The adjustment is stored before its log is cleared.
+    // ORDERING(ipc-commit): Release. Recovery that sees no log sees the adjustment stored.
     cell(shared, record, num)[REDO_ADJ].store(0, Ordering::Release);
 }
 
 /// The undo records of a task.
 pub(crate) struct Undos {
-    /// Some of the records may have been removed with their set.
+    /// The line numbers of the task's records. Some may have been freed with their set.
     records: Mutex<Vec<u32>>,
-    /// A cache of records by slot of the set, see [`cached`].
+    /// A cache of records, with the slot of the set as the index; see [`cached`].
     cache: Box<[AtomicU64]>,
 }
 
@@ -128,11 +128,11 @@ impl Default for Undos {
 }
 
 /// Returns the undo record of the guard's owner for the set. Allocates it if there is none.
+/// Analogous to Linux's `find_alloc_undo`.
 ///
 /// # Errors
 ///
-/// `ENOMEM` if the region has no space for a record.
-#[doc(alias = "find_alloc_undo")]
+/// `ENOMEM` if the region has no room for a record.
 pub(super) fn find_alloc(guard: &SetGuard<'_>, undos: &Undos) -> Result<u32, Errno> {
     let (set, task) = (guard.set, guard.owner.index);
     if let Some(record) = cached(set, undos, task) {
@@ -150,23 +150,21 @@ pub(super) fn find_alloc(guard: &SetGuard<'_>, undos: &Undos) -> Result<u32, Err
 
 /// Returns the undo record of task `task` for the set, if it is in the task's cache.
 ///
-/// The record is valid while the set exists. A freeze of one of the set's words shows that it does.
-#[inline]
+/// The record is valid while the set exists. A caller that then freezes a word of the set knows
+/// that the set exists.
 pub(super) fn cached(set: Set<'_>, undos: &Undos, task: u32) -> Option<u32> {
-    // ORDERING: Relaxed. A guess, which is checked below.
+    // ORDERING: Relaxed. Only a guess, which is checked below.
     let entry = undos.cache[set.index as usize % UNDO_CACHE].load(Ordering::Relaxed);
     let is_hit = low(entry) != 0 && entry >> 32 == cache_check(set);
     (is_hit && is_of_set(set, low(entry), task)).then_some(low(entry))
 }
 
-/// Returns the key of a set within its entry of the cache: 21 bits of tag, 7 of slot.
-#[inline]
+/// Returns the key of a set within its cache entry: the tag, and the high bits of the slot.
 fn cache_check(set: Set<'_>) -> u64 {
     set.place.tag << 8 | (u64::from(set.index) / UNDO_CACHE as u64) & 0xff
 }
 
 /// Returns true if a line is the record of task `task` for exactly this set.
-#[inline]
 fn is_of_set(set: Set<'_>, record: u32, task: u32) -> bool {
     let first = set.shared.region.line(record);
     // ORDERING(ipc-record): Acquire. See `alloc`.
@@ -185,7 +183,8 @@ fn alloc(guard: &SetGuard<'_>, undos: &Undos) -> Result<u32, Errno> {
     let first = shared.region.line(record);
     put(&first[PAYLOAD], set.place.payload());
     put(&first[CELLS], u64::from(set.place.nsems));
-    // ORDERING(ipc-record): Release. The record is complete before `WHOSE` makes it one.
+    // ORDERING(ipc-record): Release. A thread that reads `WHOSE` as a record sees the record
+    // complete.
     first[WHOSE].store(whose(owner.index, set.index), Ordering::Release);
     list(guard).push(record);
     let mut records = undos.records.lock();
@@ -196,7 +195,7 @@ fn alloc(guard: &SetGuard<'_>, undos: &Undos) -> Result<u32, Errno> {
     Ok(record)
 }
 
-/// Returns the slot of the set if a line is a record of task `task`, or none if it is not.
+/// If a line is a record of task `task`, returns the slot of its set, otherwise none.
 pub(super) fn is_record_of(shared: &Shared, record: u32, task: u32) -> Option<u32> {
     // ORDERING(ipc-record): Acquire. See `alloc`.
     let word = shared.region.line(record)[WHOSE].load(Ordering::Acquire);
@@ -214,8 +213,8 @@ pub(super) fn is_at(guard: &SetGuard<'_>, record: u32, task: u32) -> bool {
 /// Returns the list of the undo records of a set.
 fn list<'s>(guard: &SetGuard<'s>) -> List<'s> {
     let shared = guard.set.shared;
-    // A hostile task may make the list a ring. So a walk ends after the number of records that the
-    // pool can hold. Each record has a line for each semaphore.
+    // A hostile process may make the list a ring. So a walk ends after as many records as fit into
+    // the pool. Each record has a line for each semaphore.
     let max = shared.layout.undos.lines / (1 + guard.set.place.nsems);
     List { region: &shared.region, ends: guard.field(UNDO_LIST), links: SET_LINKS, max }
 }
@@ -225,7 +224,7 @@ pub(super) fn records<'s>(guard: &SetGuard<'s>) -> impl Iterator<Item = u32> + u
     list(guard).iter()
 }
 
-/// Frees all records of a set. The words of its semaphores are dead.
+/// Frees all records of a set. The words of its semaphores are dead already.
 pub(super) fn free_all(guard: &SetGuard<'_>) {
     records(guard).for_each(|record| free(guard, record));
 }
@@ -240,16 +239,18 @@ pub(super) fn free(guard: &SetGuard<'_>, record: u32) {
 pub(super) fn discard(shared: &Shared, record: u32, owner: Owner) {
     let first = shared.region.line(record);
     let pool = shared.layout.undos;
-    // From here on it is not a record. If this task dies, its reaper frees the lines.
+    // From here on, the line is not a record. If this task dies, its reaper frees the lines.
     pool.set_whose(&shared.region, record, owner.index);
     // ORDERING(ipc-record): Release. As in `alloc`.
     first[WHOSE].store(0, Ordering::Release);
-    // The line may become a cell of another record. The old link must not be read as a redo log.
+    // The line may become a cell of another record, where the old link would look like a redo log.
+    // So clear it.
     put(&first[SET_LINKS], 0);
     let cells = pool.len(&shared.region, record).saturating_sub(1);
     for num in 0..get(&first[CELLS]).min(u64::from(cells)) as u16 {
         let cell = cell(shared, record, num);
-        // A cell that was never used has no memory yet, and a store would allocate it.
+        // A cell that was never used may have no memory, and a store would allocate it. So zero
+        // only words that are not 0.
         for word in [ADJ, REDO_ADJ] {
             if get(&cell[word]) != 0 {
                 put(&cell[word], 0);
@@ -259,7 +260,7 @@ pub(super) fn discard(shared: &Shared, record: u32, owner: Owner) {
     pool.free(shared, record, owner);
 }
 
-/// Builds the list of a set's records from the lines of the pool.
+/// Rebuilds the list of a set's records from the lines of the pool.
 pub(super) fn rebuild(guard: &SetGuard<'_>) {
     let set = guard.set;
     let shared = set.shared;

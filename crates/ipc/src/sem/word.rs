@@ -1,4 +1,5 @@
-//! The word of a semaphore: all that one compare-exchange of an operation must check or change.
+//! The word of a semaphore, which has all that the compare-exchange of an operation must check or
+//! change.
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
@@ -16,16 +17,17 @@
 //! that task holds the set's lock.
 //!
 //! States: live (neither frozen nor dead) <-> frozen; live -> dead -> live with another tag, when
-//! another set gets the line. A frozen word keeps value, bits and tag. So recovery can take back
+//! another set gets the line. A frozen word keeps its value, bits and tag. So recovery can revert
 //! the freeze of a dead task that has changed nothing. Only the last pid is lost: `sempid` is then
 //! that of the dead task.
 //!
-//! A new tag is one more than the last tag of each line of the set. It is not the generation of the
-//! id: two sets in a row on one line have different indices, and may have the same generation.
+//! A new tag is one more than the newest last tag of the lines of the set. The generation of the id
+//! would not do: two sets that follow each other on one line have different slots, and may have the
+//! same generation.
 //!
-//! A bit for waiting calls may be set without such a call; the next holder of the lock clears it.
-//! It is never clear while a call waits. The store that ends the waiting call's freeze sets it, and
-//! in that freeze the call found that it must wait (trap I5).
+//! A bit for waiting calls may be set although no such call waits; the next holder of the lock
+//! clears it. While a call waits, the bit is always set. The call finds under a freeze that it must
+//! wait, and the store that ends this freeze sets the bit (trap I5).
 
 /// A copy of a semaphore's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +48,8 @@ const WAITERS: u64 = ALTER | ZERO | COMPLEX;
 const TAG_SHIFT: u32 = 21;
 const PID_SHIFT: u32 = 42;
 
-/// The parts of a frozen word's pid: the owner, and whether it holds the set's lock.
+/// Two parts of the pid of a frozen word: the task that froze it, and whether it holds the set's
+/// lock.
 const OWNER: u32 = IS_LOCKED - 1;
 const IS_LOCKED: u32 = 1 << 21;
 
@@ -59,43 +62,36 @@ impl Word {
         Self((tag & TAG_MASK) << TAG_SHIFT)
     }
 
-    #[inline]
     pub(super) fn value(self) -> i32 {
         (self.0 & VALUE) as i32
     }
 
-    #[inline]
     pub(super) fn tag(self) -> u64 {
         self.0 >> TAG_SHIFT & TAG_MASK
     }
 
-    #[inline]
     pub(super) fn pid(self) -> u32 {
         (self.0 >> PID_SHIFT) as u32
     }
 
     /// Returns true if the word belongs to a live set with this tag.
-    #[inline]
     pub(super) fn is_of(self, tag: u64) -> bool {
         (self.0 ^ tag << TAG_SHIFT) & (TAG_MASK << TAG_SHIFT | DEAD) == 0
     }
 
-    #[inline]
     pub(super) fn is_frozen(self) -> bool {
         self.0 & FROZEN != 0
     }
 
-    #[inline]
     pub(super) fn waiters(self) -> u64 {
         self.0 & WAITERS
     }
 
-    #[inline]
     pub(super) fn phase(self) -> u64 {
         self.0 >> 20 & 1
     }
 
-    /// Returns true if a change by `op` to `result` may complete a waiting call.
+    /// Returns true if a change of the value by `op` to `result` may complete a waiting call.
     #[inline]
     pub(super) fn concerns(self, op: i32, result: i32) -> bool {
         let waiters = self.waiters();
@@ -107,25 +103,21 @@ impl Word {
     }
 
     /// Returns the word with another value and pid.
-    #[inline]
     pub(super) fn with(self, value: i32, pid: u32) -> Self {
         let kept = self.0 & !(VALUE | u64::MAX << PID_SHIFT);
         Self(kept | u64::from(value.cast_unsigned()) & VALUE | u64::from(pid) << PID_SHIFT)
     }
 
-    #[inline]
     pub(super) fn with_waiters(self, waiters: u64) -> Self {
         Self(self.0 & !WAITERS | waiters & WAITERS)
     }
 
     /// Returns the word frozen by the task numbered `owner`.
-    #[inline]
     pub(super) fn freeze(self, owner: u32) -> Self {
         Self(self.with(self.value(), owner & OWNER).0 | FROZEN)
     }
 
     /// Returns the word frozen by the task numbered `owner`, which holds the set's lock.
-    #[inline]
     pub(super) fn freeze_locked(self, owner: u32) -> Self {
         Self(self.with(self.value(), owner & OWNER | IS_LOCKED).0 | FROZEN)
     }
@@ -140,8 +132,7 @@ impl Word {
         self.is_frozen() && self.pid() & IS_LOCKED != 0
     }
 
-    /// Returns the word as the end of a freeze leaves it; `self` is the word before or after it.
-    #[inline]
+    /// Returns the word after the end of a freeze. `self` is the word before or after that change.
     pub(super) fn thaw(self) -> Self {
         Self(self.0 & !FROZEN ^ PHASE)
     }

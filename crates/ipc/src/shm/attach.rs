@@ -1,7 +1,7 @@
 //! shmat(2), shmdt(2), and the effects of fork(2) and of the end of a task.
 //!
 //! Addresses belong to one process. So the table from addresses to segments is in the task's own
-//! memory. The shared region has only the counts, by task number. They stay if a task dies.
+//! memory. The shared region has only the counts, by task number. The counts stay if a task dies.
 //!
 //! Source: shmop(2); Linux `ipc/shm.c` (`do_shmat`, `shm_open`, `shm_close`, `ksys_shmdt`,
 //! `exit_shm`).
@@ -10,7 +10,6 @@ use corewalk_base::primitives::Arc as TaskArc;
 use rustix::io::Errno;
 use rustix::param::page_size;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -30,7 +29,7 @@ pub(crate) struct Own {
     pub(super) made: Vec<u32>,
     /// The attached segments by address.
     attached: BTreeMap<usize, Attached>,
-    /// True if the task has had a hold, which must be removed at its end.
+    /// True if the task has asked for a hold, which the end of the task must remove.
     has_hold: bool,
 }
 
@@ -40,7 +39,9 @@ struct Attached {
     size_bytes: u64,
 }
 
-/// A segment that will be mapped. It is counted as attached, until this is dropped or used.
+/// A segment that the host will map. It is counted as attached until this value is dropped, or
+/// passed to [`Mapping::attached_at`].
+#[derive(Debug)]
 #[must_use = "the segment is detached again when this is dropped"]
 pub struct Mapping<'t> {
     task: &'t Task,
@@ -53,19 +54,21 @@ pub struct Mapping<'t> {
 }
 
 impl Mapping<'_> {
-    /// Returns the number of bytes to map, from the start of the memory. Whole pages are mapped.
+    /// Returns the number of bytes to map, from the start of the memory. The mapping consists of
+    /// whole pages.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// Returns the address for the mapping, a multiple of the page size. `None`: the host chooses.
+    /// Returns the address for the mapping, a multiple of the page size. With `None` the host
+    /// chooses it.
     #[must_use]
     pub fn address(&self) -> Option<usize> {
         self.address
     }
 
-    /// Returns true if the mapping must replace existing ones. Otherwise the range must be free.
+    /// Returns true if the mapping must replace existing ones. If not, the range must be free.
     #[must_use]
     pub fn is_remap(&self) -> bool {
         self.shmflg.contains(ShmFlags::REMAP)
@@ -83,8 +86,8 @@ impl Mapping<'_> {
         self.shmflg.contains(ShmFlags::EXEC)
     }
 
-    /// Records that the segment was mapped at `address`. This detaches the segment that was
-    /// attached there before.
+    /// Records that the segment was mapped at `address`. If another segment was attached there,
+    /// this detaches it.
     pub fn attached_at(mut self, address: usize) {
         let task = self.task;
         self.is_kept = true;
@@ -100,7 +103,8 @@ impl Mapping<'_> {
             Ok(())
         });
         if noted.is_err() {
-            // Without the lock the attach is counted all the same. Only time and pid are missing.
+            // Without the lock, the attach is counted all the same. Only its time and pid are not
+            // recorded.
             insert();
         }
     }
@@ -113,66 +117,12 @@ impl AsFd for Mapping<'_> {
     }
 }
 
-impl fmt::Debug for Mapping<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut debug = f.debug_struct("Mapping");
-        debug.field("name", &self.name).field("size_bytes", &self.size_bytes);
-        debug.field("address", &self.address).finish_non_exhaustive()
-    }
-}
-
 impl Drop for Mapping<'_> {
     fn drop(&mut self) {
         if !self.is_kept {
-            // The mapping failed, so no time and no pid are recorded.
+            // The mapping has failed, so the time and pid of an attach are not recorded.
             self.task.uncount(self.name);
         }
-    }
-}
-
-/// A segment that will be unmapped. It is counted as attached until this is dropped.
-#[must_use = "the segment is detached when this is dropped"]
-pub struct Unmapping<'t> {
-    task: &'t Task,
-    attached: Attached,
-}
-
-impl Unmapping<'_> {
-    /// Returns the number of bytes to unmap. Whole pages are unmapped.
-    #[must_use]
-    pub fn size_bytes(&self) -> u64 {
-        self.attached.size_bytes
-    }
-
-    /// Detaches the segment after the host has unmapped it.
-    ///
-    /// # Errors
-    ///
-    /// `EIO` if a living process holds a lock for 10 s. The segment stays counted until the task
-    /// ends.
-    pub fn detach(self) -> Result<(), Errno> {
-        let this = std::mem::ManuallyDrop::new(self);
-        this.uncount()
-    }
-
-    fn uncount(&self) -> Result<(), Errno> {
-        locked(self.task.shm_ids(), |ids, gone| {
-            detach(self.task, ids, self.attached.name, gone);
-            Ok(())
-        })
-    }
-}
-
-impl fmt::Debug for Unmapping<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Unmapping").field("attached", &self.attached).finish_non_exhaustive()
-    }
-}
-
-impl Drop for Unmapping<'_> {
-    fn drop(&mut self) {
-        // If this fails, the end of the task detaches the segment.
-        let _detached = self.uncount();
     }
 }
 
@@ -180,16 +130,16 @@ impl Task {
     /// Attaches a segment: checks permissions, counts the attach, and returns the mapping that the
     /// host must make.
     ///
-    /// With `address` 0 the host chooses the address. `shmflg` consists of `SHM_RDONLY`,
+    /// With `address` 0 the host chooses the address. `shmflg` may contain `SHM_RDONLY`,
     /// `SHM_EXEC`, `SHM_RND` and `SHM_REMAP`.
     ///
     /// # Errors
     ///
-    /// - `EACCES`: the mode does not permit the access, and the caller has no `CAP_IPC_OWNER`.
+    /// - `EACCES`: the mode does not permit the access, and the caller lacks `CAP_IPC_OWNER`.
     /// - `EIDRM`: the segment was removed during the call.
     /// - `EINVAL`: there is no such segment; `address` is not a multiple of the page size, and
-    ///   `SHM_RND` is not given; `SHM_REMAP` with address 0.
-    /// - `ENOMEM`: there is no free record, or no memory.
+    ///   `SHM_RND` is not given; `SHM_REMAP` is given with address 0.
+    /// - `ENOMEM`: there is no free attach record, or no memory.
     ///
     /// # Examples
     ///
@@ -211,7 +161,6 @@ impl Task {
     /// # Ok::<(), rustix::io::Errno>(())
     /// ```
     #[doc(alias = "do_shmat")]
-    #[doc(alias = "ipc_obtain_object_check")]
     pub fn shmat(
         &self,
         shmid: ShmId,
@@ -222,7 +171,8 @@ impl Task {
         let shared = &*self.shared;
         let mut found = self.shm_ids().obtain_object_check(shmid.raw())?;
         if found.mode() & SHM_DEST != 0 {
-            // The segment may exist only because a killed task has not been reaped.
+            // The segment may exist only because a dead task that has it attached is not reaped
+            // yet.
             self.reap_attachers(shmid.raw());
             found = self.shm_ids().obtain_object_check(shmid.raw())?;
         }
@@ -232,7 +182,7 @@ impl Task {
         self.ask(|hook, cred| hook.shm_shmat(cred, &found.perm(), shmflg))?;
         let size_bytes = recover::with_room(shared, self.owner, || {
             let ids = self.shm_ids().lock()?;
-            // Trap I2: look the segment up again under the lock before it is counted.
+            // Trap I2: look up the segment again under the lock before the attach is counted.
             let segment = Segment::again(shared, &ids, &found)?;
             segment.attach(self.owner.index, 1, self.owner)?;
             Ok(segment.size_bytes())
@@ -249,7 +199,7 @@ impl Task {
     /// # Errors
     ///
     /// `EINVAL`: no segment is attached at this address. `EIO` if a living process holds a lock for
-    /// 10 s; the segment stays counted until the task ends.
+    /// 10 s. The segment then stays counted until the task ends.
     ///
     /// # Examples
     ///
@@ -267,17 +217,16 @@ impl Task {
     /// # Ok::<(), Errno>(())
     /// ```
     pub fn shmdt(&self, address: usize) -> Result<u64, Errno> {
-        let unmapping = self.unmapping(address)?;
-        let size_bytes = unmapping.size_bytes();
-        unmapping.detach().map(|()| size_bytes)
+        self.shmdt_with(address, |size_bytes| size_bytes)
     }
 
-    /// As [`Task::shmdt`], for a host that shares the namespace with other processes. Unmap first,
-    /// then detach, so that `shm_nattch` == 0 means that no mapping is left.
+    /// As [`Task::shmdt`], for a host that shares the namespace with other processes. `unmap` gets
+    /// the number of bytes to unmap, in whole pages. It runs before the segment is detached, so
+    /// that `shm_nattch` == 0 means that no mapping is left. Returns the result of `unmap`.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no segment is attached at this address.
+    /// Those of [`Task::shmdt`].
     ///
     /// # Examples
     ///
@@ -289,24 +238,27 @@ impl Task {
     /// let task = namespace.register(Cred::root(), 1)?;
     /// let id = task.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600)?;
     /// task.shmat(id, 0, ShmFlags::empty())?.attached_at(0x1000_0000);
-    /// let unmapping = task.unmapping(0x1000_0000)?;
     /// // The host calls munmap(2) for this many bytes.
-    /// assert_eq!((unmapping.size_bytes(), task.shm_stat(id)?.nattch), (4096, 1));
-    /// unmapping.detach()?;
+    /// let unmap = |size_bytes| (size_bytes, task.shm_stat(id).unwrap().nattch);
+    /// assert_eq!(task.shmdt_with(0x1000_0000, unmap), Ok((4096, 1)));
     /// assert_eq!(task.shm_stat(id)?.nattch, 0);
-    /// assert_eq!(task.unmapping(0x1000_0000).err(), Some(Errno::INVAL));
+    /// assert_eq!(task.shmdt_with(0x1000_0000, unmap), Err(Errno::INVAL));
     /// # Ok::<(), Errno>(())
     /// ```
-    pub fn unmapping(&self, address: usize) -> Result<Unmapping<'_>, Errno> {
+    pub fn shmdt_with<T>(&self, address: usize, unmap: impl FnOnce(u64) -> T) -> Result<T, Errno> {
         let attached = self.shm.lock().attached.remove(&address).ok_or(Errno::INVAL)?;
-        Ok(Unmapping { task: self, attached })
+        let unmapped = unmap(attached.size_bytes);
+        locked(self.shm_ids(), |ids, gone| {
+            detach(self, ids, attached.name, gone);
+            Ok(unmapped)
+        })
     }
 
     /// Returns the hold of the task; see [`crate::Backing::hold`].
     ///
     /// # Errors
     ///
-    /// Those of the backing.
+    /// The errors of the backing.
     pub fn hold(&self) -> Result<OwnedFd, Errno> {
         self.shm.lock().has_hold = true;
         self.shared.backing.hold(self.owner.index)
@@ -318,16 +270,19 @@ impl Task {
         self.shm.lock().attached.len()
     }
 
-    /// Returns a new task with the credentials and attaches of this one, as after fork(2). It has
-    /// no undo entries.
+    /// Returns a new task with the credentials and attaches of this one, as after fork(2). The new
+    /// task has no undo adjustments.
     ///
     /// If processes share the namespace, the child calls this on its copy of the parent's task.
-    /// Then it must forget that copy: only the process that created a task may end it.
+    /// After that it must forget that copy, because only the process that created a task may end
+    /// it.
     ///
     /// # Errors
     ///
-    /// Those of [`crate::Namespace::register`]; `ENOMEM` also if there are too few free records;
-    /// `EIDRM` if an attached segment is gone, since the child's memory would not be counted.
+    /// The errors of [`crate::Namespace::register`]; `ENOMEM` also if there are too few free attach
+    /// records; `EIDRM` if an attached segment is gone, since the child's memory would not be
+    /// counted.
+    ///
     /// # Examples
     ///
     /// ```
@@ -357,7 +312,7 @@ impl Task {
         Ok(child)
     }
 
-    /// Attaches to `child` the segments of this task that it has not attached yet.
+    /// Attaches to `child` the segments of this task that `child` has not attached yet.
     fn copy_attached(&self, child: &Self) -> Result<(), Errno> {
         let ids = child.shm_ids().lock()?;
         let attached = self.shm.lock().attached.clone();
@@ -386,12 +341,12 @@ impl Task {
     }
 }
 
-/// Detaches all segments of a task, and then orphans those that it has created.
+/// Detaches all segments of a task, and then orphans the segments that it has created.
 ///
 /// # Errors
 ///
-/// `EIO` if the lock cannot be acquired. `EBUSY` if an uncounted child has the attaches: the task
-/// keeps its line, so that it is reaped later.
+/// `EIO` if the lock cannot be acquired. `EBUSY` if an uncounted child has the attaches. The task
+/// then keeps its line, so that another task reaps it later.
 pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
     let Own { made, attached, has_hold } = std::mem::take(&mut *task.shm.lock());
     let shared = &*task.shared;
@@ -404,7 +359,7 @@ pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
     if !attached.is_empty() && shared.backing.is_held(task.owner.index) {
         return Err(Errno::BUSY);
     }
-    // If the lock cannot be acquired, a later task reaps the attaches.
+    // If the lock cannot be acquired, another task reaps the attaches later.
     locked(task.shm_ids(), |ids, gone| {
         attached.values().for_each(|attached| detach(task, ids, attached.name, gone));
         for index in made {
@@ -422,7 +377,7 @@ pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
 
 fn detach(task: &Task, ids: &IdsGuard<'_>, name: SegmentName, gone: &mut Gone) {
     if let Some(segment) = Segment::named(&task.shared, ids, name) {
-        // Record first: if the task is killed in between, the detach is still recorded.
+        // Record first, so that a kill in between leaves a detach that is recorded.
         segment.note_detach(task.pid);
         segment.detach(task.owner.index, 1, task.owner);
         segment.destroy_if_due(gone);
@@ -439,6 +394,6 @@ fn rounded(address: usize, shmflg: ShmFlags) -> Result<Option<usize>, Errno> {
     if start == 0 && is_remap {
         return Err(Errno::INVAL);
     }
-    // An address that is rounded down to 0 is still an address. The host fails to map there.
+    // An address that is rounded down to 0 is still an address, at which the host fails to map.
     Ok((address != 0).then_some(start))
 }

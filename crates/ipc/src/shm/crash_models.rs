@@ -1,9 +1,9 @@
-//! Crash models of segments. A task is stopped before each store of a call, and recovery from that
-//! is stopped before each of its stores.
+//! Crash models of segments: a task is stopped before each store of its call, and the recovering
+//! task before each store of recovery.
 //!
-//! As in `crate::crash_models` for semaphores, the result of each stop must equal the result of a
-//! death before the call or of a death after it. Nothing may be left: no record and no memory. The
-//! backing keeps its state in words whose stores stop with the task too.
+//! The result of each stop must equal that of a death before the call, or of one after it, as in
+//! `crate::crash_models` for semaphores. No record and no memory may be left. The backing keeps its
+//! state in words whose stores are stopped with the task's.
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 
@@ -34,7 +34,8 @@ const THERE: usize = 0x20_000;
 /// The stores of a call, at most.
 const STORES_MAX: u64 = 1000;
 
-/// A backing that records which segments have memory: a bit per serial number in a word per slot.
+/// A backing that records which segments have memory. Each slot has a word, with a bit for each
+/// serial number.
 struct Memory {
     file: Arc<OwnedFd>,
     there: [AtomicU64; SEGMENTS as usize],
@@ -88,7 +89,7 @@ struct World {
     id: ShmId,
 }
 
-/// A call to be stopped, and the state before it.
+/// A call in which the victim is stopped, and the preparation before it.
 #[derive(Clone, Copy)]
 struct Case {
     name: &'static str,
@@ -100,7 +101,7 @@ struct Case {
 /// The state that another task sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Seen {
-    /// The number of attaches and the mode of each segment.
+    /// The number of attaches and the mode of each segment, or an error.
     segments: Vec<Result<(u64, u16), Errno>>,
     keyed: [bool; 2],
     count: u32,
@@ -143,7 +144,8 @@ impl World {
         }
     }
 
-    /// Recovers as the survivor. Returns the visible state, or a description of an inconsistency.
+    /// Runs recovery as the survivor. Returns the visible state, or a description of an
+    /// inconsistency.
     fn settle(&self) -> Result<Seen, String> {
         self.namespace.recover().map_err(|errno| format!("recover: {errno}"))?;
         let seen = self.seen();
@@ -151,16 +153,19 @@ impl World {
         Ok(seen)
     }
 
-    /// Checks the internal state. The error describes an inconsistency.
+    /// Checks the internal state. The error describes the inconsistency.
     fn audit(&self) -> Result<(), String> {
         let shared = &*self.survivor.shared;
         let pool = shared.layout.attaches;
         pool.audit(&shared.region)?;
         let (objects, _) = self.survivor.shm_ids().audit()?;
         let mut used: Vec<u32> = pool.used(&shared.region).map(|(line, _)| line).collect();
-        let guard = self.survivor.shm_ids().lock().map_err(|errno| errno.to_string())?;
-        let mut listed: Vec<u32> =
-            objects.iter().flat_map(|object| segment::listed(shared, &guard, object)).collect();
+        let _guard = self.survivor.shm_ids().lock().map_err(|errno| errno.to_string())?;
+        let mut listed: Vec<u32> = objects
+            .iter()
+            .map(|object| object.index)
+            .flat_map(|index| segment::list(shared, segment::line(shared, index)).iter())
+            .collect();
         used.sort_unstable();
         listed.sort_unstable();
         if used != listed {
@@ -174,7 +179,7 @@ impl World {
     }
 }
 
-/// Kills a task: its only store records its death.
+/// Kills a task: the only store is the one that marks its process as gone.
 fn kill(task: Task) {
     crate::task_line::forget_process(&task.shared, task.owner.index);
     crash::run(0, || drop(task));
@@ -188,7 +193,7 @@ fn attach(task: &Task, id: ShmId, address: usize) -> Result<(), Errno> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Protocol {
     Whole,
-    /// Locks of a dead task are free at once, and its segments are not repaired.
+    /// A control: the locks of dead tasks count as free, so no segment is repaired.
     WithoutLocks,
 }
 
@@ -199,7 +204,7 @@ fn forget_locks(task: &Task) {
     }
 }
 
-/// Returns the allowed states: the victim dies before its call, or after it.
+/// Returns the two allowed states: the victim died before its call, or after it.
 fn expected(case: Case) -> [Seen; 2] {
     [false, true].map(|acts| {
         let mut world = World::new(case);
@@ -211,7 +216,8 @@ fn expected(case: Case) -> [Seen; 2] {
     })
 }
 
-/// Stops the victim before each store. Returns the number of stores, or a description of a failure.
+/// Stops the victim before each store of its call. Returns the number of stores, or a description
+/// of the fault.
 fn stop_everywhere(case: Case, protocol: Protocol) -> Result<u64, String> {
     let expected = expected(case);
     for stores in 0..STORES_MAX {
@@ -233,7 +239,8 @@ fn stop_everywhere(case: Case, protocol: Protocol) -> Result<u64, String> {
     Err(format!("{} never ends", case.name))
 }
 
-/// Stops the victim before each store, and the recovery from that before each of its stores.
+/// Stops the victim before each store of its call, and then the recovering task before each of its
+/// stores.
 fn stop_recovery_everywhere(case: Case) -> Result<u64, String> {
     let expected = expected(case);
     let mut count = 0;
@@ -312,7 +319,7 @@ const CASES: [Case; 9] = [
         name: "a mark",
         prepare: |world| {
             attach(&world.survivor, world.id, HERE).unwrap();
-            // A segment whose key has the same hash, in the same chain.
+            // Another segment, whose key has the same hash and so is in the same chain.
             world.survivor.shmget(KEY + SEGMENTS as i32, 1, GetFlags::CREATE, 0o600).unwrap();
         },
         act: |task, id| task.shm_rmid(id),

@@ -4,30 +4,31 @@
 //! namespace ever has that name. The folder decides which users may open the segments: each file
 //! gets the owner, the group and the permission bits of the folder, without execute bits.
 //!
-//! A process that has changed its user or its root directory may not reach the folder by its path.
-//! It opens the folder through an inherited descriptor ([`SegmentFiles::of_descriptor`]), so no
-//! outer folder has to let the process in.
+//! A process that has changed its user or its root directory may be unable to reach the folder by
+//! its path. It opens the folder through an inherited descriptor ([`SegmentFiles::of_descriptor`]).
+//! So no parent folder needs to permit access for the process.
 //!
 //! # Files of killed processes
 //!
-//! A process may be killed after it created a file and before it published the segment, or after it
-//! removed the segment and before it removed the file. Such a file belongs to no segment. The next
-//! segment of the slot removes it. So there is at most one such file per slot.
+//! A process may be killed after it has created a file and before it publishes the segment. It may
+//! also be killed after it has removed the segment and before it removes the file. The file then
+//! belongs to no segment. The next segment of the slot removes it, so there is at most one such
+//! file for each slot.
 //!
 //! # Holds
 //!
 //! The hold of a task (`backing`) is an empty file `task-NUMBER` with an exclusive lock of
 //! flock(2). The lock lasts until the open file is closed and unmapped in all processes. A check
-//! takes a shared lock, so checks do not block each other. The file is removed when the task has no
-//! attaches any more, or is used by the next task with that number.
+//! takes a shared lock, so checks do not block each other. When the task has no attaches any more,
+//! the file is removed, or the next task with that number uses it.
 //!
 //! # Limits
 //!
-//! - Memory is not reserved, as in the kernel. If the file system is full when a page is written
-//!   for the first time, the process gets `SIGBUS`. (A kernel without memory would kill a process.)
-//!   A new segment is refused with `ENOMEM` if it is larger than the file system, and with `ENOSPC`
-//!   if it is larger than the free space.
-//! - A segment larger than `RLIMIT_FSIZE` is refused with `ENOMEM`. No `SIGXFSZ` is sent.
+//! - Memory is not reserved, as in the kernel. If the file system is full when a process first
+//!   writes to a page, the process gets `SIGBUS`. (A kernel without memory would kill a process.)
+//!   If a new segment is larger than the file system, shmget fails with `ENOMEM`. If it is larger
+//!   than the free space, shmget fails with `ENOSPC`.
+//! - A segment larger than `RLIMIT_FSIZE` fails with `ENOMEM`. No `SIGXFSZ` is sent.
 //!
 //! Source: shmget(2), shmop(2), tmpfs(5), getrlimit(2).
 
@@ -48,11 +49,12 @@ use crate::backing::{Access, Backing, SegmentName};
 /// The permission bits that a file gets from its folder.
 const FILE_BITS: u32 = 0o666;
 
-/// Flags for a file that another user may have made: no link is followed, and the open of a FIFO
-/// does not wait.
+/// Flags for a file that another user may have made: the open follows no link, and does not wait
+/// for the other end of a FIFO.
 const FOREIGN: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
-/// The tries to lock a new hold. A check keeps it locked for two system calls.
+/// How often a task tries to lock a new hold. A check locks the hold for the time of two system
+/// calls.
 const HOLD_TRIES: u32 = 1000;
 
 /// Memory of segments as files in a folder.
@@ -92,19 +94,20 @@ enum Folder {
 
 impl SegmentFiles {
     /// Returns a backing with its files in `folder`. The folder must exist when a segment is
-    /// created. Use an absolute path, since a process may change its working directory.
+    /// created. The path should be absolute, since a process may change its working directory.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self { folder: Folder::Path(folder.into()) }
     }
 
-    /// Returns the files in the folder of a descriptor, for a process that may not reach the folder
-    /// by its path. Each call opens the folder again through the descriptor. A call fails if the
-    /// program has closed the descriptor, or has opened another file under its number.
+    /// Returns a backing with its files in the folder of a descriptor, for a process that cannot
+    /// reach the folder by its path. Each call opens the folder again through the descriptor. If
+    /// the program has closed the descriptor, or has opened another file under its number, the call
+    /// fails.
     ///
     /// # Errors
     ///
-    /// `ENOTDIR` if the descriptor is not that of a folder; `EACCES` if the process may not enter
+    /// `ENOTDIR` if the descriptor is not one of a folder; `EACCES` if the process may not enter
     /// the folder.
     ///
     /// # Examples
@@ -125,11 +128,11 @@ impl SegmentFiles {
         files.open_folder().map(|_| files)
     }
 
-    /// Opens the folder: a descriptor with `O_PATH`.
+    /// Opens the folder, and returns a descriptor with `O_PATH`.
     ///
     /// # Errors
     ///
-    /// Those of open(2). `EBADF` if the descriptor of the folder is now that of another file.
+    /// The errors of open(2). `EBADF` if the descriptor of the folder is now open for another file.
     pub fn open_folder(&self) -> Result<OwnedFd, Errno> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match &self.folder {
@@ -143,8 +146,8 @@ impl SegmentFiles {
         }
     }
 
-    /// Returns true if the folder was removed. A process with another root directory, or one that
-    /// has closed the descriptor, cannot know, so it gets false.
+    /// Returns true if the folder is known to be removed. A process with another root directory, or
+    /// one that has closed the descriptor, cannot know that, so it gets false.
     fn is_gone(&self) -> bool {
         let Folder::Path(path) = &self.folder else { return false };
         let is_parent_there = path.parent().is_some_and(Path::is_dir);
@@ -162,11 +165,12 @@ impl Backing for SegmentFiles {
         let folder = self.open_folder().map_err(of_shmget)?;
         let before = SegmentName { serial: name.serial.wrapping_sub(1), ..name };
         for leftover in [before, name] {
-            // Such a file is rare, but may occupy the space that the new segment needs.
+            // A leftover file of this slot is rare, but may occupy the space that the new segment
+            // needs.
             let _gone = unlinkat(&folder, file_name(leftover), AtFlags::empty());
         }
         let room = fstatvfs(&folder).map_err(of_shmget)?;
-        // Linux too refuses a segment larger than memory and swap.
+        // A segment larger than memory and swap together fails in Linux, too.
         if room.f_blocks.saturating_mul(room.f_frsize) < rounded {
             return Err(Errno::NOMEM);
         }
@@ -176,7 +180,8 @@ impl Backing for SegmentFiles {
         make(folder.as_fd(), name, size_bytes).map_err(of_shmget)
     }
 
-    /// mprotect(2) cannot make a read-only mapping of this descriptor writable.
+    /// For [`Access::Read`] the descriptor is read-only, so mprotect(2) cannot make a mapping of it
+    /// writable.
     fn open(&self, name: SegmentName, access: Access) -> Result<Arc<OwnedFd>, Errno> {
         let folder = self.open_folder().map_err(of_shmat)?;
         let access = match access {
@@ -189,7 +194,7 @@ impl Backing for SegmentFiles {
     }
 
     fn remove(&self, name: SegmentName) -> bool {
-        // If the folder was removed, the file was removed with it.
+        // If the folder was removed, the file was removed before it.
         let Ok(folder) = self.open_folder() else { return self.is_gone() };
         let unlinked = unlinkat(folder, file_name(name), AtFlags::empty());
         matches!(unlinked, Ok(()) | Err(Errno::NOENT))
@@ -200,14 +205,16 @@ impl Backing for SegmentFiles {
         let flags = OFlags::CREATE | OFlags::RDONLY | FOREIGN;
         let file = openat(&folder, hold_name(task), flags, Mode::RUSR | Mode::WUSR)?;
         let status = fstat(&file)?;
-        // Another user who may write in the folder may have linked a file of ours here.
+        // Another user with write access to the folder may have linked a file of this user to the
+        // name. Such a file must keep its owner.
         let is_only_here = status.st_nlink == 1;
         if is_only_here && status.st_uid == rustix::process::geteuid().as_raw() {
             hand_over(&file, &fstat(&folder)?)?;
         }
         for _ in 0..HOLD_TRIES {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // A process checks the hold of the last task with this number.
+                // Another process may lock the file for a moment, to check the hold of the last
+                // task with this number.
                 Err(Errno::AGAIN) => thread::yield_now(),
                 done => return done.map(|()| file),
             }
@@ -221,7 +228,8 @@ impl Backing for SegmentFiles {
             let file = openat(folder, hold_name(task), flags, Mode::empty())?;
             flock(file, FlockOperation::NonBlockingLockShared)
         };
-        // If this process may not look, it assumes that the hold exists, and leaves it to others.
+        // If this process may not look, it assumes that the hold exists, so that another process
+        // decides.
         let Ok(folder) = self.open_folder() else { return !self.is_gone() };
         !matches!(look(folder), Ok(()) | Err(Errno::NOENT))
     }
@@ -233,7 +241,7 @@ impl Backing for SegmentFiles {
     }
 }
 
-/// Creates a file of zero bytes with the owner and permissions of the folder.
+/// Creates a file of zeroes with the owner and permissions of the folder.
 fn make(folder: BorrowedFd<'_>, name: SegmentName, size_bytes: u64) -> Result<(), Errno> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = openat(folder, file_name(name), flags, Mode::RUSR | Mode::WUSR)?;
@@ -249,7 +257,7 @@ fn hand_over(file: &OwnedFd, folder: &Stat) -> Result<(), Errno> {
     if (own.st_uid, own.st_gid) != (folder.st_uid, folder.st_gid) {
         let user = (own.st_uid != folder.st_uid).then(|| Uid::from_raw(folder.st_uid));
         let group = Some(Gid::from_raw(folder.st_gid));
-        // If this process may not change the owner, it remains the owner.
+        // If this process may not change the owner of the file, it remains the owner.
         let _kept = fchown(file, user, group);
     }
     fchmod(file, Mode::from_raw_mode(folder.st_mode & FILE_BITS))
@@ -276,7 +284,7 @@ fn of_shmget(errno: Errno) -> Errno {
 fn of_shmat(errno: Errno) -> Errno {
     match errno {
         Errno::ACCESS | Errno::PERM => Errno::ACCESS,
-        // The segment exists without its file, so its folder was removed.
+        // The segment exists but its file does not, so the folder was removed.
         Errno::NOENT => Errno::IDRM,
         _ => Errno::NOMEM,
     }
@@ -359,14 +367,15 @@ mod tests {
         let next = SegmentName { serial: 4, ..NAME };
         let other = SegmentName { index: 8, ..NAME };
         [NAME, other].iter().for_each(|name| files.create(*name, 1).unwrap());
-        // The file of slot 7 and serial number 4 is left from an earlier namespace.
+        // The file of slot 7 and serial number 4 is a leftover of an earlier namespace.
         fs::write(folder.0.join("7-4"), "stale").unwrap();
         files.create(next, 1).unwrap();
         assert_eq!(folder.names(), ["7-4", "8-3"]);
         assert_eq!(fs::read(folder.0.join("7-4")).unwrap(), [0]);
     }
 
-    /// The file left by a killed process may occupy the space that the new segment needs.
+    /// The leftover file of a killed process may occupy the space that the new segment needs. So it
+    /// must be removed before the space is checked.
     #[test]
     fn leftover_file_is_removed_before_the_space_is_checked() {
         let folder = Folder::new("full");
@@ -397,7 +406,8 @@ mod tests {
         fs::remove_dir_all(&folder.0).unwrap();
         assert!(!files.is_held(7) && files.hold(7).is_err(), "the folder is gone");
         assert!(files.remove(NAME), "the file went with the folder");
-        // For a process with another root directory, the parent does not exist either.
+        // If the parent of the folder does not exist either, the process may have another root
+        // directory.
         let elsewhere = SegmentFiles::new(folder.0.join("folder"));
         assert!(elsewhere.is_held(7) && !elsewhere.remove(NAME), "the state is unknown");
     }
@@ -432,7 +442,7 @@ mod tests {
         fs::create_dir(folder.0.join("7-3")).unwrap();
         assert!(!files.remove(NAME));
         fs::remove_dir(folder.0.join("7-3")).unwrap();
-        // The folder must not be a symbolic link. Through one, the state is unknown.
+        // The folder must not be a symbolic link. If it is one, the state of a segment is unknown.
         let link = folder.0.with_extension("link");
         std::os::unix::fs::symlink(&folder.0, &link).unwrap();
         let through = SegmentFiles::new(&link);

@@ -1,22 +1,24 @@
-//! The state of a segment and its attaches. All of it is protected by the lock of the kind.
+//! The state of a segment and its attaches. The lock of the kind protects all of it.
 //!
-//! The records are the only source of truth about attaches. The word `WHOSE` of a record contains
-//! the task and the segment; it is 0 in a free record. The list of a segment's records can be
-//! rebuilt from them.
+//! The records are the truth about attaches. The word `WHOSE` of a record has the task and the
+//! segment, and is 0 in a free record. So the list of a segment's records can be rebuilt from the
+//! records.
 //!
 //! # Death of a task
 //!
-//! - With the lock of the kind: [`recover_slot`] rebuilds the lists, and removes segments that were
-//!   due to be removed.
-//! - With attaches, or while it made or freed a record: [`reap`] frees the records by the pool's
-//!   headers.
-//! - While an uncounted child has its attaches: [`reap`] keeps them until the child is counted or
-//!   has ended (`backing`).
-//! - Before it gave back the memory of a segment: `HAS_MEMORY` is set, and a later task gives it
-//!   back.
+//! Recovery depends on the state in which the task died:
 //!
-//! Memory is given back without the lock, so two tasks may do it at once. That is safe: names are
-//! never used again, and [`Backing::remove`](Backing::remove) may be called twice.
+//! - It held the lock of the kind: [`recover_slot`] rebuilds the lists, and removes segments that
+//!   the task should have removed.
+//! - It had attaches, or was making or freeing a record: [`reap`] frees the records by the pool's
+//!   headers.
+//! - An uncounted child has its attaches: [`reap`] keeps them until the child is counted or has
+//!   ended (`backing`).
+//! - It had not removed the memory of a removed segment yet: `HAS_MEMORY` is set, and a later task
+//!   removes that memory.
+//!
+//! Memory is removed without the lock, so two tasks may do it at once. That is safe: names are
+//! never used again, and `Backing::remove` may be called twice.
 
 use corewalk_base::Line;
 use corewalk_base::primitives::atomic::Ordering;
@@ -33,10 +35,10 @@ use crate::lock::Owner;
 use crate::perm::Perm;
 use crate::shared::{Shared, now_s};
 
-/// Bit of the mode: the last detach removes the segment.
+/// The bit of a segment's mode that says that the last detach removes the segment.
 pub const SHM_DEST: u16 = 0o1000;
 
-/// Bit of the mode: the segment is locked into memory.
+/// The bit of a segment's mode that says that the segment is locked into memory.
 pub const SHM_LOCKED: u16 = 0o2000;
 
 // Words of a segment's line.
@@ -45,29 +47,30 @@ const SIZE: usize = 0;
 const ATTACHES: usize = 1;
 const ATIME: usize = 2;
 const DTIME: usize = 3;
-/// The pids of the creator and of the task that attached or detached last.
+/// The word with the pids of the creator and of the process that attached or detached last.
 const PIDS: usize = 4;
-/// The number of the creator plus one while it runs, otherwise 0; and [`WAS_ATTACHED`].
+/// The word with the number of the creator plus one while it runs, otherwise 0; and
+/// [`WAS_ATTACHED`].
 const CREATOR: usize = 5;
-/// The serial number of the last segment of this slot, and [`HAS_MEMORY`].
+/// The word with the serial number of the last segment of this slot, and [`HAS_MEMORY`].
 const SERIAL: usize = 6;
 
-// Words of a record. Words 6 and 7 are the pool's.
+// Words of a record. Words 6 and 7 belong to the pool.
 const WHOSE: usize = 0;
 const LINKS: usize = 1;
 const COUNT: usize = 2;
 
-/// Bit of `CREATOR`: the segment has been attached.
+/// The bit of `CREATOR` that says that the segment was attached at least once.
 const WAS_ATTACHED: u64 = 1 << 63;
-/// Bit of `SERIAL`: the segment with this number may still have memory.
+/// The bit of `SERIAL` that says that the segment with this serial number may still have memory.
 const HAS_MEMORY: u64 = 1 << 63;
 
 const SERIAL_MASK: u64 = (1 << 48) - 1;
-/// Bit of a payload, so that no payload is 0.
+/// The bit of a payload that is always set, so that no payload is 0.
 const PAYLOAD: u64 = 1 << 63;
 
-/// Bit of `WHOSE`. Below it are the slot (15 bits), the task (22 bits) and part of the serial
-/// number.
+/// The bit of `WHOSE` that is set in each record. Below it are the slot (15 bits), the task (22
+/// bits) and a part of the serial number.
 const IS_RECORD: u64 = 1 << 63;
 const TASK_SHIFT: u32 = 15;
 const TASK_MASK: u32 = (1 << 22) - 1;
@@ -82,12 +85,12 @@ pub(crate) const SEGMENTS: &Kind = &Kind {
     may_ctl: |hook, cred, perm, cmd| hook.shm_shmctl(cred, perm, cmd),
 };
 
-/// Removed segments, whose memory is given back after the lock is released.
+/// Removed segments. Their memory must be removed after the lock was released.
 #[derive(Default)]
 #[must_use]
 pub(super) struct Gone(Vec<SegmentName>);
 
-/// An existing segment. The lock of its kind is held.
+/// An existing segment. While this value exists, the caller holds the lock of the kind.
 #[derive(Clone, Copy)]
 pub(super) struct Segment<'g, 's> {
     shared: &'s Shared,
@@ -105,9 +108,9 @@ pub struct ShmStat {
     pub perm: Perm,
     /// The size in bytes.
     pub size_bytes: u64,
-    /// The last shmat(2), in seconds since 1970, or 0.
+    /// The time of the last shmat(2), in seconds since 1970, or 0.
     pub atime_s: u64,
-    /// The last shmdt(2), in seconds since 1970, or 0.
+    /// The time of the last shmdt(2), in seconds since 1970, or 0.
     pub dtime_s: u64,
     /// The last change, in seconds since 1970.
     pub ctime_s: u64,
@@ -124,14 +127,16 @@ pub(super) fn name_of(object: &Object) -> SegmentName {
     SegmentName { index: object.index, serial: object.payload & SERIAL_MASK }
 }
 
-/// Fills the line of a new segment in slot `index`. Returns its payload and name.
+/// Fills the line of a new segment in slot `index`. Returns the payload and the name of the
+/// segment.
 pub(super) fn make(
     shared: &Shared,
     index: u32,
     size_bytes: u64,
     (task, pid): (u32, u32),
 ) -> (u64, SegmentName) {
-    // The last segment of the slot may still have memory, because a task died or is not done yet.
+    // The last segment of the slot may still have memory, because its remover died or is not
+    // finished.
     give_back_left(shared, index);
     let line = line(shared, index);
     let serial = get(&line[SERIAL]).wrapping_add(1) & SERIAL_MASK;
@@ -149,7 +154,7 @@ pub(super) fn make(
     (PAYLOAD | serial, SegmentName { index, serial })
 }
 
-fn line(shared: &Shared, index: u32) -> &Line {
+pub(super) fn line(shared: &Shared, index: u32) -> &Line {
     shared.region.line(shared.layout.segments + SEGMENT_LINES * index)
 }
 
@@ -158,7 +163,7 @@ impl<'g, 's> Segment<'g, 's> {
     ///
     /// # Errors
     ///
-    /// `EIDRM` if it is gone, even if another segment has its id.
+    /// `EIDRM` if that segment is gone, even if another segment has its id.
     pub(super) fn again(
         shared: &'s Shared,
         ids: &'g IdsGuard<'s>,
@@ -171,7 +176,7 @@ impl<'g, 's> Segment<'g, 's> {
         Ok(Self { shared, ids, object })
     }
 
-    /// Returns the segment with this name, or `None` if it is gone.
+    /// Returns the segment with this name, or `None` if the segment is gone.
     pub(super) fn named(
         shared: &'s Shared,
         ids: &'g IdsGuard<'s>,
@@ -211,7 +216,7 @@ impl<'g, 's> Segment<'g, 's> {
     }
 
     /// Returns the number of attaches.
-    #[doc(alias = "shm_nattch")]
+    /// Analogous to Linux's `shm_nattch`.
     pub(super) fn nattch(&self) -> u64 {
         let counts = self.records().iter().map(|record| get(&self.record(record)[COUNT]));
         counts.fold(0, u64::saturating_add)
@@ -223,11 +228,11 @@ impl<'g, 's> Segment<'g, 's> {
         whose.map(|whose| (whose >> TASK_SHIFT) as u32 & TASK_MASK).collect()
     }
 
-    /// Adds `count` attaches of a task.
+    /// Adds `count` attaches of a task to the segment.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if there is no free record.
+    /// `ENOMEM` if there is no free attach record.
     pub(super) fn attach(&self, task: u32, count: u64, owner: Owner) -> Result<(), Errno> {
         let whose = self.whose(task);
         if let Some(record) = self.find(whose) {
@@ -246,7 +251,7 @@ impl<'g, 's> Segment<'g, 's> {
         Ok(())
     }
 
-    /// Removes up to `count` attaches of a task.
+    /// Removes up to `count` attaches of a task from the segment.
     pub(super) fn detach(&self, task: u32, count: u64, owner: Owner) {
         let Some(record) = self.find(self.whose(task)) else { return };
         let cell = &self.record(record)[COUNT];
@@ -259,20 +264,20 @@ impl<'g, 's> Segment<'g, 's> {
         }
     }
 
-    /// Records the time of an attach and the pid.
+    /// Records the time of an attach, and the pid of its process.
     pub(super) fn note_attach(&self, pid: u32) {
         self.note(ATIME, pid);
     }
 
-    /// Records the time of a detach and the pid.
+    /// Records the time of a detach, and the pid of its process.
     pub(super) fn note_detach(&self, pid: u32) {
         self.note(DTIME, pid);
     }
 
     /// Removes the segment if it has no attach, and is marked or removal is forced.
-    #[doc(alias = "shm_may_destroy")]
+    /// Analogous to Linux's `shm_may_destroy`.
     pub(super) fn destroy_if_due(&self, gone: &mut Gone) {
-        // Read the mode again: the segment may have been marked since it was looked up.
+        // Read the mode again, since the segment may have been marked after it was looked up.
         let object = self.ids.at(self.object.index).unwrap_or(self.object);
         let is_marked = self.shared.limits.is_shm_rmid_forced || object.mode() & SHM_DEST != 0;
         if is_marked && self.records().is_empty() {
@@ -281,7 +286,7 @@ impl<'g, 's> Segment<'g, 's> {
     }
 
     /// `IPC_RMID`: marks the segment if it is attached, otherwise removes it.
-    #[doc(alias = "do_shm_rmid")]
+    /// Analogous to Linux's `do_shm_rmid`.
     pub(super) fn remove(&self, gone: &mut Gone) {
         if self.records().is_empty() {
             self.destroy(gone);
@@ -291,7 +296,7 @@ impl<'g, 's> Segment<'g, 's> {
     }
 
     /// Handles the end of the segment's creator. If removal is forced, an unattached segment goes.
-    #[doc(alias = "exit_shm")]
+    /// Analogous to Linux's `exit_shm`.
     pub(super) fn orphan(&self, task: u32, gone: &mut Gone) {
         let creator = &self.line()[CREATOR];
         let seen = get(creator);
@@ -302,7 +307,7 @@ impl<'g, 's> Segment<'g, 's> {
         self.destroy_if_due(gone);
     }
 
-    #[doc(alias = "shm_destroy")]
+    /// Analogous to Linux's `shm_destroy`.
     fn destroy(&self, gone: &mut Gone) {
         let pages = pages(self.size_bytes()).unwrap_or(0);
         self.ids.set_used(self.ids.used().saturating_sub(pages));
@@ -337,12 +342,12 @@ impl<'g, 's> Segment<'g, 's> {
     }
 }
 
-/// Applies `act` under the lock of the kind. Then gives back the memory of the segments that `act`
-/// has removed. The caller holds no lock.
+/// Calls `act` under the lock of the kind. Then removes the memory of the segments that `act` has
+/// removed. The caller holds no lock.
 ///
 /// # Errors
 ///
-/// Those of `act`, and `EIO` if the lock cannot be acquired.
+/// The errors of `act`, and `EIO` if the lock cannot be acquired.
 pub(super) fn locked<'r, T>(
     ids: Ids<'r>,
     act: impl FnOnce(&IdsGuard<'r>, &mut Gone) -> Result<T, Errno>,
@@ -362,15 +367,15 @@ pub(super) fn pages(size_bytes: u64) -> Option<u64> {
     pages.checked_mul(page).map(|_| pages)
 }
 
-/// Gives back the memory of a removed segment.
+/// Removes the memory of a removed segment.
 pub(super) fn give_back(shared: &Shared, name: SegmentName) {
     if !shared.backing.remove(name) {
-        // This task may not remove it. A later one does.
+        // This task may not remove the memory, so a later one does.
         return;
     }
     let word = &line(shared, name.index)[SERIAL];
-    // A new segment may use the slot by now. Then the word has another serial number and stays.
-    // ORDERING: Relaxed. Nothing is published with it, and removing the memory twice is safe.
+    // If a new segment uses the slot by now, the word has another serial number and must stay.
+    // ORDERING: Relaxed. No data is published with it, and removing the memory twice is safe.
     let _noted = word.compare_exchange(
         name.serial | HAS_MEMORY,
         name.serial,
@@ -379,8 +384,8 @@ pub(super) fn give_back(shared: &Shared, name: SegmentName) {
     );
 }
 
-/// Gives back the memory of the last segment of slot `index`, if it is removed and still has some.
-/// The lock of the kind is held.
+/// Removes the memory of the last segment of slot `index`, if that segment is removed. The caller
+/// holds the lock of the kind.
 fn give_back_left(shared: &Shared, index: u32) {
     let serial = get(&line(shared, index)[SERIAL]);
     if serial & HAS_MEMORY != 0 {
@@ -388,7 +393,7 @@ fn give_back_left(shared: &Shared, index: u32) {
     }
 }
 
-/// Gives back the memory of all removed segments, except in slot `but`, which is being filled.
+/// Removes the memory of all removed segments, except in slot `but`, which is being filled.
 pub(crate) fn give_back_all(shared: &Shared, ids: &IdsGuard<'_>, but: Option<u32>) {
     for index in (0..shared.layout.shm_ids.slots).filter(|index| Some(*index) != but) {
         if ids.at(index).is_none() {
@@ -399,7 +404,7 @@ pub(crate) fn give_back_all(shared: &Shared, ids: &IdsGuard<'_>, but: Option<u32
 
 /// Removes the attaches of a dead task, orphans its segments, and frees its unfinished records.
 ///
-/// Reads all segments with their records, and then all records of the pool.
+/// This reads all segments with their records, and then all records of the pool.
 ///
 /// Returns false if an uncounted child has the attaches. They stay, and a later call tries again.
 ///
@@ -416,7 +421,8 @@ pub(crate) fn reap(ids: Ids<'_>, (task, pid): (u32, u32)) -> Result<bool, Errno>
                 continue;
             };
             let is_attached = segment.find(segment.whose(task)).is_some();
-            // A child is counted before it removes the hold.
+            // Without a hold, no uncounted child has the attaches, since a child unmaps the hold
+            // only after it is counted.
             if is_attached && !*is_held.get_or_insert_with(|| shared.backing.is_held(task)) {
                 segment.note_detach(pid);
                 segment.detach(task, u64::MAX, owner);
@@ -430,7 +436,7 @@ pub(crate) fn reap(ids: Ids<'_>, (task, pid): (u32, u32)) -> Result<bool, Errno>
             return Ok(false);
         }
         shared.backing.forget(task);
-        // The other records of the task were being made or freed when it died.
+        // When the task died, it was making or freeing the rest of its records.
         let pool = shared.layout.attaches;
         for (record, _) in pool.used(&shared.region).filter(|(_, whose)| *whose == task) {
             put(&shared.region.line(record)[WHOSE], 0);
@@ -440,17 +446,17 @@ pub(crate) fn reap(ids: Ids<'_>, (task, pid): (u32, u32)) -> Result<bool, Errno>
     })
 }
 
-/// Gives back the memory of the last segment of slot `index`.
+/// Removes the memory of the last segment of slot `index`.
 fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
     give_back_left(ids.shared, index);
     Remains::None
 }
 
-/// Repairs a segment and returns its pages. Called by the task that has taken over the lock of the
-/// kind from a dead one.
+/// Repairs a segment and returns its number of pages. The caller has taken over the lock of the
+/// kind from a dead task.
 ///
-/// Rebuilds the list from the records. Removes the key of a marked segment, and removes the segment
-/// if its last detach should have done so.
+/// This rebuilds the list from the records. It removes the key of a marked segment. If the last
+/// detach should have removed the segment, it removes the segment.
 pub(super) fn recover_slot(ids: Ids<'_>, object: &Object) -> u64 {
     let (shared, index) = (ids.shared, object.index);
     let records = rebuild(shared, object);
@@ -486,22 +492,16 @@ fn rebuild<'s>(shared: &'s Shared, object: &Object) -> List<'s> {
 }
 
 /// Returns the list of the records of the segment with this line.
-fn list<'s>(shared: &'s Shared, line: &'s Line) -> List<'s> {
+pub(super) fn list<'s>(shared: &'s Shared, line: &'s Line) -> List<'s> {
     let max = shared.layout.attaches.lines;
     List { region: &shared.region, ends: &line[ATTACHES], links: LINKS, max }
 }
 
-/// Returns the value of `WHOSE` in the record of a task and a segment.
+/// Returns the word `WHOSE` of the record of `task` for a segment.
 fn whose(object: &Object, task: u32) -> u64 {
     let SegmentName { index, serial } = name_of(object);
     IS_RECORD
         | u64::from(index)
         | u64::from(task) << TASK_SHIFT
         | (serial << WHOSE_SERIAL_SHIFT & !IS_RECORD)
-}
-
-/// Returns the records of a segment, for consistency checks.
-#[cfg(all(test, corewalk_crash))]
-pub(super) fn listed(shared: &Shared, _ids: &IdsGuard<'_>, object: &Object) -> Vec<u32> {
-    list(shared, line(shared, object.index)).iter().collect()
 }

@@ -1,4 +1,4 @@
-//! Tests of segments with access to the crate's internals: leftovers, and rebuilding from the
+//! Tests of segments that need the crate's internals: remains of dead tasks, and the rebuild from
 //! records.
 
 use corewalk_base::primitives::Arc;
@@ -16,7 +16,7 @@ use crate::{
     Task,
 };
 
-/// A backing whose segments the test can count.
+/// A backing whose segments a test can count.
 #[derive(Clone, Default)]
 struct Counted(Arc<Memfds>);
 
@@ -121,15 +121,15 @@ fn forced_removal_removes_unattached_segments_and_orphans() {
     assert_eq!(memory.0.count(), 0);
 }
 
-/// Trap I14: a process has created segments in two namespaces. Its end removes only those that the
-/// limits of their namespace say.
+/// Trap I14: a process has created segments in two namespaces. In each, its end must remove those
+/// that the limits of that namespace demand.
 #[test]
 fn creator_in_two_namespaces_orphans_its_segments_in_each() {
     let (forced, forced_memory) = namespace(true);
     let (plain, plain_memory) = namespace(false);
     let (in_forced, in_plain) = (task(&forced, 1), task(&plain, 1));
     let (gone, stays) = (segment(&in_forced), segment(&in_plain));
-    // The first tasks of both namespaces have the same number.
+    // The first task has the same number in both namespaces.
     let other = task(&forced, 2);
     let theirs = segment(&other);
     drop(in_plain);
@@ -141,7 +141,8 @@ fn creator_in_two_namespaces_orphans_its_segments_in_each() {
     assert_eq!(task(&plain, 3).shm_stat(stays).map(|stat| stat.id), Ok(stays));
 }
 
-/// A slot is used by a new segment of another task. The end of the old creator must not remove it.
+/// A new segment of another task uses the slot of an old one. The end of the old creator must not
+/// remove the new segment.
 #[test]
 fn creator_of_an_old_segment_does_not_orphan_the_next_in_its_slot() {
     let (namespace, memory) = namespace(true);
@@ -156,7 +157,7 @@ fn creator_of_an_old_segment_does_not_orphan_the_next_in_its_slot() {
     assert_eq!(ids.len(), 4);
 }
 
-/// Traps I2, I10: an attach during a removal gets the requested segment, or fails.
+/// Traps I2, I10: an attach during a removal must get the requested segment, or fail.
 #[test]
 fn attach_during_removal_gets_the_requested_memory_or_none() {
     const ROUNDS: u64 = 400;
@@ -168,7 +169,8 @@ fn attach_during_removal_gets_the_requested_memory_or_none() {
             let mut outcomes = [0u64; 3];
             let (mut last, mut times) = (0, 0);
             loop {
-                // ORDERING: Acquire. Pairs with the store of the id and the number of pages.
+                // ORDERING: Acquire. Pairs with the Release store of `current`, so the segment with
+                // this id exists.
                 let seen = current.load(Ordering::Acquire);
                 if seen == u64::MAX {
                     return outcomes;
@@ -183,7 +185,8 @@ fn attach_during_removal_gets_the_requested_memory_or_none() {
                 let (id, pages) = (ShmId::from_raw((seen & 0xffff_ffff) as i32), seen >> 32);
                 match other.shmat(id, 0, ShmFlags::empty()) {
                     Ok(mapping) => {
-                        // Each segment has another size than the last ones, so a wrong one shows.
+                        // Each segment differs in size from the previous ones, so the size shows
+                        // which segment this is.
                         let size = rustix::fs::fstat(mapping.as_fd()).unwrap().st_size;
                         let sizes = (mapping.size_bytes(), size as u64);
                         assert_eq!(sizes, (pages * 4096, pages * 4096), "I2: another segment");
@@ -211,12 +214,13 @@ fn attach_during_removal_gets_the_requested_memory_or_none() {
         current.store(u64::MAX, Ordering::Release);
         attacher.join().unwrap()
     });
-    // The outcomes depend on the scheduler. `tests/shm_windows` forces each of them.
+    // The outcomes depend on the scheduler. `tests/shm_windows` makes each of them occur.
     println!("attached, EINVAL, EIDRM: {outcomes:?}");
     assert_eq!((memory.0.count(), maker.shm_totals().unwrap().pages), (0, 0));
 }
 
-/// Trap I18: the creator ends during an attach. Either the attach counts, or the segment is gone.
+/// Trap I18: the creator of a segment ends during an attach. Either the attach must count, or the
+/// whole segment must be gone.
 #[test]
 fn orphan_during_an_attach_stays_or_is_gone_as_a_whole() {
     let (namespace, memory) = namespace(true);
@@ -263,7 +267,7 @@ fn capacity_for_attaches_that_is_used_up_is_enomem_and_recovers() {
     let ids = [segment(&one), segment(&one), segment(&one)];
     attach(&one, ids[0], 0x10000);
     attach(&one, ids[1], 0x20000);
-    // Further attaches of the same segment use the same record.
+    // A further attach of the same segment must use the same record.
     attach(&one, ids[0], 0x30000);
     assert_eq!(one.shmat(ids[2], 0, ShmFlags::empty()).unwrap_err(), Errno::NOMEM);
     assert_eq!(one.fork(3).unwrap_err(), Errno::NOMEM);
@@ -290,7 +294,7 @@ fn attaches_of_a_dead_task_are_reaped_and_lists_rebuilt() {
         attach(task, id, address);
     }
     one.shm_rmid(marked).unwrap();
-    // Destroy the lists, and rebuild them from the records.
+    // Clear the lists, and rebuild them from the records.
     for index in 0..one.shared.layout.shm_ids.slots {
         put(&one.shared.region.line(one.shared.layout.segments + index)[1], 0);
     }

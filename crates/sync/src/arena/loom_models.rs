@@ -9,8 +9,8 @@ use corewalk_base::{
     tally::{Tally, assert_all_reached},
 };
 
-/// Two threads take a batch of fresh slots with `take`. Returns in how many runs the main thread
-/// got the first batch, and in how many the second.
+/// Runs two threads that take a batch of fresh slots with `take`. Returns in how many runs the main
+/// thread got the first batch, and in how many the second.
 fn fresh_batches(take: fn(&SlotArena<1>, &mut Vec<u32>)) -> [usize; 2] {
     Tally::of(move |tally| {
         // The first batch has one slot, because slot 0 is never handed out.

@@ -203,7 +203,7 @@ mod mapped {
         let _collapsed = unsafe { libc::madvise(start, BLOCK, COLLAPSE) };
     }
 
-    /// Returns true if a huge page has the size of a block here.
+    /// Returns true if huge pages of this machine have the size of a block.
     fn has_blocks() -> bool {
         const SIZE: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
         let is_block = |size: String| size.trim().parse() == Ok(BLOCK);

@@ -42,7 +42,8 @@ fn get_not_dead_against_mark_dead_has_one_winner() {
     assert_all_reached(&get_against_kill(Lockref::get_not_dead));
 }
 
-/// Trap T18: with the check and the increment in two steps, both the getter and the killer may win.
+/// Control for trap T18: with the check and the increment in two steps, both the getter and the
+/// killer may win.
 #[test]
 #[should_panic(expected = "A.2: a dead object was counted")]
 fn control_get_not_dead_in_two_steps_is_caught() {
@@ -100,8 +101,8 @@ fn get_not_dead_on_a_retired_object_fails() {
     assert_all_reached(&get_against_retire(|_slot| {}));
 }
 
-/// Trap T7: a free list stores a link in the count's word, so `get_not_dead` on a retired object
-/// succeeds.
+/// Control for trap T7: a free list stores a link in the count's word, so `get_not_dead` on a
+/// retired object succeeds.
 #[test]
 #[should_panic(expected = "T7: a retired object was counted")]
 fn control_count_that_is_reused_as_a_link_is_caught() {
@@ -225,7 +226,8 @@ fn transient_locker_leaves_no_locker_behind() {
     assert_all_reached(&transient_locker(Lockref::get));
 }
 
-/// Trap T52: a user takes the lock because it finds the lock held, so later users do the same.
+/// Control for trap T52: a user takes the lock because it finds the lock held, so later users do
+/// the same.
 #[test]
 #[should_panic(expected = "A.4: a user that only counts holds the lock")]
 fn control_user_that_falls_back_to_the_lock_is_caught() {

@@ -33,7 +33,7 @@ fn get_and_put_by_one_and_many_add_up() {
     assert_eq!(lockref.put_many(7), 0);
 }
 
-/// Trap T18: taking a reference to a dead object fails until the object is revived.
+/// Trap T18: taking a reference to a dead object must fail until the object is revived.
 #[test]
 fn get_not_dead_after_mark_dead_fails_until_revive() {
     let lockref = Lockref::new(0);
@@ -75,7 +75,7 @@ fn guard_changes_the_count_and_unlocks_on_drop() {
     assert_eq!(lockref.count(), 5);
 }
 
-/// Trap T51: counts that do not fit in 32 bits are kept, and flags and count stay apart.
+/// Trap T51: counts that do not fit in 32 bits must be kept, and flags and count must stay apart.
 #[test]
 fn count_above_32_bits_is_exact() {
     let start = u64::from(u32::MAX) - 1;
@@ -87,8 +87,8 @@ fn count_above_32_bits_is_exact() {
     assert!(!lockref.is_dead() && !lockref.is_locked());
 }
 
-/// Trap T51: a count must not overflow. At the maximum the `get` operations that may fail do so,
-/// and the word stays the same.
+/// Trap T51: a count must not overflow. At the maximum, the `get` operations that may fail must
+/// fail, and the word must stay the same.
 #[test]
 fn get_not_dead_at_count_max_fails_and_keeps_the_word() {
     let lockref = Lockref::new(Lockref::COUNT_MAX - 1);
@@ -99,7 +99,7 @@ fn get_not_dead_at_count_max_fails_and_keeps_the_word() {
     assert_eq!(lockref.put_return(), Lockref::COUNT_MAX - 1);
 }
 
-/// Trap T51: a count must not overflow. At the maximum `get`, which cannot fail, panics.
+/// Trap T51: a count must not overflow. At the maximum, `get` must panic, because it cannot fail.
 #[test]
 #[should_panic(expected = "lockref count overflow")]
 fn get_at_count_max_panics() {

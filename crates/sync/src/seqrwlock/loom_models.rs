@@ -70,8 +70,8 @@ fn read_or_lock_beside_a_writer_sees_a_whole_section() {
     }));
 }
 
-/// Trap T29, as it happened in practice: the second pass runs without the lock, so the reader sees
-/// a torn pair.
+/// Control for trap T29, as it happened in practice: the second pass runs without the lock, so the
+/// reader sees a torn pair.
 #[test]
 #[should_panic(expected = "torn section")]
 fn control_second_pass_without_the_lock_is_caught() {

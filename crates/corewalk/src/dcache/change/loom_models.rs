@@ -243,8 +243,9 @@ fn control_exchange_in_two_sections_is_caught() {
         for (slot, name) in [(a, B), (b, A)] {
             let guard = dcache.dentries.lockref(slot).lock();
             let Image { key, body, .. } = dcache.dentries.image(slot);
-            let (place, words) = ((0, body.inode()), DirectoryWords::default());
-            let image = dcache.dentries.new_image(key, place, name, body.flags(), words).unwrap();
+            let (inode, words) = (body.inode(), DirectoryWords::default());
+            let image =
+                dcache.dentries.new_image(key, 0, inode, name, body.flags(), words).unwrap();
             dcache.write(slot, &guard, |dcache| {
                 dcache.dentries.store(slot, &image);
             });
@@ -253,8 +254,8 @@ fn control_exchange_in_two_sections_is_caught() {
 }
 
 /// Enters an answer of the back end with `enter`, beside an invalidation. Then the invalidating
-/// thread looks the name up. Returns how often `enter` found the answer valid, and how often
-/// cancelled.
+/// thread looks the name up. Returns how often `enter` found the answer valid, and how often it
+/// found the fill cancelled.
 fn enter_against_invalidation(
     prepare: fn(&Dcache, ParentKey, DentryInode),
     enter_as: fn(&Dcache, ParentKey, DentryInode, &KeyGuard<'_>),
@@ -302,13 +303,13 @@ fn answer_from_before_an_invalidation_is_not_found() {
         let lookup_key = dcache.lookup_key(Name::new(B).unwrap());
         let (slot, seen) = dcache.find(key, &lookup_key).unwrap();
         assert!(dcache.get(slot, seen.seq));
-        let done = dcache.d_move((slot, &lookup_key), key, &lookup_key_a(dcache), None, in_lookup);
+        let done = dcache.d_move(slot, &lookup_key, key, &lookup_key_a(dcache), None, in_lookup);
         assert_eq!(done, Ok(DentrySlot::NONE));
     }));
 }
 
 /// Control for trap T25: the check for cancellation comes before the entry, without the lock of the
-/// stripe.
+/// stripe, so a stale answer may stay.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_claim_that_is_asked_too_early_is_caught() {

@@ -78,14 +78,15 @@ fn listing_beside_a_change_enters_no_older_entry() {
     }));
 }
 
-/// Control for trap T25: the change does not count itself.
+/// Control for trap T25: the change does not count itself, so the listing enters the old file.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_that_does_not_count_itself_is_caught() {
     list_against(|shared| change_with(shared, |_| ()));
 }
 
-/// Control for trap T25: the change looks for listings before it calls the back end.
+/// Control for trap T25: the change looks for listings before it calls the back end, so it may miss
+/// a listing.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_that_counts_itself_before_the_call_is_caught() {

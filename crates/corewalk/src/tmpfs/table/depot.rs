@@ -53,7 +53,7 @@ impl Depot {
     /// is empty.
     pub(super) fn take(&mut self, slots: &mut Vec<u32>) {
         while let Some(segment) = self.partial.pop() {
-            // If no bit is set, the segment was freed, or it is a duplicate in the list.
+            // If no bit is set, the segment was freed, or the list named it twice.
             let bits = std::mem::take(&mut self.free[segment as usize]);
             if bits != 0 {
                 self.whole -= u32::from(bits == ALL);

@@ -53,9 +53,9 @@ fn negatives_of_a_held_removed_directory_are_evicted() {
     assert_eq!(vfs.lookup(&Cred::root(), &held, name("a")).map(drop), Err(Errno::NOENT));
 }
 
-/// Trap T53: the work of a removal must be bounded, however many entries the cache has. It must
-/// keep the negative entries of other directories. Some entries of the removed directory may be
-/// left for later removals.
+/// Trap T53: the work of a removal must be bounded, however many entries the cache has. The removal
+/// must keep the negative entries of other directories. Some entries of the removed directory may
+/// be left for later removals.
 #[test]
 fn removal_in_a_large_cache_scans_few_entries() {
     const FILES: u64 = 20_000;

@@ -1,4 +1,4 @@
-//! Wait queues that another process has overwritten so that they are rings.
+//! Walks over wait queues must end, even if another process has made the queues rings.
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
@@ -9,13 +9,13 @@ use crate::sem::dead::wait_without_sleep;
 use crate::sem::node::SHAPE;
 use crate::{Capacity, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemFlags, Task};
 
-/// The number of wait nodes. The region has far more lines.
+/// The number of wait nodes. The region has many more lines.
 const WAITS: u32 = 16;
 
 const ZERO_OP: SemBuf = SemBuf::new(0, 0, SemFlags::empty());
 const DOWN: SemBuf = SemBuf::new(0, -1, SemFlags::empty());
 
-/// Makes a set with two waiting calls in each queue. The last call of each queue is then linked to
+/// Makes a set with two waiting calls in each queue. Then it links the last call of each queue to
 /// itself.
 fn rings(sops: &[SemBuf]) -> (Task, SemId) {
     let capacity = Capacity { sets: 4096, sems: 8, waits: WAITS, tasks: 4, ..Capacity::LEAST };
@@ -67,7 +67,8 @@ fn ring_of_waits_for_zero_ends_when_a_call_comes_again() {
 
 #[test]
 fn ring_of_calls_that_fail_ends_when_one_comes_again() {
-    // With a unit of the first semaphore, the second one would overflow, so the calls fail.
+    // With one more unit of the first semaphore, the second operation would overflow, so the calls
+    // fail.
     let sops = [
         DOWN,
         SemBuf::new(1, 20_000, SemFlags::empty()),
@@ -95,8 +96,8 @@ fn count_of_a_ring_is_no_more_than_there_can_be() {
     assert_eq!(task.sem_getncnt(id, 0), Ok(WAITS as i32));
 }
 
-/// Trap X7 (`docs/developing/traps.md`): a wake-up examined every waiting call. An examined call
-/// records which of its operations blocks, so the test detects it.
+/// Trap X7 (`docs/developing/traps.md`): a wake-up must not examine the other waiting calls. An
+/// examined call records which of its operations blocks, so the test detects it.
 #[test]
 fn wake_up_of_one_waiter_does_not_look_at_the_others() {
     const UNTOUCHED: usize = 7;
@@ -111,8 +112,8 @@ fn wake_up_of_one_waiter_does_not_look_at_the_others() {
     let is_looked_at =
         |node: &&Node<'_>| get(&node.first()[SHAPE]) >> 16 & 0xffff != UNTOUCHED as u64;
     assert_eq!(nodes[1..].iter().filter(is_looked_at).count(), 0);
-    // The value stays above 0, since the first waiting call wants more. So the next call is
-    // examined.
+    // The first waiting call wants more units than there are, so the value stays above 0. Then the
+    // walk must examine the next call.
     let wide = wait_without_sleep(&task, id, &[SemBuf::new(1, -5, SemFlags::empty())]);
     let narrow = wait_without_sleep(&task, id, &[SemBuf::new(1, -1, SemFlags::empty())]);
     task.semop(id, &[SemBuf::new(1, 1, SemFlags::empty())]).unwrap();
