@@ -17,9 +17,9 @@
 //! # Lock order
 //! Locks are taken in this order: the bytes of one file; directories in ascending order of their
 //! slots; one inode that is not a directory. Then come the slot of a shared set of attributes, and
-//! the free lists of slots and the queues of deferred de-duplication. `names` shows that this order
-//! prevents deadlock. No lock is held while the caller's sink runs in `readdir`; a lock is held
-//! only while one batch is copied.
+//! the free lists of slots and the queue of deferred de-duplication. `names` shows that this order
+//! prevents deadlock. The turn to de-duplicate queued sets comes before all of them. No lock is
+//! held while the caller's sink runs in `readdir`; a lock is held only while one batch is copied.
 //!
 //! # Differences from Linux
 //! - `FALLOC_FL_ZERO_RANGE`, `COLLAPSE_RANGE` and `INSERT_RANGE` work.
@@ -192,7 +192,7 @@ impl Tmpfs {
             // The root directory always exists and is not counted.
             inodes: Budget::new(options.inodes_max.map(|max| max.saturating_sub(1)), 0),
             keys: HashKeys::new(None),
-            xattrs: Xattrs::new(options.share_xattrs),
+            xattrs: Xattrs::new(options.share_xattrs, now()),
             atime: options.atime,
             bytes_max: AtomicU64::new(0),
         };
@@ -208,8 +208,9 @@ impl Tmpfs {
     }
 
     /// De-duplicates all queued sets of extended attributes and ACLs now. Otherwise a queued set
-    /// waits until its inode has not changed for 100 ms and another inode changes. Returns the
-    /// number of inodes that were queued.
+    /// waits until the next `maintain`, or until space runs out. Returns the number of inodes that
+    /// were queued. A caller that runs no server should call this or `maintain` now and then: at
+    /// most 4096 inodes are queued, and without it they stay queued.
     ///
     /// # Examples
     /// ```
@@ -228,48 +229,30 @@ impl Tmpfs {
     /// # Ok::<(), Errno>(())
     /// ```
     pub fn share_xattrs(&self) -> u64 {
-        // Stop after as many inodes as are queued now, so that concurrent changes cannot prolong
-        // this call.
-        let (mut shared, most) = (0, self.xattrs.stats().waiting);
-        while shared < most {
-            match self.share_waiting(None) {
-                0 => break,
-                count => shared += count,
+        let mut count = 0;
+        self.xattrs.end_epoch(now(), |inos| {
+            count = inos.len() as u64;
+            for ino in inos {
+                // A removed inode has already dropped its attributes.
+                if let Ok(mut inode) = self.table.enter().write(ino) {
+                    self.xattrs.share_queued(&mut inode.attributes.xattrs, &self.space);
+                }
             }
-        }
-        shared
-    }
-
-    /// De-duplicates the attributes of some inodes that have not changed for long enough. The
-    /// caller holds no lock.
-    #[inline]
-    fn share_due(&self, now: Timespec) {
-        if self.xattrs.is_due(now) {
-            self.share_waiting(Some(now));
-        }
-    }
-
-    #[cold]
-    fn share_waiting(&self, now: Option<Timespec>) -> u64 {
-        let waiting = self.xattrs.pop_waiting(now);
-        for &ino in &waiting {
-            // A removed inode has already dropped its attributes.
-            if let Ok(mut inode) = self.table.enter().write(ino) {
-                let attributes = &mut inode.attributes;
-                let changed = attributes.changed();
-                self.xattrs.share(&mut attributes.xattrs, ino, changed, now, &self.space);
-            }
-        }
-        waiting.len() as u64
+        });
+        count
     }
 
     /// Runs `step`. If it fails for lack of `space`, de-duplicates all queued sets and runs it
     /// again. `step` must hold no lock when it fails. Some `ENOSPC` errors are not about `space`:
     /// too many attribute names, or too many inodes. In these cases de-duplication does not help.
     fn retry_after_sharing<T>(&self, step: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
-        let refusals = self.space.refusals();
+        // Another thread may de-duplicate between the refusal and the second count of the queue.
+        let (refusals, queued) = (self.space.refusals(), self.xattrs.queued());
         match step() {
-            Err(Errno::NOSPC) if self.space.refusals() != refusals && self.share_xattrs() > 0 => {
+            Err(Errno::NOSPC)
+                if self.space.refusals() != refusals && queued.max(self.xattrs.queued()) > 0 =>
+            {
+                self.share_xattrs();
                 step()
             }
             result => result,
@@ -278,17 +261,15 @@ impl Tmpfs {
 
     /// Changes the extended attribute `name` of an inode.
     fn change_xattr(&self, ino: u64, name: &[u8], change: Change<'_>) -> Result<(), Errno> {
-        let now = self.retry_after_sharing(|| {
+        self.retry_after_sharing(|| {
             let table = self.table.enter();
             let mut inode = table.write(ino)?;
             xattr::check_name(inode.kind(), name)?;
             let now = now();
             self.change_set(&mut inode, change, now)?;
             inode.attributes.touch(now);
-            Ok(now)
-        })?;
-        self.share_due(now);
-        Ok(())
+            Ok(())
+        })
     }
 
     /// Changes the extended attributes and ACLs of an inode. The errors are those of
@@ -631,8 +612,6 @@ impl FileSystem for Tmpfs {
                 inode.attributes.set_permissions(mode);
             }
             inode.attributes.touch(now);
-            drop(inode);
-            self.share_due(now);
             Ok(())
         })
     }
@@ -655,19 +634,10 @@ impl FileSystem for Tmpfs {
         self.discard(ino, |attributes| attributes.nlink == 0);
     }
 
-    /// De-duplicates sets of inodes that have not changed for 100 ms, and returns freed memory to
-    /// the system.
+    /// De-duplicates the queued sets of attributes, and returns freed memory to the system.
     fn maintain(&self) {
         self.trim();
-        // Stop after as many inodes as are queued now, so that concurrent changes cannot prolong
-        // this call.
-        let (now, mut left) = (now(), self.xattrs.stats().waiting);
-        while left > 0 {
-            match self.share_waiting(Some(now)) {
-                0 => break,
-                count => left = left.saturating_sub(count),
-            }
-        }
+        self.share_xattrs();
     }
 
     fn counters(&self, sink: &mut dyn FnMut(&'static str, u64)) {

@@ -42,6 +42,7 @@
 #![forbid(unsafe_code)]
 
 mod cache;
+mod deferral;
 mod handle;
 mod hash;
 mod index;
@@ -49,6 +50,7 @@ mod order;
 mod slots;
 
 pub use cache::{CreateError, Mbcache, MbcacheOptions, Stats};
+pub use deferral::{Change, Deferral};
 pub use handle::{Busy, Entry};
 
 #[cfg(all(test, corewalk_loom))]

@@ -160,11 +160,6 @@ impl Block {
         &self.content
     }
 
-    /// Returns the current number of users.
-    pub(crate) fn users(&self) -> u32 {
-        *self.users.lock()
-    }
-
     /// Returns true if only its inode can reach the block.
     pub(crate) fn is_private(&self) -> bool {
         self.is_private

@@ -74,9 +74,6 @@ pub(crate) struct State {
     pub(crate) changed_at: u64,
     /// True while the inode is queued for deferred de-duplication (see `late`).
     pub(crate) is_waiting: bool,
-    /// True if the attributes changed more than once in a transaction while the inode was queued
-    /// (see `late`).
-    pub(crate) is_busy: bool,
     /// The transaction that made the inode; 0 if the inode was read from its record.
     pub(crate) born: u64,
     /// True once it is freed.
@@ -177,7 +174,6 @@ impl State {
             block: None,
             changed_at: 0,
             is_waiting: false,
-            is_busy: false,
             born,
             is_dead: false,
         }

@@ -529,7 +529,11 @@ impl Store {
         let when = self.late.when(state, set, view);
         let block = match (state.block.take(), set.is_empty()) {
             (None, true) => None,
-            (None, false) => Some(self.blocks.share(set, view, &self.space)?),
+            (None, false) => {
+                let block = self.blocks.share(set, view, &self.space)?;
+                state.changed_at = view.tid;
+                Some(block)
+            }
             (Some(old), true) => {
                 self.blocks.release(&old, view, &self.space);
                 None

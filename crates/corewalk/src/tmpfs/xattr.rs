@@ -7,13 +7,12 @@
 //! An inode has one set (`set`) behind one pointer. A shared set has at most 1024 users, so a
 //! million files with one security label need a thousand copies (`blocks`).
 //!
-//! - The first set of an inode is de-duplicated at once.
-//! - A change of an inode that has not changed for 100 ms is de-duplicated in the same way.
-//! - A change soon after another one makes a private copy. If the inode is the only user of its
-//!   set, the set becomes private without a copy. A private set is changed in place and
-//!   de-duplicated later (`deferred`), because a set that is soon replaced is not worth sharing.
-//! - `FileSystem::maintain`, which a server calls, de-duplicates the queued sets when no other
-//!   change comes.
+//! - The first change of an inode in an epoch is de-duplicated at once. An epoch ends at
+//!   `FileSystem::maintain`, which a server calls once per second, at `Tmpfs::share_xattrs`, and
+//!   when space runs out.
+//! - A second change in the same epoch makes the set private, by a copy if it has other users. A
+//!   private set is changed in place, and de-duplicated when the epoch ends. Sharing does not pay
+//!   for a set that is soon replaced. At most [`QUEUED_MAX`] inodes wait.
 //! - Sets over [`SHARED_BYTES_MAX`] are not shared, which bounds the cost of a copy. With
 //!   `share_xattrs` off no set is shared.
 //!
@@ -41,25 +40,28 @@
 
 use std::sync::{Arc, OnceLock};
 
-use corewalk_base::Budget;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::{Budget, CachePadded};
+use corewalk_mbcache::{Change as ChangeInEpoch, Deferral};
 
 use crate::Errno;
 use crate::attr::{FileKind, Timespec};
 
 use blocks::{Blocks, FindResult, IndexCounts, Leave, Released};
-use deferred::{DELAY_MS, Deferred};
 use set::{Effect, NAME_BYTES_MAX, Secret};
 
 pub(super) use blocks::Block;
 pub(super) use set::{Change, Set};
 
 mod blocks;
-mod deferred;
 mod set;
 
 /// The largest set that is shared, in bytes. A set with one value of the largest size is still
 /// shared.
 const SHARED_BYTES_MAX: u64 = 2 * 65536;
+/// Maximum number of inodes that wait for the end of an epoch. More than 4 threads that change 1000
+/// files each, the largest load of the table `xattr`.
+const QUEUED_MAX: u64 = 4096;
 /// The stored classes of attributes.
 const CLASSES: [&[u8]; 3] = [USER, b"trusted.", b"security."];
 /// The class of user attributes.
@@ -78,14 +80,22 @@ pub(super) struct Xattrs {
     /// The shared sets. They are made when the first set is shared. They are None if they could not
     /// be made.
     blocks: OnceLock<Option<Blocks>>,
-    deferred: Deferred,
+    /// The numbers of inodes with a private set that is de-duplicated when the epoch ends.
+    queued: Deferral<u64>,
+    /// The time at which the running epoch began, in milliseconds since 1970.
+    epoch_ms: CachePadded<AtomicU64>,
 }
 
 impl Xattrs {
-    /// Returns an empty store.
-    pub(super) fn new(is_sharing: bool) -> Xattrs {
-        let (secret, deferred) = (Secret::new(), Deferred::new());
-        Xattrs { is_sharing, secret, blocks: OnceLock::new(), deferred }
+    /// Returns an empty store, whose first epoch begins at `now`.
+    pub(super) fn new(is_sharing: bool, now: Timespec) -> Xattrs {
+        Xattrs {
+            is_sharing,
+            secret: Secret::new(),
+            blocks: OnceLock::new(),
+            queued: Deferral::new(QUEUED_MAX),
+            epoch_ms: CachePadded::new(AtomicU64::new(milliseconds(now))),
+        }
     }
 
     /// Changes the set of the inode `ino`. The inode is locked, and `changed` is the time of its
@@ -112,7 +122,9 @@ impl Xattrs {
             return Ok(());
         };
         let Effect::Bytes(before, after) = block.set().effect(change)? else { return Ok(()) };
-        if after > 0 && !block.is_private() && !is_near(changed, now) {
+        let can_share = self.is_sharing && after <= SHARED_BYTES_MAX;
+        let is_deferred = can_share && self.defers(block, changed, now);
+        if after > 0 && can_share && !is_deferred {
             let mut set = block.set().clone();
             set.apply(change);
             // `first` needs space for a whole second set. If there is not enough, change the set in
@@ -123,24 +135,42 @@ impl Xattrs {
                 return Ok(());
             }
         }
+        let result = self.change_private(own, change, (before, after), space);
+        if is_deferred {
+            self.queue(own, ino);
+        } else {
+            self.share(own, space);
+        }
+        result
+    }
+
+    /// Changes the set of an inode in place if the inode is its only user. Otherwise replaces it by
+    /// a private copy. The set has `before` bytes, and afterwards `after`.
+    ///
+    /// # Errors
+    /// `ENOSPC`. The set is unchanged then, but may be private.
+    fn change_private(
+        &self,
+        own: &mut OwnSet,
+        change: Change<'_>,
+        (before, after): (u64, u64),
+        space: &Budget,
+    ) -> Result<(), Errno> {
         let Some(block) = own else { return Ok(()) };
         if !block.is_private() && !self.make_private_if_last(own) {
             space.take(after)?;
-            self.copy(own, ino, change, now, space);
+            self.copy(own, change, space);
+            return Ok(());
+        }
+        space.exchange(before, after)?;
+        if after == 0 {
+            *own = None;
             return Ok(());
         }
         let block =
             own.as_mut().and_then(Arc::get_mut).expect("only one inode has a private block");
-        let result = space.exchange(before, after);
-        if result.is_ok() && after == 0 {
-            *own = None;
-            return Ok(());
-        }
-        if result.is_ok() {
-            block.set.apply(change);
-        }
-        self.queue(block, ino, now);
-        result
+        block.set.apply(change);
+        Ok(())
     }
 
     /// De-duplicates the first set of an inode. `set` is not empty.
@@ -177,36 +207,35 @@ impl Xattrs {
         }
     }
 
-    /// Returns true if a queued inode may be due at `now`.
-    #[inline]
-    pub(super) fn is_due(&self, now: Timespec) -> bool {
-        self.deferred.is_due(now)
+    /// Begins an epoch at `now`. `handle` gets the queued inodes, and calls
+    /// [`Xattrs::share_queued`] for each.
+    pub(super) fn end_epoch(&self, now: Timespec, handle: impl FnOnce(Vec<u64>)) {
+        // ORDERING: Relaxed. A thread that still sees the old value queues an inode without need,
+        // and this or the next call shares its set.
+        self.epoch_ms.store(milliseconds(now), Ordering::Relaxed);
+        self.queued.share(handle);
     }
 
-    /// Takes some inodes out of the queue; see `Deferred::pop`.
-    pub(super) fn pop_waiting(&self, now: Option<Timespec>) -> Vec<u64> {
-        self.deferred.pop(now)
+    /// Returns the number of queued inodes.
+    pub(super) fn queued(&self) -> u64 {
+        self.queued.len()
     }
 
-    /// De-duplicates the set of the inode `ino`, which was queued and last changed at `changed`. If
-    /// it changed less than the delay before `now`, queues it again.
-    pub(super) fn share(
-        &self,
-        own: &mut OwnSet,
-        ino: u64,
-        changed: Timespec,
-        now: Option<Timespec>,
-        space: &Budget,
-    ) {
+    /// De-duplicates the set of an inode if the inode is queued with this set.
+    pub(super) fn share_queued(&self, own: &mut OwnSet, space: &Budget) {
         let Some(block) = own.as_mut().and_then(Arc::get_mut) else { return };
-        if !std::mem::take(&mut block.is_queued) {
-            return;
+        if std::mem::take(&mut block.is_queued) {
+            self.share(own, space);
         }
-        if now.is_some_and(|now| is_near(changed, now)) {
-            return self.queue(block, ino, changed);
-        }
+    }
+
+    /// De-duplicates a private set. Does nothing to a shared one.
+    fn share(&self, own: &mut OwnSet, space: &Budget) {
+        let Some(block) = own.as_mut().filter(|block| block.is_private()) else { return };
+        let block = Arc::get_mut(block).expect("only one inode has a private block");
         let bytes = block.set.bytes();
         let Some(blocks) = self.blocks_for(bytes) else { return };
+        block.is_queued = false;
         let key = block.set.key(&self.secret);
         match blocks.find(key, &block.set) {
             FindResult::Block(shared) => {
@@ -223,7 +252,7 @@ impl Xattrs {
     /// Returns statistics. They are exact while no set changes.
     pub(super) fn stats(&self) -> XattrStats {
         let blocks = self.blocks.get().and_then(Option::as_ref);
-        XattrStats { shared_sets: blocks.map_or(0, Blocks::len), waiting: self.deferred.len() }
+        XattrStats { shared_sets: blocks.map_or(0, Blocks::len), waiting: self.queued() }
     }
 
     /// Returns the counters of the index of shared sets. All are 0 before the first set.
@@ -249,24 +278,38 @@ impl Xattrs {
     }
 
     /// Replaces a shared block by a changed copy. The caller has charged the copy.
-    fn copy(&self, own: &mut OwnSet, ino: u64, change: Change<'_>, now: Timespec, space: &Budget) {
+    fn copy(&self, own: &mut OwnSet, change: Change<'_>, space: &Budget) {
         let Some(shared) = own else { return };
         let mut copy = Block::private(shared.set().clone());
         copy.set.apply(change);
         self.drop_set(own, space);
         if !copy.set.is_empty() {
-            self.queue(&mut copy, ino, now);
             *own = Some(Arc::new(copy));
         }
     }
 
-    /// Queues an inode with a private set for de-duplication.
+    /// Returns true if a change at `now` of an inode that last changed at `changed` is to be
+    /// de-duplicated later.
+    fn defers(&self, block: &Block, changed: Timespec, now: Timespec) -> bool {
+        // ORDERING: Relaxed. See `end_epoch`.
+        let epoch_ms = self.epoch_ms.load(Ordering::Relaxed);
+        // A time ahead of the clock is not in the epoch: the clock was set back, or the caller
+        // chose the time.
+        let is_again = (epoch_ms..=milliseconds(now)).contains(&milliseconds(changed));
+        self.queued.defers(match (block.is_queued, is_again) {
+            (true, _) => ChangeInEpoch::Waiting,
+            (false, true) => ChangeInEpoch::Again,
+            (false, false) => ChangeInEpoch::First,
+        })
+    }
+
+    /// Queues an inode for de-duplication if its set is private.
     #[inline]
-    fn queue(&self, block: &mut Block, ino: u64, changed: Timespec) {
-        let is_waiting = block.is_queued || !self.is_sharing;
-        if !is_waiting && block.set.bytes() <= SHARED_BYTES_MAX {
-            block.is_queued = true;
-            self.deferred.push(ino, changed);
+    fn queue(&self, own: &mut OwnSet, ino: u64) {
+        let Some(block) = own.as_mut().filter(|block| block.is_private()) else { return };
+        let block = Arc::get_mut(block).expect("only one inode has a private block");
+        if !std::mem::replace(&mut block.is_queued, true) {
+            self.queued.push(ino);
         }
     }
 
@@ -291,11 +334,10 @@ pub struct XattrStats {
     pub waiting: u64,
 }
 
-fn is_near(changed: Timespec, now: Timespec) -> bool {
-    let (changed, now) = (deferred::milliseconds(changed), deferred::milliseconds(now));
-    // Ignore a time that is ahead of the clock: the clock was set back, or a caller has set this
-    // time.
-    now.checked_sub(changed).is_some_and(|rest| rest < DELAY_MS)
+/// Returns a time in milliseconds since 1970.
+fn milliseconds(time: Timespec) -> u64 {
+    // A time before 1970 counts as 1970, so it does not prevent de-duplication.
+    (time.secs.max(0) as u64).saturating_mul(1000).saturating_add(u64::from(time.nanos) / 1_000_000)
 }
 
 /// Checks the name of an attribute that is to be changed.

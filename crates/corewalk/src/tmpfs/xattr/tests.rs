@@ -286,7 +286,9 @@ fn set_changed_by_its_only_user_is_shared_with_its_equal() {
     audit(&fs, [a, b]);
 }
 
-fn twenty_queued_inodes() -> (Tmpfs, Vec<u64>) {
+/// `maintain` ends the epoch, and de-duplicates what was queued in it.
+#[test]
+fn queued_inode_is_shared_by_maintain() {
     let fs = tmpfs(None);
     let inos: Vec<u64> = (0..20).map(|i| make(&fs, &i.to_string())).collect();
     for &ino in &inos {
@@ -294,34 +296,7 @@ fn twenty_queued_inodes() -> (Tmpfs, Vec<u64>) {
         set(&fs, ino, b"user.b", b"two").unwrap();
     }
     assert_eq!(fs.xattr_stats().waiting, 20);
-    (fs, inos)
-}
-
-#[test]
-fn queued_inode_is_shared_by_a_later_change_of_another() {
-    let (fs, inos) = twenty_queued_inodes();
-    let later = |ms: i64| {
-        let now = super::super::inode::now();
-        Timespec { secs: now.secs + ms / 1000, ..now }
-    };
-    assert_eq!(fs.xattrs.pop_waiting(Some(later(0))), [], "an inode was due too early");
-    assert!(fs.xattrs.is_due(later(2000)));
-    while fs.xattrs.is_due(later(2000)) {
-        fs.share_waiting(Some(later(2000)));
-    }
-    assert_eq!(fs.xattr_stats(), XattrStats { shared_sets: 1, waiting: 0 });
-    audit(&fs, inos);
-}
-
-/// `maintain` must de-duplicate queued sets when no other change comes.
-#[test]
-fn queued_inode_is_shared_by_maintain() {
-    let (fs, inos) = twenty_queued_inodes();
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(120);
-    while fs.xattr_stats().waiting > 0 {
-        assert!(std::time::Instant::now() < deadline, "the queue does not become empty");
-        fs.maintain();
-    }
+    fs.maintain();
     let mut counts = Vec::new();
     fs.counters(&mut |name, count| counts.push((name, count)));
     assert!(counts.contains(&("tmpfs_shared_sets", 1)) && counts.contains(&("tmpfs_inodes", 21)));
@@ -333,6 +308,45 @@ fn queued_inode_is_shared_by_maintain() {
         assert_eq!(found.map(|found| found.1), Some(expected), "{name}: {counts:?}");
     }
     audit(&fs, inos);
+}
+
+/// Private sets take memory, so their number is bounded. Further inodes share at once, also if they
+/// change again and again.
+#[test]
+fn inodes_beyond_the_limit_share_at_once() {
+    let fs = tmpfs(None);
+    let (most, more) = (QUEUED_MAX, 20);
+    let inos: Vec<u64> = (0..most + more).map(|i| make(&fs, &i.to_string())).collect();
+    for value in [b"one", b"two", b"six"] {
+        inos.iter().for_each(|&ino| set(&fs, ino, b"user.a", value).unwrap());
+    }
+    assert_eq!(fs.xattr_stats(), XattrStats { shared_sets: 1, waiting: most });
+    let users = fs.xattrs.blocks().unwrap().collect_users();
+    assert_eq!(users.iter().map(|(_, users)| u64::from(*users)).sum::<u64>(), more);
+    audit(&fs, inos.iter().copied());
+    assert_eq!(fs.share_xattrs(), most);
+    let shared_sets = inos.len().div_ceil(USERS_MAX as usize) as u64;
+    assert_eq!(fs.xattr_stats(), XattrStats { shared_sets, waiting: 0 });
+    audit(&fs, inos);
+}
+
+/// A change that finds no space for a second set is made in place. The set is shared all the same.
+#[test]
+fn set_changed_in_place_for_lack_of_space_is_found_by_others() {
+    let fs = tmpfs(Some(8192));
+    let [a, b] = ["a", "b"].map(|name| make(&fs, name));
+    set(&fs, a, b"user.a", &[1; 5000]).unwrap();
+    rest(&fs, a);
+    set(&fs, a, b"user.a", &[2; 5000]).unwrap();
+    assert_eq!(fs.xattr_stats(), XattrStats { shared_sets: 1, waiting: 0 });
+    // There is no space for a set of its own.
+    set(&fs, b, b"user.a", &[2; 5000]).unwrap();
+    // A change that fails leaves the set shared.
+    fs.removexattr(file(b), b"user.a").unwrap();
+    rest(&fs, a);
+    assert_eq!(set(&fs, a, b"user.b", &[3; 5000]), Err(Errno::NOSPC));
+    assert_eq!(fs.xattr_stats(), XattrStats { shared_sets: 1, waiting: 0 });
+    audit(&fs, [a, b]);
 }
 
 #[test]
@@ -547,14 +561,7 @@ fn last_two_users_release_a_block_at_the_same_time() {
 
 #[test]
 fn time_ahead_of_the_clock_delays_no_inode() {
-    let deferred = Deferred::new();
     let at = |secs| Timespec { secs, nanos: 0 };
-    deferred.push(1, at(i64::MAX));
-    deferred.push(2, at(5_000));
-    deferred.push(3, at(100));
-    assert!(deferred.is_due(at(200)));
-    assert_eq!(deferred.pop(Some(at(200))), [1, 2, 3]);
-    assert_eq!(deferred.len(), 0);
     let fs = tmpfs(None);
     let (a, b) = (make(&fs, "a"), make(&fs, "b"));
     for (ino, secs) in [(a, i64::MAX), (b, 1)] {
