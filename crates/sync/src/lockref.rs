@@ -201,6 +201,15 @@ impl Lockref {
     /// Takes a reference and returns true if the object is alive, even at count 0.
     ///
     /// At [`Lockref::COUNT_MAX`] it returns false.
+    ///
+    /// # Examples
+    /// ```
+    /// let lockref = corewalk_sync::Lockref::new(0);
+    /// assert!(lockref.get_not_dead());
+    /// assert_eq!((lockref.count(), lockref.put_return()), (1, 0));
+    /// lockref.lock().mark_dead();
+    /// assert!(!lockref.get_not_dead());
+    /// ```
     #[doc(alias = "lockref_get_not_dead")]
     #[inline]
     #[must_use]
@@ -265,6 +274,17 @@ impl Lockref {
     }
 
     /// Returns a guard once the lock is taken. Spins briefly and then sleeps.
+    ///
+    /// # Examples
+    /// ```
+    /// let lockref = corewalk_sync::Lockref::new(2);
+    /// let mut guard = lockref.lock();
+    /// assert!(lockref.try_lock().is_none());
+    /// guard.sub(1);
+    /// assert_eq!(guard.count(), 1);
+    /// drop(guard);
+    /// assert!(!lockref.is_locked());
+    /// ```
     #[inline]
     pub fn lock(&self) -> LockrefGuard<'_> {
         self.try_lock().unwrap_or_else(|| self.lock_slow())

@@ -100,6 +100,15 @@ impl SeqLock {
     }
 
     /// Returns an even count. While a writer is inside, the caller spins briefly and then sleeps.
+    ///
+    /// # Examples
+    /// ```
+    /// let lock = corewalk_sync::SeqLock::new();
+    /// let start = lock.read_begin();
+    /// drop(lock.write());
+    /// assert!(lock.read_retry(start), "a writer was inside");
+    /// assert!(!lock.read_retry(lock.read_begin()));
+    /// ```
     #[doc(alias = "read_seqbegin")]
     #[inline]
     #[must_use]

@@ -84,6 +84,16 @@ impl SeqRwLock {
 
     /// Returns an even sequence count, at which a read section starts. While a writer is inside,
     /// the caller spins briefly and then sleeps.
+    ///
+    /// # Examples
+    /// ```
+    /// let lock = corewalk_sync::SeqRwLock::new();
+    /// let start = lock.read_begin();
+    /// drop(lock.read_shared());
+    /// assert!(!lock.read_retry(start), "readers do not disturb readers");
+    /// drop(lock.write());
+    /// assert!(lock.read_retry(start), "a writer was inside");
+    /// ```
     #[inline]
     #[must_use]
     pub fn read_begin(&self) -> u64 {

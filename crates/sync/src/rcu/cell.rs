@@ -80,6 +80,16 @@ impl<T: Send + Sync + 'static> RcuCell<T> {
     }
 
     /// Replaces the value; the old one is dropped after a grace period.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk_sync::{RcuCell, rcu};
+    /// let cell = RcuCell::new(1);
+    /// let section = rcu::read_lock();
+    /// let before = cell.read(&section);
+    /// cell.replace(2);
+    /// assert_eq!((*before, *cell.read(&section)), (1, 2));
+    /// ```
     #[doc(alias = "rcu_assign_pointer")]
     pub fn replace(&self, value: T) {
         let new = Box::into_raw(Box::new(value));
