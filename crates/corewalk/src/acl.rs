@@ -107,6 +107,15 @@ impl Acl {
     /// # Errors
     /// `EOPNOTSUPP` for a version other than 2; `EINVAL` for a truncated value, an unknown tag or
     /// permission, or an invalid ACL.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::acl::Acl;
+    /// let acl = Acl::from_mode(0o640);
+    /// assert_eq!(Acl::from_xattr(&acl.to_xattr())?, Some(acl));
+    /// assert_eq!(Acl::from_xattr(b"")?, None);
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn from_xattr(bytes: &[u8]) -> Result<Option<Acl>, Errno> {
         if bytes.is_empty() {
             return Ok(None);
@@ -176,6 +185,13 @@ impl Acl {
     /// Returns the mode and the access ACL of a file made with `mode` in a directory whose default
     /// ACL is `self`. The access ACL is None if the mode is equivalent to it. The umask is not
     /// used. A new directory also inherits `self` as its default ACL.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::acl::Acl;
+    /// let default = Acl::from_mode(0o750);
+    /// assert_eq!(default.inherit(0o666), (0o640, None));
+    /// ```
     #[doc(alias = "posix_acl_create_masq")]
     pub fn inherit(&self, mode: u32) -> (u32, Option<Acl>) {
         let mut acl = self.clone();

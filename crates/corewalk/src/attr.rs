@@ -277,6 +277,13 @@ impl Attr {
     }
 
     /// Returns the attributes of a regular file with `size` bytes and mode 644.
+    ///
+    /// # Examples
+    /// ```
+    /// let attr = corewalk::Attr::file(7, 1000).with_uid(1000);
+    /// assert_eq!((attr.ino, attr.mode, attr.size, attr.blocks), (7, 0o100_644, 1000, 2));
+    /// assert!(!attr.is_dir() && corewalk::Attr::dir(1).is_dir());
+    /// ```
     pub fn file(ino: u64, size: u64) -> Attr {
         let blocks = size.div_ceil(512);
         Attr { size, blocks, ..Attr::new(ino, mode::S_IFREG | 0o644) }

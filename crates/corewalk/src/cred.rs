@@ -77,6 +77,14 @@ impl Cred {
     }
 
     /// Returns the credentials of a user: all capabilities for uid 0, otherwise none.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::{Caps, Cred};
+    /// let user = Cred::user(1000, 100, &[5, 6]);
+    /// assert!(user.is_in_group(100) && user.is_in_group(6) && !user.is_in_group(7));
+    /// assert!(!user.has(Caps::FSETID) && Cred::user(0, 0, &[]).has(Caps::FSETID));
+    /// ```
     pub fn user(uid: u32, gid: u32, groups: &[u32]) -> Cred {
         let caps = if uid == 0 { Caps::all() } else { Caps::empty() };
         Cred { uid, gid, groups: groups.to_vec(), caps }

@@ -38,6 +38,15 @@ impl<'a> Name<'a> {
     /// # Errors
     /// `ENOENT` for an empty name, `ENAMETOOLONG` for more than 255 bytes, `EINVAL` for `.`, `..`,
     /// a `/` or a NUL.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::{Errno, Name};
+    /// assert_eq!(Name::new(b"file")?.as_bytes(), b"file");
+    /// assert_eq!(Name::new(b"..").err(), Some(Errno::INVAL));
+    /// assert_eq!(Name::new(&[b'a'; 256]).err(), Some(Errno::NAMETOOLONG));
+    /// # Ok::<(), Errno>(())
+    /// ```
     pub fn new(bytes: &'a [u8]) -> Result<Name<'a>, Errno> {
         match bytes {
             [] => Err(Errno::NOENT),

@@ -25,6 +25,7 @@ mod call;
 mod forget;
 mod held;
 mod hidden;
+mod invalidate;
 mod io;
 mod listing;
 mod lookup;
@@ -328,6 +329,21 @@ impl Vfs {
     }
 
     /// Evicts all unused entries. Returns their number.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Make, Name, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// # let (cred, root, name) = (Cred::root(), vfs.root(), Name::new(b"f")?);
+    /// # let (file, _) = vfs.make(&cred, &root, name, Make::new(0o100_644, 1000, 1000))?;
+    /// drop(file);
+    /// assert_eq!(vfs.stats().entries, 2);
+    /// assert_eq!((vfs.prune(), vfs.stats().entries), (1, 1));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn prune(&self) -> u64 {
         self.dcache.prune()
     }

@@ -257,6 +257,16 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     /// Returns a free slot of [`Group::Many`]. Returns `None` if all slots are in use.
     ///
     /// The words of the slot keep their last values.
+    ///
+    /// # Examples
+    /// ```
+    /// let arena: corewalk_sync::SlotArena<8> = corewalk_sync::SlotArena::new("entry", 1024)?;
+    /// let slot = arena.alloc().expect("the arena is empty");
+    /// assert_eq!(arena.in_use(), 1);
+    /// arena.free(slot);
+    /// assert_eq!(arena.in_use(), 0);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     #[must_use = "the slot is lost unless it is freed"]
     pub fn alloc(&self) -> Option<u32> {
         self.alloc_in(Group::Many)

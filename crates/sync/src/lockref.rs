@@ -202,6 +202,15 @@ impl Lockref {
     /// Takes a reference and returns true if the object is alive, even at count 0.
     ///
     /// At [`Lockref::COUNT_MAX`] it returns false.
+    ///
+    /// # Examples
+    /// ```
+    /// let lockref = corewalk_sync::Lockref::new(0);
+    /// assert!(lockref.get_not_dead());
+    /// assert_eq!((lockref.count(), lockref.put_return()), (1, 0));
+    /// lockref.lock().mark_dead();
+    /// assert!(!lockref.get_not_dead());
+    /// ```
     #[doc(alias = "lockref_get_not_dead")]
     #[inline]
     #[must_use]

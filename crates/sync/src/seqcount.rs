@@ -111,6 +111,15 @@ impl SeqCount {
     ///
     /// It spins a bounded number of rounds and then yields the processor in a loop, because it has
     /// no lock to sleep on. Use a `SeqLock` if a reader may have to wait for a long writer.
+    ///
+    /// # Examples
+    /// ```
+    /// let seq = corewalk_sync::SeqCount::new();
+    /// let start = seq.read_begin();
+    /// assert!(!seq.read_retry(start));
+    /// drop(seq.write());
+    /// assert!(seq.read_retry(start), "a writer was inside");
+    /// ```
     #[doc(alias = "read_seqcount_begin")]
     #[inline]
     #[must_use]

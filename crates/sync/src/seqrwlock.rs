@@ -86,6 +86,16 @@ impl SeqRwLock {
 
     /// Returns an even count, with which a read section starts. If a writer is inside a section,
     /// the caller spins briefly and then sleeps.
+    ///
+    /// # Examples
+    /// ```
+    /// let lock = corewalk_sync::SeqRwLock::new();
+    /// let start = lock.read_begin();
+    /// drop(lock.read_shared());
+    /// assert!(!lock.read_retry(start), "readers do not disturb readers");
+    /// drop(lock.write());
+    /// assert!(lock.read_retry(start), "a writer was inside");
+    /// ```
     #[inline]
     #[must_use]
     pub fn read_begin(&self) -> u64 {

@@ -125,6 +125,26 @@ impl PathRef<'_> {
     /// Linux 6.18 shows `/tmp/out/a` for `/proc/self/fd/3` in a process with the root `/tmp/jail`.
     /// It shows `/a/b` for a working directory in a tmpfs that was unmounted lazily. Only getcwd(2)
     /// and [`PathRef::path_of`] tell such a path from others.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, FsStruct, Make, Name, WalkFlags, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// # let (cred, root) = (Cred::root(), vfs.root_path());
+    /// let (a, _) = vfs.make(&cred, &root.inode(), Name::new(b"a")?, Make::new(0o040_755, 0, 0))?;
+    /// vfs.make(&cred, &a, Name::new(b"b")?, Make::new(0o100_644, 0, 0))?;
+    /// let at = FsStruct { cwd: root.clone(), root };
+    /// let dir = vfs.walk(&cred, &at, b"a", WalkFlags::empty())?;
+    /// let file = vfs.walk(&cred, &at, b"a/./b", WalkFlags::empty())?;
+    /// assert_eq!(file.d_path(&at.root), b"/a/b");
+    /// assert_eq!(file.d_path(&dir), b"/b");
+    /// assert_eq!(dir.getcwd(&at.root)?, b"/a");
+    /// assert!(file.is_subdir(&dir) && !dir.is_subdir(&file));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     #[must_use]
     pub fn d_path(&self, root: &PathRef<'_>) -> Vec<u8> {
         self.format(PathFormat::DPath(root)).expect("the format has no errors")

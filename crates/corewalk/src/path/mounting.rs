@@ -94,6 +94,25 @@ impl Vfs {
     /// `EINVAL` if `at` is not the root of a mount, or is the root of the namespace. `EBUSY` if
     /// there is a mount below, or another path into the mount is held. Walks in progress, and
     /// inodes held without a path, do not keep the mount.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, FsStruct, Make, Name, WalkFlags, Vfs, VfsOptions};
+    /// # let tmpfs = || Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(tmpfs(), VfsOptions::default())?;
+    /// # let (cred, root) = (Cred::root(), vfs.root_path());
+    /// # vfs.make(&cred, &root.inode(), Name::new(b"mnt")?, Make::new(0o040_755, 0, 0))?;
+    /// # let at = FsStruct { cwd: root.clone(), root };
+    /// let walk = || vfs.walk(&cred, &at, b"/mnt", WalkFlags::empty());
+    /// vfs.mount(tmpfs(), &walk()?)?;
+    /// let other = walk()?;
+    /// assert_eq!(vfs.umount(walk()?), Err(Errno::BUSY));
+    /// drop(other);
+    /// assert_eq!(vfs.umount(walk()?), Ok(()));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn umount(&self, at: PathRef<'_>) -> Result<(), Errno> {
         let mount = &**at.mount;
         let Some((_, point)) = &mount.point else { return Err(Errno::INVAL) };

@@ -83,6 +83,20 @@ impl Vfs {
     ///
     /// # Errors
     /// The errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Make, Name, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// # let (cred, root, name) = (Cred::root(), vfs.root(), Name::new(b"f")?);
+    /// # let (file, _) = vfs.make(&cred, &root, name, Make::new(0o100_644, 1000, 1000))?;
+    /// let attr = vfs.getattr(&file)?;
+    /// assert_eq!((attr.ino, attr.uid, attr.size), (file.ino(), 1000, 0));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn getattr(&self, inode: &InodeRef<'_>) -> Result<Attr, Errno> {
         let inodes = &self.dcache.inodes;
         let ticket = inodes.ticket(inode.slot);

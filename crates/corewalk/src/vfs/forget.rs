@@ -11,6 +11,22 @@ impl Vfs {
     /// The back end may have reused the number with another generation. Then both inodes have
     /// lookups under one number. The older one loses its lookups first, because only the newer one
     /// can still be reached by its number.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, Make, Name, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// # let (cred, root, name) = (Cred::root(), vfs.root(), Name::new(b"f")?);
+    /// # let (file, _) = vfs.make(&cred, &root, name, Make::new(0o100_644, 1000, 1000))?;
+    /// let ino = file.into_lookups();
+    /// assert_eq!(vfs.inode(ino)?.ino(), ino);
+    /// assert!(vfs.forget(ino, 1));
+    /// assert!(!vfs.forget(ino, 1), "there is no lookup left");
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn forget(&self, ino: u64, n: u64) -> bool {
         let current = self.in_use(ino);
         let older = self.stale_generations(ino);

@@ -95,6 +95,24 @@ impl Vfs {
     /// # Errors
     /// `EISDIR`, `EINVAL` for anything but a regular file; `ENOSPC`, `EFBIG`; the errors of the
     /// back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Make, May, Name, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// # let (cred, root, name) = (Cred::root(), vfs.root(), Name::new(b"f")?);
+    /// # let (file, _) = vfs.make(&cred, &root, name, Make::new(0o100_644, 1000, 1000))?;
+    /// let handle = vfs.open(&cred, &file, 0, May::READ | May::WRITE)?;
+    /// assert_eq!(vfs.write(&cred, &file, handle, 0, b"hello")?, 5);
+    /// let mut buf = [0; 8];
+    /// assert_eq!(vfs.read(&file, handle, 1, &mut buf)?, 4);
+    /// assert_eq!(&buf[..4], b"ello");
+    /// vfs.release(&file, handle);
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn write(
         &self,
         cred: &Cred,
@@ -317,6 +335,23 @@ impl Vfs {
     /// # Errors
     /// `ENODATA`; `EOPNOTSUPP` for a namespace that does not exist; `EACCES`; `ERANGE` for a name
     /// that is too long.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, Make, Name, Vfs, VfsOptions, XattrMode};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// # let (cred, root, name) = (Cred::root(), vfs.root(), Name::new(b"f")?);
+    /// # let (file, _) = vfs.make(&cred, &root, name, Make::new(0o100_644, 1000, 1000))?;
+    /// vfs.setxattr(&cred, &file, b"user.a", b"1", XattrMode::Set)?;
+    /// assert_eq!(vfs.getxattr(&cred, &file, b"user.a")?, b"1");
+    /// assert_eq!(vfs.listxattr(&cred, &file)?, b"user.a\0");
+    /// vfs.removexattr(&cred, &file, b"user.a")?;
+    /// assert_eq!(vfs.getxattr(&cred, &file, b"user.a"), Err(Errno::NODATA));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn getxattr(
         &self,
         cred: &Cred,

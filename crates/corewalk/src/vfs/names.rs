@@ -60,6 +60,20 @@ impl Vfs {
     /// # Errors
     /// `ENOENT` if there is no such name, or `dir` was removed; `ENOTDIR`; `EACCES` without search
     /// permission; `ENFILE` at more than 2^27 references to the inode; the errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, Make, Name, Vfs, VfsOptions};
+    /// # let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
+    /// # let (cred, root, name) = (Cred::root(), vfs.root(), Name::new(b"f")?);
+    /// # let (file, _) = vfs.make(&cred, &root, name, Make::new(0o100_644, 1000, 1000))?;
+    /// let user = Cred::user(1000, 1000, &[]);
+    /// assert_eq!(vfs.lookup(&user, &root, name)?.ino(), file.ino());
+    /// assert_eq!(vfs.lookup(&user, &root, Name::new(b"g")?).err(), Some(Errno::NOENT));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn lookup(
         &self,
         cred: &Cred,
@@ -495,6 +509,19 @@ impl Vfs {
     ///
     /// # Errors
     /// Those of [`Vfs::make`]; `EOPNOTSUPP` if the back end cannot make one.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Make, Name, Vfs, VfsOptions};
+    /// # let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
+    /// # let (cred, root) = (Cred::root(), vfs.root());
+    /// let (unnamed, attr) = vfs.tmpfile(&cred, &root, Make::new(0o600, 1000, 1000))?;
+    /// assert_eq!(attr.nlink, 0);
+    /// assert_eq!(vfs.link(&cred, &unnamed, &root, Name::new(b"g")?)?.nlink, 1);
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn tmpfile(
         &self,
         cred: &Cred,
@@ -519,6 +546,19 @@ impl Vfs {
     /// In this order: `ENOTDIR`, `ENOENT`, `EACCES` for `dir` as in [`Vfs::make`]; `EEXIST`;
     /// `EXDEV` across file systems; `EACCES` without write permission; `EPERM` for a directory;
     /// `EMLINK` and the other errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Make, Name, Vfs, VfsOptions};
+    /// # let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
+    /// # let (cred, root, name) = (Cred::root(), vfs.root(), Name::new(b"f")?);
+    /// # let (file, _) = vfs.make(&cred, &root, name, Make::new(0o100_644, 1000, 1000))?;
+    /// assert_eq!(vfs.link(&cred, &file, &root, Name::new(b"g")?)?.nlink, 2);
+    /// assert_eq!(vfs.lookup(&cred, &root, Name::new(b"g")?)?.ino(), file.ino());
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn link(
         &self,
         cred: &Cred,
@@ -615,34 +655,6 @@ impl Vfs {
             drop(lock);
             Ok(())
         })
-    }
-
-    /// Invalidates a name: drops its cached dentry, and cancels a running fill of it. Call it when
-    /// another program has changed the name in the back end. The call never waits.
-    ///
-    /// # Errors
-    /// `ENOTDIR`; `ENOENT` if `dir` was removed.
-    pub fn invalidate(&self, dir: &InodeRef<'_>, name: Name<'_>) -> Result<(), Errno> {
-        let dir = self.dir(dir.slot)?;
-        self.dcache.invalidate_name(dir.now.slot, &self.dcache.lookup_key(name));
-        Ok(())
-    }
-
-    /// Invalidates the permission record of `inode`. Call it when another program has changed
-    /// permissions in the back end.
-    pub fn invalidate_attributes(&self, inode: &InodeRef<'_>) {
-        self.dcache.inodes.invalidate(inode.slot);
-        self.dcache.sync_searchable(inode.slot);
-    }
-
-    /// Invalidates all names in `dir`, in constant time.
-    ///
-    /// # Errors
-    /// Those of [`Vfs::invalidate`].
-    pub fn invalidate_dir(&self, dir: &InodeRef<'_>) -> Result<(), Errno> {
-        let dir = self.dir(dir.slot)?;
-        self.dcache.invalidate_directory(dir.now.slot);
-        Ok(())
     }
 
     /// Returns the negative dentry of a name, if there is one, or `EEXIST` if the name is taken.
