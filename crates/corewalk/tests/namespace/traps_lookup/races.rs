@@ -74,7 +74,7 @@ fn lookups_under_eviction(vfs: &Vfs) {
 /// Trap T15: an existing file must never be ENOENT during eviction.
 #[test]
 fn existing_file_under_eviction_is_never_missing() {
-    let _watchdog = Watchdog::start("lookups under eviction", Duration::from_secs(120));
+    let _watchdog = Watchdog::start("lookups under eviction", Duration::from_secs(600));
     lookups_under_eviction(&new());
 }
 
@@ -82,7 +82,7 @@ fn existing_file_under_eviction_is_never_missing() {
 #[test]
 #[should_panic(expected = "an existing file was missed")]
 fn control_momentary_enoent_is_caught() {
-    let _watchdog = Watchdog::start("a momentary ENOENT", Duration::from_secs(120));
+    let _watchdog = Watchdog::start("a momentary ENOENT", Duration::from_secs(600));
     let fills = AtomicU64::new(0);
     lookups_under_eviction(&over(HookedTmpfs::new(move |_, call| {
         // ORDERING: Relaxed. A count.
