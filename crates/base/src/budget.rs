@@ -138,7 +138,8 @@ impl Budget {
         self.take(after - before)
     }
 
-    /// Returns the used amount. It is exact while no thread takes or gives back.
+    /// Returns the used amount. It is exact if no other thread takes or gives back an amount
+    /// meanwhile.
     #[must_use]
     pub fn used(&self) -> u64 {
         match &self.0 {

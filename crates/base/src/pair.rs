@@ -203,8 +203,9 @@ mod sse2 {
     pub(super) fn load_acquire(words: &[AtomicU64; 2]) -> Pair {
         let pair;
         // SAFETY: the 16 bytes behind the reference are readable, and the processor reads each
-        // aligned word whole. It orders loads before later accesses. The compiler moves no access
-        // across the block, because the block is not marked `readonly`.
+        // aligned word whole. The processor does not reorder a load with later accesses. The
+        // compiler moves no access across the block of assembly, because it is not marked
+        // `readonly`.
         unsafe {
             asm!("movdqu {}, [{}]", out(xmm_reg) pair, in(reg) words.as_ptr(),
                 options(nostack, preserves_flags));

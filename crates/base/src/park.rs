@@ -214,7 +214,7 @@ mod tests {
         });
         turns(&word, 0);
         other.join().unwrap();
-        // ORDERING: Relaxed. The join orders this load after all steps of the other thread.
+        // ORDERING: Relaxed. The threads were joined, so this load happens after all their steps.
         assert_eq!(word.load(Ordering::Relaxed), 2 * ROUNDS);
     }
 }

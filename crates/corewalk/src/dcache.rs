@@ -175,9 +175,9 @@ impl Dcache {
         })
     }
 
-    /// Like [`Dcache::find`], for the component from `start` to the end of a path, in the directory
-    /// with the number `id` and the parent key `key`. It finds only plain dentries: neither
-    /// symbolic links nor mount points. The caller validates the snapshot.
+    /// Looks up the component from `start` to the end of a path, as [`Dcache::find`] does. The
+    /// directory has the number `id` and the parent key `key`. It finds only plain dentries:
+    /// neither symbolic links nor mount points. The caller validates the snapshot.
     pub(crate) fn find_plain(
         &self,
         (id, key): (u64, ParentKey),

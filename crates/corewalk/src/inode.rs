@@ -452,9 +452,9 @@ impl Inodes {
         self.is_only_alias_in_use_locked(slot, dentry, dentries, &guard)
     }
 
-    /// Like [`Inodes::remove_alias`], but keeps the only alias of an inode that has other users,
-    /// and then returns false. The check and the removal are one step. Otherwise two threads could
-    /// each see the other's alias, and remove the last two.
+    /// Works like [`Inodes::remove_alias`]. But if the dentry is the only alias of an inode that
+    /// has other users, keeps the alias and returns false. The check and the removal are one step.
+    /// Otherwise two threads could each see the other's alias, and remove the last two.
     pub(crate) fn remove_alias_unless_needed(
         &self,
         slot: InodeSlot,
@@ -598,7 +598,8 @@ impl Inodes {
 
     /// Returns a ticket for a question to the back end. The permissions are unknown at that time.
     pub(crate) fn ticket(&self, slot: InodeSlot) -> Ticket {
-        // ORDERING(perm): Acquire. The question to the back end happens after this load.
+        // ORDERING(perm): Acquire. The question to the back end happens after this load. So a
+        // change that begins after the question makes the ticket invalid.
         Ticket(self.perm_words(slot)[MODE].load(Ordering::Acquire) >> VERSION_SHIFT)
     }
 
@@ -608,7 +609,7 @@ impl Inodes {
         self.install_locked(slot, ticket, perm);
     }
 
-    /// Like [`Inodes::install`], for an answer that came with a name. The inode was not known
+    /// Works like [`Inodes::install`], for an answer that came with a name. The inode was not known
     /// before, so the caller could not take a ticket. `changes_before` is [`Inodes::changes`] from
     /// before the back end was asked.
     pub(crate) fn install_unless_changed(&self, slot: InodeSlot, changes_before: i64, perm: Perm) {

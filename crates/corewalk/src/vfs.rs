@@ -668,12 +668,12 @@ mod tests {
             }
             found
         };
-        // Enter the new file in the way of a fill that found no dentry.
+        // Enter the new file as a fill does if it has found no dentry.
         let node = crate::dcache::DentryInode { inode: files[1].slot, kind: FileKind::Regular };
         let slot = dcache.publish(key, &lookup_key, Some(node), &in_lookup).unwrap();
         dcache.put(slot);
         assert_eq!(inode_of(old), [files[1].slot]);
-        // Move a dentry to the name in the way of a rename that found no target.
+        // Move a dentry to the name as a rename does if it has found no target.
         let slot = dcache.publish(key, &lookup_key, Some(node), &in_lookup).unwrap();
         dcache.put(slot);
         let from = dcache.lookup_key(moved);

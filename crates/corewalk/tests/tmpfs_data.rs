@@ -194,7 +194,7 @@ fn new_file(size_bytes: u64) -> (Tmpfs, Node<'static>) {
     (fs, file)
 }
 
-/// Runs `op` on the file and on the model, and compares the results.
+/// Runs the operation `op` on the file and on the model. Both must give the same result.
 fn step(fs: &Tmpfs, file: Node<'_>, model: &mut Model, op: Op) -> Result<(), TestCaseError> {
     let allocate = |offset, len, how| fs.fallocate(file, 0, offset as u64, len as u64, how);
     match op {

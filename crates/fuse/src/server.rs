@@ -404,7 +404,7 @@ impl Server {
         }
     }
 
-    /// Checks the name in a request, and counts it as a name that the server has to resolve.
+    /// Checks the name in a request. Counts it as a name that the server has to resolve.
     fn name<'a>(&self, name: &'a [u8]) -> Result<Name<'a>, Errno> {
         let name = Name::new(name)?;
         self.tallies.names.add(1);
@@ -433,8 +433,8 @@ impl Server {
         }
     }
 
-    /// Runs `change`, which changes content, size or owner of `inode`. Passes it credentials with
-    /// which the set-group-ID bit is cleared only if it must be.
+    /// Runs `change`, which changes content, size or owner of `inode`. Passes `change` credentials,
+    /// which decide whether the set-group-ID bit is cleared.
     ///
     /// A kernel that checks permissions clears set-user-ID, and set-group-ID with execution by the
     /// group. It does not clear set-group-ID without execution by the group, so the server does.

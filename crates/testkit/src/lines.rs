@@ -155,9 +155,8 @@ impl Watched {
     fn set(&self, access: MprotectFlags) {
         for range in self.ranges.iter() {
             let start = ptr::with_exposed_provenance_mut::<c_void>(range.start);
-            // SAFETY: the kernel has reported the range as private and writable, so it is no code
-            // and no file. An access that faults continues after the handler has given access to
-            // the page.
+            // SAFETY: the kernel has reported the range as private and writable. An access that
+            // faults continues after the handler has given access to the page.
             let done = unsafe { mprotect(start, range.end - range.start, access) };
             assert!(done.is_ok(), "mprotect: {done:?}");
         }

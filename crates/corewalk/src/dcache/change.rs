@@ -696,8 +696,8 @@ impl Dcache {
         });
     }
 
-    /// Marks a dentry without references dead. The caller removes its entry from the table, calls
-    /// [`Dcache::end_life`], and drops the references that the dentry held.
+    /// Marks a dentry as dead. The dentry has no references. The caller removes its entry from the
+    /// table, calls [`Dcache::end_life`], and drops the references that the dentry held.
     pub(super) fn kill(&self, slot: DentrySlot, mut guard: LockrefGuard<'_>) -> Dead {
         debug_assert_eq!(guard.count(), 0);
         let image = self.dentries.image(slot);

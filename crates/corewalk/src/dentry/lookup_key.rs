@@ -133,8 +133,9 @@ pub(super) fn name_words(name: &[u8]) -> [u64; INLINE_WORDS] {
     std::array::from_fn(|i| eight(name, last.min(8 * i)))
 }
 
-/// Like [`name_words`], for the component from `start` to the end of a path. If the component is
-/// shorter than a word, the read begins before it, and the excess bytes are shifted out.
+/// Returns the first words, as [`name_words`] does, of the component from `start` to the end of a
+/// path. If the component is shorter than a word, the read begins before it, and the excess bytes
+/// are shifted out.
 #[inline(always)]
 fn component_words<const N: usize>(path: &[u8], start: usize) -> [u64; N] {
     // No byte precedes the first component.

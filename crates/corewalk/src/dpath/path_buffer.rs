@@ -195,7 +195,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         true
     }
 
-    /// Prepends a `/` and a name, and writes no byte before them.
+    /// Prepends a `/` and a name. Unlike `prepend_words`, writes no byte before them.
     #[cold]
     fn prepend_copy(&mut self, dcache: &Dcache, slot: DentrySlot, body: Body) {
         let mut copy = NameCopy::new();
@@ -329,7 +329,7 @@ fn prepend_words(bytes: &mut [u8], line: &Line<'_>, body: Body) {
     window[WINDOW - 1 - len] = b'/';
 }
 
-/// Like [`prepend_words`], for the few paths that do not fit on the stack.
+/// Works like [`prepend_words`], for the few paths that do not fit on the stack.
 #[inline(never)]
 fn prepend_words_off_stack(bytes: &mut [u8], line: &Line<'_>, body: Body) {
     prepend_words(bytes, line, body);

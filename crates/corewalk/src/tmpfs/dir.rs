@@ -191,8 +191,8 @@ impl Directory {
         }
     }
 
-    /// Adds an entry with a free name. `ENOENT` if the directory is removed, `ENOSPC` if it is
-    /// full.
+    /// Adds an entry whose name is not in the directory. `ENOENT` if the directory is removed,
+    /// `ENOSPC` if it is full.
     pub(super) fn insert_free(&mut self, key: Key<'_>, link: Link) -> Result<(), Errno> {
         self.check_alive()?;
         let low = ((self.last_cookie + 1) % CHUNK_COOKIES) as u8;

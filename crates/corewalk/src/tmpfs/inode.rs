@@ -190,8 +190,8 @@ impl Inode {
         }
     }
 
-    /// Returns the content of a regular file for a change, creating it if needed. The errors are
-    /// those of `content`.
+    /// Returns the content of a regular file, for a change. If the file has none yet, creates it.
+    /// The errors are those of `content`.
     pub(super) fn content_mut(&mut self) -> Result<&Arc<RwLock<FileContent>>, Errno> {
         match &mut self.body {
             Body::File(file) => Ok(file.content.get_or_insert_default()),

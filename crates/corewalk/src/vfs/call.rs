@@ -45,8 +45,8 @@ impl Vfs {
         question(call.fs(), node.node())
     }
 
-    /// Like [`Vfs::with_node`], for an inode that must exist. A back end by path reports a missing
-    /// inode as `ENOENT`; this function turns it into `ESTALE`.
+    /// Works like [`Vfs::with_node`], for an inode that must exist. A back end by path reports a
+    /// missing inode as `ENOENT`; this function turns it into `ESTALE`.
     ///
     /// # Errors
     /// `ESTALE` for `ENOENT` of a back end by path, and for an inode without a path; the errors of

@@ -111,9 +111,10 @@ impl Vfs {
         self.ask(inode, |fs, node| fs.write(node, handle, offset, bytes))
     }
 
-    /// Like [`Vfs::write`], for a server that looks up the writer's credentials only if needed.
-    /// `load_cred` returns them; it is called only if the file has set-user-ID or set-group-ID.
-    /// From then on, no other thread changes the file's attributes until the bytes are written.
+    /// Writes as [`Vfs::write`] does, for a server that looks up the writer's credentials only if
+    /// needed. `load_cred` returns them; it is called only if the file has set-user-ID or
+    /// set-group-ID. From then on, no other thread changes the file's attributes until the bytes
+    /// are written.
     ///
     /// # Errors
     /// Those of [`Vfs::write`].
@@ -145,7 +146,7 @@ impl Vfs {
         })
     }
 
-    /// Like [`Vfs::write`], but writes at the end of the file. `end` is the end that the caller
+    /// Writes as [`Vfs::write`] does, but at the end of the file. `end` is the end that the caller
     /// knows. If other programs may change the files of the back end, the back end finds the end
     /// itself. Other back ends write at `end`. See [`FileSystem::append`].
     ///
@@ -167,8 +168,8 @@ impl Vfs {
         self.ask(inode, |fs, node| fs.append(node, handle, end, bytes))
     }
 
-    /// Like [`Vfs::append`], but looks up the writer's credentials only if they are needed; see
-    /// [`Vfs::write_with_lazy_cred`].
+    /// Appends as [`Vfs::append`] does, but looks up the writer's credentials only if they are
+    /// needed; see [`Vfs::write_with_lazy_cred`].
     ///
     /// # Errors
     /// Those of [`Vfs::write`].
@@ -415,8 +416,8 @@ impl Vfs {
         })
     }
 
-    /// Runs `question`, which checks and then calls the back end about an inode. If `question`
-    /// fails, waits for a pending removal of the inode.
+    /// Runs `question`, which makes a permission check and then calls the back end about an inode.
+    /// If `question` fails because the inode is gone, waits for the pending removal of the inode.
     #[inline]
     pub(super) fn ask<T>(
         &self,

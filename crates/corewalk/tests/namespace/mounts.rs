@@ -30,8 +30,8 @@ fn try_place<'v>(vfs: &'v Vfs, path: &str) -> Result<PathRef<'v>, Errno> {
     vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::FOLLOW)
 }
 
-/// An unmount must succeed even if a reader still uses an old mount table, so that the table cannot
-/// be freed.
+/// An unmount must succeed even if a reader still uses an old mount table, which therefore cannot
+/// be freed yet.
 #[test]
 fn umount_while_an_old_table_waits_to_be_freed_succeeds() {
     let vfs = new();

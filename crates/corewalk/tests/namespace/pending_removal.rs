@@ -33,8 +33,9 @@ fn slow_back_end(slow: &'static [u8]) -> (Arc<Vfs>, Stop) {
     stopping(move |call| is_done(call, slow))
 }
 
-/// Like [`slow_back_end`]. After the stop, the back end returns ESTALE for attributes and ACLs of
-/// the inode `gone`, and for the name `new`. The tests look for `new` only in that inode.
+/// Returns a namespace as [`slow_back_end`] does. After the stop, its back end returns ESTALE for
+/// attributes and ACLs of the inode `gone`, and for the name `new`. The tests look for `new` only
+/// in that inode.
 fn slow_with_stale_errors(slow: &'static [u8], gone: u64) -> (Arc<Vfs>, Stop) {
     let (pause, stop) = once();
     let now = AtomicU64::new(0);

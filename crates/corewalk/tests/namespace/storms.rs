@@ -159,8 +159,8 @@ fn translated_paths_existed_at_one_instant() {
     );
 }
 
-/// Trap T20: the directory of a confined walk is moved out of its root and back. The walk must
-/// never end outside of the root.
+/// Trap T20: the directory of a confined walk is moved out of its root and back. A confined walk
+/// must never end outside of its root.
 #[test]
 fn confined_walk_never_leaves_its_root() {
     let _watchdog = Watchdog::start("confined walk", Duration::from_secs(300));

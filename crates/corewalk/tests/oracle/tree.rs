@@ -214,7 +214,7 @@ impl<'v> Tree<'v> {
         vec![one(LEAF, parts)]
     }
 
-    /// Returns the path of the file in the mount from the root of the mount.
+    /// Returns the path of the file in the mount, from the root of the mount.
     pub(crate) fn to_inner(&self) -> Vec<Part> {
         vec![one(INNER, forms(INNER)), names("/g")]
     }

@@ -121,7 +121,8 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // If a file system is still mounted on the directory, this call must fail, and it does.
+        // Ignore an error: if a file system is still mounted on the directory, the directory must
+        // stay.
         let _ = std::fs::remove_dir(&self.0);
     }
 }

@@ -1,4 +1,5 @@
-//! Unit tests of `Lockref` on the machine: both ends of the count, death, and sleeping.
+//! Unit tests of `Lockref` on the machine: the smallest and the largest count, dead objects, and
+//! threads that sleep.
 
 use super::*;
 use corewalk_base::primitives::{Arc, thread};

@@ -64,8 +64,8 @@ fn outcomes(read: Read) -> [usize; 3] {
     })
 }
 
-/// A reader beside a writer must see the words of one whole section. Trap T29 is a reader that
-/// never takes the lock and may retry for ever.
+/// A reader must see the words of one whole section, even if a writer runs at the same time. Trap
+/// T29 is a reader that never takes the lock and may retry for ever.
 #[test]
 fn read_or_lock_beside_a_writer_sees_a_whole_section() {
     assert_all_reached(&outcomes(read_or_lock));

@@ -195,9 +195,9 @@ fn control_publish_that_looks_once_is_caught() {
     );
 }
 
-/// Exchanges the names `A` and `B` with `exchange`, beside a reader that looks first for one name
-/// and then for the other. Returns how often the reader's two lookups were before, during and after
-/// the exchange.
+/// Exchanges the names `A` and `B` with `exchange`, while a reader looks up first one name and then
+/// the other. Returns how often the reader's two lookups were before, during and after the
+/// exchange.
 fn exchange_against_lookups(exchange: fn(&Dcache, DentrySlot, DentrySlot)) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -255,9 +255,9 @@ fn control_exchange_in_two_sections_is_caught() {
     });
 }
 
-/// Enters an answer of the back end with `enter`, beside an invalidation. Then the invalidating
-/// thread looks the name up. Returns how often `enter` found the answer valid, and how often it
-/// found the fill cancelled.
+/// Enters an answer of the back end with `enter`, while another thread invalidates the name. Then
+/// the invalidating thread looks the name up. Returns how often `enter` found the answer valid, and
+/// how often it found the fill cancelled.
 fn enter_against_invalidation(
     prepare: fn(&Dcache, ParentKey, DentryInode),
     enter_as: fn(&Dcache, ParentKey, DentryInode, &KeyGuard<'_>),

@@ -255,7 +255,8 @@ fn block_has_at_most_1024_users() {
     let mut counts: Vec<u32> = users().into_iter().map(|(_, users)| users).collect();
     counts.sort_unstable();
     assert_eq!(counts, [10, USERS_MAX, USERS_MAX]);
-    // Release the block with few users. Then a full block loses a user and gets a new one.
+    // Release the block with few users. Then release one user of a full block, which thereby can
+    // get a new user.
     for (i, &ino) in inos.iter().enumerate().skip(2 * USERS_MAX as usize) {
         unlink(&fs, &i.to_string(), ino);
     }

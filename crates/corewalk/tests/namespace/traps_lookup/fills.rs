@@ -205,8 +205,8 @@ fn remove_behind(fs: &Tmpfs, file: &str) {
     fs.remove(root_node(fs), name(file), Node::detached(ino, FileKind::Regular)).unwrap();
 }
 
-/// Returns a namespace with uncached `files` in its root. Its back end is changed once, as `behind`
-/// describes.
+/// Returns a namespace with uncached `files` in its root. Its back end changes once, in the way
+/// that `behind` describes.
 fn changed_in_back_end(files: &[&str], behind: Behind) -> Arc<Vfs> {
     let place: Arc<OnceLock<Weak<Vfs>>> = Arc::new(OnceLock::new());
     let (seen, is_first) = (Arc::clone(&place), Mutex::new(true));

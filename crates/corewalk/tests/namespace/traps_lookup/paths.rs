@@ -54,8 +54,8 @@ fn control_exchanged_names_are_caught() {
     rename_over_a_held_name("a", "b", RenameMode::Exchange);
 }
 
-/// A name that shows whether it is complete: one letter, repeated a number of times that depends on
-/// the letter.
+/// A name that shows whether it is complete. It is one letter, repeated as often as the letter
+/// tells.
 fn uniform_name(letter: u8) -> Vec<u8> {
     let len = 30 + usize::from(letter - b'a') * 9;
     vec![letter; len]
