@@ -49,7 +49,8 @@ enum Kind {
 }
 
 impl Budget {
-    /// Returns a budget with `used` units taken, and with `limit` if there is one.
+    /// Returns a budget of which `used` units are taken. `limit` is its limit, or None for no
+    /// limit.
     #[must_use]
     pub fn new(limit: Option<u64>, used: u64) -> Budget {
         Budget(match limit {

@@ -269,7 +269,8 @@ impl Entry {
     }
 }
 
-/// The class of users that an entry is for. The numbers are those of the stored form.
+/// The class of users for which an entry is. The number of a tag is also its number in the stored
+/// form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u16)]
 pub enum Tag {

@@ -133,7 +133,7 @@ pub enum FileKind {
 
 impl FileKind {
     /// Returns the kind that the type bits of `mode` name. A mode without type bits is a regular
-    /// file, as mknod(2) says. Returns None for unknown type bits.
+    /// file, as mknod(2) says. Returns None if the type bits are unknown.
     pub fn from_mode(mode: u32) -> Option<FileKind> {
         Some(match mode & mode::S_IFMT {
             0 | mode::S_IFREG => FileKind::Regular,

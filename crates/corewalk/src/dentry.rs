@@ -414,7 +414,7 @@ impl Dentries {
     /// Allocates a half of the slot `beside` if that half is free. Otherwise allocates a half of a
     /// slot of `group`. `beside` is 0 for none.
     fn alloc_half(&self, half: Half, beside: u32, group: Group) -> Option<u32> {
-        // The caller holds the other half, so no other thread can allocate the slot.
+        // The caller holds the other half of the slot, so no other thread can allocate the slot.
         if beside != 0 && self.cold_of(beside).take(half) {
             return Some(beside);
         }

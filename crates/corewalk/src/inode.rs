@@ -105,8 +105,8 @@ pub(crate) struct Inodes {
 pub(crate) struct Entered {
     /// The inode, with a reference for the caller.
     pub(crate) slot: InodeSlot,
-    /// An inode with the same number and another generation, which left the table. The caller gets
-    /// a reference on it.
+    /// The older inode, if another generation of its number has replaced it in the table. The
+    /// caller gets a reference on it.
     pub(crate) stale_generation: Option<InodeSlot>,
 }
 
@@ -552,7 +552,7 @@ impl Inodes {
 
     /// Returns the kind of file, which never changes.
     pub(crate) fn kind(&self, slot: InodeSlot) -> FileKind {
-        // ORDERING: Relaxed. The type bits are fixed while a reference is held.
+        // ORDERING: Relaxed. The type bits do not change as long as the caller holds a reference.
         let mode = self.perm_words(slot)[MODE].load(Ordering::Relaxed) & MODE_MASK;
         FileKind::from_mode(mode as u32).unwrap_or(FileKind::Regular)
     }

@@ -191,7 +191,7 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     /// of them, that one moves to the other name.
     ///
     /// # Errors
-    /// Those of [`InodeTable::renamed`].
+    /// The errors of [`InodeTable::renamed`].
     pub fn exchanged(
         &self,
         a: (&TableNode<'_, T>, Name<'_>),

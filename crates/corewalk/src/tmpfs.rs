@@ -332,8 +332,8 @@ impl Tmpfs {
         }
     }
 
-    /// Changes the content of a regular file, then its inode with `finish`. stat(2) sees both
-    /// changes at once.
+    /// Changes the content of a regular file, and then its inode with `finish`. stat(2) never sees
+    /// one change without the other.
     ///
     /// # Errors
     /// `EISDIR` for a directory, `EINVAL` for another kind, and the errors of `change`.

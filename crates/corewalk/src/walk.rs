@@ -218,8 +218,8 @@ impl Vfs {
     /// that make, remove or rename a name. A `/` behind the component is dropped.
     ///
     /// # Errors
-    /// Those of [`Vfs::walk`]. `EINVAL` if the last component is `.`, and `EBUSY` for `..` or the
-    /// root, as in rmdir(2) and rename(2).
+    /// The errors of [`Vfs::walk`]. `EINVAL` if the last component is `.`, and `EBUSY` for `..` or
+    /// the root, as in rmdir(2) and rename(2).
     ///
     /// # Examples
     /// ```

@@ -274,7 +274,8 @@ fn path_of_held(vfs: &Vfs) -> Result<Vec<u8>, Errno> {
     vfs.walk(&Cred::root(), &at, b"/d/f", WalkFlags::FOLLOW)?.inode().path()
 }
 
-/// Traps T15, T18: an existing file must be found, and a held file must keep its path.
+/// Traps T15, T18: a lookup of an existing file must find it, and a file to which a thread holds a
+/// reference must keep its path.
 #[test]
 fn lookup_during_reclaim_finds_existing_files() {
     check(|| reclaim_against_lookup(path_of_held));

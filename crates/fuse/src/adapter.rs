@@ -82,7 +82,7 @@ impl Adapter {
     /// Returns an adapter for `fs`.
     ///
     /// # Errors
-    /// As [`Server::new`].
+    /// The errors of [`Server::new`].
     pub fn new(fs: Arc<dyn FileSystem>, options: Options) -> Result<Adapter, Errno> {
         Ok(Adapter::with_server(Arc::new(Server::new(fs, options)?)))
     }

@@ -174,8 +174,8 @@ impl Server {
         &self.options
     }
 
-    /// Returns true if the server needs neither the open nor the release of a file. Then a
-    /// transport may tell the kernel to send neither.
+    /// Returns true if the server does not need to know when files are opened and closed. Then a
+    /// transport may tell the kernel not to send these requests.
     pub fn opens_are_free(&self) -> bool {
         !self.has_open_state
             && self.options.ownership == Ownership::Exclusive

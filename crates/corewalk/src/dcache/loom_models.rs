@@ -226,7 +226,7 @@ fn image_b(dcache: &Dcache, slot: DentrySlot, key: ParentKey) -> Image {
     dcache.dentries.new_image(key, (0, body.inode()), B, body.flags(), words).unwrap()
 }
 
-/// Traps T1, T4: length and bytes of a name must be those of one instant.
+/// Traps T1, T4: a reader must see the length and the bytes of a name as they were at one instant.
 #[test]
 fn name_beside_a_rename_is_the_old_or_the_new() {
     assert_all_reached(&rename_against_name(rename_to_b));

@@ -150,8 +150,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
                 self.prepend_copy(dcache, at, seen.body);
             }
             if pass == Pass::Locked && !line.is_unchanged(seen.seq) {
-                // In a locked pass, names and parents do not change, but flags such as the mount
-                // point mark may. If the dentry has changed, read it again.
+                // In a locked pass, names and parents do not change, but flags may change, for
+                // example the mark of a mount point. If the dentry has changed, read it again.
                 self.start = self.bytes().len() - before;
                 self.is_too_long = false;
                 continue;

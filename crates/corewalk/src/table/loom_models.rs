@@ -65,8 +65,8 @@ fn entry_without_a_tag_that_is_found_was_filled_before() {
     }));
 }
 
-/// Control for trap T3: both parts of the entry are stored with `Relaxed`, so a reader may find the
-/// slot before its content.
+/// Control for trap T3: the slot number and the tag are stored with `Relaxed`. So a reader may find
+/// the slot before its content is visible.
 #[test]
 #[should_panic(expected = "T3: found before it was filled")]
 fn control_relaxed_entry_is_caught() {

@@ -130,7 +130,7 @@ impl FileContent {
     /// pages behind it, as on ext4 and the kernel's tmpfs.
     ///
     /// # Errors
-    /// Those of [`FileContent::check_size`].
+    /// The errors of [`FileContent::check_size`].
     pub(super) fn set_size(&mut self, size: u64, space: &Budget) -> Result<(), Errno> {
         FileContent::check_size(size)?;
         if size <= self.size {

@@ -312,7 +312,7 @@ mod tests {
                 let ino = table.alloc().unwrap().ino();
                 allocated.push(ino);
                 kept.push(ino);
-                // Let some inodes stay, remove some at once, and remove others later, many
+                // Let some inodes stay, and remove some at once. Remove others later, many
                 // together.
                 if n % 3 == 0 || n % 1_000 == 500 {
                     let count = if n % 3 == 0 { 1 } else { 300 };

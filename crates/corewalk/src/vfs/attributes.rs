@@ -152,7 +152,7 @@ impl Vfs {
     /// `cred`, decide whether the bits stay.
     ///
     /// # Errors
-    /// Those of [`Vfs::setattr`].
+    /// The errors of [`Vfs::setattr`].
     pub fn truncate_with_lazy_cred(
         &self,
         cred: &Cred,
@@ -489,7 +489,8 @@ impl Drop for ChangeGuard<'_> {
     }
 }
 
-/// Returns the kind of ACL that an extended attribute stands for, if any.
+/// Returns the kind of ACL for which an extended attribute stands. Returns None if it stands for no
+/// ACL.
 pub(super) fn acl_kind(name: &[u8]) -> Option<AclKind> {
     match name {
         XATTR_ACCESS => Some(AclKind::Access),

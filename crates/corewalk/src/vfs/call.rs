@@ -13,7 +13,7 @@ use crate::Errno;
 use crate::fs::{FileSystem, Node, PathSource};
 use crate::slot::InodeSlot;
 
-/// A call of a back end, with the path locks that it has taken so far.
+/// A running call of a back end, with the path locks that it has taken so far.
 pub(crate) struct Call<'v> {
     vfs: &'v Vfs,
     superblock: &'v Superblock,

@@ -117,7 +117,7 @@ impl Vfs {
     /// are written.
     ///
     /// # Errors
-    /// Those of [`Vfs::write`].
+    /// The errors of [`Vfs::write`].
     pub fn write_with_lazy_cred(
         &self,
         inode: &InodeRef<'_>,
@@ -151,7 +151,7 @@ impl Vfs {
     /// itself. Other back ends write at `end`. See [`FileSystem::append`].
     ///
     /// # Errors
-    /// Those of [`Vfs::write`].
+    /// The errors of [`Vfs::write`].
     pub fn append(
         &self,
         cred: &Cred,
@@ -172,7 +172,7 @@ impl Vfs {
     /// needed; see [`Vfs::write_with_lazy_cred`].
     ///
     /// # Errors
-    /// Those of [`Vfs::write`].
+    /// The errors of [`Vfs::write`].
     pub fn append_with_lazy_cred(
         &self,
         inode: &InodeRef<'_>,

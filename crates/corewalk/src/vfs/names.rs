@@ -133,7 +133,7 @@ impl Vfs {
     /// Returns the dentry, with a reference, of a directory that the caller may search.
     ///
     /// # Errors
-    /// Those of [`Vfs::dir`]; `EACCES` without search permission.
+    /// The errors of [`Vfs::dir`]; `EACCES` without search permission.
     pub(super) fn searched(&self, cred: &Cred, dir: &InodeRef<'_>) -> Result<Dir<'_>, Errno> {
         let found = self.dir(dir.slot)?;
         self.permission(cred, dir.slot, May::EXEC)?;
@@ -493,7 +493,7 @@ impl Vfs {
     /// Makes a regular file without a name (`O_TMPFILE`). [`Vfs::link`] can give it one later.
     ///
     /// # Errors
-    /// Those of [`Vfs::make`]; `EOPNOTSUPP` if the back end cannot make one.
+    /// The errors of [`Vfs::make`]; `EOPNOTSUPP` if the back end cannot make one.
     pub fn tmpfile(
         &self,
         cred: &Cred,
@@ -637,15 +637,15 @@ impl Vfs {
     /// Invalidates all names in `dir`, in constant time.
     ///
     /// # Errors
-    /// Those of [`Vfs::invalidate`].
+    /// The errors of [`Vfs::invalidate`].
     pub fn invalidate_dir(&self, dir: &InodeRef<'_>) -> Result<(), Errno> {
         let dir = self.dir(dir.slot)?;
         self.dcache.invalidate_directory(dir.now.slot);
         Ok(())
     }
 
-    /// Returns the negative dentry of a name, if there is one, or `EEXIST` if the name is taken.
-    /// The caller holds its in-lookup lock.
+    /// Returns the negative dentry of a name, or None if it finds no dentry of the name. `EEXIST`
+    /// if the name has a file. The caller holds the in-lookup lock of the name.
     fn free_name(
         &self,
         dir: &Dir<'_>,

@@ -73,7 +73,7 @@ impl Vfs {
     /// If the name is still the same directory, the entries below it stay cached.
     ///
     /// # Errors
-    /// Those of [`Vfs::lookup`].
+    /// The errors of [`Vfs::lookup`].
     pub fn lookup_fresh(
         &self,
         cred: &Cred,

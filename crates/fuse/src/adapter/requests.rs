@@ -91,8 +91,8 @@ impl Timeouts {
         Timeouts { entry: entry.unwrap_or(self.entry), attr: attr.unwrap_or(self.attr), ..self }
     }
 
-    /// Returns the shorter of the two timeouts. In some answers fuser has one timeout for both
-    /// entry and attributes, and the shorter one is right for both.
+    /// Returns the shorter of the two timeouts. In some answers fuser has only one timeout, for the
+    /// entry and for its attributes. The shorter timeout is right for both.
     fn shorter(self) -> Duration {
         self.entry.min(self.attr)
     }

@@ -229,8 +229,8 @@ fn is_fusermount_found() -> bool {
     std::env::split_paths(&folders).any(|folder| folder.join(FUSERMOUNT).exists())
 }
 
-/// Returns the descriptor that was received over `socket`, or `None` if the other side has closed
-/// it.
+/// Returns the descriptor that was received over `socket`. Returns `None` if the process at the
+/// other end has closed the socket.
 fn receive(socket: &UnixStream) -> Result<Option<File>, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -36,7 +36,7 @@ impl Site {
         Site::with_threads(fs, options, MountOptions::default().threads)
     }
 
-    /// Does the same as [`Site::new`], with the given number of threads that read requests.
+    /// Mounts as [`Site::new`] does. `threads` is the number of threads that read requests.
     pub(crate) fn with_threads(
         fs: Arc<dyn FileSystem>,
         options: Options,

@@ -89,8 +89,8 @@ fn count_above_32_bits_is_exact() {
     assert!(!lockref.is_dead() && !lockref.is_locked());
 }
 
-/// Trap T51: a count must not overflow. At the maximum, the `get` operations that may fail must
-/// fail, and the word must stay the same.
+/// Trap T51: a count must not overflow. At the maximum, those `get` operations that can return a
+/// failure must do so, and must not change the word.
 #[test]
 fn get_not_dead_at_count_max_fails_and_keeps_the_word() {
     let lockref = Lockref::new(Lockref::COUNT_MAX - 1);

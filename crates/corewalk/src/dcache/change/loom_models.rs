@@ -224,8 +224,8 @@ fn exchange_against_lookups(exchange: fn(&Dcache, DentrySlot, DentrySlot)) -> [u
     })
 }
 
-/// Traps T12, T13: during an exchange neither name may be missing, and no file may have both. A
-/// reader that finds a file under one name does not find it under the other too.
+/// Traps T12, T13: during an exchange neither name may be missing, and no file may have both. If a
+/// reader finds a file under one name, it must not find the same file under the other name.
 #[test]
 fn names_beside_an_exchange_are_always_there() {
     assert_all_reached(&exchange_against_lookups(|dcache, a, b| {

@@ -143,7 +143,8 @@ fn evictions_of_two_names_leave_one_to_an_inode_in_use() {
     assert_all_reached(&evict_both_names(evict));
 }
 
-/// Control: the check and the removal are two steps, so both names may be evicted.
+/// Control: an eviction first checks for another name and then removes its own, in two steps. So
+/// both names may be evicted.
 #[test]
 #[should_panic(expected = "an inode in use lost both names")]
 fn control_eviction_that_looks_before_it_removes_is_caught() {

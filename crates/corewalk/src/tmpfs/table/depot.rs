@@ -6,7 +6,7 @@
 
 use super::SEGMENT_SLOTS;
 
-/// Number of segments without inodes that are kept. 32 segments are 256 KiB.
+/// Number of segments without inodes that the depot keeps for later use. 32 segments use 256 KiB.
 const SPARE_SEGMENTS: u32 = if cfg!(test) { 1 } else { 32 };
 const ALL: u64 = u64::MAX;
 
