@@ -158,8 +158,8 @@ impl Lane {
         self.0 as usize / 2
     }
 
-    /// Returns the half word with the lane's number. `words` holds four pairs of half words, the
-    /// lower half first. The load is `Acquire`.
+    /// Returns one half word of `words`: that with the lane's number. The four pairs contain eight
+    /// half words, the lower half of each word first. The load is `Acquire`.
     #[inline(always)]
     #[must_use]
     pub fn half_of(self, words: &[AtomicU64; 4]) -> u32 {

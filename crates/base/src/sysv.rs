@@ -125,8 +125,8 @@ impl SemSet {
     #[inline]
     pub fn op(&self, sops: &[Sop]) -> Result<(), Errno> {
         let first = sops.as_ptr().cast::<libc::sembuf>().cast_mut();
-        // SAFETY: the operations live during the call and their number is right. `Sop` is laid out
-        // as `struct sembuf`, and the kernel only reads it.
+        // SAFETY: the operations live during the call, and the passed length is their number. `Sop`
+        // has the layout of `struct sembuf`, and the kernel only reads it.
         check(unsafe { libc::semop(self.id, first, sops.len()) }).map(drop)
     }
 

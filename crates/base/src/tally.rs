@@ -15,7 +15,7 @@ use crate::primitives::unmodelled::{Arc, AtomicUsize, Ordering};
 /// The environment variable with the number of additional preemptions in models of many steps.
 const MORE_PREEMPTIONS: &str = "COREWALK_LOOM_MORE_PREEMPTIONS";
 
-/// The size of the stack of a model's main thread in `of_bounded`, in words.
+/// The size of the stack on which `of_bounded` runs a model, in words.
 const STACK_WORDS: usize = 0x8000;
 
 /// Counts of how often a model reached each of its `N` outcomes.

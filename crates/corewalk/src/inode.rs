@@ -417,8 +417,8 @@ impl Inodes {
         }
     }
 
-    /// Returns up to `max` aliases of the inode behind the first, without references. The caller
-    /// revalidates an alias once it has a reference on it.
+    /// Returns up to `max` aliases of the inode behind the first, without references. When the
+    /// caller has taken a reference on an alias, it checks that the alias is still valid.
     pub(crate) fn other_aliases(
         &self,
         slot: InodeSlot,
@@ -527,7 +527,7 @@ impl Inodes {
 
     // Permissions.
 
-    /// Returns the permission record, or None while it is unknown. The caller validates the dentry
+    /// Returns the permission record, or None if it is unknown. The caller validates the dentry
     /// that led to the inode.
     #[inline]
     pub(crate) fn perm(&self, slot: InodeSlot) -> Option<Perm> {
@@ -574,8 +574,8 @@ impl Inodes {
     pub(crate) fn begin_change(&self, slot: InodeSlot) -> Ticket {
         self.changes.add(1);
         let _guard = self.lockref(slot).lock();
-        // ORDERING: Relaxed. This thread holds the inode's lock, and readers of the count take it
-        // too.
+        // ORDERING: Relaxed. This thread holds the inode's lock. Threads that read the count hold
+        // this lock too.
         self.perm_words(slot)[STATE].fetch_add(1, Ordering::Relaxed);
         self.mark_unknown(slot)
     }

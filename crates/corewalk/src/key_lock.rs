@@ -59,7 +59,8 @@ struct Shard {
     word: AtomicU64,
     /// The holders while `word` is [`LISTED`]. Protected by its own mutex.
     held: Mutex<Vec<Holder>>,
-    /// Notified when a lock with waiters is released. Threads wait on it under the mutex of `held`.
+    /// Notified when a lock for which threads wait is released. These threads wait with the mutex
+    /// of `held`.
     released: Condvar,
 }
 

@@ -194,8 +194,8 @@ pub(crate) struct Superblock {
     paths: Option<Paths>,
 }
 
-/// All file systems of a namespace. They are added and never removed, so the superblock index in an
-/// inode stays valid.
+/// All file systems of a namespace. A file system is added and never removed, so the superblock
+/// index in an inode stays valid.
 pub(crate) struct Supers {
     list: Box<[OnceLock<Superblock>]>,
     used: Mutex<u32>,
@@ -426,7 +426,7 @@ pub struct Stats {
     pub entries: u64,
     /// Negative dentries.
     pub negatives: u64,
-    /// Dentries of removed names that are still referenced, or whose cached children are not yet
+    /// Dentries of removed names that have references, or whose cached children are not yet
     /// evicted.
     pub removed: u64,
     /// Inodes.
@@ -688,8 +688,8 @@ mod tests {
         assert_eq!(inode_of(moved), []);
     }
 
-    /// Trap T32: names from before a wrap of the child generation must not be found. Only the part
-    /// of the generation that keys hold wraps around.
+    /// Trap T32: if the child generation of a directory wraps around, names from before must not be
+    /// found. Only the part of the generation that keys contain wraps around.
     #[test]
     fn name_from_before_a_generation_wrap_is_not_found() {
         let vfs = new();

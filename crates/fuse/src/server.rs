@@ -378,7 +378,7 @@ impl Server {
         Ok(inode)
     }
 
-    /// Makes the next use of owner and mode ask the back end, if other programs may change them.
+    /// If other programs may change owner and mode, makes the next use of them ask the back end.
     fn refresh(&self, inode: &InodeRef<'_>) {
         if self.options.ownership == Ownership::Shared {
             self.vfs.invalidate_attributes(inode);
@@ -452,8 +452,8 @@ impl Server {
         if let Some(drop_attributes) = self.drop_attributes.get()
             && self.vfs.has_lone_set_group_id(inode) != Ok(true)
         {
-            // Make the kernel drop the mode, which it may keep for a day. The answer to a write has
-            // no mode.
+            // Make the kernel drop the mode that it has cached, perhaps for a day. The answer to a
+            // write cannot tell the kernel the new mode.
             drop_attributes(self.translate(inode.ino()));
         }
         changed

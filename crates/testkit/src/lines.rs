@@ -203,7 +203,8 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
         unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
         return;
     }
-    // SAFETY: with `SA_SIGINFO` the third argument is a `ucontext_t` of this thread.
+    // SAFETY: the handler is installed with `SA_SIGINFO`, so its third argument is a `ucontext_t`
+    // of this thread.
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
     let is_store = registers[libc::REG_ERR as usize] & FAULT_STORE != 0;
     note(&RECORDER.accesses, &RECORDER.len, (address & !1) | usize::from(is_store));
@@ -219,7 +220,8 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
 /// The handler of SIGTRAP, which runs after one instruction. It makes the pages that this
 /// instruction has touched inaccessible again.
 extern "C" fn on_step(_: i32, _: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: with `SA_SIGINFO` the third argument is a `ucontext_t` of this thread.
+    // SAFETY: the handler is installed with `SA_SIGINFO`, so its third argument is a `ucontext_t`
+    // of this thread.
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
     registers[libc::REG_EFL as usize] &= !TRAP_FLAG;
     // ORDERING: Relaxed. See `record`.

@@ -266,7 +266,7 @@ fn rename_against_lookups(rename: fn(&Dcache, DentrySlot, ParentKey)) -> [usize;
     })
 }
 
-/// Trap T13: a reader that misses the old name must find the new one.
+/// Trap T13: if a reader misses the old name of a renamed file, it must then find the new name.
 #[test]
 fn file_that_is_renamed_has_one_name_or_the_other() {
     assert_all_reached(&rename_against_lookups(rename_to_b));
@@ -314,7 +314,7 @@ fn replace_against_lookup(rename: fn(&Dcache, DentrySlot, DentrySlot, ParentKey)
     })
 }
 
-/// Traps T12, T13: a name that is renamed over must never disappear.
+/// Traps T12, T13: if a file is renamed over another one, the name must never be missing.
 #[test]
 fn target_of_a_rename_is_always_there() {
     assert_all_reached(&replace_against_lookup(|dcache, moved, victim, key| {

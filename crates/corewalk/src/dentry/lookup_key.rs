@@ -71,7 +71,7 @@ pub(crate) struct LookupKey<'a> {
     pub(crate) hash: NameHash,
     /// The words of a matching file's dentry from the body on.
     pub(super) pairs: [WordPair; PAIRS],
-    /// A mask of those bits of the last pair that are compared.
+    /// A mask for the last pair of words. It has those bits that are compared.
     pub(super) last: WordPair,
 }
 
@@ -125,8 +125,8 @@ pub(super) fn name_word_at(at: usize, len: usize) -> usize {
     at.min(len.saturating_sub(8))
 }
 
-/// Returns the first words of a name. Lengths of names are hard to predict, so the only branch
-/// recognises names shorter than a word.
+/// Returns the first words of a name. Lengths of names are hard to predict, so there is only one
+/// branch, for names that are shorter than a word.
 #[inline(always)]
 pub(super) fn name_words(name: &[u8]) -> [u64; INLINE_WORDS] {
     let Some(last) = name.len().checked_sub(8) else { return [padded(name); INLINE_WORDS] };

@@ -10,7 +10,7 @@ use super::cold::GENERATION_SHIFT;
 use super::*;
 use crate::name::padded;
 
-/// Returns dentries with one slot whose two halves are in use, and the slot.
+/// Returns dentries with one slot in which both halves are in use. Also returns that slot.
 fn one_slot() -> (Arc<Dentries>, u32) {
     let dentries = Dentries::new(4).unwrap();
     let slot = dentries.alloc_inode(DentrySlot::NONE, Group::Many).unwrap();

@@ -32,7 +32,7 @@ pub(crate) struct PathBuffer<'b, const N: usize = STEPS> {
     storage: Storage<'b>,
     /// True if the path did not fit into `first`.
     has_left_stack: bool,
-    /// The index at which the path begins. The path ends where the bytes end.
+    /// The index at which the path begins. The path ends at the end of the bytes.
     start: usize,
     is_too_long: bool,
     pub(crate) kind: PathKind,
@@ -273,7 +273,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         let len = self.whole().len();
         match self.storage {
             _ if self.is_too_long => Err(Errno::NAMETOOLONG),
-            // The lent buffer is used once `first` is full, so the path is not empty.
+            // The lent buffer is used only after `first` was full. So the path is not empty.
             Storage::Lent(_) => Ok(self.start),
             Storage::OwnAndLent(buf) => {
                 let start = buf.len().checked_sub(len).ok_or(Errno::NAMETOOLONG)?;

@@ -80,7 +80,7 @@ fn control_relaxed_entry_is_caught() {
 }
 
 /// Control for trap T3: only the tag is stored with `Release`. A reader may see the slot number
-/// first, and then not the slot's content.
+/// before the tag, and then does not see the slot's content.
 #[test]
 #[should_panic(expected = "T3: found before it was filled")]
 fn control_relaxed_slot_is_caught() {

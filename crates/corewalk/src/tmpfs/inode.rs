@@ -90,8 +90,8 @@ enum Body {
 struct File {
     size_bytes: u64,
     pages: u64,
-    /// None until the first change, because many files are empty. The bytes are protected by this
-    /// lock, which is taken before the lock of the slot.
+    /// The content is None until the first change, because many files are empty. This lock protects
+    /// its bytes. It is taken before the lock of the slot.
     content: Option<Arc<RwLock<FileContent>>>,
 }
 

@@ -173,7 +173,8 @@ impl Vfs {
         })
     }
 
-    /// Takes the attribute lock of an inode (P.1). The caller holds no lock but in-lookup locks.
+    /// Takes the attribute lock of an inode (P.1). The caller holds no other locks than in-lookup
+    /// locks.
     fn lock_attributes(&self, slot: InodeSlot) -> KeyGuard<'_> {
         self.attr_locks.lock(u64::from(slot.get()).wrapping_mul(SLOT_SPREAD))
     }
@@ -214,7 +215,7 @@ impl Vfs {
         Ok(attr)
     }
 
-    /// Does the checks of the system calls and returns the change to make.
+    /// Makes the checks of the system calls, and returns the change that the back end has to make.
     fn prepare(
         &self,
         cred: &Cred,
@@ -388,8 +389,8 @@ impl Vfs {
         Ok(perm)
     }
 
-    /// Sets an ACL from the value of its extended attribute, as setxattr(2) with `how` does. An
-    /// empty value removes the ACL.
+    /// Sets an ACL from the value of its extended attribute, as setxattr(2) with the flags `how`
+    /// does. An empty value removes the ACL.
     pub(super) fn set_acl_xattr(
         &self,
         cred: &Cred,

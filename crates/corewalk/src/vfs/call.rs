@@ -32,8 +32,8 @@ pub(crate) struct CallNode<'c, 'v> {
 pub(crate) struct KnownPath(pub(super) Option<Vec<u8>>);
 
 impl Vfs {
-    /// Calls the back end about an inode. If the back end asks for the path, the path stays valid
-    /// during the call.
+    /// Calls the back end about an inode. If the back end asks for a path of the inode, the path
+    /// stays valid during the call.
     #[inline]
     pub(crate) fn with_node<T>(
         &self,

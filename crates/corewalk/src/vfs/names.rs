@@ -169,7 +169,7 @@ impl Vfs {
         }
     }
 
-    /// Returns the cached answer for a name. The caller holds its in-lookup lock.
+    /// Returns the cached answer for a name. The caller holds the in-lookup lock of the name.
     pub(super) fn cached(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>) -> Cached<'_> {
         while let Some((slot, seen)) = self.dcache.find(dir.key(), lookup_key) {
             if seen.body.is_negative() {
@@ -218,7 +218,7 @@ impl Vfs {
         self.take_answer(dir, lookup_key, in_lookup, answer, None)
     }
 
-    /// Asks the back end for a name. The caller holds its in-lookup lock.
+    /// Asks the back end for a name. The caller holds the in-lookup lock of the name.
     pub(super) fn ask_for_name(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>) -> Answer {
         let (key, changes) = (dir.key(), self.dcache.inodes.changes());
         let attr = self.with_node(dir.now.inode, |fs, node| fs.lookup(node, lookup_key.name));
@@ -312,8 +312,8 @@ impl Vfs {
         Ok(InodeRef { vfs: self, slot: entered.slot })
     }
 
-    /// Enters an inode under `lookup_key` in the directory of `key`, and returns its dentry. A
-    /// stale key makes a dentry that no lookup finds.
+    /// Enters an inode under `lookup_key` in the directory of `key`, and returns its dentry. If
+    /// `key` is stale, no lookup finds the dentry.
     pub(super) fn attach(
         &self,
         dir: &Dir<'_>,
@@ -482,7 +482,8 @@ impl Vfs {
                 drop(negative);
             }
             let inode = entered.inspect_err(|_| {
-                // The file exists in the back end, so a cached negative dentry is wrong.
+                // The file exists in the back end, so a negative dentry that the cache has for the
+                // name is wrong.
                 self.invalidate_cached(&dir, &lookup_key);
             })?;
             self.publish_change(&dir, key, &lookup_key, &inode, &in_lookup);
@@ -695,8 +696,8 @@ impl Vfs {
         drop(self.attach(dir, key, lookup_key, inode, in_lookup));
     }
 
-    /// Checks that the caller may remove the name of `victim` from `dir`. The caller has search
-    /// permission.
+    /// Checks that the caller may remove the name of `victim` from `dir`. The caller has already
+    /// checked search permission.
     pub(super) fn may_delete(
         &self,
         cred: &Cred,

@@ -100,7 +100,8 @@ struct MoveEntry {
     above: Vec<InodeSlot>,
 }
 
-/// A shared lock on an inode and on the directories above it, for one call.
+/// A lock for one call of a back end. It locks an inode and the directories above it, and other
+/// calls can share it.
 #[must_use]
 pub(crate) struct PathLock<'a> {
     paths: &'a Paths,
@@ -121,7 +122,7 @@ struct Leaf<'a> {
 pub(crate) struct MoveLock<'a> {
     paths: &'a Paths,
     ticket: u64,
-    /// The paths of the directories, in the order that the caller gave.
+    /// The paths of the directories, in the order in which the caller named them.
     pub(crate) above: Vec<Vec<u8>>,
 }
 

@@ -225,8 +225,8 @@ fn error_of_a_replaced_directory_follows_its_name() {
     check_errors_of_a_vanishing_directory(b"e", |vfs| rename(vfs, "e", "d", RenameMode::Replace));
 }
 
-/// A file that was moved out of a directory must be found at its new name when the empty directory
-/// is removed.
+/// If a file was moved out of a directory, so that the directory is empty and can be removed, the
+/// file must be found at its new name.
 #[test]
 fn file_moved_out_of_a_removed_directory_is_at_its_new_name() {
     let namespace = slow_back_end(b"x");

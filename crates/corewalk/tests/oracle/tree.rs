@@ -53,7 +53,7 @@ fn tmpfs() -> Arc<Tmpfs> {
     Arc::new(Tmpfs::new(TmpfsOptions::default()))
 }
 
-/// The numbers and places of the nested directories `q` of a tree.
+/// The numbers of nested directories `q` at two places of a tree.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Deep {
     /// The number of directories `q` between [`TOP`] and everything below it. So a translation

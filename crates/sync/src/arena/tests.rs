@@ -1,4 +1,5 @@
-//! Unit tests of `SlotArena` on the machine: unique slots, unchanged words, bounded memory.
+//! Unit tests of `SlotArena` on the machine. Slots must be unique, their words must not change, and
+//! memory must be bounded.
 
 use super::*;
 use corewalk_base::primitives::{Arc, thread};

@@ -4,7 +4,7 @@
 use super::*;
 use corewalk_base::primitives::{Arc, thread};
 
-/// Waits until a thread sleeps on the lock or is about to sleep.
+/// Waits until another thread sleeps on the lock, or has announced that it is about to sleep.
 fn await_waiter(lockref: &Lockref) {
     // ORDERING: Relaxed. The test only waits until the bit is visible.
     while lockref.word.load(Ordering::Relaxed) & WAITERS == 0 {

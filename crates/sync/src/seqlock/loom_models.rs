@@ -71,8 +71,8 @@ fn read_or_lock_beside_a_writer_sees_a_whole_section() {
     assert_all_reached(&outcomes(read_or_lock));
 }
 
-/// Control for trap T29, as it happened in practice: the second pass runs without the lock, so the
-/// reader sees a torn pair.
+/// Control for trap T29, which is a bug that other code has had: the second pass runs without the
+/// lock, so the reader sees a torn pair.
 #[test]
 #[should_panic(expected = "torn section")]
 fn control_second_pass_without_the_lock_is_caught() {

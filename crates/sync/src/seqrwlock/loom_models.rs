@@ -1,4 +1,4 @@
-//! Models of `SeqRwLock`: shared readers exclude the writer but not each other.
+//! Models of `SeqRwLock`: readers that share the lock exclude the writer, but not each other.
 //!
 //! The writer is the main thread, because loom 0.7.2 skips schedules otherwise (see `tally`).
 
@@ -70,8 +70,8 @@ fn read_or_lock_beside_a_writer_sees_a_whole_section() {
     }));
 }
 
-/// Control for trap T29, as it happened in practice: the second pass runs without the lock, so the
-/// reader sees a torn pair.
+/// Control for trap T29, which is a bug that other code has had: the second pass runs without the
+/// lock, so the reader sees a torn pair.
 #[test]
 #[should_panic(expected = "torn section")]
 fn control_second_pass_without_the_lock_is_caught() {

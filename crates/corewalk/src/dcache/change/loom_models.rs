@@ -92,8 +92,8 @@ fn name_that_became_another_file_is_not_taken_back() {
     assert_all_reached(&put_back_against_lookup(8, count, publish_node));
 }
 
-/// Control for trap T25: the old dentry is entered again before it gets its new inode, so a reader
-/// finds the old file.
+/// Control for trap T25: the old dentry is entered again before it gets its new inode. So a reader
+/// may find the old file.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_dentry_that_is_put_back_for_another_file_is_caught() {

@@ -107,7 +107,8 @@ fn list_without_locks(
     counts: fn(&Listings),
 ) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
-        // The back end, the in-lookup lock of the name, and the cache under it.
+        // The shared values are the listings, the back end, and the cache in a mutex. That mutex
+        // also stands for the in-lookup lock of the name.
         let backend = AtomicU64::new(OLD);
         let shared = Arc::new((Listings::new(), backend, Mutex::new(0)));
         let changer = thread::spawn({

@@ -49,7 +49,7 @@ struct Waiting {
 /// # Invariants
 /// D.1, D.2.
 pub(super) struct Deferred {
-    /// The queue of each shard of threads. Each queue is protected by its own mutex.
+    /// The queues, one for each shard of threads. Each queue is protected by its own mutex.
     shards: Box<[OwnLine<Mutex<VecDeque<Waiting>>>]>,
     /// A time at or before the next due time (D.2). It is atomic, because threads read it without a
     /// lock.

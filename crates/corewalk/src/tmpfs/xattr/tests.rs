@@ -372,7 +372,8 @@ fn change_without_space_changes_nothing() {
     assert_eq!(fs.removexattr(file(a), b"user.b"), Err(Errno::NOSPC));
     assert_eq!(seen(&fs, a), before);
     audit(&fs, [a, b, c]);
-    // A change in place within the charged size needs no space, and an equal set needs none either.
+    // A change in place needs no space if it stays within the charged size. Setting an equal set
+    // needs none either.
     set(&fs, c, b"user.c", &[3; 4000]).unwrap();
     assert_eq!(set(&fs, c, b"user.d", &[3; 100]), Err(Errno::NOSPC));
     let d = make(&fs, "d");
