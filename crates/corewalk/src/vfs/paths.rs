@@ -184,8 +184,8 @@ impl Paths {
                 let entry = table.call(ticket);
                 entry.is_granted = !must_wait;
                 let before = std::mem::replace(&mut entry.inodes, inodes);
-                // A waiting rename or removal may have waited for an inode of the old path, so wake
-                // it.
+                // A rename or a removal may have waited for an inode of the old path, which this
+                // call no longer holds. So wake it.
                 if table.call(ticket).inodes != before && table.waiting_moves > 0 {
                     self.any_ended.notify_all();
                 }

@@ -218,8 +218,8 @@ fn error_of_a_removed_directory_follows_its_name() {
     check_errors_of_a_vanishing_directory(b"d", |vfs| remove(vfs, "d", Removal::Rmdir));
 }
 
-/// No operation may report that a directory is gone, after a rename replaced it, while the name
-/// still leads to it.
+/// After a rename has replaced a directory, no operation may report that the directory is gone as
+/// long as the name leads to it.
 #[test]
 fn error_of_a_replaced_directory_follows_its_name() {
     check_errors_of_a_vanishing_directory(b"e", |vfs| rename(vfs, "e", "d", RenameMode::Replace));

@@ -222,8 +222,8 @@ fn mount_as_user(
 
 /// Returns true if a directory in `PATH` contains fusermount3(1).
 ///
-/// The error from starting the program does not tell that. It is `EACCES` even if no directory
-/// contains the program, if this user may not search one of the directories.
+/// The error of starting the program does not tell that. If this user may not search one of the
+/// directories, the error is `EACCES`, even if no directory contains the program.
 fn is_fusermount_found() -> bool {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&folders).any(|folder| folder.join(FUSERMOUNT).exists())

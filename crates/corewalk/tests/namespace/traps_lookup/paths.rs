@@ -48,7 +48,8 @@ fn replaced_file_keeps_its_own_name() {
     }
 }
 
-/// Control for trap T4: Linux once exchanged the two names instead. The check must catch that.
+/// Control for trap T4: a rename exchanges the names of the two dentries, as it once did in Linux.
+/// The check must catch that.
 #[test]
 #[should_panic(expected = "the old target lost its name")]
 fn control_exchanged_names_are_caught() {
