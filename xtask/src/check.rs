@@ -126,7 +126,7 @@ impl Package {
     }
 }
 
-/// Returns `name` and the names of all packages that depend on it, directly or through others.
+/// Returns `name`, and the names of all packages that depend on it, directly or indirectly.
 fn with_dependents(packages: &[Package], name: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::from([name.to_owned()]);
     loop {

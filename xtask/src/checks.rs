@@ -1,13 +1,14 @@
 //! Checks that build the workspace in a special way: for models, miri, ThreadSanitizer and 64-bit
 //! ARM.
 //!
-//! Each check has its own target directory, so that a switch between checks rebuilds nothing. There
-//! is no list of the crates with models: a crate has models if one of its files names the cfg. A
-//! run without a test fails. Otherwise models that are not compiled any more would go unnoticed.
+//! Each check has its own target directory, so that one check does not make another one rebuild
+//! anything. A crate has models if one of its files names the cfg of the model checker. A run
+//! without a test fails. Otherwise models that are not compiled any more would go unnoticed.
 //!
 //! `docs/developing/testing.md` describes the limits of each tool.
 //!
-//! Source: crossbeam's `ci/`. tokio-rs/loom#392 shows why a green model alone proves nothing.
+//! Source: crossbeam's `ci/`. tokio-rs/loom#392 shows why a model that passes proves nothing
+//! without a control test.
 
 use crate::{
     Outcome,
@@ -35,8 +36,8 @@ const ARM_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-mbc
 
 /// The crates with unsafe code whose unit tests run under miri.
 const UNSAFE_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-testkit"];
-/// The module of `corewalk-testkit` whose tests miri leaves out. It has no unsafe code, and its
-/// tests took two fifths of the time of the step.
+/// The module of `corewalk-testkit` whose tests miri leaves out. The module has no unsafe code, and
+/// its tests took two fifths of the time of the step `miri`.
 const SAFE_MODULE: &str = "linearize::tests::";
 
 /// Runs the models under loom.
@@ -44,7 +45,8 @@ pub(crate) fn loom(root: &Path) -> Outcome {
     models(root, "corewalk_loom", "loom_")
 }
 
-/// Runs the models of the name cache under loom, with one preemption more than [`loom`].
+/// Runs the models of the name cache under loom, with one preemption more per schedule than
+/// [`loom`].
 pub(crate) fn loom_long(root: &Path) -> Outcome {
     let mut command = models_of(root, "corewalk_loom", "corewalk");
     command.args(["--lib", "loom_"]).env("COREWALK_LOOM_MORE_PREEMPTIONS", "1");
@@ -202,7 +204,8 @@ fn models_of(root: &Path, cfg: &str, package: &str) -> Command {
 /// The cargo target that contains the models of a crate.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ModelTarget {
-    /// The library. Its models are in modules whose names start with the name of the tool.
+    /// The library of a crate. Its models are in modules whose names start with the name of the
+    /// tool.
     Library,
     /// A file in `tests/` with this name, which contains only models.
     Test(String),
@@ -229,7 +232,7 @@ fn model_targets(root: &Path, cfg: &str) -> std::io::Result<Vec<(String, ModelTa
     Ok(found)
 }
 
-/// Returns true if `file` has models. A file that only switches types by the cfg has none.
+/// Returns true if `file` has models. A file that uses the cfg only to select types has no models.
 fn has_models(file: &RustFile, cfg: &str) -> bool {
     let code: String = file.code().split_whitespace().collect();
     let inside = format!("#[cfg(all(test,{cfg}");
@@ -239,7 +242,7 @@ fn has_models(file: &RustFile, cfg: &str) -> bool {
 fn cargo(root: &Path, target: &str) -> Command {
     let mut command = Command::new("cargo");
     command.current_dir(root).env("CARGO_TARGET_DIR", target_folder(root).join(target));
-    // Do not pass on the toolchain that runs xtask, since a check may select another one.
+    // Remove the variable that selects the toolchain of xtask, since a check may need another one.
     command.env_remove("RUSTUP_TOOLCHAIN").env_remove("RUSTFLAGS");
     command
 }

@@ -40,7 +40,7 @@ pub(crate) enum Extent {
 pub(crate) enum Tests<'a> {
     /// From a step of this run.
     Run,
-    /// From the caller, which has already run the tests. The field is their exit status.
+    /// The caller of xtask has already run the tests. The field is their exit status.
     Ended(&'a str),
 }
 
@@ -71,7 +71,8 @@ pub(crate) fn run(root: &Path, extent: Extent, tests: Tests<'_>) -> Outcome {
     tally.step("storm", || {
         let mut command = Command::new("cargo");
         command.current_dir(root).env("COREWALK_STORM_CALLS", "1000000");
-        // The whole workspace has the features of the step `tests`, so that nothing is built anew.
+        // Select the whole workspace, as the step `tests` does. With the same features cargo need
+        // not build anything again.
         command.args(["test", "--workspace", "--test", "by_path", "--", "storm"]);
         process::run(&mut command, STEP_LIMIT).outcome("cargo test")
     });
@@ -118,11 +119,13 @@ pub(crate) fn torture(root: &Path, kills: u32) -> Outcome {
     cargo(root, &[&test[..], &[&kills]].concat())
 }
 
-/// Runs the IPC test that overwrites `words` words of a namespace while calls use the namespace.
+/// Runs the IPC test of damaged memory. It overwrites `words` words of a namespace while other
+/// threads make calls.
 pub(crate) fn hostile(root: &Path, words: u32) -> Outcome {
     let mut command = Command::new("cargo");
     command.current_dir(root).env("COREWALK_IPC_MUTATIONS", words.to_string());
-    // The whole workspace has the features of the step `tests`, so that nothing is built anew.
+    // Select the whole workspace, as the step `tests` does. With the same features cargo need not
+    // build anything again.
     command.args(["test", "--workspace", "--test", "hostile"]);
     process::run(&mut command, STEP_LIMIT).outcome("cargo test")
 }
@@ -219,8 +222,8 @@ impl Tally {
         }
     }
 
-    /// Does the same as [`Tally::finish`] for steps that are parts of one step. If a part was
-    /// skipped, the whole step was skipped.
+    /// Ends the tally like [`Tally::finish`], for steps that are parts of one step. If a part was
+    /// skipped, the outcome is that the whole step was skipped.
     pub(crate) fn finish_as_one(self) -> Outcome {
         let left_out = self.left_out.join(", ");
         match self.finish() {

@@ -69,7 +69,7 @@ const LONG: [Long; 8] = [
 /// Runs all tests and prints the outcome of each.
 pub(crate) fn run(root: &Path) -> Outcome {
     let mut tally = Tally::new();
-    // Build all crates, even the lab, in the profile of measurements and releases.
+    // Build all crates, even the lab, with the cargo profile of measurements and releases.
     tally.step("release build", || ci::cargo(root, &["build", "--release", "--workspace"]));
     for long in &LONG {
         tally.step(long.name, || run_long(root, long));

@@ -100,7 +100,7 @@ pub(crate) fn wait(child: &mut Child, limit: Duration) -> Ended {
     }
 }
 
-/// Waits for `child`. Returns None if it has not ended within `limit`.
+/// Waits for the end of `child`. Returns None if `child` has not ended within `limit`.
 pub(crate) fn poll(child: &mut Child, limit: Duration) -> Option<Ended> {
     let deadline = Instant::now() + limit;
     loop {
@@ -129,7 +129,8 @@ pub(crate) fn signal(target: &str, name: &str) {
     drop::<io::Result<ExitStatus>>(sent);
 }
 
-/// Calls `is_done` until it returns true. Returns false if that does not happen within `limit`.
+/// Calls `is_done` repeatedly until it returns true. Returns false if it has not returned true
+/// within `limit`.
 pub(crate) fn wait_until(limit: Duration, mut is_done: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + limit;
     loop {

@@ -91,7 +91,7 @@ pub(crate) fn relative(root: &Path, path: &Path) -> String {
     path.strip_prefix(root).unwrap_or(path).to_string_lossy().replace('\\', "/")
 }
 
-/// Reads and splits all Rust files below `root`.
+/// Reads all Rust files below `root`, and splits each line into code and comment.
 ///
 /// # Errors
 ///
@@ -218,7 +218,8 @@ impl Scanner {
         before.is_some_and(|letter| letter.is_alphanumeric() || *letter == '_')
     }
 
-    /// Returns how many `#` the raw string has that starts here. Returns None if none starts here.
+    /// Returns the number of `#` of the raw string that starts here. Returns None if no raw string
+    /// starts here.
     fn raw_hashes(&self) -> Option<usize> {
         let prefix = match (self.peek(0)?, self.peek(1)?) {
             ('r', _) => 1,

@@ -84,7 +84,7 @@ pub(crate) const CI: [&str; 25] = [
     "ipc-postgres",
 ];
 
-/// The exit status of a process in the namespaces whose suite was skipped, as in automake.
+/// The exit status by which the process in the namespaces reports a skipped suite, as in automake.
 const SKIPPED_STATUS: i32 = 77;
 
 /// Maximum number of attempts to download a tool.
@@ -263,7 +263,8 @@ pub(crate) fn run_inside(root: &Path, name: &str) -> Outcome {
     (suite.run)(&site)
 }
 
-/// Returns the exit status with which the process in the namespaces tells [`run_one`] the outcome.
+/// Returns the exit status that reports the outcome. The process in the namespaces ends with it,
+/// and [`run_one`] reads it.
 pub(crate) fn inside_status(outcome: &Outcome) -> ExitCode {
     match outcome {
         Outcome::Passed => ExitCode::SUCCESS,

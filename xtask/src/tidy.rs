@@ -85,6 +85,7 @@ fn collect_findings(root: &Path) -> io::Result<Vec<Finding>> {
         findings.extend(names::types(file));
         findings.extend(names::tests(file));
         findings.extend(layers::ipc_modules(file));
+        findings.extend(layers::core_modules(file));
         findings.extend(prose::comments(file));
     }
     for path in source::collect_files(root, &["md"])? {

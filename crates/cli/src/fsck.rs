@@ -17,7 +17,7 @@ use crate::source::{Source, open_when_free};
 
 /// Exit status if the store has errors. They were not corrected.
 const ERRORS_LEFT: u8 = 4;
-/// Exit status if the check failed, or its result could not be printed.
+/// Exit status if the check itself failed, or if its result could not be printed.
 const OPERATIONAL: u8 = 8;
 /// Exit status for an invalid command line.
 pub(crate) const USAGE: u8 = 16;

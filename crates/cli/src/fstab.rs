@@ -85,7 +85,7 @@ fn mount(arguments: Arguments) -> Result<(), Failure> {
     }
     let line = mount::start(&plain)?;
     if arguments.is_verbose {
-        // Ignore an error: the mount is ready even if the line cannot be printed.
+        // Ignore an error. The mount is ready, even if this line cannot be printed.
         let _ = std::io::stdout().write_all(&line);
     }
     Ok(())
@@ -96,8 +96,8 @@ fn with_status_of_mount(failure: Failure) -> Failure {
     match failure {
         Failure::Usage(line) => Failure::Command(USAGE, line),
         Failure::Failed(line) | Failure::Command(_, line) => Failure::Command(FAILED, line),
-        // The process in the background has already printed a usage error. Its status is that of
-        // `corewalk mount`.
+        // The background process has already printed the usage error. Its exit status is that of
+        // `corewalk mount`, so translate it to that of mount(8).
         Failure::Reported(2) => Failure::Reported(USAGE),
         Failure::Reported(_) => Failure::Reported(FAILED),
     }

@@ -49,10 +49,11 @@ impl Log for Stderr {
     fn flush(&self) {}
 }
 
-/// Writes a line to `out`. Drops the line if `out` is closed or cannot take it at once.
+/// Writes a line to `out`. Drops the line if `out` is closed or cannot take the line without
+/// blocking.
 fn write_line(out: &impl AsFd, text: &str) {
-    // Protects the free space in the pipe. It is locked from poll(2) to write(2), so that no other
-    // thread fills the pipe in between.
+    // Protects the free space in the pipe. This thread holds the mutex from poll(2) to write(2), so
+    // that no other thread fills the pipe in between.
     static WRITE: Mutex<()> = Mutex::new(());
     let _guard = WRITE.lock();
     let mut line = text.replace('\n', "\\n");
@@ -67,7 +68,7 @@ fn write_line(out: &impl AsFd, text: &str) {
     }
 }
 
-/// Returns a text for the log, with the message and the place of a panic.
+/// Returns the text of a panic for the log: its message, and the place in the code.
 fn panic_text(location: Option<&Location<'_>>, payload: &(dyn Any + Send)) -> String {
     let message = payload.downcast_ref::<&str>().copied();
     let message = message.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
@@ -90,8 +91,8 @@ mod tests {
         all
     }
 
-    /// Trap X3: the message of a panic must not stop the server. The write end of the pipe is in
-    /// blocking mode, like standard error, so a write to the full pipe would never return.
+    /// Trap X3: the message of a panic must not stop the server, even if the log is a full pipe.
+    /// The pipe is in blocking mode, like standard error, so a plain write would never return.
     #[test]
     fn log_into_a_full_pipe_does_not_block() {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();

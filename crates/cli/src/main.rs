@@ -32,13 +32,24 @@ use corewalk_base::primitives::thread;
 
 use failure::Failure;
 
-/// Stack size of the thread that runs the command, in bytes. The stack of the first thread has the
-/// size of `ulimit -s`, which may be too small.
+/// Stack size of the thread that runs the command, in bytes. The first thread is not used, because
+/// its stack has the size of `ulimit -s`, which may be too small.
 const STACK_BYTES: usize = 8 << 20;
+
+/// The end of the help of the program.
+const EXAMPLES: &str = "\
+Examples:
+  corewalk mount tmpfs /tmp/m               a file system in memory, until Ctrl-C or umount /tmp/m
+  corewalk mount /srv/files /mnt --daemon   a directory of this machine, in the background
+  corewalk mount store:/srv/store /mnt      files that are kept in the directory /srv/store
+  corewalk stat /mnt                        its counters
+  corewalk ipc exec -- COMMAND              a program with semaphores and queues of its own
+
+umount(8) ends a mount. `corewalk mount --help` lists the options.";
 
 /// Mounts file systems through FUSE, and runs programs on System V IPC in user space.
 #[derive(Parser, Debug)]
-#[command(name = "corewalk", version, arg_required_else_help = true)]
+#[command(name = "corewalk", version, arg_required_else_help = true, after_help = EXAMPLES)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -58,8 +69,8 @@ enum Command {
 
 fn main() -> ExitCode {
     match thread::Builder::new().stack_size(STACK_BYTES).spawn(run) {
-        // If the command has panicked, the log has the message. 101 is Rust's exit status after a
-        // panic.
+        // The command has panicked, and the log has the message. Rust's exit status after a panic
+        // is 101.
         Ok(command) => command.join().unwrap_or(ExitCode::from(101)),
         Err(error) => Failure::of("cannot start a thread", error).report(),
     }
@@ -100,7 +111,7 @@ fn refuse(error: &clap::Error, status: u8) -> ExitCode {
         ErrorKind::DisplayHelp
         | ErrorKind::DisplayVersion
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            // Ignore an error: if the help text cannot be written, the pipe has no reader.
+            // Ignore an error. If the help text cannot be written, the pipe has no reader any more.
             let _ = error.print();
             ExitCode::from(error.exit_code() as u8)
         }
@@ -111,8 +122,8 @@ fn refuse(error: &clap::Error, status: u8) -> ExitCode {
     }
 }
 
-/// Returns the first paragraph of an error message of clap as one line. That paragraph names the
-/// mistake. The others are hints and the usage.
+/// Returns the first paragraph of an error message of clap as one line. Only that paragraph names
+/// the mistake. The other paragraphs are hints and the usage.
 fn first_paragraph(message: &str) -> String {
     let paragraph = message.split("\n\n").next().unwrap_or_default();
     let words = paragraph.strip_prefix("error: ").unwrap_or(paragraph);

@@ -2,15 +2,15 @@
 //!
 //! The command prints one line when the mount is ready. It ends when the mount is unmounted, for
 //! example by umount(8). On SIGINT, SIGTERM and SIGHUP it unmounts the mount itself. If SIGHUP was
-//! ignored at its start, as under nohup(1), the command ignores SIGHUP too. With `--daemon` a
-//! second process does all that in the background; see [`daemon`].
+//! ignored at its start, as under nohup(1), the command ignores SIGHUP too. With `--daemon`, a
+//! second process serves the mount in the background; see [`daemon`].
 //!
 //! # The end of a mount
 //! Normally the command leaves no mount behind, and it removes the mount point if it has created
-//! it. A mount that is in use when a signal comes is detached, and its users lose the server. A
-//! copy of the mount in another mount namespace loses the server too. In two cases the mount stays
-//! without a server until `umount -l`. Either the command is killed, or a signal comes while
-//! another file system is mounted on top.
+//! it. If the mount is in use when a signal comes, it is detached, and its users cannot reach the
+//! server any more. Nor can the users of a copy of the mount in another mount namespace. In two
+//! cases the mount stays without a server until `umount -l`: the command is killed, or a signal
+//! comes while another file system is mounted on top.
 
 mod daemon;
 mod descriptors;
@@ -187,8 +187,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     };
     if created.is_some() {
-        // Print this line only after the mount has succeeded, because a command that fails prints
-        // only its error.
+        // Print this line only after the mount has succeeded. If the command fails, it prints only
+        // its error.
         let path = path.display();
         eprintln!("corewalk: {path}: created the directory; it is removed when the mount ends");
     }
@@ -200,8 +200,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         daemon::detach();
     }
     let served = mount.wait_or_unmount(signals);
-    // Sync the store, even if the mount was only detached. Programs with open files in it lose the
-    // server now.
+    // Sync the store even if the mount was only detached. Programs that still have files open in it
+    // cannot reach the server any more.
     let synced = opened.store.map_or(Ok(()), |store| store.sync());
     drop(created);
     synced.map_err(|error| {
@@ -225,7 +225,7 @@ fn announce(source: &OsStr, path: &Path) -> Result<(), Failure> {
 /// A mount point that this command has created. Dropping the value removes the directory.
 ///
 /// The directory is found through a descriptor of its parent, so a rename of a directory above does
-/// no harm. If another directory has its name by then, that one is not removed.
+/// no harm. If its name leads to another directory by then, that directory is not removed.
 struct CreatedMountpoint {
     parent: OwnedFd,
     path: PathBuf,
@@ -241,7 +241,10 @@ impl CreatedMountpoint {
             Ok(()) => {}
             // If `path` is not a directory, the mount fails later.
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Ok(None),
-            Err(error) => return Err(failed(error)),
+            Err(error) => {
+                let why = format!("cannot create the mount point: {error}");
+                return Err(Failure::of(path.display(), why));
+            }
         }
         let path = path.canonicalize().map_err(failed)?;
         let above = path.parent().unwrap_or(&path);

@@ -1,8 +1,8 @@
 //! Signal dispositions of the whole program.
 //!
 //! A write beyond the file size limit (`ulimit -f`) raises SIGXFSZ, which ends a process by
-//! default. A server must survive it: then the write fails with `EFBIG`, and the client gets that
-//! errno. So the program installs a handler that does nothing.
+//! default. If the process survives the signal, the write fails with `EFBIG`, and a server returns
+//! that errno to its client. So the program installs a handler that does nothing.
 //!
 //! Rejected: to ignore SIGXFSZ. An ignored signal stays ignored after execve(2), so a command of
 //! `corewalk ipc exec` would not have the default disposition. A handler is reset by execve(2).
@@ -16,8 +16,8 @@ use signal_hook::consts::SIGXFSZ;
 
 /// Makes a write beyond `ulimit -f` fail with `EFBIG`. Otherwise it would end the process.
 ///
-/// If SIGXFSZ was ignored when this process started, it stays ignored, and so it is in commands
-/// that this process runs.
+/// If SIGXFSZ was ignored when this process started, it stays ignored, also in commands that this
+/// process runs.
 pub(crate) fn survive_file_size_limit() {
     if !signal_is_ignored(SIGXFSZ)
         && let Err(error) = signal_hook::flag::register(SIGXFSZ, Arc::default())

@@ -22,8 +22,8 @@ use crate::failure::{Failure, without_panic_messages};
 /// The start of a source that is a store.
 const STORE_PREFIX: &str = "store:";
 
-/// How long a mount waits for a store that another process has open. After umount(8) has returned,
-/// the server of the old mount still writes its last commit.
+/// How long a mount waits for a store that another process has open. umount(8) may return before
+/// the server of the unmounted store has written its last commit.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time between two attempts to open a store that another process has open.
 const BUSY_RETRY: Duration = Duration::from_millis(5);
@@ -33,7 +33,7 @@ const BUSY_RETRY: Duration = Duration::from_millis(5);
 pub(crate) enum Source {
     /// A file system in memory.
     Tmpfs,
-    /// A directory of the host. The path is leaked, so that it lives as long as the process.
+    /// A directory of the host. The path is leaked, so it is valid until the process ends.
     Host(&'static Path),
     /// A store in a directory of the host.
     Store(&'static Path),
@@ -88,7 +88,7 @@ impl Source {
         )))
     }
 
-    /// Returns the source as mount(8) takes it and as the mount table shows it.
+    /// Returns the name of the source for mount(8) and the mount table.
     pub(crate) fn name(self) -> OsString {
         match self {
             Source::Tmpfs => "tmpfs".into(),

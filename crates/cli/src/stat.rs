@@ -40,6 +40,10 @@ Counters of a tmpfs:
   tmpfs_table_bytes  memory of the inode table
   tmpfs_shared_sets  sets of extended attributes and ACLs that inodes share
   tmpfs_waiting      inodes whose sets are still to be compared for sharing
+  tmpfs_xattr_hits, tmpfs_xattr_misses
+                     searches for an equal set that found one, and that found none
+  tmpfs_xattr_entries, tmpfs_xattr_reclaimed
+                     entries of the index of shared sets; entries dropped to make room
 
 Counters of a store:
   store_inodes, store_used_bytes, store_free_bytes
@@ -60,6 +64,10 @@ Counters of a store:
   store_xattr_waiting   inodes whose sets are compared for sharing at the next commit
   store_xattr_saved_bytes
                         bytes saved by sharing
+  store_xattr_hits, store_xattr_misses
+                        searches for an equal set that found one, and that found none
+  store_xattr_entries, store_xattr_reclaimed
+                        entries of the index of shared sets; entries dropped to make room
   store_has_reserve     1 if the space for commits on a full disk is reserved
   store_is_read_only    1 if nothing can be changed: mounted with ro, or a commit failed";
 

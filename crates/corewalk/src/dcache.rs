@@ -35,8 +35,8 @@ use corewalk_sync::SeqRwLock;
 
 use crate::Errno;
 use crate::dentry::{
-    Body, Dentries, Flags, Image, Line, LookupKey, NameCopy, ParentKey, SHORT_MAX, ShortLookupKey,
-    Snapshot, directory_id,
+    Body, Component, Dentries, Flags, Image, Line, LookupKey, NameCopy, ParentKey, SHORT_MAX,
+    ShortLookupKey, Snapshot, directory_id,
 };
 use crate::hash::{HashKeys, NameHash};
 use crate::inode::{self, Inodes};
@@ -45,7 +45,7 @@ use crate::name::Name;
 use crate::slot::{DentrySlot, InodeSlot, OfDentry, Seq};
 use crate::table::{Extent, Table};
 
-pub(crate) use change::{DentryInode, Mounted, is_attached};
+pub(crate) use change::{DentryInode, Mounted};
 pub(crate) use listings::{ListingMark, Listings};
 pub(crate) use reclaim::Hand;
 
@@ -60,18 +60,21 @@ pub(crate) trait Host: Send + Sync {
     fn ask_to_forget(&self, superblock: u32, parent: u64, name: Name<'_>);
 }
 
-/// The names and inodes of one namespace.
+/// The names and inodes of one namespace. Analogous to Linux's `dentry_hashtable` and what belongs
+/// to it.
 pub(crate) struct Dcache {
     pub(crate) keys: HashKeys,
     pub(crate) dentries: Dentries,
     pub(crate) inodes: Inodes,
     /// The index of the dentries by name.
     table: Table<OfDentry>,
-    /// The in-lookup locks of names.
+    /// The in-lookup locks of names. Only the holder of the lock of a name enters a dentry under
+    /// the name, or moves one to it. Analogous to Linux's `in_lookup_hashtable`.
     pub(crate) in_lookup: KeyLocks,
     /// The listings that can fill the cache, and the changes of names during these listings.
     pub(crate) listings: Listings,
-    /// Write-locked while a directory moves. Shared locks keep directories in place.
+    /// Protects the parents of all directories. Write-locked while a directory moves; a shared lock
+    /// keeps directories in place. Analogous to Linux's `rename_lock`.
     pub(crate) topology: SeqRwLock,
     hand: Hand,
     pub(crate) counters: Counters,
@@ -101,6 +104,15 @@ pub(crate) struct Directory {
     pub(crate) inode: InodeSlot,
     pub(crate) key: ParentKey,
     pub(crate) flags: Flags,
+}
+
+/// The directory of a component that is looked up.
+#[derive(Clone, Copy)]
+pub(crate) struct LookupParent {
+    /// The number that stands for the directory in the hashes of its children.
+    pub(crate) id: u64,
+    /// The current key of its children.
+    pub(crate) key: ParentKey,
 }
 
 /// A dentry that was found under a name.
@@ -175,21 +187,21 @@ impl Dcache {
         })
     }
 
-    /// Looks up the component from `start` to the end of a path, as [`Dcache::find`] does. The
-    /// directory has the number `id` and the parent key `key`. It finds only plain dentries:
+    /// Looks up a component of a path, as [`Dcache::find`] does. It finds only plain dentries:
     /// neither symbolic links nor mount points. The caller validates the snapshot.
     pub(crate) fn find_plain(
         &self,
-        (id, key): (u64, ParentKey),
-        (path, start): (&[u8], usize),
+        parent: LookupParent,
+        component: Component<'_>,
     ) -> Option<(DentrySlot, Snapshot)> {
-        let lookup_key = LookupKey::of_component(path, start, &self.keys);
-        self.table.find(lookup_key.hash.child(id) as u32, |slot| {
+        let lookup_key = LookupKey::of_component(component, &self.keys);
+        self.table.find(lookup_key.hash.child(parent.id) as u32, |slot| {
             let line = self.dentries.line(slot);
             let seen = line.snapshot_now();
             let is_plain = !seen.body.flags().intersects(Flags::SYMLINK | Flags::MOUNTED);
-            let is_it =
-                is_plain && seen.key == key && line.is_named(seen, &lookup_key, &self.dentries);
+            let is_it = is_plain
+                && seen.key == parent.key
+                && line.is_named(seen, &lookup_key, &self.dentries);
             is_it.then_some((slot, seen))
         })
     }
@@ -201,19 +213,19 @@ impl Dcache {
     pub(crate) fn find_at_once(
         &self,
         extent: Extent,
-        (id, key): (u64, ParentKey),
-        (path, start): (&[u8], usize),
+        parent: LookupParent,
+        component: Component<'_>,
         needed: Flags,
         before: impl Fn(DentrySlot),
     ) -> Option<Child<'_>> {
-        if path.len() - start > SHORT_MAX {
+        if component.len() > SHORT_MAX {
             return None;
         }
-        let lookup_key = ShortLookupKey::of_component((path, start), needed, &self.keys);
-        let slot = self.table.first_within(extent, lookup_key.hash.child(id) as u32)?;
+        let lookup_key = ShortLookupKey::of_component(component, needed, &self.keys);
+        let slot = self.table.first_within(extent, lookup_key.hash.child(parent.id) as u32)?;
         before(slot);
         let line = self.dentries.line(slot);
-        line.plain(key, &lookup_key).map(|seen| Child { slot, seen, line })
+        line.plain(parent.key, &lookup_key).map(|seen| Child { slot, seen, line })
     }
 
     /// Returns the size of the index, for [`Dcache::find_at_once`].
@@ -465,6 +477,11 @@ pub(crate) fn full<T>(slot: Option<T>) -> Result<T, Errno> {
 /// inode.
 fn unhashed(body: Body) -> Body {
     body.with_flags(body.flags() - Flags::HASHED).with_inode(InodeSlot::NONE)
+}
+
+/// Returns true if a directory is in the tree: it has a name, or is a root.
+pub(crate) fn is_attached(flags: Flags) -> bool {
+    flags.intersects(Flags::HASHED | Flags::ROOT)
 }
 
 #[cfg(all(test, corewalk_loom))]

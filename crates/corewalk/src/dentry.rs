@@ -41,12 +41,12 @@ use corewalk_base::{ShardedCounter, WordPair};
 use corewalk_sync::{Group, Lockref, SeqCount, SlotArena};
 
 use crate::attr::FileKind;
-use crate::name::name_word;
+use crate::name::{name_word, name_words};
 use crate::slot::{DentrySlot, InodeSlot, Seq};
 pub(crate) use body::{Body, Flags};
 use cold::{Cold, Half};
-use lookup_key::{LONG_NAMED, NAMED_MASK, name_word_at, name_words, words_of};
-pub(crate) use lookup_key::{LookupKey, SHORT_MAX, ShortLookupKey};
+pub(crate) use lookup_key::{Component, LookupKey, SHORT_MAX, ShortLookupKey};
+use lookup_key::{LONG_NAMED, NAMED_MASK, name_word_at, words_of};
 pub(crate) use parent_key::ParentKey;
 
 /// Number of name words in the dentry itself: 40 bytes, or 24 bytes for a directory. Loom models
@@ -73,7 +73,10 @@ const LONG_SIZE_SHIFT: u32 = 32;
 /// The slots of one namespace: dentries with their cold records and long names. They also record
 /// which halves of a slot are in use.
 pub(crate) struct Dentries {
+    /// Words 1 to 7 of a dentry are protected by the lock of its cold record (D.1). Readers use the
+    /// sequence in word 0.
     hot: SlotArena<WORDS>,
+    /// The lockref and the cold word of each slot.
     cold: SlotArena<COLD_WORDS>,
     small: SlotArena<{ LONG_WORDS[0] }>,
     middle: SlotArena<{ LONG_WORDS[1] }>,
@@ -440,7 +443,8 @@ impl Dentries {
     pub(crate) fn new_image(
         &self,
         key: ParentKey,
-        place: (u32, InodeSlot),
+        superblock: u32,
+        inode: InodeSlot,
         name: &[u8],
         flags: Flags,
         directory: DirectoryWords,
@@ -457,7 +461,7 @@ impl Dentries {
             words[room - 1] = self.store_long(name, 8 * (room - 1))?;
             flags |= Flags::LONG;
         }
-        Some(Image { key, body: Body::new(place, name.len(), flags), words })
+        Some(Image { key, body: Body::new(superblock, inode, name.len(), flags), words })
     }
 
     /// Stores `image` and returns the previous image. The caller is inside a write section (D.1).
@@ -710,9 +714,10 @@ mod tests {
         let bytes: Vec<u8> = (1..=255).collect();
         for (len, flags) in (1..=255).flat_map(|len| [(len, Flags::HASHED), (len, DIRECTORY)]) {
             let name = &bytes[..len];
-            let (key, place) = (ParentKey::new(DentrySlot::new(1), 1), (0, InodeSlot::new(1)));
+            let (key, inode) = (ParentKey::new(DentrySlot::new(1), 1), InodeSlot::new(1));
             let slot = dentries.alloc(InodeSlot::NONE, Group::Many).unwrap();
-            let image = dentries.new_image(key, place, name, flags, DirectoryWords::default());
+            let words = DirectoryWords::default();
+            let image = dentries.new_image(key, 0, inode, name, flags, words);
             dentries.store(slot, &image.unwrap());
             let seen = dentries.snapshot(slot);
             let mut copy = NameCopy::new();

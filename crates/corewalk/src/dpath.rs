@@ -65,7 +65,9 @@ impl Route<'_> {
     fn prepend<const N: usize>(self, buffer: &mut PathBuffer<'_, N>, dcache: &Dcache, pass: Pass) {
         match self {
             Route::Names(slot) => buffer.prepend(dcache, slot, DentrySlot::NONE, pass),
-            Route::Mounts(from, root) => buffer.prepend_mounts(dcache, from, root, pass),
+            Route::Mounts((mount, slot), root) => {
+                buffer.prepend_mounts(dcache, mount, slot, root, pass);
+            }
         }
     }
 }
@@ -146,7 +148,7 @@ pub(crate) fn append_inode_path(
         if alias.is_none() {
             return Err(Errno::NOENT);
         }
-        if collect_alias(dcache, (alias, inode), &mut buffer) {
+        if collect_alias(dcache, alias, inode, &mut buffer) {
             out.extend_from_slice(buffer.whole());
             return Ok(());
         }
@@ -165,7 +167,7 @@ pub(crate) fn other_inode_paths(dcache: &Dcache, inode: InodeSlot) -> Vec<Vec<u8
     let aliases = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
     let mut buffer = PathBuffer::new();
     let path = |alias| {
-        let is_there = collect_alias(dcache, (alias, inode), &mut buffer);
+        let is_there = collect_alias(dcache, alias, inode, &mut buffer);
         is_there.then(|| buffer.whole().to_vec())
     };
     aliases.into_iter().filter_map(path).collect()
@@ -175,7 +177,8 @@ pub(crate) fn other_inode_paths(dcache: &Dcache, inode: InodeSlot) -> Vec<Vec<u8
 /// inode, or not below the root.
 fn collect_alias(
     dcache: &Dcache,
-    (alias, inode): (DentrySlot, InodeSlot),
+    alias: DentrySlot,
+    inode: InodeSlot,
     buffer: &mut PathBuffer<'static>,
 ) -> bool {
     if !dcache.dentries.lockref(alias).get_not_dead() {
@@ -202,7 +205,7 @@ pub(crate) struct Chain {
 /// # Errors
 /// `ENOENT` if the inode has no name.
 pub(crate) fn chain_of_inode(dcache: &Dcache, inode: InodeSlot) -> Result<Chain, Errno> {
-    names_of(dcache, inode, |name| chain_of_name(dcache, (name, inode))).ok_or(Errno::NOENT)
+    names_of(dcache, inode, |name| chain_of_name(dcache, name, inode)).ok_or(Errno::NOENT)
 }
 
 /// Returns an alias of an inode that is linked below the root, with a reference. Returns None if
@@ -212,7 +215,7 @@ pub(crate) fn hold_name(dcache: &Dcache, inode: InodeSlot) -> Option<DentrySlot>
         if !dcache.dentries.lockref(name).get_not_dead() {
             return None;
         }
-        if chain_of_name(dcache, (name, inode)).is_some() {
+        if chain_of_name(dcache, name, inode).is_some() {
             return Some(name);
         }
         dcache.put(name);
@@ -245,10 +248,7 @@ fn names_of<T>(
 
 /// Returns the path to a dentry. Returns None if it is not an alias of the inode, or not below the
 /// root.
-pub(crate) fn chain_of_name(
-    dcache: &Dcache,
-    (name, inode): (DentrySlot, InodeSlot),
-) -> Option<Chain> {
+pub(crate) fn chain_of_name(dcache: &Dcache, name: DentrySlot, inode: InodeSlot) -> Option<Chain> {
     let mut buffer = PathBuffer::new();
     let mut passes = 0;
     loop {

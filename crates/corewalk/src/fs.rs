@@ -1,36 +1,11 @@
 //! The interface to a back end: the trait that a file system implements.
 //!
 //! A [`FileSystem`] stores files. It is asked for one name at a time. The caller does path walks,
-//! permission checks, negative entries, mounts and reference counts. Eleven methods are required;
-//! the others have a default. The example `squares` of `corewalk-fuse` is a complete back end.
+//! permission checks, negative entries, mounts and reference counts. Six methods are required, five
+//! more make changes, and the others have a useful default. The example `squares` of
+//! `corewalk-fuse` is a complete back end.
 //!
-//! # What a back end may rely on
-//! - F.1: calls for one (directory, name) never overlap, lookups included. Calls for different
-//!   names do overlap.
-//! - F.2: during a call the caller holds only locks of the same names and inodes, and path locks
-//!   (F.6). So a slow call delays only operations that need its answer. A panic in a call reaches
-//!   the caller, and waiting threads go on. A panic in a `forget` during unwinding is caught.
-//! - F.3: permissions are checked, names are valid, and the kind of file fits the call: `rmdir`
-//!   gets a directory, `read` a regular file.
-//! - F.4: `forget` is called once each time an inode enters the cache, after its last use. An inode
-//!   enters the cache when `root`, `lookup`, `make`, `link` or `by_number` returns it and the cache
-//!   does not have it. It may also enter when `readdir` reports it with attributes. An inode
-//!   without links stays usable until `forget`. Two generations of one number are two inodes; each
-//!   is forgotten, in any order.
-//! - F.5: calls of `setattr` and `set_acl` for one inode do not overlap.
-//! - F.6: a path from [`Node::path`] stays valid until the call returns. Meanwhile the back end
-//!   gets no rename or removal of that file or of a directory above it. If such a call runs, `path`
-//!   waits for it. Renames elsewhere are not delayed (trap X1).
-//!
-//! # What a back end must do
-//! - It never reuses a pair (`ino`, `generation`) for another file within the mount. Otherwise a
-//!   stale handle would reach the other file (trap P11).
-//! - A call that fails changes nothing.
-//! - If `readdir` reports attributes, the inode is usable without a `lookup`. The cache may drop
-//!   the report without a `forget`. So a back end that keeps state per looked-up inode reports
-//!   none.
-//! - During a call, it must not call the `Vfs` for the same names, nor change the attributes of the
-//!   same inode. Between [`Node::path`] and the end of the call it must not call the `Vfs` at all.
+//! The documentation of [`FileSystem`] has the rules (F.1 to F.6), since this module is private.
 //!
 //! Source: Linux `struct inode_operations`. Traps P6 and P7 cite bugs of other implementations.
 
@@ -298,10 +273,38 @@ bitflags! {
     }
 }
 
-/// A file system that corewalk serves. The module documentation has the rules.
+/// A file system that corewalk serves.
 ///
 /// `open` returns a handle of 64 bits, which comes back in `read`, `write`, `append`, `fsync` and
 /// `release`. A back end without open state keeps the default `open` and ignores handles.
+///
+/// # What a back end may rely on
+/// - F.1: calls for one (directory, name) never overlap, lookups included. Calls for different
+///   names do overlap.
+/// - F.2: during a call the caller holds only locks of the same names and inodes, and path locks
+///   (F.6). So a slow call delays only operations that need its answer. A panic in a call reaches
+///   the caller, and waiting threads go on. A panic in a `forget` during unwinding is caught.
+/// - F.3: permissions are checked, names are valid, and the kind of file fits the call: `rmdir`
+///   gets a directory, `read` a regular file.
+/// - F.4: `forget` is called once each time an inode enters the cache, after its last use. An inode
+///   enters the cache when `root`, `lookup`, `make`, `link` or `by_number` returns it and the cache
+///   does not have it. It may also enter when `readdir` reports it with attributes. An inode
+///   without links stays usable until `forget`. Two generations of one number are two inodes; each
+///   is forgotten, in any order.
+/// - F.5: calls of `setattr` and `set_acl` for one inode do not overlap.
+/// - F.6: a path from [`Node::path`] stays valid until the call returns. Meanwhile the back end
+///   gets no rename or removal of that file or of a directory above it. If such a call runs, `path`
+///   waits for it. Renames elsewhere are not delayed (trap X1).
+///
+/// # What a back end must do
+/// - It never reuses a pair (`ino`, `generation`) for another file within the mount. Otherwise a
+///   stale handle would reach the other file (trap P11).
+/// - A call that fails changes nothing.
+/// - If `readdir` reports attributes, the inode is usable without a `lookup`. The cache may drop
+///   the report without a `forget`. So a back end that keeps state per looked-up inode reports
+///   none.
+/// - During a call, it must not call the `Vfs` for the same names, nor change the attributes of the
+///   same inode. Between [`Node::path`] and the end of the call it must not call the `Vfs` at all.
 ///
 /// # Errors
 /// Any method may return `EIO` if the storage fails, and `ESTALE` for an inode that is gone. A back
@@ -321,6 +324,67 @@ bitflags! {
 /// assert_eq!(fs.write(file, 0, 0, b"data")?, 4);
 /// assert_eq!(fs.getattr(file)?.size, 4);
 /// # Ok::<(), corewalk::Errno>(())
+/// ```
+///
+/// A back end that is read-only implements six methods. The changes are `EROFS` by default:
+/// ```
+/// use corewalk::{Attr, Cred, DirEntry, DirSink, Errno, FileSystem, Make, Name, Node};
+/// use corewalk::{Removal, RenameMode, SetAttr, StatFs, Vfs, VfsOptions};
+/// use std::sync::Arc;
+///
+/// const TEXT: &[u8] = b"hello";
+///
+/// /// A directory with one file, `hello`.
+/// struct Hello;
+///
+/// impl FileSystem for Hello {
+///     fn root(&self) -> Result<Attr, Errno> {
+///         Ok(Attr::dir(1))
+///     }
+///
+///     fn lookup(&self, _: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
+///         if name.as_bytes() == TEXT { Ok(Attr::file(2, 5)) } else { Err(Errno::NOENT) }
+///     }
+///
+///     fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
+///         Ok(if node.ino() == 1 { Attr::dir(1) } else { Attr::file(2, 5) })
+///     }
+///
+///     fn readdir(&self, _: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
+///         if cookie == 0 {
+///             let _ = sink(DirEntry::from_attr(Name::new(TEXT)?, Attr::file(2, 5), 1));
+///         }
+///         Ok(())
+///     }
+///
+///     fn read(&self, _: Node<'_>, _: u64, at: u64, buf: &mut [u8]) -> Result<usize, Errno> {
+///         let rest = TEXT.get(at as usize..).unwrap_or_default();
+///         let count = rest.len().min(buf.len());
+///         buf[..count].copy_from_slice(&rest[..count]);
+///         Ok(count)
+///     }
+///
+///     fn statfs(&self) -> Result<StatFs, Errno> {
+///         Ok(StatFs::default().with_files(2))
+///     }
+/// }
+///
+/// let vfs = Vfs::new(Arc::new(Hello), VfsOptions::default())?;
+/// let (cred, root) = (Cred::root(), vfs.root());
+/// let (name, new) = (Name::new(TEXT)?, Name::new(b"new")?);
+/// let file = vfs.lookup(&cred, &root, name)?;
+/// let mut buf = [0; 8];
+/// assert_eq!(vfs.read(&file, 0, 1, &mut buf), Ok(4));
+/// assert_eq!(&buf[..4], b"ello");
+/// let read_only = Some(Errno::ROFS);
+/// assert_eq!(vfs.make(&cred, &root, new, Make::new(0o644, 0, 0)).err(), read_only);
+/// assert_eq!(vfs.remove(&cred, &root, name, Removal::Unlink).err(), read_only);
+/// let renamed = vfs.rename(&cred, (&root, name), (&root, new), RenameMode::Replace);
+/// assert_eq!(renamed.err(), read_only);
+/// let chmod = SetAttr::default().with_mode(0o600);
+/// assert_eq!(vfs.setattr(&cred, &file, &chmod).err(), read_only);
+/// assert_eq!(vfs.write(&cred, &file, 0, 0, TEXT).err(), read_only);
+/// # Ok::<(), Errno>(())
 /// ```
 #[allow(unused_variables)]
 pub trait FileSystem: Send + Sync + 'static {
@@ -361,15 +425,21 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// Changes attributes, all or none, and returns the new ones. A new mode also changes an access
     /// ACL, as chmod(2) does. A new size may fail with `EFBIG` or `ENOSPC`.
-    fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno>;
+    fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
+        Err(Errno::ROFS)
+    }
 
     /// Makes a new file of any kind. Fails with `EEXIST` or `ENOSPC`, or with `ENOENT` if `dir` was
     /// removed.
-    fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno>;
+    fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
+        Err(Errno::ROFS)
+    }
 
     /// Removes the name of `node`. `ENOTEMPTY` for a directory that is not empty. No file can be
     /// made in a removed directory.
-    fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno>;
+    fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno> {
+        Err(Errno::ROFS)
+    }
 
     /// Renames `from` to `to` in the way that `mode` names. The caller has excluded loops, also
     /// with concurrent renames, and has checked kinds, `.` and `..`. `ENOTEMPTY` for a target
@@ -383,7 +453,9 @@ pub trait FileSystem: Send + Sync + 'static {
         from: (Node<'_>, Name<'_>),
         to: (Node<'_>, Name<'_>),
         mode: RenameMode,
-    ) -> Result<(), Errno>;
+    ) -> Result<(), Errno> {
+        Err(Errno::ROFS)
+    }
 
     /// Reports the entries of `dir` behind `cookie` in a fixed order, until the end or until `sink`
     /// breaks. Cookie 0 is the start. An entry that exists during a whole pass is reported exactly
@@ -405,8 +477,15 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// Writes `bytes` at `offset` and returns the number of bytes. May fail with `ENOSPC` or
     /// `EFBIG`.
-    fn write(&self, node: Node<'_>, handle: u64, offset: u64, bytes: &[u8])
-    -> Result<usize, Errno>;
+    fn write(
+        &self,
+        node: Node<'_>,
+        handle: u64,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<usize, Errno> {
+        Err(Errno::ROFS)
+    }
 
     /// Writes `bytes` at the current end of the file (`O_APPEND`) and returns the number of bytes.
     /// `end` is the end that the client knows. May fail with `ENOSPC` or `EFBIG`.

@@ -82,11 +82,12 @@ impl Perm {
     }
 }
 
-/// The inodes of one namespace.
+/// The inodes of one namespace. Analogous to Linux's `inode_hashtable`.
 pub(crate) struct Inodes {
     /// Reference records. A number changes only in a slot that no other thread uses.
     refs: SlotArena<REF_WORDS>,
-    /// Permission records. Written under the lock of the inode's lockref.
+    /// Permission records, with the head of the alias chain. Written under the lock of the inode's
+    /// lockref.
     perm: SlotArena<PERM_WORDS>,
     table: Table<OfInode>,
     keys: HashKeys,
@@ -279,7 +280,8 @@ impl Inodes {
     pub(crate) fn get_or_insert(
         &self,
         dentries: &Dentries,
-        (superblock, beside): (u32, DentrySlot),
+        superblock: u32,
+        beside: DentrySlot,
         attr: &Attr,
         has_acl: bool,
         changes_before: i64,
@@ -310,7 +312,7 @@ impl Inodes {
             self.stale_generations.insert(superblock, attr.ino, stale);
         }
         let known = self.changes() == changes_before;
-        self.begin_life((superblock, slot), attr, Perm::of(attr, has_acl), known);
+        self.begin_life(superblock, slot, attr, Perm::of(attr, has_acl), known);
         stripe.insert(slot);
         let needs_split = stripe.needs_split();
         drop(stripe);
@@ -320,15 +322,8 @@ impl Inodes {
         Some(Entered { slot, stale_generation })
     }
 
-    /// Fills a slot that no other thread can find. The inode begins with one reference, which is
-    /// the caller's.
-    fn begin_life(
-        &self,
-        (superblock, slot): (u32, InodeSlot),
-        attr: &Attr,
-        perm: Perm,
-        known: bool,
-    ) {
+    /// Fills a slot that no other thread can find, with one reference for the caller.
+    fn begin_life(&self, superblock: u32, slot: InodeSlot, attr: &Attr, perm: Perm, known: bool) {
         self.count.add(1);
         self.refs.extend_to(slot.get());
         self.perm.extend_to(slot.get());

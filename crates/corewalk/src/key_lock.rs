@@ -48,7 +48,8 @@ const LISTED: u64 = 2;
 /// lock.
 const NO_KEY: u64 = ALONE | LISTED;
 
-/// The in-lookup locks or the attribute locks of a namespace.
+/// The in-lookup locks or the attribute locks of a namespace. The user of the locks says
+/// what they protect.
 pub(crate) struct KeyLocks {
     shards: Box<[OwnLine<Shard>]>,
 }
@@ -71,6 +72,8 @@ struct Holder {
     /// Threads that wait for the lock.
     waiters: u32,
 }
+
+/// One or two held locks.
 #[must_use]
 pub(crate) struct KeyGuard<'a> {
     locks: &'a KeyLocks,

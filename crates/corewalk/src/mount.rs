@@ -15,8 +15,9 @@
 //! # Invariants
 //! - M.1: a live mount keeps a reference on its mount point, and keeps its parent mount alive. So a
 //!   mount with another mount in it is not unmounted.
-//! - M.2: a mount point has a name, or is a root. `mount` marks it under the in-lookup lock of its
-//!   name. A removal or a rename of the name checks the mark under the same lock.
+//! - M.2: a mount point has a name, or is a root. `Vfs::mount` (`path/mounting`) marks it under the
+//!   in-lookup lock of its name. A removal or a rename of the name checks the mark under the same
+//!   lock.
 //!
 //! # Locks
 //! The in-lookup lock of the mount point's name, then `change`, then the lock of a mount's count or
@@ -39,17 +40,9 @@ use corewalk_sync::rcu::ReadGuard;
 use corewalk_sync::{Lockref, RcuCell};
 
 use crate::Errno;
-use crate::attr::FileKind;
-use crate::dcache::{Mounted, is_attached};
-use crate::dentry::Flags;
-use crate::fs::FileSystem;
-use crate::key_lock::KeyGuard;
-use crate::name::Name;
-use crate::path::PathRef;
 use crate::slot::DentrySlot;
-use crate::vfs::Vfs;
 
-/// One mounted file system.
+/// One mounted file system. Analogous to Linux's `struct mount`.
 #[doc(alias = "struct mount")]
 pub(crate) struct Mount {
     pub(crate) id: u64,
@@ -110,10 +103,13 @@ impl Drop for MountRef {
     }
 }
 
-/// The mounts of a namespace.
+/// The mounts of a namespace. Analogous to Linux's `struct mnt_namespace`.
 pub(crate) struct Mounts {
     root: OnceLock<Arc<Mount>>,
+    /// Readers are in an RCU section. Written under `change`.
     table: RcuCell<Table>,
+    /// The id of the last mount. The mutex also protects the stores to `table` and the marks of
+    /// mount points.
     change: Mutex<u64>,
 }
 
@@ -153,139 +149,77 @@ impl Mounts {
     }
 
     /// Returns true if something is mounted on a dentry of a mount.
-    fn is_taken(&self, key: (u64, DentrySlot)) -> bool {
-        self.table.read(&corewalk_sync::rcu::read_lock()).contains_key(&key)
+    pub(crate) fn is_taken(&self, mount: &Mount, dentry: DentrySlot) -> bool {
+        let guard = corewalk_sync::rcu::read_lock();
+        self.table.read(&guard).contains_key(&(mount.id, dentry))
+    }
+
+    /// Mounts the file system with the root dentry `root` on the dentry `point` of the mount
+    /// `parent`. The new mount takes over the caller's reference on `root`. `mark` runs once the
+    /// mount is in the table, under `change`. It takes the mount's reference on `point` and marks
+    /// the dentry.
+    ///
+    /// # Errors
+    /// `EBUSY` if something is mounted there. Then nothing has changed.
+    pub(crate) fn add(
+        &self,
+        parent: &Arc<Mount>,
+        point: DentrySlot,
+        root: DentrySlot,
+        mark: impl FnOnce(),
+    ) -> Result<(), Errno> {
+        let mut last = self.change.lock();
+        if self.is_taken(parent, point) {
+            // A mount on a root takes no in-lookup lock, so another thread may have mounted there
+            // meanwhile.
+            return Err(Errno::BUSY);
+        }
+        *last += 1;
+        let users = Lockref::new(1);
+        let mount = Mount { id: *last, root, point: Some((Arc::clone(parent), point)), users };
+        let (key, mount) = ((parent.id, point), Arc::new(mount));
+        self.table.update(|table| {
+            let mut table = table.clone();
+            table.insert(key, Arc::clone(&mount));
+            table
+        });
+        mark();
+        Ok(())
+    }
+
+    /// Unmounts `mount`, to which the caller has the only path. `unmark` runs once the mount has
+    /// left the table, under `change`. It removes the mark of the mount point. The caller then
+    /// drops the references of the mount on its mount point and on its root.
+    ///
+    /// # Errors
+    /// `EBUSY` if the mount has other users, or has a mount in it; `EINVAL` for the root mount.
+    pub(crate) fn remove(&self, mount: &Mount, unmark: impl FnOnce()) -> Result<(), Errno> {
+        let Some((parent, point)) = &mount.point else { return Err(Errno::INVAL) };
+        let change = self.change.lock();
+        if self.has_mounts_in(mount) {
+            return Err(Errno::BUSY);
+        }
+        let mut users = mount.users.lock();
+        // Two users are normal: the table and the path of the caller.
+        if users.count() > 2 {
+            return Err(Errno::BUSY);
+        }
+        users.mark_dead();
+        drop(users);
+        self.table.update(|table| {
+            let mut table = table.clone();
+            table.remove(&(parent.id, *point));
+            table
+        });
+        unmark();
+        drop(change);
+        mount.users.put_return();
+        Ok(())
     }
 
     /// Returns true if something is mounted in `mount`.
     fn has_mounts_in(&self, mount: &Mount) -> bool {
         let guard = corewalk_sync::rcu::read_lock();
         self.table.read(&guard).keys().any(|(id, _)| *id == mount.id)
-    }
-}
-
-impl Vfs {
-    /// Mounts `fs` on the directory `at`.
-    ///
-    /// A namespace accepts 1024 file systems during its life, including that of its root. An
-    /// unmounted file system still counts. It is dropped with the namespace, because its inodes may
-    /// be in use. A file system whose mount failed with `ENOMEM` counts too.
-    ///
-    /// # Errors
-    /// - `ENOTDIR` for other files; `ENOENT` if the directory has been removed.
-    /// - `EBUSY` if there is a mount on it already. A walk leads to the root of that mount, which
-    ///   can be mounted on.
-    /// - `ENFILE` for a file system too many; `ENOMEM`.
-    /// - The errors of `fs.root()`.
-    ///
-    /// # Examples
-    /// ```
-    /// # use std::sync::Arc;
-    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
-    /// # use corewalk::{Cred, FsStruct, Make, Name, WalkFlags, Vfs, VfsOptions};
-    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
-    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
-    /// let (cred, root) = (Cred::root(), vfs.root_path());
-    /// vfs.make(&cred, &root.inode(), Name::new(b"mnt")?, Make::new(0o040_755, 0, 0))?;
-    /// let at = FsStruct { cwd: root.clone(), root };
-    /// let point = vfs.walk(&cred, &at, b"/mnt", WalkFlags::empty())?;
-    /// vfs.mount(Arc::new(Tmpfs::new(TmpfsOptions::default())), &point)?;
-    /// let top = vfs.walk(&cred, &at, b"/mnt", WalkFlags::empty())?;
-    /// assert_ne!(top.id(), point.id());
-    /// assert_eq!(top.d_path(&at.root), b"/mnt");
-    /// # Ok::<(), corewalk::Errno>(())
-    /// ```
-    pub fn mount(&self, fs: Arc<dyn FileSystem>, at: &PathRef<'_>) -> Result<(), Errno> {
-        if at.inode.kind() != FileKind::Directory {
-            return Err(Errno::NOTDIR);
-        }
-        let attr = crate::vfs::root_of(&*fs)?;
-        let _locked = self.lock_name_of_point(at.dentry)?;
-        let key = (at.mount.id, at.dentry);
-        if self.mounts.is_taken(key) {
-            return Err(Errno::BUSY);
-        }
-        let root = self.add_superblock(fs, &attr)?;
-        let mut last = self.mounts.change.lock();
-        if self.mounts.is_taken(key) {
-            // A mount on a root takes no in-lookup lock. So another thread may meanwhile have
-            // mounted a file system here.
-            return Err(Errno::BUSY);
-        }
-        self.dcache.dentries.lockref(at.dentry).get();
-        *last += 1;
-        let point = Some((Arc::clone(&at.mount), at.dentry));
-        let mount = Arc::new(Mount { id: *last, root, point, users: Lockref::new(1) });
-        self.mounts.table.update(|table| {
-            let mut table = table.clone();
-            table.insert(key, Arc::clone(&mount));
-            table
-        });
-        self.dcache.set_mounted(at.dentry, Mounted::Yes);
-        Ok(())
-    }
-
-    /// Takes the in-lookup lock of the mount point's name, so that the name is neither removed nor
-    /// renamed (M.2). Returns None for a root, which has no name.
-    ///
-    /// # Errors
-    /// `ENOENT` if the mount point has been removed.
-    fn lock_name_of_point(&self, dentry: DentrySlot) -> Result<Option<KeyGuard<'_>>, Errno> {
-        let attached = || {
-            let now = self.dcache.directory(dentry);
-            now.filter(|now| is_attached(now.flags)).ok_or(Errno::NOENT)
-        };
-        loop {
-            if attached()?.flags.contains(Flags::ROOT) {
-                return Ok(None);
-            }
-            let (parent, copy) = self.dcache.name_of(dentry);
-            let name = Name::new(copy.as_bytes()).map_err(|_| Errno::NOENT)?;
-            let key = self.dcache.in_lookup_key(parent, &self.dcache.lookup_key(name));
-            let in_lookup = self.dcache.in_lookup.lock(key);
-            let (parent_now, now) = self.dcache.name_of(dentry);
-            // The mount point may have been renamed or removed before the lock was taken, so
-            // compare its name again.
-            if (parent_now, now.as_bytes()) == (parent, copy.as_bytes()) {
-                return attached().map(|_| Some(in_lookup));
-            }
-        }
-    }
-
-    /// Unmounts the file system that has `at` as its root.
-    ///
-    /// # Errors `EINVAL` if `at` is not the root of a mount, or is the root of the namespace.
-    /// `EBUSY` if there is a mount below, or another path into the mount is held. Walks in
-    /// progress, and inodes that are held without a path, do not prevent the unmount.
-    pub fn umount(&self, at: PathRef<'_>) -> Result<(), Errno> {
-        let mount = &**at.mount;
-        let Some((parent, point)) = &mount.point else { return Err(Errno::INVAL) };
-        if at.dentry != mount.root {
-            return Err(Errno::INVAL);
-        }
-        let change = self.mounts.change.lock();
-        if self.mounts.has_mounts_in(mount) {
-            return Err(Errno::BUSY);
-        }
-        let mut users = mount.users.lock();
-        // Two users are normal: the table and `at`.
-        if users.count() > 2 {
-            return Err(Errno::BUSY);
-        }
-        users.mark_dead();
-        drop(users);
-        self.mounts.table.update(|table| {
-            let mut table = table.clone();
-            table.remove(&(parent.id, *point));
-            table
-        });
-        // A dentry belongs to one file system, and a file system is mounted once. So the dentry has
-        // no other mount on it.
-        self.dcache.set_mounted(*point, Mounted::No);
-        drop(change);
-        mount.users.put_return();
-        self.dcache.put(*point);
-        self.dcache.put(mount.root);
-        Ok(())
     }
 }

@@ -115,6 +115,15 @@ pub(crate) fn name_word(name: &[u8], at: usize) -> u64 {
     eight(name, at.min(name.len() - 8))
 }
 
+/// Returns the first words of a name. If the name is shorter than a word, each word is the name
+/// padded with zeroes. Lengths of names are hard to predict, so the only branch recognises names
+/// shorter than a word.
+#[inline(always)]
+pub(crate) fn name_words<const N: usize>(name: &[u8]) -> [u64; N] {
+    let Some(last) = name.len().checked_sub(8) else { return [padded(name); N] };
+    std::array::from_fn(|i| eight(name, last.min(8 * i)))
+}
+
 /// Returns true if there is a `/` or a NUL in `bytes`. Lengths of names are hard to predict, so
 /// most names are checked without a branch on the length. The check tests eight bytes at a time. If
 /// the name has no more, it tests the last eight again.

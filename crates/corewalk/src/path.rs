@@ -1,6 +1,7 @@
 //! A place in the namespace: a mount and a dentry, with references on both.
 
 mod formatting;
+mod mounting;
 
 pub use formatting::PathFormat;
 

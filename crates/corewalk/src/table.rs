@@ -66,6 +66,8 @@ pub(crate) struct Table<K> {
     /// The table grows when a stripe holds more entries per bucket than this number. At that time
     /// the mean of all stripes is about one entry less.
     load: u32,
+    /// Each lock protects its state, and the entries of all buckets whose numbers end in the number
+    /// of the stripe.
     stripes: Box<[OwnLine<Mutex<StripeState>>]>,
     /// Held during a split. Protects the stores to `size`.
     grow: Mutex<()>,

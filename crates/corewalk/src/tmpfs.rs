@@ -299,8 +299,8 @@ impl Tmpfs {
         change: Change<'_>,
         now: Timespec,
     ) -> Result<(), Errno> {
-        let (ino, times) = (inode.ino(), (inode.attributes.changed(), now));
-        self.xattrs.change(&mut inode.attributes.xattrs, ino, change, times, &self.space)
+        let (ino, changed) = (inode.ino(), inode.attributes.changed());
+        self.xattrs.change(&mut inode.attributes.xattrs, ino, change, changed, now, &self.space)
     }
 
     /// Frees an inode and its slot if `is_wanted` returns true for it, and returns its charges to
@@ -678,5 +678,10 @@ impl FileSystem for Tmpfs {
         sink("tmpfs_table_bytes", self.table.bytes());
         sink("tmpfs_shared_sets", shared_sets);
         sink("tmpfs_waiting", waiting);
+        let index = self.xattrs.index_counts();
+        sink("tmpfs_xattr_hits", index.hits);
+        sink("tmpfs_xattr_misses", index.misses);
+        sink("tmpfs_xattr_entries", index.entries);
+        sink("tmpfs_xattr_reclaimed", index.reclaimed);
     }
 }

@@ -182,11 +182,12 @@ pub struct Vfs {
     pub(crate) mounts: Mounts,
     in_flight_moves: InFlightMoves,
     in_flight_renames: InFlightRenames,
-    /// The attribute locks, by inode; see `attributes`.
+    /// The attribute locks, by inode. Each protects the order of attribute changes in the back end;
+    /// see `attributes`. Analogous to Linux's `i_rwsem`, which the caller of `notify_change` holds.
     attr_locks: KeyLocks,
 }
 
-/// A file system of a namespace.
+/// A file system of a namespace. Analogous to Linux's `struct super_block`.
 pub(crate) struct Superblock {
     pub(crate) fs: Arc<dyn FileSystem>,
     root_ino: u64,
@@ -197,7 +198,9 @@ pub(crate) struct Superblock {
 /// All file systems of a namespace. A file system is added and never removed, so the superblock
 /// index in an inode stays valid.
 pub(crate) struct Supers {
+    /// Each element is written once, under `used`.
     list: Box<[OnceLock<Superblock>]>,
+    /// The number of superblocks in `list`. Protected by its own mutex.
     used: Mutex<u32>,
     pressure: OnceLock<Box<dyn Pressure>>,
 }
@@ -303,8 +306,11 @@ impl Vfs {
     ) -> Result<DentrySlot, Errno> {
         let superblock = self.supers.add(fs, attr.ino)?;
         let inodes = &self.dcache.inodes;
-        let (dentries, place) = (&self.dcache.dentries, (superblock, DentrySlot::NONE));
-        let enter = || inodes.get_or_insert(dentries, place, attr, attr.has_acl, inodes.changes());
+        let (dentries, beside, has_acl) = (&self.dcache.dentries, DentrySlot::NONE, attr.has_acl);
+        let enter = || {
+            let changes = inodes.changes();
+            inodes.get_or_insert(dentries, superblock, beside, attr, has_acl, changes)
+        };
         let entered = enter().or_else(|| {
             self.dcache.prune();
             enter()
@@ -680,7 +686,7 @@ mod tests {
         let (slot, seen) = dcache.find_exact(key, &from).unwrap();
         assert!(dcache.get(slot, seen.seq));
         assert_eq!(
-            dcache.d_move((slot, &from), key, &lookup_key, None, &in_lookup),
+            dcache.d_move(slot, &from, key, &lookup_key, None, &in_lookup),
             Ok(DentrySlot::NONE)
         );
         dcache.put(slot);

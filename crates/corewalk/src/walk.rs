@@ -283,7 +283,7 @@ impl Vfs {
             if pass == RCU_PASSES {
                 self.dcache.counters.fallbacks.add(1);
             }
-            let mut walk = Walk::new(self, cred, flags, (root, start), mode, &mut read_set);
+            let mut walk = Walk::new(self, cred, flags, root, start, mode, &mut read_set);
             match walk.follow(path).and_then(|()| finish(&mut walk)) {
                 Ok(found) => return Ok(found),
                 Err(Stop::Fail(error)) => return Err(error),
@@ -299,7 +299,8 @@ impl<'v, 'a> Walk<'v, 'a> {
         vfs: &'v Vfs,
         cred: &'a Cred,
         flags: WalkFlags,
-        (root, start): (&'a PathRef<'v>, &'a PathRef<'v>),
+        root: &'a PathRef<'v>,
+        start: &'a PathRef<'v>,
         mode: Mode,
         read_set: &'a mut ReadSet,
     ) -> Walk<'v, 'a> {

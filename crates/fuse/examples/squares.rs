@@ -7,17 +7,14 @@
 //! cat /tmp/squares/12
 //! ```
 //!
-//! A [`FileSystem`] has eleven required methods. This one is read-only, so five of them return
-//! `EROFS`. The library does the rest: names, permissions, lookups and forgets.
+//! A [`FileSystem`] that is read-only has six methods. The library does the rest: names,
+//! permissions, lookups and forgets.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use corewalk::attr::mode::{S_IFDIR, S_IFREG};
-use corewalk::{
-    Attr, DirEntry, DirSink, Errno, FileSystem, Make, Name, Node, RenameMode, SetAttr, StatFs,
-    Timespec,
-};
+use corewalk::{Attr, DirEntry, DirSink, Errno, FileSystem, Name, Node, StatFs, Timespec};
 use corewalk_fuse::{MountOptions, Options, serve};
 
 /// The inode number of the root. The file `N` has the inode number `N` + 1.
@@ -80,31 +77,6 @@ impl FileSystem for Squares {
 
     fn statfs(&self) -> Result<StatFs, Errno> {
         Ok(StatFs::default().with_files(FILES + 1))
-    }
-
-    fn setattr(&self, _: Node<'_>, _: &SetAttr) -> Result<Attr, Errno> {
-        Err(Errno::ROFS)
-    }
-
-    fn make(&self, _: Node<'_>, _: Name<'_>, _: &Make<'_>) -> Result<Attr, Errno> {
-        Err(Errno::ROFS)
-    }
-
-    fn remove(&self, _: Node<'_>, _: Name<'_>, _: Node<'_>) -> Result<(), Errno> {
-        Err(Errno::ROFS)
-    }
-
-    fn rename(
-        &self,
-        _: (Node<'_>, Name<'_>),
-        _: (Node<'_>, Name<'_>),
-        _: RenameMode,
-    ) -> Result<(), Errno> {
-        Err(Errno::ROFS)
-    }
-
-    fn write(&self, _: Node<'_>, _: u64, _: u64, _: &[u8]) -> Result<usize, Errno> {
-        Err(Errno::ROFS)
     }
 }
 

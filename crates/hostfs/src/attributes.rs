@@ -1,7 +1,7 @@
 //! Reading attributes with statx(2), and changing them with chmod, chown, truncate and utimensat.
 //!
-//! A call that changes several attributes changes them one after the other. If one change fails,
-//! the old owner and mode are restored, if the call has changed them. The size is changed last,
+//! A call that changes several attributes changes them one after the other. If a change fails, the
+//! call restores the owner and the mode that it has already changed. The size is changed last,
 //! since a truncation cannot be undone.
 //!
 //! # When ACLs are read
@@ -43,8 +43,8 @@ impl HostFs {
         Ok(self.attr(&status, has_acl))
     }
 
-    /// Returns true if a file has an ACL. Calls `ask` unless the host or the type of the file
-    /// excludes ACLs.
+    /// Returns true if a file has an ACL. Calls `ask` to read it, unless the type of the file or
+    /// the host file system excludes ACLs.
     pub(crate) fn has_acl(
         &self,
         status: &Statx,
@@ -88,7 +88,8 @@ impl HostFs {
             None => None,
         };
         if let Err(error) = change(node, fd, &before, set, writable) {
-            // Ignore errors: they mean that another program has changed the file meanwhile.
+            // Ignore errors of the restoration. They mean that another program has changed the file
+            // meanwhile.
             let changes_owner = set.uid.is_some() || set.gid.is_some();
             if changes_owner {
                 let _ = chown(fd, Some(before.stx_uid), Some(before.stx_gid));
@@ -103,8 +104,8 @@ impl HostFs {
     }
 
     /// Returns a descriptor with which the file can be truncated. If a client has the file open for
-    /// writing, that descriptor is used. A user may truncate an open file with mode 0400, which
-    /// could not be opened for writing again.
+    /// writing, that descriptor is used. That matters for a file with mode 0400: a client that has
+    /// it open may truncate it, but it could not be opened for writing again.
     fn writable(&self, node: Node<'_>, fd: BorrowedFd<'_>) -> Result<SharedFd, Errno> {
         if let Some(open) = self.descriptors.get_writable(node.ino()) {
             return Ok(open);

@@ -2,10 +2,10 @@
 //!
 //! A path comes from the cache. It consists of names of directories and contains no `.`, no `..`
 //! and no symbolic link. So no component may be a link, lead up, or lead to another file system.
-//! The last component itself is opened: a directory for reading, or any file with `O_PATH`.
-//! openat2(2) does all that in the kernel. It may be missing (before Linux 5.6), or a filter of
-//! system calls may forbid it. Then each component is opened with `O_NOFOLLOW` from the directory
-//! before it. Both ways accept the same paths.
+//! The file at the last component is opened: a directory for reading, or any file with `O_PATH`.
+//! openat2(2) makes these checks in the kernel. But it does not exist before Linux 5.6, and a
+//! filter of system calls may forbid it. Then each component is opened with `O_NOFOLLOW` from the
+//! directory before it. Both ways accept the same paths.
 //!
 //! A path longer than `PATH_MAX` is resolved in pieces. Between two pieces another program may move
 //! the directory, even out of the root. So the caller checks by inode number that it got the right
@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use corewalk::Errno;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
 
-/// The longest part of a path that one call resolves, in bytes.
+/// Maximum length in bytes of the part of a path that one system call resolves.
 const PIECE_MAX: usize = 4000;
 /// Maximum number of calls of openat2(2) for one path. A call fails if a concurrent rename disturbs
 /// it.
@@ -34,7 +34,7 @@ pub(crate) enum Resolver {
 }
 
 impl Resolver {
-    /// Returns the way with openat2(2) if that works on this host, otherwise the slower one.
+    /// Returns the method with openat2(2) if this host has that call, otherwise the slower method.
     pub(crate) fn detect(root: BorrowedFd<'_>) -> Resolver {
         match beneath(root, b".", OFlags::PATH | OFlags::DIRECTORY) {
             Ok(_) => Resolver::Openat2,

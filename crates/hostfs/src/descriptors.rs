@@ -29,8 +29,8 @@ use rustix::fs::OFlags;
 
 use crate::hostfs::HostFsOptions;
 
-/// A descriptor that several calls may use at the same time. It is closed when the last of them
-/// drops it.
+/// A descriptor that several calls may use at the same time. It is closed when the last of these
+/// calls drops it.
 pub(crate) type SharedFd = Arc<OwnedFd>;
 
 /// The maximum number of kept descriptors of each kind.
@@ -80,8 +80,8 @@ struct Open {
     fd: SharedFd,
 }
 
-/// Descriptors by inode number, at most `max`. The clock algorithm evicts: its hand skips slots
-/// that were used since it last passed them, and evicts the first one that was not.
+/// Descriptors by inode number, at most `max`. The clock algorithm evicts descriptors. Its hand
+/// skips slots that were used since it last passed them, and evicts the first unused one.
 struct Recent {
     max: usize,
     hand: usize,
@@ -134,8 +134,8 @@ impl Descriptors {
         drop(gone);
     }
 
-    /// Drops the descriptor that [`Descriptors::keep_orphan`] has kept, after a removal that
-    /// failed.
+    /// Drops the descriptor that [`Descriptors::keep_orphan`] has kept for a removal. The removal
+    /// has failed, so the inode still has its name.
     pub(crate) fn adopt_orphan(&self, ino: u64) {
         let orphan = self.kept.lock().orphans.remove(ino);
         drop(orphan);
@@ -149,7 +149,7 @@ impl Descriptors {
         drop(gone);
     }
 
-    /// Closes all reusable descriptors, since the process has run out of descriptors.
+    /// Closes all reusable descriptors. The process has no descriptor left, and a call needs one.
     pub(crate) fn drop_reusable(&self) {
         let all = self.kept.lock().reusable.take();
         drop(all);
@@ -161,11 +161,11 @@ impl Descriptors {
         drop(replaced);
     }
 
-    /// Takes the fresh file with this inode number out, if it was opened with `access`.
+    /// Removes and returns the fresh file with this inode number, if it was opened with `access`.
     pub(crate) fn take_fresh(&self, ino: u64, access: OFlags) -> Option<OwnedFd> {
         let mut kept = self.kept.lock();
-        // The open may come from another client and with another access mode than the file was
-        // created with.
+        // The open may come from another client than the creation, with another access mode. Then
+        // the fresh file is of no use.
         kept.fresh.get(&ino).filter(|(kept, _)| *kept == access)?;
         kept.fresh.remove(&ino).map(|(_, fd)| fd)
     }
@@ -173,8 +173,8 @@ impl Descriptors {
     /// Checks that the clients may open one more file.
     ///
     /// # Errors
-    /// `ENFILE` if they may not. `EMFILE` would mean that the client itself has too many
-    /// descriptors.
+    /// `ENFILE` if they may not. `EMFILE` would wrongly tell the client that its own process has
+    /// too many descriptors.
     pub(crate) fn check_open_limit(&self) -> Result<(), Errno> {
         let kept = self.kept.lock();
         let is_full = kept.open.len() + kept.fresh.len() >= self.open_max;
@@ -289,7 +289,7 @@ mod tests {
         descriptors.keep(3, fd());
         assert!(descriptors.get(2).is_none());
         assert!(descriptors.get(1).is_some() && descriptors.get(3).is_some());
-        // Both descriptors were used. So the clock hand passes each of them once before it evicts
+        // Both descriptors were used. So the clock hand passes both of them once before it evicts
         // one.
         descriptors.keep(4, fd());
         let kept = [1, 3, 4].map(|ino| descriptors.get(ino).is_some());

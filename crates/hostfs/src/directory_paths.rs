@@ -1,9 +1,10 @@
 //! A cache of directories by path, for reading attributes by name.
 //!
-//! To read the attributes of a file, no descriptor of the file is needed. A descriptor of its
-//! directory and its name suffice, and one directory serves many files. The dentry cache gives the
-//! path of the file. This module maps the path of the directory to the inode number of the
-//! directory. With that number the descriptor of the directory can be found, if it is kept.
+//! To read the attributes of a file, no descriptor of the file is needed: its name and a descriptor
+//! of its directory are enough. One such descriptor serves all files of the directory. The dentry
+//! cache gives the path of the file. This module maps the path of the directory to the inode number
+//! of the directory. With that number, `Descriptors` finds the descriptor of the directory, if
+//! there is one.
 //!
 //! A rename or removal of a directory does not update this cache. The caller checks the inode
 //! number of the file that it finds in the directory. If the number is wrong, the caller drops the
@@ -17,7 +18,7 @@ use std::collections::HashMap;
 use corewalk_base::Mutex;
 use foldhash::fast::RandomState;
 
-/// Maximum number of directories in the cache. To add one more, all are dropped.
+/// Maximum number of directories in the cache. If it is reached, all directories are dropped.
 const DIRECTORIES_MAX: usize = 256;
 
 /// The inode numbers of directories, by the paths that led to them.

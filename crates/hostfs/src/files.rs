@@ -7,7 +7,8 @@
 //! # Appending
 //! No descriptor is opened with `O_APPEND`. A kernel may write back pages through the handle of a
 //! client that appends, and these pages have their own offsets. The kernel marks a call that
-//! appends. Then the host finds the end, which another program may have moved meanwhile.
+//! appends. Then the host writes at the current end, which another program may have moved
+//! meanwhile.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
@@ -124,8 +125,8 @@ impl HostFs {
         self.with_file(node, handle, OFlags::WRONLY, |file| fallocate(file, how, offset, len))
     }
 
-    /// Returns the offset of the next data or hole. The call moves the offset of the descriptor,
-    /// which no other call uses.
+    /// Returns the offset of the next data or hole. lseek(2) moves the offset of the descriptor,
+    /// but no other call uses that offset.
     pub(crate) fn find_data(
         &self,
         node: Node<'_>,
@@ -141,8 +142,8 @@ impl HostFs {
     }
 }
 
-/// Writes all bytes, in pieces if needed. Returns the number of written bytes, which is smaller if
-/// a later piece fails.
+/// Writes all bytes, if necessary in several pieces. Returns the number of written bytes. It is
+/// smaller if a later piece fails.
 fn put_all(
     file: &SharedFd,
     bytes: &[u8],
@@ -166,7 +167,8 @@ fn put_at(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
     pwrite(file, bytes, offset)
 }
 
-/// Writes at the end of the file. A host that cannot do that writes at `offset`, which was the end.
+/// Writes at the end of the file. If the host has no such call, writes at `offset`, where the end
+/// was when the client sent the call.
 fn put_at_end(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
     match pwritev2(file, &[IoSlice::new(bytes)], offset, ReadWriteFlags::APPEND) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => pwrite(file, bytes, offset),

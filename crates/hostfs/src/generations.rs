@@ -6,8 +6,7 @@
 //! system may tick only every few milliseconds. A file that is created, removed and created again
 //! within a tick may get the same number and the same time. So the removal of a young inode is
 //! recorded. If a new inode has the number and time of a recorded one, its generation gets a higher
-//! count in the low bits. Such counts are kept as long as the file system is served, since they are
-//! few.
+//! count in the low bits. The counts are few, so they are kept until the server ends.
 //!
 //! This module is only for host file systems without file handles; see `handles` for the others. If
 //! such a file system has no times of creation, only the counts differ, and an NFS export of the
@@ -25,7 +24,7 @@ use foldhash::fast::RandomState;
 /// Number of the low bits of a generation that count the inodes with the same number and the same
 /// time of creation.
 const COUNT_BITS: u32 = 12;
-/// Maximum number of recorded inodes that were removed young. If there are more, all records are
+/// Maximum number of recorded inodes that were removed young. If more are removed, all records are
 /// dropped.
 const YOUNG_DEAD_MAX: usize = 4096;
 /// An inode below this age, in microseconds, is young. The clock of every host file system ticks
@@ -37,8 +36,8 @@ const YOUNG_US: u64 = 1_000_000;
 pub(crate) struct Generations {
     /// Protected by its own mutex.
     known: Mutex<Known>,
-    /// True if `counts` is not empty. While it is false, no call has to lock `known`. Stored with
-    /// `known` locked, and never cleared.
+    /// True if `counts` is not empty. While it is false, no call has to lock `known`. It is stored
+    /// while `known` is locked, and is never cleared.
     has_counts: AtomicBool,
 }
 
@@ -56,9 +55,9 @@ impl Generations {
     /// Returns the generation of inode `ino`, which was created at `birth`.
     pub(crate) fn of(&self, ino: u64, birth: Timespec) -> u64 {
         let birth = micros(birth);
-        // ORDERING: Relaxed. The count of an inode is recorded before another thread learns of the
-        // inode, and the transfer to that thread orders the two. Counts of other inodes do not
-        // matter.
+        // ORDERING: Relaxed. The count of this inode was stored before another thread got the
+        // inode, and the way by which that thread got it orders this load after the store. Counts
+        // of other inodes do not matter.
         let count = if self.has_counts.load(Ordering::Relaxed) {
             self.known.lock().counts.get(&(ino, birth)).copied()
         } else {
@@ -95,8 +94,8 @@ impl Generations {
             && same == birth
         {
             known.counts.insert((ino, birth), count + 1);
-            // ORDERING: Relaxed. This thread has not passed the inode to another thread yet, and
-            // that transfer orders the store before the load in `of`.
+            // ORDERING: Relaxed. No other thread has the inode yet. The way by which a thread gets
+            // it later orders this store before the load in `of`.
             self.has_counts.store(true, Ordering::Relaxed);
         }
     }

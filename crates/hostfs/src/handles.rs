@@ -8,11 +8,11 @@
 //! other layout, a hash of the handle serves as the generation.
 //!
 //! # Beneath the root
-//! A number may belong to a file outside of the root, on the same file system. From an opened
-//! directory the parents can be followed, so the way up to the root is checked. Any other file
-//! leads to a path only if the host has its name in a cache. Then that path is resolved beneath the
-//! root. Otherwise the file is used only if the root is the root of the whole file system. If it is
-//! not, the call fails with `ESTALE`.
+//! A number may belong to a file outside of the root, on the same file system. For a directory,
+//! `Handles` follows the parents up to the root. Any other file has a path only if the kernel has
+//! its name in the dentry cache. Then that path is resolved beneath the root. Otherwise the file is
+//! used only if the root is the root of the whole file system. If it is not, the call fails with
+//! `ESTALE`.
 //!
 //! # Refused calls
 //! - `ESTALE` for opening a handle without `CAP_DAC_READ_SEARCH`, or in an unknown layout.
@@ -38,8 +38,8 @@ use crate::beneath::no_follow;
 use crate::descriptors::SharedFd;
 use crate::hostfs::{HostFs, magic, stat_fd};
 
-/// Maximum number of times that status and handle of a name are read. Another program may give the
-/// name to another file in between.
+/// Maximum number of attempts to read status and handle of one file by its name. Between the two
+/// calls, another program may give the name to another file.
 const TRIES_MAX: u32 = 16;
 /// Maximum number of steps from a directory up to the root.
 const DEPTH_MAX: u32 = 1 << 16;
@@ -142,7 +142,8 @@ impl Handles {
             Some(layout) => {
                 (layout.number(handle) == ino).then(|| word(handle, layout.generation_at()))
             }
-            // Two handles of one inode number have the same hash with a probability of 1 in 2^32.
+            // The handle has an unknown layout, so use its hash. Two handles of one inode number
+            // have the same hash with a probability of 1 in 2^32.
             None => Some(handle.bytes().iter().fold(handle.kind() as u32, |hash, &byte| {
                 (hash.rotate_left(8) ^ u32::from(byte)).wrapping_mul(0x9e37_79b1)
             })),
@@ -234,7 +235,8 @@ impl HostFs {
         Ok(self.attr(&status, has_acl).with_generation(generation))
     }
 
-    /// Opens a file without a name in the dentry cache. `attr_by_number` has found the file before.
+    /// Opens a file that has no name in the dentry cache. The client knows its number from
+    /// `attr_by_number`.
     pub(crate) fn open_nameless(&self, ino: u64) -> Result<OwnedFd, Errno> {
         let handles = self.handles.as_ref().ok_or(Errno::STALE)?;
         let generation = handles.nameless.lock().get(&ino).copied();
@@ -322,8 +324,8 @@ impl HostFs {
         Ok(false)
     }
 
-    /// Returns true if the host shows a path for the file, and if that path, resolved beneath the
-    /// root, also leads to the file.
+    /// Returns true if the host shows a path for the file, and if that path leads to the same file
+    /// when it is resolved beneath the root.
     fn has_path_beneath(&self, fd: BorrowedFd<'_>) -> Result<bool, Errno> {
         let shown = |fd| readlinkat(CWD, magic(fd), Vec::new()).map(std::ffi::CString::into_bytes);
         let (path, root) = (shown(fd)?, shown(self.root.as_fd())?);
@@ -350,7 +352,8 @@ fn is_whole(root: BorrowedFd<'_>) -> bool {
     // Read bytes, because paths in this table need not be UTF-8.
     let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     table.split(|&b| b == b'\n').any(|line| {
-        // The fields are: mount ID, parent ID, device, mounted directory of that device.
+        // The fields of a line are mount ID, parent ID, device, and the directory of the device
+        // that is mounted.
         let mut fields = line.split(|&b| b == b' ');
         fields.next() == Some(id.as_bytes()) && fields.nth(2) == Some(b"/")
     })

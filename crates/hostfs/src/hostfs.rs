@@ -30,7 +30,7 @@ use crate::handles::Handles;
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
 /// The magic numbers (statfs(2)) of file systems that store their files themselves: btrfs, ext4,
-/// f2fs, tmpfs, xfs. File systems on top of others, such as overlayfs, are not in the list.
+/// f2fs, tmpfs, xfs. File systems that use others, such as overlayfs, are not in the list.
 const LOCAL: [u32; 5] = [0x9123_683e, 0xef53, 0xf2f5_2010, 0x0102_1994, 0x5846_5342];
 
 /// The options of a [`HostFs`].
@@ -115,7 +115,7 @@ pub struct HostFs {
 /// Tells whether a host file system gets attributes from another machine or process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
-    /// It does not, so the attributes in the kernel are always current.
+    /// The host file system is local. So the attributes in the kernel are always current.
     Local,
     /// It does, so the attributes in the kernel may be old.
     Remote,
@@ -182,16 +182,16 @@ impl HostFs {
         if let Some(fd) = self.kept(ino) {
             return Ok(fd);
         }
-        // Look for a descriptor again, since the inode has no name. It may have been removed while
-        // this call waited, and the removal keeps a descriptor.
+        // The inode has no name. It may have been removed while this call waited. The removal has
+        // kept a descriptor, so look for one again.
         let Ok(path) = node.path() else {
             return self.descriptors.get(ino).map_or_else(|| self.nameless(ino), Ok);
         };
         if let Some(fd) = self.open_if(node, &path)? {
             return Ok(fd);
         }
-        // The first name may have been removed on the host, or given to another file. Try the
-        // others.
+        // Another program may have removed the first name on the host, or given it to another file.
+        // So try the other names.
         for path in node.other_paths() {
             if let Some(fd) = self.open_if(node, &path)? {
                 return Ok(fd);
@@ -253,8 +253,8 @@ impl HostFs {
         open(OFlags::PATH)
     }
 
-    /// Runs `open`. If the process has too many descriptors, closes those that are kept for reuse
-    /// and runs `open` again.
+    /// Runs `open`. If the process has no descriptor left, closes the reusable descriptors and runs
+    /// `open` again.
     ///
     /// # Errors
     /// `ENFILE` instead of `EMFILE`, since the limit is that of this process and not that of its
@@ -309,8 +309,9 @@ impl HostFs {
         }
     }
 
-    /// Returns a descriptor of the directory to which `path` leads, or has led before. So the
-    /// caller must check the inode number of each file that it finds in the directory.
+    /// Returns a descriptor of the directory to which `path` leads, or has led earlier. In the
+    /// latter case the directory is wrong, so the caller has to check the inode number of each file
+    /// that it finds there.
     fn directory(&self, path: &[u8]) -> Option<SharedFd> {
         if let Some(ino) = self.directory_paths.get(path)
             && let Some(fd) = self.descriptors.get(ino)
@@ -373,7 +374,7 @@ pub(crate) fn stat_fd(fd: BorrowedFd<'_>) -> Result<Statx, Errno> {
 }
 
 /// Returns the path in `/proc` that leads to the file behind a descriptor. It is for calls that
-/// take no `O_PATH` descriptor. These calls do not follow the file if it is a symbolic link.
+/// take no `O_PATH` descriptor. These calls use the file itself, even if it is a symbolic link.
 pub(crate) fn magic(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
@@ -598,7 +599,7 @@ mod tests {
         let d = lookup(&vfs.root(), b"d");
         let (a, e) = (lookup(&d, b"a"), lookup(&d, b"e"));
         let b = lookup(&e, b"b");
-        // Without kept descriptors, each call must find the directory by its path again.
+        // No descriptor is kept. So each call has to find the directory by its path.
         fs.descriptors.drop_reusable();
         for _ in 0..2 {
             assert_eq!((vfs.getattr(&a).unwrap().size, vfs.getattr(&b).unwrap().size), (5, 5));

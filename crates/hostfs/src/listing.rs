@@ -3,7 +3,8 @@
 //! A listing opens the directory again, with an offset of its own, and seeks to the cookie, which
 //! is the host's `d_off`. So a cookie stays valid as long as it does on the host. Disk file systems
 //! derive it from a hash of the name, or number the entries. The host's tmpfs before Linux 6.6
-//! counts the entries. There, a removal may make a listing that continues miss an entry.
+//! counts the entries. There, if an entry is removed during a listing, the listing may miss another
+//! entry.
 //!
 //! Two offsets of the host are replaced by other cookies. Offset 0 is replaced since cookie 0 means
 //! the start. Offset 2^63 - 1, the end in ext4 and btrfs, is replaced since a server needs numbers

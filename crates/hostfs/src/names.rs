@@ -97,7 +97,7 @@ impl HostFs {
         Mode::from_raw_mode(what.mode & if is_ours { 0o7777 } else { 0o700 })
     }
 
-    /// Gives a new file its owner, its ACLs and its mode, unless it already has them.
+    /// Sets the owner, the ACLs and the mode of a new file, unless the file already has them.
     fn finish_new_file(
         &self,
         fd: BorrowedFd<'_>,
@@ -180,8 +180,8 @@ impl HostFs {
         let rename =
             |flags| renameat_with(&old_dir, from.as_bytes(), &new_dir, to.as_bytes(), flags);
         match rename(flags) {
-            // A file system without rename flags returns `EINVAL`, and a kernel without them
-            // `ENOSYS`.
+            // The host cannot rename with flags: its file system returns `EINVAL`, or its kernel
+            // returns `ENOSYS`.
             Err(Errno::EXIST | Errno::INVAL | Errno::NOSYS) if mode == RenameMode::Replace => {}
             done => return done,
         }
@@ -194,8 +194,8 @@ impl HostFs {
         done
     }
 
-    /// Returns the status and a descriptor of the file that is about to lose a name. The descriptor
-    /// is `None` if the process has too many.
+    /// Returns the status of a file that is about to lose a name, and a descriptor of it. The
+    /// descriptor is None if the process has no descriptor left.
     fn open_before_removal(
         &self,
         dir: BorrowedFd<'_>,
@@ -208,7 +208,8 @@ impl HostFs {
         }
     }
 
-    /// Keeps a descriptor of a file that is about to lose a name, if the name is its last one.
+    /// Keeps a descriptor of a file that is about to lose its last name. Does nothing for a file
+    /// with other names.
     fn keep_before_removal(&self, status: &Statx, fd: Option<SharedFd>) -> Last {
         let is_dir = u32::from(status.stx_mode) & S_IFMT == corewalk::attr::mode::S_IFDIR;
         if status.stx_nlink > 1 && !is_dir {

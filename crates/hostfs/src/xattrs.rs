@@ -2,8 +2,8 @@
 //!
 //! The system calls for extended attributes take no `O_PATH` descriptor. So this module passes them
 //! the path of the descriptor under `/proc`, which leads to the file itself, even if that is a
-//! symbolic link. To resolve that path takes several times as long as the rest of the call. For a
-//! directory a readable descriptor is often kept, which needs no path.
+//! symbolic link. The resolution of that path takes several times as long as the rest of the call.
+//! For a directory, `HostFs` often has a readable descriptor, with which no path is needed.
 //!
 //! Source: xattr(7), acl(5).
 

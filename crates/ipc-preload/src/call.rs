@@ -27,7 +27,6 @@ struct Call {
 }
 
 impl Call {
-    #[inline]
     fn enter() -> Self {
         let outer = DEPTH.get();
         DEPTH.set(outer + 1);
@@ -36,14 +35,12 @@ impl Call {
 }
 
 impl Drop for Call {
-    #[inline]
     fn drop(&mut self) {
         DEPTH.set(self.outer);
     }
 }
 
 /// Makes a call as the task of this process. Returns its result as a C function does.
-#[inline]
 pub(crate) fn make<T: Answer>(call: impl FnOnce(&'static Task) -> Result<T, Errno>) -> T {
     let _call = Call::enter();
     errno::answer(process::task().and_then(call))

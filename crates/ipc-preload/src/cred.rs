@@ -53,11 +53,6 @@ macro_rules! refreshing {
     };
 }
 
-/// Looks up the functions of the C library.
-pub(crate) fn resolve() {
-    look_up();
-}
-
 refreshing! {
     SETUID, setuid(uid: uid_t), refresh_cred;
     SETGID, setgid(gid: gid_t), refresh_cred;

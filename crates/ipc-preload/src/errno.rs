@@ -57,7 +57,6 @@ impl Answer for *mut c_void {
 }
 
 /// Returns the value of `result`. On an error, sets errno and returns the value for failure.
-#[inline]
 pub(crate) fn answer<T: Answer>(result: Result<T, Errno>) -> T {
     result.unwrap_or_else(|errno| {
         set(errno);

@@ -40,11 +40,6 @@ macro_rules! opening {
     };
 }
 
-/// Looks up the functions of the C library.
-pub(crate) fn resolve() {
-    look_up();
-}
-
 opening! {
     OPEN, open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, descriptor(path);
     OPEN64, open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, descriptor(path);

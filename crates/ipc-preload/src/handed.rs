@@ -99,7 +99,6 @@ pub(crate) fn folder() -> Option<BorrowedFd<'static>> {
 }
 
 /// Returns true if `fd` is an inherited descriptor, which the library keeps open.
-#[inline]
 fn is_kept(fd: c_int) -> bool {
     let mut handed = [&FILE, &FOLDER].into_iter().filter_map(OnceLock::get);
     handed.any(|handed| handed.number == fd && handed.get().is_some())
@@ -146,7 +145,7 @@ pub(crate) fn close_range_by(
 ///
 /// # Safety
 ///
-/// That of the call.
+/// The caller meets the requirements of the call.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     close_by(fd, || {
@@ -160,7 +159,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 ///
 /// # Safety
 ///
-/// That of the call.
+/// The caller meets the requirements of the call.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     close_range_by(first, last, |first, last| {
@@ -174,7 +173,7 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
 ///
 /// # Safety
 ///
-/// That of the function.
+/// The caller meets the requirements of the function.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn closefrom(first: c_int) {
     let Some(next) = CLOSEFROM.found() else { return };

@@ -90,14 +90,14 @@ mod load {
         // modules.
         super::process::resolve();
         super::exit::resolve();
-        super::cred::resolve();
+        super::cred::look_up();
         super::signal::resolve();
         super::syscall::resolve();
-        super::files::resolve();
+        super::files::look_up();
         super::handed::resolve();
         super::shm::resolve();
         super::fork::resolve();
-        super::memory::resolve();
+        super::memory::look_up();
         super::process::join();
         if super::shm::is_on() {
             super::shm::detach_former();

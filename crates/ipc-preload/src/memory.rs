@@ -28,11 +28,6 @@ next! {
     MLOCKALL: fn mlockall(c_int) -> c_int;
 }
 
-/// Looks up the function of the C library.
-pub(crate) fn resolve() {
-    look_up();
-}
-
 /// mlockall(2).
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn mlockall(flags: c_int) -> c_int {

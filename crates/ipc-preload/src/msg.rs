@@ -48,7 +48,7 @@ pub unsafe extern "C" fn msgsnd(
 
 /// # Safety
 ///
-/// That of [`msgsnd`].
+/// The caller meets the requirements of [`msgsnd`].
 unsafe fn send(
     task: &Task,
     msqid: c_int,
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn msgrcv(
 
 /// # Safety
 ///
-/// That of [`msgrcv`].
+/// The caller meets the requirements of [`msgrcv`].
 unsafe fn receive(
     task: &Task,
     msqid: c_int,
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn msgctl(msqid: c_int, cmd: c_int, buf: *mut c_void) -> c
 
 /// # Safety
 ///
-/// That of [`msgctl`].
+/// The caller meets the requirements of [`msgctl`].
 unsafe fn control(task: &Task, msqid: c_int, cmd: c_int, buf: usize) -> Result<c_int, Errno> {
     if msqid < 0 {
         return Err(Errno::INVAL);
@@ -151,7 +151,7 @@ unsafe fn control(task: &Task, msqid: c_int, cmd: c_int, buf: usize) -> Result<c
         }
         _ => return Err(Errno::INVAL),
     };
-    // SAFETY: the command writes one of these there.
+    // SAFETY: with this `cmd`, msgctl(2) writes one such structure to `buf`.
     unsafe { user::write(buf, msqid_ds(&stat)) }?;
     Ok(if cmd == IPC_STAT { 0 } else { stat.id.raw() })
 }

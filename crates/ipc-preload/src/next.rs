@@ -64,7 +64,7 @@ macro_rules! next {
         )*
 
         /// Looks up all of them.
-        fn look_up() {
+        pub(crate) fn look_up() {
             $($table.address();)*
         }
     };

@@ -62,6 +62,8 @@ struct Page {
     is_locked: AtomicBool,
     /// The lock of the attached segments, see `shm`.
     is_attaching: AtomicBool,
+    /// The lock of the tables of handlers, see `signal`.
+    is_handling: AtomicBool,
     /// Whether `PROGRAM` is this process.
     is_program: AtomicBool,
 }
@@ -83,6 +85,9 @@ thread_local! {
 
 const PAGE_BYTES: usize = 4096;
 
+/// The reason why there is no page.
+const NO_PAGE: &str = "no page that the kernel wipes on fork (Linux 4.14)";
+
 static PAGE: AtomicPtr<Page> = AtomicPtr::new(ptr::null_mut());
 
 /// The namespace once it is mapped. A child keeps its parent's.
@@ -98,9 +103,8 @@ static IS_ATTACHING: AtomicBool = AtomicBool::new(false);
 
 /// Maps the page, and registers a fork handler with the C library.
 pub(crate) fn resolve() {
-    // If the mapping fails, the first call reports it. A program that makes no call does not
-    // notice.
-    let _page = mapped_page();
+    // If that is not possible, the first call says so.
+    map_page();
     own();
     extern "C" fn child() {
         own();
@@ -144,7 +148,6 @@ pub(crate) fn is_own() -> bool {
 /// # Errors
 ///
 /// `ENOSYS` if there is no namespace to register in.
-#[inline]
 pub(crate) fn task() -> Result<&'static Task, Errno> {
     let task = if let Some(task) = known_task() { task } else { registered()? };
     // ORDERING: Relaxed. A thread that has changed its own credentials sees its own store.
@@ -155,7 +158,6 @@ pub(crate) fn task() -> Result<&'static Task, Errno> {
 }
 
 /// Returns the process's task if it has made a call before.
-#[inline]
 pub(crate) fn known_task() -> Option<&'static Task> {
     let page = known_page()?;
     // ORDERING(preload-task): Acquire. Pairs with the store in `publish`, so the task is complete.
@@ -261,7 +263,7 @@ fn registered() -> Result<&'static Task, Errno> {
 /// Registers the process as a task, or returns the reason why that fails.
 pub(crate) fn register() -> Result<&'static Task, String> {
     let _signals = BlockedSignals::new();
-    let page = mapped_page()?;
+    let page = known_page().ok_or(NO_PAGE)?;
     let _lock = PageLock::take(&page.is_locked);
     if let Some(task) = known_task() {
         return Ok(task);
@@ -335,7 +337,6 @@ fn publish(page: &'static Page, task: Task) -> &'static Task {
 }
 
 /// Returns the page that the kernel zeroes in a child, if it is mapped.
-#[inline]
 fn known_page() -> Option<&'static Page> {
     // ORDERING(preload-page): Acquire. Pairs with the exchange in `mapped_page`: the page is set
     // up.
@@ -350,36 +351,18 @@ fn page() -> &'static Page {
     known_page().expect("a process is registered in the page")
 }
 
-/// Returns the page, and maps it if it is not mapped yet. On failure returns the reason.
-fn mapped_page() -> Result<&'static Page, &'static str> {
-    if let Some(page) = known_page() {
-        return Ok(page);
-    }
+/// Maps the page. There is one thread so far.
+fn map_page() {
     let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
     // SAFETY: the call names no address, so it replaces no mapping in use.
     let made = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), PAGE_BYTES, access, flags) };
-    let made = made.map_err(|_| "no memory")?;
+    let Ok(made) = made else { return };
     // SAFETY: the range is the mapping just made, which no other thread knows.
-    let unmap = || unsafe { rustix::mm::munmap(made, PAGE_BYTES) };
-    // SAFETY: as above.
     let advised = unsafe { rustix::mm::madvise(made, PAGE_BYTES, Advice::LinuxWipeOnFork) };
-    if advised.is_err() {
-        let _unmapped = unmap();
-        return Err("the kernel cannot wipe a page on fork (Linux 4.14)");
+    if advised.is_ok() {
+        // ORDERING(preload-page): Release. The page is set up before its address is seen.
+        PAGE.store(made.cast(), Ordering::Release);
     }
-    let null = ptr::null_mut();
-    // ORDERING(preload-page): Release. Publishes the page to `known_page`. Acquire on failure,
-    // because another thread has published its own page.
-    let set = PAGE.compare_exchange(null, made.cast(), Ordering::Release, Ordering::Acquire);
-    let page = set.map_or_else(
-        |other| {
-            let _unmapped = unmap();
-            other
-        },
-        |_| made.cast(),
-    );
-    // SAFETY: as in `known_page`.
-    Ok(unsafe { &*page })
 }
 
 /// Returns the namespace, and maps it if it is not mapped yet. The caller has locked the page.
@@ -406,7 +389,7 @@ pub(crate) fn namespace_memory() -> Option<Range<usize>> {
 }
 
 /// A guard that holds a lock of the page.
-struct PageLock(&'static AtomicBool);
+pub(crate) struct PageLock(&'static AtomicBool);
 
 impl PageLock {
     fn take(is_locked: &'static AtomicBool) -> Self {
@@ -451,6 +434,17 @@ impl Drop for AttachLock {
         // ORDERING: Relaxed. See `take`.
         IS_ATTACHING.store(false, Ordering::Relaxed);
     }
+}
+
+/// The lock of the tables of handlers, with all signals blocked, until it is dropped.
+pub(crate) type TablesLock = (Option<PageLock>, BlockedSignals);
+
+/// Takes the lock of the tables of handlers. A child of vfork(2) changes no table and takes no
+/// lock.
+pub(crate) fn lock_tables() -> TablesLock {
+    let signals = BlockedSignals::new();
+    let page = known_page().filter(|_| is_own());
+    (page.map(|page| PageLock::take(&page.is_handling)), signals)
 }
 
 /// A guard that blocks all signals in this thread.

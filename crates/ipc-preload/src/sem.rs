@@ -40,14 +40,14 @@ pub extern "C" fn semget(key: key_t, nsems: c_int, semflg: c_int) -> c_int {
 /// Any pointer is allowed: for memory that cannot be read, the call returns `EFAULT`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn semop(semid: c_int, sops: *mut SemBuf, nsops: size_t) -> c_int {
-    call::make(|task| operate(task, semid, (sops.cast_const(), nsops), None))
+    call::make(|task| operate(task, semid, sops.cast_const(), nsops, None))
 }
 
 /// semtimedop(2).
 ///
 /// # Safety
 ///
-/// Any pointer is allowed: memory that cannot be read is `EFAULT`.
+/// Any pointer is allowed: for memory that cannot be read, the call returns `EFAULT`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn semtimedop(
     semid: c_int,
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn semtimedop(
             unsafe { user::read(timeout.expose_provenance()) }
         };
         let timeout = (!timeout.is_null()).then(|| read(timeout)).transpose()?;
-        operate(task, semid, (sops.cast_const(), nsops), timeout)
+        operate(task, semid, sops.cast_const(), nsops, timeout)
     })
 }
 
@@ -70,7 +70,8 @@ pub unsafe extern "C" fn semtimedop(
 fn operate(
     task: &Task,
     semid: c_int,
-    (sops, nsops): (*const SemBuf, size_t),
+    sops: *const SemBuf,
+    nsops: size_t,
     timeout: Option<timespec>,
 ) -> Result<c_int, Errno> {
     let (id, sops) = (SemId::from_raw(semid), sops.expose_provenance());
@@ -94,7 +95,6 @@ fn operate(
 
 /// Returns the length of a timeout, or `EINVAL` if it is negative or its nanoseconds are out of
 /// range.
-#[inline]
 fn duration(timeout: Option<timespec>) -> Result<Option<Duration>, Errno> {
     let Some(timespec { tv_sec, tv_nsec, .. }) = timeout else { return Ok(None) };
     let nsec = u32::try_from(tv_nsec).ok().filter(|nsec| *nsec < 1_000_000_000);
@@ -114,16 +114,18 @@ fn duration(timeout: Option<timespec>) -> Result<Option<Duration>, Errno> {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn semctl(semid: c_int, semnum: c_int, cmd: c_int, arg: usize) -> c_int {
     // SAFETY: the caller's promise.
-    call::make(|task| unsafe { control(task, semid, (semnum, cmd, arg)) })
+    call::make(|task| unsafe { control(task, semid, semnum, cmd, arg) })
 }
 
 /// # Safety
 ///
-/// That of [`semctl`].
+/// The caller meets the requirements of [`semctl`].
 unsafe fn control(
     task: &Task,
     semid: c_int,
-    (semnum, cmd, arg): (c_int, c_int, usize),
+    semnum: c_int,
+    cmd: c_int,
+    arg: usize,
 ) -> Result<c_int, Errno> {
     if semid < 0 {
         return Err(Errno::INVAL);
@@ -170,7 +172,8 @@ unsafe fn control(
         }
         _ => return Err(Errno::INVAL),
     };
-    // SAFETY: this command writes one such structure to the address that the program gave.
+    // SAFETY: with this `cmd`, semctl(2) writes one such structure to `arg`, which the program has
+    // passed.
     unsafe { user::write(arg, semid_ds(&stat)) }?;
     Ok(if cmd == IPC_STAT { 0 } else { stat.id.raw() })
 }

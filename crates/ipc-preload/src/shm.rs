@@ -104,7 +104,6 @@ fn folder() -> Option<OwnedFd> {
 }
 
 /// Returns true if this library handles the calls of shared memory. If not, the kernel does.
-#[inline]
 pub(crate) fn is_on() -> bool {
     // ORDERING: Relaxed. Set once, when the library is loaded and the process has one thread.
     IS_ON.load(Ordering::Relaxed)
@@ -261,18 +260,18 @@ pub unsafe extern "C" fn shmdt(address: *const c_void) -> c_int {
 ///
 /// The caller meets the requirements of [`shmdt`].
 unsafe fn detach(task: &Task, address: usize) -> Result<c_int, Errno> {
-    let unmapping = task.unmapping(address)?;
-    let bytes = unmapping.size_bytes().next_multiple_of(page_size() as u64);
-    let mapped = ptr::with_exposed_provenance_mut(address);
-    // Unmap first, then decrement nattch: if nattch is 0, no mapping is left.
-    // SAFETY: the segment is mapped at this address, and no thread uses it.
-    let unmapped = unsafe { munmap(mapped, usize::try_from(bytes).unwrap_or(0)) };
-    let detached = unmapping.detach();
+    let unmap = |size_bytes: u64| {
+        let bytes = size_bytes.next_multiple_of(page_size() as u64);
+        let mapped = ptr::with_exposed_provenance_mut(address);
+        // SAFETY: the segment is mapped at this address, and no thread uses it.
+        unsafe { munmap(mapped, usize::try_from(bytes).unwrap_or(0)) }
+    };
+    let unmapped = task.shmdt_with(address, unmap);
     if task.attached() == 0 {
         hold::give_up();
         unmark();
     }
-    unmapped.and(detached).map(|()| 0)
+    unmapped?.map(|()| 0)
 }
 
 /// shmctl(2).
@@ -292,7 +291,7 @@ pub unsafe extern "C" fn shmctl(shmid: c_int, cmd: c_int, buf: *mut c_void) -> c
 
 /// # Safety
 ///
-/// That of [`shmctl`].
+/// The caller meets the requirements of [`shmctl`].
 unsafe fn control(task: &Task, shmid: c_int, cmd: c_int, buf: usize) -> Result<c_int, Errno> {
     if shmid < 0 {
         return Err(Errno::INVAL);
@@ -323,12 +322,14 @@ unsafe fn control(task: &Task, shmid: c_int, cmd: c_int, buf: usize) -> Result<c
             let totals = task.shm_totals()?;
             let used_ids = totals.segments.cast_signed();
             let usage = ShmUsage { used_ids, shm_tot: totals.pages, ..ShmUsage::default() };
-            // SAFETY: this command writes one such structure to the address that the program gave.
+            // SAFETY: with this `cmd`, shmctl(2) writes one such structure to `buf`, which the
+            // program has passed.
             return unsafe { user::write(buf, usage) }.map(|()| totals.index_max.cast_signed());
         }
         _ => return Err(Errno::INVAL),
     };
-    // SAFETY: this command writes one such structure to the address that the program gave.
+    // SAFETY: with this `cmd`, shmctl(2) writes one such structure to `buf`, which the program has
+    // passed.
     unsafe { user::write(buf, shmid_ds(&stat)) }?;
     Ok(if cmd == IPC_STAT { 0 } else { stat.id.raw() })
 }

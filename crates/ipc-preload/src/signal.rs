@@ -34,13 +34,12 @@
 //!
 //! Source: sigaction(2), signal(7) "Interruption of system calls"; System V ABI, AMD64 supplement.
 
-use corewalk_base::primitives::atomic::{AtomicPtr, AtomicU32, Ordering};
-use corewalk_base::primitives::thread;
+use corewalk_base::primitives::atomic::{AtomicPtr, Ordering};
 use libc::{c_int, c_long, c_void, sighandler_t};
 use std::ptr;
 
 use crate::next::{Next, next};
-use crate::process::{self, BlockedSignals};
+use crate::process::{self, TablesLock};
 use crate::user;
 
 /// Signals are below this.
@@ -55,10 +54,6 @@ const ENTRIES: usize = 2;
 /// The handlers that the program has installed, by signal: one table for each entry.
 static HANDLERS: [[AtomicPtr<c_void>; SIGNALS]; ENTRIES] =
     [const { [const { AtomicPtr::new(ptr::null_mut()) }; SIGNALS] }; ENTRIES];
-
-/// The pid of the process that has locked the tables, or 0. A pid of another process, inherited at
-/// a fork, counts as 0.
-static IS_LOCKED: AtomicU32 = AtomicU32::new(0);
 
 next! {
     SIGACTION: fn sigaction(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
@@ -163,13 +158,13 @@ fn cell(signal: c_int) -> Option<usize> {
 }
 
 /// A call that changes or reads a handler. It holds the lock of the tables until it is dropped.
-struct Change(#[expect(dead_code, reason = "held until the change is made")] TableLock);
+struct Change(#[expect(dead_code, reason = "held until the change is made")] TablesLock);
 
 impl Change {
     /// Stores a new handler in the table of the entry that is not installed, if the handler is a
     /// function. Returns the address for the kernel to install.
     fn begin(signal: c_int, cell: usize, handler: Option<sighandler_t>) -> (Self, sighandler_t) {
-        let change = Self(TableLock::take());
+        let change = Self(process::lock_tables());
         // `handler` may be the address of an entry: a program that calls rt_sigaction(2) past the
         // library sees that address.
         let [first, second] = entries();
@@ -197,55 +192,11 @@ fn told(cell: usize, handler: sighandler_t) -> sighandler_t {
     }
 }
 
-/// A guard that holds the lock of the tables and blocks all signals. A child of vfork(2) changes no
-/// table and takes no lock.
-struct TableLock {
-    is_held: bool,
-    _signals: BlockedSignals,
-}
-
-impl TableLock {
-    fn take() -> Self {
-        let signals = BlockedSignals::new();
-        let is_held = process::is_own();
-        if is_held {
-            Self::acquire(process::pid());
-        }
-        Self { is_held, _signals: signals }
-    }
-
-    fn acquire(own: u32) {
-        let mut seen = 0;
-        loop {
-            // ORDERING(preload-tables): Acquire. See `drop`.
-            match IS_LOCKED.compare_exchange(seen, own, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return,
-                Err(other) if other == own => {
-                    seen = 0;
-                    thread::yield_now();
-                }
-                // The lock is free, or a thread of the parent process held it at the fork.
-                Err(other) => seen = other,
-            }
-        }
-    }
-}
-
-impl Drop for TableLock {
-    fn drop(&mut self) {
-        if self.is_held {
-            // ORDERING(preload-tables): Release. Stores to the tables happen before those of the
-            // next holder of the lock.
-            IS_LOCKED.store(0, Ordering::Release);
-        }
-    }
-}
-
 /// sigaction(2).
 ///
 /// # Safety
 ///
-/// That of the call.
+/// The caller meets the requirements of the call.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn sigaction(
     signal: c_int,
@@ -263,9 +214,7 @@ pub unsafe extern "C" fn sigaction(
     // SAFETY: the caller's promise. The copied action lives during the call.
     let call = |given| c_long::from(unsafe { next(signal, given, before) });
     // SAFETY: the call fills `before` if it succeeds.
-    unsafe {
-        change((signal, cell), ours, before, |action| &mut action.sa_sigaction, call) as c_int
-    }
+    unsafe { change(signal, cell, ours, before, |action| &mut action.sa_sigaction, call) as c_int }
 }
 
 /// rt_sigaction(2) by number. `call` makes the system call with a given action.
@@ -287,7 +236,7 @@ pub(crate) unsafe fn by_number(
     let before = ptr::with_exposed_provenance_mut::<KernelAction>(before);
     let call = |given: *const KernelAction| call(given.expose_provenance());
     // SAFETY: the call fills `before` if it succeeds.
-    unsafe { change((signal, cell), ours, before, |action| &mut action.handler, call) }
+    unsafe { change(signal, cell, ours, before, |action| &mut action.handler, call) }
 }
 
 /// Changes or reads the action of a signal by `call`. `handler` returns the field of an action that
@@ -297,7 +246,8 @@ pub(crate) unsafe fn by_number(
 ///
 /// If `call` returns 0 and `before` is not null, `call` has filled `before`.
 unsafe fn change<A>(
-    (signal, cell): (c_int, usize),
+    signal: c_int,
+    cell: usize,
     mut ours: Option<A>,
     before: *mut A,
     handler: fn(&mut A) -> &mut sighandler_t,

@@ -32,6 +32,7 @@
 //! Source: rt_sigprocmask(2), futex(2), brk(2); Abseil, `AddressIsReadable`, for the check of a
 //! read.
 
+pub(crate) use corewalk_ipc::Access;
 use libc::{c_int, c_long};
 use rustix::io::Errno;
 use std::cell::Cell;
@@ -52,12 +53,6 @@ const ADD_ZERO: usize = 1 << 28;
 /// Bytes of a set of signals.
 const SIGSET_BYTES: usize = 8;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
-    Read,
-    Write,
-}
-
 /// Addresses from `start` to before `end`.
 #[derive(Clone, Copy)]
 struct Range {
@@ -72,16 +67,15 @@ const RANGES: usize = 4;
 /// The accessible ranges that this thread remembers. All begin and end at page boundaries.
 struct Known {
     stack: Cell<Range>,
-    read: Cell<[Range; RANGES]>,
-    written: Cell<[Range; RANGES]>,
+    /// Of the program and its heap: to be read, and to be written.
+    heap: [Cell<[Range; RANGES]>; 2],
 }
 
 thread_local! {
     static KNOWN: Known = const {
         Known {
             stack: Cell::new(Range::EMPTY),
-            read: Cell::new([Range::EMPTY; RANGES]),
-            written: Cell::new([Range::EMPTY; RANGES]),
+            heap: [const { Cell::new([Range::EMPTY; RANGES]) }; 2],
         }
     };
 }
@@ -95,7 +89,6 @@ thread_local! {
 /// # Safety
 ///
 /// Any bits are a `T`.
-#[inline]
 pub(crate) unsafe fn read<T: Copy>(from: usize) -> Result<T, Errno> {
     check(from, size_of::<T>(), Access::Read)?;
     // SAFETY: the memory can be read, and any bits are a `T`.
@@ -133,19 +126,17 @@ pub(crate) fn check(address: usize, bytes: usize, access: Access) -> Result<(), 
     let is_known = KNOWN.with(|known| {
         let stack = known.stack.get();
         (stack.start <= here && here <= address && end <= stack.end)
-            || is_below_break(&known.of(access).get(), range)
+            || is_below_break(&known.heap[access as usize].get(), range)
     });
     if is_known { Ok(()) } else { ask(here, range, access) }
 }
 
 /// Returns an address on the stack, in the frame of the caller.
-#[inline]
 fn here() -> usize {
     let on_stack = 0_u8;
     ptr::from_ref(std::hint::black_box(&on_stack)).addr()
 }
 
-#[inline]
 fn is_below_break(known: &[Range; RANGES], range: Range) -> bool {
     let is_known = known.iter().any(|known| known.start <= range.start && range.end <= known.end);
     is_known && range.end <= program_break()
@@ -172,17 +163,10 @@ impl Range {
 }
 
 impl Known {
-    fn of(&self, access: Access) -> &Cell<[Range; RANGES]> {
-        match access {
-            Access::Read => &self.read,
-            Access::Write => &self.written,
-        }
-    }
-
     /// Remembers a range of the program's image or heap. It extends a remembered range that
     /// overlaps or is adjacent, or else replaces the oldest one.
     fn note_heap(&self, access: Access, range: Range) {
-        let mut known = self.of(access).get();
+        let mut known = self.heap[access as usize].get();
         match known.iter_mut().find(|known| known.meets(range)) {
             Some(known) => *known = known.joined_with(range),
             None => {
@@ -190,7 +174,7 @@ impl Known {
                 known[0] = range;
             }
         }
-        self.of(access).set(known);
+        self.heap[access as usize].set(known);
     }
 
     /// Remembers `range` as a part of the stack, if all memory from `here` to its end is

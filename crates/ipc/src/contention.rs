@@ -51,7 +51,6 @@ impl Counts {
     }
 
     /// Begins a wait, which ends when the result is dropped. Returns none if waits are not counted.
-    #[inline]
     pub(crate) fn begin(&self) -> Option<Waits<'_>> {
         self.is_counted.then(|| Waits { sums: &self.sums, start_ns: futex::now().monotonic_ns })
     }

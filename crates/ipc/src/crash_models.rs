@@ -123,7 +123,7 @@ impl World {
             while !waiter.thread.is_finished() {
                 // The task that completed the call may have been killed before it woke the waiting
                 // task.
-                crate::task::wake_waiting(&waiter.task);
+                wake_waiting(&waiter.task);
                 thread::yield_now();
             }
         }
@@ -142,6 +142,14 @@ impl World {
             waiter.thread.join().unwrap().ok();
         }
     }
+}
+
+/// Wakes the waiting calls of a task, so that a test need not wait until their sleeps end.
+fn wake_waiting(task: &Task) {
+    task.waiting.each(|node| {
+        let status = &task.shared.region.line(node)[crate::status::STATUS];
+        corewalk_base::futex::wake(status, 1, task.shared.scope);
+    });
 }
 
 /// Kills a task: runs its drop, but allows no store after the one that marks its process as gone.

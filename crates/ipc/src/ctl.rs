@@ -100,12 +100,12 @@ impl Task {
         self.ask(|hook, cred| hook.alloc(cred, perm))
     }
 
-    /// Returns the object of a command, if the task has the permission bits in `flag`.
+    /// Returns the object of a command that needs the permission bits in `flag`. Analogous to
+    /// Linux's `ipc_obtain_object_check`.
     ///
     /// # Errors
     ///
     /// `EINVAL` if there is no such object, `EACCES`, and the errors of the hook.
-    #[doc(alias = "ipc_obtain_object_check")]
     pub(crate) fn obtain(
         &self,
         ids: Ids<'_>,
@@ -127,14 +127,13 @@ impl Task {
         Ok(object)
     }
 
-    /// Returns the object of a command that only the object's owner may give. The caller holds the
-    /// lock of the kind, so the object stays without a lock of its own.
+    /// Returns the object of a command that only its owner may give. The caller holds the lock of
+    /// the kind, so the object stays. It needs no lock of the object. Analogous to Linux's
+    /// `ipcctl_pre_down_nolock` and `ipcctl_obtain_check`.
     ///
     /// # Errors
     ///
     /// `EINVAL` if there is no such object, `EPERM` for other users, and the errors of the hook.
-    #[doc(alias = "ipcctl_pre_down_nolock")]
-    #[doc(alias = "ipcctl_obtain_check")]
     pub(crate) fn obtain_own(
         &self,
         ids: &IdsGuard<'_>,

@@ -10,14 +10,12 @@ use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
 
 /// Returns the value of a word that a lock or a sequence count protects.
-#[inline]
 pub(crate) fn get(word: &AtomicU64) -> u64 {
     // ORDERING: Relaxed. The caller's lock or sequence count orders it.
     word.load(Ordering::Relaxed)
 }
 
 /// Stores a word that a lock or a sequence count protects.
-#[inline]
 pub(crate) fn put(word: &AtomicU64, value: u64) {
     // ORDERING: Relaxed. The caller's lock or sequence count orders it.
     word.store(value, Ordering::Relaxed);
@@ -29,19 +27,16 @@ pub(crate) fn errno_of(number: i32) -> Errno {
 }
 
 /// Returns a word with the given low half and high half.
-#[inline]
 pub(crate) const fn pair(low: u32, high: u32) -> u64 {
     low as u64 | (high as u64) << 32
 }
 
 /// Returns the low half of a word.
-#[inline]
 pub(crate) const fn low(word: u64) -> u32 {
     (word & 0xffff_ffff) as u32
 }
 
 /// Returns the high half of a word.
-#[inline]
 pub(crate) const fn high(word: u64) -> u32 {
     (word >> 32) as u32
 }

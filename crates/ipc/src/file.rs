@@ -52,7 +52,7 @@ use crate::task_line::LAST_GENERATION;
 const MAGIC: u64 = u64::from_le_bytes(*b"corewlk\x01");
 
 /// The version of the region's format. Every change of the format raises it.
-const VERSION: u64 = 8;
+const VERSION: u64 = 9;
 
 const LINE_BYTES: u64 = 64;
 const HEADER_WORDS: usize = HEADER_LINES as usize * 8;
@@ -65,7 +65,7 @@ const PIDNS_AT: usize = 3;
 /// The boot id, in two words.
 const BOOT_AT: usize = 4;
 const _: () = assert!(LAST_GENERATION == 7, "the last generation is a word of the first line");
-/// The first words of the capacities (nine words) and of the limits (thirteen words).
+/// The capacities take nine words, the limits eleven.
 const CAPACITY_AT: usize = 8;
 const LIMITS_AT: usize = 18;
 
@@ -93,17 +93,10 @@ pub enum OpenError {
 
 impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = match self {
-            Self::Os(errno) => return fmt::Display::fmt(errno, f),
-            Self::NotANamespace => "the file is not an IPC namespace",
-            Self::OtherVersion => "the IPC namespace was made by another version",
-            Self::Damaged => "the header of the IPC namespace is damaged",
-            Self::OtherBoot => "the IPC namespace is from before the last start of the machine",
-            Self::OtherPidNamespace => "the IPC namespace belongs to another pid namespace",
-            Self::OtherUser => "the file of the IPC namespace belongs to another user",
-            Self::Busy => "another process keeps the file of the IPC namespace locked",
-        };
-        f.write_str(text)
+        match self.parts() {
+            (errno, "") => fmt::Display::fmt(&errno, f),
+            (_, text) => f.write_str(text),
+        }
     }
 }
 
@@ -119,13 +112,28 @@ impl OpenError {
     /// Returns the errno for this error.
     #[must_use]
     pub fn errno(self) -> Errno {
+        self.parts().0
+    }
+
+    /// Returns the errno and the text of the error. The text is empty if it is that of the errno.
+    fn parts(self) -> (Errno, &'static str) {
         match self {
-            Self::Os(errno) => errno,
-            Self::NotANamespace | Self::OtherVersion | Self::Damaged => Errno::INVAL,
-            Self::OtherBoot => Errno::STALE,
-            Self::OtherPidNamespace => Errno::XDEV,
-            Self::OtherUser => Errno::ACCESS,
-            Self::Busy => Errno::BUSY,
+            Self::Os(errno) => (errno, ""),
+            Self::NotANamespace => (Errno::INVAL, "the file is not an IPC namespace"),
+            Self::OtherVersion => (Errno::INVAL, "the IPC namespace was made by another version"),
+            Self::Damaged => (Errno::INVAL, "the header of the IPC namespace is damaged"),
+            Self::OtherBoot => {
+                (Errno::STALE, "the IPC namespace is from before the last start of the machine")
+            }
+            Self::OtherPidNamespace => {
+                (Errno::XDEV, "the IPC namespace belongs to another pid namespace")
+            }
+            Self::OtherUser => {
+                (Errno::ACCESS, "the file of the IPC namespace belongs to another user")
+            }
+            Self::Busy => {
+                (Errno::BUSY, "another process keeps the file of the IPC namespace locked")
+            }
         }
     }
 }
@@ -137,6 +145,30 @@ pub(crate) struct Shape {
     pub(crate) capacity: Capacity,
     pub(crate) limits: Limits,
 }
+
+/// Defines the words of the header for the numbers and the flags of a structure.
+macro_rules! words_of {
+    ($type:ident: $($number:ident)*; $($flag:ident)*) => {
+        impl $type {
+            fn words(&self) -> Vec<u64> {
+                vec![$(self.$number.into(),)* $(self.$flag.into(),)*]
+            }
+
+            fn from_words(words: &[u64]) -> Option<Self> {
+                let (mut this, mut words) = (Self::default(), words.iter().copied());
+                $(this.$number = words.next()?.try_into().ok()?;)*
+                $(this.$flag = words.next()? != 0;)*
+                Some(this)
+            }
+        }
+    };
+}
+
+words_of!(Capacity: sets sems undos waits tasks queues msgs segments attaches;);
+words_of!(
+    Limits: semmsl semmns semopm semmni msgmax msgmnb msgmni shmmax shmall shmmni;
+    is_shm_rmid_forced
+);
 
 /// Opens the file at `path`, or creates it. Refuses a file of another user.
 pub(crate) fn open_path(path: &Path) -> Result<OwnedFd, OpenError> {
@@ -218,10 +250,8 @@ fn make(file: BorrowedFd<'_>, shape: Shape, layout: &Layout) -> Result<(Region, 
     let boot = boot_id();
     set(BOOT_AT, boot[0]);
     set(BOOT_AT + 1, boot[1]);
-    let numbers = shape.capacity.numbers();
-    numbers.iter().enumerate().for_each(|(at, number)| set(CAPACITY_AT + at, u64::from(*number)));
-    let numbers = shape.limits.numbers();
-    numbers.iter().enumerate().for_each(|(at, number)| set(LIMITS_AT + at, u64::from(*number)));
+    shape.capacity.words().into_iter().zip(CAPACITY_AT..).for_each(|(word, at)| set(at, word));
+    shape.limits.words().into_iter().zip(LIMITS_AT..).for_each(|(word, at)| set(at, word));
     // ORDERING: Release. A process that reads the magic number, also without the lock of the file,
     // then reads a complete header.
     region.line(HEADER)[MAGIC_AT].store(MAGIC, Ordering::Release);
@@ -236,8 +266,8 @@ fn validate(file: BorrowedFd<'_>, words: &[u64; HEADER_WORDS]) -> Result<Shape, 
     if words[VERSION_AT] != VERSION {
         return Err(OpenError::OtherVersion);
     }
-    let capacity = Capacity::from_numbers(numbers(words, CAPACITY_AT)?);
-    let limits = Limits::from_numbers(numbers(words, LIMITS_AT)?);
+    let capacity = Capacity::from_words(&words[CAPACITY_AT..]).ok_or(OpenError::Damaged)?;
+    let limits = Limits::from_words(&words[LIMITS_AT..]).ok_or(OpenError::Damaged)?;
     let layout = Layout::new(&capacity).map_err(|_| OpenError::Damaged)?;
     let size = u64::from(layout.lines) * LINE_BYTES;
     let is_whole = u64::try_from(fstat(file)?.st_size).is_ok_and(|is| is >= size);
@@ -251,15 +281,6 @@ fn validate(file: BorrowedFd<'_>, words: &[u64; HEADER_WORDS]) -> Result<Shape, 
         return Err(OpenError::OtherPidNamespace);
     }
     Ok(Shape { capacity, limits })
-}
-
-/// Returns `N` numbers from the header, from word `at` on.
-fn numbers<const N: usize>(words: &[u64; HEADER_WORDS], at: usize) -> Result<[u32; N], OpenError> {
-    let mut numbers = [0; N];
-    for (number, word) in numbers.iter_mut().zip(&words[at..]) {
-        *number = u32::try_from(*word).map_err(|_| OpenError::Damaged)?;
-    }
-    Ok(numbers)
 }
 
 /// Reads the header. Returns the size of the file.

@@ -15,15 +15,15 @@ bitflags! {
     #[repr(transparent)]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct GetFlags: i32 {
-        /// `IPC_CREAT`: create an object if none with the key exists.
-        #[doc(alias = "IPC_CREAT")]
+        /// `IPC_CREAT`: make the object if there is none with the key.
+        /// Analogous to Linux's `IPC_CREAT`.
         const CREATE = 0o1000;
-        /// `IPC_EXCL`: with `CREATE`, fail with `EEXIST` if an object with the key exists.
-        #[doc(alias = "IPC_EXCL")]
+        /// `IPC_EXCL`: with `CREATE`, fail with `EEXIST` if there is an object with the key.
+        /// Analogous to Linux's `IPC_EXCL`.
         const EXCLUSIVE = 0o2000;
-        /// `SHM_HUGETLB`: use huge pages. shmget(2) refuses it with `EINVAL` for a new segment, and
-        /// the other calls ignore it.
-        #[doc(alias = "SHM_HUGETLB")]
+        /// `SHM_HUGETLB`: a new segment of huge pages, which shmget refuses with `EINVAL`. The
+        /// other calls ignore it.
+        /// Analogous to Linux's `SHM_HUGETLB`.
         const HUGETLB = 0o4000;
     }
 }
@@ -33,11 +33,11 @@ bitflags! {
     #[repr(transparent)]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct SemFlags: i16 {
-        /// `IPC_NOWAIT`: fail with `EAGAIN` instead of waiting.
-        #[doc(alias = "IPC_NOWAIT")]
+        /// `IPC_NOWAIT`: fail with `EAGAIN` and do not wait.
+        /// Analogous to Linux's `IPC_NOWAIT`.
         const NOWAIT = 0o4000;
-        /// `SEM_UNDO`: undo the operation when the task ends.
-        #[doc(alias = "SEM_UNDO")]
+        /// `SEM_UNDO`: take the operation back when the task ends.
+        /// Analogous to Linux's `SEM_UNDO`.
         const UNDO = 0x1000;
     }
 }
@@ -48,17 +48,16 @@ bitflags! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct MsgFlags: i32 {
         /// `IPC_NOWAIT`: do not wait. msgsnd fails with `EAGAIN`, msgrcv with `ENOMSG`.
-        #[doc(alias = "IPC_NOWAIT")]
+        /// Analogous to Linux's `IPC_NOWAIT`.
         const NOWAIT = 0o4000;
-        /// `MSG_NOERROR`: truncate a message that is longer than the receiver's buffer.
-        #[doc(alias = "MSG_NOERROR")]
+        /// `MSG_NOERROR`: cut a message that is too long for the receiver's room.
+        /// Analogous to Linux's `MSG_NOERROR`.
         const NOERROR = 0o10_000;
         /// `MSG_EXCEPT`: receive the first message of another type than the given one.
-        #[doc(alias = "MSG_EXCEPT")]
+        /// Analogous to Linux's `MSG_EXCEPT`.
         const EXCEPT = 0o20_000;
-        /// `MSG_COPY`: return a copy of the message at the given position of the queue, and leave
-        /// the message there.
-        #[doc(alias = "MSG_COPY")]
+        /// `MSG_COPY`: copy the message with the given number in the queue, and leave it there.
+        /// Analogous to Linux's `MSG_COPY`.
         const COPY = 0o40_000;
     }
 }
@@ -69,16 +68,16 @@ bitflags! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct ShmFlags: i32 {
         /// `SHM_RDONLY`: attach for reading only.
-        #[doc(alias = "SHM_RDONLY")]
+        /// Analogous to Linux's `SHM_RDONLY`.
         const RDONLY = 0o10_000;
         /// `SHM_RND`: round the address down to a multiple of the page size.
-        #[doc(alias = "SHM_RND")]
+        /// Analogous to Linux's `SHM_RND`.
         const ROUND = 0o20_000;
-        /// `SHM_REMAP`: replace mappings that exist at the address.
-        #[doc(alias = "SHM_REMAP")]
+        /// `SHM_REMAP`: replace the mappings that are at the address.
+        /// Analogous to Linux's `SHM_REMAP`.
         const REMAP = 0o40_000;
         /// `SHM_EXEC`: allow execution of the memory.
-        #[doc(alias = "SHM_EXEC")]
+        /// Analogous to Linux's `SHM_EXEC`.
         const EXEC = 0o100_000;
     }
 }

@@ -147,7 +147,6 @@ pub(crate) struct Object {
 
 impl Object {
     /// Returns the object's id.
-    #[inline]
     pub(crate) fn id(&self) -> i32 {
         let seq = (self.state >> STATE_SEQ_SHIFT & 0xffff) as i32;
         (seq << INDEX_BITS) | self.index.cast_signed()
@@ -167,12 +166,10 @@ impl Object {
     }
 
     /// Returns the owner and the creator, each as a pair of user and group.
-    #[inline]
     pub(crate) fn owners(&self) -> [u64; 2] {
         [self.owner, self.creator]
     }
 
-    #[inline]
     pub(crate) fn mode(&self) -> u16 {
         (self.state & 0xffff) as u16
     }
@@ -182,7 +179,6 @@ impl Object {
         low(self.key).cast_signed()
     }
 
-    #[inline]
     fn is_live(&self) -> bool {
         self.state & LIVE != 0
     }
@@ -236,7 +232,6 @@ impl<'r> Ids<'r> {
         self.layout().slots
     }
 
-    #[inline]
     fn layout(self) -> IdLayout {
         (self.kind.layout)(&self.shared.layout)
     }
@@ -255,26 +250,24 @@ impl<'r> Ids<'r> {
         Ok(IdsGuard { ids: self, _held: held })
     }
 
-    /// Returns the object with this id.
+    /// Returns the object with this id. Analogous to Linux's `ipc_obtain_object_check` and
+    /// `ipc_checkid`.
     ///
     /// # Errors
     ///
     /// `EINVAL` if there is none, or if the slot has another object by now. `EIO` if the holder of
     /// the lock is alive and does not end its write section of the slot.
-    #[doc(alias = "ipc_obtain_object_check")]
-    #[doc(alias = "ipc_checkid")]
-    #[inline]
     pub(crate) fn obtain_object_check(self, id: i32) -> Result<Object, Errno> {
         let object = self.obtain_object(id.cast_unsigned() & (SLOTS_MAX - 1))?;
         if object.id() == id { Ok(object) } else { Err(Errno::INVAL) }
     }
 
-    /// Returns the object in slot `index`, whatever its generation is.
+    /// Returns the object in slot `index`, whatever its generation.
+    /// Analogous to Linux's `ipc_obtain_object`.
     ///
     /// # Errors
     ///
     /// `EINVAL` if there is none.
-    #[doc(alias = "ipc_obtain_object")]
     #[inline]
     pub(crate) fn obtain_object(self, index: u32) -> Result<Object, Errno> {
         if index >= self.layout().slots {
@@ -312,7 +305,6 @@ impl<'r> Ids<'r> {
         Err(Errno::INVAL)
     }
 
-    #[inline]
     fn slot(self, index: u32) -> &'r Line {
         slot(self.shared, self.layout(), index)
     }
@@ -341,7 +333,6 @@ impl<'r> Ids<'r> {
     }
 }
 
-#[inline]
 fn slot(shared: &Shared, ids: IdLayout, index: u32) -> &Line {
     shared.region.line(ids.first_slot.wrapping_add(index))
 }
@@ -466,7 +457,8 @@ impl IdsGuard<'_> {
         }
     }
 
-    /// Publishes a new object and returns its id. This function chooses `perm.seq`.
+    /// Publishes a new object and returns its id. The function chooses `perm.seq`. Analogous to
+    /// Linux's `ipc_addid`.
     ///
     /// `make` gets the index. It creates the object before another thread can see it, and returns
     /// the payload.
@@ -474,7 +466,6 @@ impl IdsGuard<'_> {
     /// # Errors
     ///
     /// `ENOSPC` if `objects_max` objects exist already, and the errors of `make`.
-    #[doc(alias = "ipc_addid")]
     pub(crate) fn publish(
         &self,
         perm: Perm,
@@ -518,8 +509,8 @@ impl IdsGuard<'_> {
         Ok(read(slot, index).id())
     }
 
-    /// Removes an object: from then on no lookup finds it, by id or by key.
-    #[doc(alias = "ipc_rmid")]
+    /// Removes an object: neither its id nor its key finds it any more.
+    /// Analogous to Linux's `ipc_rmid`.
     pub(crate) fn unpublish(&self, object: &Object) {
         let slot = self.ids.slot(object.index);
         let next = high(get(&slot[KEY]));
@@ -535,8 +526,8 @@ impl IdsGuard<'_> {
         put(in_use, get(in_use).saturating_sub(1));
     }
 
-    /// Changes owner and permission bits. The other bits of the mode do not change.
-    #[doc(alias = "ipc_update_perm")]
+    /// Changes owner and permission bits. The other bits of the mode stay.
+    /// Analogous to Linux's `ipc_update_perm`.
     pub(crate) fn update_perm(&self, object: &Object, uid: u32, gid: u32, mode: u16, ctime: u64) {
         let slot = self.ids.slot(object.index);
         let state = get(&slot[STATE]) & !0o777 ^ IS_SECOND | u64::from(mode & 0o777);
@@ -548,12 +539,11 @@ impl IdsGuard<'_> {
         put(&slot[CTIME], ctime);
     }
 
-    /// Takes the key from an object that will be removed after its last use, and sets `flags` in
-    /// its mode.
+    /// Takes the key from an object that is removed after its last use, and sets `flags` of its
+    /// mode. Analogous to Linux's `ipc_set_key_private`.
     ///
     /// The flags are stored first. If this task dies in between, recovery takes the key from each
     /// object that has the flags ([`Ids::forget_key`]).
-    #[doc(alias = "ipc_set_key_private")]
     pub(crate) fn set_key_private(&self, object: &Object, flags: u16) {
         let slot = self.ids.slot(object.index);
         let next = high(get(&slot[KEY]));

@@ -6,7 +6,7 @@
 //! | header | 4 | the description of the namespace, see `file` |
 //! | ids of semaphore sets | about 1.1 per slot | head, indices in use, buckets of keys, slots |
 //! | sets | 1 per slot | lock, queues and undo list of the set in that slot |
-//! | tasks | 1 each, and the spare one | process, generation, see `task` |
+//! | tasks | 1 each | process, generation, see `task` |
 //! | ladder | 1 | times of calls that look for dead tasks, see `watch` |
 //! | pools | | semaphores, undo records, wait nodes |
 //! | ids of message queues, queues | about 1.1 and 2 per slot | the same for queues; see `msg` |
@@ -114,20 +114,6 @@ impl Default for Capacity {
     }
 }
 
-impl Capacity {
-    /// Returns the fields in the order in which the file has them.
-    pub(crate) fn numbers(&self) -> [u32; 9] {
-        let Self { sets, sems, undos, waits, tasks, queues, msgs, segments, attaches } = *self;
-        [sets, sems, undos, waits, tasks, queues, msgs, segments, attaches]
-    }
-
-    /// Returns the capacity with these `numbers`.
-    pub(crate) fn from_numbers(numbers: [u32; 9]) -> Self {
-        let [sets, sems, undos, waits, tasks, queues, msgs, segments, attaches] = numbers;
-        Self { sets, sems, undos, waits, tasks, queues, msgs, segments, attaches }
-    }
-}
-
 /// Line numbers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
@@ -136,7 +122,7 @@ pub(crate) struct Layout {
     pub(crate) sets: u32,
     /// The first line of the tasks.
     pub(crate) tasks: u32,
-    /// The number of lines for tasks. The last one is the spare line.
+    /// How many lines those are.
     pub(crate) tasks_max: u32,
     /// The line of the ladder, see `watch`.
     pub(crate) ladder: u32,
@@ -179,8 +165,6 @@ impl Layout {
         };
         let sem_ids = IdLayout::new(take(IdLayout::lines(sets)), sets);
         let first_set = take(sets);
-        // One more line is the spare one, which no task gets.
-        let tasks = tasks + 1;
         let first_task = take(tasks);
         let ladder = take(LADDER_LINES);
         let pool = |take: &mut dyn FnMut(u32) -> u32, lines, joins| {

@@ -83,7 +83,6 @@ mod sem;
 mod shared;
 mod shm;
 mod signals;
-mod spare;
 mod spin;
 mod status;
 mod task;
@@ -112,7 +111,7 @@ pub use sem::{
 };
 pub use shm::{
     Mapping, SHM_DEST, SHM_INFO, SHM_LOCK, SHM_LOCKED, SHM_STAT, SHM_STAT_ANY, SHM_UNLOCK,
-    SegmentFiles, ShmStat, ShmTotals, Unmapping,
+    SegmentFiles, ShmStat, ShmTotals,
 };
 pub use task::Task;
 

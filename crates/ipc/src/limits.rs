@@ -2,8 +2,6 @@
 //!
 //! Source: proc(5) `/proc/sys/kernel/sem` and the like.
 
-use crate::field::{high, low, pair};
-
 /// The size limit for a message in bytes, whatever `msgmax` is: the text must fit into one range of
 /// lines.
 pub(crate) const MSGMAX_MAX: u32 = 1 << 20;
@@ -70,38 +68,6 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Returns the fields in the order in which the file has them.
-    pub(crate) fn numbers(&self) -> [u32; 13] {
-        let Self { semmsl, semmns, semopm, semmni, msgmax, msgmnb, msgmni, .. } = *self;
-        let Self { shmmax, shmall, shmmni, is_shm_rmid_forced, .. } = *self;
-        let forced = u32::from(is_shm_rmid_forced);
-        let max = [low(shmmax), high(shmmax)];
-        let all = [low(shmall), high(shmall)];
-        [
-            semmsl, semmns, semopm, semmni, msgmax, msgmnb, msgmni, max[0], max[1], all[0], all[1],
-            shmmni, forced,
-        ]
-    }
-
-    /// Returns the limits with these `numbers`.
-    pub(crate) fn from_numbers(numbers: [u32; 13]) -> Self {
-        let [semmsl, semmns, semopm, semmni, msgmax, msgmnb, msgmni, ..] = numbers;
-        let [.., max_low, max_high, all_low, all_high, shmmni, forced] = numbers;
-        Self {
-            semmsl,
-            semmns,
-            semopm,
-            semmni,
-            msgmax,
-            msgmnb,
-            msgmni,
-            shmmax: pair(max_low, max_high),
-            shmall: pair(all_low, all_high),
-            shmmni,
-            is_shm_rmid_forced: forced != 0,
-        }
-    }
-
     /// Returns true if each limit fits its representation.
     pub(crate) fn are_possible(&self) -> bool {
         self.semmsl <= 32_767 && self.semopm <= 32_767 && self.msgmax <= MSGMAX_MAX

@@ -22,7 +22,6 @@ pub(crate) struct List<'s> {
 }
 
 impl<'s> List<'s> {
-    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         get(self.ends) == 0
     }
@@ -79,7 +78,6 @@ impl<'s> List<'s> {
         walk.take(self.max as usize)
     }
 
-    #[inline]
     fn links(&self, line: u32) -> &'s AtomicU64 {
         &self.region.line(line)[self.links]
     }

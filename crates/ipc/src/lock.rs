@@ -163,8 +163,7 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result
         if seen == 0 {
             return Ok(Taken::Free);
         }
-        let holder = low(next) & (SLEEPERS - 1) as u32;
-        if !patience.sleep(word, next)? || !is_over(shared, holder, high(next)) {
+        if !patience.sleep(word, next)? || !is_left(shared, next) {
             continue;
         }
         // If the lock has a new holder by now, the generation in the word makes this fail.
@@ -178,18 +177,11 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result
     }
 }
 
-/// Returns true if the holder of a lock has died, or its process now runs another program. The next
-/// holder of the lock then repairs the protected data.
-pub(crate) fn is_left(shared: &Shared, word: &AtomicU64) -> bool {
-    // ORDERING: Relaxed. Only a guess: `lock` reads the word again.
-    let seen = word.load(Ordering::Relaxed);
+/// Returns true if the holder in the word of a lock has died, or its process now runs another
+/// program. The next holder then repairs the protected data.
+pub(crate) fn is_left(shared: &Shared, seen: u64) -> bool {
     let holder = low(seen) & (SLEEPERS - 1) as u32;
-    seen != 0 && is_over(shared, holder, high(seen))
-}
-
-fn is_over(shared: &Shared, holder: u32, generation: u32) -> bool {
-    let index = holder.wrapping_sub(1);
-    shared.is_over(index, Some(generation))
+    seen != 0 && shared.is_over(holder.wrapping_sub(1), Some(high(seen)))
 }
 
 /// The sleeps of one call that waits until another thread changes a word, with their time limits.
@@ -269,7 +261,6 @@ impl Held<'_> {
 }
 
 impl Drop for Held<'_> {
-    #[inline]
     fn drop(&mut self) {
         // ORDERING(ipc-lock): Release. See `lock`.
         if self.word.swap(0, Ordering::Release) & SLEEPERS != 0 {

@@ -85,5 +85,15 @@ fn loom_two_tasks_that_reap_one_reap_it_once() {
 #[test]
 #[should_panic(expected = "reaped by the first: true, by the second: true")]
 fn loom_control_two_tasks_that_reap_without_its_lock_are_caught() {
-    two_reap(recover::reap_unlocked);
+    two_reap(reap_unlocked);
+}
+
+/// As `recover::reap`, but without the lock between reapers. A model must notice that.
+fn reap_unlocked(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Errno> {
+    let state = identity(task_line(shared, index));
+    if state.0 != 0 {
+        recover::reap_line(shared, owner, index, state).map(|(is_reaped, _)| is_reaped)
+    } else {
+        Ok(false)
+    }
 }

@@ -8,7 +8,7 @@
 //! | `filter` | the messages that a receiver takes |
 //! | `send`, `receive`, `wait` | msgsnd and msgrcv |
 //! | `handover` | passing a message to a waiting receiver, which may have died |
-//! | `get`, `ctl` | msgget and msgctl |
+//! | `ctl` | msgget and msgctl |
 //! | `rebuild` | the queue's lock, and repair of a queue from its messages and nodes |
 //!
 //! # How it works
@@ -45,7 +45,6 @@ mod ctl;
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle, corewalk_crash))))]
 mod ends;
 mod filter;
-mod get;
 mod handover;
 mod kept;
 #[cfg(all(test, corewalk_loom))]
@@ -57,12 +56,10 @@ mod rebuild;
 mod receive;
 mod send;
 mod wait;
-mod watched;
 
 pub(crate) use kept::exit_msg;
-pub(crate) use rebuild::{QUEUES, reap};
+pub(crate) use rebuild::{QUEUES, look_at_waits, reap};
 pub(crate) use wait::exit_waits;
-pub(crate) use watched::{collect_concerns, look_at};
 
 pub use ctl::{MSG_INFO, MSG_STAT, MSG_STAT_ANY, MsgTotals};
 pub use queue::MsgStat;

@@ -194,7 +194,7 @@ impl Namespace {
     ///
     /// # Errors
     ///
-    /// Those of [`Namespace::open`].
+    /// The errors of [`Namespace::open`].
     ///
     /// # Examples
     ///

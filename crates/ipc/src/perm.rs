@@ -123,6 +123,7 @@ pub struct Perm {
 /// assert_eq!(Private.permission(&Cred::user(7, 7), &perm, 0), Ok(()));
 /// assert_eq!(Private.permission(&Cred::root(), &perm, 0), Err(Errno::ACCESS));
 /// ```
+#[expect(unused_variables, reason = "a default allows all")]
 pub trait SecurityHook: Send + Sync {
     /// Called by every permission check. `flag` contains the requested bits.
     ///
@@ -130,7 +131,6 @@ pub trait SecurityHook: Send + Sync {
     ///
     /// The error that the call then returns. Linux returns `EACCES`.
     fn permission(&self, cred: &Cred, perm: &Perm, flag: u32) -> Result<(), Errno> {
-        let _ = (cred, perm, flag);
         Ok(())
     }
 
@@ -140,7 +140,6 @@ pub trait SecurityHook: Send + Sync {
     ///
     /// The error that the call then returns.
     fn sem_semop(&self, cred: &Cred, perm: &Perm, is_alter: bool) -> Result<(), Errno> {
-        let _ = (cred, perm, is_alter);
         Ok(())
     }
 
@@ -150,7 +149,6 @@ pub trait SecurityHook: Send + Sync {
     ///
     /// The error that the call then returns.
     fn sem_semctl(&self, cred: &Cred, perm: Option<&Perm>, cmd: i32) -> Result<(), Errno> {
-        let _ = (cred, perm, cmd);
         Ok(())
     }
 
@@ -161,7 +159,6 @@ pub trait SecurityHook: Send + Sync {
     ///
     /// The error that the call then returns.
     fn msg_msgsnd(&self, cred: &Cred, perm: &Perm, msgflg: MsgFlags) -> Result<(), Errno> {
-        let _ = (cred, perm, msgflg);
         Ok(())
     }
 
@@ -172,7 +169,6 @@ pub trait SecurityHook: Send + Sync {
     ///
     /// The error that the call then returns.
     fn msg_msgrcv(&self, cred: &Cred, perm: &Perm, msgtyp: i64) -> Result<(), Errno> {
-        let _ = (cred, perm, msgtyp);
         Ok(())
     }
 
@@ -182,7 +178,6 @@ pub trait SecurityHook: Send + Sync {
     ///
     /// The error that the call then returns.
     fn msg_msgctl(&self, cred: &Cred, perm: Option<&Perm>, cmd: i32) -> Result<(), Errno> {
-        let _ = (cred, perm, cmd);
         Ok(())
     }
 
@@ -192,7 +187,6 @@ pub trait SecurityHook: Send + Sync {
     ///
     /// The error that the call then returns.
     fn shm_shmat(&self, cred: &Cred, perm: &Perm, shmflg: ShmFlags) -> Result<(), Errno> {
-        let _ = (cred, perm, shmflg);
         Ok(())
     }
 
@@ -202,7 +196,6 @@ pub trait SecurityHook: Send + Sync {
     ///
     /// The error that the call then returns.
     fn shm_shmctl(&self, cred: &Cred, perm: Option<&Perm>, cmd: i32) -> Result<(), Errno> {
-        let _ = (cred, perm, cmd);
         Ok(())
     }
 
@@ -213,7 +206,6 @@ pub trait SecurityHook: Send + Sync {
     ///
     /// The error that the call then returns.
     fn associate(&self, cred: &Cred, perm: &Perm, flags: GetFlags, mode: u16) -> Result<(), Errno> {
-        let _ = (cred, perm, flags, mode);
         Ok(())
     }
 
@@ -223,7 +215,6 @@ pub trait SecurityHook: Send + Sync {
     ///
     /// The error that the call then returns.
     fn alloc(&self, cred: &Cred, perm: &Perm) -> Result<(), Errno> {
-        let _ = (cred, perm);
         Ok(())
     }
 }
@@ -290,7 +281,6 @@ impl CredCell {
     }
 
     /// Returns the result of `of` for the calling thread's own credentials, or none if it has none.
-    #[inline]
     fn of_own<T>(&self, of: impl FnOnce(&Cred) -> T) -> Option<T> {
         // ORDERING: Relaxed. See `has_own`.
         if !self.has_own.load(unmodelled::Ordering::Relaxed) {
@@ -314,7 +304,6 @@ impl CredCell {
     }
 
     /// Returns the effective user and group.
-    #[inline]
     pub(crate) fn ids(&self) -> (u32, u32) {
         if let Some(own) = self.of_own(|own| (own.euid, own.egid)) {
             return own;
@@ -324,7 +313,6 @@ impl CredCell {
         (low(ids), high(ids))
     }
 
-    #[inline]
     pub(crate) fn is_capable(&self, cap: u64) -> bool {
         if let Some(own) = self.of_own(|own| own.caps & cap != 0) {
             return own;

@@ -131,7 +131,7 @@ impl Pool {
         }
     }
 
-    /// As [`Pool::free`]; the lock is held.
+    /// Like [`Pool::free`]. The caller holds the lock.
     fn give_back(&self, region: &Region, line: u32) {
         let Some(header) = self.header(region, line).filter(|header| header.is_used()) else {
             return;
@@ -173,15 +173,6 @@ impl Pool {
         used.map(|(line, header)| (line, header.whose()))
     }
 
-    /// Repairs the pool if a task has died that held the pool's lock.
-    ///
-    /// # Errors
-    ///
-    /// `EIO` if the pool's lock cannot be taken.
-    pub(crate) fn recover(&self, shared: &Shared, owner: Owner) -> Result<(), Errno> {
-        self.lock(shared, owner).map(drop)
-    }
-
     /// Rebuilds the free lists from the headers. The caller holds the lock.
     pub(crate) fn rebuild(&self, region: &Region) {
         (0..CLASSES).for_each(|class| put(self.list(region, class), 0));
@@ -196,7 +187,12 @@ impl Pool {
         self.note_joins(region);
     }
 
-    fn lock<'s>(&self, shared: &'s Shared, owner: Owner) -> Result<Held<'s>, Errno> {
+    /// Takes the lock. If its holder has died, the free lists are made anew first.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the pool's lock cannot be taken.
+    pub(crate) fn lock<'s>(&self, shared: &'s Shared, owner: Owner) -> Result<Held<'s>, Errno> {
         lock(shared, &shared.region.line(self.head)[LOCK], owner, || {
             self.rebuild(&shared.region);
             Ok(())

@@ -61,17 +61,6 @@ impl Identity {
     /// outlives it.
     pub(crate) const PRIVATE: Self = Self(IS_SET);
 
-    /// Returns the identity of the calling process.
-    pub(crate) fn own() -> Self {
-        Program::own().identity
-    }
-
-    /// Returns the identity of the process that has `pid` now.
-    #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle, corewalk_crash))))]
-    pub(crate) fn of(pid: u32) -> Self {
-        Self::new(pid, stat(pid).map_or(0, |stat| stat.start))
-    }
-
     /// Returns the identity of process `pid` with the start time `start`, in ticks.
     pub(crate) fn new(pid: u32, start: u64) -> Self {
         let pid = u64::from(pid) & ((1 << PID_BITS) - 1);
@@ -138,12 +127,6 @@ pub(crate) fn pid_namespace() -> u64 {
     rustix::fs::stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino)
 }
 
-/// Returns the image of the program that process `pid` runs now, or 0 if it is unknown.
-#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle, corewalk_crash))))]
-pub(crate) fn image_of(pid: u32) -> u64 {
-    stat(pid).map_or(0, |stat| stat.image)
-}
-
 /// Returns true if the process now runs another program than the one whose image is `image`.
 pub(crate) fn has_other_image(identity: Identity, image: u64) -> bool {
     if image == 0 || identity == Identity::PRIVATE || identity.0 & IS_SET == 0 {
@@ -174,14 +157,16 @@ fn has_ended(pid: u32) -> bool {
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
 }
 
-struct Stat {
-    start: u64,
+/// The state of a process, of its `/proc/PID/stat`.
+pub(crate) struct Stat {
+    pub(crate) start: u64,
     /// The address at which the program's stack began, or 0 if it is unknown.
-    image: u64,
+    pub(crate) image: u64,
     is_dead: bool,
 }
 
-fn stat(pid: u32) -> Option<Stat> {
+/// Returns the state of a process, or none if `/proc` does not show it.
+pub(crate) fn stat(pid: u32) -> Option<Stat> {
     parse(&read_small(&format!("/proc/{pid}/stat")).ok()?)
 }
 
@@ -226,14 +211,14 @@ mod tests {
 
     #[test]
     fn own_process_is_alive() {
-        let own = Identity::own();
+        let own = Program::own().identity;
         assert_ne!(own.start(), 0);
         assert!(!own.is_gone(Look::Quick) && !own.is_gone(Look::Close));
     }
 
     #[test]
     fn process_whose_pid_was_reused_is_gone() {
-        let own = Identity::own();
+        let own = Program::own().identity;
         let earlier = Identity::new(own.pid(), own.start() - 1);
         assert!(earlier.is_gone(Look::Close));
         // Control: without a start time, the earlier process seems alive.

@@ -13,7 +13,7 @@
 //! - a call that would fail with `EAGAIN`, and `GETVAL` and its like, if a task has adjustments;
 //! - a call that would fail with `ENOMEM`;
 //! - a call that wakes a dead task;
-//! - a task that registers, if it finds a dead task beside its own line, or no free line (`spare`);
+//! - a task that registers, if it finds a dead task beside its own line, or no free line (`task`);
 //! - [`crate::Namespace::recover`].
 //!
 //! A call that succeeds does not look for dead tasks. The check would be a system call for each
@@ -35,7 +35,7 @@ use crate::field::put;
 use crate::ids::Ids;
 use crate::lock::{Owner, lock};
 use crate::msg;
-use crate::process::Look;
+use crate::process::{Identity, Look};
 use crate::sem::{self, Gone};
 use crate::shared::Shared;
 use crate::shm;
@@ -69,7 +69,7 @@ fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent),
     if state.0 == 0 || !state.is_gone(Look::Close) {
         return Ok((false, Absent::new()));
     }
-    reap_line(shared, owner, index)
+    reap_line(shared, owner, index, state)
 }
 
 /// Reaps the tasks in `absent` that have died, and dead tasks whose waiting calls this completes.
@@ -103,7 +103,7 @@ pub(crate) fn reap_former(shared: &Shared, owner: Owner, index: u32) -> Result<b
     if index == owner.index || state != identity(task_line(shared, owner.index)) {
         return Ok(false);
     }
-    let (is_reaped, absent) = reap_line(shared, owner, index)?;
+    let (is_reaped, absent) = reap_line(shared, owner, index, state)?;
     drop(reaper);
     reap_absent(shared, owner, absent);
     Ok(is_reaped)
@@ -136,13 +136,18 @@ fn recover_pools(shared: &Shared, owner: Owner) -> Result<(), Errno> {
     let layout = &shared.layout;
     let sems = [layout.sems, layout.undos, layout.waits];
     let mut pools = sems.into_iter().chain([layout.msgs, layout.msg_waits, layout.attaches]);
-    pools.try_for_each(|pool| pool.recover(shared, owner))
+    pools.try_for_each(|pool| pool.lock(shared, owner).map(drop))
 }
 
-/// Reaps a task and frees its line. The caller holds the `REAPER` of the line.
-fn reap_line(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent), Errno> {
+/// Reaps a task that had the identity `state`. The caller holds its `REAPER`. The line stays if a
+/// process has taken it over since (`task`).
+pub(crate) fn reap_line(
+    shared: &Shared,
+    owner: Owner,
+    index: u32,
+    state: Identity,
+) -> Result<(bool, Absent), Errno> {
     let line = task_line(shared, index);
-    let state = identity(line);
     let (absent, is_whole) = end_all(shared, owner, index)?;
     if !is_whole {
         // The line stays in use: a child that is not counted yet has the task's segments mapped.
@@ -154,30 +159,19 @@ fn reap_line(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent)
     Ok((freed.is_ok(), absent))
 }
 
-/// Reaps the previous holder of the spare line, which `owner` holds now.
+/// Ends all that the dead task has left whose line `owner` has taken over. Returns false if its
+/// attaches must stay (`shm::reap`).
 ///
 /// # Errors
 ///
-/// The errors of [`reap`].
-pub(crate) fn end_spare(shared: &Shared, owner: Owner) -> Result<(), Errno> {
-    // A thread that reaps the previous holder has this lock, so wait for that thread.
+/// Those of [`reap`].
+pub(crate) fn end_former(shared: &Shared, owner: Owner) -> Result<bool, Errno> {
+    // A thread that began to reap the task before the line was taken over has this lock.
     let reaper = lock(shared, &task_line(shared, owner.index)[REAPER], owner, || Ok(()))?;
-    // The spare line never has attaches.
-    let (absent, _) = end_all(shared, owner, owner.index)?;
+    let (absent, is_whole) = end_all(shared, owner, owner.index)?;
     drop(reaper);
     reap_absent(shared, owner, absent);
-    Ok(())
-}
-
-/// Like [`reap`], but without the `REAPER` lock. A control uses it, and must fail.
-#[cfg(all(test, corewalk_loom))]
-pub(crate) fn reap_unlocked(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Errno> {
-    let is_there = identity(task_line(shared, index)).0 != 0;
-    if is_there {
-        reap_line(shared, owner, index).map(|(is_reaped, _)| is_reaped)
-    } else {
-        Ok(false)
-    }
+    Ok(is_whole)
 }
 
 /// Reaps a task except for its line. The returned flag is false if attaches of the task stay.

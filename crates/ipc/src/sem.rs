@@ -15,7 +15,7 @@
 //! | `recover` | the set's lock, and repair after the death of its holder |
 //! | `reap` | the other remains of a dead task |
 //! | `exit` | the end of a live task |
-//! | `get`, `ctl` | semget and semctl |
+//! | `ctl` | semget and semctl |
 //!
 //! Source: Linux `ipc/sem.c` for the semantics. The crate's documentation describes the design.
 
@@ -24,9 +24,7 @@ pub(crate) mod audit;
 #[cfg(all(test, corewalk_crash))]
 mod crash_models;
 mod ctl;
-mod exit;
 mod freeze;
-mod get;
 mod log;
 #[cfg(all(test, corewalk_loom))]
 pub(crate) mod models;
@@ -39,14 +37,12 @@ mod set;
 mod several;
 mod txn;
 mod undo;
-mod watched;
 mod word;
 
-pub(crate) use exit::exit_sem;
-pub(crate) use reap::{Gone, reap, settle};
+pub(crate) use op::exit_sem;
+pub(crate) use reap::{Gone, look_at_waits, reap, settle};
 pub(crate) use recover::SETS;
 pub(crate) use undo::Undos;
-pub(crate) use watched::{collect_concerns, look_at, undo_holders};
 
 use crate::flags::SemFlags;
 
@@ -84,12 +80,10 @@ impl SemBuf {
         Self { sem_num, sem_op, sem_flg }
     }
 
-    #[inline]
     fn is_undo(self) -> bool {
         self.sem_flg.contains(SemFlags::UNDO)
     }
 
-    #[inline]
     fn is_nowait(self) -> bool {
         self.sem_flg.contains(SemFlags::NOWAIT)
     }

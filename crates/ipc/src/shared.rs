@@ -31,7 +31,6 @@ impl fmt::Debug for Shared {
 }
 
 /// Returns the time of day in seconds, from the coarse clock.
-#[inline]
 pub(crate) fn now_s() -> u64 {
     clock_gettime(ClockId::RealtimeCoarse).tv_sec.unsigned_abs()
 }

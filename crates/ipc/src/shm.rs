@@ -6,7 +6,7 @@
 //! | `segment` | the state of a segment and its attaches |
 //! | `attach` | shmat, shmdt, fork and exit |
 //! | `dead` | attaches of killed tasks |
-//! | `get`, `ctl` | shmget and shmctl |
+//! | `ctl` | shmget and shmctl |
 //!
 //! The library keeps ids, permissions, limits, times, pids and the number of attaches. It maps no
 //! memory. `Task::shmat` checks and counts, and returns a descriptor. The host program maps that,
@@ -16,9 +16,9 @@
 //!
 //! Each pair of a task and a segment that it has attached has one *record* with a count.
 //! `shm_nattch` is the sum of the counts. The records also show which segments a dead task had
-//! attached. `Task::fork` copies the attaches of the parent to its child. A task that ends
-//! detaches all its segments. A call removes the attaches of killed tasks before it returns a
-//! segment's numbers, removes it, or attaches one that is marked for removal.
+//! attached. `Task::fork` copies the attaches of the parent to its child. A task that ends detaches
+//! all its segments. A call removes the attaches of killed tasks before it returns a segment's
+//! numbers, removes it, or attaches one that is marked for removal.
 //!
 //! # Removal
 //!
@@ -43,15 +43,15 @@ mod attach;
 #[cfg(all(test, corewalk_crash))]
 mod crash_models;
 mod ctl;
+#[cfg(all(test, not(any(miri, corewalk_loom, corewalk_shuttle))))]
 mod dead;
 mod files;
-mod get;
 mod segment;
 
 pub(crate) use attach::{Own, exit_shm};
 pub(crate) use segment::{SEGMENTS, give_back_all, reap};
 
-pub use attach::{Mapping, Unmapping};
+pub use attach::Mapping;
 pub use ctl::{SHM_INFO, SHM_LOCK, SHM_STAT, SHM_STAT_ANY, SHM_UNLOCK, ShmTotals};
 pub use files::SegmentFiles;
 pub use segment::{SHM_DEST, SHM_LOCKED, ShmStat};

@@ -4,7 +4,7 @@
 //! the task ends, not when a thread ends. A forked process registers a new task, without undo.
 //!
 //! [`Task::exit`] or a drop ends a task. Both need the last handle, so no call of the task is
-//! running then. So its undo records exist as long as a call may use them.
+//! running then. So for a call of the task, an undo record exists as long as its set.
 //!
 //! Source: semop(2) `SEM_UNDO`; Linux `exit_sem`.
 
@@ -23,13 +23,12 @@ use crate::lock::Owner;
 use crate::msg::QUEUES;
 use crate::perm::{Cred, CredCell};
 use crate::pool::Pool;
-use crate::process::Program;
+use crate::process::{Look, Program};
 use crate::recover;
 use crate::sem::{SETS, Undos};
 use crate::shared::Shared;
 use crate::shm::SEGMENTS;
 use crate::signals;
-use crate::spare;
 use crate::status::{INTERRUPTED, STATUS, is_interruptible, is_waiting};
 use crate::task_line::{
     GENERATION, IMAGE, PID, PID_END, STATE, identity, next_generation, task_line,
@@ -66,7 +65,7 @@ pub struct Task {
     pub(crate) cred: CredCell,
     pub(crate) undos: Undos,
     /// The nodes of calls that wait, were just woken, or could not leave their queues.
-    waiting: Waiting,
+    pub(crate) waiting: Waiting,
     /// The tasks that this process had before execve(2), see [`Task::adopt`].
     former: Vec<u32>,
     /// The fields that many calls write.
@@ -101,7 +100,7 @@ impl Task {
         Self::register_as(shared, cred, pid, &program)
     }
 
-    /// As [`Task::register`], with the identity `program`.
+    /// Like [`Task::register`], with the identity `program`.
     pub(crate) fn register_as(
         shared: Arc<Shared>,
         cred: Cred,
@@ -114,14 +113,8 @@ impl Task {
         if is_in_other_pid_namespace(&shared.region, program) {
             return Err(Errno::XDEV);
         }
-        let owner = match claim_line(&shared, pid, program) {
-            Some(owner) => owner,
-            None => {
-                // Dead tasks are reaped, so their lines become free.
-                let _reaped = spare::reap_without_line(&shared);
-                claim_line(&shared, pid, program).ok_or(Errno::NOMEM)?
-            }
-        };
+        let owner = claim_line(&shared, pid, program);
+        let owner = owner.or_else(|| take_over_line(&shared, pid, program)).ok_or(Errno::NOMEM)?;
         reap_beside(&shared, owner);
         let cred = CredCell::new(cred);
         let undos = Undos::default();
@@ -356,15 +349,12 @@ impl Task {
     /// assert_eq!((parent.sem_getval(set, 0)?, parent.shm_stat(segment)?.nattch), (0, 0));
     /// # Ok::<(), rustix::io::Errno>(())
     /// ```
-    #[doc(alias = "exit_shm")]
-    #[doc(alias = "do_smart_update")]
     #[doc(alias = "exit_sem")]
     pub fn exit(self) {
         drop(self);
     }
 
     /// Checks the mode of an object for the bits `flag`, and asks the hook.
-    #[inline]
     pub(crate) fn permission(&self, object: &Object, flag: u32) -> Result<(), Errno> {
         if !self.cred.may(object.owners(), object.mode(), flag) {
             return Err(Errno::ACCESS);
@@ -389,13 +379,11 @@ impl Task {
     }
 
     /// Returns the ids of semaphore sets.
-    #[inline]
     pub(crate) fn sem_ids(&self) -> Ids<'_> {
         Ids { shared: &self.shared, kind: SETS, owner: self.owner }
     }
 
     /// Returns the ids of message queues.
-    #[inline]
     pub(crate) fn msg_ids(&self) -> Ids<'_> {
         Ids { shared: &self.shared, kind: QUEUES, owner: self.owner }
     }
@@ -422,7 +410,7 @@ fn reap_beside(shared: &Shared, owner: Owner) {
 /// that were started one after another get neighbouring lines. A process finds the lines of its
 /// earlier tasks again.
 fn lines_for(shared: &Shared, pid: u32) -> impl Iterator<Item = u32> + use<> {
-    let max = spare::own_lines(shared);
+    let max = shared.layout.tasks_max;
     (0..max).map(move |step| (pid % max + step) % max)
 }
 
@@ -447,6 +435,40 @@ fn claim_line(shared: &Shared, pid: u32, program: &Program) -> Option<Owner> {
         put(&line[PID], u64::from(pid));
         put(&line[IMAGE], image);
         Some(Owner { index, generation })
+    })
+}
+
+/// Takes over the line of a dead task, for a process that finds no free line. A reaper needs a
+/// line, since locks and frozen words name their owner by its number.
+///
+/// The first store gives the line to this process, so no other thread begins to reap the dead task.
+/// With the new generation the locks of the dead task are left ones. With the new image those of
+/// this process are not. If this process dies, its successor ends what is left.
+///
+/// If attaches of the dead task must stay, its line does too.
+#[cold]
+fn take_over_line(shared: &Shared, pid: u32, program: &Program) -> Option<Owner> {
+    (0..shared.layout.tasks_max).find_map(|index| {
+        let line = task_line(shared, index);
+        let dead = identity(line);
+        if !dead.is_gone(Look::Close) {
+            return None;
+        }
+        let own = program.identity.0;
+        // ORDERING(ipc-task): Acquire. See `identity`.
+        line[STATE].compare_exchange(dead.0, own, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        let owner = Owner { index, generation: next_generation(shared) };
+        put(&line[GENERATION], u64::from(owner.generation));
+        put(&line[IMAGE], program.image);
+        if recover::end_former(shared, owner) != Ok(true) {
+            // ORDERING(ipc-task): Release. See `identity`.
+            line[STATE].store(dead.0, Ordering::Release);
+            return None;
+        }
+        put(&line[PID], u64::from(pid));
+        // A thread that reaped the dead task may have cleared the image.
+        put(&line[IMAGE], program.image);
+        Some(owner)
     })
 }
 
@@ -479,10 +501,64 @@ impl Drop for Task {
     }
 }
 
-/// Wakes the waiting calls of a task, so that a test need not wait until their sleeps end.
-#[cfg(all(test, corewalk_crash))]
-pub(crate) fn wake_waiting(task: &Task) {
-    task.waiting.each(|node| {
-        futex::wake(&task.shared.region.line(node)[STATUS], 1, task.shared.scope);
-    });
+#[cfg(all(test, not(any(miri, corewalk_loom, corewalk_shuttle, corewalk_crash))))]
+mod tests {
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+    use crate::lock::lock;
+    use crate::sem::dead::kill;
+    use crate::{Capacity, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags};
+
+    fn namespace() -> Namespace {
+        let capacity =
+            Capacity { sets: 1, sems: 4, undos: 8, waits: 4, tasks: 2, ..Capacity::LEAST };
+        let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+        let file = memfd_create("spare", MemfdFlags::CLOEXEC).unwrap();
+        Namespace::open_fd(&file, options).unwrap()
+    }
+
+    fn two(namespace: &Namespace) -> [Task; 2] {
+        [1, 2].map(|pid| namespace.register(Cred::root(), pid).unwrap())
+    }
+
+    #[test]
+    fn namespace_whose_tasks_have_all_died_takes_new_ones() {
+        let namespace = namespace();
+        let [first, second] = two(&namespace);
+        let id = first.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
+        for task in [&first, &second] {
+            task.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]).unwrap();
+        }
+        kill(first);
+        kill(second);
+        let [third, _fourth] = two(&namespace);
+        assert_eq!(third.sem_getval(id, 0), Ok(0));
+    }
+
+    #[test]
+    fn control_namespace_of_live_tasks_takes_no_more() {
+        let namespace = namespace();
+        let _both = two(&namespace);
+        assert!(matches!(namespace.register(Cred::root(), 3), Err(Errno::NOMEM)));
+    }
+
+    /// The dead task was about to free an undo record, and held the lock of a pool.
+    #[test]
+    fn line_of_a_dead_task_is_taken_over_with_its_records_and_locks() {
+        let namespace = namespace();
+        let shared = namespace.shared();
+        let [first, second] = two(&namespace);
+        let owner = first.owner;
+        let undos = shared.layout.undos;
+        let record = undos.alloc(shared, 2, owner, owner.index).unwrap();
+        std::mem::forget(
+            lock(shared, &shared.region.line(undos.head)[0], owner, || Ok(())).unwrap(),
+        );
+        kill(first);
+        let third = namespace.register(Cred::root(), 3).unwrap();
+        assert_eq!(third.owner.index, owner.index);
+        assert_eq!(undos.whose(&shared.region, record), None);
+        assert_eq!((namespace.pids(), second.pid()), (vec![2, 3], 2));
+    }
 }

@@ -58,17 +58,6 @@ const MS_NS: u64 = 1_000_000;
 /// The time between two close checks. Only a close check detects that a pid was reused.
 const CLOSE_LOOK_MS: u64 = 1000;
 
-/// The tasks and objects on which the waiting calls of a namespace depend.
-#[derive(Default)]
-pub(crate) struct Concerns {
-    /// Tasks whose death would change the outcome of a waiting call.
-    pub(crate) suspects: Vec<u32>,
-    /// Slots of awaited semaphore sets.
-    pub(crate) sets: Vec<u32>,
-    /// Slots of awaited message queues.
-    pub(crate) queues: Vec<u32>,
-}
-
 /// The place of a waiting call on the ladder.
 pub(crate) struct Turn {
     rung: usize,
@@ -121,17 +110,8 @@ impl Turn {
 /// Checks for dead tasks on behalf of all waiting calls. The caller holds no lock.
 #[cold]
 pub(crate) fn look(shared: &Shared, owner: Owner) {
-    let mut concerns = Concerns::default();
-    sem::collect_concerns(shared, &mut concerns);
-    msg::collect_concerns(shared, &mut concerns);
-    let Concerns { mut suspects, mut sets, mut queues } = concerns;
-    for list in [&mut suspects, &mut sets, &mut queues] {
-        list.sort_unstable();
-        list.dedup();
-    }
-    sets.iter().for_each(|index| sem::look_at(shared, owner, *index));
-    queues.iter().for_each(|index| msg::look_at(shared, owner, *index));
-    suspects.extend(sem::undo_holders(shared, &sets));
+    let mut suspects = sem::look_at_waits(shared, owner);
+    suspects.extend(msg::look_at_waits(shared, owner));
     suspects.sort_unstable();
     suspects.dedup();
     let now_ms = futex::now().monotonic_ns / MS_NS;

@@ -127,7 +127,7 @@ fn tokens_that_are_moved_are_conserved() {
     assert_eq!(sum, TOKENS);
 }
 
-/// After tasks end at any point, the values must be those before these tasks.
+/// A task may end at any point. Undo must then restore the values from before the task.
 #[test]
 fn undo_of_tasks_that_end_is_exact() {
     let _watchdog = watchdog("undo");

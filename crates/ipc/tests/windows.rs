@@ -175,9 +175,9 @@ fn removal_of_a_queue_after_the_lookup_is_seen_by_every_call() {
     }
 }
 
-/// Trap I16 (`docs/developing/traps.md`): a call that waited at a removed set must use nothing of
-/// the set when it wakes up. By then a new set has the slot and the semaphores, and has the units
-/// that the call waited for.
+/// Trap I16 (`docs/developing/traps.md`): a call that waited at a removed set must take no unit of
+/// the next set when it wakes up. By then the next set has the slot and the semaphores of the
+/// removed one, and enough units for the call.
 #[test]
 fn call_that_wakes_up_after_the_next_set_took_its_slot_takes_nothing_of_it() {
     const ROUNDS: usize = 300;

@@ -1,9 +1,8 @@
-//! The interface of all variants of the tables `lookup` and `path`, and the designs beside
-//! corewalk.
+//! The trait of all variants of the tables `lookup` and `path`, and the variants beside corewalk.
 //!
-//! A variant answers three kinds of questions (`questions::Op`). The compiler generates the asking
-//! loop for each variant, so no virtual call stands between two operations. Only a slice of work is
-//! a call through the trait object.
+//! A variant answers three kinds of questions (`questions::Op`). The compiler generates the
+//! measuring loop for each variant, so no virtual call is part of an operation. The call of a whole
+//! slice is virtual.
 //!
 //! | variant | design |
 //! |---|---|
@@ -13,7 +12,8 @@
 //! | `linux` | the host kernel, through system calls |
 //!
 //! Source: the inode tables of libfuse (`lib/fuse.c`), SeaweedFS (`weed/mount/inode_to_path.go`),
-//! mountpoint-s3 (`superblock.rs`) and fuse_mt (`inode_table.rs`), and the crates they could use.
+//! mountpoint-s3 (`superblock.rs`) and fuse_mt (`inode_table.rs`), and concurrent maps of other
+//! crates.
 
 mod libfuse_node;
 mod linux;
@@ -25,7 +25,6 @@ pub(crate) use linux::{Cwd, Linux, path_of_fd, syscall_ns};
 pub(crate) use path_maps::{dashmap_path, papaya_path, scc_path};
 pub(crate) use rwlock_ahash::RwLockAhash;
 
-use crate::before::Passes;
 use crate::crew::{Laps, Turn};
 use crate::questions::{Op, Questions, is_path};
 use crate::race::{Reader, Writer};
@@ -35,8 +34,8 @@ pub(crate) trait Namespace: Send + Sync {
     /// Returns the name in the rows.
     fn variant(&self) -> &'static str;
 
-    /// Returns the inode number of `name` in the directory `parent`, and takes one reference for
-    /// the client.
+    /// Returns the inode number of `name` in the directory `parent`, and adds one reference for the
+    /// client.
     fn lookup(&self, _parent: u64, _name: &[u8]) -> Option<u64> {
         None
     }
@@ -51,23 +50,23 @@ pub(crate) trait Namespace: Send + Sync {
         None
     }
 
-    /// Moves a name. The target does not exist. Returns false if `from` does not either.
+    /// Renames a file to a name that does not exist. Returns false if `from` does not exist.
     fn rename(&self, _from: (u64, &[u8]), _to: (u64, &[u8])) -> bool {
         false
     }
 
-    /// Returns the number that answers give for an entry of the tree.
+    /// Returns the inode number by which this variant knows an entry of the tree.
     fn number(&self, ino: u64) -> u64 {
         ino
     }
 
-    /// Returns how often the back end below the table was asked. The count must not move during a
-    /// slice.
+    /// Returns the number of calls of the file system below the cache. The number must not change
+    /// during a slice.
     fn misses(&self) -> u64 {
         0
     }
 
-    /// Returns the bytes of type-stable memory that the design counts as its own, if it has any.
+    /// Returns the bytes of type-stable memory that the variant reports, or 0.
     fn arena_bytes(&self) -> u64 {
         0
     }
@@ -75,8 +74,9 @@ pub(crate) trait Namespace: Send + Sync {
     /// Gets the calling thread ready to ask.
     fn begin(&self) {}
 
-    /// Returns how often translations were disturbed so far; None if the namespace does not count.
-    fn passes(&self) -> Option<Passes> {
+    /// Returns the number of passes that renames disturbed so far, or None if the variant does not
+    /// count them.
+    fn retries(&self) -> Option<u64> {
         None
     }
 
@@ -122,9 +122,9 @@ pub(crate) fn ask<N: Namespace + ?Sized>(
     }
 }
 
-/// Appends names to a path from its leaf to the root, and returns it the right way round.
+/// Returns the path of some names, which are in order from the leaf to the root.
 ///
-/// The names are collected first, so that the path is allocated once with its length.
+/// The caller collects the names first, so the path is allocated once.
 pub(crate) fn join(names: &[&[u8]]) -> Vec<u8> {
     let mut path =
         Vec::with_capacity(names.iter().map(|name| name.len() + 1).sum::<usize>().max(1));

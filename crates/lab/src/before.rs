@@ -1,27 +1,28 @@
-//! The dentry caches that the source documents started from, small and complete.
-//! Those of shared attribute blocks are in `mbcache`, those of semaphore sets in `sems`.
+//! Small, complete dentry caches with the lock designs that documents 000, 001 and 003 compared.
+//! `mbcache` has the indexes of document 004, and `sems` the semaphore sets of document 002.
 //!
-//! A table that re-runs a document needs the designs that the document compared. Four designs are
-//! here, and nowhere else in the workspace. They share one tree (`tree`), so that a table shows the
-//! protocol and not a layout. They differ in the lock that a translation, a lookup and a rename
-//! takes, and in the retry of a disturbed reader (`design`).
+//! A table that re-runs a document needs the designs that the document compared. Four designs of a
+//! dentry cache are here. They share one tree (`tree`), so a table compares lock protocols and not
+//! memory layouts. The designs differ in the lock of a path translation, of a lookup and of a
+//! rename (`design`).
 //!
-//! - `before-global-lock`: translation of a path: the rename lock for writing, and each dentry's
-//!   lock (Linux 3.8); lookup: RCU walk; a rename: the rename lock.
-//! - `before-seqrwlock`: translation of a path: the shared side of the rename lock (document 000);
-//!   lookup: RCU walk; a rename: its write side.
-//! - `before-seqlock`: translation of a path: the rename sequence, one retry under the lock
-//!   (document 001, Linux since 3.12); lookup: RCU walk; a rename: the rename lock.
-//! - `before-dcache-lock`: translation of a path: `dcache_lock` (Linux 2.4); lookup: `dcache_lock`
-//!   per name; a rename: `dcache_lock`.
+//! - `before-global-lock` (Linux 3.8): a path translation takes the rename lock for writing, and
+//!   the lock of each dentry. A lookup is an RCU walk. A rename takes the rename lock.
+//! - `before-seqrwlock` (document 000): a path translation takes the rename lock shared. A lookup
+//!   is an RCU walk. A rename takes the rename lock for writing.
+//! - `before-seqlock` (document 001, Linux since 3.12): a path translation reads the rename
+//!   sequence and retries once under the rename lock. A lookup is an RCU walk. A rename takes the
+//!   rename lock.
+//! - `before-dcache-lock` (Linux 2.4): a path translation, each name of a lookup, and a rename take
+//!   `dcache_lock`.
 //!
 //! # How fair they are
-//! They are as fast as their protocol allows, and faster than a kernel: no permissions, mounts,
-//! symbolic links, negative dentries, eviction or file system below. Locks are those of
-//! `corewalk_base`, which sleep when they wait long; the kernels' locks spin. A dentry is
-//! type-stable memory, like `SLAB_TYPESAFE_BY_RCU`, so no design pays for a grace period. An inode
-//! number is the place of the dentry, so a caller with a number has the dentry at hand, as in a
-//! kernel. corewalk looks a number up.
+//! Each design is as fast as its protocol allows. It is faster than a kernel, since it has no
+//! permissions, mounts, symbolic links, negative dentries, eviction or file system below. Its locks
+//! are those of `corewalk_base`, which sleep when a wait is long; the kernel's locks spin. A dentry
+//! is type-stable memory, like `SLAB_TYPESAFE_BY_RCU`, so no design pays for a grace period. The
+//! inode number is the index of the dentry, so a caller with a number needs no lookup, as in a
+//! kernel. corewalk has to look the number up.
 //!
 //! # Locks and their order
 //! 1. The lock for moves between directories (`s_vfs_rename_mutex`).
@@ -31,10 +32,12 @@
 //! 5. The lock of one chain of the hash table, then a list of free dentries.
 //!
 //! # What they refuse
-//! Replacing a name by a rename, hard links, and removing directories: no table needs them.
+//! No design replaces an existing name, makes hard links or removes directories, since no table
+//! needs that.
 //!
 //! Source: documents 000 (Long, February 2013), 001 (Long, September 2013) and 003 (McKenney,
-//! Sarma, Soni, 2004); Linux `fs/dcache.c`, `fs/d_path.c` and `fs/namei.c` for the protocols.
+//! Sarma, Soni, 2004). The protocols are those of Linux `fs/dcache.c`, `fs/d_path.c` and
+//! `fs/namei.c`.
 
 mod design;
 pub(crate) mod mbcache;
@@ -52,30 +55,23 @@ use crate::corpus::{Corpus, ROOT};
 use crate::crew::{Laps, Turn};
 use crate::job::User;
 
-/// How often renames disturbed translations.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Passes {
-    /// Discarded passes.
-    pub retries: u64,
-    /// Translations that then took a lock.
-    pub fallbacks: u64,
-}
-
 /// A namespace that can be built up and changed.
 pub(crate) trait Dentries: Namespace {
-    /// Returns the inode number at an absolute path, and counts a reference meanwhile, as open(2)
-    /// and close(2) do.
+    /// Returns the inode number at an absolute path. Takes a reference of the dentry and drops it,
+    /// as open(2) and close(2) do.
     fn open(&self, path: &[u8]) -> Option<u64> {
         self.walk(path)
     }
 
-    /// Returns the inode number of a name, and counts a reference meanwhile, as fstatat(2) does.
+    /// Returns the inode number of a name. Takes a reference of the dentry and drops it, as
+    /// fstatat(2) does.
     fn look(&self, parent: u64, name: &[u8]) -> Option<u64>;
 
-    /// Makes an inode with a name. Returns its number; None if the name is taken.
+    /// Makes an inode with a name, and returns the number of the inode. Returns None if the name
+    /// exists.
     fn create(&self, parent: u64, name: &[u8], kind: FileKind) -> Option<u64>;
 
-    /// Removes the name of a file. Returns false if there is no such file.
+    /// Removes the name of a file. Returns false if the directory has no such file.
     fn unlink(&self, parent: u64, name: &[u8]) -> bool;
 
     /// Does jobs as `user` until the slice is over.
@@ -84,10 +80,10 @@ pub(crate) trait Dentries: Namespace {
     }
 }
 
-/// Gives the names of `corpus` to `dentries`, which are empty, and returns them.
+/// Makes all names of `corpus` in the empty namespace `dentries`, and returns the namespace.
 ///
 /// # Panics
-/// If they are not empty, or have too little room.
+/// If `dentries` is not empty, or has too little room.
 pub(crate) fn filled<D: Dentries>(dentries: D, corpus: &Corpus) -> D {
     for ino in corpus.inodes().filter(|&ino| ino != ROOT) {
         let kind = if corpus.is_directory(ino) { FileKind::Directory } else { FileKind::Regular };
@@ -97,7 +93,7 @@ pub(crate) fn filled<D: Dentries>(dentries: D, corpus: &Corpus) -> D {
     dentries
 }
 
-/// Makes the directories of an absolute path that do not exist, and returns the number of the last.
+/// Makes the missing directories of an absolute path, and returns the inode number of the last one.
 ///
 /// # Panics
 /// If there is no room left.

@@ -1,9 +1,9 @@
-//! Blocks of extended attributes that files share by content, over several indices.
+//! Stores of extended attributes that share equal attribute blocks, each over several indexes.
 //!
-//! A file system that keeps the attributes of a file in a block can store equal blocks once and
-//! count their users. It needs an index from the hash of a content to the blocks with that hash.
-//! Document 004 compares such indices. Each store here is written once, over
-//! [`corewalk_store::ShareIndex`], and each design is an index below it.
+//! A file system that keeps the attributes of a file in a block can store equal blocks once, and
+//! count their users. It needs an index from the hash of the content to the blocks with that hash.
+//! Document 004 compares such indexes. Each store here is generic over the index
+//! ([`corewalk_store::ShareIndex`]), so every design is measured with the same store.
 //!
 //! | variant | index |
 //! |---|---|
@@ -11,8 +11,9 @@
 //! | `off` | none: each file has its own block, and the store hashes nothing |
 //! | `before-mbcache`, `plain-lru`, `lru-per-shard` | `before::mbcache` |
 //!
-//! A table sees an [`AttrStore`]: files that have one attribute each. The stores in memory
-//! (`memory`) and on disk (`disk`) use these indices; a tmpfs (`tmpfs`) has its own or none.
+//! The table `xattr` uses an [`AttrStore`]: files that have one attribute each. The stores in
+//! memory (`memory`) and on disk (`disk`) run over the indexes above. A tmpfs (`tmpfs`) has its own
+//! index, or none.
 //!
 //! Source: document 004; Linux `fs/ext4/xattr.c` for the steps.
 
@@ -36,7 +37,7 @@ use crate::machine::cores;
 pub(crate) const USERS_MAX: u32 = 1024;
 /// Bytes of a block.
 pub(crate) const BLOCK_BYTES: usize = 4096;
-/// Bytes that the cache of this project may take: as much as a store gives it.
+/// The bytes that the cache of corewalk may use: the same budget as in `corewalk-store`.
 const INDEX_BYTES: u64 = 4 << 20;
 
 /// An index that tells how many entries it has.
@@ -62,8 +63,8 @@ pub(crate) trait AttrStore: Sync {
     /// Removes the attributes of all files of a worker.
     fn clear(&self, worker: usize);
 
-    /// Returns how many blocks are in use. It counts the users of each block and the entries of the
-    /// index. No worker runs meanwhile.
+    /// Returns the number of blocks in use, and compares the user counts of all blocks and the
+    /// entries of the index with the files. No worker may run meanwhile.
     ///
     /// # Errors
     /// Counts that do not agree.
@@ -72,16 +73,17 @@ pub(crate) trait AttrStore: Sync {
     /// Makes all sets durable, where that means something.
     fn sync(&self) {}
 
-    /// Ends the store, and checks that so many blocks are on its disk, if it has one.
+    /// Closes the store, and checks that its database has `blocks` attribute blocks, if it has a
+    /// database.
     ///
     /// # Errors
-    /// Another number of blocks, or a store that is not consistent.
+    /// If the number differs, or the store is not consistent.
     fn check(self: Box<Self>, _blocks: u64) -> anyhow::Result<()> {
         Ok(())
     }
 }
 
-/// Returns the designs for so many blocks, in the order of the document.
+/// Returns the designs with room for `entries` blocks, in the order of the document.
 ///
 /// # Errors
 /// If there is no memory for one.
@@ -99,7 +101,7 @@ pub(crate) fn designs(entries: usize) -> anyhow::Result<Vec<Design>> {
 
 impl Index for MbcacheIndex {
     fn entries(&self) -> u64 {
-        self.cache().stats().entries
+        self.stats().entries
     }
 }
 

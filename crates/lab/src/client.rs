@@ -1,18 +1,19 @@
-//! The client of a mount: a process that works in a directory of its own, phase by phase.
+//! The client of a mount: a process that works in its own directory, phase by phase.
 //!
-//! Clients are processes, since threads of one process share a table of descriptors and would
-//! measure that. The table that starts them lets them go into each phase together: a client waits
-//! for a line, does the phase, and answers with a line of what it took.
+//! Clients are processes, since the threads of one process share a descriptor table and would
+//! measure its lock. The table starts all clients into a phase together: a client waits for a line
+//! on its input, runs the phase, and writes a line with the operations and the time of the phase.
 //!
 //! ```text
 //! table: go               client: 2000 41234567 31234567   (operations, wall ns, processor ns)
 //! ```
 //!
 //! # Checks
-//! Every call must succeed, every file must be what was made, a listing must have all files and no
-//! other, and at the end the directory is empty. The first wrong answer ends the client.
+//! Every call must succeed. Every file must have the size and the links that the client made. A
+//! listing must have all files and no other. At the end the directory must be empty. The first
+//! wrong answer ends the client.
 //!
-//! Source: mdtest (<https://github.com/hpc/ior>), for what is done in a phase; renames are added.
+//! Source: mdtest (<https://github.com/hpc/ior>) for the phases, except for the renames.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -29,7 +30,7 @@ use crate::cpus;
 use crate::crew::Slice;
 use crate::machine::thread_cpu_ns;
 
-/// One file in so many is made durable, and no more than this of one client: that takes
+/// One of 40 files is made durable, and at most 25 files per client, since an fsync takes
 /// milliseconds.
 const SYNC_SHARE: usize = 40;
 const SYNC_FILES_MAX: usize = 25;
@@ -38,7 +39,8 @@ const BLOCK: [u8; 4096] = [0x5a; 4096];
 /// Bytes of an attribute.
 const XATTR_BYTES: usize = 1024;
 
-/// The measured phases, in order. Each is done with every file, the last two with a few files.
+/// The phases in the order in which they are measured. The last two use a few files, the others all
+/// files.
 pub(crate) const PHASES: [&str; 8] = [
     // open(2) with `O_CREAT|O_EXCL`, and close(2).
     "create",
@@ -52,18 +54,19 @@ pub(crate) const PHASES: [&str; 8] = [
     "rename",
     // unlink(2).
     "unlink",
-    // A new file: open(2) with `O_CREAT|O_EXCL`, write(2) of 4 KiB, fsync(2), close(2).
+    // The phase makes new files: open(2) with `O_CREAT|O_EXCL`, write(2) of 4 KiB, fsync(2),
+    // close(2).
     "create+fsync",
-    // In each of these files: write(2) over the 4 KiB, fsync(2), close(2).
+    // The phase writes over the 4 KiB of each of these files with write(2) and fsync(2).
     "write+fsync",
 ];
 
-/// Returns true if each operation of a phase waits for a disk, where there is one.
+/// Returns true if the operations of a phase wait for a disk.
 pub(crate) fn is_sync(phase: &str) -> bool {
     phase.ends_with("fsync")
 }
 
-/// Returns how many operations a client of so many files does in a phase.
+/// Returns the number of operations of a client with `files` files in a phase.
 fn operations(phase: &str, files: usize) -> usize {
     if is_sync(phase) { (files / SYNC_SHARE).clamp(1, SYNC_FILES_MAX) } else { files }
 }
@@ -76,8 +79,8 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Starts the lab, which is `program`, as a client that understands these arguments, with
-    /// `environment` added to its environment.
+    /// Starts `program`, which is the lab itself, as a client with the arguments `args`. Adds
+    /// `environment` to the environment of the client.
     ///
     /// # Errors
     /// If it cannot be started again.
@@ -104,7 +107,7 @@ impl Client {
     /// # Errors
     /// If it has ended.
     pub(crate) fn say(&mut self, line: &str) -> anyhow::Result<()> {
-        // In one piece: a client that is slow to read does not wait for the end of it.
+        // One write per line, so that a client never reads a part of a line.
         self.commands.write_all(format!("{line}\n").as_bytes()).context("a client has ended")
     }
 
@@ -142,7 +145,7 @@ impl Drop for Client {
 /// Works as a client: the other end of [`Client`].
 ///
 /// # Errors
-/// The first call that fails or answer that is wrong.
+/// If a call fails or an answer is wrong.
 pub(crate) fn work(directory: &Path, files: usize, cpu: Option<usize>) -> anyhow::Result<()> {
     if let Some(cpu) = cpu {
         cpus::pin(cpu);
@@ -208,7 +211,7 @@ fn write_block(file: &File) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Removes the files that the last phases made; each must have its block.
+/// Removes the files of the last two phases. Each file must have one block.
 fn remove_synced(names: &[PathBuf]) -> anyhow::Result<()> {
     for name in &names[..operations("create+fsync", names.len())] {
         let size = fs::symlink_metadata(name)?.len();

@@ -1,24 +1,26 @@
-//! A tree of real names, the same for every variant of a table.
+//! A tree of real names, which all variants of a table hold.
 //!
-//! Made-up names flatter some designs: they are short, alike and evenly spread. So the tree is what
-//! lies below `/usr` on the machine, in the order a plain walk meets it, up to a number of entries.
-//! A machine with fewer gets the rest made up, and the run says so. A Debian with compilers has
-//! 100,000 entries there, 7 levels deep in the mean, with names of 21 bytes.
+//! Random names make some designs look better than they are, because such names are short, alike
+//! and evenly spread. So the tree consists of the names below `/usr` on this machine, in the order
+//! of a plain walk, up to a given number. If `/usr` has fewer names, the lab adds random ones, and
+//! the run reports their number. A Debian with compilers has 100,000 entries there. Their mean
+//! depth is 7 levels, and their mean length is 21 bytes.
 //!
-//! Made-up names have that shape. They are as long as the names of `/usr` ([`LENGTHS`]). A
-//! directory has 16 names, of which 5 are directories. So 100,000 of them are 7 levels deep, and a
-//! million 8.
+//! Random names form a similar tree. They are as long as the names of `/usr` ([`LENGTHS`]). A
+//! directory has 16 names, of which 5 are directories. So a tree of 100,000 random names has 7
+//! levels, and one of a million has 8.
 //!
 //! # How it works
-//! Entries are numbered from 1, the root; a directory's children follow each other, sorted by name,
-//! and come behind it. So a subtree's size is one pass from the end, and a back end answers a
-//! lookup by binary search. `/synthetic` is always there: it is where a rename moves a directory
-//! to.
+//! Entries have numbers from 1 on, and number 1 is the root. The children of a directory have
+//! successive numbers in the order of their names, all larger than that of the directory. So one
+//! pass from the end computes the sizes of all subtrees, and a back end looks a name up by binary
+//! search. Every tree has the directory `/synthetic`, as the target of renames.
 //!
 //! # What it refuses
-//! Following symbolic links, and other file systems than the one `/usr` is on.
+//! The tree does not follow symbolic links, and does not enter other file systems than that of
+//! `/usr`.
 //!
-//! Source: hier(7), for what lies below `/usr`.
+//! Source: hier(7), for the contents of `/usr`.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -39,8 +41,8 @@ const SYNTHETIC: &[u8] = b"synthetic";
 const NAMES_PER_DIRECTORY: usize = 16;
 /// How many of them are directories.
 const DIRECTORIES_PER_DIRECTORY: usize = 5;
-/// How long names are: the quantiles of 152,000 names below `/usr` of a Debian with compilers, in
-/// bytes.
+/// The lengths of names in bytes: quantiles of 152,000 names below `/usr` of a Debian with
+/// compilers.
 const LENGTHS: [usize; 20] =
     [4, 6, 7, 8, 9, 10, 11, 11, 12, 13, 15, 17, 19, 21, 24, 25, 30, 37, 44, 56];
 
@@ -63,7 +65,7 @@ struct Entry {
 }
 
 impl Corpus {
-    /// Returns a tree of `wanted` entries, the root and two directories below it included.
+    /// Returns a tree of `wanted` entries. The root and two directories in it count as entries.
     pub(crate) fn collect(wanted: usize) -> Corpus {
         let mut corpus = Corpus { entries: Vec::with_capacity(wanted), names: vec![], made_up: 0 };
         corpus.push(0, b"", true);
@@ -90,7 +92,7 @@ impl Corpus {
         1..=self.entries.len() as u64
     }
 
-    /// Returns the inode number of the parent; the root is its own.
+    /// Returns the inode number of the parent. The root is its own parent.
     pub(crate) fn parent(&self, ino: u64) -> u64 {
         u64::from(self.entry(ino).parent) + 1
     }
@@ -105,7 +107,7 @@ impl Corpus {
         &self.names[start..start + usize::from(entry.name_len)]
     }
 
-    /// Returns true for a directory, false for anything else and for a number that is not used.
+    /// Returns true if the inode number belongs to a directory, and false for any other number.
     pub(crate) fn is_directory(&self, ino: u64) -> bool {
         self.index(ino).is_some_and(|index| self.entries[index].is_directory)
     }
@@ -118,7 +120,7 @@ impl Corpus {
         Some(u64::from(first_child) + at as u64 + 1)
     }
 
-    /// Returns the inode numbers of what is in a directory, sorted by name.
+    /// Returns the inode numbers of the entries of a directory, sorted by name.
     pub(crate) fn children(&self, parent: u64) -> impl Iterator<Item = u64> + use<> {
         let entry = self.entry(parent);
         let first = u64::from(entry.first_child) + 1;
@@ -151,7 +153,7 @@ impl Corpus {
         &self.entries[ino as usize - 1]
     }
 
-    /// Reads real directories, each as a whole unless the tree is full.
+    /// Reads real directories until the tree is full. Only the last directory may be incomplete.
     fn read_real(&mut self, wanted: usize) {
         let Ok(device) = fs::symlink_metadata(SOURCE).map(|source| source.dev()) else { return };
         let mut stack: Vec<(u32, PathBuf)> = vec![(2, PathBuf::from(SOURCE))];
@@ -173,7 +175,7 @@ impl Corpus {
         }
     }
 
-    /// Fills the tree up with made-up names, the same ones each time.
+    /// Fills the tree up with random names. The names are the same in each run.
     fn make_up(&mut self, wanted: usize) {
         self.made_up = wanted.saturating_sub(self.entries.len());
         let mut rng = Rng(0x5eed_0401);
@@ -193,7 +195,7 @@ impl Corpus {
         }
     }
 
-    /// Appends the sorted children of the directory `index` and returns the index of the first.
+    /// Appends the sorted children of the directory `index`. Returns the index of the first child.
     fn push_children(&mut self, index: u32, children: &[(Vec<u8>, bool)]) -> u32 {
         let first = self.entries.len() as u32;
         for (name, is_directory) in children {
@@ -218,7 +220,8 @@ impl Corpus {
     }
 }
 
-/// Returns a name that has no other in its directory, where it has the number `at`.
+/// Returns a random name. It starts with `at`, the number of the name in its directory, so it is
+/// unique there.
 fn made_up_name(at: usize, rng: &mut Rng) -> Vec<u8> {
     let len = LENGTHS[rng.below(LENGTHS.len() as u64) as usize];
     let mut name = format!("{at:02}").into_bytes();
@@ -226,8 +229,8 @@ fn made_up_name(at: usize, rng: &mut Rng) -> Vec<u8> {
     name
 }
 
-/// Returns the names in a directory, sorted, each with whether it is a directory; nothing if it
-/// cannot be read.
+/// Returns the sorted names in a directory. Each has true if it is a directory. Returns no names if
+/// the directory cannot be read.
 fn read_directory(path: &Path) -> Vec<(Vec<u8>, bool)> {
     let Ok(entries) = fs::read_dir(path) else { return vec![] };
     let mut children: Vec<_> = entries

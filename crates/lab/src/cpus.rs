@@ -1,4 +1,4 @@
-//! The processors that this process may use, and threads that stay on one of them.
+//! Tells which processors this process may use, and pins threads to one of them.
 //!
 //! Source: sched_setaffinity(2).
 
@@ -8,12 +8,13 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// Returns the processors that the calling thread may use.
 ///
 /// # Errors
-/// If the kernel does not tell.
+/// The error of sched_getaffinity(2).
 pub(crate) fn all() -> anyhow::Result<CpuSet> {
     sched_getaffinity(None).context("sched_getaffinity")
 }
 
-/// Returns the numbers of these processors; processor 0 alone if the kernel does not tell.
+/// Returns the numbers of the processors that the calling thread may use. Returns only processor 0
+/// if the kernel does not tell.
 pub(crate) fn each() -> Vec<usize> {
     let all = all().unwrap_or_else(|_| one(0));
     (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu)).collect()
@@ -26,22 +27,23 @@ pub(crate) fn one(cpu: usize) -> CpuSet {
     one
 }
 
-/// Keeps the calling thread, and those that it starts, on one processor. If the processor has gone
-/// meanwhile, the scheduler chooses.
+/// Pins the calling thread, and the threads that it starts later, to one processor. If that
+/// processor is gone, the scheduler chooses.
 pub(crate) fn pin(cpu: usize) {
     let _ = sched_setaffinity(None, &one(cpu));
 }
 
-/// Keeps the threads that are started from here on one processor, for as long as it lives.
+/// While this value exists, the thread that made it, and the threads that it starts, stay on one
+/// processor.
 pub(crate) struct Pinned {
     before: CpuSet,
 }
 
 impl Pinned {
-    /// Keeps this thread, and those that it starts, on the first of the processors it may use.
+    /// Pins this thread, and the threads that it starts, to the first processor that it may use.
     ///
     /// # Errors
-    /// If the kernel refuses.
+    /// The error of sched_setaffinity(2).
     pub(crate) fn to_one_cpu() -> anyhow::Result<Pinned> {
         let before = all()?;
         sched_setaffinity(None, &one(each()[0])).context("sched_setaffinity")?;

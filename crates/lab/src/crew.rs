@@ -1,22 +1,23 @@
-//! One slice of a measurement: workers that start together, and one thread beside them.
+//! One slice of a measurement: worker threads that start at the same time, and one further thread.
 //!
 //! # How it works
-//! Each worker gets a [`Turn`]. It opens what it needs, then hands its work to [`Turn::run`], which
-//! waits until all are ready, starts its clocks, and does one job after the other until the slice
-//! is over. The thread that called [`run`] sleeps meanwhile and then says stop. The rate of a
-//! worker is its operations over its own wall time; its processor time is kept beside it.
+//! Each worker gets a [`Turn`]. First the worker opens its files. Then it passes its work to
+//! [`Turn::run`], which waits until all workers are ready. After that, `Turn::run` starts to
+//! measure, and does one job after the other until the slice is over. The thread that called
+//! [`run`] sleeps meanwhile, and then ends the slice. The rate of a worker is its number of
+//! operations divided by its own wall time. The slice also records its processor time.
 //!
-//! A slice may have several phases, in each of which everything but the one beside the workers
-//! stays the same: the workers go on, and only close their books and open new ones.
+//! A slice may have several phases. The workers do the same in each phase, but are counted
+//! separately. Only the further thread may act differently.
 //!
-//! Several workers run on a processor each, going round where there are fewer. Two threads on one
-//! processor never meet, and show nothing of the cost that they have for each other.
+//! Several workers are pinned to different processors, as far as there are enough. Two threads on
+//! one processor never run at the same time, so they would not show how they slow each other down.
 //!
 //! # Invariants
-//! - A worker that gives up before it was ready counts as ready, so no worker waits for it for
+//! - If a worker ends before it is ready, it counts as ready. Otherwise the others would wait for
 //!   ever.
-//! - Counts live in the worker's own variables while it works; the only line that all read is that
-//!   of the phase, which is written once per phase.
+//! - A worker counts in its own variables. The only cache line that all workers read is that of the
+//!   phase, which is written once per phase.
 //!
 //! Source: clock_gettime(2), for a thread's processor time; sched_setaffinity(2).
 
@@ -35,19 +36,19 @@ use crate::machine::thread_cpu_ns;
 use crate::questions::Tally;
 use crate::samples::{Metric, Params, Samples};
 
-/// Operations between two looks at the phase, in work that is made of short ones.
+/// Number of operations between two checks of the phase. It is used for work of short operations.
 const CHUNK: u64 = 16;
 /// The most calls that a late thread catches up with.
 const BEHIND_MAX: u32 = 100;
 
-/// The work of one worker in one phase, or of several workers together.
+/// The result of one worker in one phase, or the sum over several workers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Slice {
     /// Operations.
     pub(crate) ops: u64,
     /// Wrong answers.
     pub(crate) wrong: u64,
-    /// Operations per second of wall time: the sum of the rates of the workers.
+    /// Operations per second of wall time, summed over the workers.
     pub(crate) ops_per_s: f64,
     /// The start of the first worker.
     start: Option<Instant>,
@@ -57,7 +58,7 @@ pub(crate) struct Slice {
     pub(crate) wall: Duration,
     /// Nanoseconds of processor time.
     pub(crate) cpu_ns: u64,
-    /// Nanoseconds in which workers were ready to run and had no processor.
+    /// Nanoseconds in which workers were ready to run but waited for a processor.
     pub(crate) delay_ns: u64,
     /// Time in lock sections, while a table counts it.
     pub(crate) spent: Spent,
@@ -73,7 +74,7 @@ pub(crate) struct Turn {
     is_ready: bool,
 }
 
-/// Says which phase it is. On a line of its own, which all but one only read.
+/// The current phase. It is on a cache line of its own, which only one thread writes.
 pub(crate) struct Clock {
     phase: CachePadded<AtomicUsize>,
     phases: usize,
@@ -84,7 +85,8 @@ pub(crate) struct Clock {
 pub(crate) enum Pinning {
     /// The kernel chooses.
     Free,
-    /// Each worker has a processor of its own, as far as there are processors.
+    /// Each worker has a processor of its own, or shares one if there are fewer processors than
+    /// workers.
     OnePerCore,
 }
 
@@ -94,15 +96,15 @@ impl Slice {
         Slice { wrong, start: Some(start), ..Slice::timed(ops, start.elapsed(), 0) }
     }
 
-    /// Returns the slice of a worker that did so many operations in `wall`, with `cpu_ns` of
+    /// Returns the slice of a worker that did `ops` operations in `wall`, with `cpu_ns` of
     /// processor time.
     pub(crate) fn timed(ops: u64, wall: Duration, cpu_ns: u64) -> Slice {
         let ops_per_s = ops as f64 / wall.as_secs_f64().max(1e-9);
         Slice { ops, ops_per_s, span: wall, wall, cpu_ns, ..Slice::default() }
     }
 
-    /// Returns the slice of several workers. The span of workers in other processes, whose starts
-    /// are not known, is the longest one.
+    /// Returns the slice of several workers. If the workers are in other processes, their starts
+    /// are not known. Then the span is that of the longest one.
     pub(crate) fn together<'a>(parts: impl Iterator<Item = &'a Slice> + Clone) -> Slice {
         let mut all = Slice::default();
         parts.clone().for_each(|part| all.add(part));
@@ -130,10 +132,11 @@ impl Slice {
         self.cpu_ns as f64 / self.ops.max(1) as f64
     }
 
-    /// Adds what `variant` reached in `round`, if all its answers were right.
+    /// Adds the speed of `variant` in `round` to `samples`, if all answers of the variant were
+    /// right.
     ///
     /// # Errors
-    /// If one was wrong, or there was none.
+    /// An error if an answer was wrong, or if there was no answer.
     pub(crate) fn add_to(
         &self,
         samples: &mut Samples,
@@ -142,13 +145,11 @@ impl Slice {
         params: &Params,
         baseline: &str,
     ) -> anyhow::Result<()> {
-        self.check(variant)?;
-        samples.add_speed(round, variant, params, (self.ops_per_s, self.ns_per_op()), baseline);
-        Ok(())
+        self.add_against(samples, round, variant, params, (baseline, params))
     }
 
-    /// Adds what `variant` reached in `round`, to be held against what it reached itself with
-    /// `base_params`.
+    /// Adds the speed of `variant` in `round` to `samples`. Its baseline is the same variant with
+    /// the parameters `base_params`.
     ///
     /// # Errors
     /// As [`Slice::add_to`].
@@ -158,26 +159,26 @@ impl Slice {
         round: usize,
         variant: &str,
         params: &Params,
-        base_params: &Params,
+        against: (&str, &Params),
     ) -> anyhow::Result<()> {
         self.check(variant)?;
         for value in [(Metric::OpsPerSecond, self.ops_per_s), (Metric::NsPerOp, self.ns_per_op())] {
-            samples.add_against(round, variant, params, value, (variant, base_params));
+            samples.add_against(round, variant, params, value, against);
         }
         Ok(())
     }
 
-    /// Returns the slice with a rate over its span. Where workers take turns on a processor, one
-    /// that came late has a rate of its own that says nothing of what all of them did.
+    /// Returns the slice with another rate: all operations divided by the span. If workers share a
+    /// processor, they run one after the other, and the sum of their own rates would be too high.
     pub(crate) fn over_span(self) -> Slice {
         let ops_per_s = self.ops as f64 / self.span.as_secs_f64().max(1e-9);
         Slice { ops_per_s, ..self }
     }
 
-    /// Checks that there were answers and that all of them were right.
+    /// Checks that there were answers, and that all of them were right.
     ///
     /// # Errors
-    /// If not.
+    /// An error if an answer was wrong, or if there was no answer.
     pub(crate) fn check(&self, variant: &str) -> anyhow::Result<()> {
         ensure!(self.ops > 0, "{variant} did nothing in a slice");
         ensure!(self.wrong == 0, "{variant}: {} of {} answers were wrong", self.wrong, self.ops);
@@ -186,8 +187,8 @@ impl Slice {
 }
 
 impl Turn {
-    /// Works until the slice is over: `each` does the operation of a number, counted from 0, and
-    /// returns whether its answer was right.
+    /// Calls `each` with 0, 1, 2 and so on until the slice is over. `each` does one operation, and
+    /// returns true if its answer was right.
     pub(crate) fn run(self, mut each: impl FnMut(u64) -> bool) -> Laps {
         let mut next = 0;
         self.run_jobs(move || {
@@ -200,7 +201,7 @@ impl Turn {
         })
     }
 
-    /// Works until the slice is over: `job` does some operations, and at least one job is done.
+    /// Calls `job` at least once, and until the slice is over. A job does some operations.
     pub(crate) fn run_jobs(mut self, mut job: impl FnMut() -> Tally) -> Laps {
         self.is_ready = true;
         let mut laps = vec![];
@@ -228,11 +229,11 @@ impl Turn {
     }
 }
 
-/// Where all wait until all are there.
+/// A barrier: each worker waits until all workers are ready.
 ///
-/// All are woken in one step. Those of a barrier with a lock are woken one after the other, each by
-/// the one before: with hundreds of workers, of which the first are at work already, that takes
-/// minutes.
+/// One system call wakes all of them. With a lock in the barrier, each worker would be woken by the
+/// one before. With hundreds of workers that takes minutes, because the first ones are already
+/// working.
 struct Gate {
     missing: AtomicU64,
 }
@@ -243,8 +244,8 @@ impl Gate {
     }
 
     fn wait(&self) {
-        // ORDERING: AcqRel, and Acquire below. All that a worker did before the gate happens before
-        // the others go on.
+        // ORDERING: AcqRel, and Acquire below. All work before the gate, in any worker, happens
+        // before any worker leaves the gate.
         if self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
             futex::wake(&self.missing, u32::MAX, Scope::Private);
         }
@@ -260,15 +261,16 @@ impl Gate {
 }
 
 impl Clock {
-    /// Returns the number of the phase, counted from 0; the number of phases once all are over.
+    /// Returns the number of the current phase, counted from 0. After the last phase, returns the
+    /// number of phases.
     #[inline]
     pub(crate) fn phase(&self) -> usize {
         // ORDERING: Relaxed. A flag; results come back by joining.
         self.phase.load(Ordering::Relaxed)
     }
 
-    /// Does `each` at `rate` per second for as long as the phase is `phase`, after waiting for it,
-    /// and returns how often per second it was done. A late thread catches up.
+    /// Waits for the phase `phase`, and calls `each` at `rate` per second while that phase lasts.
+    /// Returns the number of calls per second that were made. If the thread is late, it catches up.
     pub(crate) fn paced(&self, phase: usize, rate: u32, mut each: impl FnMut(u64)) -> f64 {
         let period = Duration::from_secs(1) / rate;
         while self.phase() < phase {
@@ -301,7 +303,7 @@ impl Drop for Turn {
     }
 }
 
-/// Runs one slice of `workers` threads for `time`; `work` is given the number of each.
+/// Runs one slice of `workers` threads for `time`. `work` gets the number of its worker.
 ///
 /// # Panics
 /// If a worker panics.
@@ -314,11 +316,11 @@ pub(crate) fn run(
     slices[0]
 }
 
-/// Runs a slice of `workers` threads with several phases of `time` each, and `beside` on a thread
-/// of its own, which is given the clock. Returns what each phase gave, and what that one returned.
+/// Runs a slice of `workers` threads with several phases of `time` each. Calls `beside` on a
+/// further thread, with the clock. Returns the work of each phase, and the result of `beside`.
 ///
 /// # Panics
-/// If a worker panics, or the one beside them.
+/// If a worker or `beside` panics.
 pub(crate) fn run_phases<R: Send>(
     (workers, phases): (usize, usize),
     time: Duration,
@@ -330,10 +332,10 @@ pub(crate) fn run_phases<R: Send>(
     ((0..phases).map(|phase| together(&laps, phase)).collect(), beside)
 }
 
-/// Does the same, and returns the work of each worker.
+/// Runs a slice like [`run_phases`], but returns the work of each worker separately.
 ///
 /// # Panics
-/// If a worker panics, or the thread beside them.
+/// If a worker or `beside` panics.
 pub(crate) fn run_laps<R: Send>(
     (workers, phases, pinning): (usize, usize, Pinning),
     time: Duration,
@@ -375,8 +377,8 @@ pub(crate) fn run_laps<R: Send>(
     })
 }
 
-/// Returns for how long the calling thread was ready to run and had no processor; 0 if the kernel
-/// does not tell.
+/// Returns for how long the calling thread was ready to run but waited for a processor. Returns 0
+/// if the kernel does not tell.
 fn run_delay_ns() -> u64 {
     let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     text.split_whitespace().nth(1).and_then(|field| field.parse().ok()).unwrap_or(0)
@@ -429,7 +431,7 @@ mod tests {
 
     #[test]
     fn phases_are_told_to_the_one_beside_and_counted_apart() {
-        // A machine that is busy with something else may not let it run in time.
+        // On a busy machine the further thread may not run during its phase. So try several times.
         let rate = (0..50).find_map(|_| {
             let (slices, rate) = run_phases(
                 (1, 3),

@@ -1,30 +1,29 @@
-//! File systems that the workloads of the lab run on: corewalk's tmpfs in this process, the simple
-//! strong design, and the host kernel's tmpfs.
+//! The file systems that the workloads of the lab run on: corewalk's tmpfs in this process, designs
+//! of `before` over the same tmpfs, and the host kernel's tmpfs.
 //!
-//! `baseline` is about tables of names that are asked; this is about everything a program does with
-//! files: it opens directories, walks, stats, lists, makes, links, renames and removes. A thread is
-//! a user of a file system ([`Files::user`]) and keeps what it holds open to itself.
+//! `baseline` measures only lookups in tables of names. This module has all operations on names:
+//! open a directory, walk, stat, list, make, link, rename and remove. Each thread is a user of a
+//! file system ([`Files::user`]), and uses only files and directories that it has opened itself.
 //!
-//! - `corewalk`: design: `corewalk::Vfs` over `corewalk::tmpfs`, called as a library; paths start
-//!   at: its root.
-//! - `rwlock-ahash`: design: one lock over two flat maps, with attributes and lists of names; paths
-//!   start at: its root.
-//! - `linux`: design: system calls on the host's tmpfs; paths start at: a descriptor, as for
-//!   `openat`.
-//! - `before-dcache-lock`, `before-global-lock`: design: the dentry caches of Linux 2.4 and 3.8,
-//!   over corewalk's tmpfs; paths start at: its root.
+//! - `corewalk`: `corewalk::Vfs` over `corewalk::tmpfs`, called as a library. Paths start at its
+//!   root.
+//! - `rwlock-ahash`: two flat maps under one lock, with attributes and lists of names. Paths start
+//!   at its root.
+//! - `linux`: system calls on the host's tmpfs. Paths start at a descriptor, as for `openat`.
+//! - `before-dcache-lock`, `before-global-lock`: the dentry caches of Linux 2.4 and 3.8, over
+//!   corewalk's tmpfs. Paths start at its root.
 //!
 //! # Alike for all
 //! - The same operations with the same names; paths have as many components for each.
-//! - Attributes are whole: a caller of `stat` gets a copy of what the file system knows.
-//! - A list is copied into the caller's buffer before anything is done with it, as a server does.
+//! - `stat` returns a copy of all attributes that the file system knows.
+//! - A list of names is first copied into the caller's buffer, as a server does.
 //!
 //! # Not alike
-//! - `rwlock-ahash` checks no permission, evicts nothing and keeps no times.
-//! - `linux` pays for a system call per operation, and two for a list.
+//! - `linux` pays for one system call per operation, and for two per listing.
+//! - The variants of `before` check no permissions.
 //!
 //! # What it refuses
-//! Content of files: these are tables about names.
+//! There are no operations on the content of files, since the tables compare only names.
 //!
 //! Source: path_resolution(7) and the man pages of the calls.
 
@@ -55,8 +54,8 @@ pub(crate) trait Files: Send + Sync {
     fn user(&self) -> Self::User<'_>;
 }
 
-/// The file operations of one thread. Paths are absolute; every operation returns None or false if
-/// it fails.
+/// The file operations of one thread. Paths are absolute. An operation that fails returns None or
+/// false.
 pub(crate) trait User {
     /// A directory that is held open.
     type Dir;
@@ -75,11 +74,15 @@ pub(crate) trait User {
     /// Removes the name of a file.
     fn unlink(&self, dir: &Self::Dir, name: &[u8]) -> bool;
 
-    /// Gives the file called `name` the name `other` too, in the same directory.
-    fn link(&self, dir: &Self::Dir, name: &[u8], other: &[u8]) -> bool;
+    /// Makes a hard link `other` to the file `name` in the same directory.
+    fn link(&self, _dir: &Self::Dir, _name: &[u8], _other: &[u8]) -> bool {
+        false
+    }
 
     /// Sets the permission bits of a file.
-    fn chmod(&self, dir: &Self::Dir, name: &[u8], mode: u32) -> bool;
+    fn chmod(&self, _dir: &Self::Dir, _name: &[u8], _mode: u32) -> bool {
+        false
+    }
 
     /// Moves a name to another, which does not exist.
     fn rename(&self, from: (&Self::Dir, &[u8]), to: (&Self::Dir, &[u8])) -> bool;
@@ -96,7 +99,7 @@ pub(crate) trait User {
     /// Opens what `path` leads to for reading and closes it.
     fn open_close(&self, path: &[u8]) -> bool;
 
-    /// Puts the names in `dir` into `list`, without `.` and `..`, in any order.
+    /// Puts the names in `dir` into `list` in any order, without `.` and `..`.
     fn list(&self, dir: &Self::Dir, list: &mut List) -> bool;
 
     /// Opens the file that `path` leads to.
@@ -159,7 +162,7 @@ impl List {
 /// Makes all directories and files of `corpus` in `files`.
 ///
 /// # Errors
-/// If one cannot be made.
+/// An error if a directory or file cannot be made.
 pub(crate) fn fill<F: Files>(files: &F, corpus: &Corpus) -> anyhow::Result<()> {
     let user = files.user();
     for parent in corpus.inodes().filter(|&ino| corpus.is_directory(ino)) {
@@ -181,10 +184,10 @@ pub(crate) fn fill<F: Files>(files: &F, corpus: &Corpus) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the directories of a path that are not there yet, and returns the last one.
+/// Makes the missing directories of a path. Returns the last directory of the path.
 ///
 /// # Errors
-/// If one cannot be made.
+/// An error if a directory cannot be made.
 pub(crate) fn make_path<U: User>(user: &U, path: &str) -> anyhow::Result<U::Dir> {
     let mut dir = user.open_dir(b"/").context("there is no root")?;
     let mut below = String::new();
@@ -203,7 +206,7 @@ mod tests {
     use super::*;
     use crate::before::Design;
 
-    /// Does the same with every file system, and asks what they must all answer alike.
+    /// Makes the same calls in every file system, and checks the answers that must be the same.
     fn check<F: Files>(files: &F) {
         let (variant, user) = (files.variant(), files.user());
         let root = user.open_dir(b"/").expect("there is a root");
@@ -261,7 +264,7 @@ mod tests {
         check_links(&Host::new("links").unwrap());
     }
 
-    /// Compares every entry of a tree, and every list, with the corpus it was filled from.
+    /// Compares every entry and every list of a tree with the corpus from which the tree was made.
     fn check_tree<F: Files>(files: &F, corpus: &Corpus) {
         fill(files, corpus).unwrap();
         let (variant, user) = (files.variant(), files.user());

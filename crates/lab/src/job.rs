@@ -1,22 +1,22 @@
-//! A job: a fixed, bounded mix of what small programs ask a namespace for.
+//! A job: a fixed number of operations on names, mixed as small programs make them.
 //!
-//! The short workload of AIM7 is many short programs: they are started by path, look for libraries
-//! and headers, ask where they are, and make, link and remove files in a directory of the user. A
-//! job does the part of that that a name cache sees, always the same number of each, so that jobs
-//! can be counted.
+//! The short workload of AIM7 runs many short programs. They are started by path, look for
+//! libraries and headers, ask for their own paths, and make, link and remove files in a directory
+//! of the user. A job makes those of these operations that a name cache sees. Each job makes the
+//! same number of each operation, so that jobs can be counted.
 //!
-//! - stat of a path that all users share: how often: [`STATS`]; stands for: libraries and headers.
-//! - open of a path that all users share: how often: [`OPENS`]; stands for: starting programs.
-//! - path of such a file: how often: [`LINKS`]; stands for: readlink of `/proc/PID/exe`.
-//! - path of the user's directory: how often: [`CWDS`]; stands for: getcwd.
-//! - create, open, rename, path, stat of the old name, unlink: how often: [`FILES`]; stands for:
-//!   creat-clo, link_test, dir_rtns.
+//! - stat of a path that all users share, [`STATS`] times: for libraries and headers.
+//! - open of a path that all users share, [`OPENS`] times: for the start of programs.
+//! - path of a file that all users share, [`LINKS`] times: for readlink of `/proc/PID/exe`.
+//! - path of the user's directory, [`CWDS`] times: for getcwd.
+//! - create, open, rename, path, stat of the old name, unlink, [`FILES`] times: for creat-clo,
+//!   link_test and dir_rtns of AIM7.
 //!
 //! # Checks
-//! Every answer has a right one, and is compared with it.
+//! Every answer is compared with the right one.
 //!
-//! Source: AIM7 `workfile.short` and its tests; the profile in document 001, where d_path comes
-//! from readlink in `/proc` and from getcwd in equal parts.
+//! Source: AIM7 `workfile.short` and its tests; the profile in document 001. There, half of the
+//! calls of d_path come from readlink in `/proc`, and half from getcwd.
 
 use corewalk::FileKind;
 
@@ -44,12 +44,12 @@ pub(crate) struct User {
     home_path: Vec<u8>,
     /// Names of files, before and after their rename, with the paths.
     files: Vec<[(Vec<u8>, Vec<u8>); 2]>,
-    /// Paths that all share, with what they lead to, in an order of the user's own.
+    /// Paths that all users share, each with its inode number. Each user has them in another order.
     shared: Vec<(u64, Vec<u8>)>,
 }
 
 impl User {
-    /// Returns user number `number` of a namespace that is filled with `corpus`.
+    /// Returns the user number `number` of a namespace that has the entries of `corpus`.
     pub(crate) fn new(dentries: &dyn Dentries, corpus: &Corpus, number: usize) -> User {
         let home_path = format!("/home/user-{number:02}/work").into_bytes();
         let home = make_path(dentries, &home_path);
@@ -73,8 +73,8 @@ impl User {
         User { home, home_path, files, shared }
     }
 
-    /// Does jobs until the slice is over, at least one; `stat` and `open` walk as the namespace
-    /// does it.
+    /// Does jobs until the slice is over, at least one. `stat` and `open` resolve a path in the
+    /// namespace.
     pub(crate) fn work<D: Dentries + ?Sized>(
         &self,
         dentries: &D,
@@ -118,8 +118,8 @@ impl User {
 mod tests {
     use super::*;
     use crate::baseline::Namespace as _;
+    use crate::before::filled;
     use crate::before::tests::all;
-    use crate::before::{Passes, filled};
     use crate::ours::Ours;
 
     fn work(dentries: &dyn Dentries, user: &User) -> crate::crew::Slice {
@@ -150,6 +150,6 @@ mod tests {
         let user = User::new(&dentries, &corpus, 0);
         assert!(dentries.rename((1, b"usr"), (1, b"opt")));
         assert!(work(&dentries, &user).wrong > 0);
-        assert_eq!(dentries.passes(), Some(Passes::default()));
+        assert_eq!(dentries.retries(), Some(0));
     }
 }

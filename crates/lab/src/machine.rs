@@ -1,8 +1,9 @@
-//! The machine a table was measured on, and how much of it others used meanwhile.
+//! The machine on which a table was measured, and the share of its processors that other processes
+//! used.
 //!
-//! Numbers without a machine are worth nothing, and numbers from a machine that others work on are
-//! worth less than they look. So each table carries the processor, the number of cores, the kernel
-//! and the commit, and the run says which share of the processors went to other processes.
+//! Times can be compared only on the same machine, and other processes make them wrong. So each
+//! table records the processor, the number of cores, the kernel and the commit. The run prints
+//! which share of the processors other processes used.
 //!
 //! Source: `/proc/cpuinfo`, `/proc/stat`, uname(2), clock_gettime(2).
 
@@ -27,8 +28,8 @@ pub(crate) struct Machine {
     pub cores: usize,
     /// The kernel's release.
     pub kernel: String,
-    /// The commit that was built, with `-dirty` behind it if files were changed since; `unknown`
-    /// outside of a repository.
+    /// The commit from which the lab was built. It ends with `-dirty` if files were changed since,
+    /// and is `unknown` outside of a repository.
     pub commit: String,
 }
 
@@ -55,7 +56,7 @@ pub(crate) fn cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Returns the processor time that the calling thread has used, in nanoseconds.
+/// Returns the processor time of the calling thread in nanoseconds.
 pub(crate) fn thread_cpu_ns() -> u64 {
     clock_ns(ClockId::ThreadCPUTime)
 }
@@ -77,7 +78,7 @@ impl Disturbance {
         }
     }
 
-    /// Returns the share since the start, 0 to 1. It is exact to one tick of 10 ms.
+    /// Returns the share since the start, from 0 to 1. The measured times are multiples of 10 ms.
     pub(crate) fn share(&self) -> f64 {
         let own = clock_ns(ClockId::ProcessCPUTime) - self.own_ns;
         let others = (busy_ns() - self.busy_ns).saturating_sub(own) as f64;
@@ -86,10 +87,12 @@ impl Disturbance {
     }
 }
 
-/// Returns the nanoseconds that all processors together have not been idle; 0 if it is unknown.
+/// Returns for how many nanoseconds the processors were busy, all together. Returns 0 if that is
+/// unknown.
 fn busy_ns() -> u64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
-    // user nice system idle iowait irq softirq steal; what follows is part of user.
+    // The fields are user, nice, system, idle, iowait, irq, softirq and steal. The fields after
+    // these are parts of user and nice.
     let fields = stat.lines().next().unwrap_or_default().split_whitespace().skip(1).take(8);
     let ticks: u64 = fields
         .enumerate()

@@ -1,25 +1,25 @@
 //! The lab: re-runs published tables on the user's own machine.
 //!
-//! Each table puts corewalk beside the designs that are usual in user space, the host kernel and
-//! the programs that are installed, and measures all of them interleaved in one process. The
-//! numbers are ratios first; the machine is named, the spread is shown, answers are checked in
-//! every run, and losses are rows like any other.
+//! Each table compares corewalk with usual designs in user space, with the host kernel, and with
+//! programs that are installed. All variants of a table are measured interleaved in one process.
+//! The figures are mainly ratios. Each table names the machine and shows the spread. Every run
+//! checks its answers, and losses are rows like wins.
 //!
 //! # How it works
-//! `table` lists the tables, one file each in `table/`. `table::engine` measures all of them, and
-//! `samples` turns the measurements into rows. `crew` runs the threads of one measurement, and
-//! `worker` and `client` are processes that do. `files`, `ours` and `baseline` are measured, and
-//! `before` and `ramfs` in the tables that re-run the documents, and `peer` for mounts. `sems`,
-//! `queues`, `blocks` and `pairs` are for the tables of System V IPC and of attributes. `corpus`,
-//! `questions`, `race` and `job` are the work that is measured.
+//! `table` lists the tables, which are one file each in `table/`. `table::engine` measures all of
+//! them, and `samples` turns the measurements into rows. `crew` runs the threads of one
+//! measurement; `worker` and `client` are processes of a measurement. The measured variants are in
+//! `files`, `ours`, `baseline`, `before` and `peer`. Those of the tables of IPC and attributes are
+//! in `sems`, `queues`, `blocks` and `pairs`. The workloads are in `corpus`, `questions`, `race`
+//! and `job`.
 //!
 //! # Output
-//! A text table on stdout, everything else on stderr, and JSON in the file that is asked for: one
-//! table as an object, several as a list. `schema.json` beside this crate is its schema. `record`
-//! writes both kinds into a folder, for keeping, and `report` a page with plots, for looking at.
+//! The lab writes a text table to stdout, and everything else to stderr. `--json` writes a file: an
+//! object for one table, a list for several. Its schema is `schema.json` beside this crate.
+//! `record` writes both forms into a folder, and `report` makes a page with plots.
 //!
 //! # What it refuses
-//! Numbers from fewer than five rounds, and figures of machines other than the one it runs on.
+//! Figures from fewer than five rounds, and a comparison with figures of other machines.
 //!
 //! Source: each table names its own.
 
@@ -90,9 +90,9 @@ enum Command {
     List,
     /// Runs tables and prints their rows.
     Run(RunArgs),
-    /// Runs tables and writes what came out into a folder, as JSON and as text.
+    /// Runs tables and writes their results into a folder, as JSON and as text.
     Record(RecordArgs),
-    /// Writes a page with a plot per table, of the JSON of runs.
+    /// Writes a page with a plot per table, from the JSON of runs.
     Report(ReportArgs),
     /// Prints the bytes that a variant takes, measured in this process.
     #[command(hide = true)]
@@ -131,7 +131,7 @@ struct RunArgs {
 
 #[derive(Args, Clone)]
 struct RecordArgs {
-    /// The tables to run, as `list` names them; all if there is none.
+    /// The tables to run, as `list` names them; all tables if none is named.
     #[arg(value_name = "TABLE", value_parser = table_of)]
     tables: Vec<&'static Table>,
     /// The folder that TABLE.json and TABLE.txt are written to.
@@ -154,7 +154,7 @@ struct ReportArgs {
 /// How thoroughly is measured.
 #[derive(Args, Clone, Debug)]
 struct Pace {
-    /// Small sizes and short slices: shows that it works, not how fast.
+    /// Uses small sizes and short slices, which shows that a table works but not how fast.
     #[arg(long)]
     quick: bool,
     /// Thread counts (process counts in tables of mounts), such as 1,2,4.
@@ -165,7 +165,7 @@ struct Pace {
     seconds: Option<f64>,
 }
 
-/// Returns the table with this name. clap reports any other word, with its exit status.
+/// Returns the table with this name. clap reports an unknown name and exits with status 2.
 fn table_of(word: &str) -> Result<&'static Table, String> {
     table::find(word).ok_or_else(|| format!("there is no table `{word}`; `list` names them"))
 }
@@ -207,11 +207,11 @@ fn main() -> ExitCode {
 /// Runs the subcommand.
 ///
 /// # Errors
-/// A wrong answer of a variant that promises right ones, a file that cannot be written.
+/// If a variant gives a wrong answer, or a file cannot be written.
 fn run(args: Arguments) -> anyhow::Result<()> {
     match args.command {
         Command::List => {
-            let line = |table: &&Table| format!("{:<17} {}\n", table.name, table.about);
+            let line = |table: &&Table| format!("{:<17} {}\n", table.name, table.words().about);
             say(&table::all().iter().map(line).collect::<String>())
         }
         Command::Run(args) => run_tables(&args),
@@ -239,13 +239,14 @@ pub(crate) fn run_table(table: &Table, settings: &Settings) -> anyhow::Result<Re
     let samples = table.measure(settings).with_context(|| format!("table {}", table.name))?;
     Ok(Report {
         table: table.name,
-        source: table.source,
+        source: table.words().source,
         machine: Machine::here(),
         rows: samples.rows(),
     })
 }
 
-/// Returns the JSON of some tables: an object for one, a list for several. Each row has a line.
+/// Returns the JSON of some tables: an object for one table, a list for several. Each row has its
+/// own line.
 ///
 /// # Errors
 /// None that a report can cause.
@@ -280,7 +281,6 @@ fn run_tables(args: &RunArgs) -> anyhow::Result<()> {
 
 fn write_report(args: &ReportArgs) -> anyhow::Result<()> {
     let reports = report::read(&args.json)?;
-    report::prepare(&args.out)?;
     say(&format!("{}\n", report::write(&args.out, &reports)?.display()))
 }
 

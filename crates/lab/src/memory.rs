@@ -1,32 +1,30 @@
 //! Bytes per entry, measured in a process of its own.
 //!
-//! A process that has freed memory gives it to the next who asks, so what a table takes cannot be
-//! seen in a process that has done other things. The program starts itself again for each variant,
-//! which loads the table twice and reports by how much its resident memory grew the second time:
-//! the first load has used up what was free. The names of the tree itself were there before, and
-//! so was all that both tables share.
+//! A process that has freed memory uses it again, so the memory of a table cannot be measured in a
+//! process that has done other work. So the lab starts itself again for each variant. The new
+//! process loads the table twice, and reports the growth of its resident memory during the second
+//! load. The first load uses up memory that was free before. The names of the tree are loaded
+//! before both.
 //!
 //! # Why resident memory
-//! It is what the variants have in common. One lives in a mapping of its own and asks malloc for
-//! next to nothing, the others ask malloc for everything; a number from malloc would be short of
-//! the first, and one from the mapping would leave out the others. Resident pages are what the
-//! kernel really gave to all of them, malloc's headers, rounding and fragments included, so it is
-//! never less than what an allocator says. A test loads every variant under an allocator that
-//! counts, and checks that the two agree: bytes asked of malloc and bytes of slots handed out on
-//! one side, resident memory on the other.
+//! All variants have resident memory in common. corewalk uses its own mapping and hardly calls
+//! malloc, while the other variants allocate everything by malloc. So the bytes of malloc would
+//! miss corewalk's, and the bytes of mappings would miss the others. Resident pages include
+//! malloc's headers, rounding and fragments. A test loads every variant under a counting allocator,
+//! and compares the allocated bytes and slots with the resident memory.
 //!
 //! # No huge pages
-//! The process first tells the kernel to give it small pages only. A huge page makes 2 MiB resident
-//! for the first byte of them, once per mapping, and a variant with ten mappings is then charged
-//! for 20 MiB that it has no entries in. That rounding is a property of a process and not of an
-//! entry; a test in `corewalk-sync` bounds it.
+//! The process first disables huge pages for itself. A huge page makes 2 MiB resident for its first
+//! used byte, once per mapping. So a variant with ten mappings would pay for 20 MiB without
+//! entries. This rounding belongs to the process and not to an entry. A test in `corewalk-sync`
+//! bounds it.
 //!
 //! # Rows
-//! Every variant has a row of resident bytes. Those in type-stable memory have one more, with the
-//! parameter `of` = `arenas`: the bytes of slots, as the variant itself counts them.
+//! Every variant has a row of resident bytes. A variant in type-stable memory has one more row,
+//! with `of=arenas`: the bytes of its slots, as the variant counts them.
 //!
 //! # What it refuses
-//! Measuring in the process that runs the table: without a command to start there are no rows.
+//! A measurement in the process that runs the table: without a program to start there are no rows.
 //!
 //! Source: proc_pid_statm(5); `PR_SET_THP_DISABLE` in prctl(2).
 
@@ -41,7 +39,7 @@ use crate::baseline::{LibfuseNode, Namespace, RwLockAhash, dashmap_path, papaya_
 use crate::corpus::Corpus;
 use crate::ours::Ours;
 
-/// Returns the table called `variant`, loaded; None for a variant without a table of its own.
+/// Returns the loaded table of `variant`, or None if there is no such variant.
 ///
 /// # Errors
 /// An error of loading.
@@ -62,16 +60,16 @@ pub(crate) fn load(variant: &str, corpus: &Corpus) -> anyhow::Result<Option<Box<
 pub(crate) struct Bytes {
     /// Growth of resident memory.
     pub(crate) resident: u64,
-    /// Bytes of slots that were handed out; 0 for a variant without type-stable memory.
+    /// The bytes of slots in use, or 0 for a variant without type-stable memory.
     pub(crate) arenas: u64,
 }
 
-/// Returns what `variant` takes for `entries` entries, by loading it in this process, which has
-/// small pages only from here on.
+/// Returns the bytes that `variant` takes for `entries` entries. Loads the table in this process,
+/// and disables huge pages for the process.
 ///
 /// # Errors
-/// If the variant has no table, `/proc` cannot be read, or the kernel does not know huge pages at
-/// all (before Linux 3.15).
+/// If there is no such variant, `/proc` cannot be read, or the kernel is older than Linux 3.15 and
+/// cannot disable huge pages.
 pub(crate) fn measure(variant: &str, entries: usize) -> anyhow::Result<Bytes> {
     disable_transparent_huge_pages(true).context("switching huge pages off")?;
     let corpus = Corpus::collect(entries);
@@ -122,7 +120,7 @@ mod tests {
     #[global_allocator]
     static ALLOC: Counting = Counting::new();
 
-    /// Entries of the trees; enough for what a table takes once and for all to be little.
+    /// Entries of the trees. They are so many that the fixed cost of a table is small beside them.
     const ENTRIES: usize = 40_000;
 
     /// Checks one variant in a process of its own.
@@ -133,8 +131,8 @@ mod tests {
         let before = ALLOC.live().bytes;
         let table = load(variant, &corpus).unwrap().expect("it is a table");
         let asked = ALLOC.live().bytes - before + table.arena_bytes();
-        // Allocated bytes are resident, but for slots of batches that are not yet in use. malloc
-        // adds headers, rounding and the leftovers of a growing table.
+        // Allocated bytes are resident, except for slots of batches that are not in use yet. malloc
+        // adds headers, rounding, and the old arrays of a table that grew.
         let least = asked - asked / 32;
         let most = asked + asked * 2 / 5;
         assert!(

@@ -1,10 +1,10 @@
 //! corewalk itself as a variant.
 //!
-//! A lookup takes an inode number and a name, and returns an inode number with one more lookup on
-//! it. It is the call that the FUSE server makes, without the attributes: the server asks the back
-//! end for them if the cache has answered. All names are made before measuring and stay in the
-//! cache, which evicts none. The cache counts how often it asks the back end, which must not happen
-//! while measuring.
+//! A lookup takes a parent's inode number and a name. It returns an inode number and adds one
+//! reference for the client. The FUSE server makes this call too, and reads the attributes from the
+//! file system below afterwards, which is not measured. All names are made before the measurement
+//! and stay in the cache, which evicts none. The cache counts its calls of the file system below.
+//! There must be none during a measurement.
 //!
 //! Source: `corewalk::vfs`.
 
@@ -16,14 +16,14 @@ use corewalk::{
 
 use crate::baseline::{Namespace, ask};
 use crate::before::timed::timed_if_moved;
-use crate::before::{Dentries, Passes, filled};
+use crate::before::{Dentries, filled};
 use crate::corpus::Corpus;
 use crate::crew::{Laps, Turn};
 use crate::job::User;
 use crate::questions::{Op, Questions};
 use crate::ramfs::Ramfs;
 
-/// Bytes of cache: more than the largest tree takes, so that nothing is evicted.
+/// The budget of the cache in bytes. It is larger than any tree, so nothing is evicted.
 const CACHE_BYTES: u64 = 4 << 30;
 
 /// A namespace with a tree in its cache.
@@ -36,16 +36,16 @@ impl Ours {
     /// Returns a namespace in which all of `corpus` is cached.
     ///
     /// # Errors
-    /// An error of the namespace, which has no reason to fail.
+    /// If the namespace cannot be made.
     pub(crate) fn load(corpus: &Corpus) -> anyhow::Result<Ours> {
         Ok(filled(Ours::empty(corpus.len())?, corpus))
     }
 
-    /// Returns a namespace with a root and room for `capacity` names, all of which stay in its
-    /// cache: the back end keeps none.
+    /// Returns a namespace with a root and room for `capacity` names. All names must stay in its
+    /// cache, since the file system below keeps none.
     ///
     /// # Errors
-    /// An error of the namespace, which has no reason to fail.
+    /// If the namespace cannot be made.
     pub(crate) fn empty(capacity: usize) -> anyhow::Result<Ours> {
         let entries_max = u32::try_from(4 * capacity + 65_536)?;
         let options =
@@ -53,7 +53,7 @@ impl Ours {
         Ok(Ours { vfs: Vfs::new(Arc::new(Ramfs::new()), options)?, cred: Cred::prechecked(0, 0) })
     }
 
-    /// Asks for whole paths, with the root taken once, as a server has it.
+    /// Asks questions of whole paths. Takes the reference of the root once, as a server does.
     fn walks(&self, questions: &Questions, first: usize, turn: Turn) -> Laps {
         let root = self.vfs.root_path();
         let at = FsStruct { cwd: root.clone(), root };
@@ -113,9 +113,8 @@ impl Namespace for Ours {
         ask(self, op, questions, first, turn)
     }
 
-    fn passes(&self) -> Option<Passes> {
-        let stats = self.vfs.stats();
-        Some(Passes { retries: stats.retries, fallbacks: stats.fallbacks })
+    fn retries(&self) -> Option<u64> {
+        Some(self.vfs.stats().retries)
     }
 }
 
@@ -148,7 +147,7 @@ impl Dentries for Ours {
         self.vfs.remove(&self.cred, &dir, name, Removal::Unlink).is_ok()
     }
 
-    /// Does jobs with a root and a working directory of its own, as a process has them.
+    /// Does jobs with its own root and working directory, as a process has them.
     fn be_user(&self, user: &User, turn: Turn) -> Laps {
         let root = self.vfs.root_path();
         let at = FsStruct { cwd: root.clone(), root };

@@ -1,15 +1,15 @@
-//! Mounted file systems that are measured beside each other, and what it takes to leave nothing
-//! mounted.
+//! Mounts of the file systems that a table compares. A run leaves no mount and no server behind.
 //!
 //! A mount is a server process, or a device of the host (`ext4`), and a mount point in a folder for
 //! temporary files. It is ready when the mount point has another device number than its parent.
-//! When it is dropped, in whatever way the run ends, the mount point is unmounted lazily, even
-//! while a process works in it. Then the run waits for the server, kills it if it stays, and
-//! removes the folders. SIGINT and SIGTERM set a flag that the run looks at between two steps; the
-//! servers ignore the terminal's SIGINT by being in process groups of their own.
+//! When a mount is dropped, however the run ends, the mount point is unmounted lazily, even if a
+//! process uses it. Then the run waits for the server, kills it if it does not end, and removes the
+//! folders. SIGINT and SIGTERM set a flag that the run checks between two steps. Servers have
+//! process groups of their own, so the SIGINT of a terminal does not reach them.
 //!
 //! # What it refuses
-//! A peer that is not installed is skipped and named, never replaced.
+//! A peer that is not installed is skipped. The run prints its name, and measures no other program
+//! in its place.
 //!
 //! Source: mount.fuse(8), umount2(2), signal(7).
 
@@ -30,22 +30,22 @@ use corewalk_base::primitives::Arc;
 use corewalk_base::primitives::thread;
 use corewalk_base::primitives::unmodelled::{AtomicBool, Ordering};
 use rustix::mount::{UnmountFlags, unmount};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// The place of the host's tmpfs.
 pub(crate) const TMPFS: &str = "/dev/shm";
 /// How long a server may take to mount, and to leave.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time between two looks at something that has no event to wait for.
+/// Time between two checks of a condition that has no event to wait for.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// A folder for everything that one run makes, removed at the end.
+/// A folder for all files of one run. Dropping the value removes the folder.
 pub(crate) struct Scratch {
     path: PathBuf,
 }
 
-/// A directory to measure: a mount, with its server if it has one, or a plain directory.
+/// A directory to measure. It is a mount, with its server if it has one, or a plain directory.
 pub(crate) struct Mounted {
     variant: &'static str,
     directory: PathBuf,
@@ -69,20 +69,20 @@ pub(crate) struct Interrupt {
 }
 
 impl Scratch {
-    /// Makes a folder in memory, where the host has a tmpfs, and in the folder for temporary files
-    /// elsewhere.
+    /// Makes a folder on the host's tmpfs. If the host has no tmpfs, makes it in the folder for
+    /// temporary files.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// An error if the folder cannot be made.
     pub(crate) fn in_memory(label: &str) -> anyhow::Result<Scratch> {
         let (tmpfs, temporary) = (Path::new(TMPFS), std::env::temp_dir());
         Scratch::new(if tmpfs.is_dir() { tmpfs } else { &temporary }, label)
     }
 
-    /// Returns a new folder in `parent`, for this process and what `label` names.
+    /// Returns a new folder in `parent`. Its name contains the pid of this process and `label`.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// An error if the folder cannot be made.
     pub(crate) fn new(parent: &Path, label: &str) -> anyhow::Result<Scratch> {
         let path = parent.join(format!("corewalk-lab-{}-{label}", std::process::id()));
         fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
@@ -94,10 +94,10 @@ impl Scratch {
         &self.path
     }
 
-    /// Returns a new folder called `name` in it.
+    /// Returns a new folder `name` inside this folder.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// An error if the folder cannot be made.
     pub(crate) fn folder(&self, name: &str) -> io::Result<PathBuf> {
         let path = self.path.join(name);
         fs::create_dir_all(&path)?;
@@ -117,10 +117,10 @@ impl Mounted {
         Mounted { variant, directory, server: None, is_mount: false }
     }
 
-    /// Starts `program`, which mounts at `directory`, and waits until it has.
+    /// Starts the server `program`, and waits until it has mounted at `directory`.
     ///
     /// # Errors
-    /// If it does not start, ends, or mounts nothing in ten seconds.
+    /// An error if the server does not start, ends, or mounts nothing within ten seconds.
     pub(crate) fn start(
         variant: &'static str,
         program: Program,
@@ -166,8 +166,8 @@ impl Mounted {
         }
     }
 
-    /// Returns the processor time that the server's threads have used, in nanoseconds; 0 without a
-    /// server, or where the kernel does not tell.
+    /// Returns the processor time that the server's threads have used, in nanoseconds. Returns 0 if
+    /// there is no server, or if the kernel does not tell.
     pub(crate) fn cpu_ns(&self) -> u64 {
         let of = |thread: Pid| {
             let text = fs::read_to_string(format!("/proc/{}/schedstat", thread.as_raw_pid()));
@@ -176,10 +176,10 @@ impl Mounted {
         self.threads().into_iter().filter_map(of).sum()
     }
 
-    /// Returns what the kernel was told about the mount, and how many threads the server has.
+    /// Returns the options of the mount in the kernel, and the number of threads of the server.
     ///
     /// # Errors
-    /// If it is not mounted.
+    /// An error if the directory is not mounted.
     pub(crate) fn terms(&self) -> anyhow::Result<Terms> {
         let mounts = fs::read_to_string("/proc/self/mounts").context("/proc/self/mounts")?;
         let options = mounts.lines().find_map(|line| {
@@ -205,7 +205,7 @@ impl Mounted {
         here.is_some() && here != parent
     }
 
-    /// Takes the mount away, by the system call where that is allowed and by fusermount3 elsewhere.
+    /// Unmounts the directory: by umount2(2) if that is permitted, otherwise by fusermount3(1).
     fn unmount(&self) {
         if unmount(&self.directory, UnmountFlags::DETACH).is_err() && self.is_mounted() {
             let _ = Command::new("fusermount3")
@@ -225,23 +225,13 @@ impl Drop for Mounted {
         self.unmount();
         let Some(server) = &mut self.server else { return };
         let start = Instant::now();
-        let mut is_told = false;
-        loop {
-            match server.try_wait() {
-                Ok(None) if start.elapsed() < PATIENCE => thread::sleep(LOOK_EVERY),
-                Ok(None) => {
-                    let _ = server.kill();
-                    let _ = server.wait();
-                    return;
-                }
-                Ok(Some(_)) | Err(_) => return,
+        while matches!(server.try_wait(), Ok(None)) {
+            if start.elapsed() > PATIENCE {
+                let _ = server.kill();
+                let _ = server.wait();
+                return;
             }
-            if !is_told && start.elapsed() > PATIENCE / 10 {
-                is_told = true;
-                if let Some(pid) = Pid::from_raw(server.id().cast_signed()) {
-                    let _ = kill_process(pid, Signal::TERM);
-                }
-            }
+            thread::sleep(LOOK_EVERY);
         }
     }
 }
@@ -260,10 +250,10 @@ impl Interrupt {
         Ok(Interrupt { is_set, handlers })
     }
 
-    /// Returns an error once a signal has come.
+    /// Checks that no signal has come.
     ///
     /// # Errors
-    /// See above.
+    /// An error once SIGINT or SIGTERM has come.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         // ORDERING: Relaxed. A flag that a signal handler sets.
         ensure!(!self.is_set.load(Ordering::Relaxed), "interrupted");

@@ -1,7 +1,8 @@
-//! Round trips between two sides that wait for each other, over semaphores or message queues.
+//! Round trips between two sides that wait for each other, by semaphores or message queues.
 //!
-//! One side asks and waits for the answer; each thread of the other side waits for a question and
-//! answers it. The sides are threads of one process, or the answering side is a process (`worker`).
+//! One side asks and waits for the answer. Each thread of the other side waits for a question and
+//! answers it. The sides are threads of one process, or the answering side is its own process
+//! (`worker`).
 //!
 //! Source: lmbench's `lat_sem` for the shape; semop(2), msgop(2).
 
@@ -21,7 +22,7 @@ use crate::worker::Workers;
 
 /// Bytes of a message.
 pub(crate) const BYTES: usize = 64;
-/// The queue of questions, the queue of answers, and the type of all messages.
+/// The index of the queue of questions, that of the queue of answers, and the type of all messages.
 const ASKED: usize = 0;
 const ANSWERED: usize = 1;
 const KIND: u8 = 1;
@@ -60,22 +61,18 @@ impl<S: Sems> Pair for SemPair<'_, S> {
         if is_asking { 0 } else { self.0.users() - 1 }
     }
 
-    #[inline]
     fn ask(&self, user: &mut usize, _number: u64) -> bool {
         self.0.op(*user, 0, [SemBuf::new(0, 1, SemFlags::empty())])
     }
 
-    #[inline]
     fn hear(&self, user: &mut usize, _number: u64) -> bool {
         self.0.op(*user, 0, [SemBuf::new(1, -1, SemFlags::empty())])
     }
 
-    #[inline]
     fn wait(&self, user: &mut usize) -> Option<u64> {
         self.0.op(*user, 0, [SemBuf::new(0, -1, SemFlags::empty())]).then_some(0)
     }
 
-    #[inline]
     fn answer(&self, user: &mut usize, _number: u64) -> bool {
         self.0.op(*user, 0, [SemBuf::new(1, 1, SemFlags::empty())])
     }
@@ -88,30 +85,26 @@ impl<Q: Queues> Pair for QueuePair<'_, Q> {
         self.0.message(BYTES)
     }
 
-    #[inline]
     fn ask(&self, message: &mut Q::Message, number: u64) -> bool {
         self.0.send(ASKED, KIND, number, message)
     }
 
-    #[inline]
     fn hear(&self, message: &mut Q::Message, number: u64) -> bool {
         self.0.receive(ANSWERED, KIND, message) == Some(number)
     }
 
-    #[inline]
     fn wait(&self, message: &mut Q::Message) -> Option<u64> {
         self.0.receive(ASKED, KIND, message)
     }
 
-    #[inline]
     fn answer(&self, message: &mut Q::Message, number: u64) -> bool {
         self.0.send(ANSWERED, KIND, number, message)
     }
 }
 
-/// Measures the round trips of a cell. `workers` says what answers: threads of this process, as
-/// many as `waiters`, or the process that `start` starts on a processor. With `cpus=1` both sides
-/// share a processor.
+/// Measures the round trips of a cell. With `workers=threads` the parameter `waiters` is the number
+/// of answering threads. With `workers=processes` the closure `start` starts the answering process
+/// on a processor. With `cpus=1` both sides share a processor.
 ///
 /// # Errors
 /// If a call fails, or the process does not start.
@@ -130,7 +123,7 @@ pub(crate) fn run<P: Pair>(
     Ok(ask(pair, on[0], time))
 }
 
-/// Answers until a question comes after `is_over` has returned true. Returns false if a call fails.
+/// Answers questions until `is_over` returns true for one. Returns false if a call fails.
 pub(crate) fn answer<P: Pair>(pair: &P, is_over: impl Fn() -> bool) -> bool {
     let mut state = pair.state(false);
     loop {
@@ -153,7 +146,7 @@ fn ask<P: Pair>(pair: &P, cpu: usize, time: Duration) -> Slice {
     })
 }
 
-/// Asks for `time` on the first processor, while so many threads answer on the second.
+/// Asks for `time` on the first processor, while `waiters` threads answer on the second one.
 ///
 /// # Errors
 /// If a call fails.

@@ -1,16 +1,16 @@
-//! The questions of one worker: targets drawn ahead, in the order of their use.
+//! The questions that one worker asks: targets that were drawn before the measurement.
 //!
-//! A benchmark that draws a random target and then loads its name from a large array measures that
-//! load as much as the design. A server gets its names in a request that is in its cache. So a
-//! worker has a list of random draws whose bytes lie beside each other, and the processor reads
-//! them ahead. Only the design's own memory misses the cache.
+//! A loop that draws a random target and then loads its name from a large array measures that load
+//! as well. A server has the name of a request in its processor's cache. So the questions of a
+//! worker are in one array in the order of their use, which the processor prefetches. Only the
+//! memory of the measured design misses the cache.
 //!
 //! # Answers
-//! Each question has its answer. A worker compares inode numbers on every operation. It compares
-//! the length of a path on every operation, and the content on every sixteenth.
+//! Each question has its right answer. A worker compares inode numbers after every operation. It
+//! compares the length of a path after every operation, and its bytes after every sixteenth.
 //!
 //! Source: Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled",
-//! 2014, for the random numbers.
+//! 2014.
 
 use crate::corpus::{Corpus, ROOT};
 use crate::crew::{Laps, Turn};
@@ -23,8 +23,8 @@ const COMPARE_EVERY: u64 = 16;
 /// The kinds of questions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
-    /// (parent inode number, name) to inode number, and one reference for the client: the namespace
-    /// work of a FUSE LOOKUP.
+    /// From parent and name to inode number, with one reference for the client: the work of a FUSE
+    /// LOOKUP on names.
     Lookup,
     /// Inode number to full path, owned by the caller.
     Path,
@@ -73,8 +73,8 @@ pub(crate) struct Tally {
 }
 
 impl Questions {
-    /// Returns `draws` questions of `op`, chosen by `seed` among the entries of `pool`, or among
-    /// all entries of `corpus` if it is empty.
+    /// Returns `draws` random questions of `op`. The targets are entries of `pool`, or of `corpus`
+    /// if `pool` is empty.
     pub(crate) fn draw(
         corpus: &Corpus,
         op: Op,
@@ -102,8 +102,8 @@ impl Questions {
         questions
     }
 
-    /// Asks them from question `first` on, round and round, until the slice is over. `ask` returns
-    /// true for a right answer.
+    /// Asks the questions in turn, from question `first` on, until the slice ends. `ask` returns
+    /// true if the answer was right.
     #[inline]
     pub(crate) fn ask(
         &self,
@@ -129,7 +129,7 @@ impl Questions {
     }
 }
 
-/// Returns true if `path` is right. `number` is that of the operation.
+/// Returns true if `path` is right. `number` is the number of the operation.
 #[inline]
 pub(crate) fn is_path(expected: &[u8], path: Option<&[u8]>, number: u64) -> bool {
     let Some(path) = path else { return false };
@@ -137,7 +137,7 @@ pub(crate) fn is_path(expected: &[u8], path: Option<&[u8]>, number: u64) -> bool
     path.len() == expected.len() && (!is_compared || path == expected)
 }
 
-/// A small generator of random numbers (xorshift64*), good enough to choose targets.
+/// A small random number generator (xorshift64*), which is good enough to choose targets.
 pub(crate) struct Rng(pub u64);
 
 impl Rng {

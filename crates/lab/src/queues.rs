@@ -1,6 +1,6 @@
-//! Message queues of the host kernel and of corewalk, behind one trait.
+//! The message queues of the host kernel and of corewalk, behind one trait.
 //!
-//! Each receive checks the type, the length, the number and the last byte of a message.
+//! Each receive checks the type, the length, the number and the last byte of the message.
 //!
 //! Source: msgop(2).
 
@@ -24,15 +24,15 @@ pub(crate) trait Queues: Sync {
 
     fn message(&self, bytes: usize) -> Self::Message;
 
-    /// Sends a message of a type with a number; returns whether that succeeds.
+    /// Sends a message with a type and a number. Returns true if the call succeeds.
     fn send(&self, queue: usize, kind: u8, number: u64, message: &mut Self::Message) -> bool;
 
-    /// Receives the first message of a type. Returns its number; None if its content is wrong.
+    /// Receives the first message of a type and returns its number. Returns None if the call fails
+    /// or the content is wrong.
     fn receive(&self, queue: usize, kind: u8, message: &mut Self::Message) -> Option<u64>;
 
-    /// Sends a message of a type with a number, and receives the first message of that type.
-    /// Returns true if both are the same.
-    #[inline]
+    /// Sends a message with a type and a number, and receives the first message of that type.
+    /// Returns true if both messages are equal.
     fn pair(&self, queue: usize, kind: u8, number: u64, message: &mut Self::Message) -> bool {
         self.send(queue, kind, number, message)
             && self.receive(queue, kind, message) == Some(cut(number, self.bytes(message)))
@@ -48,7 +48,7 @@ pub(crate) trait Queues: Sync {
 /// The host kernel's queues.
 pub(crate) struct Linux(Vec<MsgQueue>);
 
-/// The queues of `corewalk-ipc`, in this process or in a file that several processes map.
+/// The queues of `corewalk-ipc`: in this process, or in a file that several processes map.
 pub(crate) struct Ours {
     pub(crate) task: Task,
     pub(crate) ids: Vec<MsgId>,
@@ -61,7 +61,7 @@ pub(crate) struct Words {
     bytes: usize,
 }
 
-/// Returns the low bytes of a number, as many as a text of so many bytes has room for.
+/// Returns the low bytes of a number, as many as a text of `bytes` bytes can hold.
 fn cut(number: u64, bytes: usize) -> u64 {
     if bytes < 8 { number & ((1 << (8 * bytes)) - 1) } else { number }
 }
@@ -93,14 +93,12 @@ impl Queues for Linux {
         Words { words, bytes }
     }
 
-    #[inline]
     fn send(&self, queue: usize, kind: u8, number: u64, message: &mut Words) -> bool {
         let Words { words, bytes } = message;
         (words[0], words[1]) = (kind.into(), cut(number, *bytes));
         self.0[queue].send(words, *bytes).is_ok()
     }
 
-    #[inline]
     fn receive(&self, queue: usize, kind: u8, message: &mut Words) -> Option<u64> {
         let Words { words, bytes } = message;
         words[1] = 0;
@@ -109,7 +107,6 @@ impl Queues for Linux {
         (got == Ok(*bytes) && words[0] == u64::from(kind) && has_last).then_some(words[1])
     }
 
-    #[inline]
     fn bytes(&self, message: &Words) -> usize {
         message.bytes
     }
@@ -124,7 +121,7 @@ impl Ours {
         Ours::of(Namespace::new(NamespaceOptions::default()).context("a namespace")?, 1)
     }
 
-    /// Returns the namespace in a file, which is made if it is not there.
+    /// Opens the namespace in a file. Makes the file if it is missing.
     pub(crate) fn open(file: &Path) -> anyhow::Result<Ours> {
         let namespace = Namespace::open(file, NamespaceOptions::default());
         let namespace = namespace.with_context(|| format!("a namespace in {}", file.display()));
@@ -160,14 +157,12 @@ impl Queues for Ours {
         vec![LAST; bytes]
     }
 
-    #[inline]
     fn send(&self, queue: usize, kind: u8, number: u64, text: &mut Vec<u8>) -> bool {
         let head = text.len().min(8);
         text[..head].copy_from_slice(&number.to_le_bytes()[..head]);
         self.task.msgsnd(self.ids[queue], kind.into(), text, MsgFlags::empty()).is_ok()
     }
 
-    #[inline]
     fn receive(&self, queue: usize, kind: u8, text: &mut Vec<u8>) -> Option<u64> {
         let (bytes, head) = (text.len(), text.len().min(8));
         text[..head].fill(0);
@@ -179,7 +174,6 @@ impl Queues for Ours {
         is_right.then_some(u64::from_le_bytes(number))
     }
 
-    #[inline]
     fn bytes(&self, text: &Vec<u8>) -> usize {
         text.len()
     }
@@ -192,7 +186,7 @@ impl Queues for Ours {
     }
 }
 
-/// Sends and receives messages of a type on one queue until the slice is over.
+/// Sends and receives messages of one type on one queue until the slice ends.
 pub(crate) fn pairs<Q: Queues>(
     queues: &Q,
     (queue, kind): (usize, u8),

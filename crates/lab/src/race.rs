@@ -1,25 +1,27 @@
-//! Readers that translate paths beside writers that rename, as fast as they can.
+//! Readers translate dentries to paths as fast as they can, while writers rename files.
 //!
 //! The load of document 000: processes of a database ask for the paths of their files while other
 //! processes change names. A reader asks for the paths of a few dentries again and again, and
-//! compares each path with the right ones. A writer renames something there and back.
+//! compares each path with the right ones. A writer renames a file or directory to another name and
+//! back.
 //!
 //! # When a race counts
-//! A writer without a processor disturbs no reader, which flatters every design. So each worker
-//! also reads how long it was ready to run and waited for a processor (`run_delay`), and the
-//! outcome has the share of it. Waiting for a lock is not counted there, on purpose: a writer that
-//! the design slows down is a result, a writer that the machine slows down is not.
+//! A writer that waits for a processor disturbs no reader, so every design would look better than
+//! it is. So each worker also measures how long it was ready to run but waited for a processor
+//! (`run_delay`), and the outcome has the share of that time. The time of waits for a lock is not
+//! included: a wait for a lock is a property of the design, but a wait for a processor is one of
+//! the machine.
 //!
 //! Source: documents 000 and 001; `/proc/thread-self/schedstat`, clock_gettime(2).
 
 use std::time::Duration;
 
 use crate::baseline::Namespace;
-use crate::before::Passes;
 use crate::crew::{self, Laps, Pinning, Slice, Turn};
 use crate::questions::Tally;
 
-/// Operations of one job. The number is even, so that a writer ends where it began.
+/// Number of operations of one job. The number is even, so that a job of a writer ends with the old
+/// name.
 const CHUNK: usize = 64;
 
 /// The questions of one reader.
@@ -51,8 +53,8 @@ pub(crate) struct Race<'a> {
 pub(crate) struct Outcome {
     pub(crate) reads: Slice,
     pub(crate) renames: Slice,
-    /// How often translations were disturbed; None if the namespace does not count.
-    pub(crate) passes: Option<Passes>,
+    /// The number of disturbed passes, or None if the namespace does not count them.
+    pub(crate) retries: Option<u64>,
 }
 
 impl Reader {
@@ -72,7 +74,8 @@ impl Reader {
 }
 
 impl Writer {
-    /// Renames there and back; once before the clocks start, so that both names were there.
+    /// Renames there and back until the slice is over. Does so once before the measurement starts,
+    /// so that the cache knows both names.
     ///
     /// # Panics
     /// If a rename fails.
@@ -98,20 +101,17 @@ impl Outcome {
     pub(crate) fn add(&mut self, other: &Outcome) {
         self.reads.add(&other.reads);
         self.renames.add(&other.renames);
-        self.passes = self.passes.zip(other.passes).map(|(a, b)| Passes {
-            retries: a.retries + b.retries,
-            fallbacks: a.fallbacks + b.fallbacks,
-        });
+        self.retries = self.retries.zip(other.retries).map(|(one, two)| one + two);
     }
 }
 
-/// Runs one race with the readers in `racer` and the writers in `renamed`. The two are the same
-/// namespace, except where a table asks what two namespaces cost each other.
+/// Runs one race with the readers in `racer` and the writers in `renamed`. They are the same
+/// namespace, unless a table measures how much two namespaces slow each other down.
 ///
 /// # Panics
 /// If a rename fails, or a thread panics.
 pub(crate) fn run(racer: &dyn Namespace, renamed: &dyn Namespace, race: &Race<'_>) -> Outcome {
-    let before = racer.passes();
+    let before = racer.retries();
     let readers = race.readers.len();
     let work = |worker: usize, turn: Turn| match race.readers.get(worker) {
         Some(reader) => racer.translate(reader, turn),
@@ -119,12 +119,9 @@ pub(crate) fn run(racer: &dyn Namespace, renamed: &dyn Namespace, race: &Race<'_
     };
     let workers = (readers + race.writers.len(), 1, race.pinning);
     let (laps, ()) = crew::run_laps(workers, race.time, work, |_| ());
-    let passes = racer.passes().zip(before).map(|(after, before)| Passes {
-        retries: after.retries - before.retries,
-        fallbacks: after.fallbacks - before.fallbacks,
-    });
+    let retries = racer.retries().zip(before).map(|(after, before)| after - before);
     let (reads, renames) = laps.split_at(readers);
-    Outcome { reads: crew::together(reads, 0), renames: crew::together(renames, 0), passes }
+    Outcome { reads: crew::together(reads, 0), renames: crew::together(renames, 0), retries }
 }
 
 #[cfg(test)]

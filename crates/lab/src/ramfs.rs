@@ -1,14 +1,15 @@
-//! A back end that keeps nothing, for a corewalk that is held against the designs of `before`.
+//! A file system that keeps nothing, below the corewalk that is compared with the designs of
+//! `before`.
 //!
-//! In the kernels that those designs are taken from, the dentry cache of a file system in memory is
-//! the file system: ramfs keeps no names of its own. corewalk's back end is asked before the cache
-//! changes, and one that kept names would be measured with it. So this one gives out inode numbers
-//! and agrees to everything else, and the cache, which has room for all and evicts nothing, is
-//! where the names are. A name that the cache does not know does not exist.
+//! In the kernels of these designs, the dentry cache itself holds the names of a file system in
+//! memory: ramfs keeps no names. corewalk asks its file system before it changes its cache, and a
+//! file system that keeps names would be measured too. So `Ramfs` only hands out inode numbers and
+//! allows every change. The cache has room for all names and evicts none. A name that is not in the
+//! cache does not exist.
 //!
 //! # What it refuses
-//! Content, listing, attributes that change, and a cache that is full: an evicted name would be
-//! gone.
+//! Content, listings and changes of attributes. The cache must never be full, since an evicted name
+//! would be lost.
 //!
 //! Source: Linux `fs/ramfs/inode.c`, `simple_lookup` of `fs/libfs.c`; `corewalk::fs`.
 
@@ -32,7 +33,7 @@ const BATCH: u64 = 1024;
 pub(crate) struct Ramfs {
     /// The first number that no shard has.
     fresh: CachePadded<AtomicU64>,
-    /// The numbers that a shard has and has not given out (`get_next_ino`).
+    /// The inode numbers that each shard has in reserve (as `get_next_ino`).
     batches: [CachePadded<Mutex<Range<u64>>>; SHARDS],
 }
 
@@ -46,7 +47,7 @@ impl Ramfs {
         }
     }
 
-    /// Returns a number that was never given out; one thread alone gets them in turn.
+    /// Returns an unused inode number. A single thread gets consecutive numbers.
     fn next_ino(&self) -> u64 {
         let mut batch = self.batches[shard_index()].lock();
         if batch.is_empty() {

@@ -1,13 +1,13 @@
-//! Writing down what came out, so that it can be held against later runs.
+//! Writes results to files, so that they can be compared with later runs.
 //!
-//! A folder gets two files per table: `TABLE.json`, which other programs read and which follows
-//! `schema.json`, and `TABLE.txt`, the same as people read it, with the command and how busy the
-//! machine was. All tables run before the first file is written. So a table that fails leaves the
-//! folder as it was, and the files of one table do not make the commit of the next look changed.
+//! Each table becomes two files in a folder. `TABLE.json` is for programs, and follows
+//! `schema.json`. `TABLE.txt` is for readers, and also has the command line and the load of the
+//! machine. All tables run before the first file is written. So if a table fails, the folder stays
+//! as it was. And a written file cannot make the commit of the next table `-dirty`.
 //!
 //! # What it refuses
-//! Records from a tree with changed files: no reader could reproduce their numbers. A quick run may
-//! record, since its numbers mean nothing.
+//! A run from a source tree with changed files is refused, because its numbers could not be
+//! reproduced. A quick run is allowed there, because its numbers mean nothing.
 //!
 //! Source: `docs/results/README.md`.
 
@@ -25,13 +25,14 @@ use crate::{Report, run_table, text, to_json};
 
 /// Where results go unless told otherwise.
 pub(crate) const FOLDER: &str = "docs/results";
-/// For how long the machine is watched before a table, to see who else works.
+/// For how long the load by other processes is measured before a table runs.
 const WATCH: Duration = Duration::from_secs(1);
 
-/// Runs `tables` and writes what came out to `folder`.
+/// Runs `tables` and writes their results to `folder`.
 ///
 /// # Errors
-/// A tree with changed files, a table that fails, a file that cannot be written.
+/// An error for a source tree with changed files, for a table that fails, and for a file that
+/// cannot be written.
 pub(crate) fn record(
     tables: &[&'static Table],
     settings: &Settings,
@@ -63,7 +64,7 @@ pub(crate) fn record(
     Ok(())
 }
 
-/// Returns the report as text, with where it comes from behind it.
+/// Returns the report as text, followed by the command line and the load of the machine.
 fn with_origin(report: &Report, command: &str, busy: f64) -> String {
     let mut out = text::render(report);
     let _ = writeln!(out, "\n{command}");
@@ -71,7 +72,7 @@ fn with_origin(report: &Report, command: &str, busy: f64) -> String {
     out
 }
 
-/// Returns a command line with the program's name in place of its path.
+/// Returns a command line in which the name of the program replaces its path.
 fn command(mut words: impl Iterator<Item = String>) -> String {
     let program = words.next().unwrap_or_default();
     let name = Path::new(&program).file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -1,16 +1,16 @@
-//! The report of results: one page that needs nothing beside it.
+//! The report of results: one page without further files.
 //!
-//! `corewalk-lab report --out DIR` writes `DIR/index.html`. The front page has one line per table:
-//! the claim in a sentence, the ratio of one row, and whether the claims hold. Each table has one
-//! plot of the rows that its claim is about, with the published curve beside it if there is one.
-//! All rows are folded below.
+//! `corewalk-lab report --out DIR` writes `DIR/index.html`. The page starts with one line per
+//! table: the claim in a sentence, the ratio of one row, and a word that tells whether the claims
+//! hold. Each table has one plot of the rows that its claim is about, with the published curve
+//! beside it if there is one. All other rows are below it, folded.
 //!
-//! The page is XHTML with inline SVG, without scripts and without a request to any other place.
-//! Losses are shown like wins.
+//! The page is XHTML with inline SVG, without scripts and without a request to any other place. A
+//! claim that does not hold is shown like one that holds.
 //!
 //! # How it works
-//! [`read`] reads the files of `run --json` and `record`.
-//! `page` writes the page, `plot` the plots.
+//! [`read`] reads the files that `run --json` and `record` write. `page` makes the page, and `plot`
+//! the plots.
 //!
 //! Source: the contract of the program in DESIGN.md, section 5.
 
@@ -27,21 +27,14 @@ use crate::Report;
 /// The name of the page in its folder.
 const PAGE: &str = "index.html";
 
-/// Makes the folder of the page, before the tables run for minutes.
+/// Writes the page into `folder`, which it makes if needed, and returns the path of the page. An
+/// older page is replaced only after the new one is complete.
 ///
 /// # Errors
-/// If `folder` is a file, or cannot be made.
-pub(crate) fn prepare(folder: &Path) -> anyhow::Result<()> {
-    ensure!(folder.is_dir() || !folder.exists(), "{} is not a folder", folder.display());
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))
-}
-
-/// Writes the page into `folder`, and returns its path. An older page stays until the new page is
-/// whole.
-///
-/// # Errors
-/// If the page cannot be written.
+/// If `folder` is a file or cannot be made, or the page cannot be written.
 pub(crate) fn write(folder: &Path, reports: &[Report]) -> anyhow::Result<PathBuf> {
+    ensure!(folder.is_dir() || !folder.exists(), "{} is not a folder", folder.display());
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let (page, draft) = (folder.join(PAGE), folder.join(format!(".{PAGE}.{}", std::process::id())));
     fs::write(&draft, page::render(reports))
         .and_then(|()| fs::rename(&draft, &page))
@@ -49,13 +42,13 @@ pub(crate) fn write(folder: &Path, reports: &[Report]) -> anyhow::Result<PathBuf
     Ok(page)
 }
 
-/// Returns the tables in `files`, in their order.
+/// Returns the tables in `files`, in the order of the files.
 ///
-/// The rows borrow their names from the text of the file, which stays in memory: the program ends
-/// after the page.
+/// The rows borrow their names from the text of the files. That text is leaked, which is harmless,
+/// because the program ends after the page is written.
 ///
 /// # Errors
-/// If a file cannot be read, is not JSON, or is not the output of a run.
+/// If a file cannot be read, or is not the output of a run.
 pub(crate) fn read(files: &[PathBuf]) -> anyhow::Result<Vec<Report>> {
     let mut reports = vec![];
     for file in files {
@@ -138,7 +131,7 @@ mod tests {
     fn folder_that_is_a_file_is_refused() {
         let path = std::env::temp_dir().join(format!("corewalk-lab-{}-file", std::process::id()));
         fs::write(&path, b"kept").unwrap();
-        let error = prepare(&path).expect_err("it is a file").to_string();
+        let error = write(&path, &[]).expect_err("it is a file").to_string();
         assert!(error.contains("is not a folder"), "{error}");
         assert_eq!(fs::read(&path).unwrap(), b"kept");
         fs::remove_file(&path).unwrap();

@@ -1,12 +1,13 @@
-//! From measurements to rows: medians, spread and the ratio to the baseline.
+//! Computes the rows of a table from its measurements: median, spread, and ratio to the baseline.
 //!
-//! Absolute times on a shared machine mean little: the same run takes 0.9 or 2.4 s. The ratio of
-//! two variants that were measured right after each other is stable. So every sample remembers
-//! its round, the ratio is taken round by round, and the row gives the median of those ratios.
+//! On a shared machine, absolute times vary: the same run takes 0.9 or 2.4 s. But the ratio of two
+//! variants is stable if one is measured right after the other. So each sample has the number of
+//! its round. A ratio is computed for each round, and the row has the median of these ratios.
 //!
 //! # Invariants
-//! - A row's `ratio` only uses rounds in which both the variant and its baseline were measured,
-//!   with the same parameters or with those that the table names ([`Samples::add_against`]).
+//! - The `ratio` of a row uses only rounds in which both the variant and its baseline were
+//!   measured. The parameters of the baseline are those of the row, or those that the table gives
+//!   ([`Samples::add_against`]).
 //!
 //! Source: `schema.json` beside this crate.
 
@@ -21,7 +22,8 @@ use crate::text::with_names;
 /// The parameters of a row: `threads`, `op` and others.
 pub(crate) type Params = BTreeMap<&'static str, Value>;
 
-/// The parameter of rows that hold a number of threads against this one ([`Samples::add_scaling`]).
+/// The parameter of a row that compares several threads with this number of threads
+/// ([`Samples::add_scaling`]).
 pub(crate) const OVER_THREADS: &str = "over_threads";
 
 /// A measured quantity.
@@ -64,17 +66,17 @@ impl Cell {
         cell
     }
 
-    /// Returns a parameter that is a number; 0 if the cell does not have it.
+    /// Returns a parameter that is a number. Returns 0 if the row does not have it.
     pub(crate) fn number(&self, key: &str) -> usize {
         self.0.get(key).and_then(Value::as_u64).unwrap_or(0) as usize
     }
 
-    /// Returns a parameter that is a word; nothing if the cell does not have it.
+    /// Returns a parameter that is a word. Returns an empty word if the row does not have it.
     pub(crate) fn word(&self, key: &str) -> &str {
         self.0.get(key).and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// Reads the parameters `keys` of a cell that was displayed, and leaves the others out.
+    /// Reads the parameters `keys` from the printed form of a row, and ignores other parameters.
     pub(crate) fn parse(text: &str, keys: &[&'static str]) -> Cell {
         let mut cell = Cell::default();
         for (key, value) in text.split_whitespace().filter_map(|word| word.split_once('=')) {
@@ -118,11 +120,12 @@ pub(crate) struct Row {
     pub rounds: usize,
     /// The variant that `ratio` compares with.
     pub baseline: String,
-    /// The median over the rounds of this row against the baseline's; None if no round has both.
+    /// The median, over the rounds, of the ratio between this row and its baseline. None if no
+    /// round has both.
     pub ratio: Option<f64>,
 }
 
-/// The samples of one table, in the order in which rows first appeared.
+/// The samples of one table. Rows are in the order in which they were first added.
 #[derive(Default)]
 pub(crate) struct Samples {
     rows: Vec<(Key, Vec<(usize, f64)>)>,
@@ -151,21 +154,8 @@ impl Samples {
         self.add_against(round, variant, params, measured, (baseline, params));
     }
 
-    /// Adds the throughput of `variant` in `round`, and its processor time per operation.
-    pub(crate) fn add_speed(
-        &mut self,
-        round: usize,
-        variant: &str,
-        params: &Params,
-        (ops_per_s, ns_per_op): (f64, f64),
-        baseline: &str,
-    ) {
-        self.add(round, variant, params, (Metric::OpsPerSecond, ops_per_s), baseline);
-        self.add(round, variant, params, (Metric::NsPerOp, ns_per_op), baseline);
-    }
-
-    /// Adds what `variant` reached in `round`, to be held against what `baseline` reached with
-    /// other parameters.
+    /// Adds a result of `variant` in `round`. Its baseline is the result of `baseline` with other
+    /// parameters.
     pub(crate) fn add_against(
         &mut self,
         round: usize,
@@ -187,9 +177,9 @@ impl Samples {
         }
     }
 
-    /// Adds a row for each rate of several threads that `is_wanted`. Its baseline is the same
-    /// variant with one thread, so it shows how threads scale, round by round. It has the parameter
-    /// [`OVER_THREADS`].
+    /// Adds a row for each row with several threads for which `is_wanted` returns true. The
+    /// baseline of the new row is the same variant with one thread, so its ratio shows how the
+    /// variant scales. The new row has the parameter [`OVER_THREADS`].
     pub(crate) fn add_scaling(&mut self, is_wanted: impl Fn(&str, &Params) -> bool) {
         let mut more = Samples::default();
         for (key, values) in &self.rows {
@@ -211,8 +201,8 @@ impl Samples {
         self.rows.append(&mut more.rows);
     }
 
-    /// Adds the rows of a variant `name` that is, in each round, the best of the variants `of`.
-    /// They have `name` as their baseline.
+    /// Adds rows of a variant `name`: in each round, the best value of the variants `of`. `of` are
+    /// variants whose baseline is `name`.
     pub(crate) fn add_best(&mut self, name: &str, of: &[&str]) {
         let mut best = Samples::default();
         for (key, values) in &self.rows {
@@ -276,12 +266,12 @@ impl Samples {
     }
 }
 
-/// Returns the number with six digits, which is more than a measurement has.
+/// Returns the number with six digits. No measurement is more exact than that.
 fn short(value: f64) -> f64 {
     format!("{value:.5e}").parse().unwrap_or(value)
 }
 
-/// Returns the median; of an even number of values the mean of the two in the middle.
+/// Returns the median. For an even number of values it is the mean of the two middle ones.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -307,7 +297,8 @@ mod tests {
         let all = [("ours", [30.0, 30.0]), ("a", [10.0, 60.0]), ("b", [40.0, 15.0])];
         for (variant, costs) in all {
             for (round, ns) in costs.into_iter().enumerate() {
-                samples.add_speed(round, variant, &params, (1e9 / ns, ns), "best");
+                samples.add(round, variant, &params, (Metric::OpsPerSecond, 1e9 / ns), "best");
+                samples.add(round, variant, &params, (Metric::NsPerOp, ns), "best");
             }
         }
         samples.add_best("best", &["a", "b"]);

@@ -1,21 +1,22 @@
-//! Semaphore sets of the host kernel, of corewalk and of the designs before, behind one trait.
+//! The semaphore sets of the host kernel, of corewalk and of the designs of document 002, behind
+//! one trait.
 //!
-//! The tables `semop-multi`, `ipc-users` and `wakeup` call them in the same way. The compiler knows
-//! the variant, and the operations of a call are an array. So only the copy of six bytes per
-//! operation stands between the measuring loop and the call.
+//! The tables `semop-multi`, `ipc-users` and `wakeup` call all variants in the same way. The trait
+//! is generic and the operations of a call are an array. So a call costs only a copy of six bytes
+//! per operation more than a direct call.
 //!
 //! - `linux`: semop(2) of the host kernel, through libc.
-//! - `corewalk`: `corewalk-ipc`, in this process or in a file that several processes map
+//! - `corewalk`: `corewalk-ipc`, in this process, or in a file that several processes map
 //!   (`worker`).
-//! - `preload`: the calls of `linux`, with the library that `corewalk ipc exec` preloads, in
-//!   processes.
+//! - `preload`: the calls of `linux` in processes, with the library that `corewalk ipc exec`
+//!   preloads.
 //!
 //! The designs of document 002 are in `before::sems`.
 //!
 //! # Users
-//! A caller names its user. corewalk and the designs before treat each user as a process with its
-//! own undo records. The kernel treats all threads of this process as one. Threads of one program
-//! are one user.
+//! A caller passes the number of its user. corewalk and the designs of document 002 treat each user
+//! as a process with its own undo records. The kernel treats all threads of this process as one
+//! user. The threads of a load that simulates one program are one user.
 //!
 //! Source: semop(2).
 
@@ -33,7 +34,7 @@ use corewalk_ipc::{
     Task,
 };
 
-/// Offers semaphore sets, numbered from 0 in the order in which they are made.
+/// A variant that offers semaphore sets, numbered from 0 in the order in which they are made.
 pub(crate) trait Sems: Sync {
     /// Returns the name in the rows.
     fn variant(&self) -> &'static str;
@@ -43,8 +44,8 @@ pub(crate) trait Sems: Sync {
         1
     }
 
-    /// Returns for how many nanoseconds all users together have waited for what others had, and how
-    /// often, if that is counted.
+    /// Returns the nanoseconds for which all users together waited for locks, and the number of
+    /// waits. Returns None if the variant does not count them.
     fn waited(&self) -> Option<(u64, u64)> {
         None
     }
@@ -60,7 +61,7 @@ pub(crate) trait Sems: Sync {
     /// If there is no room for it.
     fn make(&mut self, count: u16) -> anyhow::Result<()>;
 
-    /// Carries out all operations of a call; returns false if that failed.
+    /// Performs all operations of one call. Returns false if the call failed.
     fn op<const N: usize>(&self, user: usize, set: usize, sops: [SemBuf; N]) -> bool;
 
     /// Sets one semaphore, as `SETVAL` does; returns false if that failed.
@@ -90,15 +91,16 @@ pub(crate) struct Ours {
     namespace: Namespace,
 }
 
-/// Runs `work` on a thread that has an IPC namespace of the kernel of its own, if that is to be
-/// had: whatever ends the process, no set stays behind.
+/// Runs `work` on a thread with its own IPC namespace of the kernel, if the process has the
+/// privilege. The kernel then removes all sets when the process ends, even after a crash.
 ///
 /// # Panics
 /// If `work` does.
 pub(crate) fn apart<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     thread::scope(|scope| {
         let inside = scope.spawn(|| {
-            // Without the privilege sets are made among those of others, and removed at the end.
+            // Without the privilege, the sets are in the namespace of the process and are removed
+            // at the end.
             let _ = sysv::unshare_ipc();
             work()
         });
@@ -128,7 +130,7 @@ pub(crate) fn check<S: Sems>(
 }
 
 impl Linux {
-    /// Returns sets that another process has made: number and count of each.
+    /// Returns the sets that another process made, from the identifier and the count of each set.
     pub(crate) fn join(sets: &[(i32, u16)]) -> Linux {
         Linux { sets: sets.iter().map(|(id, count)| (SemSet::attach(*id), *count)).collect() }
     }
@@ -179,7 +181,7 @@ impl Ours {
         Ours::with(users, NamespaceOptions::default())
     }
 
-    /// As [`Ours::new`]; the namespace counts how long users wait for each other.
+    /// Returns an empty namespace that counts how long users wait for each other.
     ///
     /// # Errors
     /// Those of [`Ours::new`].
@@ -195,7 +197,7 @@ impl Ours {
         Ok(Ours { users, ids: vec![], namespace })
     }
 
-    /// Returns the namespace in a file, with this process as its user. Makes the file if it is
+    /// Opens the namespace in a file, with this process as its user. Makes the file if it is
     /// missing.
     ///
     /// # Errors
@@ -209,8 +211,8 @@ impl Ours {
         Ok(Ours { users: vec![user], ids: vec![], namespace })
     }
 
-    /// Returns the namespace with the sets that another process has made: identifier and count of
-    /// each.
+    /// Returns the namespace with the sets that another process made, from the identifier and the
+    /// count of each set.
     pub(crate) fn join(self, sets: &[(i32, u16)]) -> Ours {
         let ids = sets.iter().map(|(id, _)| SemId::from_raw(*id)).collect();
         Ours { ids, ..self }

@@ -1,14 +1,15 @@
 //! The tables: what each one measures and where it comes from.
 //!
-//! A table is a declaration ([`Table`]): words, the sweeps that it measures, a function that
-//! measures them, and claims about the rows. One engine measures all tables (`engine`). It runs
-//! the variants interleaved in one process, round by round, each time in another order, so that
-//! neither drift of the machine nor the order favours a variant. Five rounds are the least.
-//! `samples` turns the measurements into rows, and `shape` tests the claims.
+//! Each table declares ([`Table`]) the sweeps that it measures, a function that measures them, and
+//! claims about the rows. The file `words.json` has the texts of all tables and the figures of
+//! their sources. One engine measures all tables (`engine`). It runs the variants interleaved in
+//! one process, round by round, each time in another order. So neither drift of the machine nor the
+//! order favours a variant. A run has at least five rounds. `samples` turns the measurements into
+//! rows, and `shape` tests the claims.
 //!
 //! # How long it takes
-//! The sweeps say beforehand what is measured. With the default settings the slices of all tables
-//! take less than a third of an hour on two cores; a test adds them up.
+//! The sweeps tell the duration of a run before it starts. With the default settings the slices of
+//! all tables take less than a third of an hour on two cores, which a test checks.
 
 mod aim7_short;
 mod create_one_dir;
@@ -31,19 +32,56 @@ mod small_loads;
 mod wakeup;
 mod xattr;
 
+use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 pub(crate) use engine::{Run, Sweep};
+use serde::Deserialize;
 pub(crate) use shape::Claim;
 
 use crate::machine::cores;
 use crate::samples::{Row, Samples};
 
+/// The names that most tables use.
+mod prelude {
+    pub(super) use std::time::Duration;
+
+    pub(super) use anyhow::{Context as _, ensure};
+    pub(super) use serde_json::Value;
+
+    pub(super) use super::engine::{Cell, Measure, Run, Sweep, Visit, Workload, cells, values};
+    pub(super) use super::shape::{self, Bound, Claim, rates};
+    pub(super) use super::{Settings, Size, Table, sized};
+    pub(super) use crate::cpus;
+    pub(super) use crate::crew::{self, Laps, Pinning, Slice, Turn};
+    pub(super) use crate::peer::Scratch;
+    pub(super) use crate::questions::{Op, Rng, Tally};
+    pub(super) use crate::samples::{Metric, OVER_THREADS, Params, Row, Samples};
+}
+
 /// One table.
 pub(crate) struct Table {
     /// The name on the command line.
     pub(crate) name: &'static str,
+    /// Returns the claims, each with whether the rows show it.
+    pub(crate) claims: fn(&[Row]) -> Vec<Claim>,
+    /// Returns the cells that a run measures.
+    pub(crate) sweeps: fn(&Settings) -> Vec<Sweep>,
+    /// Measures the sweeps. Returns an error if an answer is wrong, or a required part is missing.
+    pub(crate) run: fn(&Run<'_>, &mut Samples) -> anyhow::Result<()>,
+}
+
+/// The words of all tables, by name.
+static WORDS: LazyLock<HashMap<&str, Words>> = LazyLock::new(|| {
+    serde_json::from_str(include_str!("table/words.json")).expect("a test reads it")
+});
+
+/// The texts and published figures of a table, from `words.json`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Words {
     /// The document that asks the question.
     pub(crate) source: &'static str,
     /// The measurement, in one line.
@@ -52,68 +90,57 @@ pub(crate) struct Table {
     pub(crate) claim: &'static str,
     /// The rows that show the claim.
     pub(crate) plot: Plot,
-    /// Returns the curves that the source publishes, if there are any.
-    pub(crate) published: fn() -> Option<Published>,
-    /// The figures that the source published and that are no curves.
-    pub(crate) note: &'static str,
-    /// Returns true for a published figure: it is a row of the JSON, and the text has it in `note`.
-    pub(crate) is_in_note: fn(&Row) -> bool,
-    /// Returns the claims, each with whether the rows show it.
-    pub(crate) claims: fn(&[Row]) -> Vec<Claim>,
-    /// Returns the cells that a run measures.
-    pub(crate) sweeps: fn(&Settings) -> Vec<Sweep>,
-    /// Measures the sweeps. An error is a wrong answer, or a part that is needed and missing.
-    pub(crate) run: fn(&Run<'_>, &mut Samples) -> anyhow::Result<()>,
+    /// The curves that the source publishes, if it publishes any.
+    pub(crate) published: Option<Published>,
+    /// The other figures that the source publishes, line by line.
+    #[serde(borrow, default)]
+    pub(crate) note: Vec<&'static str>,
 }
 
-/// The rows of a plot: those of one metric whose parameters are `x` and `at`, and no more.
+/// The rows of a plot: all rows of one metric that have exactly the parameters `x` and `at`.
+#[derive(Deserialize)]
 pub(crate) struct Plot {
     /// The parameter along the plot.
     pub(crate) x: &'static str,
     pub(crate) metric: &'static str,
-    /// The other parameters, with their values as text; `*` is any value.
-    pub(crate) at: &'static [(&'static str, &'static str)],
+    /// The other parameters and their values as text. The value `*` matches any value.
+    pub(crate) at: Vec<(&'static str, &'static str)>,
     /// The value of `x` whose ratio stands on the front page.
     pub(crate) headline: &'static str,
 }
 
 /// The curves that the source of a table publishes.
+#[derive(Deserialize)]
 pub(crate) struct Published {
     /// The parameter along the plot.
     pub(crate) x: &'static str,
     /// The unit.
     pub(crate) unit: &'static str,
-    /// The name of each curve, with its points of x and y.
+    /// The name of each curve, and its points (x, y).
     pub(crate) curves: Vec<(&'static str, Vec<(f64, f64)>)>,
 }
 
-impl Published {
-    /// Returns a name, and the points of x and y, for each curve.
-    pub(crate) fn lines(&self) -> String {
-        let mut out = format!("Published ({}; {}):\n", self.x, self.unit);
-        for (name, points) in &self.curves {
-            let points: Vec<String> = points.iter().map(|(x, y)| format!("{x}: {y}")).collect();
-            out += &format!("  {name}: {}\n", points.join(", "));
+impl Words {
+    /// Returns the published figures as text: one line for each curve, followed by the note.
+    pub(crate) fn figures(&self) -> String {
+        let mut lines = vec![];
+        if let Some(Published { x, unit, curves }) = &self.published {
+            lines.push(format!("Published ({x}; {unit}):"));
+            for (name, points) in curves {
+                let points: Vec<String> = points.iter().map(|(x, y)| format!("{x}: {y}")).collect();
+                lines.push(format!("  {name}: {}", points.join(", ")));
+            }
         }
-        out
+        lines.extend(self.note.iter().map(|line| (*line).to_owned()));
+        lines.join("\n")
     }
 }
 
 impl Table {
-    /// A table without published figures, from which the tables take their defaults.
-    const PLAIN: Table = Table {
-        name: "",
-        source: "",
-        about: "",
-        claim: "",
-        plot: Plot { x: "threads", metric: "ops_per_s", at: &[], headline: "1" },
-        published: || None,
-        note: "",
-        is_in_note: |_| false,
-        claims: |_| vec![],
-        sweeps: |_| vec![],
-        run: |_, _| Ok(()),
-    };
+    /// Returns the words of the table.
+    pub(crate) fn words(&self) -> &'static Words {
+        &WORDS[self.name]
+    }
 
     /// Runs the table.
     ///
@@ -134,17 +161,17 @@ pub(crate) struct Settings {
     pub size: Size,
     /// Thread or process counts.
     pub threads: Vec<usize>,
-    /// For how long each variant is measured per row, over all rounds.
+    /// The time for which each variant is measured per row, over all rounds.
     pub time_per_row: Duration,
     /// Rounds.
     pub rounds: usize,
-    /// The program of the lab, which is started for hidden subcommands. None in unit tests: their
-    /// program has no subcommands.
+    /// The program of the lab, which tables start again for hidden subcommands. It is None in unit
+    /// tests, since a test program has no subcommands.
     pub(crate) program: Option<PathBuf>,
 }
 
 impl Settings {
-    /// Returns the numbers of threads that each have a processor; one if there is no such number.
+    /// Returns the thread counts that are at most the number of processors, or 1 if there are none.
     pub(crate) fn threads_with_processors(&self) -> Vec<usize> {
         let has_processors = |threads: &usize| *threads <= cores();
         let usable: Vec<usize> = self.threads.iter().copied().filter(has_processors).collect();

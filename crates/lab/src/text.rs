@@ -1,10 +1,9 @@
-//! A report as text for people: rows with the same parameters stand together.
+//! The text of a report for people. Rows with the same parameters are in one group.
 
 use std::fmt::Write as _;
 
 use crate::Report;
 use crate::samples::{Params, Row};
-use crate::table::Table;
 
 /// Returns the report as lines of text.
 pub(crate) fn render(report: &Report) -> String {
@@ -24,9 +23,9 @@ pub(crate) fn render(report: &Report) -> String {
     }
     let table = crate::table::find(report.table);
     let Some(table) = table else { return out };
-    let published = published(table);
-    if !published.is_empty() {
-        let _ = writeln!(out, "\n{}", published.trim_end());
+    let figures = table.words().figures();
+    if !figures.is_empty() {
+        let _ = writeln!(out, "\n{figures}");
     }
     for (at, claim) in (table.claims)(&report.rows).iter().enumerate() {
         let _ = writeln!(out, "{}{claim}", if at == 0 { "\n" } else { "" });
@@ -34,16 +33,10 @@ pub(crate) fn render(report: &Report) -> String {
     out
 }
 
-/// Returns the figures that the source of a table published, as lines.
-pub(crate) fn published(table: &Table) -> String {
-    let curves = (table.published)().map(|published| published.lines()).unwrap_or_default();
-    curves + table.note
-}
-
-/// Returns the parameters and metrics of the rows that the text shows, each once.
+/// Returns each group of parameters and metric that the text shows. Rows of the store `document`
+/// are published figures, which are in the note of the table instead.
 pub(crate) fn params_of(report: &Report) -> Vec<(&Params, &str)> {
-    let table = crate::table::find(report.table);
-    let is_shown = |row: &&Row| table.is_none_or(|table| !(table.is_in_note)(row));
+    let is_shown = |row: &&Row| row.params.get("store").is_none_or(|store| store != "document");
     let mut groups = vec![];
     for row in report.rows.iter().filter(is_shown) {
         if !groups.contains(&(&row.params, row.metric)) {

@@ -1,18 +1,19 @@
-//! Worker processes of the IPC tables: this program again, as a client of the lab (`client`).
+//! The worker processes of the IPC tables. A worker is this program again (`client`).
 //!
-//! A worker uses the semaphore sets or message queues of the host kernel, or of a corewalk
-//! namespace in a file that all workers map. Under the preload library the namespace answers the
-//! calls for the host kernel (`preload`). A worker stays for a whole table. It runs one slice for
-//! each line on its input, and answers with operations, wall time and processor time in
-//! nanoseconds. A line is the cell of the table and the milliseconds of the slice:
+//! A worker uses the semaphore sets or message queues of the host kernel, or those of a corewalk
+//! namespace in a file that all workers map. Under the preload library a worker calls the host
+//! kernel's functions, and the namespace answers (`preload`). A worker serves a whole table. It
+//! runs one slice for each line on its input, and writes the operations, the wall time and the
+//! processor time in nanoseconds. An input line has the cell of the table and the milliseconds of
+//! the slice:
 //!
 //! ```text
 //! table: bytes=64 queue=own threads=2 workers=processes ms=20     worker: 412345 20000123 19876543
 //! table: answer                                                   worker: 0 0 0
 //! ```
 //!
-//! After `answer` the worker answers round trips. A worker whose call fails ends, and the table
-//! fails.
+//! After the line `answer` the worker answers round trips. If a call fails, the worker ends and the
+//! table fails.
 //!
 //! Source: semop(2): Linux gives each process its own undo records.
 
@@ -35,7 +36,7 @@ use crate::sems::{self, Load, Sems};
 
 /// The line that makes a worker answer round trips.
 const ANSWER: &str = "answer";
-/// The preload library, and the folders beside the lab where it may be.
+/// The file name of the preload library, and the folders beside the lab where it may be.
 const LIBRARY: &str = "libcorewalk_ipc_preload.so";
 const LIBRARY_FOLDERS: [&str; 4] = ["deps", "", "../lib/corewalk", "../lib"];
 
@@ -53,7 +54,7 @@ pub(crate) enum Place<'a> {
 /// The objects that a worker uses.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Job {
-    /// The file of a corewalk namespace; without it the worker calls the host kernel.
+    /// The file of a corewalk namespace. Without it the worker calls the host kernel.
     #[arg(long)]
     namespace: Option<PathBuf>,
     /// The number of the worker.
@@ -62,7 +63,7 @@ pub(crate) struct Job {
     /// The processor that it runs on.
     #[arg(long)]
     cpu: usize,
-    /// Identifiers of semaphore sets, each with its number of semaphores, as `ID:COUNT`.
+    /// The semaphore sets as `ID:COUNT`: the identifier and the number of semaphores.
     #[arg(long, num_args = 1.., value_parser = parse_set)]
     sets: Vec<(i32, u16)>,
     /// Identifiers of message queues.
@@ -74,8 +75,8 @@ pub(crate) struct Job {
 pub(crate) struct Workers(RefCell<Vec<Client>>);
 
 impl Workers {
-    /// Starts so many workers, each on a processor of its own where there are enough. `objects` is
-    /// the arguments of a worker that name its objects.
+    /// Starts `count` workers, each pinned to a processor. `objects` returns the arguments of a
+    /// worker that name its sets or queues.
     ///
     /// # Errors
     /// If a process does not start, or the preload library is missing.
@@ -108,7 +109,7 @@ impl Workers {
         Ok(Workers(RefCell::new(vec![client])))
     }
 
-    /// Runs one slice of a cell in as many workers as it has threads.
+    /// Runs one slice of a cell, in as many workers as the cell has threads.
     ///
     /// # Errors
     /// If a call fails in a worker.

@@ -19,7 +19,7 @@ fn main() {
 
 /// Makes at least `changes` changes of flags on two threads. Returns the number of lost changes.
 pub(crate) fn lost_of(changes: u64) -> u64 {
-    // The index is so small that a scan of one entry always reaches this entry.
+    // Make the index so small that a scan of one entry always reaches the entry of this test.
     let options = MbcacheOptions::default().with_budget_bytes(128);
     let cache = Mbcache::new(options).expect("one entry fits");
     cache.create(KEY, VALUE).expect("it is empty");
@@ -31,8 +31,8 @@ pub(crate) fn lost_of(changes: u64) -> u64 {
     })
 }
 
-/// Sets the referenced bit and lets reclaim clear it. Counts how often the bit differed from the
-/// last value that this thread gave it.
+/// Sets the referenced bit, and lets reclaim clear it, in turn. Returns how often the bit was not
+/// as this thread had left it.
 fn referenced(cache: &Mbcache, rounds: u64) -> u64 {
     let mut lost = 0;
     for _ in 0..rounds {
@@ -47,13 +47,13 @@ fn referenced(cache: &Mbcache, rounds: u64) -> u64 {
     lost
 }
 
-/// Clears and sets the reusable flag of the entry. A handle keeps the entry meanwhile. Counts how
-/// often the flag differed from the last value that this thread gave it.
+/// Clears and sets the reusable flag of the entry. A handle keeps the entry meanwhile. Returns how
+/// often the flag was not as this thread had left it.
 fn reusable(cache: &Mbcache, rounds: u64) -> u64 {
     let mut lost = 0;
     for _ in 0..rounds {
-        // If a change of the referenced bit was lost, reclaim may have dropped the entry between
-        // two rounds.
+        // A lost change of the referenced bit may have let reclaim drop the entry between two
+        // rounds. Count that too.
         let Some(entry) = cache.find_first(KEY) else {
             lost += 1;
             continue;

@@ -36,21 +36,18 @@ pub struct MbcacheOptions {
     /// The number of users at which a value is full, so that it gets no more users; 1024 by
     /// default, as in ext4.
     pub users_max: u32,
-    /// The secret of the hash. It is random by default; a fixed secret makes runs repeatable.
-    pub hash_seed: Option<u64>,
 }
 
 impl MbcacheOptions {
     corewalk_base::setters! {
         with_budget_bytes: budget_bytes = u64;
         with_users_max: users_max = u32;
-        with_hash_seed: hash_seed = impl Into<Option<u64>>;
     }
 }
 
 impl Default for MbcacheOptions {
     fn default() -> Self {
-        Self { budget_bytes: 16 << 20, users_max: 1024, hash_seed: None }
+        Self { budget_bytes: 16 << 20, users_max: 1024 }
     }
 }
 
@@ -78,15 +75,12 @@ impl fmt::Display for CreateError {
 
 impl std::error::Error for CreateError {}
 
-/// The counts of a cache. They are exact if no thread changes the cache meanwhile.
+/// The counts of a cache. They are exact only if no thread changes the cache while they are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
     /// Entries now.
     pub entries: u64,
-    /// Bytes of the index, at most [`MbcacheOptions::budget_bytes`]. The number does not change.
-    /// The system allocates memory for a page of the index when the first entry is stored in it.
-    pub bytes: u64,
     /// Entries that [`Mbcache::scan`] has dropped, or `create` to make room.
     pub reclaimed: u64,
 }
@@ -189,18 +183,23 @@ impl Mbcache {
     /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
     ///
     /// let cache = Mbcache::new(MbcacheOptions::default())?;
-    /// assert_eq!(cache.count(), 0);
+    /// assert_eq!(cache.stats().entries, 0);
     /// let none = MbcacheOptions::default().with_budget_bytes(0);
     /// assert!(Mbcache::new(none).is_err());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[doc(alias = "mb_cache_create")]
     pub fn new(options: MbcacheOptions) -> io::Result<Mbcache> {
+        Self::with_secret(options, Secret::random())
+    }
+
+    /// As [`Mbcache::new`], with the secret of the hash. A test gives a fixed one.
+    pub(crate) fn with_secret(options: MbcacheOptions, secret: Secret) -> io::Result<Mbcache> {
         let lines = (options.budget_bytes / LINE_BYTES).min(LINES_MAX) as u32;
         if u64::from(lines) * u64::from(SLOTS) < SLOTS_PER_ENTRY {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let index = Index::new(lines, Secret::new(options.hash_seed))?;
+        let index = Index::new(lines, secret)?;
         Ok(Mbcache { index, users_max: options.users_max })
     }
 
@@ -221,7 +220,7 @@ impl Mbcache {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn off() -> io::Result<Mbcache> {
-        Ok(Mbcache { index: Index::new(1, Secret::new(Some(0)))?, users_max: 1 })
+        Ok(Mbcache { index: Index::new(1, Secret::new(0))?, users_max: 1 })
     }
 
     /// Returns the number of entries that fit before any is dropped, if no key has more than 200
@@ -410,7 +409,7 @@ impl Mbcache {
         let (slot, state) = self.index.look_up(self.index.home(key), (key, value))?;
         match self.index.end(slot, state, Spare::Held) {
             Err(now) if now.is_same_entry(state) => Some(Busy { slot, state: now }),
-            // If another thread has ended the entry meanwhile, the cache does not contain the pair
+            // Another thread has ended the entry meanwhile, so the cache does not contain the pair
             // any more.
             Ok(()) | Err(_) => None,
         }
@@ -435,7 +434,7 @@ impl Mbcache {
     /// let cache = Mbcache::new(MbcacheOptions::default().with_users_max(3))?;
     /// cache.create(1, 10)?;
     /// assert!(!cache.note_users(1, 10, 3));
-    /// assert!(cache.find_first(1).is_none() && cache.count() == 0);
+    /// assert!(cache.find_first(1).is_none() && cache.stats().entries == 0);
     /// assert!(cache.note_users(1, 10, 2));
     /// assert_eq!(cache.find_first(1).map(|entry| entry.value()), Some(10));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -453,15 +452,6 @@ impl Mbcache {
             return is_reusable;
         }
         is_reusable && self.create(key, value) != Err(CreateError::Full)
-    }
-
-    /// Returns the number of entries, which is the most that [`Mbcache::scan`] could drop.
-    ///
-    /// `count` reads the whole index, which takes about 2 ms for 16 MiB.
-    #[doc(alias = "mb_cache_count")]
-    #[must_use]
-    pub fn count(&self) -> u64 {
-        self.index.all().filter(|slot| slots::state(slot.words).is_live()).count() as u64
     }
 
     /// Examines `entries` entries, each at most once. It drops an entry that has no handle and was
@@ -487,14 +477,26 @@ impl Mbcache {
         self.index.scan(entries)
     }
 
-    /// Returns the counts of the cache. Like [`Mbcache::count`] it reads the whole index.
+    /// Returns the counts of the cache. `stats` reads the whole index, which takes
+    /// about 2 ms for 16 MiB.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions::default())?;
+    /// cache.create(1, 10)?;
+    /// assert_eq!((cache.stats().entries, cache.stats().reclaimed), (1, 0));
+    /// cache.scan(1);
+    /// assert_eq!((cache.stats().entries, cache.stats().reclaimed), (0, 1));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias = "mb_cache_count")]
     #[must_use]
     pub fn stats(&self) -> Stats {
-        Stats {
-            entries: self.count(),
-            bytes: self.index.bytes(),
-            reclaimed: self.index.reclaimed.sum().unsigned_abs(),
-        }
+        let live = self.index.all().filter(|slot| slots::state(slot.words).is_live());
+        Stats { entries: live.count() as u64, reclaimed: self.index.reclaimed.sum().unsigned_abs() }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Handles of entries, and the wait for the last handle of an entry.
+//! Handles of entries, and how a thread waits until an entry has no handle.
 //!
 //! Source: Linux `mb_cache_entry_get`, `mb_cache_entry_put`, `mb_cache_entry_wait_unused`.
 
@@ -113,8 +113,8 @@ impl Busy<'_> {
     /// Sleeps until the entry has no handle at some moment, or has ended. It may also return early.
     ///
     /// While a thread sleeps here, searches return no handle of the entry. Handles that are taken
-    /// afterwards do not prolong the wait, with one exception. Another thread may begin to wait for
-    /// such a later handle before this thread sleeps; this thread then waits for that handle too.
+    /// afterwards do not prolong the wait, with one exception. If another thread begins to wait for
+    /// a later handle before this thread sleeps, this thread waits for that handle too.
     ///
     /// After the wait the caller must check the number of users again, since a thread that had a
     /// handle may have become a user. The caller must not have a handle of this entry, or it waits

@@ -11,15 +11,18 @@ use std::hash::BuildHasher;
 pub(crate) struct Secret([u64; 2]);
 
 impl Secret {
-    /// Returns a secret that is made from `seed`, or from the system's random numbers if there is
-    /// no seed.
-    pub(crate) fn new(seed: Option<u64>) -> Secret {
-        let seed = seed.unwrap_or_else(|| std::hash::RandomState::new().hash_one(0_u64));
+    /// Returns a secret made from the system's randomness.
+    pub(crate) fn random() -> Secret {
+        Secret::new(std::hash::RandomState::new().hash_one(0_u64))
+    }
+
+    /// Returns the secret made from `seed`.
+    pub(crate) fn new(seed: u64) -> Secret {
         let first = fold(seed ^ 0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93);
         Secret([first, fold(first, 0xa076_1d64_78bd_642f) | 1])
     }
 
-    /// Returns the hash of `key`. Any part of its bits can be used by itself.
+    /// Returns the hash of `key`. Any of its bits can be used without the others.
     #[inline]
     pub(crate) fn hash(&self, key: u64) -> u64 {
         fold(key ^ self.0[0], self.0[1])
@@ -40,9 +43,9 @@ mod tests {
     #[test]
     fn seed_decides_the_hash() {
         let hash = |seed| Secret::new(seed).hash(5);
-        assert_eq!(hash(Some(7)), hash(Some(7)));
-        assert_ne!(hash(Some(7)), hash(Some(8)));
-        assert_ne!(hash(None), hash(None));
+        assert_eq!(hash(7), hash(7));
+        assert_ne!(hash(7), hash(8));
+        assert_ne!(Secret::random().hash(5), Secret::random().hash(5));
     }
 
     /// Small keys, and keys that differ only in their upper bits, must spread over the lowest bits
@@ -50,7 +53,7 @@ mod tests {
     #[test]
     fn near_keys_spread_over_buckets() {
         for shift in [0, 16, 32, 48] {
-            let secret = Secret::new(Some(3));
+            let secret = Secret::new(3);
             let mut buckets = [0_u32; 64];
             for key in 0..6_400_u64 {
                 buckets[(secret.hash(key << shift) % 64) as usize] += 1;

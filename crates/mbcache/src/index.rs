@@ -50,7 +50,8 @@ use crate::slots::{self, Spare, State, Words};
 
 /// The most lines of a search.
 const WINDOW: u32 = 128;
-/// How often `create` tries again because lines are locked, before it drops an entry.
+/// How often `create` tries again to find a free slot if other threads have lines locked. After
+/// that, it drops an entry.
 const TRIES: u32 = 16;
 /// The minimum number of lines whose entries are counted. A smaller table counts all lines.
 const COUNTED: u32 = 512;
@@ -58,8 +59,8 @@ const COUNTED: u32 = 512;
 const SAMPLE_MAX: u32 = 64;
 /// How often a thread that waits for a lock spins before it sleeps. A spin takes about 10 ns.
 const SPINS: u32 = if IS_MODEL { 0 } else { 64 };
-/// How long a thread that waits for a lock sleeps at a time. A holder that was preempted runs again
-/// after some milliseconds.
+/// How long a thread that waits for a lock sleeps at a time. If the thread with the lock was
+/// preempted, it runs again after some milliseconds.
 #[cfg_attr(any(corewalk_loom, corewalk_shuttle), expect(dead_code, reason = "no time there"))]
 const NAP: Duration = Duration::from_micros(50);
 
@@ -85,7 +86,7 @@ pub(crate) struct Index {
     secret: Secret,
     /// The slot that reclaim looks at next.
     hand: CachePadded<AtomicU64>,
-    /// The entries of one line in `sample` are counted. It is a power of two.
+    /// Of each `sample` lines, the entries of one line are counted. `sample` is a power of two.
     sample: u32,
     /// Entries in the lines that are counted.
     counted: ShardedCounter,
@@ -116,11 +117,13 @@ pub(crate) enum Refused {
     Exists,
     /// All entries of the window are held.
     Full,
-    /// Another thread has locked a line that may have a free slot.
+    /// Another thread has locked a line, and that line may have a free slot. The caller may try
+    /// again.
     Locked,
 }
 
-/// The lock of a line. Functions that fill a slot of the line take it as a witness.
+/// The lock of a line. A function that fills a slot takes this value as an argument, as a proof
+/// that the caller has the lock.
 pub(crate) struct Locked<'a> {
     line: &'a Line,
     _order: Option<order::Held>,
@@ -158,7 +161,7 @@ impl Index {
         self.lines.get(line)
     }
 
-    /// Returns the slot with a number. Slots are numbered line by line.
+    /// Returns the slot with this number. Numbers are given line by line.
     #[inline(always)]
     pub(crate) fn slot(&self, number: u32) -> Slot<'_> {
         slot_in(self.line(number / SLOTS), number / SLOTS, number % SLOTS)
@@ -171,8 +174,8 @@ impl Index {
 
     /// Returns the entry of a pair, and its state.
     ///
-    /// The preferred slot has its own branch, since it has the entry most of the time. So the
-    /// processor predicts that branch, and begins the next call while it waits for the line.
+    /// The preferred slot has its own branch, because it usually has the entry. So the processor
+    /// predicts the branch, and begins the next call while it waits for the cache line.
     #[inline(always)]
     pub(crate) fn look_up(&self, home: u32, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
         let [first, _] = self.both(home, pair.1);
@@ -183,9 +186,9 @@ impl Index {
     fn look_up_further(&self, home: u32, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
         let found = self.walk(home, self.reach(home), pair.1, |slot| entry_in(slot, pair));
         if found.is_none() {
-            // ORDERING(mbcache-refill): Acquire fence. The search may have skipped a slot because
-            // of the words of a later entry, which it loads with Relaxed. With the fence, the
-            // caller sees the work of the last holder of the entry that was in the slot before.
+            // ORDERING(mbcache-refill): Acquire fence. Pairs with the Release fence in `fill`. The
+            // search may have read words of a later entry in a slot. Then the caller sees the work
+            // of the last holder of the earlier entry there.
             fence(Ordering::Acquire);
         }
         found
@@ -232,8 +235,8 @@ impl Index {
         }
     }
 
-    /// Enters a pair in its preferred slot, if that is free and the reach of the home is 0. Returns
-    /// the number of the slot. The caller has locked the home.
+    /// Enters a pair in the preferred slot of its home line, if that slot is free and the reach of
+    /// the home is 0. Returns the number of the slot. The caller has locked the home.
     #[inline]
     pub(crate) fn enter_at_home(
         &self,
@@ -275,8 +278,9 @@ impl Index {
                 if words == pair && slots::is_still(slot.words, state) {
                     return Err(Refused::Exists);
                 }
-                // The lock of the home keeps new entries of this home away. So words of an entry of
-                // this home are read whole, and other words do not matter.
+                // No thread can enter another pair of this home, because the caller has its lock.
+                // So if the slot has an entry of this home, key and value belong together.
+                // Otherwise they do not matter.
                 let is_ours = || words.0 == pair.0 || self.home(words.0) == home;
                 is_needed |= distance == reach && is_ours();
             }
@@ -290,8 +294,8 @@ impl Index {
                 slots::fill(slot.words, pair, locked);
                 Ok(slot.number)
             }
-            Some((from, _)) => self.enter_elsewhere(locked, home, pair, (from, tries)),
-            None => self.enter_elsewhere(locked, home, pair, (reach + 1, tries)),
+            Some((from, _)) => self.enter_elsewhere(locked, home, pair, from, tries),
+            None => self.enter_elsewhere(locked, home, pair, reach + 1, tries),
         }
     }
 
@@ -299,22 +303,22 @@ impl Index {
     ///
     /// The first pass looks for a free slot in the window. The second pass drops an entry that was
     /// not used recently. The third pass drops any entry without a handle. A pass skips a line that
-    /// another thread has locked. If a pass without success has skipped a line, the caller tries
-    /// again, up to [`TRIES`] times, before the next pass may drop an entry.
+    /// another thread has locked. If a pass finds no slot but has skipped a line, the caller tries
+    /// again. Only after [`TRIES`] tries may the next pass drop an entry.
     fn enter_elsewhere(
         &self,
         locked: &Locked<'_>,
         home: u32,
         pair: (u64, u64),
-        (from, tries): (u64, u32),
+        from: u64,
+        tries: u32,
     ) -> Result<u32, Refused> {
         let mut is_locked = false;
         for spare in [None, Some(Spare::Referenced), Some(Spare::Held)] {
             let first = if spare.is_none() { from } else { 0 };
             for distance in first..u64::from(WINDOW.min(self.count)) {
                 let line = self.line_at(home, distance as u32);
-                // A full line is skipped without its lock, because taking the lock would only cost
-                // time.
+                // Skip a full line without taking its lock, which would only cost time.
                 if spare.is_none() && self.both(line, 0).iter().all(|slot| is_live(*slot)) {
                     continue;
                 }
@@ -342,26 +346,27 @@ impl Index {
         Err(Refused::Full)
     }
 
-    /// Lowers the reach of a home that the caller has locked. The caller has found that no entry
-    /// needs the old reach.
+    /// Lowers the reach of a home that the caller has locked. The caller has found that no entry is
+    /// as far from the home as the old reach.
     fn trim(&self, home: u32, reach: u64) {
-        // ORDERING(mbcache-refill): Acquire fence. The words of a later entry, loaded with Relaxed,
-        // may have shown that the reach is not needed. With the fence, this thread sees the work of
-        // the holders of the earlier entry.
+        // ORDERING(mbcache-refill): Acquire fence. Pairs with the Release fence in `fill`. The
+        // caller may have read words of a later entry in a slot. Then this thread sees the work of
+        // the holders of the earlier entry there.
         fence(Ordering::Acquire);
-        // ORDERING(mbcache-reach): Release. Pairs with `reach_of`. A search that ends at the lower
-        // reach sees the work of the last holders of ended entries, as if it had read their slots.
+        // ORDERING(mbcache-reach): Release. Pairs with the load in `reach_of`. A search that ends
+        // at the lower reach does not read the slots behind it. But it sees the work of the last
+        // holders of the entries that have ended there.
         self.line(home)[REACH].store(reach, Ordering::Release);
     }
 
-    /// Returns the reach of a home: the largest distance of its entries, in lines.
+    /// Returns the reach of a home: the largest distance of its entries from it, in lines.
     #[inline(always)]
     pub(crate) fn reach(&self, home: u32) -> u64 {
         reach_of(self.line(home))
     }
 
-    /// Returns a free slot of a line. With `spare`, it first drops entries of the line, except
-    /// those that `spare` protects.
+    /// Returns a free slot of a line. If `spare` is given, first drops those entries of the line
+    /// that `spare` does not protect.
     fn free_in(&self, line: u32, value: u64, spare: Option<Spare>) -> Option<Slot<'_>> {
         self.both(line, value).into_iter().find(|slot| {
             match spare {
@@ -386,7 +391,8 @@ impl Index {
         both_in(self.line(line), line, value)
     }
 
-    /// Ends the entry of `state` like [`slots::end`], and subtracts it from the count.
+    /// Ends the entry of `state` like [`slots::end`]. If it succeeds, subtracts the entry from the
+    /// count.
     #[inline]
     pub(crate) fn end(&self, slot: Slot<'_>, state: State, spare: Spare) -> Result<(), State> {
         slots::end(slot.words, state, spare)?;
@@ -406,8 +412,8 @@ impl Index {
     #[cold]
     fn count_entered(&self, line: u32) {
         self.counted.add(1);
-        // A sum reads a cache line of each thread, so only lines that are multiples of `rare`
-        // compute it.
+        // The sum of the counter reads a cache line of each thread. So compute it only if the
+        // number of the line is a multiple of `rare`.
         let rare = 4 * self.sample;
         let bound = i64::from(self.count * SLOTS / self.sample) * 3 / 4;
         if line & (rare - 1) == 0 && self.counted.sum() > bound {
@@ -442,8 +448,8 @@ impl Index {
             if looked >= entries {
                 break;
             }
-            // ORDERING: Relaxed. The hand only spreads reclaim over the slots. No other memory
-            // depends on it.
+            // ORDERING: Relaxed. The position only spreads reclaim over the slots, and orders no
+            // other data.
             let at = self.hand.fetch_add(1, Ordering::Relaxed) % slots;
             let look = self.look(self.slot(at as u32));
             looked += u64::from(look != Look::Free);
@@ -498,13 +504,13 @@ impl Index {
 impl Drop for Locked<'_> {
     #[inline]
     fn drop(&mut self) {
-        // ORDERING(mbcache-lock): Release. Pairs with `try_lock`: the next holder sees the work
-        // under the lock.
+        // ORDERING(mbcache-lock): Release. Pairs with the Acquire in `try_lock`: the next thread
+        // with the lock sees the changes that were made under it.
         self.line[LOCK].store(0, Ordering::Release);
     }
 }
 
-/// Returns the reach of a home: the largest distance of its entries, in lines.
+/// Returns the reach of a home: the largest distance of its entries from it, in lines.
 #[inline(always)]
 fn reach_of(home: &Line) -> u64 {
     // ORDERING(mbcache-reach): Acquire. See `trim`.
@@ -541,15 +547,15 @@ fn entry_in(slot: Slot<'_>, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
     let state = slots::state(slot.words);
     let (key, value) = slots::pair_of(slot.words);
     let is_it = value == pair.1 && key == pair.0 && state.is_live();
-    // If the entry has ended since the first load, the pair does not exist any more.
+    // If the entry has ended since the first load of the state, the pair does not exist any more.
     (is_it && slots::is_still(slot.words, state)).then_some((slot, state))
 }
 
-/// Returns which slot of a line an entry with this value gets if both are free.
+/// Returns the preferred slot of a value: the slot of a line that it gets if both are free.
 ///
 /// Values are places of blobs, and a store often numbers them in a row. So if a key has two values,
-/// each is usually in its preferred slot. `get` finds it there first, and the processor predicts
-/// the branch.
+/// each is usually in its preferred slot. `get` looks there first, and the processor predicts that
+/// the pair is there.
 #[inline(always)]
 fn preferred(value: u64) -> u32 {
     value as u32 % SLOTS

@@ -10,13 +10,14 @@ use corewalk_base::tally::{Tally, assert_all_reached};
 
 use crate::cache::{Mbcache, MbcacheOptions};
 use crate::handle::Entry;
+use crate::hash::Secret;
 use crate::index::{LOCK, REACH, SLOTS, Slot};
 use crate::slots::{self, COUNT, LIVE, NEXT, REUSABLE, STATE, Spare, State, Words};
 
 const KEY: u64 = 1;
 const LINES: u64 = 4;
 
-/// A cache, and two words: one records that the value was used, the other that it was freed.
+/// A cache, and two flags: that the value was used, and that it was freed.
 struct Shared {
     cache: Mbcache,
     is_used: AtomicU64,
@@ -25,9 +26,8 @@ struct Shared {
 
 impl Shared {
     fn new() -> Arc<Shared> {
-        let options =
-            MbcacheOptions { budget_bytes: LINES * 64, hash_seed: Some(1), ..Default::default() };
-        let cache = Mbcache::new(options).unwrap();
+        let options = MbcacheOptions { budget_bytes: LINES * 64, ..Default::default() };
+        let cache = Mbcache::with_secret(options, Secret::new(1)).unwrap();
         Arc::new(Shared { cache, is_used: AtomicU64::new(0), is_freed: AtomicU64::new(0) })
     }
 
@@ -41,7 +41,11 @@ impl Shared {
     /// Checks that the cache has `entries` entries, and that each one is within the reach of its
     /// home line (I.1).
     fn check_counts(&self, entries: u64) {
-        assert_eq!(self.cache.count(), entries, "T36: the index has another number of entries");
+        assert_eq!(
+            self.cache.stats().entries,
+            entries,
+            "T36: the index has another number of entries"
+        );
         for slot in self.cache.index.all() {
             if slots::state(slot.words).is_live() {
                 let home = u64::from(self.cache.index.home(slots::pair_of(slot.words).0));
@@ -107,8 +111,8 @@ fn entry_that_is_visible_is_counted() {
     }));
 }
 
-/// Control of T36: a first step makes the entry visible, and a second step stores a state that was
-/// read before. The model must fail.
+/// Control of T36: one step makes the entry visible, and a second step stores the state word anew.
+/// A change between the two steps is lost, so the model must fail.
 #[test]
 #[should_panic(expected = "T36")]
 fn control_entry_that_is_completed_later_is_caught() {
@@ -126,7 +130,7 @@ fn control_entry_that_is_completed_later_is_caught() {
 }
 
 /// Two threads create the same pair with `create`. Counts two outcomes: the spawned thread has
-/// created the pair, or it has not.
+/// created the pair, or the other thread has.
 fn create_against_create(create: fn(&Mbcache) -> bool) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::new();
@@ -146,8 +150,8 @@ fn pair_that_two_create_is_there_once() {
     assert_all_reached(&create_against_create(|cache| cache.create(KEY, 7).is_ok()));
 }
 
-/// Control of I.2: the search for the pair and its creation are two sections of the lock. The model
-/// must fail.
+/// Control of I.2: the lock of the home line is released between the search for the pair and its
+/// creation. The model must fail.
 #[test]
 #[should_panic(expected = "a pair was created twice")]
 fn control_look_before_the_lock_is_caught() {
@@ -180,8 +184,9 @@ fn control_relaxed_unlock_is_caught() {
     });
 }
 
-/// Two keys with different home lines need the last free slot of a line. `other` enters one of
-/// them. Counts two outcomes: the spawned thread's pair is in that line, or in a later line.
+/// Two threads create pairs whose keys have different home lines. Both pairs need the last free
+/// slot of one line. The spawned thread creates its pair with `other`. Counts two outcomes: that
+/// pair is in that line, or in a later one.
 fn create_against_neighbour(other: fn(&Mbcache, u32)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(2);
@@ -208,8 +213,8 @@ fn slot_that_two_homes_want_is_filled_once() {
     }));
 }
 
-/// Control of S.1: the thread whose home line it is fills the slot without the lock of the line.
-/// The model must fail.
+/// Control of S.1: one thread fills a slot of its own home line without the lock of that line. The
+/// model must fail.
 #[test]
 #[should_panic(expected = "S.1: two entries were put in a slot")]
 fn control_slot_that_is_filled_without_the_lock_is_caught() {
@@ -243,8 +248,8 @@ fn search_against_change(change: fn(&Mbcache)) -> [usize; 2] {
     })
 }
 
-/// G.1, I.1: an entry in a line after its home line must be found, although another entry ends and
-/// a third one is created meanwhile.
+/// G.1, I.1: an entry in a line after its home line must be found, even if another entry ends and a
+/// third one is created meanwhile.
 #[test]
 fn entry_behind_its_home_is_found_while_others_come_and_go() {
     assert_all_reached(&search_against_change(|cache| {
@@ -259,7 +264,8 @@ fn entry_behind_its_home_is_found_while_others_come_and_go() {
 fn control_reach_that_is_lowered_too_soon_is_caught() {
     search_against_change(|cache| {
         let word = &cache.index.line(home(cache))[REACH];
-        // ORDERING: Release, both. Strong enough; the deliberate fault is the wrong reach.
+        // ORDERING: Release, both stores. That is strong enough. The fault under test is the wrong
+        // reach.
         word.store(0, Ordering::Release);
         cache.create(KEY, 4).unwrap();
         // ORDERING: Release. As above.
@@ -267,7 +273,7 @@ fn control_reach_that_is_lowered_too_soon_is_caught() {
     });
 }
 
-/// A search for (KEY, value), which returns the number of a slot and its state.
+/// A search for (KEY, value). It returns the number of the slot and the state of the entry.
 type LookUp = fn(&Mbcache, u64) -> Option<(u32, State)>;
 
 /// The search of the product.
@@ -285,9 +291,10 @@ fn handle_of(cache: &Mbcache, value: u64) -> Entry<'_> {
     entry
 }
 
-/// A thread puts its handle of (KEY, value), reclaim ends the entry, and `create` enters another
-/// pair. Another thread searches for (KEY, value) with `look_up`, to free the value. Counts three
-/// outcomes: that thread found no entry; it ended the entry; its step to end the entry failed.
+/// This thread drops its handle of (KEY, value), reclaims the entry, and enters another pair with
+/// `create`. Meanwhile the deleter, another thread, searches for (KEY, value) with `look_up`, to
+/// free the value. Counts three outcomes: the deleter found no entry; the deleter ended the entry;
+/// the deleter found the entry but its step to end it failed.
 fn create_against_last_user(value: u64, look_up: LookUp, create: fn(&Mbcache)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(value);
@@ -302,7 +309,8 @@ fn create_against_last_user(value: u64, look_up: LookUp, create: fn(&Mbcache)) -
                 Some(true) => 1,
                 Some(false) => return 2,
             };
-            // ORDERING: Relaxed. The search and the step of the deletion must order this load.
+            // ORDERING: Relaxed. The model checks that the search, or the step that ends the entry,
+            // orders this load after the store of the last holder.
             let is_used = shared.is_used.load(Ordering::Relaxed) == 1;
             assert!(is_used, "T34: a use was not seen by the deleter");
             outcome
@@ -316,8 +324,8 @@ fn create_against_last_user(value: u64, look_up: LookUp, create: fn(&Mbcache)) -
     })
 }
 
-/// Trap T34: `create` lowers the reach. If a search then misses the entry, the searching thread
-/// must see the work of the last holder.
+/// Trap T34: `create` lowers the reach, so a search may miss the slot of an ended entry. The
+/// searching thread must see the work of the last holder of that entry, because it frees the value.
 #[test]
 fn entry_that_is_missed_behind_the_reach_is_over() {
     assert_all_reached(&create_against_last_user(3, LOOK_UP, |cache| {
@@ -335,8 +343,8 @@ fn control_reach_that_is_lowered_without_an_order_is_caught() {
     });
 }
 
-/// Trap T34: `create` uses the slot again. If a search finds the later entry in the slot, the
-/// searching thread must see the work of the last holder.
+/// Trap T34: `create` uses the slot again, so a search may find a later entry in it. The searching
+/// thread must see the work of the last holder of the earlier entry, because it frees the value.
 #[test]
 fn entry_that_is_missed_by_later_words_is_over() {
     assert_all_reached(&create_against_last_user(1, LOOK_UP, |cache| {
@@ -345,8 +353,8 @@ fn entry_that_is_missed_by_later_words_is_over() {
     }));
 }
 
-/// Control of T34: the search lacks the fence after a miss. So its thread may not see the work of
-/// the last holder, and the model must fail.
+/// Control of T34: the search lacks the fence after a miss. So the deleter may miss the work of the
+/// last holder, and the model must fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_miss_by_later_words_without_a_fence_is_caught() {
@@ -361,8 +369,8 @@ fn control_miss_by_later_words_without_a_fence_is_caught() {
 }
 
 /// Deletes (KEY, value) with `delete` while another thread searches for the pair. Counts three
-/// outcomes: the search missed the deleted pair; it found the pair, which was deleted afterwards;
-/// it found the pair, and the deletion was busy.
+/// outcomes: the pair was deleted and the search missed it; the search found the pair, and the
+/// deletion came later; the search found the pair, and the deletion was busy.
 fn find_against_delete(value: u64, delete: fn(&Shared) -> bool) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(value);
@@ -395,8 +403,8 @@ fn find_against_delete(value: u64, delete: fn(&Shared) -> bool) -> [usize; 3] {
     })
 }
 
-/// Trap T34: a value must not be freed while it is in use. If its deletion succeeds, no thread has
-/// a handle, and all use of the value is over.
+/// Trap T34: a value must not be freed while it is in use. After a successful deletion, no thread
+/// may have a handle, and all uses of the value must be over.
 #[test]
 fn value_that_is_found_is_not_freed() {
     assert_all_reached(&find_against_delete(1, |shared| {
@@ -404,8 +412,8 @@ fn value_that_is_found_is_not_freed() {
     }));
 }
 
-/// Trap T34: a value must not be freed while it is in use. Here its entry is in a line after its
-/// home line.
+/// Trap T34: a value must not be freed while it is in use. In this model, the entry of the value is
+/// in a line after its home line.
 #[test]
 fn value_that_is_found_behind_its_home_is_not_freed() {
     assert_all_reached(&find_against_delete(3, |shared| {
@@ -429,8 +437,8 @@ fn control_deletion_in_two_steps_is_caught() {
     });
 }
 
-/// Control of T34: the deletion removes the entry in one step, but with Relaxed. The model must
-/// fail.
+/// Control of T34: the deletion removes the entry in one step, but with a Relaxed ordering. The
+/// model must fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_relaxed_deletion_is_caught() {
@@ -442,8 +450,9 @@ fn control_relaxed_deletion_is_caught() {
     });
 }
 
-/// Reclaims with `scan` while another thread searches for an entry, and deletes the entry while it
-/// has a handle. Counts two outcomes: the search missed the entry, or found it.
+/// Another thread searches for an entry, and tries to delete it while it has a handle. Meanwhile
+/// this thread reclaims entries with `scan`. Counts two outcomes: the search missed the entry, or
+/// found it.
 fn find_against_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -460,19 +469,20 @@ fn find_against_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
 }
 
 /// Trap T35: reclaim must not remove an entry that has a handle. Otherwise a deletion would not
-/// find its user.
+/// notice the thread that has the handle.
 #[test]
 fn entry_that_is_held_is_not_reclaimed() {
     assert_all_reached(&find_against_shrink(|cache| cache.scan(1)));
 }
 
-/// Control of T35: reclaim removes the entry, and leaves it to the holder to free it, as Linux did.
-/// The model must fail.
+/// Control of T35: reclaim removes the entry although it has a handle, and the holder frees it
+/// later, as in an old Linux. The model must fail.
 #[test]
 #[should_panic(expected = "T35: an entry in use was not in the index")]
 fn control_reclaim_of_a_held_entry_is_caught() {
     find_against_shrink(|cache| {
-        // ORDERING: AcqRel. Strong enough; the deliberate fault is that handles are ignored.
+        // ORDERING: AcqRel. That is strong enough. The fault under test is that handles are
+        // ignored.
         slot_of(cache, 1).words[STATE].fetch_and(!LIVE, Ordering::AcqRel);
         1
     });
@@ -498,8 +508,8 @@ fn create_delete_and_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
     })
 }
 
-/// Trap T35: if a deletion and reclaim reach an entry at once, the entry must end once, and must be
-/// subtracted from the counts once.
+/// Trap T35: if a deletion and reclaim reach one entry at the same time, only one of them may end
+/// the entry. The entry must be subtracted from the counts only once.
 #[test]
 fn create_delete_and_shrink_keep_the_counts() {
     assert_all_reached(&create_delete_and_shrink(|cache| cache.scan(6)));
@@ -520,7 +530,8 @@ fn control_reclaim_in_two_steps_is_caught() {
     });
 }
 
-/// Two threads change one flag of an entry each. One of them uses `clear_reusable`.
+/// Each of two threads changes another flag of one entry. The first uses `clear_reusable`, the
+/// second sets the referenced bit.
 fn flags(clear_reusable: fn(&Mbcache)) -> [usize; 1] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -579,8 +590,8 @@ fn read_against_reuse(replace: fn(&Mbcache)) -> [usize; 2] {
     })
 }
 
-/// A reader must not combine the key of one entry with the value of another, although the slot is
-/// used again meanwhile.
+/// A reader must not combine the key of one entry with the value of another, even if a slot is used
+/// again while it reads.
 #[test]
 fn entry_whose_slot_is_reused_is_read_whole() {
     assert_all_reached(&read_against_reuse(|cache| {
@@ -601,8 +612,8 @@ fn control_refill_without_a_fence_is_caught() {
         words[slots::KEY].store(key_of(cache, home(cache)), Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         words[slots::VALUE].store(4, Ordering::Relaxed);
-        // ORDERING: Release. Strong enough; the deliberate fault is that a reader may see the
-        // stores above early.
+        // ORDERING: Release. That is strong enough. The fault under test is that a reader may see
+        // the stores above too early.
         words[STATE].store(2 * NEXT | REUSABLE | LIVE, Ordering::Release);
     });
 }
@@ -620,9 +631,9 @@ fn control_slot_that_is_filled_without_a_generation_is_caught() {
     });
 }
 
-/// Drops the last handle of (KEY, 1), whose value is full, with `put`. Meanwhile another thread
-/// calls `note_users`, because the value has room for a user again. Counts two outcomes: the entry
-/// stayed, or it was created anew.
+/// The value of (KEY, 1) is full. One thread drops the last handle of the pair with `put`.
+/// Meanwhile another thread calls `note_users`, because the value can get a user again. Counts two
+/// outcomes: the entry stayed, or it was created anew.
 fn put_against_room(put: fn(Entry<'_>)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -643,8 +654,8 @@ fn put_against_room(put: fn(Entry<'_>)) -> [usize; 2] {
     })
 }
 
-/// Trap T39: full values leave the index. If the value has room again, the drop of the last handle
-/// must not remove it.
+/// Trap T39: the drop of the last handle removes the entry of a full value. But if the value can
+/// get a user again, the cache must contain it afterwards.
 #[test]
 fn entry_that_has_room_again_while_its_last_handle_is_put_is_found() {
     assert_all_reached(&put_against_room(|entry| drop(entry)));
@@ -657,8 +668,8 @@ fn entry_that_has_room_again_while_its_last_handle_is_put_is_found() {
 fn control_full_entry_that_is_taken_out_in_two_steps_is_caught() {
     put_against_room(|entry| {
         let word = &entry.slot.words[STATE];
-        // ORDERING: AcqRel, and Release below. Strong enough; the deliberate fault is the second
-        // step.
+        // ORDERING: AcqRel, and Release below. Both are strong enough. The fault under test is the
+        // second step.
         let state = word.load(Ordering::Acquire);
         if state & REUSABLE != 0 {
             return drop(entry);
@@ -670,8 +681,8 @@ fn control_full_entry_that_is_taken_out_in_two_steps_is_caught() {
 }
 
 /// Iterates over three values with `next`, which continues from an entry. Meanwhile another thread
-/// deletes the second value and creates it anew. Counts two outcomes: the loop met two values, or
-/// three.
+/// deletes the second value and creates it anew. Counts two outcomes: the loop returned two values,
+/// or three.
 fn iterate_against_reuse(
     next: for<'c> fn(&'c Mbcache, &Entry<'c>, usize) -> Option<Entry<'c>>,
 ) -> [usize; 2] {
@@ -703,7 +714,7 @@ fn loop_over_values_that_come_and_go_meets_none_twice() {
 }
 
 /// Control of T40: the loop starts again from the first entry, and skips as many entries as it has
-/// met. The model must fail.
+/// returned before. The model must fail.
 #[test]
 #[should_panic(expected = "T40: a value was met twice")]
 fn control_loop_that_counts_what_it_met_is_caught() {
@@ -713,9 +724,9 @@ fn control_loop_that_counts_what_it_met_is_caught() {
     });
 }
 
-/// Calls `wait`, which waits for the end of all handles. Meanwhile another thread drops the last
-/// handle, takes a new one, and keeps that until the wait has ended. Counts the runs in which the
-/// wait ended.
+/// A thread waits with `wait` until an entry has no handle. Meanwhile this thread drops the last
+/// handle, takes a new one, and keeps the new one until the wait has ended. Counts the runs in
+/// which the wait ended.
 fn wait_against_finder(wait: fn(&Words, State)) -> [usize; 1] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -734,14 +745,14 @@ fn wait_against_finder(wait: fn(&Words, State)) -> [usize; 1] {
     })
 }
 
-/// Trap T34: the last user of a value must wait for the threads that found it. A handle that is
-/// taken at the end of the wait must not prolong it (G.1).
+/// Trap T34: the last user of a value must wait for the threads that found the value. A handle that
+/// is taken after the last one was dropped must not prolong the wait (G.1).
 #[test]
 fn wait_is_over_though_another_handle_is_taken() {
     assert_all_reached(&wait_against_finder(slots::sleep_while_awaited));
 }
 
-/// Control of G.1: the thread waits until the entry has no handle, so later handles prolong its
+/// Control of G.1: the thread waits until the count of handles is 0, so a later handle prolongs its
 /// wait. The model must fail.
 #[test]
 #[should_panic(expected = "G.1: a handle that was taken later is waited for")]

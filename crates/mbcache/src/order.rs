@@ -4,8 +4,8 @@
 //! The cache has one kind of lock, that of a line. A thread that has the lock of a home line never
 //! waits for a second lock, because two such threads could deadlock. Such a deadlock is rare, so
 //! `enter` panics as soon as one thread locks two home lines. Under a model checker this module
-//! checks nothing: all threads there are one thread of the system, and the checker finds deadlocks
-//! itself.
+//! checks nothing. There, one thread of the system runs all threads of the model, and the checker
+//! itself finds deadlocks.
 //!
 //! Source: Linux lockdep.
 
@@ -20,10 +20,10 @@ mod checked {
     /// The thread's lock.
     pub(crate) struct Held(());
 
-    /// Notes that this thread has a lock, until the result is dropped.
+    /// Records that this thread has a lock, until the returned value is dropped.
     ///
     /// # Panics
-    /// If the thread has a lock already.
+    /// If this thread has such a lock already.
     pub(crate) fn enter() -> Held {
         assert!(!IS_HELD.replace(true), "T42: a thread locks two homes");
         Held(())

@@ -8,8 +8,8 @@
 //!   slot has a new generation. A reader loads the state, then the words. Then it loads the state
 //!   again (`get`), or changes it in one step (`find`, a deletion). If the slot is live with the
 //!   same generation both times, the words belong to that generation.
-//! - *Removal and reuse.* A step names the generation that the thread has read. If the entry has
-//!   ended, the step fails, even if the slot has the same pair again.
+//! - *Removal and reuse.* A step succeeds only if the slot still has the generation that the thread
+//!   has read. If the entry has ended, the step fails, even if the slot has the same pair again.
 //! - *Missed entries.* A search misses an entry only if the entry was not live during the whole
 //!   search. Entries do not move, and the reach of a home covers its live entries (I.1 in `index`).
 //!   `create` stores the reach before the entry is live. A thread lowers the reach under the lock
@@ -25,7 +25,6 @@
 //!   again.
 //! - *Bound.* A search reads the lines within the reach that it read at its start, at most 128. It
 //!   never restarts. A thread repeats a step only if another thread has changed the same entry.
-//!   It never begins anew. A step is tried again only if another thread has changed the same entry.
 //!
 //! The generation has 42 bits. A reader mistakes one entry for another only if the slot is used
 //! 2^42 times between two of its loads. That takes two days at 50 ns each (trap T32).
@@ -86,7 +85,7 @@ pub(crate) enum Spare {
 /// The effects of a [`put`] on the entry.
 pub(crate) struct Put {
     pub(crate) is_ended: bool,
-    /// A thread waits until the entry has no handle, and this handle was the last one.
+    /// True if this was the last handle, and a thread waits until the entry has no handle.
     pub(crate) wakes: bool,
 }
 
@@ -105,7 +104,7 @@ impl State {
         (self.0 & COUNT) >> COUNT_SHIFT
     }
 
-    /// Returns true if both are states of the same entry, and that entry is live.
+    /// Returns true if the two states belong to the same entry, and `self` is live.
     #[inline]
     pub(crate) fn is_same_entry(self, other: State) -> bool {
         (self.0 ^ other.0) & (GENERATION | LIVE) == 0 && self.is_live()
@@ -123,22 +122,24 @@ impl State {
 /// Returns the state. The caller then sees the work of the threads that have changed it.
 #[inline]
 pub(crate) fn state(words: &Words) -> State {
-    // ORDERING(mbcache-fill): Acquire. Pairs with the store in `fill`: a live slot shows its key
-    // and value.
-    // ORDERING(mbcache-state): Acquire. Pairs with `step`: a slot that is not live any more shows
-    // the work of its last holders.
+    // ORDERING(mbcache-fill): Acquire. Pairs with the store in `fill`: a thread that sees the slot
+    // live also sees its key and value.
+    // ORDERING(mbcache-state): Acquire. Pairs with `step`: a thread that sees that the entry has
+    // ended also sees the work of its last holders.
     State(words[STATE].load(Ordering::Acquire))
 }
 
-/// Returns the key and the value. They belong to one entry only if the caller has a handle of it,
-/// or if a later step succeeds or [`is_still`] returns true.
+/// Returns the key and the value. They belong to one entry only if the caller has a handle of that
+/// entry, if a later step of the caller succeeds, or if [`is_still`] returns true.
 #[inline]
 pub(crate) fn pair_of(words: &Words) -> (u64, u64) {
-    // ORDERING: Relaxed. The caller checks by the generation that the two words belong together.
+    // ORDERING: Relaxed. The generation in the state shows the caller whether the two words belong
+    // together.
     (words[KEY].load(Ordering::Relaxed), words[VALUE].load(Ordering::Relaxed))
 }
 
-/// Returns true if the entry of `state` has not ended. The caller has read its words before.
+/// Returns true if the entry of `state` has not ended. The caller has read the key and the value of
+/// the slot before.
 #[inline]
 pub(crate) fn is_still(words: &Words, state: State) -> bool {
     // ORDERING(mbcache-refill): Acquire fence. See `fill`.
@@ -153,15 +154,16 @@ pub(crate) fn is_still(words: &Words, state: State) -> bool {
 pub(crate) fn fill(words: &Words, pair: (u64, u64), _locked: &Locked<'_>) {
     let before = state(words);
     debug_assert!(!before.is_live(), "S.1");
-    // ORDERING(mbcache-refill): Release fence. Pairs with the fence in `is_still`: a reader that
-    // sees a word stored below also sees that the previous entry has ended.
+    // ORDERING(mbcache-refill): Release fence. Pairs with the Acquire fences in `is_still` and in
+    // searches. A reader that sees a word that is stored below also sees that the previous entry
+    // has ended.
     fence(Ordering::Release);
     // ORDERING: Relaxed. See above.
     words[KEY].store(pair.0, Ordering::Relaxed);
     words[VALUE].store(pair.1, Ordering::Relaxed);
     let live = (before.0 & GENERATION).wrapping_add(NEXT) | LIVE | REUSABLE;
     // ORDERING(mbcache-fill): Release. Pairs with the load in `state`: a reader that sees the slot
-    // live sees its words.
+    // live also sees its key and value.
     words[STATE].store(live, Ordering::Release);
 }
 
@@ -182,7 +184,7 @@ pub(crate) fn end(words: &Words, state: State, spare: Spare) -> Result<(), State
 #[inline]
 pub(crate) fn hold(words: &Words, key: u64) -> Option<State> {
     let seen = state(words);
-    // ORDERING: Relaxed. The step below shows that the key belongs to the state.
+    // ORDERING: Relaxed. If the step below succeeds, the key belongs to the state.
     if words[KEY].load(Ordering::Relaxed) != key {
         return None;
     }
@@ -295,9 +297,9 @@ fn change(
 /// step.
 #[inline(always)]
 fn step(words: &Words, seen: State, new: u64) -> Result<(), State> {
-    // ORDERING(mbcache-state): AcqRel. Release: the work under a handle happens before the step
-    // that ends the entry. Acquire: the thread of that step sees this work. On failure Acquire, as
-    // in `state`.
+    // ORDERING(mbcache-state): AcqRel. Release: all work under a handle happens before the step
+    // that ends the entry. Acquire: the thread that ends the entry sees this work. A failed step is
+    // an Acquire load, as in `state`.
     words[STATE]
         .compare_exchange(seen.0, new, Ordering::AcqRel, Ordering::Acquire)
         .map(drop)

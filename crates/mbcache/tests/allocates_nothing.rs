@@ -1,6 +1,6 @@
 //! After `new` no call may allocate, except the first sleep of a thread (guarantee G.5). No thread
-//! then allocates under a lock of the index. So an allocator that needs memory back can call the
-//! cache.
+//! then allocates under a lock of the index. So an allocator that runs out of memory can call the
+//! cache to free some.
 
 use corewalk_base::primitives::thread;
 use corewalk_mbcache::{Mbcache, MbcacheOptions};

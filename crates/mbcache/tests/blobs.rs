@@ -1,8 +1,9 @@
-//! A store of blobs that are shared through the cache, as a file system shares attribute blocks.
+//! Tests of a store that shares equal blobs through the cache, as a file system shares attribute
+//! blocks.
 //!
 //! Each block counts its users under its own lock; the store follows the protocol of the crate's
-//! documentation. A freed block is used again at once for other content. So a thread that finds a
-//! freed block notices it by the content.
+//! documentation. A freed block is used again at once for other content. So if a thread wrongly
+//! finds a freed block, the test notices it by the content.
 
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions};
@@ -27,7 +28,7 @@ struct Block {
     users: u32,
 }
 
-/// Whether a store calls `note_users`, so that its cache knows which blocks are full.
+/// Tells whether a store calls `note_users`. If not, its cache does not know which blocks are full.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tell {
     Users,
@@ -73,12 +74,13 @@ impl Store {
     }
 
     fn looks_and_hits(&self) -> (u64, u64) {
-        // ORDERING: Relaxed. The counts are statistics, and are read after the threads were joined.
+        // ORDERING: Relaxed. The counts are read after the threads were joined, which orders the
+        // loads.
         (self.looks.load(Ordering::Relaxed), self.hits.load(Ordering::Relaxed))
     }
 
-    /// Becomes a user of an existing block with `content`. Returns none if the cache finds no such
-    /// block.
+    /// Becomes a user of an existing block with `content`. Returns the block, or None if the cache
+    /// finds no such block.
     fn share(&self, content: u64) -> Option<u64> {
         let mut found = self.cache.find_first(key(content));
         while let Some(entry) = found {
@@ -147,7 +149,7 @@ impl Store {
     }
 
     /// Changes the content of a block in place, as its only user. Returns the number of the block
-    /// that then has the new content.
+    /// that now has the new content.
     fn change_in_place(&self, number: u64, content: u64) -> u64 {
         let mut block = self.block(number);
         assert_eq!(block.users, 1);
@@ -168,8 +170,8 @@ impl Store {
     }
 }
 
-/// Trap T34: a block must not be freed while another thread finds it for reuse. Some threads search
-/// for blocks while others free them.
+/// Trap T34: a block must not be freed while another thread finds it and becomes its user. Some
+/// threads search for blocks while others free them.
 #[test]
 fn blocks_under_put_and_release_are_never_freed_in_use() {
     const ROUNDS: u64 = 20_000;
@@ -188,7 +190,7 @@ fn blocks_under_put_and_release_are_never_freed_in_use() {
         }
         mine.into_iter().for_each(|number| store.release(number));
     });
-    assert_eq!((store.in_use(), store.cache.count()), (0, 0));
+    assert_eq!((store.in_use(), store.cache.stats().entries), (0, 0));
     let (looks, hits) = store.looks_and_hits();
     assert!(hits > ROUNDS / 10 && looks > hits, "{looks} {hits}");
     println!("{:?}", store.cache.stats());
@@ -216,7 +218,7 @@ fn block_changed_in_place_is_shared_with_its_equal() {
     let store = Store::new(8, Tell::Users);
     let (one, other) = (store.put(1), store.put(2));
     assert_eq!(store.change_in_place(other, 1), one);
-    assert_eq!((store.in_use(), store.cache.count()), (1, 1));
+    assert_eq!((store.in_use(), store.cache.stats().entries), (1, 1));
     // The third block finds no equal one. The search for its new content must not find the block
     // itself.
     let third = store.put(3);
@@ -225,8 +227,8 @@ fn block_changed_in_place_is_shared_with_its_equal() {
     assert_eq!(store.put(3), store.put(3));
 }
 
-/// Control of T38: the changed block is entered into the index before the search, so the search
-/// finds it.
+/// Control of T38: the changed block is entered into the index before the search for an equal
+/// block, so the search must find the block itself.
 #[test]
 fn control_block_that_is_entered_first_finds_itself() {
     let store = Store::new(8, Tell::Users);
@@ -249,7 +251,8 @@ fn many_files(tell: Tell) -> Store {
         store.release(files[file]);
         files[file] = store.put(rng.below(5));
     }
-    // 4000 files per content need 4 blocks. The random changes may need a few blocks more.
+    // 4000 files per content need 4 blocks, because a block has at most 1024 users. The random
+    // changes may need a few blocks more.
     assert!((20..=26).contains(&store.in_use()), "{} blocks", store.in_use());
     store
 }
@@ -276,7 +279,7 @@ fn files_of_few_contents_take_a_block_per_content() {
     for file in 0..4_000 {
         store.put(file % 10);
     }
-    assert_eq!((store.in_use(), store.cache.count()), (10, 10));
+    assert_eq!((store.in_use(), store.cache.stats().entries), (10, 10));
     for file in 0..6_240 {
         store.put(file % 10);
     }

@@ -17,8 +17,7 @@ use std::sync::mpsc;
 #[global_allocator]
 static SEAL: Seal = Seal::new();
 
-/// The number of keys to choose from. The test uses fewer of them, since some keys share a home
-/// line.
+/// The number of keys from which the test takes those with separate home lines.
 const KEYS: u64 = 300;
 /// The number of keys on which each thread runs each operation.
 const SAMPLES: u64 = 8;
@@ -52,7 +51,7 @@ const OPS: [Op; 8] = [
 ];
 
 /// A cache, and a counter that all operations of a bad design would write. The value is leaked,
-/// since it must outlive the recording.
+/// because it must exist until the recording ends.
 struct System {
     cache: Mbcache,
     /// The counter that only the control writes. It has its own cache line.
@@ -63,7 +62,7 @@ struct System {
 struct Alone(AtomicU64);
 
 fn build() -> (&'static System, Vec<Entry<'static>>) {
-    let options = MbcacheOptions::default().with_budget_bytes(4 << 20).with_hash_seed(1);
+    let options = MbcacheOptions::default().with_budget_bytes(4 << 20);
     let system: &'static System = Box::leak(Box::new(System {
         cache: Mbcache::new(options).unwrap(),
         operations: Box::new(Alone(AtomicU64::new(0))),
@@ -80,8 +79,8 @@ fn build() -> (&'static System, Vec<Entry<'static>>) {
     (system, held)
 }
 
-/// Returns keys with separate home lines. Searches for missing pairs of two of these keys read no
-/// common line, except the lines of the `Mbcache` itself.
+/// Returns keys with separate home lines. Searches with two of these keys read no common cache
+/// line, except the lines of the `Mbcache` itself.
 fn keys_apart(watched: &Watched, system: &'static System) -> Vec<u64> {
     let look = |key| watched.record(|| assert!(black_box(!system.cache.get(key, 9)))).read;
     let common: BTreeSet<usize> = look(0).intersection(&look(1)).copied().collect();
@@ -98,8 +97,8 @@ fn keys_apart(watched: &Watched, system: &'static System) -> Vec<u64> {
 /// The cache lines that each operation has read and written, for each key.
 type Recorded = Vec<(&'static str, Vec<Lines>)>;
 
-/// Prints the share of key pairs without a conflict, for each pair of operations. Returns the
-/// number of pairs with a conflict.
+/// Prints the share of key pairs without a conflict, for each pair of operations. Returns the total
+/// number of conflicts.
 fn compare(one: &Recorded, other: &Recorded) -> usize {
     let mut conflicts = 0;
     for (name, lines) in one {
@@ -117,8 +116,9 @@ fn compare(one: &Recorded, other: &Recorded) -> usize {
     conflicts
 }
 
-/// Guarantee G.7. The two controls must have conflicts: operations on one key, and a counter that
-/// all operations write.
+/// Guarantee G.7: operations on keys with different home lines must write no common cache line. Two
+/// controls must have conflicts: operations on one key, and operations that also write a common
+/// counter.
 #[test]
 fn operations_on_different_homes_write_no_common_line() {
     let phase = SEAL.begin();
@@ -157,8 +157,8 @@ fn operations_on_different_homes_write_no_common_line() {
             one.iter().all(|(_, lines)| lines.iter().all(|l| !l.read.is_empty())),
             "nothing seen"
         );
-        // All operations write, except two: a `get` of a pair whose referenced bit is set (G.6),
-        // and a deletion that is refused.
+        // All operations write to the line of their key, except two: a `get` of a pair whose
+        // referenced bit is set (G.6), and a deletion that is refused.
         for (name, lines) in &one {
             let is_read = ["get", "delete what is held"].contains(name);
             assert!(lines.iter().all(|l| l.written.is_empty() == is_read), "{name}");

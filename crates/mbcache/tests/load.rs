@@ -1,7 +1,7 @@
 //! Searches and reclaim must be correct while other threads create and delete entries.
 //!
-//! The indexes are small, so entries are far from their home lines, and slots are used again at
-//! once.
+//! The indexes in these tests are small. So entries are far from their home lines, and slots are
+//! soon used again.
 
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions};

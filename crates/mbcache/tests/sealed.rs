@@ -1,8 +1,8 @@
 //! Guarantee G.6: a `get` of a pair whose referenced bit is set must store nothing.
 //!
 //! The test makes the memory of a cache read-only, and calls `get` for its pairs and for missing
-//! ones. The controls make the smallest possible store, and must fail. One is a `get` that sets the
-//! bit, the other a find that counts a handle.
+//! ones. Two controls make a small store, and must fail: a `get` that sets the bit, and a
+//! `find_first` that counts a handle.
 #![cfg(not(miri))]
 
 use corewalk_mbcache::{Mbcache, MbcacheOptions};
@@ -16,10 +16,10 @@ const PAIRS: u64 = 10_000;
 /// A pair that was never asked for.
 const UNUSED: u64 = PAIRS;
 
-/// Returns a cache with two values per key, all with the referenced bit except one. The cache is
-/// leaked, since it must outlive the seal.
+/// Returns a cache with two values per key. All pairs except one have the referenced bit. The cache
+/// is leaked, because it must exist as long as its memory is read-only.
 fn build() -> &'static Mbcache {
-    let options = MbcacheOptions::default().with_hash_seed(1);
+    let options = MbcacheOptions::default();
     let cache: &'static Mbcache = Box::leak(Box::new(Mbcache::new(options).unwrap()));
     for value in 0..=PAIRS {
         cache.create(value / 2, value).unwrap();

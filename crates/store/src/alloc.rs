@@ -23,12 +23,12 @@ use std::collections::BTreeMap;
 use corewalk_base::primitives::{SHARDS, shard_index};
 use corewalk_base::{Mutex, OwnLine};
 
-/// Number of blocks that an empty window takes from the tree: 1 MiB.
+/// Number of blocks (1 MiB in all) that an empty window takes from the tree of free runs.
 const WINDOW_BLOCKS: u64 = 256;
 /// Requests for at least this many blocks bypass the windows and go to the tree.
 const LARGE_BLOCKS: u64 = 64;
-/// Maximum number of free runs that a search examines for one that is long enough. After that, the
-/// request takes the longest of these runs, or the device grows.
+/// Maximum number of free runs that a search examines. If none of these runs is long enough, the
+/// request takes the longest of them, or the device grows.
 const EXAMINED_RUNS: usize = 8;
 
 /// A run of adjacent blocks.
@@ -42,8 +42,8 @@ pub(crate) struct Run {
 pub(crate) struct Allocator {
     /// The window of each shard of threads. Each is protected by its own mutex.
     windows: Box<[OwnLine<Mutex<Run>>]>,
-    /// The free runs outside of windows. Protected by its own mutex, which may be locked while that
-    /// of a window is held.
+    /// The free runs outside of windows. Protected by its own mutex. A thread that holds the mutex
+    /// of a window may lock it.
     tree: Mutex<Tree>,
 }
 
@@ -61,7 +61,8 @@ struct Tree {
 }
 
 impl Allocator {
-    /// Returns the allocator of a device whose `used` runs are sorted and do not overlap.
+    /// Returns the allocator of a device. `used` has its allocated runs, sorted and without
+    /// overlaps.
     pub(crate) fn new(used: impl IntoIterator<Item = Run>) -> Allocator {
         let mut tree = Tree::default();
         for run in used {
@@ -74,8 +75,8 @@ impl Allocator {
         Allocator { windows, tree: Mutex::new(tree) }
     }
 
-    /// Allocates a run of one to `wanted` blocks. A large request gets blocks from `goal` on if
-    /// that block is free.
+    /// Allocates a run of one to `wanted` blocks. If the block `goal` is free, the run of a large
+    /// request starts there.
     pub(crate) fn take(&self, goal: Option<u64>, wanted: u64) -> Run {
         if wanted >= LARGE_BLOCKS {
             return self.tree.lock().take(goal, wanted);
@@ -115,8 +116,9 @@ impl Tree {
                 self.cut(start, len, start, wanted)
             }
             _ => {
-                // None of the examined runs fits. The next search starts behind them, or at the
-                // first run of the tree if there were none.
+                // None of the examined runs fits, so extend the device. The next search starts
+                // behind the longest of these runs, or at the first run of the tree if there were
+                // none.
                 self.rover = best.map_or(0, |(start, len)| start + len);
                 let run = Run { start: self.end, len: wanted };
                 self.end += wanted;

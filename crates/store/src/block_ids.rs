@@ -44,8 +44,8 @@ impl BlockIds {
     pub(crate) fn take(&self) -> u64 {
         let own = &self.free[shard_index()];
         let free = own.change(Vec::pop).or_else(|| {
-            // ORDERING: Relaxed. The length is a hint. `take` looks at the list again under its
-            // mutex.
+            // ORDERING: Relaxed. The length is a hint that this list may have an id. Under the
+            // mutex of the list, `take` checks that.
             let is_some = |list: &&OwnLine<List>| list.len.load(Ordering::Relaxed) > 0;
             self.free.iter().filter(is_some).find_map(|list| {
                 let mut numbers = list.change(std::mem::take);
@@ -68,8 +68,8 @@ impl List {
     fn change<R>(&self, change: impl FnOnce(&mut Vec<u64>) -> R) -> R {
         let mut numbers = self.numbers.lock();
         let done = change(&mut numbers);
-        // ORDERING: Relaxed. The length changes under the mutex of the list. A thread that reads it
-        // without the mutex uses it as a hint.
+        // ORDERING: Relaxed. The length changes under the mutex of the list. A reader without the
+        // mutex uses the length only as a hint.
         self.len.store(numbers.len() as u64, Ordering::Relaxed);
         done
     }
@@ -81,7 +81,8 @@ mod tests {
 
     use super::*;
 
-    /// U.2: a thread that makes blocks reuses the ids of blocks that other threads have freed.
+    /// The model checks U.2: a thread that makes blocks reuses the ids of blocks that other threads
+    /// have freed.
     #[test]
     fn numbers_that_others_have_freed_are_given_out_again() {
         const BLOCKS: u64 = 100;

@@ -51,6 +51,7 @@ use crate::hash::Secret;
 use crate::journal::View;
 use crate::record::{Key, Kind, UNHASHED, UsersRecord};
 use crate::share::{Removal, ShareIndex};
+use crate::store::StoreStats;
 
 /// Number of shards of the table of shared blocks.
 const SHARDS: usize = 64;
@@ -76,6 +77,9 @@ pub(crate) struct Blocks {
     is_sharing: bool,
     blocks: ShardedCounter,
     users: ShardedCounter,
+    /// Searches that found an equal block, and searches that found none.
+    hits: ShardedCounter,
+    misses: ShardedCounter,
 }
 
 /// The numbers of attribute blocks that a mount has counted.
@@ -88,7 +92,7 @@ pub(crate) struct BlockTotals {
     pub(crate) last_id: u64,
 }
 
-/// The locked count of users of a block from which one user is to be removed.
+/// The locked count of users of a block, from which the caller will remove one user.
 struct LockedUsers<'a> {
     users: MutexGuard<'a, u32>,
     /// True if the leaving user is the only one.
@@ -117,8 +121,8 @@ struct Shard {
     blocks: HashMap<u64, Arc<Block>, foldhash::fast::FixedState>,
     /// Bytes of the contents of `blocks`.
     bytes: usize,
-    /// The maximum number of blocks, and the maximum of bytes, up to which the shard is not scanned
-    /// for unused blocks.
+    /// The shard is scanned for unused blocks when it has more blocks than `bound`, or more bytes
+    /// than `bytes_bound`.
     bound: usize,
     bytes_bound: usize,
     /// Blocks added since the last scan.
@@ -131,8 +135,8 @@ pub(crate) struct Block {
     content: Arc<[u8]>,
     hash: Hash,
     is_private: bool,
-    /// The number of users, 0 once the block is freed. This mutex is the lock of the block. It also
-    /// protects the records of the block and its entry in the index.
+    /// The number of users, or 0 after the block was freed. Its mutex is the lock of the block. It
+    /// also protects the records of the block and its entry in the index.
     users: Mutex<u32>,
 }
 
@@ -201,7 +205,7 @@ impl Block {
 }
 
 impl Blocks {
-    /// Returns the table of a store with the blocks that the mount found.
+    /// Returns the table of attribute blocks, with the counts of blocks that the mount has read.
     pub(crate) fn new(index: Arc<dyn ShareIndex>, secret: Secret, found: BlockTotals) -> Blocks {
         let table = Blocks {
             is_sharing: index.users_max() > 1,
@@ -211,6 +215,8 @@ impl Blocks {
             secret,
             blocks: ShardedCounter::new(),
             users: ShardedCounter::new(),
+            hits: ShardedCounter::new(),
+            misses: ShardedCounter::new(),
         };
         table.blocks.add(found.blocks as i64);
         table.users.add(found.users as i64);
@@ -222,9 +228,15 @@ impl Blocks {
         self.is_sharing
     }
 
-    /// Returns the number of blocks and the sum of their users.
-    pub(crate) fn counts(&self) -> (u64, u64) {
-        (self.blocks.sum().max(0) as u64, self.users.sum().max(0) as u64)
+    /// Adds the counters of the blocks and of the index to `stats`.
+    pub(crate) fn add_stats(&self, stats: &mut StoreStats) {
+        let get = |counter: &ShardedCounter| counter.sum().max(0) as u64;
+        (stats.xattr_blocks, stats.xattr_users) = (get(&self.blocks), get(&self.users));
+        (stats.xattr_hits, stats.xattr_misses) = (get(&self.hits), get(&self.misses));
+        // Count one block per set, since nearly every attribute set fits into one block.
+        stats.xattr_saved_blocks = stats.xattr_users.saturating_sub(stats.xattr_blocks);
+        let index = self.index.stats();
+        (stats.xattr_entries, stats.xattr_reclaimed) = (index.entries, index.reclaimed);
     }
 
     /// Returns the block with this id, for an inode that uses it. `EIO` if the block cannot be
@@ -341,8 +353,8 @@ impl Blocks {
         let can_share = self.can_share(content);
         if when == When::Late || !can_share {
             match self.keep_private(own, content, view, space) {
-                // There is no space for a new block. A shared block with an equal content needs
-                // none, so look for one.
+                // There is no space for a new block. A shared block with equal content takes no
+                // space, so look for one.
                 Err(Errno::NOSPC) if can_share => {}
                 done => return done,
             }
@@ -357,8 +369,8 @@ impl Blocks {
         Ok(())
     }
 
-    /// Replaces the content for one user of `own`, like [`Blocks::replace`], with a content that no
-    /// block has. Returns the block.
+    /// Replaces the content for one user of `own`, like [`Blocks::replace`]. No other block has the
+    /// new content. Returns the block that has it now.
     fn replace_with_new(
         &self,
         old: &Arc<Block>,
@@ -377,7 +389,7 @@ impl Blocks {
             self.leave(old, users, view);
             return Ok(self.make(hash, content, view));
         }
-        // K.4: the block is out of the index, so no thread can add a user to it.
+        // K.4: the block was removed from the index, so no other thread can find it and add a user.
         *users = 0;
         let new = Block::new(old.id, content.into(), hash, 1);
         let new_users = new.users.lock();
@@ -439,7 +451,8 @@ impl Blocks {
         Ok(())
     }
 
-    /// Turns a private block into a shared one, after no equal content was found.
+    /// Turns a private block into a shared one. The caller has found no other block with equal
+    /// content.
     fn publish(&self, own: &Block, hash: Hash, view: &View) -> Arc<Block> {
         let block = Block::new(own.id, own.content.clone(), hash, 1);
         let users = block.users.lock();
@@ -483,6 +496,8 @@ impl Blocks {
             hash.key = self.secret.hash_whole(content);
             look(hash.key);
         }
+        let searches = if found.is_some() { &self.hits } else { &self.misses };
+        searches.add(1);
         found.inspect(|_| self.users.add(1)).ok_or(hash)
     }
 
@@ -572,7 +587,8 @@ impl Blocks {
             drop(users);
             self.index.left(block.id);
             self.index.wait(key, block.id);
-            // If the block has gained a user meanwhile, put it back into the index.
+            // Another thread may have added a user meanwhile. Then put the block back into the
+            // index.
             let users = block.users.lock();
             if *users > 1 {
                 self.enter(block, *users);
@@ -619,8 +635,8 @@ impl Shard {
         let old = self.blocks.insert(block.id, block.clone());
         self.bytes -= old.map_or(0, |old| old.content.len());
         self.kept += 1;
-        // The bounds may be left from a time when many more blocks were in use. The number of
-        // blocks since the last scan (`kept`) limits how long they apply.
+        // The bounds may be too high, because many more blocks were in use at the last scan. So
+        // scan also after `SHARD_BLOCKS` new blocks.
         let has_few =
             self.blocks.len() <= self.bound.max(SHARD_BLOCKS) && self.kept <= SHARD_BLOCKS;
         if has_few && self.bytes <= self.bytes_bound.max(SHARD_BYTES) {
@@ -691,12 +707,13 @@ mod tests {
         assert!(shard.blocks.len() <= 2, "the last, and one more");
     }
 
-    /// K.7: the bound left from a peak of used blocks must not keep many unused blocks in memory.
+    /// K.7: after a peak of used blocks the bound is high. It must not keep many unused blocks in
+    /// memory.
     #[test]
     fn bound_of_a_peak_is_not_kept() {
         let mut shard = Shard::default();
-        // At the last scan the shard had about 4 times `SHARD_BLOCKS` blocks. By the bound alone,
-        // the next scan would come at twice that number.
+        // At the last scan the shard had about 4 times `SHARD_BLOCKS` blocks. The bound alone would
+        // delay the next scan until the shard has twice as many.
         let peak = 5 * SHARD_BLOCKS as u64;
         let used: Vec<_> = (0..peak).map(|id| block(id, 10)).collect();
         used.iter().for_each(|block| keep(&mut shard, block));

@@ -35,7 +35,8 @@ enum Step {
     Sync,
 }
 
-/// The pending calls, and a view of the device with them. Protected by `BufferedDevice::waiting`.
+/// The pending calls, and the content that the device will have after them. Protected by
+/// `BufferedDevice::waiting`.
 #[derive(Debug)]
 struct Waiting {
     overlay: Overlay,
@@ -55,7 +56,7 @@ impl BufferedDevice {
     /// Returns a device that buffers the writes to `device`.
     ///
     /// # Errors
-    /// The error of `device` when it is asked for its length.
+    /// The error of `device` if its length cannot be read.
     pub(crate) fn new(device: Arc<dyn Device>) -> io::Result<BufferedDevice> {
         let overlay = Overlay::new(Some(device.clone()))?;
         let waiting = Mutex::new(Some(Waiting { overlay, steps: Vec::new() }));
@@ -82,7 +83,8 @@ impl BufferedDevice {
         Ok(())
     }
 
-    /// Calls `held` with the pending writes, or after the release `released` with the device below.
+    /// Before the release, calls `held` with the pending writes. After the release, calls
+    /// `released` with the device below.
     fn choose<R>(
         &self,
         held: impl FnOnce(&mut Waiting) -> io::Result<R>,

@@ -135,8 +135,8 @@ impl Content {
         Ok(len)
     }
 
-    /// Returns the offset of the next data or hole at or behind `offset`. The end of the file
-    /// counts as a hole. `ENXIO` if `offset` is behind the end, or no data follows.
+    /// Returns the offset of the next data, or of the next hole, at or behind `offset`. The end of
+    /// the file counts as a hole. `ENXIO` if `offset` is behind the end, or if no data follows.
     pub(crate) fn seek(&self, offset: u64, what: Seek) -> Result<u64, Errno> {
         if offset >= self.size {
             return Err(Errno::NXIO);
@@ -195,8 +195,8 @@ impl Content {
         Ok((at - offset) as usize)
     }
 
-    /// Writes the first of `bytes`, as many as fit into one extent, old or new. Returns their
-    /// number, or 0 if there is no space.
+    /// Writes the first bytes of `bytes`, as many as fit into one extent. The extent may be new.
+    /// Returns the number of written bytes, or 0 if there is no space.
     fn write_span(&mut self, tx: FileTx<'_>, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
         let (block, within) = (at / BLOCK_BYTES, at % BLOCK_BYTES);
         let wanted = (within + bytes.len() as u64).div_ceil(BLOCK_BYTES);
@@ -237,11 +237,7 @@ impl Content {
         }
     }
 
-    /// Does those steps of a change of size that can fail. A reader sees no difference.
-    ///
-    /// # Errors
-    /// `EFBIG` for a size above the maximum; `EIO` if the host fails; `ESTALE` if the file was
-    /// freed.
+    /// Prepares a change of size: does all steps that can fail. A reader sees no difference.
     pub(crate) fn prepare_size(&mut self, tx: FileTx<'_>, size: u64) -> Result<(), Errno> {
         if size > SIZE_MAX {
             return Err(Errno::FBIG);
@@ -283,10 +279,10 @@ impl Content {
     /// Changes the allocation as fallocate(2) does.
     ///
     /// # Errors
-    /// `EINVAL` for an empty range. `EINVAL` if the range must consist of whole blocks, or must end
-    /// before the end of the file, but does not. `EFBIG` for a range behind the largest size.
-    /// `EOPNOTSUPP` for flags that exclude each other. `ENOSPC`; `EIO`; `ESTALE` if the file was
-    /// freed.
+    /// `EINVAL` for an empty range, for a collapse of a range that is unaligned or reaches the end
+    /// of the file, and for an insert at such an offset. `EFBIG` for a range behind the largest
+    /// size. `EOPNOTSUPP` for flags that exclude each other. `ENOSPC`; `EIO`; `ESTALE` if the file
+    /// was freed.
     pub(crate) fn allocate(
         &mut self,
         tx: FileTx<'_>,
@@ -327,7 +323,7 @@ impl Content {
     pub(crate) fn discard(&mut self, tx: FileTx<'_>) -> Result<(), Errno> {
         self.remove(tx, 0..u64::MAX)?;
         self.flush(tx);
-        // A freed file is not saved, so its moved extents need not be reported.
+        // A freed file is not saved, so ignore which extents were moved.
         (self.size, self.has_moved) = (0, false);
         self.is_dead = true;
         Ok(())
@@ -345,8 +341,7 @@ impl Content {
         Ok(())
     }
 
-    /// Moves the blocks from the start of the range on towards the end of the file. Leaves a hole
-    /// at the range.
+    /// Inserts a hole at the range: moves all blocks from its start on towards the end of the file.
     fn insert(&mut self, tx: FileTx<'_>, range: Range<u64>) -> Result<(), Errno> {
         if !is_whole_blocks(&range) || range.start >= self.size {
             return Err(Errno::INVAL);
@@ -400,7 +395,7 @@ impl Content {
         self.zero_within_block(tx, self.size..end.min(block_end))
     }
 
-    /// Zeroes the bytes of `range` in the blocks that it covers only in part.
+    /// Zeroes the bytes of `range` in those blocks that are only partly in `range`.
     fn zero_edges(&mut self, tx: FileTx<'_>, range: Range<u64>) -> Result<(), Errno> {
         if range.start / BLOCK_BYTES == range.end / BLOCK_BYTES {
             return self.zero_within_block(tx, range);

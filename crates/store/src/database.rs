@@ -45,7 +45,7 @@ pub(crate) type Put<'a> = dyn FnMut(&Key, Option<&[u8]>) -> io::Result<()> + 'a;
 /// The first bytes of a redb file.
 const MAGIC: [u8; 9] = *b"redb\x1A\x0A\xA9\x0D\x0A";
 
-/// Returns true if `device` is empty or starts like a redb file.
+/// Returns true if `device` is empty or starts like a redb file. Other devices contain no database.
 ///
 /// # Errors
 /// The error of the device.
@@ -192,7 +192,8 @@ impl Snapshot {
 
     /// Returns true if a read has failed.
     pub(crate) fn has_failed_read(&self) -> bool {
-        // ORDERING: Relaxed. The flag is a hint that the database should be reopened.
+        // ORDERING: Relaxed. The flag only tells a later commit or sync to reopen the database. It
+        // orders no other data.
         self.has_failed_read.load(Ordering::Relaxed)
     }
 
@@ -209,7 +210,8 @@ impl Snapshot {
             // ORDERING: Relaxed. Only this thread has to see the flag.
             self.is_damaged.store(true, Ordering::Relaxed);
         }
-        // ORDERING: Relaxed. Another thread uses the flag as a hint to reopen the database.
+        // ORDERING: Relaxed. The flag only tells another thread to reopen the database. It orders
+        // no other data.
         self.has_failed_read.store(true, Ordering::Relaxed);
         Errno::IO
     }
@@ -250,8 +252,8 @@ impl Snapshot {
         Ok(all)
     }
 
-    /// Calls `visit` with each record of `keys` in order, until it returns false. Returns true if
-    /// `visit` returned true for all. `EIO` if the records cannot be read.
+    /// Calls `visit` with each record of `keys` in order, until `visit` returns false. Returns true
+    /// if `visit` returned true for all records. `EIO` if the records cannot be read.
     pub(crate) fn each(
         &self,
         keys: RangeInclusive<Key>,
@@ -295,16 +297,16 @@ impl Calls {
             return Err(io::ErrorKind::InvalidData.into());
         }
         catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
-            // ORDERING: Relaxed. A thread that misses the flag calls redb. It gets an error, or a
-            // panic that `run` catches.
+            // ORDERING: Relaxed. A thread that misses the flag calls redb again. That call fails,
+            // or panics and `run` catches the panic.
             self.has_panicked.store(true, Ordering::Relaxed);
             Err(io::ErrorKind::InvalidData.into())
         })
     }
 
     fn has_panicked(&self) -> bool {
-        // ORDERING: Relaxed. A thread that misses the flag calls redb, and gets an error or a panic
-        // that `run` catches.
+        // ORDERING: Relaxed. A thread that misses the flag calls redb again. That call fails, or
+        // panics and `run` catches the panic.
         self.has_panicked.load(Ordering::Relaxed)
     }
 }
@@ -443,7 +445,7 @@ mod tests {
         assert_eq!(found.unwrap().as_deref(), Some(&[7][..]));
     }
 
-    /// A panic of redb, in a call or in a destructor, must become an error.
+    /// A panic of redb, in a call or in a destructor, must become an error of the call.
     ///
     /// Trap X3: a panic in a destructor during another panic would abort the process.
     #[test]

@@ -145,7 +145,8 @@ impl Device for FileDevice {
             return self.file.write_all_at(bytes, offset);
         }
         *end = behind;
-        // Write the bytes before the zeros, because the host may not have space for both.
+        // Write the bytes before the zeros: if the host has too little space, the zeros may fail
+        // but the bytes must not.
         self.file.write_all_at(bytes, offset)?;
         if bytes.len() < LARGE_BYTES && self.fill(behind, offset + AHEAD_BYTES).is_ok() {
             *end = offset + AHEAD_BYTES;
@@ -155,9 +156,9 @@ impl Device for FileDevice {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut end = self.end.lock();
-        // Set the length first, in one step. redb compares the file's length with its header, and
-        // refuses a length that it has not set. A kill before all zeros are written leaves holes,
-        // for which `reserve` allocates space.
+        // Set the length in one step, before the zeros are written. redb refuses a file whose
+        // length is not the one in its header. A kill before all zeros are written leaves holes.
+        // Later `reserve` allocates space for them.
         self.file.set_len(len)?;
         if let Err(error) = self.fill(*end, len.min(*end + FILLED_BYTES_MAX)) {
             self.file.set_len(*end)?;
@@ -177,7 +178,7 @@ impl Device for FileDevice {
     }
 
     fn drop_cached(&self) {
-        // The call is only advice, which the host may ignore, so its error does not matter.
+        // posix_fadvise(2) is only advice, which the host may ignore. So ignore its error.
         let _ = rustix::fs::fadvise(&self.file, 0, None, Advice::DontNeed);
     }
 
@@ -195,8 +196,8 @@ pub(crate) struct Loss(Arc<AtomicBool>);
 impl Loss {
     /// Records that the device may have lost bytes.
     pub(crate) fn note(&self) {
-        // ORDERING: Relaxed. The thread that sets the flag and the thread that reads it both hold
-        // the lock of the database.
+        // ORDERING: Relaxed. The lock of the database, which the reading thread holds too, orders
+        // this store before the load.
         self.0.store(true, Ordering::Relaxed);
     }
 
@@ -229,7 +230,7 @@ impl redb::StorageBackend for Backend {
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), io::Error> {
         self.device.read_at(offset, out).map_err(|error| match error.kind() {
-            // A page refers to another page that is behind the end of the device.
+            // A page of the database refers to a page that is behind the end of the device.
             io::ErrorKind::UnexpectedEof => io::ErrorKind::InvalidData.into(),
             _ => error,
         })
@@ -241,9 +242,9 @@ impl redb::StorageBackend for Backend {
 
     fn sync_data(&self) -> Result<(), io::Error> {
         self.device.sync().map_err(|error| {
-            // Never repeat a failed sync, whatever its error was. The host may have marked pages as
-            // clean that never reached the disk. Reads still return their bytes, and a second sync
-            // would succeed without a write.
+            // Never repeat a failed sync. The host may have marked pages as clean that never
+            // reached the disk. A second sync would succeed without writing them, although reads
+            // still return their bytes.
             self.loss.note();
             io::Error::other(error)
         })
@@ -270,7 +271,7 @@ pub(crate) fn take_room(device: &dyn Device, len: u64) -> io::Result<()> {
         end = len.min(end + FILLED_BYTES_MAX);
         device.set_len(end)?;
     }
-    // A copied file may have holes in place of zeros, so allocate space for them.
+    // A copied file may have holes in place of zeros. So allocate space for the holes.
     match device.reserve(len) {
         Err(error) if full_or_io(&error) == Errno::NOSPC => Err(error),
         // The host cannot allocate ahead.
@@ -305,9 +306,9 @@ mod tests {
 
     use super::*;
 
-    /// A kill while zeros are written must not leave a file of a length that the database has not
-    /// set. In this test no zero can be written and the file cannot shrink. So a file of the final
-    /// length shows that the length was set first.
+    /// A kill while a file is extended must not leave it with a length that redb refuses. So the
+    /// length must be set before the zeros are written. In this test no zero can be written and the
+    /// file cannot shrink. So the file has its final length only if the length was set first.
     #[test]
     fn device_has_its_whole_length_before_its_first_zero() {
         let file = File::from(memfd_create("device", MemfdFlags::ALLOW_SEALING).unwrap());

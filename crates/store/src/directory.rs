@@ -2,9 +2,9 @@
 //!
 //! As in ext4, entries are kept by the hash of their name. The record of a hash contains all
 //! entries with that hash, each with its own slot number. The cookie of an entry consists of its
-//! hash and its slot. So a listing goes through the hashes in ascending order. It reports an entry
-//! that stays exactly once, however many others are added or removed meanwhile. Otherwise listings
-//! could skip or repeat entries (traps T48 and P13).
+//! hash and its slot. A listing goes through the cookies in ascending order. So an entry that
+//! exists during the whole listing is reported exactly once, even if other entries are added or
+//! removed meanwhile (traps T48 and P13).
 //!
 //! # Invariants
 //! - C.1: a cookie is never 0 and below 2^62, so that servers can encode more in the offset of an
@@ -60,12 +60,13 @@ impl<'a> Hashed<'a> {
     }
 }
 
-/// The record with the entries of a name's hash. It is valid until the directory changes.
+/// The record with all entries whose names have one hash. A change of the directory makes it
+/// invalid.
 pub(crate) struct NameRecord<'a> {
     key: Key,
     name: &'a [u8],
     record: Option<Arc<[u8]>>,
-    /// The slot of the name and its inode, if the directory has the name.
+    /// The slot of the name, and the inode to which it leads. None if the directory lacks the name.
     found: Option<(u8, Link)>,
 }
 
@@ -168,8 +169,8 @@ pub(crate) fn check_empty(dir: u64, state: &State, view: &View) -> Result<(), Er
     if records.is_empty() { Ok(()) } else { Err(Errno::IO) }
 }
 
-/// Entries that were copied out of a directory. They can be reported without the lock of the
-/// directory.
+/// Entries that were copied out of a directory. The directory need not be locked while they are
+/// reported.
 #[derive(Default)]
 pub(crate) struct Batch {
     records: Vec<(u64, Arc<[u8]>)>,

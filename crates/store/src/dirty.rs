@@ -1,5 +1,5 @@
-//! Keeps which ranges of the data device the running transaction has written, as long as they are
-//! few.
+//! Records which ranges of the data device the running transaction has written, unless they are too
+//! many.
 //!
 //! A small transaction puts its file data into the log, so it must know where that data is. Beyond
 //! [`LOGGED_BYTES_MAX`] it is cheaper to sync the data device than to write the bytes twice. Then
@@ -16,7 +16,7 @@ const LOGGED_BYTES_MAX: u64 = 64 << 10;
 /// Maximum number of ranges in one log entry.
 const RANGES_MAX: usize = 64;
 
-/// The ranges written since the last [`Dirty::take`], or a flag if they are too many.
+/// The ranges written since the last [`Dirty::take`]. A flag replaces them if they are too many.
 #[derive(Default)]
 pub(crate) struct Dirty {
     /// Protected by its own mutex.
@@ -35,7 +35,7 @@ struct Written {
 }
 
 impl Dirty {
-    /// Notes a range before its bytes are written. The caller holds a handle of the journal.
+    /// Records a range that the caller is about to write. The caller holds a handle of the journal.
     pub(crate) fn note(&self, offset: u64, len: usize) {
         if self.is_large() {
             return;
@@ -59,11 +59,12 @@ impl Dirty {
         self.is_large.load(Ordering::Relaxed)
     }
 
-    /// Returns the written ranges and starts anew. Returns None if the ranges are too many. The
+    /// Removes and returns the written ranges. Returns None if they were too many to record. The
     /// caller has closed the transaction barrier.
     pub(crate) fn take(&self) -> Option<Vec<(u64, u32)>> {
         let written = std::mem::take(&mut *self.written.lock());
-        // ORDERING: Relaxed. The barrier is closed, so each call of `note` happened before.
+        // ORDERING: Relaxed. The transaction barrier is closed, so each call of `note` has ended
+        // before.
         let is_large = self.is_large.swap(false, Ordering::Relaxed);
         (!is_large).then_some(written.ranges)
     }

@@ -1,9 +1,9 @@
 //! The extents of one file: the runs of blocks on the data device that hold its content.
 //!
-//! The map leads from logical blocks to extents, as the file's records do. A change notes the
-//! logical starts of the extents that it touches. [`ExtentMap::flush`] puts the records of these
-//! into the running transaction. A block without an extent is a hole. An unwritten extent also
-//! reads as zeros, but its blocks are allocated.
+//! The map leads from logical blocks to extents, as the file's records do. A change records the
+//! logical start of each extent that it touches. [`ExtentMap::flush`] puts the records of these
+//! extents into the running transaction. A block without an extent is a hole. An unwritten extent
+//! also reads as zeros, but its blocks are allocated.
 //!
 //! # Invariants
 //! - E.1: no extent is empty, and no two overlap. Extents that continue each other and have the
@@ -34,7 +34,7 @@ pub(crate) struct ExtentMap {
 /// The part of an extent or a hole from a given block to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// The first block on the device, and whether it is written. None in a hole.
+    /// The first block on the device, and true if it is written. None in a hole.
     pub(crate) found: Option<(u64, bool)>,
     /// The number of blocks up to the end of the extent or hole.
     pub(crate) len: u64,
@@ -106,8 +106,8 @@ impl ExtentMap {
         count
     }
 
-    /// Returns the first block from `block` on that is written, or with `is_written` false the
-    /// first that is not.
+    /// Returns the first written block from `block` on. If `is_written` is false, returns the first
+    /// block that is not written.
     pub(crate) fn next(&self, mut block: u64, is_written: bool) -> Option<u64> {
         loop {
             let span = self.look(block);
@@ -126,7 +126,7 @@ impl ExtentMap {
         self.join(logical, extent);
     }
 
-    /// Makes a hole at `blocks`. Returns the runs of the device that the removed extents had.
+    /// Makes a hole at `blocks`. Returns the runs of the device that these blocks had.
     pub(crate) fn remove(&mut self, blocks: Range<u64>) -> Vec<Run> {
         let keys = self.cut_out(blocks);
         let mut runs = Vec::with_capacity(keys.len());
@@ -144,20 +144,21 @@ impl ExtentMap {
     pub(crate) fn mark(&mut self, blocks: Range<u64>, is_written: bool) {
         let end = blocks.end;
         for key in self.cut_out(blocks) {
-            // Skip an extent that was merged into its neighbour: it is already marked.
+            // Skip an extent that was merged into its neighbour: the merge has marked it already.
             if let Some(extent) = self.map.remove(&key) {
                 self.touched.push(key);
                 self.join(key, Extent { is_written, ..extent });
             }
         }
-        // The extent behind the range may continue the one that was just marked.
+        // The extent behind the range may continue the new extent. Then the two are merged.
         if let Some(behind) = self.map.remove(&end) {
             self.touched.push(end);
             self.join(end, behind);
         }
     }
 
-    /// Moves the blocks from `from` on to `to` and behind it. The target range must be a hole.
+    /// Moves all blocks from block `from` on, so that they start at block `to`. The target range
+    /// must be a hole.
     pub(crate) fn shift(&mut self, from: u64, to: u64) {
         self.split(from);
         let moved = self.map.split_off(&from);
@@ -190,7 +191,7 @@ impl ExtentMap {
         }
     }
 
-    /// Adds an extent to the map and merges it with neighbours that it continues (E.1).
+    /// Adds an extent to the map, and merges it with a neighbour before or behind it (E.1).
     fn join(&mut self, mut logical: u64, mut extent: Extent) {
         let goes_on = |before: &Extent, after: &Extent| {
             before.physical + before.len == after.physical && before.is_written == after.is_written

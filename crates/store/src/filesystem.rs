@@ -1,7 +1,7 @@
 //! The calls of [`FileSystem`].
 //!
-//! A call first takes a handle of the journal, then locks of inodes in the order given in `names`.
-//! While `readdir` runs the caller's sink, it holds neither.
+//! A call first takes a handle of the journal, then locks inodes in the order that `names`
+//! describes. While `readdir` calls the caller's sink, it holds neither a handle nor a lock.
 
 use corewalk::acl::Acl;
 use corewalk::{
@@ -20,8 +20,8 @@ use crate::xattr;
 
 /// The number of inodes that statfs(2) reports without a limit.
 const UNLIMITED_INODES: u64 = 1 << 40;
-/// The number of blocks that statfs(2) reports if neither a limit of the store nor the host bounds
-/// it.
+/// The number of blocks that statfs(2) reports if the store has no limit and the host does not tell
+/// its free space.
 const UNLIMITED_BLOCKS: u64 = 1 << 38;
 
 impl Store {
@@ -369,14 +369,16 @@ impl FileSystem for Store {
     }
 
     fn fsync(&self, node: Node<'_>, _: u64, data_only: bool) -> Result<(), Errno> {
-        // An inode that is not in memory has no changes beside its record. Load it from there.
+        // An inode that is not in memory has no uncommitted changes except in its record. So load
+        // it from the record.
         let inode = self.inode(node)?;
         let tid = inode.dirty_tid(data_only);
         if self.journal.is_running(tid.max(inode.data_tid())) {
             self.late.share();
         }
         self.journal.commit_up_to(tid)?;
-        // A commit of `data_tid` has synced the data. If no commit was needed, sync it now.
+        // If a commit up to `data_tid` was needed, it has synced the data. Otherwise sync the data
+        // now.
         self.journal.sync_data(inode.data_tid())
     }
 
@@ -482,8 +484,8 @@ impl FileSystem for Store {
         xattr::acl(&self.set_of(&state, view)?, kind)
     }
 
-    /// Sets an ACL. An access ACL that the mode expresses is not stored. `EACCES` for a default ACL
-    /// of an inode that is no directory. `EOPNOTSUPP` for an ACL of a symbolic link.
+    /// Sets an ACL. An access ACL is not stored if the mode alone expresses it. `EACCES` for a
+    /// default ACL of an inode that is no directory. `EOPNOTSUPP` for an ACL of a symbolic link.
     fn set_acl(
         &self,
         node: Node<'_>,
@@ -503,7 +505,7 @@ impl FileSystem for Store {
         for (name, value) in stats.fields() {
             sink(name, value);
         }
-        // Leave out the number of free blocks if the host does not tell its free space.
+        // If the host does not tell its free space, report no number of free blocks.
         if let Ok(space) = self.statfs() {
             sink("store_free_bytes", space.bavail.saturating_mul(BLOCK_BYTES));
         }
@@ -524,8 +526,8 @@ mod tests {
     use super::*;
     use crate::store::StoreOptions;
 
-    /// A change through a freed inode must not bring the inode back. A caller that forgets an inode
-    /// too early may still change it after it was freed.
+    /// A change of a freed inode must not bring its record back. Such a change happens if the
+    /// caller has forgotten the inode too early.
     #[test]
     fn change_that_comes_after_the_end_of_its_file_leaves_nothing() {
         let path = std::env::temp_dir().join(format!("filesystem-end-{}", std::process::id()));
@@ -548,8 +550,8 @@ mod tests {
             let inode = store.table.find(attr.ino).unwrap();
             store.remove(root, name, file).unwrap();
             store.forget(attr.ino);
-            // Put the inode back into the table. So the test acts as a thread that looked the inode
-            // up before the forget.
+            // Put the inode back into the table. So the test acts like a thread that has looked the
+            // inode up before it was forgotten.
             store.table.insert(inode);
             assert_eq!(change(&store, file), Err(Errno::STALE));
             store.table.remove(attr.ino);
@@ -560,8 +562,8 @@ mod tests {
         std::fs::remove_dir_all(&path).unwrap();
     }
 
-    /// The blocks of removed files must count as free in df(1), although the host does not get
-    /// their space back.
+    /// df(1) must count the blocks of removed files as free, although the host still allocates
+    /// them.
     #[test]
     fn room_of_what_was_removed_is_counted() {
         let path = std::env::temp_dir().join(format!("filesystem-room-{}", std::process::id()));
@@ -587,15 +589,15 @@ mod tests {
         remove(b"large", file);
         assert_eq!(store.room(host), Ok(host + blocks));
 
-        // A range that is only reserved is not allocated on the host.
+        // Reserve a range without writing it. The host allocates no space for such a range.
         let file = make(b"kept");
         store.fallocate(file, 0, 0, 1 << 28, Fallocate::KEEP_SIZE).unwrap();
         assert_eq!(store.room(host), Ok(host));
         remove(b"kept", file);
         assert_eq!(store.room(host), Ok(host + blocks));
 
-        // Give up the reserve. Files cannot grow without it, so free space of the host counts only
-        // above the size of the reserve.
+        // Give up the reserve. Files cannot grow without it. So only the free space of the host
+        // beyond the size of the reserve counts as free.
         store.journal.give_up_reserve();
         let reserve = RESERVE_BYTES / BLOCK_BYTES;
         assert_eq!(store.room(reserve - 1), Ok(0));

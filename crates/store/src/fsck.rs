@@ -51,8 +51,8 @@ const CACHE_BYTES: usize = 64 << 20;
 pub enum Finding {
     /// Pages of the database are damaged.
     Database,
-    /// Confirmed entries of the log from this byte on are lost. A mount refuses the store. The
-    /// check used the state of the last commit of the database.
+    /// Confirmed entries of the log from this byte on are lost, so a mount refuses the store. The
+    /// check has ignored the log, and checked the last commit of the database.
     Log(u64),
     /// The log entry at this byte has the right hash but does not parse. See [`Finding::Log`] for
     /// the consequences.
@@ -72,7 +72,8 @@ pub enum Finding {
     Unreadable(u8, u64, u64),
     /// A name leads to a missing inode. The fields are the directory and the inode.
     NoInode(u64, u64),
-    /// A name has another kind than its inode. The fields are the directory and the inode.
+    /// The entry of a name has another kind than the inode. The fields are the directory and the
+    /// inode.
     OtherKind(u64, u64),
     /// A name is not stored under its hash, or its directory has the name twice. The fields are the
     /// directory and the hash.
@@ -234,7 +235,7 @@ pub fn fsck(path: &Path) -> Result<Report, OpenError> {
 pub fn fsck_devices(devices: &Devices) -> Result<Report, OpenError> {
     devices.read_anew();
     match check_devices(&devices.overlaid()?) {
-        // Report only this finding, because all others would be consequences of it.
+        // Report only this finding, because it causes all others.
         Err(OpenError::Damaged) => {
             Ok(Report { findings: vec![Finding::Database], ..Report::default() })
         }
@@ -247,7 +248,8 @@ fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
     let database = open_database(devices, CACHE_BYTES)?;
     let snapshot = database.snapshot()?;
     let superblock = read_super(&snapshot)?;
-    // Compare the lengths before the replay, which may extend `data` over lost blocks.
+    // Compare the lengths before the replay. The replay may extend `data`, which would hide that
+    // blocks were lost.
     let blocks = devices.data.len()? / BLOCK_BYTES;
     let is_short = find_end(&snapshot).map_err(|errno| refusal(&snapshot, errno))? > blocks;
     drop(snapshot);
@@ -300,8 +302,8 @@ struct Check {
     used: Vec<(u64, u64, u64)>,
     users: BTreeMap<u64, UsersRecord>,
     contents: HashSet<u64>,
-    /// The blocks with an access ACL, and the mode that the ACL implies. None if the ACL expresses
-    /// no more than a mode.
+    /// The blocks with an access ACL, and the mode that the ACL implies. The mode is None if the
+    /// ACL expresses no more than a mode can.
     with_acl: HashMap<u64, Option<u32>>,
 }
 
@@ -375,7 +377,7 @@ impl Check {
         if logical < so_far.0 {
             self.find(Finding::LogicalOverlap(ino, logical));
         }
-        // The lengths of overlapping extents may add up to more than a `u64`.
+        // Damaged extents may overlap, so the sum of their lengths may exceed a `u64`.
         self.extents.insert(ino, (end, so_far.1.saturating_add(len)));
         self.used.push((physical, physical + len, ino));
         let size = self.inodes.get(&ino).map_or(0, |inode| inode.size);

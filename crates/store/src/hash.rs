@@ -5,16 +5,15 @@
 //! version. The secret is derived from a seed that is drawn when a store is made and kept in the
 //! superblock. So an attacker cannot craft names that collide (trap T54).
 //!
-//! A step multiplies two words, each mixed with a secret word, to 128 bits, and folds the two
-//! halves together, as wyhash does. Four chains of steps run in parallel, since a set may have 64
-//! KiB.
+//! As in wyhash, a step mixes two words with two secret words, multiplies them to 128 bits, and
+//! folds the two halves together. Four chains of steps run in parallel, since a set may be long.
 //!
 //! # Samples
 //! Names and most sets are hashed as a whole. Of an input longer than [`WHOLE_MAX`] bytes,
 //! [`Secret::hash`] takes the length and [`SAMPLES`] pieces, evenly spaced from the first byte to
-//! the last. The reason is that to hash 4 KiB takes longer than to compare them. Sets with one hash
-//! are compared byte by byte anyway, before they share a block. Sets that differ only between the
-//! pieces have the same hash. After several such sets `blocks` uses [`Secret::hash_whole`].
+//! the last. Hashing 4 KiB takes longer than comparing them. Sets with one hash are compared byte
+//! by byte anyway, before they share a block. Sets that differ only between the pieces have the
+//! same hash. After several such sets `blocks` uses [`Secret::hash_whole`].
 //!
 //! Source: `corewalk`'s `hash` and `corewalk-mbcache` use the same fold.
 

@@ -62,15 +62,15 @@ pub(crate) struct Inode {
     dirty_data: AtomicU64,
 }
 
-/// The state of an inode except its content. All fields are protected by `Inode::state`.
+/// All attributes of an inode. All fields are protected by `Inode::state`.
 pub(crate) struct State {
     pub(crate) record: InodeRecord,
     /// The target of a symbolic link.
     pub(crate) target: Box<[u8]>,
     /// The attribute block, if it is in memory.
     pub(crate) block: Option<Arc<Block>>,
-    /// The last transaction in which a new attribute set of the inode was de-duplicated at once
-    /// (see `late`).
+    /// The last transaction in which a new attribute set of this inode was not queued, but
+    /// de-duplicated at once (see `late`).
     pub(crate) changed_at: u64,
     /// True while the inode is queued for deferred de-duplication (see `late`).
     pub(crate) is_waiting: bool,
@@ -110,31 +110,34 @@ impl Inode {
         }
     }
 
-    /// Returns the last transaction that fsync(2) has to commit. With `is_content_only`, for
-    /// fdatasync(2), returns the last one that changed extents or size.
+    /// Returns the last transaction that an fsync(2) of this inode has to commit. With
+    /// `is_content_only`, for fdatasync(2), returns the last one that changed extents or size.
     pub(crate) fn dirty_tid(&self, is_content_only: bool) -> u64 {
         let is_file = self.kind == FileKind::Regular;
         let word = if is_content_only && is_file { &self.dirty_content } else { &self.dirty };
         // ORDERING: Relaxed. The answer must cover only changes that happened before this call,
-        // such as the caller's own. A relaxed load sees all of these.
+        // such as the caller's own. A relaxed load sees these changes.
         word.load(Ordering::Relaxed)
     }
 
     /// Returns the last transaction that changed the data.
     pub(crate) fn data_tid(&self) -> u64 {
-        // ORDERING: Relaxed. The answer must cover only changes that happened before this call.
+        // ORDERING: Relaxed. The answer must cover only changes that happened before this call. A
+        // relaxed load sees these changes.
         self.dirty_data.load(Ordering::Relaxed)
     }
 
     /// Notes that this transaction changes the data.
     pub(crate) fn mark_data(&self, view: &View) {
-        // ORDERING: Relaxed. `data_tid` must see only stores that happened before its call.
+        // ORDERING: Relaxed. `data_tid` must see this store only if the store happened before that
+        // call.
         self.dirty_data.store(view.tid, Ordering::Relaxed);
     }
 
     /// Notes that this transaction changes extents or size.
     pub(crate) fn mark_content(&self, view: &View) {
-        // ORDERING: Relaxed. `dirty_tid` must see only stores that happened before its call.
+        // ORDERING: Relaxed. `dirty_tid` must see this store only if the store happened before that
+        // call.
         self.dirty_content.store(view.tid, Ordering::Relaxed);
     }
 
@@ -148,7 +151,8 @@ impl Inode {
             true => view.put_new(key, &bytes),
             false => view.put(key, &bytes),
         }
-        // ORDERING: Relaxed. `dirty_tid` must see only stores that happened before its call.
+        // ORDERING: Relaxed. `dirty_tid` must see this store only if the store happened before that
+        // call.
         self.dirty.store(view.tid, Ordering::Relaxed);
     }
 

@@ -64,7 +64,7 @@ use crate::store::StoreStats;
 
 /// Length of the reserve in bytes. The reserve is a file that a commit on a full host gives up.
 pub(crate) const RESERVE_BYTES: u64 = 32 << 20;
-/// Maximum time that a thread waits for other threads to share its commit.
+/// Maximum time that a committing thread waits, so that other threads can share its commit.
 const PATIENCE_MAX: Duration = Duration::from_millis(10);
 /// Maximum number of records that one step of a range read takes from a layer.
 const RANGE_RECORDS: usize = 512;
@@ -76,14 +76,15 @@ pub struct Devices {
     pub meta: Arc<dyn Device>,
     /// The blocks of files and nothing else.
     pub data: Arc<dyn Device>,
-    /// A file that occupies space on the host until a commit on a full host needs that space.
+    /// A file that occupies space on the host. A commit on a full host truncates it to get that
+    /// space.
     pub reserve: Arc<dyn Device>,
     /// The write-ahead log, with small transactions that are not in the database yet.
     pub log: Arc<dyn Device>,
 }
 
 impl Devices {
-    /// Makes the next reads come from the disk and not from the host's page cache.
+    /// Drops the devices from the host's page cache, so that the next reads come from the disk.
     pub(crate) fn read_anew(&self) {
         [&self.meta, &self.data, &self.log].into_iter().for_each(|device| read_anew(&**device));
     }
@@ -91,7 +92,7 @@ impl Devices {
     /// Returns devices with the same content. Changes of the returned devices stay in memory.
     ///
     /// # Errors
-    /// The error of a device that is asked for its length.
+    /// The error of a device if its length cannot be read.
     pub(crate) fn overlaid(&self) -> io::Result<Devices> {
         let over = |device: &Arc<dyn Device>| -> io::Result<Arc<dyn Device>> {
             Ok(Arc::new(Overlay::new(Some(device.clone()))?))
@@ -100,8 +101,8 @@ impl Devices {
         Ok(Devices { meta, data, reserve: over(&self.reserve)?, log: over(&self.log)? })
     }
 
-    /// Allocates the reserve. Returns true if the reserve is allocated, or if the host cannot
-    /// allocate space in advance.
+    /// Allocates the reserve. Returns false if the host has no space for it or fails. Returns true
+    /// if the host cannot allocate space in advance.
     pub(crate) fn take_reserve(&self) -> bool {
         match self.reserve.reserve(RESERVE_BYTES) {
             // The host's file system cannot allocate in advance, or `ulimit -f` is below the size
@@ -145,7 +146,8 @@ pub(crate) struct Journal {
     /// The open database. Protected by its own mutex.
     opened: Mutex<Opened>,
     devices: Devices,
-    /// A running layer whose records have more bytes than this counts as heavy.
+    /// Maximum number of bytes of records in the running layer. A larger layer is *heavy* and is
+    /// committed early.
     running_max: u64,
     /// Protected by its own mutex.
     log: Mutex<Log>,
@@ -174,8 +176,8 @@ struct State {
     /// True if the log holds file data, or a commit is about to append some (J.6).
     has_logged_data: bool,
     is_committing: bool,
-    /// The number of threads that are now inside `commit_up_to`, and their number when the last
-    /// commit ended.
+    /// The number of threads that are inside `commit_up_to`, and the number of such threads when
+    /// the last commit ended.
     callers: u32,
     companions: u32,
     /// Duration of the last commit.
@@ -189,7 +191,7 @@ struct Counts {
     database: AtomicU64,
     logged: AtomicU64,
     logged_bytes: AtomicU64,
-    /// Transactions that the log did not take because a write or a sync of it failed.
+    /// Transactions that went to the database because a write or a sync of the log failed.
     log_failures: AtomicU64,
     /// Calls whose transaction was committed by another thread.
     shared: AtomicU64,
@@ -215,8 +217,9 @@ impl View {
         self.base.get(key)
     }
 
-    /// Returns the value of a record that did not exist before transaction `born`. Does not read
-    /// the database if transaction `born` is not in it. `EIO` if the record cannot be read.
+    /// Returns the value of a record that did not exist before transaction `born`. If transaction
+    /// `born` is not in the database yet, the database is not read. `EIO` if the record cannot be
+    /// read.
     pub(crate) fn get_since(&self, key: &Key, born: u64) -> Result<Option<Arc<[u8]>>, Errno> {
         if born <= self.based {
             return self.get(key);
@@ -225,8 +228,8 @@ impl View {
         Ok(above.into_iter().flatten().find_map(|layer| layer.get(key)).flatten())
     }
 
-    /// Returns the last transaction that changed this record, if it may not be durable yet;
-    /// otherwise 0.
+    /// Returns the last transaction that changed this record. Returns 0 if the last change is
+    /// durable.
     pub(crate) fn dirty_tid(&self, key: &Key) -> u64 {
         match &self.frozen {
             _ if self.running.get(key).is_some() => self.tid,
@@ -253,7 +256,8 @@ impl View {
         self.running.put(key, Some(value));
     }
 
-    /// Sets the value of a new record, like [`View::put_new`], without copying it.
+    /// Sets the value of a new record, like [`View::put_new`], but takes the value instead of
+    /// copying it.
     #[inline]
     pub(crate) fn put_new_shared(&self, key: Key, value: Arc<[u8]>) {
         self.running.put_new(key, value);
@@ -265,7 +269,7 @@ impl View {
         self.running.put(key, None);
     }
 
-    /// Frees blocks of the device as soon as this transaction is durable.
+    /// Frees blocks of the device. They are allocated again only after this transaction is durable.
     pub(crate) fn free(&self, owner: u64, runs: impl IntoIterator<Item = crate::alloc::Run>) {
         self.running.free(owner, runs);
     }
@@ -404,12 +408,12 @@ impl Journal {
     /// Returns a handle for a change. The caller holds neither a lock of the store nor a handle.
     ///
     /// # Errors
-    /// `EROFS` after a failed commit, and on a read-only mount. `EIO` if the commit fails for which
-    /// the call has to wait.
+    /// `EROFS` after a failed commit, and on a read-only mount. `EIO` if this call has to wait for
+    /// a commit and that commit fails.
     #[inline]
     pub(crate) fn change(&self) -> Result<Handle<'_>, Errno> {
-        // ORDERING: Relaxed. A caller that misses the failure of a commit gets its error at the
-        // next commit.
+        // ORDERING: Relaxed. A caller that misses the failure of a commit goes on, and its next
+        // commit returns the error.
         if self.is_failed.load(Ordering::Relaxed) || self.is_read_only {
             return Err(Errno::ROFS);
         }
@@ -442,7 +446,8 @@ impl Journal {
             return;
         }
         if let Some(poke) = &*self.poke.lock() {
-            // An error means that the store is being closed, which commits anyway.
+            // An error means that the store is being closed. The close commits anyway, so ignore
+            // the error.
             let _ = poke.send(());
         }
     }
@@ -450,8 +455,8 @@ impl Journal {
     /// Marks the committer as asleep. Wakes it again if there is something to commit.
     pub(crate) fn forget_poke(&self) {
         // ORDERING(poke): AcqRel. Pairs with the swap in `poke`. If the swap in `poke` came first,
-        // the view below has its transaction. Otherwise that swap returns false and sends the
-        // wake-up.
+        // the view that is read below has its transaction. Otherwise the swap in `poke` returns
+        // false, and its thread sends the wake-up.
         self.is_poked.swap(false, Ordering::AcqRel);
         let view = self.view();
         let has_work = view.running.has_begun() || view.logged.is_some();
@@ -490,11 +495,12 @@ impl Journal {
     pub(crate) fn write_data(&self, _: &View, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         self.dirty.note(offset, bytes.len());
         let written = self.devices.data.write_at(offset, bytes);
-        // ORDERING: Relaxed. A commit reads the flag while the barrier is closed. Outside of a
-        // commit, `sync_data` has to cover only writes that happened before its call.
+        // ORDERING: Relaxed. A commit reads the flag after it has closed the barrier, which orders
+        // this store before the load. `sync_data` has to cover only writes that happened before its
+        // call.
         if !self.is_data_dirty.load(Ordering::Relaxed) {
-            // ORDERING: Relaxed. The closed barrier, or the order of the caller, makes the store
-            // visible to a reader that must see it.
+            // ORDERING: Relaxed. The barrier, or the order of the calls in one thread, makes the
+            // store visible to a reader that must see it.
             self.is_data_dirty.store(true, Ordering::Relaxed);
         }
         written.map_err(|error| match error.kind() {
@@ -517,9 +523,10 @@ impl Journal {
         self.is_full.store(true, Ordering::Relaxed);
     }
 
-    /// Returns true if the reserve is allocated, so that files can grow.
+    /// Returns true if the reserve is allocated. Files can grow only then.
     pub(crate) fn has_reserve(&self) -> bool {
-        // ORDERING: Relaxed. Another thread may change the value right after the load anyway.
+        // ORDERING: Relaxed. The answer is a snapshot: another thread may change the value right
+        // after the load.
         !self.is_full.load(Ordering::Relaxed)
     }
 
@@ -558,7 +565,7 @@ impl Journal {
         stats.shared_commits = get(shared);
         stats.records = get(records);
         stats.waits = get(waits);
-        // Each commit, to the log or to the database, syncs once. `data_syncs` counts all other
+        // Each commit, to the log or to the database, makes one sync. `data_syncs` counts the other
         // syncs.
         stats.syncs = stats.commits + get(data_syncs);
         let view = self.view();
@@ -590,15 +597,15 @@ impl Journal {
             return;
         }
         let mut log = self.log.lock();
-        // If this fails, the next mount reads the log, which still exists.
+        // Ignore an error. The log still exists, so the next mount reads it.
         if log.is_empty() && log.superblock_with(0) != log.superblock() {
             let _ = self.write_super(log.superblock_with(0));
         }
         log.end();
     }
 
-    /// Makes the store read-only, because an operation has failed halfway. The transaction of that
-    /// operation must not become durable.
+    /// Makes the store read-only after an operation has failed halfway. The transaction of that
+    /// operation must not become durable, since it has only a part of the changes.
     pub(crate) fn abort(&self) {
         self.fail();
     }

@@ -52,18 +52,18 @@ use crate::inode::State;
 use crate::inode_table::InodeTable;
 use crate::journal::{Journal, View};
 
-/// Maximum number of queued inodes: 32 MiB of attribute sets, as much as a transaction has by
-/// default.
+/// Maximum number of queued inodes. Their attribute sets take up to 32 MiB, which is also the
+/// default maximum of a transaction.
 const WAITING_MAX: u64 = 8192;
-/// Maximum number of inodes that one thread queues even if their blocks have many users. It is 1
-/// MiB of attribute sets, as much as a second-level cache holds. For all threads together the
-/// maximum is this number per processor.
+/// Maximum number of inodes that one thread queues even if their blocks have many users. Their
+/// attribute sets take up to 1 MiB, so they fit into a second-level cache. For all threads together
+/// the maximum is this number per processor.
 const CACHED_MAX: u64 = 256;
-/// A block with at most this many users saves little. With 8, its last users soon all have private
+/// A shared block with at most this many users saves little memory. So its users may get private
 /// blocks.
 const FEW_USERS: u32 = 4;
-/// Number of inodes that `share` handles under one handle of the journal. A commit of another
-/// thread waits for such a step.
+/// Maximum number of inodes that `share` de-duplicates under one handle of the journal. A commit of
+/// another thread has to wait until `share` drops the handle.
 const BATCH: usize = 32;
 
 /// The queue of inodes whose sets are to be de-duplicated. The module's documentation describes it.
@@ -79,8 +79,8 @@ pub(crate) struct Late {
     /// Maximum number of queued inodes whose attribute sets fit into the second-level caches of all
     /// processors.
     cached_max: u64,
-    /// Held by the thread that de-duplicates queued sets. Protects no data: one thread at a time
-    /// has the turn.
+    /// Locked by the thread that de-duplicates queued sets. The mutex protects no data, but allows
+    /// only one such thread at a time.
     turn: Mutex<()>,
 }
 
@@ -117,7 +117,8 @@ impl Late {
         }
     }
 
-    /// Returns when an inode that gets the attributes `set` is to be de-duplicated.
+    /// Returns `When::Late` if an inode that gets the attributes `set` should be queued, and
+    /// `When::AtOnce` if its set should be de-duplicated now.
     pub(crate) fn when(&self, state: &State, set: &[u8], view: &View) -> When {
         if !self.is_on || set.len() as u64 > BLOCK_BYTES {
             return When::AtOnce;
@@ -132,8 +133,8 @@ impl Late {
         if can_wait && is_better() { When::Late } else { When::AtOnce }
     }
 
-    /// Returns true if one more attribute set, queued by this thread, fits into the processors'
-    /// caches.
+    /// Returns true if the sets of all queued inodes, and one more of this thread, fit into the
+    /// processors' caches.
     fn has_cache(&self) -> bool {
         // ORDERING: Relaxed. A hint: another thread may queue an inode meanwhile.
         let of_thread = self.lists[shard_index()].len.load(Ordering::Relaxed);
@@ -143,8 +144,8 @@ impl Late {
     /// Records that the attribute set of inode `ino` was replaced. The caller has locked its
     /// `state`.
     pub(crate) fn note(&self, ino: u64, state: &mut State, view: &View) {
-        // If the inode was queued in an earlier transaction, this may be its first change in the
-        // running one.
+        // A queued inode is busy only after a second change in one transaction. It may have been
+        // queued in an earlier transaction, so this may be its first change in the running one.
         let is_again = std::mem::replace(&mut state.changed_at, view.tid) == view.tid;
         if state.block.as_ref().is_some_and(|block| block.is_private()) {
             match state.is_waiting {
@@ -164,14 +165,14 @@ impl Late {
         };
         let id = block.id();
         (state.is_waiting, state.is_busy) = (true, false);
-        // ORDERING: Relaxed. A thread that relies on the queueing of this inode is ordered after it
+        // ORDERING: Relaxed. A thread that must see this inode as queued is ordered after this call
         // by other means, such as the inode's lock.
         self.count.fetch_add(1, Ordering::Relaxed);
         let list = &self.lists[shard_index()];
         let mut inos = list.inos.lock();
         inos.push((id, ino));
-        // ORDERING: Relaxed. The length changes under the lock of the list. A thread without the
-        // lock uses it as a hint.
+        // ORDERING: Relaxed. The length changes under the lock of the list. A reader without the
+        // lock uses the length only as a hint.
         list.len.store(inos.len() as u64, Ordering::Relaxed);
     }
 

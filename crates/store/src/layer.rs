@@ -28,7 +28,7 @@ use crate::record::{Key, Kind};
 
 /// Number of shards; a power of two.
 const SHARDS: usize = 64;
-/// Number of bytes by which a shard grows before the size of the whole layer is checked.
+/// Number of bytes by which a shard grows before the layer adds up the sizes of its shards.
 const ADD_UP_BYTES: i64 = 64 << 10;
 /// Estimated size of a record without its value, in bytes.
 const RECORD_BYTES: i64 = 96;
@@ -86,7 +86,8 @@ impl Layer {
         self.put_slot(key, Slot { record, is_new: false });
     }
 
-    /// Adds a record that is new (Y.1), as far as the caller knows.
+    /// Adds a record that is new (Y.1). If the layer has the key already, the layer knows better
+    /// whether the record is new.
     pub(crate) fn put_new(&self, key: Key, value: Arc<[u8]>) {
         self.put_slot(key, Slot { record: Some(value), is_new: true });
     }
@@ -95,7 +96,7 @@ impl Layer {
         let mut shard = self.shard(key.major).lock();
         let old = shard.get(&key);
         let old_bytes = old.map_or(0, Slot::bytes);
-        // If the layer already has the key, keep the flag of its slot. The caller's flag is wrong
+        // If the layer already has the key, keep `is_new` of its slot. The caller's value is wrong
         // if the database has the record and this layer has removed it.
         slot.is_new = old.map_or(slot.is_new, |old| old.is_new);
         let is_nothing = slot.is_new && slot.record.is_none();
@@ -184,19 +185,19 @@ impl Layer {
         self.bytes.sum().max(0) as u64
     }
 
-    /// Returns true if an operation has changed something, or is about to.
+    /// Returns true if an operation has changed a record in this layer, or is about to.
     pub(crate) fn has_begun(&self) -> bool {
         // ORDERING: Relaxed. The answer must cover only changes that happened before this call,
-        // such as the caller's own. A relaxed load sees all of these.
+        // such as the caller's own. A relaxed load sees these changes.
         self.has_begun.load(Ordering::Relaxed)
     }
 
-    /// Notes that an operation is about to change something. Returns true for the first operation
-    /// of the layer.
+    /// Records that an operation is about to change a record in this layer. Returns true for the
+    /// first such operation.
     #[inline]
     pub(crate) fn begin(&self) -> bool {
-        // ORDERING: Relaxed, for load and swap. The flag only wakes the committer, which checks for
-        // new transactions again later.
+        // ORDERING: Relaxed, for load and swap. The flag only wakes the committer. If it misses the
+        // flag, it checks for new transactions again later.
         !self.has_begun.load(Ordering::Relaxed) && !self.has_begun.swap(true, Ordering::Relaxed)
     }
 
@@ -247,8 +248,8 @@ mod tests {
         }
     }
 
-    /// A removal that is absorbed must remain if the record existed before both layers. If the
-    /// earlier layer has made the record, no trace may remain.
+    /// The record existed before both layers, and the later layer removes it. The absorbed removal
+    /// must remain. If the earlier layer has made the record, no trace of it may remain.
     #[test]
     fn absorbed_removals_leave_a_trace_of_what_was_before() {
         let (old, new, again) =

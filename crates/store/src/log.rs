@@ -54,16 +54,16 @@ const BLOCK_BYTES: usize = 4096;
 /// Length of the hash, and of the whole header, in bytes.
 const HASH_BYTES: usize = 8;
 const HEADER_BYTES: usize = 32;
-/// Maximum number of bytes of an entry, which a reader loads into memory as a whole. The entries of
-/// logged transactions have less than half of that.
+/// Maximum number of bytes of an entry. A reader refuses longer ones, since it loads an entry into
+/// memory as a whole. A commit writes entries of less than half that length.
 const ENTRY_BYTES_MAX: usize = 1 << 20;
-/// The number that marks the header of an end mark, and the length of the area with end marks: one
-/// per block.
+/// The number of an entry that marks it as an end mark, and the length of the area with end marks:
+/// two blocks.
 const END: u64 = u64::MAX;
 const MARKED_BYTES: usize = 2 * BLOCK_BYTES;
-/// The position of the generation and the number in the second end mark.
+/// The offset in the log of the generation and the number in the second end mark.
 const MARK_WORDS: Range<usize> = BLOCK_BYTES + HASH_BYTES..BLOCK_BYTES + 3 * HASH_BYTES;
-/// The tags of the items of an entry: a record, a removed record, and file data.
+/// The first byte of an item of an entry tells its kind: a record, a removed record, or file data.
 const VALUE: u8 = 1;
 const REMOVED: u8 = 2;
 const DATA: u8 = 3;
@@ -92,7 +92,7 @@ impl Log {
         }
         if take_room(&*device, capacity).and_then(|()| device.sync()).is_err() {
             capacity = 0;
-            // Remove the entries, which are void. A failure does not matter for the same reason.
+            // Remove the entries. They are void, so an error of the removal does no harm.
             let _ = device.set_len(0);
         }
         let secret = Secret::new(superblock.seed);
@@ -104,7 +104,7 @@ impl Log {
         self.capacity
     }
 
-    /// Starts an entry. Drops an entry that was started before and not appended.
+    /// Starts an entry. Discards an entry that was started before but not appended.
     pub(crate) fn begin(&mut self) -> Entry<'_> {
         self.buffer.clear();
         self.buffer.resize(HEADER_BYTES, 0);
@@ -126,7 +126,8 @@ impl Log {
         SuperRecord { log_bytes, ..self.superblock }
     }
 
-    /// Notes that the superblock of the database is now `superblock`. The generation is the same.
+    /// Records that a commit has changed the superblock of the database to `superblock`, without a
+    /// new generation.
     pub(crate) fn set_superblock(&mut self, superblock: SuperRecord) {
         self.superblock = superblock;
     }

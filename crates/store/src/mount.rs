@@ -55,7 +55,7 @@ impl BufferedDatabase {
         Ok(BufferedDatabase { database: open_database(&above, cache_bytes)?, buffered })
     }
 
-    /// Returns true if the database has the records of a store.
+    /// Returns true if the database has the records of a store. An empty or new database has none.
     ///
     /// # Errors
     /// [`OpenError::Damaged`] for a damaged database; the error of the device.
@@ -175,8 +175,8 @@ pub(crate) struct Scan {
     pub(crate) inodes: u64,
     pub(crate) last_ino: u64,
     pub(crate) runs: Vec<Run>,
-    /// The block of the device behind all written extents. `based_end` is the same without the
-    /// extents in the log.
+    /// The first block of the device behind all written extents. `based_end` ignores the extents
+    /// that are only in the log.
     data_end: u64,
     based_end: u64,
     pub(crate) blocks: u64,
@@ -230,8 +230,8 @@ impl Scan {
         Ok(found)
     }
 
-    /// Returns a block that is in two extents, if there is one. If one of the extents were freed,
-    /// another file would get the block.
+    /// Returns a block that is in two extents, if there is one. Such a store must be refused: if
+    /// one extent were freed, another file would get the block.
     fn find_used_twice(&self) -> Option<u64> {
         let mut pairs = self.runs.iter().zip(self.runs.iter().skip(1));
         pairs.find(|(run, next)| run.start + run.len > next.start).map(|(_, next)| next.start)
@@ -251,7 +251,7 @@ pub(crate) fn each(snapshot: &Snapshot, kind: Kind, visit: &mut Visit<'_>) -> Re
     each_changed(snapshot, &Changes::new(), kind, visit)
 }
 
-/// Calls `visit` like [`each`], but as if `changes` were applied to the database.
+/// Calls `visit` like [`each`], but with the records that the database will have after `changes`.
 fn each_changed(
     snapshot: &Snapshot,
     changes: &Changes,

@@ -14,9 +14,9 @@
 //! 4. One inode that is no directory.
 //! 5. An attribute block, and last the locks of shards of tables and layers, and of free blocks.
 //!
-//! Only the entries of the names tell which directories have to be locked. If a lock is missing,
-//! all locks are released and taken again with it, and the entries are looked up again. So no
-//! rename deadlocks with another one (trap P9).
+//! A thread learns from the entries of the names which directories it has to lock. If it finds that
+//! a lock is missing, it releases all locks and takes all of them anew, with the missing one. Then
+//! it looks the entries up again. So no rename deadlocks with another one (trap P9).
 //!
 //! The caller of this module prevents loops of directories. `names` itself only refuses to move a
 //! directory into itself.
@@ -139,7 +139,8 @@ impl Store {
         mode: RenameMode,
     ) -> Result<(), Errno> {
         let view = &*match mode {
-            // The new name needs space. The space of the old name is free only after the commit.
+            // Charge the space of the new name now. The space of the old name becomes free only
+            // after the commit.
             RenameMode::Replace | RenameMode::NoReplace => self.journal.grow()?,
             RenameMode::Exchange => self.journal.change()?,
         };
@@ -247,8 +248,7 @@ impl Store {
             let changed = self.change_set(inode.ino, &mut state, &set, view);
             changed.inspect_err(|_| self.inodes.give_back(1))?;
         }
-        // The argument `had_links` is true, so that no orphan record is removed: a new inode has
-        // none.
+        // Pass true for `had_links`. The new inode has no orphan record, so none has to be removed.
         inode.save_links(&state, true, view);
         let attr = state.attr(inode.ino);
         drop(state);
@@ -256,7 +256,7 @@ impl Store {
         Ok(attr)
     }
 
-    /// Removes a link from an inode. A directory has only one, so it is left with none.
+    /// Removes a link from an inode. A removed directory has no other name, so its count becomes 0.
     fn unlink(&self, locks: &mut Locks<'_>, inode: &Inode, view: &View) -> Result<(), Errno> {
         let change = |state: &mut State| {
             state.record.nlink = match inode.kind {
@@ -273,7 +273,8 @@ impl Store {
         Ok(())
     }
 
-    /// Saves a directory whose entries have changed. `counted` is its record with the new counts.
+    /// Saves a directory whose entries have changed. `counted` is the directory's record with
+    /// updated counts.
     fn change_directory(
         &self,
         locks: &mut Locks<'_>,
@@ -355,9 +356,9 @@ impl Rename<'_, '_> {
         self.whole(rest)
     }
 
-    /// Returns `rest`, the result of the steps after the change of names. If one of them has
-    /// failed, the journal aborts, so that half a rename never becomes durable. They can fail only
-    /// because a lock is missing.
+    /// Returns `rest`, the result of the steps of a rename after its change of names. If a step has
+    /// failed, the journal aborts, so that half a rename never becomes durable. A step fails only
+    /// if a lock is missing.
     fn whole(&self, rest: Result<(), Errno>) -> Result<(), Errno> {
         rest.inspect_err(|_| self.store.journal.abort())
     }
@@ -371,8 +372,8 @@ impl Rename<'_, '_> {
         self.store.linked(link, self.view)
     }
 
-    /// Sets the new name to the moved inode, and the old name to `other` or to nothing. Fails with
-    /// `EIO` or `ENOSPC` only before the first change.
+    /// Makes the new name refer to the moved inode. Makes the old name refer to `other`, or removes
+    /// it. Fails with `EIO` or `ENOSPC` only before the first change.
     fn set_names(&mut self, other: Option<Link>) -> Result<(), Errno> {
         let (new, old) = (self.name_record(self.new)?, self.name_record(self.old)?);
         new.set(self.moved, self.view)?;
@@ -392,9 +393,9 @@ impl Rename<'_, '_> {
         NameRecord::find(at.0.ino, self.locks.state(at.0.ino)?, at.1, self.view)
     }
 
-    /// Returns the records of the new and the old directory with changed counts. Each pair of the
-    /// arguments has the entries that a directory gains and those that it loses. `EIO` if a count
-    /// is too small, `EMLINK` if a count overflows.
+    /// Returns the records of the new and the old directory with changed counts. For each
+    /// directory, the argument is a pair: the entries that it gains, and the entries that it loses.
+    /// `EIO` if a count is too small, `EMLINK` if a count overflows.
     fn count(
         &mut self,
         of_new: (Entries, Entries),
@@ -408,8 +409,8 @@ impl Rename<'_, '_> {
         Ok([in_new, in_old])
     }
 
-    /// Saves both directories. If they are the same, the second record replaces the first. It has
-    /// both changes.
+    /// Saves both directories. If they are the same, the second record replaces the first. The
+    /// second record contains the changes of both.
     fn save_directories(&mut self, counted: [InodeRecord; 2]) -> Result<(), Errno> {
         let now = now();
         for (dir, counted) in [self.new.0, self.old.0].into_iter().zip(counted) {
@@ -418,7 +419,7 @@ impl Rename<'_, '_> {
         Ok(())
     }
 
-    /// Saves an inode after its move to directory `dir`, with a new change time.
+    /// Saves an inode that was moved to directory `dir`, with a new change time.
     fn touch(&mut self, inode: &Inode, dir: u64) -> Result<(), Errno> {
         let view = self.view;
         let change = |state: &mut State| {
@@ -478,13 +479,14 @@ pub(crate) fn check_directory(inode: &Inode) -> Result<(), Errno> {
     if inode.kind == FileKind::Directory { Ok(()) } else { Err(Errno::NOTDIR) }
 }
 
-/// Checks that an inode has the kind that its entry says; otherwise `EIO`. A call chooses its locks
-/// by the kinds of entries, so a wrong kind would leave a directory unlocked.
+/// Returns `EIO` if the kind of an inode differs from the kind in its entry. A call chooses its
+/// locks by the kinds of entries, so a wrong kind would leave a directory unlocked.
 fn check_kind(inode: &Inode, link: Link) -> Result<(), Errno> {
     if inode.kind == link.kind { Ok(()) } else { Err(Errno::IO) }
 }
 
-/// Returns by how many links an entry raises the count of its directory.
+/// Returns the number that an entry adds to the link count of its directory: 1 for a subdirectory,
+/// otherwise 0.
 fn subdirectories(link: Link) -> u32 {
     u32::from(link.kind == FileKind::Directory)
 }
@@ -494,8 +496,8 @@ mod tests {
     use super::*;
     use crate::store::StoreOptions;
 
-    /// Sets two names with the same hash to `before` and renames the first to the second with
-    /// `rename`. Returns the inodes of both names.
+    /// Makes two names with the same hash refer to the inodes `before`. Renames the first to the
+    /// second with `rename`. Returns the inodes of both names.
     fn rename_in_one_record(
         store: &Store,
         before: [Option<Link>; 2],

@@ -1,9 +1,10 @@
-//! A device above another one. Its changes stay in memory.
+//! A device that shows the content of another device, and keeps all changes in memory.
 //!
-//! A check of a store does the same as a mount. A mount writes: it repairs a database that was not
-//! closed, and replays the log. So the check puts an [`Overlay`] above each device. A read gets
-//! each block from the overlay if it was written there, otherwise from the device below. The device
-//! below is never written, so its file may be open for reading only.
+//! A check of a store does the same as a mount, but must not change the store. A mount writes,
+//! because it repairs an unclosed database and replays the log. So the check puts an [`Overlay`]
+//! above each device. A read gets each block from the overlay if it was written there, otherwise
+//! from the device below. The device below is never written, so its file may be open for reading
+//! only.
 //!
 //! # Invariants
 //! - V.1: the overlay shows bytes of the device below only up to the smallest length that the
@@ -29,7 +30,8 @@ use crate::device::Device;
 
 const BLOCK_BYTES: u64 = 4096;
 
-/// A device whose changes stay in memory, above another device or an empty one.
+/// A device that shows the content of another device, or of an empty one. Its changes stay in
+/// memory.
 #[derive(Debug)]
 pub(crate) struct Overlay {
     below: Option<Arc<dyn Device>>,
@@ -50,7 +52,7 @@ impl Overlay {
     /// Returns a device with the content of `below`, or an empty device for None.
     ///
     /// # Errors
-    /// The error of the device below when it is asked for its length.
+    /// The error of the device below if its length cannot be read.
     pub(crate) fn new(below: Option<Arc<dyn Device>>) -> io::Result<Overlay> {
         let len = below.as_ref().map_or(Ok(0), |below| below.len())?;
         let written = Mutex::new(Written { len, shown: len, ..Written::default() });
@@ -74,7 +76,8 @@ impl Overlay {
     }
 }
 
-/// Splits a range at the bounds of blocks. Returns the offset and the length of each piece.
+/// Splits a range into pieces that lie within one block each. Returns the offset and the length of
+/// each piece.
 fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize)> {
     let end = offset + len as u64;
     let first = (offset < end).then_some(offset);
@@ -97,7 +100,7 @@ impl Device for Overlay {
             && let Some(below) = &self.below
             && !pieces(offset, buf.len()).any(is_written)
         {
-            // No block of the range is in memory, so pass on the whole read.
+            // No block of the range is in memory, so read the whole range from the device below.
             return below.read_at(offset, buf);
         }
         let mut rest = buf;

@@ -28,21 +28,21 @@ pub(crate) const KEY_BYTES: usize = 17;
 const INODE_BYTES: usize = 108;
 /// Length of an entry without its name, in bytes.
 const ENTRY_BYTES: usize = 11;
-/// Maximum number of names with one hash in a directory. A cookie has room for this many slot
-/// numbers.
+/// Maximum number of names with one hash in a directory. The part of a cookie for the slot number
+/// has 4 bits.
 pub(crate) const SLOTS: u8 = 16;
-/// Flag of an inode without links that may still get a link.
+/// The flag of an inode that has no links but may still get one.
 const LINKABLE: u32 = 1;
 /// Flag of an inode with an access ACL.
 const HAS_ACL: u32 = 2;
 
-/// The largest inode number, id of an attribute block, and generation. Numbers are drawn from 1 on,
-/// so no store reaches this maximum. A larger number is damage, and the next number after it might
-/// wrap around to one in use.
+/// The largest inode number, id of an attribute block, and generation. Numbers are assigned from 1
+/// on, so no store reaches this maximum. A larger number is damage. The number after it might wrap
+/// around to one that is in use.
 pub(crate) const NUMBER_MAX: u64 = 1 << 62;
 
-/// Maximum number of entries of a directory. With more entries, the size that stat(2) reports could
-/// overflow.
+/// Maximum number of entries of a directory. With more entries, the size of the directory in
+/// stat(2) could overflow.
 const ENTRIES_MAX: u64 = 1 << 56;
 
 /// The kind of a record.
@@ -157,7 +157,8 @@ pub(crate) struct InodeRecord {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) rdev: u64,
-    /// The bytes of a file or of the target of a link, or the number of entries of a directory.
+    /// The length of a file or of the target of a link in bytes, or the number of entries of a
+    /// directory.
     pub(crate) size: u64,
     /// Allocated blocks of 4096 bytes.
     pub(crate) blocks: u64,
@@ -167,8 +168,8 @@ pub(crate) struct InodeRecord {
     pub(crate) mtime: Timespec,
     pub(crate) ctime: Timespec,
     pub(crate) btime: Timespec,
-    /// The inode number of the parent of a directory. 0 for the root, for other kinds, and in
-    /// records of older builds.
+    /// The inode number of a directory's parent. It is 0 for the root, for inodes of other kinds,
+    /// and in records of older builds.
     pub(crate) parent: u64,
     /// True for a file without a name that may still get one.
     pub(crate) is_linkable: bool,
@@ -198,7 +199,8 @@ impl InodeRecord {
         out.extend_from_slice(target);
     }
 
-    /// Decodes an inode. Returns the inode and the bytes behind it. `EIO` for an invalid inode.
+    /// Decodes an inode. Returns the inode and the bytes of the record that follow it. `EIO` for an
+    /// invalid inode.
     pub(crate) fn decode(bytes: &[u8]) -> Result<(InodeRecord, &[u8]), Errno> {
         let mut fields = Fields(bytes);
         let [mode, nlink, uid, gid] = [(); 4].map(|()| fields.u32());
@@ -243,8 +245,8 @@ impl InodeRecord {
         let size = self.size.checked_add(got.0).filter(|&size| size <= ENTRIES_MAX);
         let nlink = self.nlink.checked_add(got.1).ok_or(Errno::MLINK)?;
         let size = size.ok_or(Errno::MLINK)?.checked_sub(lost.0).ok_or(Errno::IO)?;
-        // The links from subdirectories are not all links of a directory: it also has its own name
-        // and its entry `.`.
+        // For a directory, count only the links from subdirectories. Its own name and its entry `.`
+        // are links too.
         let least = if lost.1 > 0 { 2 } else { 0 };
         let nlink = nlink.checked_sub(lost.1).filter(|&nlink| nlink >= least).ok_or(Errno::IO)?;
         (self.size, self.nlink) = (size, nlink);
@@ -266,7 +268,7 @@ impl Entry<'_> {
     /// Appends the encoded entry to the record of its hash.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         out.reserve(ENTRY_BYTES + self.name.len());
-        // A name has at most 255 bytes, and a kind fits into four bits.
+        // The casts lose nothing: a name has at most 255 bytes, and a kind fits into four bits.
         out.extend_from_slice(&[self.slot, (self.kind.to_mode() >> 12) as u8]);
         out.extend_from_slice(&self.ino.to_le_bytes());
         out.push(self.name.len() as u8);
@@ -340,7 +342,8 @@ impl Extent {
         Ok(Extent { physical, len, is_written: flags == 0 })
     }
 
-    /// Returns the logical block behind the extent, whose first logical block is `logical`.
+    /// Returns the number of the logical block behind the extent. `logical` is the extent's first
+    /// logical block.
     ///
     /// # Errors
     /// `EIO` if no file can have such a block. Inserted ranges may move reserved blocks behind the

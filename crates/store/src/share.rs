@@ -9,12 +9,12 @@
 
 use std::io;
 
-use corewalk_mbcache::{Mbcache, MbcacheOptions};
+use corewalk_mbcache::{Mbcache, MbcacheOptions, Stats};
 
 /// The result of [`ShareIndex::remove`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
-    /// The pair is not in the index, and no thread is about to use its block.
+    /// The index does not have the pair, and no thread is about to use its block.
     Done,
     /// A thread is about to use the block of the pair. The caller waits for that thread, and then
     /// decides again whether to free the block.
@@ -81,7 +81,7 @@ pub enum Removal {
 /// let root = Node::detached(store.root()?.ino, FileKind::Directory);
 /// store.setxattr(root, b"user.label", b"public", XattrMode::Set)?;
 /// store.share_xattrs();
-/// assert_eq!((counted.finds.load(Relaxed), counted.index.cache().count()), (1, 1));
+/// assert_eq!((counted.finds.load(Relaxed), counted.index.stats().entries), (1, 1));
 /// # drop(store);
 /// # std::fs::remove_dir_all(&dir)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -95,14 +95,15 @@ pub trait ShareIndex: Send + Sync + 'static {
     /// Inserts a block that has `users` users. If the pair exists, it does not change.
     fn insert(&self, key: u64, block: u64, users: u32);
 
-    /// Sets the number of users of a block. The caller holds the lock of the block.
+    /// Informs the index of the number of users of a block. The caller holds the lock of the block.
     fn note_users(&self, key: u64, block: u64, users: u32);
 
     /// Announces that a user is about to leave a block (H.4). The caller holds the lock of no
     /// block.
     fn leave(&self, _block: u64) {}
 
-    /// Ends `leave`: the user has left the block, or stays. The caller holds the lock of no block.
+    /// Ends `leave`, after the user has left the block or has failed to leave it. The caller holds
+    /// the lock of no block.
     fn left(&self, _block: u64) {}
 
     /// Removes a pair, if the index has it. The caller holds the lock of the block and has called
@@ -115,6 +116,12 @@ pub trait ShareIndex: Send + Sync + 'static {
 
     /// Returns the maximum number of users that a block may have.
     fn users_max(&self) -> u32;
+
+    /// Returns the number of entries, and the number of entries that were dropped to make room. The
+    /// default is for an index that does not count them.
+    fn stats(&self) -> Stats {
+        Stats::default()
+    }
 }
 
 /// The default index of a store.
@@ -128,12 +135,6 @@ impl MbcacheIndex {
     /// The errors of [`Mbcache::new`].
     pub fn new(options: MbcacheOptions) -> io::Result<MbcacheIndex> {
         Mbcache::new(options).map(MbcacheIndex)
-    }
-
-    /// Returns the cache inside.
-    #[must_use]
-    pub fn cache(&self) -> &Mbcache {
-        &self.0
     }
 }
 
@@ -171,8 +172,8 @@ impl ShareIndex for MbcacheIndex {
     }
 
     fn wait(&self, key: u64, block: u64) {
-        // If the other thread has dropped its handle by now, this call removes the pair. The caller
-        // decides again anyway, and inserts the pair if it needs it.
+        // If the other thread has dropped its handle by now, this call removes the pair. That does
+        // no harm: the caller decides again, and inserts the pair if it needs it.
         if let Some(busy) = self.0.delete_or_get(key, block) {
             busy.wait();
         }
@@ -180,6 +181,10 @@ impl ShareIndex for MbcacheIndex {
 
     fn users_max(&self) -> u32 {
         self.0.users_max()
+    }
+
+    fn stats(&self) -> Stats {
+        self.0.stats()
     }
 }
 
@@ -223,8 +228,8 @@ mod tests {
     use super::*;
     use crate::{Store, StoreOptions, fsck};
 
-    /// The default index with counters and checks of the rules H.1 to H.5. Each mutex protects the
-    /// field that it contains.
+    /// The default index, with counters and checks of the rules H.1 to H.5. Each mutex protects the
+    /// value inside it.
     struct Watched {
         index: MbcacheIndex,
         looks: Mutex<u64>,
@@ -335,8 +340,8 @@ mod tests {
         store.setxattr(file, b"user.a", value, XattrMode::Set).unwrap();
     }
 
-    /// Returns the value of this number. Two values differ only in bytes that the hash does not
-    /// sample, so that all values have one hash (trap T54).
+    /// Returns the value with the number `number`. Two such values differ only in bytes that the
+    /// hash does not sample, so all values have one hash (trap T54).
     fn value(number: usize) -> Vec<u8> {
         let mut value = vec![7; 4000];
         value[200..208].copy_from_slice(&number.to_le_bytes());
@@ -344,8 +349,7 @@ mod tests {
     }
 
     const CONTENTS: usize = 200;
-    /// Maximum number of blocks that are compared with one content. There are two keys, and four
-    /// blocks for each.
+    /// Maximum number of blocks that are compared with one content: four for each of its two keys.
     const LOOKS_MAX: u64 = 2 * 4;
 
     #[test]
@@ -363,8 +367,8 @@ mod tests {
         assert_eq!((stats.xattr_blocks, stats.xattr_users), (200, 400));
         drop(store);
 
-        // After a remount blocks enter the index as they are read. The limit on comparisons must
-        // hold then too.
+        // After a remount, blocks enter the index when they are read. The limit on comparisons must
+        // hold for these blocks too.
         let share = Watched::new();
         let store = folder.open(&share);
         for (number, file) in files.iter().enumerate() {
@@ -374,7 +378,8 @@ mod tests {
             assert!(looks <= LOOKS_MAX, "{looks} looks for file {number}");
         }
         set(&store, make(&store, "one more"), &value(CONTENTS - 1));
-        assert_eq!(store.stats().xattr_blocks, 200);
+        let stats = store.stats();
+        assert_eq!((stats.xattr_blocks, stats.xattr_hits, stats.xattr_misses), (200, 1, 0));
         drop(store);
         assert_eq!(fsck(&folder.0).unwrap().findings, []);
         assert!(share.broken.lock().is_empty());
@@ -415,14 +420,14 @@ mod tests {
         assert_eq!(stats.xattr_waiting, 0);
         let users = files.iter().filter(|file| store.getxattr(**file, b"user.a").is_ok()).count();
         assert_eq!(stats.xattr_users, users as u64);
-        assert_eq!(share.index.cache().stats().entries, stats.xattr_blocks);
+        assert_eq!(share.index.stats().entries, stats.xattr_blocks);
         assert!(share.leaving.lock().is_empty());
         let broken = share.broken.lock();
         assert!(broken.is_empty(), "{broken:?}");
     }
 
-    /// H.5: if a thread finds a block that another thread has just read, it must not update the
-    /// block before that is in the index.
+    /// H.5: one thread reads a block, and another thread finds it in memory. The second thread must
+    /// not update the block before the index has it.
     #[test]
     fn blocks_that_are_read_are_entered_before_their_users_are_counted() {
         const PAIRS: usize = 300;
@@ -442,9 +447,11 @@ mod tests {
         let store = folder.open(&share);
         let arrived = [(); PAIRS].map(|()| AtomicU64::new(0));
         let meet = |n: usize| {
-            // ORDERING: Relaxed. The counter only makes two threads start at the same moment.
+            // ORDERING: Relaxed. The counter only makes both threads start at the same moment, and
+            // orders no data.
             arrived[n].fetch_add(1, Ordering::Relaxed);
-            // ORDERING: Relaxed. The counter only makes two threads start at the same moment.
+            // ORDERING: Relaxed. The counter only makes both threads start at the same moment, and
+            // orders no data.
             while arrived[n].load(Ordering::Relaxed) < 2 {
                 thread::yield_now();
             }
@@ -486,7 +493,7 @@ mod tests {
         assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (1, 2));
         let three = [make_with("c", 3), make_with("d", 3)];
         assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (3, 4));
-        // A long set can change. Once it is short enough, it is shared.
+        // A long set has its own block. Once a change makes it short enough, it must be shared.
         store.removexattr(three[0], b"user.2").unwrap();
         store.setxattr(three[1], b"user.3", b"x", XattrMode::Set).unwrap();
         store.removexattr(three[1], b"user.3").unwrap();

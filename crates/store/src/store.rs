@@ -1,9 +1,9 @@
 //! The store: mount, periodic commits, unmount.
 //!
-//! Module `mount` reads and checks a store before anything is changed. Then the mount frees inodes
-//! without links that a crash has left behind.
+//! Module `mount` reads and checks a store before anything is changed. Then the mount frees the
+//! inodes without links, which a crash has left in the store.
 //!
-//! A background thread, the committer, commits every few seconds if there is something to commit.
+//! A background thread, the committer, commits every few seconds if anything has changed.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -87,7 +87,7 @@ pub struct StoreOptions {
     /// of the host is mounted read-only, the replay happens in memory.
     pub is_read_only: bool,
     /// True if a file whose attributes change often gets a private attribute block until the next
-    /// commit. If false, every change looks for an equal attribute set at once.
+    /// commit. If false, every change of attributes is de-duplicated at once.
     pub is_sharing_late: bool,
 }
 
@@ -175,6 +175,14 @@ pub struct StoreStats {
     pub xattr_waiting: u64,
     /// Blocks of 4096 bytes saved by the sharing of attribute blocks.
     pub xattr_saved_blocks: u64,
+    /// Searches for an equal attribute set that found one.
+    pub xattr_hits: u64,
+    /// Searches for an equal attribute set that found none.
+    pub xattr_misses: u64,
+    /// Entries of the de-duplication index.
+    pub xattr_entries: u64,
+    /// Entries dropped from the de-duplication index to make room.
+    pub xattr_reclaimed: u64,
     /// Estimated bytes of records in the running transaction.
     pub running_bytes: u64,
     /// Estimated bytes of records that are in the log but not in the database.
@@ -215,6 +223,10 @@ impl StoreStats {
             ("store_xattr_users", self.xattr_users),
             ("store_xattr_waiting", self.xattr_waiting),
             ("store_xattr_saved_bytes", self.xattr_saved_blocks.saturating_mul(BLOCK_BYTES)),
+            ("store_xattr_hits", self.xattr_hits),
+            ("store_xattr_misses", self.xattr_misses),
+            ("store_xattr_entries", self.xattr_entries),
+            ("store_xattr_reclaimed", self.xattr_reclaimed),
             ("store_has_reserve", u64::from(self.has_reserve)),
             ("store_is_read_only", u64::from(self.is_read_only)),
         ]
@@ -269,7 +281,8 @@ impl Store {
             })?,
         };
         let devices = store_dir.devices()?;
-        // `StoreDir` has refused a directory without a database, or has made one.
+        // The database exists: `StoreDir` has refused a directory without a database, or has made
+        // one.
         let database = BufferedDatabase::open(&devices, options.cache_bytes)?;
         let mount = Mount::look(devices, database)?;
         let mut store = Store::open_with(mount, options, |devices| store_dir.make_lost(devices))?;
@@ -333,8 +346,8 @@ impl Store {
         };
         // Only here the mount begins to change the store.
         let (database, devices, superblock, found) = mount.settle(make)?;
-        // Allocate the reserve before the log. A store without the reserve cannot let files grow,
-        // but one without the log only has a slower fsync.
+        // Allocate the reserve before the log. Without the reserve no file can grow. Without the
+        // log only fsync is slower.
         let has_reserve = devices.take_reserve() || {
             let _ = devices.log.set_len(0);
             devices.take_reserve()
@@ -432,17 +445,13 @@ impl Store {
 
     /// Returns the counters. [`Store::sync`] has an example.
     pub fn stats(&self) -> StoreStats {
-        let (xattr_blocks, xattr_users) = self.blocks.counts();
         let mut stats = StoreStats {
             inodes: self.inodes.used(),
             blocks: self.space.used(),
-            xattr_blocks,
-            xattr_users,
             xattr_waiting: self.late.len(),
-            // Count one block per set, since nearly every attribute set fits into one block.
-            xattr_saved_blocks: xattr_users.saturating_sub(xattr_blocks),
             ..StoreStats::default()
         };
+        self.blocks.add_stats(&mut stats);
         self.journal.add_stats(&mut stats);
         stats
     }
@@ -460,8 +469,8 @@ impl Store {
     /// and no handle of the journal. De-duplication frees blocks of the budget, but neither space
     /// of the host nor inodes.
     pub(crate) fn with_room<R>(&self, change: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
-        // Read the length of the queue before and after `change`, since another thread may
-        // de-duplicate the sets in between.
+        // Read the length of the queue both before and after `change`. Another thread may
+        // de-duplicate the queued sets in between, which also frees blocks.
         let (refusals, waited) = (self.space.refusals(), self.late.len());
         match change() {
             Err(Errno::NOSPC)
@@ -474,7 +483,7 @@ impl Store {
         }
     }
 
-    /// Returns the state with which the running transaction can change the data of inode `ino`.
+    /// Returns the state that the running transaction needs to change the data of inode `ino`.
     pub(crate) fn file_tx<'a>(&'a self, ino: u64, view: &'a View) -> FileTx<'a> {
         FileTx { ino, journal: &self.journal, view, space: &self.space }
     }
@@ -548,8 +557,8 @@ impl Store {
         if inode.state.read().record.nlink > 0 {
             return self.table.release(inode);
         }
-        // If no handle is available, the next mount frees the inode, because its orphan record
-        // stays.
+        // The journal may refuse a handle. Then the orphan record stays, and the next mount frees
+        // the inode.
         let Ok(view) = self.journal.change() else { return };
         let view = &*view;
         let mut content = inode.content.write();
@@ -576,8 +585,8 @@ impl Store {
         self.table.remove(ino);
     }
 
-    /// Returns the inode if it has an orphan record, but is not in memory. A crash has left it
-    /// behind.
+    /// Returns the inode if it has an orphan record and is not in memory. A crash has left such an
+    /// inode in the store.
     fn orphan(&self, ino: u64) -> Option<Arc<Inode>> {
         let view = self.journal.view();
         view.get(&Key::of(Kind::Orphan, ino)).ok()??;
@@ -589,8 +598,7 @@ impl Drop for Store {
     fn drop(&mut self) {
         self.journal.set_poke(None);
         if let Some(flusher) = self.flusher.take() {
-            // `join` waits for the end of the committer. Its error only says that the committer has
-            // panicked.
+            // Ignore an error of `join`. It only says that the committer has panicked.
             let _ = flusher.join();
         }
         self.late.share();
@@ -606,8 +614,8 @@ impl From<Errno> for OpenError {
     }
 }
 
-/// Commits `every` interval if there is something to commit, and earlier if the running transaction
-/// has more than `bytes_max` bytes.
+/// Commits at each interval `every` if anything has changed. Commits earlier if the running
+/// transaction has more than `bytes_max` bytes.
 fn commit_in_time(
     journal: &Journal,
     late: &Late,
@@ -628,11 +636,12 @@ fn commit_in_time(
             }
         }
         late.share();
-        // Ignore an error, since `sync` and fsync report it. `forget_poke` notices a transaction
-        // that reached the log during or after this checkpoint.
+        // Ignore an error, since `sync` and fsync report it. `forget_poke` finds transactions that
+        // reach the log during or after this commit to the database.
         let _ = journal.checkpoint();
         journal.forget_poke();
-        // Sets may have been queued after `share`, but before the running layer was frozen.
+        // Another thread may have queued sets after `share` but before the running layer was
+        // frozen. These sets are not de-duplicated yet.
         if late.len() > 0 {
             journal.poke();
         }

@@ -107,7 +107,7 @@ pub enum OpenError {
 
 impl OpenError {
     /// Returns the errno that mount(2) of a disk would return. It is `EBUSY` for a store in use,
-    /// and `ENOENT` if there is no store. It is `EINVAL` for something else than a store, and for
+    /// and `ENOENT` if there is no store. It is `EINVAL` for a directory that is no store, and for
     /// an unknown format version. It is `EUCLEAN` ("structure needs cleaning") for damage.
     /// Otherwise it is the errno of the host.
     ///
@@ -221,7 +221,7 @@ impl From<io::Error> for OpenError {
 pub(crate) struct StoreDir {
     path: PathBuf,
     lock: File,
-    /// True if the files of the host are only read, so that changes stay in memory.
+    /// True if the files of the host are opened for reading only. Changes then stay in memory.
     is_overlaid: bool,
 }
 
@@ -240,7 +240,7 @@ impl StoreDir {
             }
         }
         check_files(path)?;
-        // Check before the file `lock` is made, so that a directory with something else does not
+        // Check the directory before the file `lock` is made. A directory that is no store must not
         // change.
         is_missing(path)?;
         let lock = open_file(&path.join(LOCK), true)?;
@@ -254,8 +254,8 @@ impl StoreDir {
             open_file(&path.join(RESERVE), true)?;
             fs::rename(&new, path.join(META))?;
         }
-        // Sync the directory even if the store exists: a process may have been killed after it made
-        // the store and before it synced.
+        // Sync the directory even if the store exists. The process that made the store may have
+        // been killed before it synced.
         File::open(path)?.sync_all()?;
         Ok(store_dir)
     }
@@ -278,7 +278,7 @@ impl StoreDir {
     }
 
     /// Locks the directory of an existing store for reading, which needs no permission to write.
-    /// Several processes may do so at the same time.
+    /// Several processes may hold this lock at the same time.
     pub(crate) fn open_to_read(path: &Path) -> Result<StoreDir, OpenError> {
         StoreDir::check_there(path)?;
         let lock = open_file_to_read(&path.join(LOCK)).map_err(lock_error)?;
@@ -295,8 +295,7 @@ impl StoreDir {
         if is_missing(path)? { Err(OpenError::Missing) } else { Ok(()) }
     }
 
-    /// Locks the directory. If the lock is a shared one, the devices will keep their changes in
-    /// memory.
+    /// Locks the directory. With a shared lock, the devices keep their changes in memory.
     fn lock(path: &Path, lock: File, how: FlockOperation) -> Result<StoreDir, OpenError> {
         let is_overlaid = matches!(how, FlockOperation::NonBlockingLockShared);
         match flock(&lock, how) {
@@ -306,8 +305,8 @@ impl StoreDir {
         }
     }
 
-    /// Opens the devices. A missing file is replaced by an empty device in memory until `make_lost`
-    /// makes the file.
+    /// Opens the devices. A missing file is replaced by an empty device in memory. Later
+    /// `make_lost` makes the file.
     pub(crate) fn devices(&self) -> io::Result<Devices> {
         match self.is_overlaid {
             true => {
@@ -374,10 +373,10 @@ impl StoreDir {
     }
 }
 
-/// Returns the process that has the store in the directory `path` open. Returns None if there is
-/// none, or if it cannot be found. That is so if the process is in another pid namespace, or if the
-/// host reports no locks. It is also so on btrfs, whose locks have another device number than
-/// stat(2) reports.
+/// Returns the process that has the store in the directory `path` open. Returns None if no process
+/// has it open, or if the process cannot be found. A process in another pid namespace cannot be
+/// found, nor any process if the host reports no locks. On btrfs none is found, because its locks
+/// have another device number than stat(2) reports.
 ///
 /// # Examples
 /// ```
@@ -405,18 +404,19 @@ fn find_holder(locks: &str, dev: u64, ino: u64) -> Option<u32> {
     let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
     let file = format!("{major:02x}:{minor:02x}:{ino}");
     locks.lines().find_map(|line| {
-        // A line of a process that only waits for the lock has an arrow in this field.
+        // A line of `/proc/locks` with an arrow in this field belongs to a process that only waits
+        // for the lock.
         let [_, "FLOCK", _, _, pid, at, ..] = line.split_whitespace().collect::<Vec<_>>()[..]
         else {
             return None;
         };
-        // A pid of 0 or less stands for a process in another pid namespace.
+        // `/proc/locks` shows a pid of 0 or less for a process in another pid namespace.
         if at == file { pid.parse().ok().filter(|&pid| pid > 0) } else { None }
     })
 }
 
-/// Returns true if there is no store. It is an error if `meta` is missing but another file has
-/// content. That content belongs to a store whose database is lost.
+/// Returns true if the directory has no store. Returns an error if `meta` is missing but another
+/// file has content, because that content belongs to a store whose database is lost.
 fn is_missing(path: &Path) -> Result<bool, OpenError> {
     let bytes = |name| match fs::symlink_metadata(path.join(name)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -433,7 +433,7 @@ fn is_missing(path: &Path) -> Result<bool, OpenError> {
     }
 }
 
-/// Checks that a directory has no files but those of a store.
+/// Checks that a directory has no other files than those of a store.
 fn check_files(path: &Path) -> Result<(), OpenError> {
     for entry in fs::read_dir(path)? {
         let name = entry?.file_name();
@@ -462,8 +462,8 @@ fn open_file_to_read(path: &Path) -> io::Result<File> {
 }
 
 fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    // Refuse a symbolic link, which might lead to another file. Do not wait for the writer of a
-    // pipe.
+    // Refuse a symbolic link, which might lead to a file outside of the store. Open a pipe without
+    // waiting for its writer.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let file = options.custom_flags(flags).open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }

@@ -29,8 +29,8 @@ const VALUE_BYTES_MAX: usize = 65536;
 /// Maximum length of all names of an inode with their NULs, in bytes (`XATTR_LIST_MAX`).
 const LIST_BYTES_MAX: usize = 65536;
 /// Maximum number of bytes of all names and values of an attribute set, except ACLs: 16 values of
-/// the greatest length. There is a limit because a set is one value of the database, which every
-/// change copies.
+/// the greatest length. The limit exists because a set is one value of the database, and every
+/// change copies it.
 const SET_BYTES_MAX: usize = 1 << 20;
 /// The classes of names whose attributes are stored.
 const CLASSES: [&[u8]; 3] = [USER, b"trusted.", b"security."];
@@ -117,7 +117,7 @@ pub(crate) fn with(set: &[u8], name: &[u8], value: Option<&[u8]>) -> Vec<u8> {
     out
 }
 
-/// Returns `set` after a setxattr(2) call. The caller has checked the name.
+/// Returns the set that a setxattr(2) call makes of `set`. The caller has checked the name.
 ///
 /// # Errors
 /// `E2BIG` for a value that is too long. `EEXIST` and `ENODATA` according to `mode`. `ENOSPC` for

@@ -212,15 +212,6 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         u32::try_from(next).expect("next_fresh never passes max_slots")
     }
 
-    /// Returns the bytes of the slots ever handed to a shard.
-    ///
-    /// The kernel commits whole pages at first touch. With huge pages, which the arena uses from 2
-    /// MiB on, it may commit up to 2 MiB more.
-    #[must_use]
-    pub fn bytes_committed(&self) -> u64 {
-        u64::from(self.len_touched()) * (WORDS * size_of::<u64>()) as u64
-    }
-
     /// Counts every slot up to `index` as handed out, for an arena that is used as an array.
     ///
     /// Call this method before the first write to slot `index`. A lower or repeated index has no
@@ -235,7 +226,7 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     /// ```
     /// let buckets: corewalk_sync::SlotArena<8> = corewalk_sync::SlotArena::new("bucket", 1024)?;
     /// buckets.extend_to(255);
-    /// assert_eq!(buckets.bytes_committed(), 256 * 64);
+    /// assert_eq!(buckets.len_touched(), 256);
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn extend_to(&self, index: u32) {

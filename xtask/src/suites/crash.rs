@@ -82,8 +82,8 @@ fn check_hang(site: &Site) -> Result<Outcome, Outcome> {
     command.arg(mount.path.join("never"));
     let (ended, output) = mount.run_to_end("hang", &mut command, Duration::from_secs(2));
     match ended {
-        // The client was killed after the time limit. It could die only because the abort had ended
-        // its call.
+        // The client was killed after the time limit. It could end only because the abort had ended
+        // its call to the mount.
         Ended::TimedOut => {}
         Ended::Stuck => {
             return Err(Outcome::Failed("the abort did not free the client".to_owned()));

@@ -1,8 +1,8 @@
 //! A server and its mount, and how to end both in any state.
 //!
 //! A [`Site`] is the directory of a suite, with a mount point, files and logs. A [`Mount`] is a
-//! running server. This process must never access the mount: such a call could wait for a hung
-//! server for ever, but this process has to clean up. Commands that access the mount are child
+//! running server. This process must never access the mount, because a call could wait for a hung
+//! server for ever. Then this process could not clean up. Commands that access the mount are child
 //! processes with a time limit.
 //!
 //! # The end of a hung server
@@ -107,8 +107,8 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        // Remove the mount point first. If something is still mounted there, that fails, and
-        // nothing below it must be removed.
+        // Remove the mount point first. That fails if a file system is still mounted there. Then
+        // stop, because its files must not be removed.
         let _ = fs::remove_dir(self.folder.join("mnt"));
         if !self.folder.join("mnt").exists() {
             let _ = fs::remove_dir_all(&self.folder);

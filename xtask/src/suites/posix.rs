@@ -82,7 +82,8 @@ pub(super) fn pjdfstest_server(site: &Site) -> Outcome {
     check_pjdfstest(site, Source::Tmpfs, SERVER_PERMISSIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs pjdfstest on a mount where the kernel collects writes and times.
+/// Runs pjdfstest on a mount with `writeback_cache`, where the kernel delays writes and changes of
+/// times.
 pub(super) fn pjdfstest_writeback(site: &Site) -> Outcome {
     check_pjdfstest(site, Source::Tmpfs, WRITEBACK).unwrap_or_else(|outcome| outcome)
 }
@@ -171,7 +172,7 @@ pub(super) fn fsx_server(site: &Site) -> Outcome {
     check_fsx(site, Source::Tmpfs, SERVER_PERMISSIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs fsx on a mount where the kernel collects writes and times.
+/// Runs fsx on a mount with `writeback_cache`, where the kernel delays writes and changes of times.
 pub(super) fn fsx_writeback(site: &Site) -> Outcome {
     check_fsx(site, Source::Tmpfs, WRITEBACK).unwrap_or_else(|outcome| outcome)
 }
@@ -237,7 +238,8 @@ fn installed(site: &Site, name: &str, version: &str) -> Result<PathBuf, Outcome>
     let mut command = Command::new("cargo");
     command.args(["install", name, "--locked", "--version", version, "--root"]).arg(&site.tools);
     command.env("CARGO_TARGET_DIR", site.tools.join("build"));
-    // The tools wait for the mount most of the time. Builds without optimization are ready sooner.
+    // Build without optimization, which is faster. The tools mostly wait for the mount, so they
+    // need none.
     command.args(["--profile", "dev"]).env("CARGO_PROFILE_DEV_OPT_LEVEL", "1");
     command.env("CARGO_PROFILE_DEV_DEBUG", "0");
     let log = site.folder.join("install.log");

@@ -32,7 +32,7 @@ use std::{
 };
 
 const SYSV_IPC: &str = "sysv_ipc==1.2.0";
-/// Minimum number of tests of that version that must pass. One further test is skipped.
+/// Minimum number of tests of `sysv_ipc` that must pass. One further test is skipped.
 const SYSV_IPC_TESTS_MIN: u32 = 136;
 
 const IPC_SYSV: &str = "https://github.com/mhx/IPC-SysV";
@@ -47,7 +47,8 @@ const SEMOPS: usize = 100_000;
 /// The number of the system call semtimedop(2), for which Perl has no function.
 const SEMTIMEDOP: u32 = if cfg!(target_arch = "aarch64") { 192 } else { 220 };
 
-/// The system calls of System V IPC. The C library may use semtimedop(2) for semop(2).
+/// The system calls of System V IPC. semtimedop(2) is included, because the C library may use it
+/// for semop(2).
 const CALLS: [&str; 12] = [
     "semget",
     "semop",
@@ -198,8 +199,8 @@ fn system_calls(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     if semops < SEMOPS || !CALLS.iter().all(|name| is_seen(name)) {
         return Err(Outcome::Failed("strace did not show the calls without corewalk".to_owned()));
     }
-    // If the program has no `--shm`, leave out the calls of shared memory, which reach the kernel
-    // then.
+    // If the program has no option `--shm`, leave out the calls of shared memory, since they would
+    // reach the kernel.
     let ours = CALLS.iter().filter(|name| closed.has_shm || !name.starts_with("shm"));
     let is_more = seen(&many, "futex") > seen(&few, "futex") + PAGES_MAX;
     if ours.into_iter().any(|name| seen(&many, name) > 0) || is_more {
@@ -225,7 +226,7 @@ fn trace(
     Ok(counted(&fs::read_to_string(&trace).unwrap_or_default()))
 }
 
-/// Returns how often each system call is in the output of strace(1).
+/// Returns the number of each system call in the output of strace(1).
 fn counted(trace: &str) -> Counts {
     let mut counts = Counts::new();
     for line in trace.lines().filter(|line| !line.contains("resumed>")) {
@@ -285,8 +286,8 @@ fn perl_tests(site: &Site) -> Option<PathBuf> {
     folder.join("t/sem.t").exists().then_some(folder)
 }
 
-/// Makes an archive of a tree with changed owners, with and without corewalk. Both archives must be
-/// equal.
+/// Makes an archive of a tree with changed owners, once with corewalk and once without. Both
+/// archives must be equal.
 fn fakeroot(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     const SCRIPT: &str = r#"
 mkdir -p "$1/tree"
@@ -395,7 +396,8 @@ touch complete
     }
     needed("python3")?;
     if !is_well("python3", &["-c", PYTHON_CHECK]) {
-        // Ignore the result: without these packages the script below fails with a message.
+        // Ignore the result. If the packages could not be installed, the script below fails and
+        // prints a message.
         let _installed = install("python3-dev") && install("python3-venv");
     }
     let mut command = Command::new("sh");
@@ -419,8 +421,8 @@ fn stress_ng(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     let seconds = asked.unwrap_or_else(|| "10".to_owned());
     let mut command = closed.with_corewalk();
     // Accept status 7. It only says that a stressor was ended while it counted an operation, which
-    // is likely at a million operations per second. The line "successful run completed" must still
-    // be there.
+    // is likely at a million operations per second. But require the line "successful run
+    // completed".
     command.args(["sh", "-c", "stress-ng \"$@\" || test $? = 7", "sh"]);
     command.args(["--sem-sysv", "2", "--msg", "2", "--verify", "--metrics-brief"]);
     command.args(["-t", &seconds]).current_dir(closed.site.work());

@@ -33,7 +33,7 @@ pub(super) fn xattr(site: &Site) -> Outcome {
     check(site, Source::Tmpfs, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Compares a tmpfs with ext4 on a mount where the server checks permissions.
+/// Compares tmpfs with ext4, on a mount where the server checks permissions and not the kernel.
 pub(super) fn xattr_server(site: &Site) -> Outcome {
     check(site, Source::Tmpfs, SERVER_PERMISSIONS).unwrap_or_else(|outcome| outcome)
 }
@@ -100,7 +100,8 @@ fn built(site: &Site) -> Result<PathBuf, Outcome> {
     Ok(target.join("release/examples/xattr_calls"))
 }
 
-/// A new ext4 file system in a loop device. Dropping the value unmounts it.
+/// A new ext4 file system in a loop device. When the value is dropped, the file system is
+/// unmounted.
 struct Ext4 {
     path: PathBuf,
 }

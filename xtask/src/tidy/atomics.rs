@@ -3,7 +3,7 @@
 //! A model checker sees only atomics of `corewalk_base::primitives`. Code that names those of the
 //! standard library would silently be missing in all models. An ordering without a reason cannot be
 //! reviewed. The two ends of a pair of orderings have the same tag. So a tag that occurs only once
-//! has no other end.
+//! is a mistake: one end of the pair is missing.
 //!
 //! Source: `docs/developing/style.md` section 4; seize; Linux `ipc/sem.c` with its named barriers.
 
@@ -19,7 +19,8 @@ const PRIMITIVES: [(&str, &str); 4] = [
     ("xtask/src/process.rs", "xtask uses the standard library only and has no models"),
 ];
 
-/// Paths that only the files of [`PRIMITIVES`] may name, as they are after a `use` is expanded.
+/// Paths that only the files of [`PRIMITIVES`] may name. They are compared after each `use` is
+/// expanded.
 const SWITCHED: [&str; 4] =
     ["std::sync::atomic", "core::sync::atomic", "std::thread", "alloc::sync::atomic"];
 

@@ -1,9 +1,9 @@
 //! Rules about crates: dependencies between them, dependencies between the modules of
-//! `corewalk-ipc`, and which crates may have unsafe code.
+//! `corewalk-ipc` and of `corewalk`, and which crates may have unsafe code.
 //!
 //! A crate depends only on crates of lower layers, and never on one of its own layer. Code that two
-//! crates of a layer share is in a lower layer. The test kit has no layer: it depends on none of
-//! the crates, and only tests depend on it.
+//! crates of one layer share belongs to a lower layer. The test kit has no layer: it depends on
+//! none of the crates, and only tests depend on it.
 //!
 //! Four crates may have unsafe code. The others start with `#![forbid(unsafe_code)]`, which the
 //! compiler enforces.
@@ -37,6 +37,19 @@ const IPC_MODULES: [&str; 3] = [
     "msg/filter msg/handover msg/message msg/node msg/queue msg/rebuild sem/freeze sem/log \
      sem/node sem/queue sem/recover sem/set sem/txn sem/undo sem/word shm/segment",
     "msg msg/watched recover sem sem/reap sem/watched shm watch",
+];
+
+/// The modules of `corewalk`, lowest layer first. A module uses only modules of lower layers.
+const CORE_MODULES: [&str; 9] = [
+    "acl cred key_lock name slot",
+    "attr hash table",
+    "dentry fs mount",
+    "inode read_set tmpfs",
+    "dcache",
+    "dpath",
+    "vfs",
+    "inode_table path",
+    "walk",
 ];
 
 const TESTKIT: &str = "corewalk-testkit";
@@ -126,6 +139,32 @@ pub(super) fn ipc_modules(file: &RustFile) -> Vec<Finding> {
     findings
 }
 
+/// Returns a finding for each `use` of a module of the same or a higher layer in `corewalk`. Tests
+/// may use any module.
+pub(super) fn core_modules(file: &RustFile) -> Vec<Finding> {
+    let path = file.path.strip_prefix("crates/corewalk/src/").unwrap_or_default();
+    let is_test = path.ends_with("tests.rs") || path.contains("loom_models");
+    if path.is_empty() || is_test || path == "lib.rs" {
+        return Vec::new();
+    }
+    let layer_of = |wanted: &str| {
+        CORE_MODULES.iter().position(|layer| layer.split(' ').any(|module| module == wanted))
+    };
+    let module = path.split(['/', '.']).next().unwrap_or_default();
+    let mut findings = Vec::new();
+    for (at, line) in file.lines.iter().enumerate() {
+        let used = line.code.strip_prefix("use crate::").and_then(|used| used.split_once("::"));
+        let Some((used, _)) = used.filter(|(used, _)| *used != module) else { continue };
+        let instead = match (layer_of(used), layer_of(module)) {
+            (Some(below), Some(above)) if below < above => continue,
+            (Some(_), Some(_)) => format!("{module} may not use {used}; move shared code down"),
+            _ => format!("give {used} and {module} a layer in xtask/src/tidy/layers.rs"),
+        };
+        findings.push(Finding::new(&file.path, at + 1, "layers", instead));
+    }
+    findings
+}
+
 /// Returns a finding for each crate root that should forbid unsafe code but does not.
 pub(super) fn unsafe_crates(files: &[RustFile]) -> Vec<Finding> {
     let is_root = |path: &str| path.ends_with("src/lib.rs") || path.ends_with("src/main.rs");
@@ -194,5 +233,17 @@ mod tests {
         assert_eq!(found("crates/ipc/src/pool.rs", "use crate::task::Task;\n"), [1]);
         assert!(found("crates/ipc/src/sem/reap.rs", text).is_empty());
         assert!(found("crates/fuse/src/field.rs", "use crate::task::Task;\n").is_empty());
+    }
+
+    #[test]
+    fn use_of_a_core_module_that_is_not_lower_is_found() {
+        let found = |path, text| super::super::lines_found(core_modules, path, text);
+        let text = "use crate::Errno;\nuse crate::dentry::Flags;\nuse crate::name::Name;\n";
+        assert_eq!(found("crates/corewalk/src/hash.rs", text), [2]);
+        assert_eq!(found("crates/corewalk/src/tmpfs/dir.rs", "use crate::inode::Perm;\n"), [1]);
+        assert_eq!(found("crates/corewalk/src/vfs/new.rs", "use crate::unknown::X;\n"), [1]);
+        assert!(found("crates/corewalk/src/dentry/body.rs", text).is_empty());
+        assert!(found("crates/corewalk/src/hash/tests.rs", text).is_empty());
+        assert!(found("crates/ipc/src/hash.rs", text).is_empty());
     }
 }

@@ -1,9 +1,9 @@
 //! `corewalk ipc exec`: runs a command in a namespace.
 //!
-//! The preload library in the command finds the namespace by environment variables. The command
-//! also inherits descriptors of the namespace's file and of the folder of segments. Programs that
-//! the command starts inherit all of this. `exec` waits for the command, and its exit status is
-//! that of the command.
+//! The command loads the preload library, which finds the namespace by environment variables. The
+//! command also inherits descriptors of the namespace's file and of the folder of segments.
+//! Programs that the command starts inherit all of this. `exec` waits for the command, and its exit
+//! status is that of the command.
 //!
 //! If a process sends a signal to `exec`, `exec` sends it to the command. It does not pass on a
 //! signal of the terminal, which the kernel sends to the command as well.
@@ -78,7 +78,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .args(&arguments.command[1..])
         .env("LD_PRELOAD", preload::value(&preload, before.as_deref()))
         .env(NAMESPACE_ENV, &place.path);
-    // Remove these variables. They are set if this command itself runs in a namespace.
+    // Remove these variables, which are set if `exec` itself runs in a namespace.
     for name in [FD_ENV, SHM_ENV, SHM_FD_ENV] {
         command.env_remove(name);
     }
@@ -127,7 +127,7 @@ fn supervise(
     place: &Place,
 ) -> Result<ExitStatus, Failure> {
     let failed = |error| Failure::of("waiting for the command", error);
-    // Send signals through a pidfd, because the pid could belong to another process by then.
+    // Send signals through a pidfd. The command's pid could already belong to another process.
     let pid = Pid::from_raw(child.id().cast_signed()).expect("a process has a number");
     let open = || pidfd_open(pid, PidfdFlags::empty()).map_err(|error| failed(error.into()));
     pass_on(signals, open()?);
@@ -148,19 +148,19 @@ fn pass_on(mut signals: SignalsInfo<WithOrigin>, process: OwnedFd) {
         for origin in &mut signals {
             let Some(signal) = Signal::from_named_raw(origin.signal) else { continue };
             if origin.process.is_some() {
-                // An error means that the command has ended. `supervise` gets the status of the
-                // command.
+                // Ignore an error: the command has ended, and `supervise` gets its exit status.
                 let _sent = pidfd_send_signal(&process, signal);
             }
         }
     });
 }
 
-/// Makes the status of the command that of `exec`. If a signal killed the command, dies of the same
-/// signal.
+/// Ends `exec` with the exit status of the command. If a signal killed the command, `exec` dies of
+/// the same signal.
 fn ended_as(status: ExitStatus) -> Result<(), Failure> {
     if let Some(signal) = status.signal() {
-        // The call returns only if the signal does not end a process by default.
+        // `emulate_default_handler` returns only if the signal does not end a process by default.
+        // Then use an exit status instead.
         let _alive = signal_hook::low_level::emulate_default_handler(signal);
         return Err(Failure::Reported(128u8.wrapping_add(signal as u8)));
     }

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::objects::{Kind, Object, group_name, user_name};
 
-/// The choice of columns of a table: those of ipcs(1) without options, or with `-t`, `-p` or `-c`.
+/// The columns of a table: those of ipcs(1) without options, or with `-t`, `-p` or `-c`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     Plain,

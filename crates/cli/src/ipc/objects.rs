@@ -15,7 +15,7 @@ impl Kind {
     /// All kinds, in the order of ipcs(1).
     pub(super) const ALL: [Self; 3] = [Self::Msg, Self::Shm, Self::Sem];
 
-    /// Returns the short name of the kind, as it is used in JSON and in `rm --all`.
+    /// Returns the short name of the kind, which JSON output and `rm --all` use.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Msg => "msg",
@@ -47,7 +47,7 @@ impl Kind {
 pub(super) struct Object {
     pub(super) id: i32,
     pub(super) perm: Perm,
-    /// The attributes that only this kind of object has, each with its name.
+    /// The attributes that only objects of this kind have. Each has its name and its value.
     pub(super) numbers: Vec<(&'static str, u64)>,
 }
 
@@ -70,7 +70,8 @@ impl Object {
         row
     }
 
-    /// Returns the attribute of [`Object::numbers`] with this name, or 0 if the object has none.
+    /// Returns the attribute with this name from [`Object::numbers`], or 0 if the object has no
+    /// such attribute.
     pub(super) fn number(&self, name: &str) -> u64 {
         self.numbers.iter().find(|(known, _)| *known == name).map_or(0, |(_, number)| *number)
     }
@@ -94,7 +95,7 @@ impl Object {
 }
 
 /// Returns the objects of a kind in the order of their indexes. An object that is created or
-/// removed meanwhile may be in the result or not.
+/// removed during the call may be missing from the result.
 pub(super) fn collect(task: &Task, kind: Kind) -> Vec<Object> {
     let max = match kind {
         Kind::Msg => task.msg_totals().map_or(0, |totals| totals.index_max),
@@ -153,8 +154,8 @@ pub(super) fn group_name(gid: u32) -> String {
     name_in("/etc/group", gid)
 }
 
-/// Looks an id up in `/etc/passwd` or `/etc/group`. In both, the first field is the name and the
-/// third the id.
+/// Looks an id up in `/etc/passwd` or `/etc/group`. In both files, the first field of a line is the
+/// name and the third is the id.
 fn name_in(path: &str, id: u32) -> String {
     let lines = std::fs::read_to_string(path).unwrap_or_default();
     let found = lines.lines().find_map(|line| {

@@ -22,11 +22,10 @@
 //! command inherits a descriptor of `segments`. So a program that has changed its user can make
 //! segments, and can attach each segment whose permissions allow it.
 //!
-//! While `exec` runs, it has the outer folder of a namespace without a name locked (flock(2)). A
-//! killed `exec` leaves such a folder. The next `exec`, `ls`, `rm` or `serve` of the same user
-//! removes it. It does so only if the folder is not locked and no process has a segment in it
-//! attached. A pid would not show that `exec` has ended, because pid namespaces may share
-//! `/dev/shm`.
+//! While `exec` runs, it has the outer folder of a namespace without a name locked (flock(2)). If
+//! `exec` is killed, the folder stays. The next `exec`, `ls`, `rm` or `serve` of the same user
+//! removes it, unless it is locked or a process has a segment in it attached. A pid would not show
+//! that `exec` has ended, because pid namespaces may share `/dev/shm`.
 //!
 //! Source: shm_overview(7), memfd_create(2), flock(2), pid_namespaces(7).
 
@@ -104,7 +103,7 @@ fn open_file(path: &Path, word: &str, flags: OFlags) -> Result<OwnedFd, OpenErro
     }
 }
 
-/// Returns true if `word` is the path of a namespace, false if it is a name.
+/// Returns true if `word` is the path of a namespace, and false if `word` is a name.
 fn is_path(word: &str) -> bool {
     word.contains('/')
 }
@@ -135,13 +134,22 @@ pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
 pub(super) fn to_purge(word: &str) -> Result<PathBuf, Failure> {
     let path = path(word)?;
     let failed = |error: OpenError| Failure::of(path.display(), error);
-    let file = open_file(&path, word, OFlags::empty()).map_err(failed)?;
+    let file = open_file(&path, word, OFlags::empty()).map_err(|error| absent_or(&path, &error))?;
     let opened = Namespace::open_fd(&file, without_shm());
     match opened {
         Err(error @ (OpenError::NotANamespace | OpenError::Os(_))) if is_path(word) => {
             Err(failed(error))
         }
         _ => Ok(path),
+    }
+}
+
+/// Returns the failure of opening the file of a namespace that should exist. If the file is
+/// missing, there is no such namespace.
+fn absent_or(path: &Path, error: &OpenError) -> Failure {
+    match error {
+        OpenError::Os(Errno::NOENT) => Failure::of(path.display(), "there is no such namespace"),
+        error => Failure::of(path.display(), error),
     }
 }
 
@@ -152,7 +160,7 @@ pub(super) struct Place {
     pub(super) path: PathBuf,
     /// The folder of segments, if the namespace has shared memory.
     pub(super) shm: PathBuf,
-    /// The open file of the namespace. For a memfd, `path` leads to this descriptor.
+    /// The open file of the namespace. If the file is a memfd, `path` leads to this descriptor.
     file: OwnedFd,
     /// The outer folder of a namespace without a name. Dropping this value removes it.
     folder: Option<Folder>,
@@ -161,7 +169,7 @@ pub(super) struct Place {
 /// A locked outer folder for the segments of a namespace without a name.
 ///
 /// Dropping the value removes the folder, unless a process has a segment in it attached. In that
-/// case, [`Folder::make`] in a later `exec` removes it after the last detach.
+/// case the folder stays until the last detach. Then [`Folder::make`] of a later `exec` removes it.
 pub(super) struct Folder {
     path: PathBuf,
     _lock: OwnedFd,
@@ -179,11 +187,13 @@ impl Folder {
             let path = parent.join(unnamed(std::process::id(), number));
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => {}
-                // A process with the same pid in another pid namespace may have created it.
+                // If the folder exists, a process with the same pid in another pid namespace may
+                // have created it. So try another name.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),
             }
-            // `remove_orphans` of another process may have locked and removed the new folder.
+            // Another process may have locked and removed the new folder in `remove_orphans`. Then
+            // create the folder again.
             let Some(lock) = locked(&path) else { continue };
             fs::set_permissions(&path, fs::Permissions::from_mode(0o700))?;
             make_segments(&path)?;
@@ -227,24 +237,25 @@ impl Place {
         Ok(Self { namespace, path, shm, file, folder: None })
     }
 
-    /// Opens the existing namespace `word`. Without `word`, opens the namespace that this process
-    /// runs in.
+    /// Opens the existing namespace `word`. If `word` is None, opens the namespace that this
+    /// process runs in.
     pub(super) fn existing(word: Option<&str>) -> Result<Self, Failure> {
         let shm = std::env::var_os(SHM_ENV).filter(|_| word.is_none());
         let path = match (word, std::env::var_os(NAMESPACE_ENV)) {
             (Some(word), _) => path(word)?,
             (None, Some(path)) => PathBuf::from(path),
             (None, None) => {
-                return Err(Failure::Usage("which namespace? see --namespace".to_owned()));
+                return Err(Failure::Usage("which namespace? name it with --namespace".to_owned()));
             }
         };
         let failed = |error: &dyn std::fmt::Display| Failure::of(path.display(), error);
         let file = match word {
             Some(word) if !is_path(word) => open_file(&path, word, OFlags::empty()),
-            // The namespace of this process is given by a path too, since the variable has a path.
+            // The variable has the path of the file. So the namespace of this process is opened by
+            // a path too.
             _ => open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(Into::into),
         };
-        let file = file.map_err(|error| failed(&error))?;
+        let file = file.map_err(|error| absent_or(&path, &error))?;
         // The file is a memfd, so there is no folder beside it.
         let is_elsewhere = shm.is_none() && path.starts_with("/proc");
         let shm = shm.map_or_else(|| beside(&path).join(SEGMENTS), PathBuf::from);
@@ -254,8 +265,8 @@ impl Place {
         Ok(Self { namespace, path, shm, file, folder: None })
     }
 
-    /// Returns a descriptor of the file that the command will inherit, and the text that tells the
-    /// preload library its number. Returns None if the process has no descriptor left.
+    /// Returns a descriptor of the namespace's file, which the command will inherit, and its number
+    /// as a text for the preload library. Returns None if the process has no descriptor left.
     pub(super) fn hand_on(&self) -> Option<(OwnedFd, String)> {
         hand_on(&self.file)
     }
@@ -279,8 +290,8 @@ impl Place {
         task.map_err(|error| Failure::of(self.path.display(), error))
     }
 
-    /// Creates a namespace in a memfd, with its segments in `folder`. Without `folder` the
-    /// namespace has no shared memory, and programs use that of the kernel.
+    /// Creates a namespace in a memfd, with its segments in `folder`. If `folder` is None, the
+    /// namespace has no shared memory, and programs use segments of the kernel.
     pub(super) fn anonymous(folder: Option<Folder>) -> Result<Self, Failure> {
         let failed = |error: rustix::io::Errno| Failure::of("a namespace in memory", error);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -335,8 +346,8 @@ impl Place {
     }
 }
 
-/// Returns a descriptor of `file` that a command will inherit, and the text that tells the preload
-/// library its number. Returns None if the process has no descriptor left.
+/// Returns a descriptor of `file`, which a command will inherit, and its number as a text for the
+/// preload library. Returns None if the process has no descriptor left.
 ///
 /// The number of the descriptor is high, because programs expect that their own descriptors get low
 /// numbers.
@@ -364,7 +375,7 @@ fn check_outer(outer: &Path, owner: u32, mode: u32) -> Result<(), Failure> {
     }
     if status.mode() & 0o777 & !(mode | 0o700) != 0 {
         return Err(failed(
-            &"the folder for the memory of segments lets in who may not read the namespace",
+            &"the folder for the memory of segments is open to users who may not read the namespace",
         ));
     }
     Ok(())
@@ -394,7 +405,7 @@ fn options(shm: &Path) -> NamespaceOptions {
     NamespaceOptions { backing: Some(backing), ..NamespaceOptions::default() }
 }
 
-/// Returns the same as [`options`], but for a namespace without shared memory.
+/// Returns the same options as [`options`], but for a namespace without shared memory.
 fn without_shm() -> NamespaceOptions {
     NamespaceOptions { backing: Some(Box::new(NoBacking)), ..NamespaceOptions::default() }
 }
@@ -406,8 +417,8 @@ pub(super) fn beside(path: &Path) -> PathBuf {
     folder.into()
 }
 
-/// Returns a name for an outer folder of the process `pid`. `number` is the number of names that
-/// are already in use.
+/// Returns a name for an outer folder of the process `pid`. `number` distinguishes several names
+/// for one pid.
 fn unnamed(pid: u32, number: u32) -> String {
     let prefix = unnamed_prefix();
     if number == 0 { format!("{prefix}{pid}") } else { format!("{prefix}{pid}-{number}") }
@@ -417,7 +428,7 @@ fn unnamed_prefix() -> String {
     format!("corewalk-shm-{}-", geteuid().as_raw())
 }
 
-/// Returns true if a process has ended, even if its parent has not waited for it yet.
+/// Returns true if a process has ended. A zombie counts as ended.
 fn has_ended(pid: Pid) -> bool {
     if test_kill_process(pid) == Err(Errno::SRCH) {
         return true;
@@ -450,7 +461,7 @@ fn remove_orphans_in(folder: &Path) {
     }
 }
 
-/// Returns true if a process has a segment attached whose memory is in an outer folder.
+/// Returns true if an outer folder has the memory of a segment that a process has attached.
 fn is_attached(outer: &Path) -> bool {
     let folder = outer.join(SEGMENTS);
     let files = SegmentFiles::new(&folder);
@@ -479,7 +490,7 @@ pub(super) fn remove_shm(outer: &Path) -> std::io::Result<()> {
             let _gone = fs::remove_file(entry.path());
         }
     }
-    // Ignore an error: then the removal of the outer folder fails too, and reports it.
+    // Ignore an error. The removal of the outer folder then fails too, and its error is reported.
     let _gone = fs::remove_dir(&folder);
     fs::remove_dir(outer)
 }
@@ -498,7 +509,8 @@ mod tests {
             Self(path)
         }
 
-        /// Creates a folder with files, like an `exec` with this pid in another pid namespace.
+        /// Creates a folder with files, as an `exec` with this pid in another pid namespace would
+        /// leave it.
         fn folder(&self, pid: u32) -> PathBuf {
             let path = self.0.join(unnamed(pid, 0));
             let segments = path.join(SEGMENTS);
@@ -519,10 +531,11 @@ mod tests {
     #[test]
     fn folders_that_nobody_has_are_removed_and_others_are_not() {
         let parent = Parent::new("orphans");
-        // The first four pids are too high for a process. Pid 1 always exists.
+        // No process can have one of the first four pids, because they are too high. Pid 1 always
+        // exists.
         let high = i32::MAX as u32;
         let paths = [high, high - 1, high - 2, high - 3, 1].map(|pid| parent.folder(pid));
-        // A folder must stay if it has a file that `exec` did not make.
+        // A folder must not be removed if it has a file that `exec` did not make.
         fs::write(paths[1].join(SEGMENTS).join("letter"), "").expect("a folder of ours");
         let lock = locked(&paths[2]).expect("nobody has it");
         let hold = SegmentFiles::new(paths[3].join(SEGMENTS)).hold(26).expect("nobody has it");

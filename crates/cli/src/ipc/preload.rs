@@ -1,8 +1,8 @@
 //! Finds the preload library.
 //!
-//! cargo builds the library into the directory of the program or into `deps` in it. A package
-//! installs the library into `../lib/corewalk`. `--preload` names another file, which must be the
-//! library too.
+//! cargo builds the library into the directory of the program, or into the directory `deps` in it.
+//! A package installs the library into `../lib/corewalk`. With `--preload`, a user can name another
+//! build of the library.
 //!
 //! Source: ld.so(8), `LD_PRELOAD`.
 
@@ -17,7 +17,7 @@ use crate::failure::Failure;
 const FILE: &str = "libcorewalk_ipc_preload.so";
 
 /// The directories to search, relative to that of the program. `deps` comes first, because the copy
-/// beside the program may be older.
+/// of the library beside the program may be older.
 const FOLDERS: [&str; 4] = ["deps", "", "../lib/corewalk", "../lib"];
 
 /// Returns the absolute path of the library.
@@ -32,8 +32,8 @@ pub(super) fn find(given: Option<&Path>) -> Result<PathBuf, Failure> {
         return Err(Failure::of(path.display(), "there is no such file"));
     }
     let failed = |why: &dyn Display| Failure::of(path.display(), why);
-    // Check here that the file is a library. If the dynamic loader cannot load a preload library,
-    // it only prints a warning, and the program would use the kernel's IPC objects.
+    // Check here that the file is a library. Otherwise the dynamic loader only prints a warning
+    // that it cannot load the file, and the program uses the kernel's IPC objects.
     if !program::is_shared_object(&path).map_err(|error| failed(&error))? {
         return Err(failed(&"not a shared object for this machine"));
     }
@@ -47,8 +47,8 @@ pub(super) fn find(given: Option<&Path>) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// Returns true if the file is a build of the preload library. It is one if it contains the name of
-/// the variable for the namespace's path.
+/// Returns true if the file is a build of the preload library. Each build contains the name of the
+/// environment variable with the namespace's path.
 fn is_ours(path: &Path) -> std::io::Result<bool> {
     let (bytes, word) = (std::fs::read(path)?, NAMESPACE_ENV.as_bytes());
     Ok(bytes.windows(word.len()).any(|bytes| bytes == word))

@@ -25,12 +25,12 @@ const DEPTH_MAX: u32 = 4;
 /// The longest `#!` line, in bytes.
 const SCRIPT_BYTES: usize = 256;
 
-/// The longest path of a loader, in bytes. The rest of a longer path is ignored.
+/// Maximum length of a loader's path, in bytes. Of a longer path, only this many bytes are read.
 const LOADER_BYTES: usize = 4096;
 
 const SET_USER: u32 = 0o4000;
-/// The two mode bits of set-group-ID. The bit alone has no effect if the group may not execute the
-/// file.
+/// The mode bits of set-group-ID and of execution by the group. Without the second, the first has
+/// no effect.
 const SET_GROUP: u32 = 0o2010;
 
 const PT_INTERP: u32 = 3;
@@ -76,7 +76,7 @@ pub(super) fn check(path: &Path) -> Result<(), Refusal> {
 }
 
 fn check_at(path: &Path, depth: u32) -> Result<(), Refusal> {
-    // Accept a program that cannot be read: execve(2) may run it nevertheless.
+    // If the program cannot be read, accept it: execve(2) may run it nevertheless.
     let (Ok(file), Ok(status)) = (File::open(path), fs::metadata(path)) else { return Ok(()) };
     let is_other_user = status.mode() & SET_USER != 0 && status.uid() != geteuid().as_raw();
     let is_other_group =
@@ -99,12 +99,12 @@ fn check_at(path: &Path, depth: u32) -> Result<(), Refusal> {
 /// Returns the first bytes of a file, or fewer if a read fails.
 fn start_of(file: &File) -> Vec<u8> {
     let mut start = Vec::new();
-    // Ignore an error, and use the bytes that were read before it.
+    // If a read fails, ignore the error and use the bytes that were read before.
     let _ = file.take(SCRIPT_BYTES as u64).read_to_end(&mut start);
     start
 }
 
-/// Returns the interpreter of a script, None if the file is no script.
+/// Returns the interpreter of a script. Returns None if the file is no script.
 fn interpreter(start: &[u8]) -> Option<PathBuf> {
     let line = start.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
     let mut words = line.split(|byte| matches!(byte, b' ' | b'\t')).filter(|word| !word.is_empty());
@@ -112,7 +112,7 @@ fn interpreter(start: &[u8]) -> Option<PathBuf> {
 }
 
 fn check_elf(file: &File, start: &[u8]) -> Result<(), Refusal> {
-    // Accept a file that is no ELF file: execve(2) fails, or a shell runs it as a script.
+    // If the file is no ELF file, accept it: execve(2) fails, or a shell runs it as a script.
     if !is_elf(start) {
         return Ok(());
     }
@@ -234,8 +234,8 @@ mod tests {
         assert!(reason(&header).contains("static"));
         header[18] = 0;
         assert!(reason(&header).contains("another machine"));
-        // A truncated header, and a file that is no program, must be accepted, since execve(2)
-        // reports the error.
+        // A truncated ELF header, and a file of another format, must be accepted. execve(2) reports
+        // the error for them.
         assert_eq!(judged(&header[..40]), Ok(()));
         assert_eq!(judged(b"echo hello\n"), Ok(()));
         fs::remove_dir_all(&folder).expect("it is ours");

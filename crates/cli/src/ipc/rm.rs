@@ -1,7 +1,7 @@
 //! `corewalk ipc rm`: removes objects, as ipcrm(1) does, or a whole namespace.
 //!
-//! If some objects cannot be removed, all others are removed nevertheless. The error names each
-//! object that is left.
+//! If an object cannot be removed, `rm` still removes all others. The error names each object that
+//! it could not remove.
 //!
 //! Source: ipcrm(1).
 

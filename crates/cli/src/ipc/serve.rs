@@ -4,7 +4,7 @@
 //! `serve` also ends if the file of the namespace was removed or replaced, so that no process can
 //! join. It waits until no process is left in the namespace.
 //!
-//! Source: see `watch`.
+//! Source: the sources of `watch`.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -45,7 +45,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     println!("serving {}", place.path.display());
     let file = file_at(&place.path);
     let mut watch = Watch::default();
-    // ORDERING: Relaxed. A stop flag, with which the signal handler passes no data.
+    // ORDERING: Relaxed. The flag only tells `serve` to stop. The signal handler passes no other
+    // data.
     while !is_over.load(Ordering::Relaxed) {
         watch.turn(&place.namespace, None);
         let now = file_at(&place.path);
@@ -67,8 +68,8 @@ enum At {
         ino: u64,
     },
     Nothing,
-    /// stat(2) has failed with another error, for example for lack of permission. `serve`
-    /// continues.
+    /// stat(2) has failed, for example for lack of permission. That does not show that the file was
+    /// removed, so `serve` continues.
     Unknown,
 }
 

@@ -2,9 +2,9 @@
 //! the namespace.
 //!
 //! The cleanup (`Namespace::recover`) applies semaphore undo and detaches segments. Without a watch
-//! it would happen later: one of the waiting calls looks for dead processes ten times a second. The
-//! watch has a pidfd of each registered process. A pidfd becomes readable when its process ends.
-//! Every [`LOOK_MS`], the watch looks for new processes.
+//! it happens later, because one of the waiting calls looks for dead processes only ten times a
+//! second. The watch has a pidfd of each registered process. A pidfd becomes readable when its
+//! process ends. Every [`LOOK_MS`], the watch looks for new processes.
 //!
 //! Source: pidfd_open(2), poll(2).
 
@@ -28,7 +28,7 @@ pub(super) struct Watch {
     /// The pidfds by pid. None for a process that has ended but is still registered, because a
     /// child process has inherited its attached segments.
     processes: HashMap<u32, Option<OwnedFd>>,
-    /// Number of tasks of dead processes after which the watch has cleaned up.
+    /// The number of tasks of dead processes that this watch has cleaned up.
     pub(super) recovered: usize,
 }
 
@@ -44,7 +44,8 @@ impl Watch {
         let all = watched.iter().map(|(_, fd)| *fd).chain(more);
         let mut fds: Vec<PollFd<'_>> = all.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
         let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK_MS * 1_000_000 };
-        // Ignore an error: if a signal interrupts poll(2), the caller calls `turn` again.
+        // Ignore an error. poll(2) fails if a signal interrupts it, and the caller calls `turn`
+        // again.
         let ready = poll(&mut fds, Some(&timeout)).unwrap_or(0);
         let is_over = |(fd, (pid, _)): (&PollFd<'_>, &(u32, _))| {
             (ready > 0 && !fd.revents().is_empty()).then_some(*pid)

@@ -27,8 +27,8 @@ use crate::failure::Failure;
 pub(super) fn start(source: &OsStr, path: &Path, options: &[OsString]) -> Result<Vec<u8>, Failure> {
     let failed = |error| Failure::of("cannot start the background process", error);
     let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-    // Set the name of the server. This process may have the name `mount.corewalk`, with which the
-    // program takes other arguments.
+    // Set the name of the server to `corewalk`. This process may have the name `mount.corewalk`,
+    // and under that name the program expects other arguments.
     command.arg0("corewalk").args(["mount", "--background"]);
     for option in options {
         command.arg("-o").arg(option);
@@ -52,7 +52,7 @@ pub(super) fn start(source: &OsStr, path: &Path, options: &[OsString]) -> Result
 /// Leaves the session of the terminal, so that signals of the terminal do not reach the server.
 pub(super) fn leave_terminal() {
     if let Err(error) = rustix::process::setsid() {
-        // An error means that the process already leads a session or a process group.
+        // Ignore an error: the process already leads a session or a process group.
         log::debug!("setsid: {error}");
     }
 }
@@ -60,12 +60,12 @@ pub(super) fn leave_terminal() {
 /// Closes all descriptors except the standard streams. The caller has not opened a descriptor of
 /// its own yet.
 pub(super) fn close_inherited() {
-    // Ignore that `/proc` is missing: the mount will fail with a message later.
+    // Ignore an error if `/proc` is missing. The mount will fail later, with a message.
     let Ok(open) = std::fs::read_dir("/proc/self/fd") else { return };
     let number = |entry: std::io::Result<DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
     let open: Vec<RawFd> = open.filter_map(number).collect();
     for fd in open.into_iter().filter(|fd| *fd > 2) {
-        // Ignore an error: the descriptor of the listing itself is already closed.
+        // Ignore an error. The listing contains its own descriptor, which is closed by now.
         let _ = nix::unistd::close(fd);
     }
 }

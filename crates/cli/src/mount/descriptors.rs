@@ -19,7 +19,7 @@ const SHARED: u64 = 24;
 /// two directories, a file, and the directory that it lists.
 const PER_THREAD: usize = 5;
 
-/// Returns how many descriptors the files that clients open must leave free.
+/// Returns the number of descriptors that must stay free when clients open files.
 pub(super) fn reserved(threads: usize) -> usize {
     SHARED as usize + threads * PER_THREAD
 }

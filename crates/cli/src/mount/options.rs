@@ -34,8 +34,8 @@ const SIZE_PERCENT: u64 = 50;
 /// tmpfs(5).
 const PAGE_BYTES: u64 = 4096;
 const THREADS_MAX: u64 = 1024;
-/// The default of `threads=` if every change waits for a disk. The first number is the threads per
-/// processor, the second the minimum of threads.
+/// The default of `threads=` for a source whose changes wait for a disk. The first number is the
+/// threads per processor, and the second is the minimum number of threads.
 const WAITING_THREADS: (usize, usize) = (4, 8);
 
 /// The parsed options of the mount, of the server and of each back end.
@@ -48,7 +48,7 @@ pub(crate) struct Plan {
     pub(crate) host: HostFsOptions,
 }
 
-/// Options whose effect depends on other options. They are applied after all options are parsed.
+/// Options whose effect depends on other options, so they are applied after all options are parsed.
 #[derive(Debug, Default)]
 struct Pending {
     server_permissions: bool,
@@ -68,7 +68,8 @@ const NO_CREATE: &str = "no_create";
 /// Options that only a store takes.
 const STORE_ONLY: [&str; 2] = [COMMIT, NO_CREATE];
 
-/// Options of mount(8) that are accepted without effect. The documentation of the module says why.
+/// Options of mount(8) that are accepted without effect. The documentation of the module gives the
+/// reasons.
 const WITHOUT_EFFECT: [&str; 19] = [
     "defaults",
     "auto",
@@ -133,13 +134,13 @@ impl Plan {
             }
             // Use one thread per processor, but at least two. More threads compete for the
             // processors: eight threads on two processors serve two clients at half the speed or
-            // less. One thread saves a fifth of the processor time with one client. But on a
-            // machine with other load, two busy clients then wait up to four times as long.
+            // less. A single thread would save a fifth of the processor time for one client. But on
+            // a machine with other load, two busy clients would wait up to four times as long.
             Source::Store(_) | Source::Host(_) | Source::Tmpfs => processors.max(2),
         }
     }
 
-    /// Passes mount flags to the back ends if the kernel does not implement them for FUSE: access
+    /// Passes mount flags to the back ends that the kernel does not implement for FUSE: access
     /// times, `ro`, `sync` and `dirsync`.
     fn pass_flags_to_back_ends(&mut self) {
         let flags = self.mount.flags;
@@ -157,8 +158,8 @@ impl Plan {
         self.store.is_dirsync = flags.intersects(MountFlags::DIRSYNC | MountFlags::SYNC);
     }
 
-    /// Checks that `source` can obey the options. `not_for_host` has those of the given options
-    /// that are in [`NOT_FOR_HOST`].
+    /// Checks that `source` can obey the options. `not_for_host` has the given options that are in
+    /// [`NOT_FOR_HOST`].
     fn check_supported(&self, source: Source, not_for_host: &[&str]) -> Result<(), Failure> {
         let has = |flag| self.mount.flags.contains(flag);
         let (name, whose) = match source {
@@ -229,7 +230,7 @@ impl Plan {
                     "option 'remount' is not supported; unmount and mount again".to_owned(),
                 ));
             }
-            // A later option may undo the flags that these imply, as in mount(8).
+            // The option implies other flags. As in mount(8), a later option may undo them.
             "user" | "users" => {
                 *flags |= MountFlags::NOEXEC | MountFlags::NOSUID | MountFlags::NODEV;
             }
@@ -276,7 +277,7 @@ impl Plan {
             _ => {
                 return Err(Failure::Usage(match allowed(word) {
                     Some(allowed) => format!("option '{word}' needs a value: {allowed}"),
-                    None => format!("unknown option '{word}'"),
+                    None => unknown(word),
                 }));
             }
         }
@@ -352,12 +353,17 @@ impl Plan {
                 let is_flag = self.clone().take_flag(name, &mut Pending::default()).is_ok();
                 return Some(Err(Failure::Usage(match is_flag {
                     true => format!("option '{name}' takes no value"),
-                    false => format!("unknown option '{name}'"),
+                    false => unknown(name),
                 })));
             }
         }
         Some(Ok(()))
     }
+}
+
+/// Returns the message about an option that does not exist.
+fn unknown(option: &str) -> String {
+    format!("unknown option '{option}'; see corewalk mount --help")
 }
 
 /// Returns a description of the values of an option, for error messages. Returns None for an option
@@ -456,9 +462,10 @@ mod tests {
 
     #[test]
     fn unknown_option_is_named() {
-        assert_eq!(complaint("ro,frobnicate"), "unknown option 'frobnicate'");
-        assert_eq!(complaint("frobnicate=1"), "unknown option 'frobnicate'");
-        assert_eq!(complaint("RO"), "unknown option 'RO'");
+        let named = "unknown option 'frobnicate'; see corewalk mount --help";
+        assert_eq!(complaint("ro,frobnicate"), named);
+        assert_eq!(complaint("frobnicate=1"), named);
+        assert_eq!(complaint("RO"), unknown("RO"));
     }
 
     #[test]
@@ -557,7 +564,7 @@ mod tests {
             "option 'remount' is not supported; unmount and mount again"
         );
         for word in ["noacl", "nouser_xattr", "xfoo", "x"] {
-            assert_eq!(complaint(word), format!("unknown option '{word}'"));
+            assert_eq!(complaint(word), unknown(word));
         }
     }
 
@@ -690,15 +697,16 @@ mod tests {
                         // An unknown option after an accepted list must still be refused.
                         let more = [list.clone(), "frobnicate".into()];
                         let refused = Plan::parse(source, &more).map(|_| ());
-                        let expected = "unknown option 'frobnicate'";
-                        assert!(matches!(&refused, Err(Failure::Usage(line)) if line == expected));
+                        let expected = unknown("frobnicate");
+                        assert!(matches!(&refused, Err(Failure::Usage(line)) if *line == expected));
                         return String::new();
                     }
                     Err(refused) => refused,
                 };
                 let Failure::Usage(line) = refused else { panic!("{refused:?}") };
                 assert!(!line.is_empty());
-                // Classify the mistake by the start of the message, up to the option that it names.
+                // Classify the usage error by the start of its message, up to the name of the
+                // option.
                 line.split(['\'', ':']).next().unwrap_or_default().to_owned()
             });
             answers.sort();

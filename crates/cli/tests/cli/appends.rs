@@ -64,8 +64,9 @@ fn appends_of_the_mount_and_of_the_host_are_all_kept() {
     );
 }
 
-/// Makes a file that the host extends to six bytes, and that a client has open with `O_APPEND`.
-/// Sends a write of `ab` at offset 3 to it. Returns the content afterwards.
+/// Makes a file that a client has open with `O_APPEND`, and that the host then extends to six
+/// bytes. Sends a write of `ab` at offset 3 to the server. Returns the content of the file
+/// afterwards.
 fn written_at_3_of_6(options: Options, origin: WriteOrigin) -> String {
     let folder = Folder::new();
     let fs = HostFs::new(&folder.0, HostFsOptions::default()).expect("the directory can be opened");
@@ -89,7 +90,8 @@ fn append_finds_the_end_unless_the_kernel_collects_writes() {
     assert_eq!(written_at_3_of_6(back, WriteOrigin::Append), "123ab6");
 }
 
-/// Control: a writeback of pages and a pwrite(2) must write at the offset of the request.
+/// Control: a writeback of cached pages, and a pwrite(2), are no appends. They must write at the
+/// offset of the request.
 #[test]
 fn control_other_writes_keep_their_offset() {
     for origin in [WriteOrigin::Cache, WriteOrigin::Call] {

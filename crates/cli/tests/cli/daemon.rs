@@ -1,5 +1,5 @@
-//! Tests of `corewalk ipc exec --shm` with a command that starts another process and ends before
-//! it. The other process has a segment attached.
+//! Tests of `corewalk ipc exec --shm` with a command that ends before a process that it has
+//! started. That process has a segment attached, so the segment must stay.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read, Write as _};
@@ -23,8 +23,8 @@ const FOUND: &str = "COREWALK_TEST_FOUND";
 /// The start of the line that names the directory of the segments.
 const ATTACHED: &str = "attached below ";
 
-/// Is the command, or the process that stays, in a child process of a test. Without a role in the
-/// environment it does nothing.
+/// This test is the program of the child processes: the command, or the process that stays, by the
+/// role in the environment. Without a role it does nothing.
 #[test]
 fn process() {
     match std::env::var(ROLE).as_deref() {
@@ -46,7 +46,7 @@ fn start() {
     println!("\n{ATTACHED}{}", read_attached_directory(stays.stdout.expect("the stream is piped")));
 }
 
-/// Attaches a segment, and attaches it again after it has read a byte. Ends at the end of its
+/// Attaches a segment. After it has read a byte, attaches the segment again. Ends at the end of its
 /// standard input.
 fn stay() {
     let id = shm::shmget(IPC_PRIVATE, 4096, 0o600).expect("the segment is created");
@@ -95,8 +95,8 @@ fn memory_of_a_process_that_outlives_the_command_stays_until_it_has_ended() {
     let file = File::create(&stderr).expect("the test's directory is writable");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
     let mut exec_child: Child = command.spawn().expect("the program starts");
-    // Keep the write end of the standard input of the staying process. When it is dropped, the
-    // process ends, even if the test fails.
+    // Keep the write end of the staying process's standard input. When the test ends or fails, the
+    // end is dropped, and the process ends.
     let mut input = exec_child.stdin.take().expect("the stream is piped");
     let memory = PathBuf::from(read_attached_directory(
         exec_child.stdout.take().expect("the stream is piped"),

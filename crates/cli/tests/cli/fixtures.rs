@@ -75,7 +75,8 @@ impl Drop for Folder {
 /// A server in the foreground. Dropping this value kills it.
 pub(crate) struct Server {
     child: Child,
-    /// The line that the server prints when the mount is ready. Empty if the server has failed.
+    /// The line that the server has printed when the mount was ready. It is empty if the server has
+    /// failed.
     pub(crate) line: String,
 }
 
@@ -92,7 +93,7 @@ impl Server {
         Server::run(command)
     }
 
-    /// Runs a command that mounts and serves, and waits until it prints its line.
+    /// Runs a command that serves a mount. Waits until the command prints that the mount is ready.
     pub(crate) fn run(mut command: Command) -> Server {
         command.stderr(Stdio::null());
         Server::spawn(command)
@@ -181,7 +182,7 @@ pub(crate) fn run(mut command: Command) -> Output {
 
 /// Returns the mount table, `/proc/self/mountinfo`.
 pub(crate) fn mount_table() -> String {
-    // Read bytes, because paths in the mount table need not be UTF-8.
+    // Read the mount table as bytes, because its paths need not be UTF-8.
     let table = fs::read("/proc/self/mountinfo").expect("the mount table can be read");
     String::from_utf8_lossy(&table).into_owned()
 }

@@ -65,7 +65,7 @@ fn helper_exits_with_the_statuses_of_mount() {
 }
 
 /// Each command line that mount(8) builds for a line of fstab must be accepted, or refused with one
-/// line. `-f` makes the program mount nothing.
+/// line. With `-f` the program mounts nothing.
 #[test]
 fn fuzz_lines_of_fstab_are_accepted_or_refused_with_one_line() {
     let folder = scene();
@@ -112,8 +112,8 @@ umount m
     assert_eq!(run_in_mount_namespace(script, &folder), "");
 }
 
-/// A mount or a check of a store must wait if it comes directly after umount(8). That program
-/// returns before the server has written its last commit.
+/// A mount or a check of a store must wait if it comes directly after umount(8). umount(8) returns
+/// before the server has written its last commit.
 ///
 /// The test runs in a mount namespace, so that no other process has a copy of the mount.
 #[test]

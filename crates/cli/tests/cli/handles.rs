@@ -1,5 +1,5 @@
-//! Tests of file handles after the kernel alone, or the kernel and the server, have dropped the
-//! inodes. The results must be those of the kernel's own tmpfs (the oracle).
+//! Tests that file handles stay valid after unused inodes were dropped, by the kernel alone or by
+//! the kernel and the server. The results must be those of the kernel's own tmpfs (the oracle).
 //!
 //! Source: open_by_handle_at(2).
 
@@ -21,7 +21,7 @@ use crate::fixtures::{Folder, Server, can_mount, run};
 /// The files whose handles are tested. Each has its path below the root, and true for a directory.
 const FILES: [(&str, bool); 5] =
     [("a", true), ("a/b", true), ("a/b/c", true), ("a/b/c/file", false), ("top", false)];
-/// An extended attribute of the root of a mount. To set it makes the server evict all unused
+/// An extended attribute of the root of a mount. If a client sets it, the server evicts all unused
 /// entries.
 const PRUNE: &str = "user.corewalk.prune";
 
@@ -34,7 +34,8 @@ enum Forgotten {
     ByBoth,
 }
 
-/// Drops the unused entries of `mount` from the caches that `what` names.
+/// Drops the unused entries of `mount` from the cache of the kernel, or also from that of the
+/// server, as `what` tells.
 ///
 /// A remount drops only the entries of this mount. `/proc/sys/vm/drop_caches` would drop those of
 /// the whole machine.
@@ -136,8 +137,8 @@ impl Site {
     }
 }
 
-/// Takes handles of all files, moves some of the files, and then replaces some. Opens each handle
-/// at the start and after each step, with the caches dropped. Returns the results.
+/// Takes handles of all files. Then moves some of the files, and then replaces some. At the start
+/// and after each step, drops the caches and opens each handle. Returns the results.
 fn collect_resolved(source: &str, options: &str, what: Forgotten) -> Vec<Result<String, Errno>> {
     let site = Site::new(source, options);
     let (at, path) = (&site.at, |name: &str| site.at.join(name));
@@ -147,8 +148,8 @@ fn collect_resolved(source: &str, options: &str, what: Forgotten) -> Vec<Result<
     let mut all = vec![];
     let mut look = || {
         for handle in handles.iter().chain([&root]) {
-            // Drop the caches before each handle. To open a handle loads entries, which may lead to
-            // the other files.
+            // Drop the caches before each handle, because the open of one handle loads entries that
+            // help to find the other files.
             site.forget(what);
             all.push(resolve(at, handle));
         }
@@ -204,20 +205,21 @@ fn handles_of_a_host_directory_lead_to_their_files_when_all_is_forgotten() {
 }
 
 /// Trap P11: a stale handle must not reach a new file. The host reuses the inode number of a
-/// removed file at once. The two files may have the same times, because file clocks tick slowly.
+/// removed file at once. The old and the new file may even have the same times, because file clocks
+/// tick slowly.
 #[test]
 fn handle_of_a_removed_file_never_leads_to_one_with_its_number() {
     if !can_mount() {
         return;
     }
-    // Set no timeouts. The host replaces the file, so the kernel must ask the server for the name
-    // each time.
+    // Set no timeouts. The host replaces the file without notice, so the kernel must ask the server
+    // for each lookup.
     let site = Site::new("host", "entry_timeout=0,attr_timeout=0");
     let (mount, host) = (site.at.join("f"), site.folder.path("source").join("f"));
     let root = File::open(&site.at).expect("the root can be opened");
     let (mut numbers, mut handles) = (std::collections::BTreeSet::new(), vec![]);
     for round in 0..300 {
-        // Create the file in turns through the mount and on the host.
+        // Alternate between creating the file through the mount and on the host.
         let path = if round % 2 == 0 { &mount } else { &host };
         fs::write(path, "text").expect("the file is created");
         numbers.insert(fs::metadata(&host).expect("the file exists").ino());
@@ -268,8 +270,8 @@ fn handle_with_a_number_from_outside_of_the_root_is_stale() {
         let opened = own.with_bytes(&forged).open(root.as_fd(), OFlags::PATH);
         assert_eq!(opened.err(), Some(Errno::STALE), "{path:?}");
     }
-    // Control: for a file in the root, a handle that is built in the same way must equal the
-    // kernel's handle.
+    // Control: a forged handle of a file in the root must equal the kernel's handle. So the forged
+    // handle has the right format.
     let ino = fs::metadata(site.at.join("inside")).expect("the file exists").ino();
     let words = [(ino >> 32) as u32, ino as u32].map(u32::to_ne_bytes).concat();
     assert_eq!([&words, &host.bytes()[4..8]].concat(), own.bytes());

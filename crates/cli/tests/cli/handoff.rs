@@ -12,14 +12,14 @@ use crate::fixtures::{Folder, PROGRAM, corewalk, run};
 
 const LIBRARY: &str = "libcorewalk_ipc_preload.so";
 
-/// Copies of the program and the preload library, in a directory that every user may read.
+/// Copies of the program and of the preload library, in a directory that every user may read.
 struct Shared {
     folder: Folder,
 }
 
 impl Shared {
-    /// Makes the copies. Returns None, with a message, if the test does not run as root or one of
-    /// `programs` is missing.
+    /// Makes the copies. Prints a message and returns None if the test does not run as root, or if
+    /// one of `programs` is missing.
     fn new(programs: &[&str]) -> Option<Self> {
         if !has_root() || !programs.iter().all(|program| has_program(program)) {
             return None;
@@ -71,14 +71,14 @@ fn program_that_changes_its_user_stays_in_the_namespace() {
     for command in [&setpriv[..], &dropped, &su] {
         assert_eq!(rows(&shared.said(command)), ["nobody 644"], "{command:?}");
     }
-    // Root makes a semaphore set that the other user may not write to.
+    // Root makes a semaphore set to which the other user may not write.
     let script = "ipcmk -S 1 -p 600 > /dev/null; setpriv --reuid 65534 --clear-groups ipcrm -s 0";
     let output = shared.exec(&[], &["sh", "-c", script]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("ermission denied"), "{output:?}");
 }
 
-/// A program that has changed its user must be able to make and attach segments. Only root may
-/// enter the outer folder. But the program has inherited a descriptor of the folder of segments.
+/// A program that has changed its user must be able to make and attach segments. It may not enter
+/// the outer folder, but it has inherited a descriptor of the folder of segments.
 #[test]
 fn program_that_changes_its_user_makes_and_attaches_segments() {
     let Some(shared) = Shared::new(&["perl", "setpriv"]) else { return };
@@ -98,7 +98,7 @@ fn program_that_changes_its_user_makes_and_attaches_segments() {
         let output = shared.exec(options, &["sh", "-c", both, "sh", make, read]);
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
-        // The second of these users may read the segment, but may not write or remove it.
+        // The second user may read the segment, but may neither write to it nor remove it.
         let wanted = "AAAAAAAAAA\nwrite: Permission denied\nremove: Operation not permitted\n";
         assert_eq!((said.as_str(), error.as_str()), (wanted, ""), "{options:?}");
     }
@@ -122,8 +122,8 @@ fn program_in_a_user_namespace_stays_in_the_namespace() {
     assert_eq!(rows(&made), ["root 644"]);
 }
 
-/// In another pid namespace, calls must return an error and the program must continue. The pid of
-/// the program would mean another process in the namespace.
+/// In another pid namespace, calls must return an error and the program must continue. Otherwise
+/// its pid would stand for another process in the IPC namespace.
 #[test]
 fn program_in_a_pid_namespace_is_told_so_and_goes_on() {
     let Some(shared) = Shared::new(&["ipcmk", "unshare"]) else { return };
@@ -139,8 +139,8 @@ fn program_in_a_pid_namespace_is_told_so_and_goes_on() {
     assert!(said.contains("Function not implemented"), "{said}");
 }
 
-/// A program must reach the namespace even if its parent closes all descriptors. The interpreter
-/// here does that in each program that it starts.
+/// A program must reach the namespace even if its parent closes all descriptors before it starts
+/// the program, as the interpreter in this test does.
 #[test]
 fn program_whose_parent_closes_descriptors_stays_in_the_namespace() {
     let Some(shared) = Shared::new(&["ipcmk", "python3", "setpriv"]) else { return };
@@ -207,8 +207,8 @@ fn full_file_system_is_an_error() {
         assert!(said.contains(part), "{part} in {said}{error}");
     }
     assert!(!said.contains("failed: 1"), "{said}");
-    // ipcmk(1) ends with status 1 if a call fails. If a signal killed it, the status would be 128
-    // plus the number of the signal.
+    // ipcmk(1) ends with status 1 if a call fails. A status above 128 would mean that a signal has
+    // killed it.
     let statuses: Vec<&str> =
         said.lines().filter_map(|line| line.strip_prefix("status ")).collect();
     assert!(!statuses.is_empty() && statuses.iter().all(|status| *status == "1"), "{said}");
@@ -223,7 +223,8 @@ fn damaged_namespace_is_listed_and_purged() {
     let name = format!("damaged-{}", std::process::id());
     let named = PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{name}"));
     let path = folder.path("namespace");
-    // The words of the header start at byte 64. The fifth is the boot id, the ninth the capacity.
+    // The words of the header start at byte 64. The fifth word is the boot id, and the ninth is the
+    // capacity.
     let damages: [fn(&File); 4] = [
         |file| file.write_all_at(&[7; 8], 64 + 4 * 8).expect("it is open"),
         |file| file.write_all_at(&[7; 8], 64 + 8 * 8).expect("it is open"),

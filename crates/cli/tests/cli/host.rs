@@ -8,8 +8,8 @@ use std::process::Command;
 
 use crate::fixtures::{Folder, PROGRAM, Server, can_mount, run};
 
-/// Options with which the kernel caches nothing. So only the cache of the server can be out of
-/// date.
+/// With these options the kernel caches nothing. So if a result is out of date, the cache of the
+/// server is the cause.
 const KEEP_NOTHING: &str = "entry_timeout=0,attr_timeout=0";
 
 fn mounted(folder: &Folder, options: &str) -> Server {
@@ -52,7 +52,8 @@ fn files_come_and_go(host: &Path, mount: &Path) {
     fs::remove_file(host.join("file")).expect("the file exists");
     assert_eq!(kind_of(read("file")), missing);
     assert_eq!(kind_of(fs::remove_file(mount.join("file"))), missing);
-    // The server has cached that the name does not exist. Create the file on the host.
+    // The server has cached that the name does not exist. Now create the file on the host: a lookup
+    // must find it.
     fs::write(host.join("file"), "three").expect("the file is created");
     assert_eq!(kind_of(File::create_new(mount.join("file"))), Some(ErrorKind::AlreadyExists));
     let mut opened = OpenOptions::new();
@@ -92,8 +93,8 @@ fn directories_come_and_go(host: &Path, mount: &Path) {
     assert_eq!(names.iter().map(|entry| entry.file_name()).collect::<Vec<_>>(), ["c", "link"]);
 }
 
-/// A listing must show a directory on which another file system is mounted on the host, and the
-/// names after it. The server refuses to look that directory (`m`) up.
+/// If another file system is mounted on a directory of the host, the server refuses to look that
+/// directory (`m`) up. A listing must show it nevertheless, and the names after it.
 #[test]
 fn directory_with_another_file_system_in_it_is_listed() {
     if !can_mount() {
@@ -123,7 +124,8 @@ fn directory_with_another_file_system_in_it_is_listed() {
         let is_found = |name: &str| fs::metadata(folder.path("m").join(name)).is_ok();
         assert_eq!(["a", "m", "z"].map(is_found), [true, false, true]);
         drop(listed);
-        // umount(8) must succeed: the server must have no descriptor of these file systems.
+        // umount(8) must succeed on the host. So the server must have no open descriptor in these
+        // file systems.
         for path in [host.join("m"), folder.path("m")] {
             let umount = Command::new("umount").arg(&path).output().expect("umount runs");
             assert!(umount.status.success(), "{}", String::from_utf8_lossy(&umount.stderr));
@@ -134,7 +136,8 @@ fn directory_with_another_file_system_in_it_is_listed() {
 }
 
 /// The server must notice a mount in the shared directory without a request to it, and refuse it.
-/// In this test the inner mount is that of the server itself, so a request would wait for ever.
+/// In this test the server itself serves the inner mount, so a request to that mount would wait for
+/// ever.
 #[test]
 fn mount_point_below_its_own_source_does_not_wait_for_itself() {
     if !can_mount() {
@@ -195,7 +198,8 @@ fn directory_on_another_mount_shows_its_current_attributes() {
         return;
     }
     let folder = Folder::new();
-    // Set a long entry timeout to avoid new lookups, which would renew the attributes as well.
+    // Set a long entry timeout, so that the kernel makes no new lookups. A lookup would renew the
+    // attributes too.
     let _below = mounted(&folder, "entry_timeout=600,attr_timeout=0");
     let (host, below, above) = (folder.path("host"), folder.path("m"), folder.path("above"));
     fs::write(host.join("file"), "").expect("the file is created");
@@ -208,7 +212,8 @@ fn directory_on_another_mount_shows_its_current_attributes() {
 }
 
 /// Trap X10: a client with many open files must not make other calls fail. The server may have 64
-/// descriptors. A client opens files until open(2) fails with `ENFILE`.
+/// descriptors. A client opens files until open(2) fails with `ENFILE`. After that, calls on other
+/// files must succeed.
 #[test]
 fn client_with_many_open_files_does_not_stop_other_calls() {
     if !can_mount() {
@@ -264,7 +269,7 @@ fn working_directory_that_the_host_renames_can_be_used() {
     let mut server = mounted(&folder, KEEP_NOTHING);
     fs::create_dir_all(host.join("a/held")).expect("the directories are created");
     fs::write(host.join("a/held/file"), "text").expect("the file is created");
-    // Use many other directories, so that the server keeps no descriptor of the first one.
+    // Use many other directories, so that the server closes its descriptor of the first one.
     for i in 0..200 {
         fs::create_dir(host.join(format!("d{i}"))).expect("the directory is created");
     }

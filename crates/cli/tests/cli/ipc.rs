@@ -39,8 +39,8 @@ fn folder_is_no_name_of_a_namespace() {
     }
 }
 
-/// `exec` must refuse a file that is not the preload library. The loader would only print a
-/// warning, and the command would use the kernel's objects.
+/// `exec` must refuse a file that is not the preload library. Otherwise the loader would only print
+/// a warning, and the command would use the kernel's objects.
 #[test]
 fn exec_refuses_what_is_not_the_library() {
     let folder = Folder::new();
@@ -58,7 +58,7 @@ fn exec_refuses_what_is_not_the_library() {
     folder.assert_refused(exec(), 1, "f2: not the preload library of corewalk");
     fs::copy(&library, path).expect("a copy");
     assert!(run(exec()).status.success(), "the control");
-    // Change the machine number, so that the library is for another machine.
+    // Change the machine number in the header, as if the library was for another machine.
     let mut bytes = fs::read(library).expect("it is there");
     bytes[18] ^= 1;
     fs::write(path, bytes).expect("a file");
@@ -72,7 +72,7 @@ fn libraries() -> (PathBuf, PathBuf) {
     let places = [folder.join("deps").join(name), folder.join(name)];
     let library = places.into_iter().find(|path| path.is_file()).expect("it is built");
     let maps = fs::read_to_string("/proc/self/maps").expect("it is there");
-    // Do not use the C library as the other one, because it can also be run as a program.
+    // Do not use the C library as the other library, because it can also be run as a program.
     let words = maps.split_whitespace().find(|word| word.contains("/libgcc_s"));
     (library, words.expect("this program has it").into())
 }
@@ -81,7 +81,8 @@ fn libraries() -> (PathBuf, PathBuf) {
 struct Planted(Vec<PathBuf>);
 
 impl Planted {
-    /// Returns the path of the user's namespace `name`. The file there will be removed at the end.
+    /// Returns the path of the user's namespace `name`. At the end of the test the file there is
+    /// removed.
     fn path(&mut self, name: &str) -> PathBuf {
         let user = rustix::process::geteuid().as_raw();
         let path = PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{name}"));
@@ -148,8 +149,8 @@ fn name_that_another_user_has_taken_is_refused() {
         .status
         .success()
     );
-    // A symbolic link in place of the file must be refused, because it could lead to any file of
-    // the user.
+    // If a symbolic link is in place of the file, it must be refused, because it could lead to any
+    // file of the user.
     let link = format!("link-{}", std::process::id());
     fs::write(folder.path("file"), "").expect("a file");
     std::os::unix::fs::symlink(folder.path("file"), planted.path(&link)).expect("a link");
@@ -188,7 +189,10 @@ fn namespace_with_a_path_is_shown_and_removed() {
     );
     assert!(run(corewalk(&["ipc", "rm", "--namespace", path, "--purge"])).status.success());
     assert!(!fs::exists(path).expect("a folder of ours"));
-    folder.assert_refused(corewalk(&["ipc", "ls", "--namespace", path]), 1, "No such file");
+    for command in [&["ls"][..], &["stat"], &["rm", "-a"], &["rm", "--purge"]] {
+        let words = [&["ipc"], command, &["--namespace", path]].concat();
+        folder.assert_refused(corewalk(&words), 1, "there is no such namespace");
+    }
 }
 
 /// `ls` must show, and `rm` must remove, a queue, a segment and a set that ipcmk(1), an unmodified
@@ -254,12 +258,13 @@ fn shared_memory_is_refused_where_its_folder_cannot_be() {
     let exec = corewalk(&["ipc", "exec", "--namespace", path, "--shm", "--", "true"]);
     folder.assert_refused(exec, 1, "needs a folder of this name");
     fs::remove_file(format!("{path}.shm")).expect("a folder of ours");
-    // Make the outer folder accessible to all. Users who may enter it could read all segments.
+    // Let all users enter the outer folder. `exec` must refuse that, because users in the folder
+    // could read all segments.
     fs::create_dir(format!("{path}.shm")).expect("a folder of ours");
     let open = fs::Permissions::from_mode(0o777);
     fs::set_permissions(format!("{path}.shm"), open).expect("a folder of ours");
     let exec = corewalk(&["ipc", "exec", "--namespace", path, "--shm", "--", "true"]);
-    folder.assert_refused(exec, 1, "lets in who may not read the namespace");
+    folder.assert_refused(exec, 1, "is open to users who may not read the namespace");
 }
 
 /// Columns and cells must be those of ipcs(1), and messages those of ipcrm(1).
@@ -316,8 +321,8 @@ fn objects_are_shown_and_removed_in_the_forms_of_ipcs() {
     assert!(removed.status.success() && task.sem_getall(set).is_err());
 }
 
-/// `ls` and `rm` must also remove the files that a killed `exec --shm` has left, like the next
-/// `exec`.
+/// If `exec --shm` was killed, `ls` and `rm` must remove the files that it has left, as the next
+/// `exec` does.
 #[test]
 fn files_that_killed_processes_leave_go_with_ls_and_rm() {
     let user = rustix::process::geteuid().as_raw();

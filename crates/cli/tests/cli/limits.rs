@@ -17,7 +17,7 @@ const FILE_LIMIT: &str = "ulimit -f 40960";
 /// The same limit in bytes.
 const FILE_BYTES: u64 = 40_960 * 512;
 
-/// Returns a command that runs the program in a shell, which first sets a limit.
+/// Returns a command that first sets a limit in a shell, and then runs the program.
 fn limited<S: AsRef<OsStr>>(limit: &str, arguments: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("{limit}; exec \"$0\" \"$@\""), PROGRAM]).args(arguments);
@@ -95,7 +95,8 @@ fn segment_over_the_file_limit_is_an_error() {
     assert!(errors.contains("Cannot allocate memory"), "{errors}");
 }
 
-/// `ipc exec` must pass its own disposition of SIGXFSZ at its start on to its command.
+/// The command of `ipc exec` must start with the disposition of SIGXFSZ that `exec` itself had at
+/// its start.
 #[test]
 fn command_of_exec_inherits_the_disposition_of_sigxfsz() {
     let over = "ulimit -f 1; exec head -c 4096 /dev/zero > \"$0\"";

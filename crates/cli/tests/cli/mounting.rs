@@ -1,4 +1,4 @@
-//! Tests of the life of a mount, from the line that says that it is ready to its end.
+//! Tests of a mount from its start, when the command prints that it is ready, to its end.
 
 use std::fs::{self, File, FileTimes, OpenOptions};
 use std::path::Path;
@@ -20,7 +20,7 @@ fn mount_prints_one_line_and_ends_on_a_signal() {
     let folder = Folder::new();
     let path = folder.path("made");
     use rustix::process::Signal;
-    // If this test runs under nohup(1), SIGHUP is ignored, and the server has to ignore it too.
+    // If this test runs under nohup(1), SIGHUP is ignored. Then the server must ignore SIGHUP too.
     let is_ignored = |signal: Signal| mask("self", "SigIgn:") & 1 << (signal.as_raw() - 1) != 0;
     let hangup = Some(Signal::HUP).filter(|signal| !is_ignored(*signal));
     for signal in [Signal::TERM, Signal::INT].into_iter().chain(hangup) {
@@ -82,8 +82,8 @@ fn copy_in_another_namespace_does_not_delay_the_end() {
     assert!(!is_mounted(&path) && !path.exists());
 }
 
-/// A directory whose name is not UTF-8 can be mounted. The test runs in a mount namespace, because
-/// other tests read the mount table as UTF-8.
+/// A directory whose name is not UTF-8 must be usable as a source and as a mount point. The test
+/// runs in a mount namespace, because other tests read the mount table as UTF-8.
 #[test]
 fn directory_whose_name_is_not_utf_8_is_mounted() {
     use std::os::unix::ffi::OsStrExt as _;
@@ -106,8 +106,8 @@ fn directory_whose_name_is_not_utf_8_is_mounted() {
     assert_eq!(output.stdout, line);
 }
 
-/// The server must close an inherited pipe. Its reader gets end of file only after all write ends
-/// are closed.
+/// The server must close an inherited pipe. Otherwise the reader of the pipe would wait for its end
+/// until the mount ends.
 #[test]
 fn daemon_closes_inherited_pipes() {
     if !can_mount() {
@@ -125,8 +125,8 @@ fn daemon_closes_inherited_pipes() {
     assert!(Command::new("umount").arg(&path).status().expect("umount runs").success());
 }
 
-/// Returns the command of a mount that runs with a limit on open files. `ulimit` has the options of
-/// the shell command.
+/// Returns a command that mounts with a limit on open files. `ulimit` has the arguments of the
+/// shell command `ulimit`.
 fn limited(ulimit: &str, threads: usize, path: &Path) -> Command {
     let mut command = Command::new("sh");
     let script = format!("ulimit {ulimit} && exec \"$@\"");
@@ -370,7 +370,7 @@ fn full_tmpfs_reports_enospc_and_has_space_again_after_removal() {
     assert_eq!(server.wait().code(), Some(0));
 }
 
-/// For each source, limits of names, paths and symbolic links must be those of the kernel.
+/// For each source, the limits on names, paths and symbolic links must be those of the kernel.
 #[test]
 fn limits_of_names_paths_and_links_hold_for_each_source() {
     if !can_mount() {
@@ -421,7 +421,8 @@ fn reads_that_reach_the_server_change_access_times_by_the_options() {
     }
     let folder = Folder::new();
     let (path, store) = (folder.path("m"), format!("store:{}", folder.path("s").display()));
-    // Set an access time after each change of the file, so that relatime does not update it.
+    // Set an access time after each change of the file. It is newer than the change, so relatime
+    // does not update it at a read.
     let later = SystemTime::now() + Duration::from_secs(3600);
     for source in ["tmpfs", &store] {
         for (option, is_set) in [("relatime", false), ("noatime", false), ("strictatime", true)] {

@@ -83,7 +83,8 @@ fn new_files_inherit_from_the_current_attributes_of_their_directory() {
         assert_eq!(mode_and_group(&site.host.join(name)).1, GROUP, "{name}");
     }
     assert_eq!(mode_and_group(&site.host.join("dir")).0 & 0o7000, 0o2000);
-    // Clear the set-group-ID bit on the host. New files must not inherit the group any more.
+    // Clear the set-group-ID bit of the directory on the host. After that, new files must not
+    // inherit its group.
     set_mode(&site.host, 0o755);
     fs::create_dir(path("later")).expect("the directory is created");
     assert_eq!(mode_and_group(&site.host.join("later")), (0o755, 0));
@@ -94,8 +95,8 @@ fn acl_keeps_the_sticky_bit_that_the_host_has_set_since() {
     let Some(site) = Site::new() else { return };
     site.warm();
     set_mode(&site.host, 0o1777);
-    // Set an ACL in the format of the extended attribute: version 2, then entries for owner, user
-    // 1, group, mask, others.
+    // Set an ACL through its extended attribute. The value has the version, 2, and then entries for
+    // owner, user 1, group, mask and others.
     let entries =
         [(1, 7, u32::MAX), (2, 7, 1), (4, 7, u32::MAX), (16, 7, u32::MAX), (32, 7, u32::MAX)];
     let mut acl = vec![2, 0, 0, 0];

@@ -34,7 +34,8 @@ fn mount_whose_parent_was_renamed_ends_on_a_signal() {
         }
         fs::rename(&old, &new).expect("the parent of a mount point can be renamed");
         fs::write(new.join("m/file"), "x").expect("the mount serves at its new path");
-        // Create a new directory at the old path. The server must not touch it.
+        // Create a new directory at the old path. The end of the server must not remove or unmount
+        // it.
         fs::create_dir_all(old.join("m")).expect("the directory is created");
         server.signal(Signal::TERM);
         assert_eq!(server.wait().code(), Some(0));

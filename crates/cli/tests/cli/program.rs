@@ -2,8 +2,8 @@
 //! privileges.
 //!
 //! Such programs cannot load the preload library, and would silently use the kernel's objects. Each
-//! test also runs a program that `exec` must accept, and that differs only in the property under
-//! test.
+//! test also runs a program that `exec` must accept. It differs from the refused one only in the
+//! tested property.
 
 use corewalk_testkit::require::{Need, has_root, skip};
 use std::fs;
@@ -53,12 +53,13 @@ fn program_with_set_user_or_group_id_of_another_is_refused() {
         if is_refused {
             folder.assert_refused(exec(&program), 126, GAINS);
         } else {
-            // Without execution by the group, the set-group-ID bit means mandatory locking and
-            // gives no privilege.
+            // If the group may not execute the file, the set-group-ID bit means mandatory locking
+            // and gives no privilege.
             assert_eq!(run(exec(&program)).status.code(), Some(0), "{mode:o}");
         }
     }
-    // A program that has set-user-ID of the calling user gains no privilege.
+    // A program whose set-user-ID bit leads to the calling user gains no privilege, so it is
+    // accepted.
     std::os::unix::fs::chown(&program, Some(0), Some(0)).expect("root is permitted to");
     set_mode(&program, 0o6755);
     assert_eq!(run(exec(&program)).status.code(), Some(0));

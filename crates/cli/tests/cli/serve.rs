@@ -76,7 +76,8 @@ fn serve(path: &Path) -> Running {
     Running::start(command, "serving ")
 }
 
-/// Starts a process that changes a semaphore with `SEM_UNDO`, and then waits to be killed.
+/// Starts a process that changes a semaphore with `SEM_UNDO`, and then sleeps until a test kills
+/// it.
 fn start_holder(path: &Path) -> Running {
     let mut command =
         Command::new(std::env::current_exe().expect("the path of this program is known"));
@@ -84,8 +85,8 @@ fn start_holder(path: &Path) -> Running {
     Running::start(command, "taken")
 }
 
-/// Is the process that the tests start and kill. Without the variable in its environment it does
-/// nothing.
+/// This test is the program of the process that the other tests start and kill. Without the
+/// variable in its environment it does nothing.
 #[test]
 fn holder() {
     let Some(path) = std::env::var_os(NAMESPACE) else { return };
@@ -162,7 +163,8 @@ fn serve_prints_a_line_and_ends_after_its_namespace_is_removed() {
     let mut purge = corewalk(&["ipc", "rm", "--purge", "--namespace"]);
     purge.arg(&path);
     assert!(run(purge).status.success());
-    // The removed namespace lives as long as a process is in it. `serve` must still clean up in it.
+    // A removed namespace lives as long as it has a process. Until then, `serve` must still clean
+    // up in it.
     holder.kill();
     until("serve cleans up", || !namespace.pids().contains(&pid));
     let (status, printed) = server.end();

@@ -1,4 +1,5 @@
-//! Tests of the set-group-ID bit of files that users outside of the file's group change.
+//! Tests of the set-group-ID bit of a file. A change by a user outside of the file's group must
+//! clear the bit.
 //!
 //! For a FUSE mount, the kernel clears the bit only if the group may execute the file. For other
 //! files the server must find out whether the caller is in the group or has `CAP_FSETID`. The
@@ -43,7 +44,8 @@ const CALLERS: [Caller; 4] = [
     Caller { uid: 0, gid: 0, groups: &[] },
 ];
 
-/// A change of the file `f` in a directory, which also has a file `from` of 8 bytes.
+/// A change of the file `f`. The directory also has a file `from` of 8 bytes, from which a change
+/// can copy.
 type Change = fn(&Path) -> io::Result<()>;
 
 const CHANGES: [(&str, Change); 9] = [
@@ -84,8 +86,8 @@ fn change_as<T: Send>(caller: Caller, change: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// As `caller`, applies each of `CHANGES` to a file of `owner` in `at` with each of `MODES`.
-/// Returns for each the error, and the mode and the group afterwards.
+/// Applies each of `CHANGES` as `caller` to a file of `owner` in `at`, with each of `MODES`.
+/// Returns for each change and mode the error, and then the mode and the group of the file.
 fn collect_left(at: &Path, caller: Caller, owner: u32) -> Vec<String> {
     let mut left = vec![];
     fs::write(at.join("from"), "12345678").expect("the file is created");
@@ -130,7 +132,7 @@ fn collect_created(at: &Path, caller: Caller) -> Vec<String> {
     made
 }
 
-/// Checks that a mount of `source` has the results of a directory of the host.
+/// Checks that changes in a mount of `source` have the same results as in a directory of the host.
 fn assert_as_host(source: &str, options: &str) {
     if !can_mount() {
         return;
@@ -163,7 +165,7 @@ fn assert_as_host(source: &str, options: &str) {
 }
 
 /// Trap X9: the set-group-ID bit must be cleared as on the host. The rule depends on the caller's
-/// capabilities and must not be skipped.
+/// capabilities, which the server must check.
 #[test]
 fn set_group_id_is_cleared_as_on_the_host_if_the_kernel_checks_permissions() {
     for source in ["tmpfs", "host", "store"] {
@@ -172,7 +174,7 @@ fn set_group_id_is_cleared_as_on_the_host_if_the_kernel_checks_permissions() {
 }
 
 /// Trap X9: the set-group-ID bit must be cleared as on the host, even if the server checks
-/// permissions. The rule depends on the caller's capabilities and must not be skipped.
+/// permissions. The rule depends on the caller's capabilities, which the server must check.
 #[test]
 fn set_group_id_is_cleared_as_on_the_host_if_the_server_checks_permissions() {
     for source in ["tmpfs", "host"] {

@@ -42,8 +42,8 @@ fn store_keeps_what_was_written() {
     assert_eq!(server.line, format!("mounted {source} on {}\n", path.display()));
     fs::create_dir(path.join("dir")).expect("the directory exists");
     fs::write(path.join("dir/file"), b"kept").expect("the file is created");
-    // The message must have the pid of the server, unless the host's file system does not tell
-    // which process has the lock.
+    // The error message must have the pid of the server that has the store open. On some file
+    // systems the host does not tell which process has a lock.
     let by = corewalk_store::holder(&folder.path("store")).map(|_| server.pid());
     let held = by.map_or("the store is in use".to_owned(), |pid| {
         format!("the store is in use by process {pid}")
@@ -121,7 +121,7 @@ fn store_on_a_read_only_disk_is_mounted_read_only() {
         assert_eq!(server.wait().code(), Some(0));
     }
     assert!(read() == before, "a read-only mount changed the store");
-    // Control: a mount that may write puts the log into the database.
+    // Control: a read-write mount writes the changes in the log to the database.
     remount("rw", "100m");
     drop(Server::of(&source, &[], &path));
     assert!(read() != before);
@@ -143,8 +143,8 @@ fn missing_lock_of_a_store_is_reported() {
     assert_eq!(fsck(&folder).0, Some(0));
 }
 
-/// If the disk is too small to reserve space for commits, the store accepts no file. df(1) must
-/// show that, and the program must warn of it.
+/// If the disk has no space for the reserve of commits, files in the store cannot grow. df(1) must
+/// show that there is no space, and the program must print a warning.
 #[test]
 fn store_on_a_small_disk_warns_that_nothing_can_be_added() {
     let folder = Folder::new();
@@ -181,8 +181,8 @@ fn store_on_a_read_only_disk_is_checked() {
     assert_eq!(status, Some(0), "{printed}");
 }
 
-/// With `no_create`, a mount must fail if there is no store, and must not create one. In a line of
-/// fstab, the disk of the store may not be mounted yet.
+/// With `no_create`, a mount must fail if there is no store, and must not create one. The option is
+/// meant for fstab: at boot, the disk of the store may not be mounted yet.
 #[test]
 fn missing_store_is_not_created_with_no_create() {
     let folder = Folder::new();
@@ -270,14 +270,14 @@ fn store_with_damaged_pages_is_refused_in_one_line() {
     assert_eq!(fsck(&folder).0, Some(0), "control: the restored database has no errors");
 }
 
-/// The numbers of the files of a writer whose state fsync(2) has confirmed.
+/// The numbers of those files of a writer whose state fsync(2) has confirmed.
 #[derive(Debug, Default)]
 struct Confirmed {
     /// Files that were synced.
     kept: Vec<u64>,
     /// Files that were removed, and whose directory was synced afterwards.
     gone: Vec<u64>,
-    /// The file of the last operation. After the kill it may exist or not.
+    /// The file of the operation that the kill has interrupted. It may exist or not.
     last: u64,
 }
 
@@ -331,7 +331,7 @@ fn assert_kept(dir: &Path, confirmed: &Confirmed, round: u64) {
     }
 }
 
-/// A server that is killed at any moment must not lose a confirmed change. The kills come at random
+/// A kill of the server at any moment must not lose a confirmed change. The test kills it at random
 /// moments under load. After a random half of them, `fsck` checks the store before the next mount
 /// replays the log.
 #[test]
@@ -358,7 +358,8 @@ fn killed_server_loses_nothing_that_was_confirmed() {
                 thread::spawn(move || write_until_killed(&dir, first, &is_over))
             })
             .collect();
-        // Kill after 3 to 152 ms: between the first write and some hundred operations.
+        // Kill the server after 3 to 152 ms. By then it has made between one write and some hundred
+        // operations.
         let begun = Instant::now();
         let wait = Duration::from_millis(3 + rng.below(150));
         while begun.elapsed() < wait {

@@ -48,15 +48,15 @@ ended() {
 }
 "#;
 
-/// The files of a test: a directory that belongs to the user, and a copy of the program that the
-/// user may execute.
+/// The files of a test: a directory that belongs to the user `nobody`, and a copy of the program
+/// that this user may execute.
 struct User {
     folder: Folder,
     program: PathBuf,
 }
 
 impl User {
-    /// Sets up the files. If the test must be skipped, prints why and returns None.
+    /// Sets up the files. If the test has to be skipped, prints the reason and returns None.
     fn new() -> Option<User> {
         if !can_mount() || !["unshare", "setpriv"].into_iter().all(has_program) {
             return None;
@@ -95,7 +95,7 @@ impl User {
 }
 
 /// The example of README.md must work for a user other than root. The mount point does not exist
-/// before.
+/// before the example runs.
 #[test]
 fn user_mounts_uses_and_unmounts_a_tmpfs() {
     if !has_program("fusermount3") {
@@ -164,7 +164,7 @@ fn errors_of_a_user_name_the_missing_permission() {
         let path = path.to_str().expect("the path is UTF-8");
         user.folder.assert_refused(user.command(&[program, "mount", "tmpfs", path]), 1, words);
     };
-    // The user may not create the first directory, and may not search the second one.
+    // The user `nobody` may not create the first directory, and may not search the second one.
     refused(&user.folder.path("new"), "Permission denied");
     let secret = user.folder.path("secret");
     fs::create_dir(&secret).expect("the directory is created");
@@ -176,7 +176,8 @@ fn errors_of_a_user_name_the_missing_permission() {
     if has_program("fusermount3") {
         refused(&roots, "user has no write access to mountpoint");
     }
-    // fusermount3 is not in PATH, or only in a directory that the user may not search.
+    // In the first case fusermount3 is not in PATH. In the second case it is only in a directory
+    // that the user may not search.
     for path in [String::from("PATH=/nowhere"), format!("PATH={}", secret.display())] {
         let alone = user.command(&["env", &path, program, "mount", "tmpfs", "m"]);
         let output = run(alone);

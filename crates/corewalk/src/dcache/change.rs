@@ -3,7 +3,7 @@
 
 use corewalk_sync::{Group, LockrefGuard};
 
-use super::{Dcache, full, unhashed};
+use super::{Dcache, full, is_attached, unhashed};
 use crate::Errno;
 use crate::attr::FileKind;
 use crate::dentry::{
@@ -36,9 +36,9 @@ impl Dcache {
         let slot = full(self.dentries.alloc(inode, Group::Few))?;
         let flags = Flags::ROOT | Flags::DIRECTORY;
         let key = ParentKey::new(slot, 0);
-        let (place, words) = self.place_of(inode);
+        let (superblock, words) = self.superblock_and_words(inode);
         // The call cannot fail: only long names need a slot, and a root has no name.
-        let image = full(self.dentries.new_image(key, place, b"", flags, words))?;
+        let image = full(self.dentries.new_image(key, superblock, inode, b"", flags, words))?;
         self.begin_life(slot, &image);
         self.inodes.add_alias(inode, slot, &self.dentries);
         self.sync_searchable(inode);
@@ -81,7 +81,7 @@ impl Dcache {
                         self.put_evicted(parent, inode);
                         break;
                     }
-                    self.turn_positive((slot, seen.seq), lookup_key, node)?
+                    self.turn_positive(slot, seen.seq, lookup_key, node)?
                 }
                 node if seen.body.inode() == node.map_or(InodeSlot::NONE, |node| node.inode) => {
                     self.get(slot, seen.seq)
@@ -139,10 +139,10 @@ impl Dcache {
             self.prune();
             self.dentries.alloc(inode, group)
         }))?;
-        let (place, words) = self.place_of(inode);
-        let name = lookup_key.name.as_bytes();
-        let flags = kind | Flags::HASHED;
-        let Some(image) = self.dentries.new_image(key, place, name, flags, words) else {
+        let (superblock, words) = self.superblock_and_words(inode);
+        let (name, flags) = (lookup_key.name.as_bytes(), kind | Flags::HASHED);
+        let image = self.dentries.new_image(key, superblock, inode, name, flags, words);
+        let Some(image) = image else {
             self.dentries.free(slot);
             return Err(Errno::NOMEM);
         };
@@ -174,13 +174,13 @@ impl Dcache {
         Ok(slot)
     }
 
-    /// Returns the superblock and slot of an inode, and the directory words of its dentry.
-    fn place_of(&self, inode: InodeSlot) -> ((u32, InodeSlot), DirectoryWords) {
+    /// Returns the superblock of an inode and the directory words of its dentry, or zeroes.
+    fn superblock_and_words(&self, inode: InodeSlot) -> (u32, DirectoryWords) {
         if inode.is_none() {
-            return ((0, InodeSlot::NONE), DirectoryWords::default());
+            return (0, DirectoryWords::default());
         }
         let words = DirectoryWords { ino: self.inodes.ino(inode), child_generation: 1 };
-        ((self.inodes.superblock(inode), inode), words)
+        (self.inodes.superblock(inode), words)
     }
 
     /// Finds the dentries that a name has from before an invalidation. A dentry of the same inode
@@ -278,7 +278,8 @@ impl Dcache {
     /// the caller. Returns false if the dentry has changed since `seq`.
     fn turn_positive(
         &self,
-        (slot, seq): (DentrySlot, Seq),
+        slot: DentrySlot,
+        seq: Seq,
         lookup_key: &LookupKey<'_>,
         node: DentryInode,
     ) -> Result<bool, Errno> {
@@ -289,10 +290,10 @@ impl Dcache {
             return Ok(false);
         }
         let before = self.dentries.image(slot);
-        let flags = kind_flags(node.kind) | Flags::HASHED;
-        let name = lookup_key.name.as_bytes();
-        let (place, words) = self.place_of(node.inode);
-        let image = full(self.dentries.new_image(before.key, place, name, flags, words))?;
+        let (flags, name) = (kind_flags(node.kind) | Flags::HASHED, lookup_key.name.as_bytes());
+        let (superblock, words) = self.superblock_and_words(node.inode);
+        let image = self.dentries.new_image(before.key, superblock, node.inode, name, flags, words);
+        let image = full(image)?;
         self.adopt(slot, node);
         guard.add(1);
         self.write(slot, &guard, |dcache| {
@@ -405,16 +406,17 @@ impl Dcache {
     /// nothing has changed.
     pub(crate) fn d_move(
         &self,
-        (moved, from): (DentrySlot, &LookupKey<'_>),
+        moved: DentrySlot,
+        from: &LookupKey<'_>,
         to: ParentKey,
         lookup_key: &LookupKey<'_>,
         target: Option<DentrySlot>,
         in_lookup: &KeyGuard<'_>,
     ) -> Result<DentrySlot, Errno> {
         let hash = self.hash(to.parent(), lookup_key.hash);
-        let negative = self.insert_over_negative((hash, to, lookup_key), moved, target);
         let entry = NewName { hash, key: to, lookup_key, in_lookup };
-        let moved = self.d_move_listed((moved, from), &entry, target.or(negative));
+        let negative = self.insert_over_negative(&entry, moved, target);
+        let moved = self.d_move_listed(moved, from, &entry, target.or(negative));
         negative.into_iter().for_each(|slot| self.put(slot));
         moved
     }
@@ -423,10 +425,11 @@ impl Dcache {
     /// with a reference. Makes any other dentry of the name stale, wherever it is in the bucket.
     fn insert_over_negative(
         &self,
-        (hash, key, lookup_key): (u32, ParentKey, &LookupKey<'_>),
+        entry: &NewName<'_>,
         slot: DentrySlot,
         target: Option<DentrySlot>,
     ) -> Option<DentrySlot> {
+        let &NewName { hash, key, lookup_key, .. } = entry;
         let another = |stripe: &Stripe<'_, OfDentry>, negative: Option<DentrySlot>| {
             let known = [Some(slot), target, negative];
             stripe.find(|other| {
@@ -457,7 +460,8 @@ impl Dcache {
     /// Works like [`Dcache::d_move`], for a dentry that is already in the table under its new name.
     fn d_move_listed(
         &self,
-        (moved, from): (DentrySlot, &LookupKey<'_>),
+        moved: DentrySlot,
+        from: &LookupKey<'_>,
         entry: &NewName<'_>,
         target: Option<DentrySlot>,
     ) -> Result<DentrySlot, Errno> {
@@ -472,8 +476,9 @@ impl Dcache {
             return Err(Errno::STALE);
         }
         let (body, words) = (before.body, before.directory_words());
-        let (place, name) = ((body.superblock(), body.inode()), lookup_key.name.as_bytes());
-        let image = self.dentries.new_image(to, place, name, body.flags(), words);
+        let (superblock, inode, name) =
+            (body.superblock(), body.inode(), lookup_key.name.as_bytes());
+        let image = self.dentries.new_image(to, superblock, inode, name, body.flags(), words);
         let Some(mut image) = image else {
             drop((guard, target_guard));
             self.table.remove(hash, moved);
@@ -579,12 +584,12 @@ impl Dcache {
         let mut name = NameCopy::new();
         self.dentries.copy_name(slot, other.body, &mut name);
         let (body, words) = (this.body, this.directory_words());
-        let place = (body.superblock(), body.inode());
+        let (superblock, inode) = (body.superblock(), body.inode());
         // If the directory was invalidated since the name was entered, the new image is stale too.
         let parent = other.key.parent();
         let is_current = self.key_of_held(parent) == other.key;
         let key = if is_current { other.key } else { ParentKey::stale(parent) };
-        self.dentries.new_image(key, place, name.as_bytes(), body.flags(), words)
+        self.dentries.new_image(key, superblock, inode, name.as_bytes(), body.flags(), words)
     }
 
     fn hash_now(&self, slot: DentrySlot) -> u32 {
@@ -637,12 +642,9 @@ impl Dcache {
         }
     }
 
-    /// Invalidates one name, and cancels its fill.
+    /// Invalidates one name, and cancels its fills.
     pub(crate) fn invalidate_name(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) {
-        // Count the change before the fill is cancelled (L.2). Then a listing sees the counted
-        // change, or finds its fill cancelled.
-        drop(self.listings.change(directory));
-        self.in_lookup.cancel_fill(self.in_lookup_key(directory, lookup_key));
+        self.cancel_fills(directory, lookup_key);
         self.counters.invalidations.add(1);
         if let Some(now) = self.directory(directory) {
             self.make_name_stale(now.key, lookup_key);
@@ -785,11 +787,6 @@ pub(crate) enum Mounted {
     Yes,
     /// It is not.
     No,
-}
-
-/// Returns true if a directory is in the tree: it has a name, or is a root.
-pub(crate) fn is_attached(flags: Flags) -> bool {
-    flags.intersects(Flags::HASHED | Flags::ROOT)
 }
 
 #[cfg(all(test, corewalk_loom))]

@@ -29,6 +29,8 @@ use corewalk_base::OwnLine;
 use corewalk_base::primitives::IS_MODEL;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering, fence};
 
+use super::Dcache;
+use crate::dentry::LookupKey;
 use crate::slot::DentrySlot;
 
 /// The number of words.
@@ -115,6 +117,15 @@ impl Drop for NameChange<'_> {
             // ORDERING: Relaxed. The release of the in-lookup lock publishes the count.
             self.word.fetch_add(CHANGE, Ordering::Relaxed);
         }
+    }
+}
+
+impl Dcache {
+    /// Keeps answers from before this call out of the cache, unless a later search finds them.
+    pub(crate) fn cancel_fills(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) {
+        // Count the change before the cancellation, so that a listing sees one of them (L.2).
+        drop(self.listings.change(directory));
+        self.in_lookup.cancel_fill(self.in_lookup_key(directory, lookup_key));
     }
 }
 

@@ -68,7 +68,7 @@ pub(super) fn enter(dcache: &Dcache, ino: u64, mode: u32) -> DentryInode {
     let attr = attr(ino, mode);
     let entered = dcache
         .inodes
-        .get_or_insert(&dcache.dentries, (0, DentrySlot::NONE), &attr, false, 0)
+        .get_or_insert(&dcache.dentries, 0, DentrySlot::NONE, &attr, false, 0)
         .unwrap();
     DentryInode { inode: entered.slot, kind: attr.kind() }
 }
@@ -213,17 +213,15 @@ fn rename_against_name(rename: fn(&Dcache, DentrySlot, ParentKey)) -> [usize; 2]
 
 fn rename_to_b(dcache: &Dcache, slot: DentrySlot, key: ParentKey) {
     let lookup_key = dcache.lookup_key(Name::new(B).unwrap());
-    let moved = (slot, &lookup_key_a(dcache));
-    assert_eq!(
-        dcache.d_move(moved, key, &lookup_key, None, &lock_name_a(dcache, key)),
-        Ok(DentrySlot::NONE)
-    );
+    let (from, in_lookup) = (lookup_key_a(dcache), lock_name_a(dcache, key));
+    let old_parent = dcache.d_move(slot, &from, key, &lookup_key, None, &in_lookup);
+    assert_eq!(old_parent, Ok(DentrySlot::NONE));
 }
 
 /// Returns the image of the dentry under the name `B`.
 fn image_b(dcache: &Dcache, slot: DentrySlot, key: ParentKey) -> Image {
     let (body, words) = (dcache.dentries.image(slot).body, DirectoryWords::default());
-    dcache.dentries.new_image(key, (0, body.inode()), B, body.flags(), words).unwrap()
+    dcache.dentries.new_image(key, 0, body.inode(), B, body.flags(), words).unwrap()
 }
 
 /// Traps T1, T4: a reader must see the length and the bytes of a name as they were at one instant.
@@ -319,11 +317,9 @@ fn replace_against_lookup(rename: fn(&Dcache, DentrySlot, DentrySlot, ParentKey)
 fn target_of_a_rename_is_always_there() {
     assert_all_reached(&replace_against_lookup(|dcache, moved, victim, key| {
         let lookup_key = dcache.lookup_key(Name::new(B).unwrap());
-        let (moved, in_lookup) = ((moved, &lookup_key_a(dcache)), lock_name_a(dcache, key));
-        assert_eq!(
-            dcache.d_move(moved, key, &lookup_key, Some(victim), &in_lookup),
-            Ok(DentrySlot::NONE)
-        );
+        let (from, in_lookup) = (lookup_key_a(dcache), lock_name_a(dcache, key));
+        let old_parent = dcache.d_move(moved, &from, key, &lookup_key, Some(victim), &in_lookup);
+        assert_eq!(old_parent, Ok(DentrySlot::NONE));
     }));
 }
 
@@ -338,8 +334,9 @@ fn control_rename_in_two_sections_is_caught() {
         dcache.write(victim, &guard, |dcache| dcache.dentries.store_body(victim, body));
         drop(guard);
         let lookup_key = dcache.lookup_key(Name::new(B).unwrap());
-        let (moved, in_lookup) = ((moved, &lookup_key_a(dcache)), lock_name_a(dcache, key));
-        assert_eq!(dcache.d_move(moved, key, &lookup_key, None, &in_lookup), Ok(DentrySlot::NONE));
+        let (from, in_lookup) = (lookup_key_a(dcache), lock_name_a(dcache, key));
+        let old_parent = dcache.d_move(moved, &from, key, &lookup_key, None, &in_lookup);
+        assert_eq!(old_parent, Ok(DentrySlot::NONE));
     });
 }
 
@@ -377,7 +374,7 @@ fn kind_against_lookup(change: fn(&Dcache, DentrySlot, InodeSlot)) -> [usize; 2]
 fn kind_and_inode_of_a_dentry_belong_together() {
     assert_all_reached(&kind_against_lookup(|dcache, slot, inode| {
         let guard = dcache.dentries.lockref(slot).lock();
-        let body = Body::new((0, inode), A.len(), Flags::HASHED | kind_flags(FileKind::Directory));
+        let body = Body::new(0, inode, A.len(), Flags::HASHED | kind_flags(FileKind::Directory));
         dcache.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, body));
     }));
 }

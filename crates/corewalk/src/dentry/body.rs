@@ -33,7 +33,7 @@ bitflags! {
 pub(crate) struct Body(pub(crate) u64);
 
 impl Body {
-    pub(crate) fn new((superblock, inode): (u32, InodeSlot), len: usize, flags: Flags) -> Body {
+    pub(crate) fn new(superblock: u32, inode: InodeSlot, len: usize, flags: Flags) -> Body {
         debug_assert!(len <= NAME_MAX && superblock < 1 << 16);
         let place = (u64::from(inode.get()) << 32) | (u64::from(superblock) << 8);
         Body(place | ((len as u64) << 24) | u64::from(flags.bits()))

@@ -15,7 +15,7 @@ use corewalk_base::WordPair;
 
 use super::{Body, DIRECTORY_ROOM, Flags, INLINE_WORDS, PAIRS};
 use crate::hash::{HashKeys, NameHash, SHORT_WORDS};
-use crate::name::{Name, eight, padded};
+use crate::name::{Name, eight, name_words, padded};
 
 /// The flags of a hashed dentry with a long name.
 pub(super) const LONG_NAMED: Flags = Flags::HASHED.union(Flags::LONG);
@@ -29,8 +29,15 @@ pub(crate) const SHORT_MAX: usize = 8 * DIRECTORY_ROOM;
 /// The bits of a body that tell the length of the name and whether the dentry is plain.
 const PLAIN_MASK: u64 = NAMED_MASK | Flags::SYMLINK.union(Flags::MOUNTED).bits() as u64;
 
-/// The lookup key of a component of at most [`SHORT_MAX`] bytes. It finds only plain dentries:
-/// neither symbolic links nor mount points.
+/// The last component of a path: the bytes from `start` to the end of `path`.
+#[derive(Clone, Copy)]
+pub(crate) struct Component<'a> {
+    pub(crate) path: &'a [u8],
+    pub(crate) start: usize,
+}
+
+/// The lookup key of a component of at most [`SHORT_MAX`] bytes, for plain dentries only: neither a
+/// symbolic link nor a mount point.
 #[derive(Clone, Copy)]
 pub(crate) struct ShortLookupKey {
     pub(crate) hash: NameHash,
@@ -44,13 +51,13 @@ impl ShortLookupKey {
     /// flags in `needed`. Its only branch on a length tests for a path of fewer than eight bytes.
     #[inline(always)]
     pub(crate) fn of_component(
-        (path, start): (&[u8], usize),
+        component: Component<'_>,
         needed: Flags,
         keys: &HashKeys,
     ) -> ShortLookupKey {
-        let len = path.len() - start;
+        let len = component.len();
         debug_assert!(len <= SHORT_MAX);
-        let words = component_words(path, start);
+        let words = component.words();
         ShortLookupKey { hash: keys.short_name(len, words), len, needed, words }
     }
 
@@ -81,11 +88,11 @@ impl<'a> LookupKey<'a> {
         LookupKey::of_words(name, name_words(name.as_bytes()), keys)
     }
 
-    /// Returns the key of the component from `start` to the end of a path, without a branch on its
-    /// length.
+    /// Returns the key of a component, without a branch on its length.
     #[inline(always)]
-    pub(crate) fn of_component(path: &'a [u8], start: usize, keys: &HashKeys) -> LookupKey<'a> {
-        LookupKey::of_words(Name::unchecked(&path[start..]), component_words(path, start), keys)
+    pub(crate) fn of_component(component: Component<'a>, keys: &HashKeys) -> LookupKey<'a> {
+        let name = Name::unchecked(&component.path[component.start..]);
+        LookupKey::of_words(name, component.words(), keys)
     }
 
     #[inline(always)]
@@ -125,23 +132,22 @@ pub(super) fn name_word_at(at: usize, len: usize) -> usize {
     at.min(len.saturating_sub(8))
 }
 
-/// Returns the first words of a name. Lengths of names are hard to predict, so there is only one
-/// branch, for names that are shorter than a word.
-#[inline(always)]
-pub(super) fn name_words(name: &[u8]) -> [u64; INLINE_WORDS] {
-    let Some(last) = name.len().checked_sub(8) else { return [padded(name); INLINE_WORDS] };
-    std::array::from_fn(|i| eight(name, last.min(8 * i)))
-}
+impl Component<'_> {
+    #[inline(always)]
+    pub(crate) fn len(self) -> usize {
+        self.path.len() - self.start
+    }
 
-/// Returns the first words, as [`name_words`] does, of the component from `start` to the end of a
-/// path. If the component is shorter than a word, the read begins before it, and the excess bytes
-/// are shifted out.
-#[inline(always)]
-fn component_words<const N: usize>(path: &[u8], start: usize) -> [u64; N] {
-    // No byte precedes the first component.
-    let Some(last) = path.len().checked_sub(8) else { return [padded(&path[start..]); N] };
-    let excess = 8 * (start - start.min(last)) as u32;
-    std::array::from_fn(|i| eight(path, (start + 8 * i).min(last)).wrapping_shr(excess))
+    /// Returns the first words of this component, as [`name_words`] does. If the component is
+    /// shorter than a word, the read begins before it, and the excess bytes are shifted out.
+    #[inline(always)]
+    fn words<const N: usize>(self) -> [u64; N] {
+        let Component { path, start } = self;
+        // No byte precedes the first component.
+        let Some(last) = path.len().checked_sub(8) else { return [padded(&path[start..]); N] };
+        let excess = 8 * (start - start.min(last)) as u32;
+        std::array::from_fn(|i| eight(path, (start + 8 * i).min(last)).wrapping_shr(excess))
+    }
 }
 
 #[cfg(test)]
@@ -154,8 +160,13 @@ mod tests {
             let path: Vec<u8> = (1..=len).collect();
             for start in 0..path.len() {
                 for end in start + 1..=path.len() {
-                    let words: [u64; INLINE_WORDS] = component_words(&path[..end], start);
-                    assert_eq!(words, name_words(&path[start..end]), "{start}..{end} of {len}");
+                    let component = Component { path: &path[..end], start };
+                    let words: [u64; INLINE_WORDS] = component.words();
+                    assert_eq!(
+                        words,
+                        name_words::<INLINE_WORDS>(&path[start..end]),
+                        "{start}..{end} of {len}"
+                    );
                 }
             }
         }

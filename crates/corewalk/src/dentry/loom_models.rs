@@ -184,7 +184,7 @@ const NEW: &[u8] = &[b'n'; 29];
 
 fn image(dentries: &Dentries, name: &[u8]) -> Image {
     let (key, words) = (ParentKey::new(DentrySlot::new(1), 1), DirectoryWords::default());
-    dentries.new_image(key, (0, InodeSlot::NONE), name, Flags::HASHED, words).unwrap()
+    dentries.new_image(key, 0, InodeSlot::NONE, name, Flags::HASHED, words).unwrap()
 }
 
 /// A dentry gets another long name, and `reuse` reuses the long slot of the old name. Meanwhile a

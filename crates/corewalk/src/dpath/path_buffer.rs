@@ -106,7 +106,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
     pub(crate) fn prepend_mounts(
         &mut self,
         dcache: &Dcache,
-        (mount, slot): (&Mount, DentrySlot),
+        mount: &Mount,
+        slot: DentrySlot,
         root: Option<(u64, DentrySlot)>,
         pass: Pass,
     ) {

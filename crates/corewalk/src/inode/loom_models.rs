@@ -165,7 +165,7 @@ fn reuse_against_get(get: fn(&Inodes, &Dentries) -> Option<InodeSlot>) -> [usize
         let shared = Arc::new((inodes, Dentries::new(2).unwrap()));
         let (inodes, dentries) = &*shared;
         let first =
-            inodes.get_or_insert(dentries, (0, DentrySlot::NONE), &attr(7), false, 0).unwrap();
+            inodes.get_or_insert(dentries, 0, DentrySlot::NONE, &attr(7), false, 0).unwrap();
         let reader = thread::spawn({
             let shared = Arc::clone(&shared);
             move || {
@@ -181,7 +181,7 @@ fn reuse_against_get(get: fn(&Inodes, &Dentries) -> Option<InodeSlot>) -> [usize
         if inodes.put(first.slot, 1) {
             inodes.free(first.slot, dentries);
             let second =
-                inodes.get_or_insert(dentries, (0, DentrySlot::NONE), &attr(8), false, 0).unwrap();
+                inodes.get_or_insert(dentries, 0, DentrySlot::NONE, &attr(8), false, 0).unwrap();
             assert_eq!(second.slot, first.slot, "the slot is used again");
             put(inodes, dentries, second.slot);
         }

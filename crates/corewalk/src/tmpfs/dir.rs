@@ -36,10 +36,9 @@ use super::index::{HashIndex, Position};
 use super::table::ROOT_INO;
 use crate::Errno;
 use crate::attr::FileKind;
-use crate::dentry::LookupKey;
 use crate::fs::DirEntry;
 use crate::hash::HashKeys;
-use crate::name::Name;
+use crate::name::{Name, name_words};
 
 /// Cookies per chunk. The compaction of a chunk moves at most this many entries.
 const CHUNK_COOKIES: u64 = 1 << CHUNK_BITS;
@@ -50,6 +49,8 @@ const CHUNK_BITS: u32 = 7;
 const CHUNKS_MAX: usize = 1 << (u32::BITS - CHUNK_BITS);
 /// Minimum length of a sparse chunk that is compacted.
 const SPARSE_MIN: usize = 16;
+/// The words of a name that are hashed without a loop.
+const HASHED_WORDS: usize = 5;
 /// The longest name that is stored inline, in bytes.
 const INLINE_BYTES: usize = 22;
 
@@ -64,7 +65,8 @@ impl<'a> Key<'a> {
     /// Returns the key of `name`.
     #[inline]
     pub(super) fn new(name: Name<'a>, keys: &HashKeys) -> Key<'a> {
-        Key { name, hash: LookupKey::new(name, keys).hash.child(0) as u32 }
+        let words: [u64; HASHED_WORDS] = name_words(name.as_bytes());
+        Key { name, hash: keys.name(name.as_bytes(), &words).child(0) as u32 }
     }
 }
 

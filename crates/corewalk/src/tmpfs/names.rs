@@ -354,11 +354,11 @@ struct Locks<'a> {
 
 impl<'a> Locks<'a> {
     /// Locks two directories, which may be the same. If two numbers share a slot, only one can be
-    /// valid, and `inode` does not find the other.
+    /// valid, and `inode` does not find the other. A thread that holds the lock of a file waits for
+    /// no other inode. So locking a file here as if it were a directory cannot deadlock.
     ///
-    /// # Errors `ESTALE` for an inode that is gone, `ENOTDIR` for one that is not a directory. A
-    /// thread that holds the lock of a file waits for no other inode. So locking a file here as if
-    /// it were a directory cannot deadlock.
+    /// # Errors
+    /// `ESTALE` for an inode that is gone, `ENOTDIR` for one that is not a directory.
     #[inline]
     fn pair(table: &'a Entered<'_>, a: u64, b: u64) -> Result<Locks<'a>, Errno> {
         let (low, high) = if rank(a) <= rank(b) { (a, b) } else { (b, a) };

@@ -46,7 +46,7 @@ use corewalk_base::Budget;
 use crate::Errno;
 use crate::attr::{FileKind, Timespec};
 
-use blocks::{Blocks, FindResult, Leave, Released};
+use blocks::{Blocks, FindResult, IndexCounts, Leave, Released};
 use deferred::{DELAY_MS, Deferred};
 use set::{Effect, NAME_BYTES_MAX, Secret};
 
@@ -99,7 +99,8 @@ impl Xattrs {
         own: &mut OwnSet,
         ino: u64,
         change: Change<'_>,
-        (changed, now): (Timespec, Timespec),
+        changed: Timespec,
+        now: Timespec,
         space: &Budget,
     ) -> Result<(), Errno> {
         let Some(block) = own else {
@@ -225,8 +226,13 @@ impl Xattrs {
         XattrStats { shared_sets: blocks.map_or(0, Blocks::len), waiting: self.deferred.len() }
     }
 
-    /// Makes a shared block private if the inode is its only user. Returns false if it has other
-    /// users.
+    /// Returns the counters of the index of shared sets. All are 0 before the first set.
+    pub(super) fn index_counts(&self) -> IndexCounts {
+        let blocks = self.blocks.get().and_then(Option::as_ref);
+        blocks.map_or_else(IndexCounts::default, Blocks::counts)
+    }
+
+    /// Makes a shared block private if the inode is its only user. Returns false otherwise.
     fn make_private_if_last(&self, own: &mut OwnSet) -> bool {
         let (Some(blocks), Some(block)) = (self.blocks(), own.take()) else { return false };
         match blocks.release(block, Leave::IfLast) {

@@ -17,6 +17,8 @@ use crate::slot::InodeSlot;
 pub(crate) struct Call<'v> {
     vfs: &'v Vfs,
     superblock: &'v Superblock,
+    /// The path locks of the call. Protected by its own mutex, since a back end may ask for paths
+    /// on several threads.
     locks: Mutex<Vec<PathLock<'v>>>,
 }
 

@@ -76,7 +76,8 @@ impl Vfs {
         &self,
         from: LockedName<'_>,
         to: LockedName<'_>,
-        (source, target): (&FoundName<'_>, Option<&FoundName<'_>>),
+        source: &FoundName<'_>,
+        target: Option<&FoundName<'_>>,
         mode: RenameMode,
     ) -> Result<(), Errno> {
         let superblock = self.superblock(source.inode);

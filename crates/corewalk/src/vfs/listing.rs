@@ -144,7 +144,7 @@ impl Listing<'_> {
         }
         let found = match vfs.cached(dir, &lookup_key) {
             Cached::Known(found) => found.filter(|found| self.is_inode(found.inode, attr))?,
-            Cached::Unknown if self.is_reused(attr) => return None,
+            Cached::Unknown if self.is_known_otherwise(attr) => return None,
             Cached::Unknown => {
                 let inode = vfs.enter(dir.now.inode, attr, self.changes, None).ok()?;
                 let dentry = vfs.attach(dir, *key, &lookup_key, &inode, &in_lookup);
@@ -165,13 +165,16 @@ impl Listing<'_> {
         inodes.is(inode, superblock, attr.ino) && inodes.generation(inode) == attr.generation
     }
 
-    /// Returns true if the number in `attr` is in use with another generation. Another program may
-    /// have reused the number since the entry was read. So the back end must tell which inode is
-    /// newer.
-    fn is_reused(&self, attr: &Attr) -> bool {
+    /// Returns true if the cache has the number in `attr` with another generation, or the directory
+    /// under another name. Another program may have changed that since the entry was read. So the
+    /// back end must say which one is newer.
+    fn is_known_otherwise(&self, attr: &Attr) -> bool {
         let inodes = &self.directory.vfs.dcache.inodes;
         let superblock = inodes.superblock(self.directory.slot);
         let known = inodes.peek(superblock, attr.ino, |_| ());
-        known.is_some_and(|slot| inodes.generation(slot) != attr.generation)
+        known.is_some_and(|slot| {
+            inodes.generation(slot) != attr.generation
+                || (attr.is_dir() && !inodes.alias(slot).is_none())
+        })
     }
 }

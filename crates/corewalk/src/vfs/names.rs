@@ -289,9 +289,10 @@ impl Vfs {
         beside: Option<&DentryHold<'_>>,
     ) -> Result<InodeRef<'_>, Errno> {
         let (dentries, inodes) = (&self.dcache.dentries, &self.dcache.inodes);
-        let place =
-            (inodes.superblock(near), beside.map_or(DentrySlot::NONE, |dentry| dentry.slot));
-        let enter = || inodes.get_or_insert(dentries, place, attr, attr.has_acl, changes);
+        let superblock = inodes.superblock(near);
+        let beside = beside.map_or(DentrySlot::NONE, |dentry| dentry.slot);
+        let enter =
+            || inodes.get_or_insert(dentries, superblock, beside, attr, attr.has_acl, changes);
         let entered = enter().or_else(|| {
             self.dcache.prune();
             enter()
@@ -395,7 +396,7 @@ impl Vfs {
         if self.dcache.is_subdir(dir.now.slot, hold.slot) {
             return Err(Unattached::Loop);
         }
-        self.move_dentry((hold.slot, &old_lookup_key), key, lookup_key, None, in_lookup)
+        self.move_dentry(hold.slot, &old_lookup_key, key, lookup_key, None, in_lookup)
             .map_err(|_| Unattached::NoRoom)
     }
 

@@ -50,16 +50,18 @@ use crate::slot::{DentrySlot, InodeSlot};
 
 /// The path locks of one file system.
 pub(crate) struct Paths {
+    /// Protected by its own mutex.
     table: Mutex<Table>,
-    /// Calls wait here for moves.
+    /// Calls wait here for moves, under `table`.
     move_ended: Condvar,
-    /// Renames and removals wait here for calls and for each other.
+    /// Renames and removals wait here for calls and for each other, under `table`.
     any_ended: Condvar,
     addressing: Addressing,
     /// The prefix of hidden names. Clients cannot guess it.
     hidden_prefix: String,
 }
 
+/// The path locks that are held or waited for. All fields are protected by `Paths::table`.
 #[derive(Default)]
 struct Table {
     last_ticket: u64,
@@ -172,7 +174,7 @@ impl Paths {
             let mut table = self.table.lock();
             loop {
                 let chain = match leaf {
-                    Some(leaf) => dpath::chain_of_name(dcache, (leaf, inode)),
+                    Some(leaf) => dpath::chain_of_name(dcache, leaf, inode),
                     None => Some(self.hidden_chain(&table, inode)?),
                 };
                 // The name was removed, so try another name of the inode, or its hidden name.

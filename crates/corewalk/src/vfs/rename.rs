@@ -132,7 +132,8 @@ impl Vfs {
     /// drops without a lock.
     pub(super) fn move_dentry(
         &self,
-        (slot, from): (DentrySlot, &LookupKey<'_>),
+        slot: DentrySlot,
+        from: &LookupKey<'_>,
         key: ParentKey,
         lookup_key: &LookupKey<'_>,
         target: Option<DentrySlot>,
@@ -142,7 +143,7 @@ impl Vfs {
         if is_new_parent && !self.dcache.dentries.lockref(key.parent()).get_not_dead() {
             return Err(Errno::STALE);
         }
-        match self.dcache.d_move((slot, from), key, lookup_key, target, in_lookup) {
+        match self.dcache.d_move(slot, from, key, lookup_key, target, in_lookup) {
             Ok(old_parent) => Ok(DentryHold::adopt(self, old_parent)),
             Err(error) => {
                 if is_new_parent {
@@ -233,7 +234,7 @@ impl<'v> Rename<'v, '_> {
             path: &paths[index],
             name: names[index],
         });
-        let renamed = vfs.rename_in_backend(from, to, (source, target), mode);
+        let renamed = vfs.rename_in_backend(from, to, source, target, mode);
         renamed.map_err(Failed::InBackEnd)?;
         if mode != RenameMode::Exchange {
             vfs.wait_for_renames(target.and_then(FoundName::directory));
@@ -346,7 +347,7 @@ impl<'v> Rename<'v, '_> {
                 (_, target) => {
                     let is_current = self.new_dir.key() == key;
                     let key = if is_current { key } else { ParentKey::stale(key.parent()) };
-                    vfs.move_dentry((moved, self.old), key, self.new, target, in_lookup).map(Some)
+                    vfs.move_dentry(moved, self.old, key, self.new, target, in_lookup).map(Some)
                 }
             }
         });
@@ -373,8 +374,11 @@ pub(super) struct InFlightRenames {
     shards: Box<[CachePadded<InFlightShard>]>,
 }
 
+/// The entries of some directories.
 struct InFlightShard {
+    /// A directory is in the list once for each of its running renames. Protected by its own mutex.
     busy: Mutex<Vec<DentrySlot>>,
+    /// Notified when a rename leaves `busy`. Waited on under `busy`.
     left: Condvar,
 }
 
@@ -427,7 +431,9 @@ impl Drop for InFlightRename<'_> {
 
 /// The announced moves: the directories that are about to get a new parent.
 pub(super) struct InFlightMoves {
+    /// Each announced move: a directory and its new parent. Protected by its own mutex.
     announced: Mutex<Vec<(DentrySlot, DentrySlot)>>,
+    /// Notified when an announcement is withdrawn. Waited on under `announced`.
     withdrawn: Condvar,
 }
 

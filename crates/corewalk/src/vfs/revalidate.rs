@@ -45,6 +45,8 @@ impl Vfs {
     pub fn revalidate(&self, dir: &InodeRef<'_>, name: Name<'_>) -> Result<(), Errno> {
         let dir = self.dir(dir.slot)?;
         let lookup_key = self.dcache.lookup_key(name);
+        // An answer from before this call must not enter the cache after it.
+        self.dcache.cancel_fills(dir.now.slot, &lookup_key);
         if self.dcache.find(dir.key(), &lookup_key).is_none() {
             return Ok(());
         }
@@ -98,8 +100,13 @@ impl Vfs {
         };
         self.dcache.counters.fills.add(1);
         let answer = self.ask_for_name(dir, lookup_key);
-        let answer = self.take_answer(dir, lookup_key, in_lookup, answer, known)?;
-        Ok(answer.map(|(found, attr)| LookedUp { inode: found.into_inode(), attr }))
+        let before = known.as_ref().map(|known| known.inode);
+        let answer = self.take_answer(dir, lookup_key, in_lookup, answer, known);
+        if !matches!(&answer, Ok(Some((found, _))) if Some(found.inode) == before) {
+            // Another program may have changed the name since a listing has read it (L.1).
+            drop(self.dcache.listings.change(dir.now.slot));
+        }
+        Ok(answer?.map(|(found, attr)| LookedUp { inode: found.into_inode(), attr }))
     }
 
     /// Returns true if the back end agrees with the cached name. The caller holds the in-lookup

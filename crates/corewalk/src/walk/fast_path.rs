@@ -18,8 +18,8 @@
 
 use super::{Mode, Walk};
 use crate::cred::Caps;
-use crate::dcache::Dcache;
-use crate::dentry::{Body, Flags, Line, ParentKey, Snapshot, directory_id};
+use crate::dcache::{Dcache, LookupParent};
+use crate::dentry::{Body, Component, Flags, Line, ParentKey, Snapshot, directory_id};
 use crate::name::Slashes;
 use crate::read_set::{InlineSteps, ReadSet};
 use crate::slot::DentrySlot;
@@ -66,24 +66,19 @@ struct FastCursor<'a> {
 }
 
 impl FastCursor<'_> {
-    /// Moves to the component from `start` to the end of a path. Returns false unless the component
+    /// Moves to a component. Returns false unless the component
     /// is the first entry with its tag, has the flags in `needed`, and fits in the read set. An
     /// invalid name (empty, a dot, too long) is not found. `before` is called with the slot of the
     /// entry.
     #[inline(always)]
-    fn to(
-        &mut self,
-        (path, start): (&[u8], usize),
-        needed: Flags,
-        before: impl Fn(DentrySlot),
-    ) -> bool {
-        if start >= path.len() {
+    fn to(&mut self, component: Component<'_>, needed: Flags, before: impl Fn(DentrySlot)) -> bool {
+        if component.start >= component.path.len() {
             return false;
         }
         let words = self.line.directory_words();
         let key = ParentKey::new(self.dentry, words.child_generation);
-        let place = (self.id.wrapping_add(words.ino), key);
-        let found = self.dcache.find_at_once(self.extent, place, (path, start), needed, before);
+        let parent = LookupParent { id: self.id.wrapping_add(words.ino), key };
+        let found = self.dcache.find_at_once(self.extent, parent, component, needed, before);
         let Some(child) = found else { return false };
         if !self.steps.put(child.slot, child.seen.seq) {
             return false;
@@ -131,17 +126,17 @@ impl Cursor<'_> {
         loop {
             let end = slashes.next();
             let Some(upto) = path.get(..end) else { break };
+            let component = Component { path: upto, start };
             if end == path.len() {
-                // Prefetch the inode's line, because the caller of the walk will ask for the number
-                // of the inode.
-                if fast.to((upto, start), Flags::empty(), |slot| {
-                    dcache.inodes.prefetch(slot.inode_half())
-                }) {
+                // The caller of the walk will ask for the number of the inode, so prefetch it.
+                if fast
+                    .to(component, Flags::empty(), |slot| dcache.inodes.prefetch(slot.inode_half()))
+                {
                     start = end + 1;
                 }
                 break;
             }
-            if !fast.to((upto, start), needed, |_| {}) {
+            if !fast.to(component, needed, |_| {}) {
                 break;
             }
             start = end + 1;
@@ -168,7 +163,9 @@ impl Cursor<'_> {
         let words = dcache.dentries.directory_words(self.dentry);
         let key = ParentKey::new(self.dentry, words.child_generation);
         let id = directory_id(self.seen.body.superblock(), words.ino);
-        let Some((slot, seen)) = dcache.find_plain((id, key), (&self.path[..end], start)) else {
+        let component = Component { path: &self.path[..end], start };
+        let found = dcache.find_plain(LookupParent { id, key }, component);
+        let Some((slot, seen)) = found else {
             return false;
         };
         (self.dentry, self.seen, self.done) = (slot, seen, end);

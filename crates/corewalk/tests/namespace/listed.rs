@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use corewalk::attr::mode::S_IFREG;
+use corewalk::tmpfs::Tmpfs;
 use corewalk::{
-    Attr, Cred, Errno, FileKind, FileSystem as _, InodeRef, Listing, Make, Name, Node, Removal,
-    RenameMode, Vfs,
+    Attr, Cred, Errno, FileKind, FileSystem as _, InodeRef, Listing, Make, May, Name, Node,
+    Removal, RenameMode, SetAttr, Vfs,
 };
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_testkit::race::{self, Tally, Watchdog};
@@ -24,6 +25,10 @@ const NAMES: usize = 5;
 const CHANGERS: usize = 2;
 /// The changes of one such thread.
 const CHANGES: usize = 20_000;
+
+fn name_of(file: &[u8]) -> Name<'_> {
+    Name::new(file).unwrap()
+}
 
 fn read(listing: &Listing<'_>) -> Vec<(Vec<u8>, Attr)> {
     let mut entries = vec![];
@@ -59,7 +64,7 @@ fn entry_with_attributes_is_found_without_a_call() {
     let before = lookups.load(Ordering::Relaxed);
     let listing = vfs.listing(&d);
     for (file, attr) in read(&listing) {
-        let found = listing.enter(Name::new(&file).unwrap(), &attr).expect("nothing has changed");
+        let found = listing.enter(name_of(&file), &attr).expect("nothing has changed");
         assert_eq!((found.inode.ino(), found.attr), (attr.ino, Some(attr)));
         assert_eq!(found.inode.path().unwrap(), [b"/d/", &file[..]].concat());
     }
@@ -98,39 +103,116 @@ fn entry_from_before_a_change_is_refused() {
         change(&vfs);
         vfs.prune();
         for (file, attr) in entries {
-            let is_entered = listing.enter(Name::new(&file).unwrap(), &attr).is_some();
+            let is_entered = listing.enter(name_of(&file), &attr).is_some();
             assert!(!is_entered, "{} was brought back", file.escape_ascii());
         }
         assert_eq!(vfs.stats().inodes, 1, "an inode entered the cache");
     }
 }
 
-/// Trap P12: if the back end has changed the file and the name was invalidated, an entry that was
-/// read before must not enter the cache.
+/// Runs `change` in the back end alone.
+fn change_behind(vfs: &Vfs) {
+    assert_eq!(ino(vfs, &vfs.root(), "trigger"), Err(Errno::NOENT));
+}
+
+/// Returns a namespace over a tmpfs in which `change` runs at the first [`change_behind`].
+fn over_changing(change: fn(&Tmpfs) -> Result<(), Errno>) -> Arc<Vfs> {
+    let changed = AtomicU64::new(0);
+    over(HookedTmpfs::new(move |fs, call| {
+        // ORDERING: Relaxed. One thread.
+        match call == Call::Lookup(b"trigger") && changed.swap(1, Ordering::Relaxed) == 0 {
+            true => change(fs),
+            false => Ok(()),
+        }
+    }))
+}
+
+fn directory(attr: Attr) -> Node<'static> {
+    Node::detached(attr.ino, FileKind::Directory)
+}
+
+/// The ways in which the namespace learns that `f` has changed.
+const TOLD_OF_F: [fn(&Vfs); 3] = [
+    |vfs| vfs.invalidate(&vfs.root(), name("f")).unwrap(),
+    |vfs| vfs.revalidate(&vfs.root(), name("f")).unwrap(),
+    |vfs| {
+        let found = vfs.lookup_fresh(&Cred::root(), &vfs.root(), name("f"));
+        assert_eq!(found.map(|found| found.inode.ino()), Err(Errno::NOENT));
+    },
+];
+
+/// Trap P12: the back end changes by itself, and the namespace learns it then. The name is cached
+/// or not.
 #[test]
 fn entry_from_before_an_invalidation_is_refused() {
-    let is_told = Arc::new(AtomicU64::new(0));
-    let told = Arc::clone(&is_told);
-    let vfs = over(HookedTmpfs::new(move |fs, call| {
-        // ORDERING: Relaxed. One thread.
-        if call == Call::Lookup(b"trigger") && told.swap(1, Ordering::Relaxed) == 0 {
-            let root = Node::detached(fs.root()?.ino, FileKind::Directory);
-            let f = fs.lookup(root, name("f"))?.ino;
-            fs.remove(root, name("f"), Node::detached(f, FileKind::Regular))?;
+    for (tell, is_cached) in TOLD_OF_F.into_iter().flat_map(|tell| [(tell, true), (tell, false)]) {
+        let vfs = over_changing(|fs| {
+            let (root, f) = (directory(fs.root()?), name("f"));
+            let ino = fs.lookup(root, f)?.ino;
+            fs.remove(root, f, Node::detached(ino, FileKind::Regular))
+        });
+        tree(&vfs, &["f"]);
+        if !is_cached {
+            vfs.prune();
         }
-        Ok(())
-    }));
-    tree(&vfs, &["f"]);
-    vfs.prune();
-    let root = vfs.root();
-    let listing = vfs.listing(&root);
-    let entries = read(&listing);
-    assert_eq!(ino(&vfs, &root, "trigger"), Err(Errno::NOENT));
-    vfs.invalidate(&root, name("f")).unwrap();
-    for (file, attr) in entries {
-        assert!(listing.enter(Name::new(&file).unwrap(), &attr).is_none(), "it was brought back");
+        let root = vfs.root();
+        let listing = vfs.listing(&root);
+        let entries = read(&listing);
+        change_behind(&vfs);
+        tell(&vfs);
+        vfs.prune();
+        for (file, attr) in entries {
+            assert!(listing.enter(name_of(&file), &attr).is_none(), "it was brought back");
+        }
+        assert_eq!(ino(&vfs, &root, "f"), Err(Errno::NOENT));
     }
-    assert_eq!(ino(&vfs, &root, "f"), Err(Errno::NOENT));
+}
+
+/// Trap P12: another program moves a directory, and a lookup finds it at its new place. An older
+/// entry does not move it back.
+#[test]
+fn entry_from_before_a_move_behind_the_namespace_is_refused() {
+    let vfs = over_changing(|fs| {
+        let root = directory(fs.root()?);
+        let (a, b) = (fs.lookup(root, name("a"))?, fs.lookup(root, name("b"))?);
+        let (from, to) = ((directory(a), name("d")), (directory(b), name("d")));
+        fs.rename(from, to, RenameMode::NoReplace)
+    });
+    tree(&vfs, &["a/", "a/d/", "b/"]);
+    vfs.prune();
+    let (a, b) = (walk(&vfs, "a").unwrap(), walk(&vfs, "b").unwrap());
+    let listing = vfs.listing(&a);
+    let entries = read(&listing);
+    change_behind(&vfs);
+    let d = vfs.lookup_fresh(&Cred::root(), &b, name("d")).unwrap().inode;
+    assert_eq!(d.path().unwrap(), b"/b/d");
+    let [(file, attr)]: [_; 1] = entries.try_into().expect("the directory has one entry");
+    assert!(listing.enter(name_of(&file), &attr).is_none(), "it was moved back");
+    assert_eq!(d.path().unwrap(), b"/b/d");
+}
+
+/// Trap T25: the mode of an entry from before a chmod does not become the permission record.
+#[test]
+fn mode_from_before_a_chmod_is_not_used() {
+    for is_cached in [true, false] {
+        let vfs = over(HookedTmpfs::new(|_, _| Ok(())));
+        tree(&vfs, &["f"]);
+        let root = vfs.root();
+        let listing = vfs.listing(&root);
+        let entries = read(&listing);
+        let f = vfs.lookup(&Cred::root(), &root, name("f")).unwrap();
+        let chmod = SetAttr::default().with_mode(0o600);
+        vfs.setattr(&Cred::root(), &f, &chmod).unwrap();
+        drop(f);
+        if !is_cached {
+            vfs.prune();
+        }
+        let [(file, attr)]: [_; 1] = entries.try_into().expect("the root has one entry");
+        assert_eq!(attr.mode & 0o777, 0o644);
+        let found = listing.enter(name_of(&file), &attr).expect("no name has changed");
+        let user = Cred::user(1000, 1000, &[]);
+        assert_eq!(vfs.access(&user, &found.inode, May::READ), Err(Errno::ACCESS));
+    }
 }
 
 /// Control for trap T25: the listing begins only after the change, but uses entries that were read
@@ -146,7 +228,7 @@ fn control_entry_of_an_older_listing_is_caught() {
     vfs.prune();
     let listing = vfs.listing(&root);
     for (file, attr) in entries {
-        drop(listing.enter(Name::new(&file).unwrap(), &attr));
+        drop(listing.enter(name_of(&file), &attr));
     }
     assert_eq!(ino(&vfs, &root, "f"), Err(Errno::NOENT), "a name was brought back");
 }
@@ -237,7 +319,7 @@ fn storm_of_changes_beside_listings_brings_no_name_back() {
                 vfs.prune();
             }
             for (file, attr) in entries {
-                match listing.enter(Name::new(&file).unwrap(), &attr) {
+                match listing.enter(name_of(&file), &attr) {
                     Some(found) => {
                         assert_eq!(found.inode.ino(), attr.ino);
                         tally.hit("entered");

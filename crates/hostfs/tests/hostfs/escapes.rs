@@ -12,7 +12,7 @@ use corewalk_testkit::rng::Seed;
 
 use crate::fixtures::{TempDir, at, make, name, over, rename, walk, with_options};
 
-/// Returns options with which no descriptor is kept for reuse, so that each call resolves a path.
+/// Returns options with which no descriptor is reusable, so that each call has to resolve a path.
 fn by_path() -> HostFsOptions {
     let options = HostFsOptions::default().with_reusable(0).with_orphans(0);
     options.with_atime(AtimePolicy::NEVER)
@@ -57,7 +57,7 @@ fn directory_replaced_by_a_link_leads_nowhere() {
 }
 
 /// If a file is replaced by another one with the same name, calls must not use the new file (H.1).
-/// After a lookup the new file must be found.
+/// A lookup must then find the new file.
 #[test]
 fn file_replaced_on_the_host_is_stale_and_then_found() {
     let dir = TempDir::new();
@@ -76,8 +76,8 @@ fn file_replaced_on_the_host_is_stale_and_then_found() {
 }
 
 /// A file must be found by its other name after the host removes the name that was looked up last.
-/// First the host renames the file away and back, with a lookup in between. Later it removes the
-/// newer of two names.
+/// First the host renames the file to another name and back, with a lookup in between. Later it
+/// removes the newer of two names.
 #[test]
 fn file_is_found_by_the_name_that_remains_on_the_host() {
     let dir = TempDir::new();
@@ -113,8 +113,9 @@ fn file_is_found_by_the_name_that_remains_on_the_host() {
     assert_eq!(vfs.getattr(&held).err(), Some(Errno::STALE));
 }
 
-/// Trap T20: a write by path must never reach a file outside of the root, even if that has the same
-/// path. Meanwhile the host moves a directory above the written file out of the root and back.
+/// Trap T20: a write by path must never reach a file outside of the root, even if that file gets
+/// the same path. Meanwhile the host moves a directory above the written file out of the root and
+/// back.
 #[test]
 fn directory_moved_out_and_back_leads_to_no_file_outside() {
     let _watchdog = Watchdog::start("moved out and back", Duration::from_secs(120));

@@ -1,5 +1,5 @@
-//! Tests of the operations: their effect on the host, and how the state of the host appears in the
-//! namespace.
+//! Tests of the operations. Each must have the right effect on the host, and the namespace must
+//! show the state of the host.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -48,7 +48,7 @@ fn truncation_that_fails_changes_nothing() {
     let vfs = over(dir.path());
     let path = dir.join("cat");
     // Let `cp` write the program. If this process wrote it, a child process of another test could
-    // inherit the descriptor, and the program could not start.
+    // inherit the descriptor for writing. Then the program could not be started (`ETXTBSY`).
     assert!(Command::new("cp").arg("/bin/cat").arg(&path).status().unwrap().success());
     let program = walk(&vfs, "cat").unwrap();
     let changed = || {
@@ -169,7 +169,8 @@ fn permission_follows_changes_of_an_acl() {
         assert_eq!(vfs.access(&user, &f, May::READ), Err(Errno::ACCESS));
         assert_eq!(vfs.getxattr(&cred, &f, XATTR_ACCESS), Err(Errno::NODATA));
     }
-    // If another namespace sets an ACL and this one is notified, the ACL must count here too.
+    // If another namespace sets an ACL, and this namespace is notified, then this namespace must
+    // check permissions by the ACL.
     let again = over(dir.path());
     let same = walk(&again, "f").unwrap();
     again.setxattr(&cred, &same, XATTR_ACCESS, &acl.to_xattr(), XattrMode::Set).unwrap();
@@ -194,8 +195,8 @@ fn data_is_read_and_written_with_and_without_a_handle() {
     // Writes with a read-only handle must succeed too, because a writeback cache makes them.
     let reader = vfs.open(&cred, &f, 0, May::READ).unwrap();
     assert_eq!(vfs.write(&cred, &f, reader, 0, b"abc"), Ok(3));
-    // An append must go to the end of the file on the host. The client's offset may be out of date,
-    // and must not matter.
+    // An append must go to the end of the file on the host. The offset that the client sends may be
+    // out of date, so it must be ignored.
     for handle in [0, handle, reader] {
         assert_eq!(vfs.append(&cred, &f, handle, 3, b"!"), Ok(1));
     }
@@ -277,7 +278,7 @@ fn extended_attributes_and_acls_are_those_of_the_host() {
 #[test]
 fn descendants_of_a_renamed_directory_are_found() {
     let dir = TempDir::new();
-    // Keep no descriptor for reuse, so that each call resolves a path.
+    // No descriptor is reusable, so that each call has to resolve a path.
     let none = HostFsOptions::default().with_reusable(0).with_orphans(0);
     let vfs = with_options(dir.path(), none);
     for path in ["a/", "a/b/", "a/b/c/"] {
@@ -347,8 +348,8 @@ fn listing_continues_after_its_last_entry() {
     }
 }
 
-/// Sets the access time of a file on the host far back. So the next read updates it, even with
-/// `relatime`.
+/// Sets the access time of a file on the host to a time long ago. So the next read updates it, even
+/// with `relatime`.
 fn make_read_long_ago(path: &std::path::Path) {
     let long_ago = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
     let times = fs::FileTimes::new().set_accessed(long_ago);
@@ -360,7 +361,7 @@ fn reads_without_atime_leave_access_times_of_the_host() {
     let dir = TempDir::new();
     fs::create_dir(dir.join("d")).unwrap();
     fs::write(dir.join("d/f"), "text").unwrap();
-    // Skip the test if the host itself does not update access times, since its mount forbids it.
+    // Skip the test if the mount of the host does not update access times.
     make_read_long_ago(&dir.join("d/f"));
     fs::read(dir.join("d/f")).unwrap();
     let is_noted_here = fs::metadata(dir.join("d/f")).unwrap().atime() != 1_000_000;

@@ -1,4 +1,4 @@
-//! Tests of directories in use that other programs rename on the host.
+//! Tests of directories that clients use while other programs rename them on the host.
 
 use std::fs;
 use std::os::fd::AsFd as _;
@@ -11,7 +11,7 @@ use rustix::fs::OFlags;
 
 use crate::fixtures::{TempDir, make, name, walk, with_options};
 
-/// Returns options with which no descriptor is kept, so that each call needs a path or a handle.
+/// Returns options with which no descriptor is reusable. So each call needs a path or a handle.
 fn none_kept() -> HostFsOptions {
     let options = HostFsOptions::default().with_reusable(0).with_orphans(0);
     options.with_atime(AtimePolicy::NEVER)
@@ -64,8 +64,8 @@ fn held_directory_renamed_on_the_host_is_found_by_its_handle() {
     assert_eq!(names, ["file", "new", "sub"]);
 }
 
-/// A directory in use that is moved out of the root must be refused as stale. Its handle would
-/// still reach it, as it reaches any file of the host's file system.
+/// A directory in use that is moved out of the root must be refused as stale. Its handle still
+/// leads to it on the host, because a handle reaches any file of the host's file system.
 #[test]
 fn held_directory_moved_out_of_the_root_is_stale() {
     let dir = TempDir::new();
@@ -73,8 +73,8 @@ fn held_directory_moved_out_of_the_root_is_stale() {
         return;
     }
     fs::create_dir_all(dir.join("root/held/sub")).unwrap();
-    // The path of this directory starts with all letters of the path of the root, but no `/`
-    // follows.
+    // The path of this directory begins like the path of the root, but without a `/` after it. So
+    // the directory is not beneath the root.
     fs::create_dir(dir.join("rootless")).unwrap();
     let vfs = with_options(&dir.join("root"), none_kept());
     let (held, sub) = (walk(&vfs, "/held").unwrap(), walk(&vfs, "/held/sub").unwrap());

@@ -15,8 +15,8 @@ fn unlinked_file_stays_usable_until_it_is_forgotten() {
     vfs.write(&cred, &f, 0, 0, b"before").unwrap();
     remove(&vfs, "f", Removal::Unlink).unwrap();
     assert!(!dir.join("f").exists());
-    // Let another file have the same name. The calls that follow have no handle, but must reach the
-    // removed file.
+    // Give the name to another file. The calls that follow have no handle, but must reach the
+    // removed file and not the new one.
     let other = make(&vfs, "f").unwrap();
     assert_ne!((other.ino(), other.generation()), (f.ino(), f.generation()));
     assert_eq!(vfs.write(&cred, &f, 0, 6, b" and after"), Ok(10));
@@ -44,7 +44,7 @@ fn replaced_file_and_removed_directory_stay_usable() {
     assert_eq!(made.err(), Some(Errno::NOENT));
 }
 
-/// A removal of a directory that is not empty must fail and change nothing.
+/// A removal of a directory with entries must fail and change nothing.
 #[test]
 fn directory_that_is_not_empty_stays() {
     let dir = TempDir::new();

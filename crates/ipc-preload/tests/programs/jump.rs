@@ -78,7 +78,8 @@ mod here {
         IDS[at].load(Ordering::Relaxed) as i32
     }
 
-    /// Blocks or unblocks the signals, so that they arrive only inside of the protected calls.
+    /// Blocks or unblocks the signals of the test, so that they arrive only inside of the protected
+    /// calls.
     fn let_in(how: libc::c_int) {
         // SAFETY: zeroes are a valid set of signals.
         let mut signals: libc::sigset_t = unsafe { std::mem::zeroed() };

@@ -102,8 +102,8 @@ impl World {
         crate::task_line::forget_process(&self.victim.shared, self.victim.owner.index);
         self.namespace.recover().unwrap();
         assert_eq!(self.used(), [self.qnum() as usize, 0], "{at}: a message or node is left over");
-        // Another task may have the victim's number by now, so the victim's drop must store
-        // nothing.
+        // The victim's line is free, and another task may use its number. So the victim's drop must
+        // store nothing.
         crash::run(0, || drop(self.victim));
     }
 }

@@ -57,7 +57,6 @@ impl<'s> Message<'s> {
 }
 
 /// Allocates lines. If too few are free, reaps dead tasks and tries again.
-#[inline]
 fn alloc_lines(task: &Task, lines: u32) -> Result<u32, Errno> {
     let (shared, owner) = (&*task.shared, task.owner);
     let alloc = || shared.layout.msgs.alloc(shared, lines, owner, owner.index);

@@ -75,7 +75,7 @@ impl Truth {
 }
 
 /// A message.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Message<'s> {
     pub(super) shared: &'s Shared,
     pub(super) line: u32,
@@ -83,7 +83,6 @@ pub(super) struct Message<'s> {
 
 impl<'s> Message<'s> {
     /// Writes type and text of a private message. The message has enough lines for the text.
-    #[inline]
     pub(super) fn fill(&self, mtype: i64, text: &[u8]) {
         // ORDERING(ipc-joins): Release. A thread that reads this text as the header of an old range
         // also sees that ranges were joined.
@@ -95,27 +94,23 @@ impl<'s> Message<'s> {
     }
 
     /// Frees the lines of a private message.
-    #[inline]
     pub(super) fn free(self, owner: Owner) {
         self.shared.layout.msgs.free(self.shared, self.line, owner);
     }
 
     /// Makes the message private to the task numbered `task`.
-    #[inline]
     pub(super) fn make_private(&self, task: u32) {
         // The header is stored first, so that a private message always has an owner.
         self.shared.layout.msgs.set_whose(&self.shared.region, self.line, task);
         self.set_truth(Truth::Private);
     }
 
-    #[inline]
     pub(super) fn mtype(&self) -> i64 {
         get(&self.first()[TYPE]).cast_signed()
     }
 
     /// Returns the length of the text in bytes, at most [`MSGMAX_MAX`] even in a damaged
     /// region.
-    #[inline]
     pub(super) fn size(&self) -> usize {
         get(&self.first()[SIZE]).min(u64::from(MSGMAX_MAX)) as usize
     }
@@ -124,7 +119,6 @@ impl<'s> Message<'s> {
         get(&self.first()[TICKET])
     }
 
-    #[inline]
     pub(super) fn set_ticket(&self, ticket: u64) {
         put(&self.first()[TICKET], ticket);
     }
@@ -136,7 +130,6 @@ impl<'s> Message<'s> {
     }
 
     /// Stores the state of the message.
-    #[inline]
     pub(super) fn set_truth(&self, truth: Truth) {
         // ORDERING(ipc-truth): Release. See `truth`.
         self.first()[TRUTH].store(truth.to_word(), Ordering::Release);
@@ -178,13 +171,11 @@ impl<'s> Message<'s> {
         }
     }
 
-    #[inline]
     fn text_lines(&self) -> impl Iterator<Item = &'s Line> + use<'s> {
         let (region, first) = (&self.shared.region, self.line);
         (1..).map(move |at: u32| region.line(first.wrapping_add(at)))
     }
 
-    #[inline]
     fn first(&self) -> &'s [AtomicU64; 8] {
         self.shared.region.line(self.line)
     }

@@ -194,8 +194,8 @@ impl<'s> Node<'s> {
         if self.whose().is_none() {
             return (outcome, true);
         }
-        // ORDERING(ipc-status): AcqRel. Pairs with `tell`: this task sees the outcome, or a later
-        // `tell` the bit.
+        // ORDERING(ipc-status): AcqRel. Acquire pairs with `tell`: this task sees the work for its
+        // call. Release pairs with `status::load`: a sender that sees the bit passes no message.
         let seen = self.word().fetch_or(INTERRUPTED, Ordering::AcqRel);
         match status::outcome(seen) {
             Some(told) => (told.map(|()| high(seen)), true),
@@ -226,7 +226,6 @@ impl<'s> Node<'s> {
 }
 
 /// Wakes the tasks of nodes. The caller holds no lock.
-#[inline]
 pub(super) fn wake(shared: &Shared, wakes: &[u32]) {
     for node in wakes {
         futex::wake(&shared.region.line(*node)[STATUS], 1, shared.scope);

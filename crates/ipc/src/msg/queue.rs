@@ -69,18 +69,15 @@ pub(super) struct QueueName {
 
 impl QueueName {
     /// Returns the identity as 35 bits.
-    #[inline]
     pub(super) fn to_bits(self) -> u64 {
         u64::from(self.index) | u64::from(self.tag) << INDEX_BITS
     }
 
-    #[inline]
     pub(super) fn from_bits(bits: u64) -> Self {
         let index = bits as u32 & (SLOTS_MAX - 1);
         Self { index, tag: (bits >> INDEX_BITS) as u32 & TAG_MASK }
     }
 
-    #[inline]
     pub(super) fn payload(self) -> u64 {
         PAYLOAD | u64::from(self.tag)
     }
@@ -128,7 +125,6 @@ pub struct MsgStat {
 }
 
 impl<'s> Queue<'s> {
-    #[inline]
     pub(super) fn new(shared: &'s Shared, object: &Object) -> Self {
         let tag = object.payload as u32 & TAG_MASK;
         Self { shared, name: QueueName { index: object.index, tag } }
@@ -164,14 +160,12 @@ impl<'s> Queue<'s> {
     }
 
     /// Returns the payload of the slot's queue, or 0. Without the lock the value is only a hint.
-    #[inline]
     pub(super) fn live(self) -> u64 {
         get(&self.line()[LIVE])
     }
 
     /// Returns the last ticket. Without the lock the value is a hint: if it changes, a message was
     /// sent.
-    #[inline]
     pub(super) fn last_ticket(self) -> u64 {
         get(&self.second()[TICKET])
     }
@@ -182,29 +176,24 @@ impl<'s> Queue<'s> {
         (get(&self.line()[QNUM]), get(&self.line()[CBYTES]))
     }
 
-    #[inline]
     pub(super) fn line(&self) -> &'s Line {
         self.shared.region.line(self.shared.layout.queues + QUEUE_LINES * self.name.index)
     }
 
-    #[inline]
     fn second(&self) -> &'s Line {
         self.shared.region.line(self.shared.layout.queues + QUEUE_LINES * self.name.index + 1)
     }
 }
 
 impl<'s> QueueGuard<'s> {
-    #[inline]
     pub(super) fn messages(&self) -> List<'s> {
         self.list(MESSAGES, self.queue.shared.layout.msgs)
     }
 
-    #[inline]
     pub(super) fn receivers(&self) -> List<'s> {
         self.list(RECEIVERS, self.queue.shared.layout.msg_waits)
     }
 
-    #[inline]
     pub(super) fn senders(&self) -> List<'s> {
         self.list(SENDERS, self.queue.shared.layout.msg_waits)
     }
@@ -242,7 +231,6 @@ impl<'s> QueueGuard<'s> {
     }
 
     /// Returns a ticket larger than all before.
-    #[inline]
     pub(super) fn next_ticket(&self) -> u64 {
         let ticket = &self.queue.second()[TICKET];
         let next = get(ticket).wrapping_add(1);
@@ -292,9 +280,8 @@ impl<'s> QueueGuard<'s> {
         self.queue.second()[SETTING].store(0, Ordering::Release);
     }
 
-    /// Returns true if a message of `size` bytes fits into the queue.
-    #[doc(alias = "msg_fits_inqueue")]
-    #[inline]
+    /// Returns true if a message of `size` bytes fits.
+    /// Analogous to Linux's `msg_fits_inqueue`.
     pub(super) fn fits(&self, size: usize) -> bool {
         let line = self.queue.line();
         let qbytes = get(&line[QBYTES]);
@@ -303,7 +290,6 @@ impl<'s> QueueGuard<'s> {
     }
 
     /// Records pid and time of a send.
-    #[inline]
     pub(super) fn note_send(&self, pid: u32, now_s: u64) {
         let second = self.queue.second();
         put(&second[PIDS], pair(pid, high(get(&second[PIDS]))));
@@ -311,7 +297,6 @@ impl<'s> QueueGuard<'s> {
     }
 
     /// Records pid and time of a receive.
-    #[inline]
     pub(super) fn note_receive(&self, pid: u32, now_s: u64) {
         let second = self.queue.second();
         put(&second[PIDS], pair(low(get(&second[PIDS])), pid));
@@ -319,7 +304,6 @@ impl<'s> QueueGuard<'s> {
     }
 
     /// Appends a private message.
-    #[inline]
     pub(super) fn append(&self, message: Message<'s>) {
         message.set_ticket(self.next_ticket());
         message.set_truth(Truth::Queued(self.queue.name));
@@ -338,14 +322,12 @@ impl<'s> QueueGuard<'s> {
         self.count_in(message);
     }
 
-    #[inline]
     fn count_in(&self, message: Message<'s>) {
         let size = message.size() as u64;
         self.set_counts(|cbytes, qnum| (cbytes.saturating_add(size), qnum.saturating_add(1)));
     }
 
     /// Removes a queued message from the queue, and makes it private to the task numbered `task`.
-    #[inline]
     pub(super) fn take(&self, message: Message<'s>, task: u32) {
         message.make_private(task);
         self.messages().unlink(message.line);
@@ -353,7 +335,6 @@ impl<'s> QueueGuard<'s> {
         self.set_counts(|cbytes, qnum| (cbytes.saturating_sub(size), qnum.saturating_sub(1)));
     }
 
-    #[inline]
     pub(super) fn set_counts(&self, next: impl FnOnce(u64, u64) -> (u64, u64)) {
         let line = self.queue.line();
         let (cbytes, qnum) = next(get(&line[CBYTES]), get(&line[QNUM]));
@@ -361,8 +342,8 @@ impl<'s> QueueGuard<'s> {
         put(&line[QNUM], qnum);
     }
 
-    /// Calls the waiting senders whose messages now fit to check again. Returns the nodes to wake.
-    #[doc(alias = "ss_wakeup")]
+    /// Calls the waiting senders whose messages fit now. Returns the nodes to wake.
+    /// Analogous to Linux's `ss_wakeup`.
     #[inline]
     pub(super) fn call_senders(&self) -> Wakes {
         if self.senders().is_empty() {
@@ -373,8 +354,8 @@ impl<'s> QueueGuard<'s> {
         fitting.filter(|node| node.call()).map(|node| node.line).collect()
     }
 
-    /// Calls all waiting receivers to check again. Returns the nodes to wake.
-    #[doc(alias = "expunge_all")]
+    /// Calls all waiting receivers. Returns the nodes to wake.
+    /// Analogous to Linux's `expunge_all`.
     pub(super) fn call_receivers(&self) -> Wakes {
         let waiting = self.receivers().iter().map(|line| self.node(line));
         waiting.filter(|node| node.call()).map(|node| node.line).collect()
@@ -382,7 +363,7 @@ impl<'s> QueueGuard<'s> {
 
     /// Ends the queue: frees all messages, and ends all waits with `EIDRM`. Returns the nodes to
     /// wake.
-    #[doc(alias = "freeque")]
+    /// Analogous to Linux's `freeque`.
     pub(super) fn end(&self) -> Wakes {
         let owner = self.owner;
         let told: Wakes = self.receivers().iter().chain(self.senders().iter()).collect();

@@ -21,14 +21,16 @@
 //!
 //! [`recover`] and [`reap`] read every message and node of the namespace.
 
+use corewalk_base::futex;
 use rustix::io::Errno;
 
 use super::handover::pipelined_send;
 use super::message::{Message, Truth};
 use super::node::{self, Node, Role, Status, Wakes};
 use super::queue::{LOCK, Queue, QueueGuard, QueueName};
+use crate::field::get;
 use crate::ids::{Ids, Kind, Remains};
-use crate::lock::{Held, Owner, Wait, lock_within};
+use crate::lock::{Held, Owner, Wait, is_left, lock_within};
 use crate::shared::{Shared, now_s};
 use crate::task_line::Absent;
 
@@ -48,7 +50,6 @@ impl<'s> Queue<'s> {
     ///
     /// `EIDRM` if the queue is gone (trap I3: every path checks this again under the lock); `EIO`
     /// if a living holder does not release the lock.
-    #[inline]
     pub(super) fn lock(self, owner: Owner) -> Result<QueueGuard<'s>, Errno> {
         let held = self.hold(owner, Wait::Long)?;
         if self.live() != self.name.payload() {
@@ -57,8 +58,7 @@ impl<'s> Queue<'s> {
         Ok(QueueGuard { queue: self, owner, _held: Some(held) })
     }
 
-    /// As [`Queue::lock`], whichever queue the slot has.
-    #[inline]
+    /// Like [`Queue::lock`], whichever queue the slot has.
     pub(super) fn hold(self, owner: Owner, wait: Wait) -> Result<Held<'s>, Errno> {
         lock_within(self.shared, &self.line()[LOCK], owner, wait, || {
             recover(self, owner);
@@ -256,4 +256,40 @@ fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
 pub(super) fn nodes(shared: &Shared) -> impl Iterator<Item = (Node<'_>, u32)> {
     let used = shared.layout.msg_waits.used(&shared.region);
     used.map(move |(line, whose)| (Node { shared, line }, whose))
+}
+
+/// Looks after the calls that wait at queues, for the watcher. Repairs the queues whose lock has a
+/// dead holder and those whose removal was interrupted. Wakes calls that have an outcome or whose
+/// queue is gone. Returns the receivers of messages that they may not have taken.
+pub(crate) fn look_at_waits(shared: &Shared, owner: Owner) -> Vec<u32> {
+    let (mut suspects, mut queues) = (Vec::new(), Vec::new());
+    for (node, task) in nodes(shared) {
+        let status = node.status();
+        if matches!(status, Status::Done(Ok(_))) {
+            suspects.push(task);
+        }
+        let name = node.waits_as().map(|(_, name)| name);
+        let is_there = |name: &QueueName| Queue { shared, name: *name }.live() == name.payload();
+        match name.filter(is_there).filter(|_| status == Status::Waits) {
+            Some(name) => queues.push(name.index),
+            None => drop(futex::wake(node.word(), 1, shared.scope)),
+        }
+    }
+    queues.sort_unstable();
+    queues.dedup();
+    for index in queues {
+        let queue = Queue { shared, name: QueueName { index, tag: 0 } };
+        if queue.live() != 0
+            && !queue.is_published()
+            && let Ok(ids) = (Ids { shared, kind: QUEUES, owner }).lock()
+        {
+            ids.end_left_at(index);
+        }
+        if is_left(shared, get(&queue.line()[LOCK])) {
+            // Taking the lock from the dead holder repairs the queue. If that fails, a later check
+            // tries again.
+            drop(queue.hold(owner, Wait::Short));
+        }
+    }
+    suspects
 }

@@ -8,7 +8,6 @@
 use corewalk_base::futex::{self, Deadline, Ended};
 use corewalk_base::primitives::thread;
 use rustix::io::Errno;
-use std::fmt;
 
 use super::filter::Filter;
 use super::message::Message;
@@ -34,12 +33,14 @@ pub struct Received {
 }
 
 /// A message that the receiver owns. Its drop frees the message.
+#[derive(Debug)]
 pub struct Arrived<'t> {
     from: From<'t>,
     mtype: i64,
     size_max: usize,
 }
 
+#[derive(Debug)]
 enum From<'t> {
     /// The message itself, and the receiver's task, to which it belongs.
     Message(Message<'t>, &'t Task),
@@ -79,15 +80,7 @@ impl Arrived<'_> {
     }
 }
 
-impl fmt::Debug for Arrived<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut debug = f.debug_struct("Arrived");
-        debug.field("mtype", &self.mtype).field("size_bytes", &self.size_bytes()).finish()
-    }
-}
-
 impl Drop for Arrived<'_> {
-    #[inline]
     fn drop(&mut self) {
         if let From::Message(message, task) = &self.from {
             message.let_go(task);
@@ -137,7 +130,6 @@ impl Task {
     /// # Ok::<(), Errno>(())
     /// ```
     #[doc(alias = "do_msgrcv")]
-    #[doc(alias = "ipc_obtain_object_check")]
     #[inline]
     pub fn msgrcv(
         &self,
@@ -257,7 +249,6 @@ impl Task {
         ended
     }
 
-    #[inline]
     fn may_receive(&self, object: &Object, msgtyp: i64) -> Result<(), Errno> {
         self.permission(object, READ)?;
         self.ask(|hook, cred| hook.msg_msgrcv(cred, &object.perm(), msgtyp))
@@ -279,7 +270,6 @@ impl Task {
         self.arrived(message, size_max)
     }
 
-    #[inline]
     fn arrived<'t>(&'t self, message: Message<'t>, size_max: usize) -> Arrived<'t> {
         let mtype = message.mtype();
         Arrived { from: From::Message(message, self), mtype, size_max }
@@ -307,8 +297,7 @@ impl Task {
     }
 }
 
-#[doc(alias = "find_msg")]
-#[inline]
+/// Analogous to Linux's `find_msg`.
 fn find<'s>(guard: &QueueGuard<'s>, filter: Filter) -> Option<Message<'s>> {
     let messages = guard.messages().iter().map(|line| guard.message(line));
     filter.find(messages.map(|message| (message.mtype(), message)))

@@ -51,7 +51,6 @@ impl Task {
     /// # Ok::<(), Errno>(())
     /// ```
     #[doc(alias = "do_msgsnd")]
-    #[doc(alias = "ipc_obtain_object_check")]
     #[inline]
     pub fn msgsnd(
         &self,
@@ -77,7 +76,6 @@ impl Task {
         sent
     }
 
-    #[inline]
     fn may_send(&self, object: &Object, msgflg: MsgFlags) -> Result<(), Errno> {
         self.permission(object, WRITE)?;
         self.ask(|hook, cred| hook.msg_msgsnd(cred, &object.perm(), msgflg))

@@ -104,7 +104,7 @@ impl World {
     /// Recovers the pool, frees the ranges of the victim, and checks the pool again.
     fn end(self, at: &str) {
         let (shared, pool) = (self.shared(), self.pool);
-        pool.recover(shared, self.own()).unwrap();
+        drop(pool.lock(shared, self.own()).unwrap());
         let index = self.victim.owner.index;
         let (joins, left) =
             pool.collect_used(self.region(), |line, whose| (whose == index).then_some(line));

@@ -59,8 +59,8 @@ impl Pool {
             return false;
         }
         let (mut start, mut count) = (self.first, 0);
-        // If memory for their headers can be reserved, the lines that were never used belong to the
-        // last run.
+        // The lines that were never used belong to the last run, if memory for the headers there
+        // can be reserved.
         let fresh = self.first + get(&head[NEXT_FRESH]).min(u64::from(self.lines)) as u32;
         let all = self.first + self.lines;
         let is_room = pieces(fresh, all).all(|(line, _)| self.ensure(region, line..line + 1));

@@ -334,7 +334,8 @@ mod tests {
     #[test]
     fn adjustment_of_a_zombie_is_applied_for_tries_and_queries() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
-        let ended = Identity::of(child.id());
+        let start = crate::process::stat(child.id()).map_or(0, |stat| stat.start);
+        let ended = Identity::new(child.id(), start);
         while !ended.is_gone(Look::Close) {
             thread::yield_now();
         }
@@ -392,7 +393,7 @@ mod tests {
     fn control_adjustment_of_a_live_task_stays() {
         let namespace = namespace(1);
         let other = task(&namespace, 2);
-        let id = holds_one(&namespace, &other, Identity::own());
+        let id = holds_one(&namespace, &other, crate::Program::own().identity);
         let end = futex::now().monotonic_ns + 300_000_000;
         while futex::now().monotonic_ns < end {
             assert_eq!(other.semop(id, &[TRY]), Err(Errno::AGAIN));

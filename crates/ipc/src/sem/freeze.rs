@@ -48,8 +48,8 @@ impl SetGuard<'_> {
         let mut patience = Patience::new(self.set.shared, Wait::Short);
         let mut is_whole = true;
         for num in 0..self.set.place.nsems as u16 {
-            // `EIDRM` means another tag: a hostile process wrote the word, or a dead remover has
-            // already ended it.
+            // `EIDRM` means that the word has another tag. A hostile process has written the word,
+            // or a dead remover has already ended it.
             let killed = self.exchange(num, Word::dead, &mut patience);
             is_whole &= matches!(killed, Ok(_) | Err(Errno::IDRM));
         }

@@ -67,10 +67,10 @@ pub(crate) fn sleeps(task: &Task, line: u32) -> bool {
 pub(crate) fn completes(task: &Task, line: u32) -> bool {
     let mut completed = Completed::default();
     completed.push(Node::at(&task.shared, line), 0);
-    completed.tell(&task.shared)[0].is_asleep()
+    !completed.tell(&task.shared)[0].was_awake
 }
 
-/// As [`completes`], in two steps.
+/// Like [`completes`], in two steps.
 pub(crate) fn completes_in_two_steps(task: &Task, line: u32) -> bool {
     let status = Node::at(&task.shared, line).status();
     let before = get(status);

@@ -97,7 +97,7 @@ pub(crate) struct Wake {
     node: u32,
     task: u32,
     /// The task was polling, not sleeping ([`Node::watch`]).
-    was_awake: bool,
+    pub(super) was_awake: bool,
 }
 
 /// A waiting call.
@@ -409,12 +409,4 @@ pub(crate) fn wake(shared: &Shared, wakes: &[Wake]) -> Absent {
     let is_absent =
         |wake: &&Wake| futex::wake(&shared.region.line(wake.node)[STATUS], 1, shared.scope) == 0;
     asleep.filter(is_absent).map(|wake| wake.task).collect()
-}
-
-#[cfg(all(test, corewalk_loom))]
-impl Wake {
-    /// Returns true if the task has to be woken.
-    pub(super) fn is_asleep(self) -> bool {
-        !self.was_awake
-    }
 }

@@ -27,7 +27,7 @@ use super::SemBuf;
 use super::log::Log;
 use super::node::{self, Call, Completed, Node, Wakes};
 use super::queue::{self, Changed};
-use super::reap::{Concern, tasks_of};
+use super::reap::{Concern, Gone, Reaper, tasks_of};
 use super::set::{Set, WORD};
 use super::txn::{Txn, Verdict};
 use super::undo;
@@ -42,6 +42,7 @@ use crate::recover;
 use crate::shared::now_s;
 use crate::spin::Spin;
 use crate::task::Task;
+use crate::task_line::Absent;
 use crate::watch::{self, Turn};
 
 /// How often a call may lose a race for a word before it takes the lock.
@@ -86,10 +87,6 @@ impl Task {
     /// # Ok::<(), Errno>(())
     /// ```
     #[doc(alias = "sys_semtimedop")]
-    #[doc(alias = "sem_obtain_object_check")]
-    #[doc(alias = "ipc_obtain_object_check")]
-    #[doc(alias = "ipc_checkid")]
-    #[doc(alias = "do_smart_update")]
     #[doc(alias = "update_queue")]
     #[inline]
     pub fn semop(&self, semid: SemId, sops: &[SemBuf]) -> Result<(), Errno> {
@@ -173,7 +170,6 @@ impl Task {
         done
     }
 
-    #[inline]
     fn may_semop(&self, object: &Object, is_alter: bool) -> Result<(), Errno> {
         self.permission(object, if is_alter { WRITE } else { READ })?;
         self.ask(|hook, cred| hook.sem_semop(cred, &object.perm(), is_alter))
@@ -431,6 +427,30 @@ impl Task {
         queue::withdraw(&guard?, node);
         Err(errno)
     }
+}
+
+/// First ends the waits of the task that could not leave their queues. Then applies its
+/// adjustments, set by set. Returns the tasks that got a grant by this and may have died.
+///
+/// # Errors
+///
+/// `EIO` if another task does not release a set's lock or a semaphore. Another task reaps the rest
+/// after the process has ended.
+pub(crate) fn exit_sem(task: &Task) -> Result<Absent, Errno> {
+    let mut absent = Absent::new();
+    for line in task.kept_waits(&task.shared.layout.waits) {
+        absent.extend(own_reaper(task).end_node(line)?);
+    }
+    for record in task.undos.take().into_iter().rev() {
+        absent.extend(own_reaper(task).end_record(record)?);
+    }
+    Ok(absent)
+}
+
+/// Returns a reaper with which a live task ends its own calls and adjustments.
+fn own_reaper(task: &Task) -> Reaper<'_> {
+    let gone = Gone { task: task.owner.index, pid: task.pid };
+    Reaper { shared: &task.shared, owner: task.owner, gone }
 }
 
 fn is_alter(sops: &[SemBuf]) -> bool {

@@ -147,18 +147,18 @@ fn clear(guard: &SetGuard<'_>) {
 /// The semaphores that a change concerns.
 #[derive(Clone, Copy)]
 pub(super) enum Changed<'a> {
-    /// Those of the call's operations.
+    /// The semaphores of these operations of semop(2).
     By(&'a [SemBuf]),
     /// The semaphores with these numbers. The change is not an operation of semop(2).
     Nums(&'a [u16]),
 }
 
-/// Completes the waiting calls that `txn` has made possible.
+/// Carries out the waiting calls that `txn` has made possible. Analogous to Linux's
+/// `do_smart_update`.
 ///
 /// # Errors
 ///
 /// `EIO` if another task does not thaw a semaphore. The caller then must not commit.
-#[doc(alias = "do_smart_update")]
 pub(super) fn update(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<Completed, Errno> {
     let updated = update_all(txn, changed);
     if updated.is_err() {
@@ -189,7 +189,7 @@ fn update_all(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<Completed, 
 }
 
 /// Carries out waits for zero.
-#[doc(alias = "do_smart_wakeup_zero")]
+/// Analogous to Linux's `do_smart_wakeup_zero`.
 fn update_zero(
     txn: &mut Txn<'_, '_>,
     changed: Changed<'_>,
@@ -223,7 +223,7 @@ fn any_zero(txn: &Txn<'_, '_>) -> bool {
     (0..txn.set().place.nsems as u16).any(|num| txn.peek(num) == Some(0))
 }
 
-#[doc(alias = "wake_const_ops")]
+/// Analogous to Linux's `wake_const_ops`.
 fn scan_const(txn: &mut Txn<'_, '_>, list: List<'_>, completed: &mut Completed) {
     for line in list.iter() {
         let node = Node::at(txn.set().shared, line);
@@ -237,10 +237,10 @@ fn scan_const(txn: &mut Txn<'_, '_>, list: List<'_>, completed: &mut Completed) 
     }
 }
 
-/// Completes the waiting calls in the queue of semaphore `num`, or of the set, until none is
-/// possible. Once the semaphore is 0, no single decrement is possible, so the walk ends there (trap
+/// Carries out the waiting calls of the queue of semaphore `num`, or of the set, until none is
+/// possible. No single decrement is possible once its semaphore is 0. So the walk ends there (trap
 /// X7).
-#[doc(alias = "update_queue")]
+/// Analogous to Linux's `update_queue`.
 fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>, completed: &mut Completed) -> Result<(), Errno> {
     let set = txn.set();
     let list = match num {
@@ -311,8 +311,8 @@ pub(super) enum Awaited {
     Zero,
 }
 
-/// Returns the number of calls that wait for semaphore `num`.
-#[doc(alias = "count_semcnt")]
+/// Returns how many calls wait for semaphore `num`.
+/// Analogous to Linux's `count_semcnt`.
 pub(super) fn count(guard: &SetGuard<'_>, num: u16, awaited: Awaited) -> i32 {
     let set = guard.set;
     let single = match awaited {

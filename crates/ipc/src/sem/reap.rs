@@ -25,9 +25,9 @@
 //!   call counts. Here it is taken back, as with `SEM_UNDO`. A user of Linux cannot rely on its
 //!   call either, since a kill may come before or after the grant.
 //!
-//! Source: Linux `ipc/sem.c` (`exit_sem`, and `semtimedop`, which a signal ends before it queues).
+//! Source: Linux `ipc/sem.c` (`exit_sem`, `semtimedop`).
 
-use corewalk_base::futex::Deadline;
+use corewalk_base::futex::{self, Deadline};
 use rustix::io::Errno;
 use smallvec::SmallVec;
 
@@ -35,13 +35,16 @@ use super::SemBuf;
 use super::freeze::thaw_dead;
 use super::node::{self, Call, Node, Wakes, nodes_of};
 use super::queue::{self, Changed, update};
-use super::set::{Set, SetGuard, TICKET, TICKET_BITS, TICKET_MASK};
+use super::recover::SETS;
+use super::set::{LOCK, Set, SetGuard, TICKET, TICKET_BITS, TICKET_MASK};
 use super::txn::Txn;
 use super::undo;
 use crate::field::{get, put};
+use crate::ids::Ids;
 use crate::limits::{SEMAEM, SEMVMX};
-use crate::lock::{Owner, Wait};
+use crate::lock::{Owner, Wait, is_left};
 use crate::shared::{Shared, now_s};
+use crate::status::is_waiting;
 use crate::task_line::{Absent, identity, task_line};
 use crate::watch::TURN_NS;
 
@@ -304,4 +307,42 @@ pub(super) fn tasks_of(guard: &SetGuard<'_>, owner: Owner, concern: Concern) -> 
     tasks.sort_unstable();
     tasks.dedup();
     tasks
+}
+
+/// Looks after the calls that wait at sets, for the watcher. Repairs the sets whose lock has a dead
+/// holder and those whose removal was interrupted. Wakes calls that were completed or whose set is
+/// gone. Returns the tasks whose death would change the outcome of a waiting call.
+pub(crate) fn look_at_waits(shared: &Shared, owner: Owner) -> Vec<u32> {
+    let (mut suspects, mut sets) = (Vec::new(), Vec::new());
+    for (line, task) in shared.layout.waits.used(&shared.region) {
+        let node = Node::at(shared, line);
+        if node.is_granted() {
+            suspects.push(task);
+        }
+        match node.awaited().filter(|_| is_waiting(node.status())) {
+            Some(set) => sets.push(set.index),
+            None => drop(futex::wake(node.status(), 1, shared.scope)),
+        }
+    }
+    sets.sort_unstable();
+    sets.dedup();
+    let is_of_these = |(record, task): &(u32, u32)| {
+        let set = undo::is_record_of(shared, *record, *task);
+        set.is_some_and(|set| sets.binary_search(&set).is_ok())
+    };
+    let records = shared.layout.undos.used(&shared.region).filter(is_of_these);
+    suspects.extend(records.map(|(_, task)| task));
+    for set in sets.into_iter().filter_map(|index| Set::at(shared, index)) {
+        if !set.is_published()
+            && let Ok(ids) = (Ids { shared, kind: SETS, owner }).lock()
+        {
+            ids.end_left_at(set.index);
+        }
+        if is_left(shared, get(&set.line()[LOCK])) {
+            // Taking the lock from the dead holder repairs the set. If that fails, a later check
+            // tries again.
+            drop(set.lock_remains(owner, Wait::Short));
+        }
+    }
+    suspects
 }

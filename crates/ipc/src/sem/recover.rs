@@ -83,12 +83,12 @@ impl<'s> Set<'s> {
 }
 
 impl SetGuard<'_> {
-    /// Ends a set that no lookup finds any more. Recovery uses this too.
+    /// Ends a set that no lookup finds any more, as a recovery does. Analogous to Linux's
+    /// `freeary`.
     ///
     /// A stopped process may have frozen a semaphore. When it continues, it stores into that word,
     /// and perhaps into its undo record. So these lines are not freed, and only the waits are
     /// ended.
-    #[doc(alias = "freeary")]
     pub(super) fn remove(self) -> (Wakes, Remains) {
         let set = self.set;
         let is_whole = self.kill_all();

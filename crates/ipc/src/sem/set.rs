@@ -85,7 +85,6 @@ impl Place {
         u64::from(self.base) | u64::from(self.nsems) << BASE_BITS | self.tag << TAG_SHIFT
     }
 
-    #[inline]
     pub(super) fn from_payload(payload: u64) -> Self {
         Self {
             base: (payload & ((1 << BASE_BITS) - 1)) as u32,
@@ -113,13 +112,11 @@ pub(super) struct SetGuard<'s> {
 }
 
 impl<'s> Set<'s> {
-    #[inline]
     pub(super) fn new(shared: &'s Shared, object: &Object) -> Self {
         Self { shared, index: object.index, place: Place::from_payload(object.payload) }
     }
 
     /// Returns the line of semaphore `num`. The number must be in range.
-    #[inline]
     pub(super) fn sem(&self, num: u16) -> &'s Line {
         self.shared.region.line(self.place.base.wrapping_add(u32::from(num)))
     }
@@ -129,7 +126,6 @@ impl<'s> Set<'s> {
     /// # Errors
     ///
     /// `EIDRM` if the set is gone.
-    #[inline]
     pub(super) fn word(&self, num: u16) -> Result<Word, Errno> {
         // ORDERING(ipc-word): Acquire. The caller sees the work that tasks did before their
         // operations on this semaphore.
@@ -179,7 +175,6 @@ impl<'s> Set<'s> {
     }
 
     /// Ends a freeze: stores the word `next` as not frozen.
-    #[inline]
     pub(super) fn thaw(&self, num: u16, next: Word) {
         // ORDERING(ipc-word): Release. Pairs with `Set::word`: the next operation on this semaphore
         // sees the stores under the freeze.
@@ -187,7 +182,6 @@ impl<'s> Set<'s> {
     }
 
     /// Records `now_s` as the time of an operation on semaphore `num`.
-    #[inline]
     pub(super) fn touch_otime(&self, num: u16, now_s: u64) {
         // The time may be stored after the removal of the set. It has the tag of the set, so the
         // next set in these lines ignores it.

@@ -148,7 +148,6 @@ impl Frozen<'_> {
     }
 
     /// Thaws all words unchanged. The word that was frozen first comes last.
-    #[inline]
     fn give_up(&self) {
         self.words().for_each(|(num, before, _)| self.set.thaw(num, before));
     }

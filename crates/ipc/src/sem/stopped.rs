@@ -11,7 +11,7 @@ use super::dead::{kill, wait_without_sleep};
 use super::set::{LIVE, LOCK, Set, WORD};
 use crate::field::{get, put};
 use crate::lock::{Held, SLEEPERS, lock};
-use crate::process::{Identity, image_of};
+use crate::process::{Identity, stat};
 use crate::task_line::{IMAGE, STATE, task_line};
 use crate::{
     Capacity, Contention, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf,
@@ -171,7 +171,9 @@ fn lock_and_freeze_of_a_program_that_was_replaced_are_taken_over() {
     // Wait for the first output. Before it, the child may not have called execve(2) yet.
     let mut there = [0; 5];
     child.stdout.take().unwrap().read_exact(&mut there).unwrap();
-    let (identity, image) = (Identity::of(child.id()), image_of(child.id()));
+    let image_of = |pid| stat(pid).map_or(0, |stat| stat.image);
+    let start = stat(child.id()).map_or(0, |stat| stat.start);
+    let (identity, image) = (Identity::new(child.id(), start), image_of(child.id()));
     let line = task_line(&other.shared, holder.owner.index);
     put(&line[STATE], identity.0);
     put(&line[IMAGE], image);

@@ -146,41 +146,31 @@ impl<'g, 's> Txn<'g, 's> {
         Ok(())
     }
 
-    /// Performs all operations of `call` on the copies, or none of them.
-    #[doc(alias = "perform_atomic_semop")]
+    /// Carries out all operations of `call` on the copies, or none.
+    /// Analogous to Linux's `perform_atomic_semop`.
     pub(super) fn perform(&mut self, call: Call<'_>) -> Verdict {
-        let done = self.try_all(call);
-        match done {
-            Ok(()) => Verdict::Done,
-            Err((at, verdict)) => {
+        for (at, sop) in call.sops.iter().enumerate() {
+            let verdict = self.step(call, *sop, at).unwrap_or_else(Verdict::Fails);
+            if verdict != Verdict::Done {
                 // Revert in reverse order, since a semaphore may occur twice.
                 for sop in call.sops[..at].iter().rev() {
                     // The words are frozen already, so this cannot fail.
                     let _reverted = self.add(call, *sop, -i32::from(sop.sem_op));
                 }
-                verdict
+                return verdict;
             }
-        }
-    }
-
-    fn try_all(&mut self, call: Call<'_>) -> Result<(), (usize, Verdict)> {
-        for (at, sop) in call.sops.iter().enumerate() {
-            let verdict = self.check(call, *sop, at).unwrap_or_else(Verdict::Fails);
-            if verdict != Verdict::Done {
-                return Err((at, verdict));
-            }
-            let added = self.add(call, *sop, i32::from(sop.sem_op));
-            added.map_err(|error| (at, Verdict::Fails(error)))?;
         }
         for sop in call.sops {
-            let frozen = self.frozen(sop.sem_num);
-            frozen.map_err(|error| (call.sops.len(), Verdict::Fails(error)))?.pid = call.pid;
+            // The words are frozen already, so this cannot fail.
+            if let Ok(frozen) = self.frozen(sop.sem_num) {
+                frozen.pid = call.pid;
+            }
         }
-        Ok(())
+        Verdict::Done
     }
 
-    /// Checks whether one operation is possible now.
-    fn check(&mut self, call: Call<'_>, sop: SemBuf, at: usize) -> Result<Verdict, Errno> {
+    /// Carries out one operation, if that is possible now.
+    fn step(&mut self, call: Call<'_>, sop: SemBuf, at: usize) -> Result<Verdict, Errno> {
         let value = self.value(sop.sem_num)?;
         let result = value + i32::from(sop.sem_op);
         if result < 0 || (sop.sem_op == 0 && value != 0) {
@@ -196,6 +186,7 @@ impl<'g, 's> Txn<'g, 's> {
                 return Err(Errno::RANGE);
             }
         }
+        self.add(call, sop, i32::from(sop.sem_op))?;
         Ok(Verdict::Done)
     }
 

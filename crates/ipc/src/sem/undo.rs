@@ -65,19 +65,16 @@ const UNDOS_KEPT: usize = 64;
 const UNDO_CACHE: usize = if IS_MODEL { 1 } else { 256 };
 
 /// Returns the cell of semaphore `num` in a record.
-#[inline]
 fn cell(shared: &Shared, record: u32, num: u16) -> &Line {
     shared.region.line(record.wrapping_add(1 + u32::from(num)))
 }
 
 /// Returns an adjustment. The caller has frozen the semaphore's word.
-#[inline]
 pub(super) fn load_adj(shared: &Shared, record: u32, num: u16) -> i32 {
     i32::from(get(&cell(shared, record, num)[ADJ]) as u16 as i16)
 }
 
 /// Stores an adjustment. The caller has frozen the semaphore's word.
-#[inline]
 pub(super) fn store_adj(shared: &Shared, record: u32, num: u16, adj: i32) {
     // ORDERING(ipc-undo): Release. Recovery that sees the new adjustment also sees the log written
     // before.
@@ -130,12 +127,12 @@ impl Default for Undos {
     }
 }
 
-/// Returns the undo record of the guard's owner for the set. Allocates the record if there is none.
+/// Returns the undo record of the guard's owner for the set. Allocates it if there is none.
+/// Analogous to Linux's `find_alloc_undo`.
 ///
 /// # Errors
 ///
 /// `ENOMEM` if the region has no room for a record.
-#[doc(alias = "find_alloc_undo")]
 pub(super) fn find_alloc(guard: &SetGuard<'_>, undos: &Undos) -> Result<u32, Errno> {
     let (set, task) = (guard.set, guard.owner.index);
     if let Some(record) = cached(set, undos, task) {
@@ -155,7 +152,6 @@ pub(super) fn find_alloc(guard: &SetGuard<'_>, undos: &Undos) -> Result<u32, Err
 ///
 /// The record is valid while the set exists. A caller that then freezes a word of the set knows
 /// that the set exists.
-#[inline]
 pub(super) fn cached(set: Set<'_>, undos: &Undos, task: u32) -> Option<u32> {
     // ORDERING: Relaxed. Only a guess, which is checked below.
     let entry = undos.cache[set.index as usize % UNDO_CACHE].load(Ordering::Relaxed);
@@ -164,13 +160,11 @@ pub(super) fn cached(set: Set<'_>, undos: &Undos, task: u32) -> Option<u32> {
 }
 
 /// Returns the key of a set within its cache entry: the tag, and the high bits of the slot.
-#[inline]
 fn cache_check(set: Set<'_>) -> u64 {
     set.place.tag << 8 | (u64::from(set.index) / UNDO_CACHE as u64) & 0xff
 }
 
 /// Returns true if a line is the record of task `task` for exactly this set.
-#[inline]
 fn is_of_set(set: Set<'_>, record: u32, task: u32) -> bool {
     let first = set.shared.region.line(record);
     // ORDERING(ipc-record): Acquire. See `alloc`.

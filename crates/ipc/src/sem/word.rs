@@ -62,38 +62,31 @@ impl Word {
         Self((tag & TAG_MASK) << TAG_SHIFT)
     }
 
-    #[inline]
     pub(super) fn value(self) -> i32 {
         (self.0 & VALUE) as i32
     }
 
-    #[inline]
     pub(super) fn tag(self) -> u64 {
         self.0 >> TAG_SHIFT & TAG_MASK
     }
 
-    #[inline]
     pub(super) fn pid(self) -> u32 {
         (self.0 >> PID_SHIFT) as u32
     }
 
     /// Returns true if the word belongs to a live set with this tag.
-    #[inline]
     pub(super) fn is_of(self, tag: u64) -> bool {
         (self.0 ^ tag << TAG_SHIFT) & (TAG_MASK << TAG_SHIFT | DEAD) == 0
     }
 
-    #[inline]
     pub(super) fn is_frozen(self) -> bool {
         self.0 & FROZEN != 0
     }
 
-    #[inline]
     pub(super) fn waiters(self) -> u64 {
         self.0 & WAITERS
     }
 
-    #[inline]
     pub(super) fn phase(self) -> u64 {
         self.0 >> 20 & 1
     }
@@ -110,25 +103,21 @@ impl Word {
     }
 
     /// Returns the word with another value and pid.
-    #[inline]
     pub(super) fn with(self, value: i32, pid: u32) -> Self {
         let kept = self.0 & !(VALUE | u64::MAX << PID_SHIFT);
         Self(kept | u64::from(value.cast_unsigned()) & VALUE | u64::from(pid) << PID_SHIFT)
     }
 
-    #[inline]
     pub(super) fn with_waiters(self, waiters: u64) -> Self {
         Self(self.0 & !WAITERS | waiters & WAITERS)
     }
 
     /// Returns the word frozen by the task numbered `owner`.
-    #[inline]
     pub(super) fn freeze(self, owner: u32) -> Self {
         Self(self.with(self.value(), owner & OWNER).0 | FROZEN)
     }
 
     /// Returns the word frozen by the task numbered `owner`, which holds the set's lock.
-    #[inline]
     pub(super) fn freeze_locked(self, owner: u32) -> Self {
         Self(self.with(self.value(), owner & OWNER | IS_LOCKED).0 | FROZEN)
     }
@@ -144,7 +133,6 @@ impl Word {
     }
 
     /// Returns the word after the end of a freeze. `self` is the word before or after that change.
-    #[inline]
     pub(super) fn thaw(self) -> Self {
         Self(self.0 & !FROZEN ^ PHASE)
     }

@@ -10,7 +10,6 @@ use corewalk_base::primitives::Arc as TaskArc;
 use rustix::io::Errno;
 use rustix::param::page_size;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -42,6 +41,7 @@ struct Attached {
 
 /// A segment that the host will map. It is counted as attached until this value is dropped, or
 /// passed to [`Mapping::attached_at`].
+#[derive(Debug)]
 #[must_use = "the segment is detached again when this is dropped"]
 pub struct Mapping<'t> {
     task: &'t Task,
@@ -117,66 +117,12 @@ impl AsFd for Mapping<'_> {
     }
 }
 
-impl fmt::Debug for Mapping<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut debug = f.debug_struct("Mapping");
-        debug.field("name", &self.name).field("size_bytes", &self.size_bytes);
-        debug.field("address", &self.address).finish_non_exhaustive()
-    }
-}
-
 impl Drop for Mapping<'_> {
     fn drop(&mut self) {
         if !self.is_kept {
             // The mapping has failed, so the time and pid of an attach are not recorded.
             self.task.uncount(self.name);
         }
-    }
-}
-
-/// A segment that the host will unmap. It is counted as attached until this value is dropped.
-#[must_use = "the segment is detached when this is dropped"]
-pub struct Unmapping<'t> {
-    task: &'t Task,
-    attached: Attached,
-}
-
-impl Unmapping<'_> {
-    /// Returns the number of bytes to unmap. The mapping consists of whole pages.
-    #[must_use]
-    pub fn size_bytes(&self) -> u64 {
-        self.attached.size_bytes
-    }
-
-    /// Detaches the segment after the host has unmapped it.
-    ///
-    /// # Errors
-    ///
-    /// `EIO` if a living process holds a lock for 10 s. The segment then stays counted until the
-    /// task ends.
-    pub fn detach(self) -> Result<(), Errno> {
-        let this = std::mem::ManuallyDrop::new(self);
-        this.uncount()
-    }
-
-    fn uncount(&self) -> Result<(), Errno> {
-        locked(self.task.shm_ids(), |ids, gone| {
-            detach(self.task, ids, self.attached.name, gone);
-            Ok(())
-        })
-    }
-}
-
-impl fmt::Debug for Unmapping<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Unmapping").field("attached", &self.attached).finish_non_exhaustive()
-    }
-}
-
-impl Drop for Unmapping<'_> {
-    fn drop(&mut self) {
-        // If this fails, the end of the task detaches the segment.
-        let _detached = self.uncount();
     }
 }
 
@@ -215,7 +161,6 @@ impl Task {
     /// # Ok::<(), rustix::io::Errno>(())
     /// ```
     #[doc(alias = "do_shmat")]
-    #[doc(alias = "ipc_obtain_object_check")]
     pub fn shmat(
         &self,
         shmid: ShmId,
@@ -272,17 +217,16 @@ impl Task {
     /// # Ok::<(), Errno>(())
     /// ```
     pub fn shmdt(&self, address: usize) -> Result<u64, Errno> {
-        let unmapping = self.unmapping(address)?;
-        let size_bytes = unmapping.size_bytes();
-        unmapping.detach().map(|()| size_bytes)
+        self.shmdt_with(address, |size_bytes| size_bytes)
     }
 
-    /// Like [`Task::shmdt`], for a host that shares the namespace with other processes. The host
-    /// unmaps first and detaches then. So if `shm_nattch` is 0, no mapping is left.
+    /// As [`Task::shmdt`], for a host that shares the namespace with other processes. `unmap` gets
+    /// the number of bytes to unmap, in whole pages. It runs before the segment is detached, so
+    /// that `shm_nattch` == 0 means that no mapping is left. Returns the result of `unmap`.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no segment is attached at this address.
+    /// Those of [`Task::shmdt`].
     ///
     /// # Examples
     ///
@@ -294,17 +238,20 @@ impl Task {
     /// let task = namespace.register(Cred::root(), 1)?;
     /// let id = task.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600)?;
     /// task.shmat(id, 0, ShmFlags::empty())?.attached_at(0x1000_0000);
-    /// let unmapping = task.unmapping(0x1000_0000)?;
     /// // The host calls munmap(2) for this many bytes.
-    /// assert_eq!((unmapping.size_bytes(), task.shm_stat(id)?.nattch), (4096, 1));
-    /// unmapping.detach()?;
+    /// let unmap = |size_bytes| (size_bytes, task.shm_stat(id).unwrap().nattch);
+    /// assert_eq!(task.shmdt_with(0x1000_0000, unmap), Ok((4096, 1)));
     /// assert_eq!(task.shm_stat(id)?.nattch, 0);
-    /// assert_eq!(task.unmapping(0x1000_0000).err(), Some(Errno::INVAL));
+    /// assert_eq!(task.shmdt_with(0x1000_0000, unmap), Err(Errno::INVAL));
     /// # Ok::<(), Errno>(())
     /// ```
-    pub fn unmapping(&self, address: usize) -> Result<Unmapping<'_>, Errno> {
+    pub fn shmdt_with<T>(&self, address: usize, unmap: impl FnOnce(u64) -> T) -> Result<T, Errno> {
         let attached = self.shm.lock().attached.remove(&address).ok_or(Errno::INVAL)?;
-        Ok(Unmapping { task: self, attached })
+        let unmapped = unmap(attached.size_bytes);
+        locked(self.shm_ids(), |ids, gone| {
+            detach(self, ids, attached.name, gone);
+            Ok(unmapped)
+        })
     }
 
     /// Returns the hold of the task; see [`crate::Backing::hold`].

@@ -160,9 +160,12 @@ impl World {
         pool.audit(&shared.region)?;
         let (objects, _) = self.survivor.shm_ids().audit()?;
         let mut used: Vec<u32> = pool.used(&shared.region).map(|(line, _)| line).collect();
-        let guard = self.survivor.shm_ids().lock().map_err(|errno| errno.to_string())?;
-        let mut listed: Vec<u32> =
-            objects.iter().flat_map(|object| segment::listed(shared, &guard, object)).collect();
+        let _guard = self.survivor.shm_ids().lock().map_err(|errno| errno.to_string())?;
+        let mut listed: Vec<u32> = objects
+            .iter()
+            .map(|object| object.index)
+            .flat_map(|index| segment::list(shared, segment::line(shared, index)).iter())
+            .collect();
         used.sort_unstable();
         listed.sort_unstable();
         if used != listed {

@@ -1,13 +1,17 @@
-//! shmctl(2), one method per command.
+//! shmget(2) and shmctl(2), one method per command.
 //!
 //! Source: shmctl(2); Linux `ipc/shm.c` (`shmctl_down`, `shmctl_stat`, `shmctl_do_lock`).
 
 use rustix::io::Errno;
 
-use super::segment::{SHM_LOCKED, Segment, ShmStat, locked};
-use crate::ctl::{By, IPC_RMID, IPC_SET, IPC_STAT, Totals, are_ids};
+use super::segment::{self, SHM_LOCKED, Segment, ShmStat, locked, pages};
+
+use crate::ctl::{By, IPC_RMID, IPC_SET, IPC_STAT, Totals, are_ids, ipcget};
+use crate::flags::GetFlags;
 use crate::handle::ShmId;
-use crate::perm::{CAP_IPC_LOCK, READ};
+use crate::ids::{IdsGuard, SLOTS_MAX};
+use crate::perm::{CAP_IPC_LOCK, Perm, READ};
+use crate::recover;
 use crate::shared::now_s;
 use crate::task::Task;
 
@@ -34,6 +38,98 @@ pub struct ShmTotals {
 }
 
 impl Task {
+    /// Returns the id of the segment with this key, or creates one of `size_bytes` zeroes and
+    /// returns its id.
+    ///
+    /// `IPC_PRIVATE` always creates a new segment. The nine bits of `mode` are the mode of a new
+    /// segment. For an existing segment they are the permissions that the call requests.
+    /// `NORESERVE` has no effect, since memory is never reserved.
+    ///
+    /// # Errors
+    ///
+    /// - `EACCES`: the segment exists, and its mode does not grant the permissions in `mode`.
+    /// - `EEXIST`: the segment exists, and both `CREATE` and `EXCLUSIVE` are given.
+    /// - `EINVAL`: for a new segment, `size_bytes` is 0, above `SHMMAX` or above the largest file,
+    ///   or `HUGETLB` is given. For an existing segment, `size_bytes` is above its size.
+    /// - `ENOENT`: no segment has this key, and `CREATE` is not given.
+    /// - `ENOMEM`: there is no memory for the segment.
+    /// - `ENOSPC`: more than `SHMMNI` segments or `SHMALL` pages would exist.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, GetFlags, Namespace, NamespaceOptions};
+    /// use rustix::io::Errno;
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.shmget(5, 56, GetFlags::CREATE, 0o600)?;
+    /// assert_eq!(task.shmget(5, 57, GetFlags::empty(), 0), Err(Errno::INVAL));
+    /// assert_eq!(task.shm_stat(id)?.size_bytes, 56);
+    /// # Ok::<(), Errno>(())
+    /// ```
+    pub fn shmget(
+        &self,
+        key: i32,
+        size_bytes: u64,
+        flags: GetFlags,
+        mode: u16,
+    ) -> Result<ShmId, Errno> {
+        let shared = &*self.shared;
+        let ids = self.shm_ids().lock()?;
+        let id = ipcget(
+            self,
+            &ids,
+            (key, flags, mode),
+            |object| {
+                let segment = Segment::again(shared, &ids, object)?;
+                if segment.size_bytes() < size_bytes { Err(Errno::INVAL) } else { Ok(()) }
+            },
+            |perm| self.new_segment(&ids, perm, size_bytes, flags),
+        )?;
+        Ok(ShmId::from_raw(id))
+    }
+
+    /// Analogous to Linux's `newseg`.
+    fn new_segment(
+        &self,
+        ids: &IdsGuard<'_>,
+        perm: Perm,
+        size_bytes: u64,
+        flags: GetFlags,
+    ) -> Result<i32, Errno> {
+        let shared = &*self.shared;
+        let limits = &shared.limits;
+        if !(1..=limits.shmmax).contains(&size_bytes) {
+            return Err(Errno::INVAL);
+        }
+        let used = pages(size_bytes).and_then(|pages| ids.used().checked_add(pages));
+        let used = used.filter(|used| *used <= limits.shmall).ok_or(Errno::NOSPC)?;
+        let is_file_size = i64::try_from(size_bytes).is_ok();
+        if flags.contains(GetFlags::HUGETLB) || !is_file_size {
+            return Err(Errno::INVAL);
+        }
+        self.may_alloc(&perm)?;
+        let mut made = 0;
+        let id = ids.add(perm, limits.shmmni, |index| {
+            let whose = (self.owner.index, self.pid);
+            let (payload, name) = segment::make(shared, index, size_bytes, whose);
+            let mut created = shared.backing.create(name, size_bytes);
+            if created == Err(Errno::NOSPC) {
+                // Removed segments may still have memory, if the task that removed them could not
+                // remove it.
+                segment::give_back_all(shared, ids, Some(index));
+                created = shared.backing.create(name, size_bytes);
+            }
+            created.inspect_err(|_| segment::give_back(shared, name))?;
+            made = index;
+            Ok(payload)
+        })?;
+        ids.set_used(used);
+        self.shm.lock().made.push(made);
+        Ok(id)
+    }
+
     /// Returns the state of a segment: `IPC_STAT`.
     ///
     /// # Errors
@@ -87,7 +183,6 @@ impl Task {
     /// assert_eq!(task.shm_stat_index(99), Err(Errno::INVAL));
     /// # Ok::<(), Errno>(())
     /// ```
-    #[doc(alias = "ipc_obtain_object")]
     pub fn shm_stat_index(&self, index: i32) -> Result<ShmStat, Errno> {
         self.shm_stat_by((By::Index, index), SHM_STAT)
     }
@@ -140,7 +235,6 @@ impl Task {
     /// assert_eq!(other.shm_stat(id)?.perm.mode & 0o777, 0o640);
     /// # Ok::<(), Errno>(())
     /// ```
-    #[doc(alias = "ipcctl_pre_down_nolock")]
     #[doc(alias = "shmctl_down")]
     pub fn shm_set(&self, shmid: ShmId, uid: u32, gid: u32, mode: u16) -> Result<(), Errno> {
         let ids = self.shm_ids().lock()?;
@@ -175,8 +269,6 @@ impl Task {
     /// assert_eq!(task.shm_rmid(id), Err(Errno::INVAL));
     /// # Ok::<(), Errno>(())
     /// ```
-    #[doc(alias = "ipcctl_pre_down_nolock")]
-    #[doc(alias = "do_shm_rmid")]
     pub fn shm_rmid(&self, shmid: ShmId) -> Result<(), Errno> {
         self.reap_attachers(shmid.raw());
         locked(self.shm_ids(), |ids, gone| {
@@ -260,6 +352,26 @@ impl Task {
         }
         ids.set_mode_flags(&segment.object, SHM_LOCKED, flags);
         Ok(())
+    }
+
+    /// Reaps the dead tasks that have attached the segment in the slot of `shmid`. The caller holds
+    /// no lock.
+    ///
+    /// If a task cannot be reaped now, the number of attaches stays too high. For a caller that
+    /// waits for 0, a number that is too high is safe.
+    pub(super) fn reap_attachers(&self, shmid: i32) {
+        let Ok(id) = u32::try_from(shmid) else { return };
+        let shared = &*self.shared;
+        let attachers = {
+            let Ok(ids) = self.shm_ids().lock() else { return };
+            let Some(segment) = Segment::at(shared, &ids, id & (SLOTS_MAX - 1)) else { return };
+            segment.attachers()
+        };
+        for task in attachers {
+            if task != self.owner.index && shared.is_dead(task, None) {
+                let _reaped = recover::reap(shared, self.owner, task);
+            }
+        }
     }
 
     fn shm_stat_by(&self, which: (By, i32), cmd: i32) -> Result<ShmStat, Errno> {

@@ -205,8 +205,8 @@ impl Backing for SegmentFiles {
         let flags = OFlags::CREATE | OFlags::RDONLY | FOREIGN;
         let file = openat(&folder, hold_name(task), flags, Mode::RUSR | Mode::WUSR)?;
         let status = fstat(&file)?;
-        // Another user with write access to the folder may have linked one of this user's files
-        // here.
+        // Another user with write access to the folder may have linked a file of this user to the
+        // name. Such a file must keep its owner.
         let is_only_here = status.st_nlink == 1;
         if is_only_here && status.st_uid == rustix::process::geteuid().as_raw() {
             hand_over(&file, &fstat(&folder)?)?;

@@ -154,7 +154,7 @@ pub(super) fn make(
     (PAYLOAD | serial, SegmentName { index, serial })
 }
 
-fn line(shared: &Shared, index: u32) -> &Line {
+pub(super) fn line(shared: &Shared, index: u32) -> &Line {
     shared.region.line(shared.layout.segments + SEGMENT_LINES * index)
 }
 
@@ -216,7 +216,7 @@ impl<'g, 's> Segment<'g, 's> {
     }
 
     /// Returns the number of attaches.
-    #[doc(alias = "shm_nattch")]
+    /// Analogous to Linux's `shm_nattch`.
     pub(super) fn nattch(&self) -> u64 {
         let counts = self.records().iter().map(|record| get(&self.record(record)[COUNT]));
         counts.fold(0, u64::saturating_add)
@@ -274,8 +274,8 @@ impl<'g, 's> Segment<'g, 's> {
         self.note(DTIME, pid);
     }
 
-    /// Removes the segment if it has no attach, and is marked for removal or removal is forced.
-    #[doc(alias = "shm_may_destroy")]
+    /// Removes the segment if it has no attach, and is marked or removal is forced.
+    /// Analogous to Linux's `shm_may_destroy`.
     pub(super) fn destroy_if_due(&self, gone: &mut Gone) {
         // Read the mode again, since the segment may have been marked after it was looked up.
         let object = self.ids.at(self.object.index).unwrap_or(self.object);
@@ -285,8 +285,8 @@ impl<'g, 's> Segment<'g, 's> {
         }
     }
 
-    /// `IPC_RMID`: marks the segment for removal if it is attached. Otherwise removes it.
-    #[doc(alias = "do_shm_rmid")]
+    /// `IPC_RMID`: marks the segment if it is attached, otherwise removes it.
+    /// Analogous to Linux's `do_shm_rmid`.
     pub(super) fn remove(&self, gone: &mut Gone) {
         if self.records().is_empty() {
             self.destroy(gone);
@@ -295,9 +295,8 @@ impl<'g, 's> Segment<'g, 's> {
         }
     }
 
-    /// Notes the end of the segment's creator. If removal is forced and the segment has no attach,
-    /// removes it.
-    #[doc(alias = "exit_shm")]
+    /// Handles the end of the segment's creator. If removal is forced, an unattached segment goes.
+    /// Analogous to Linux's `exit_shm`.
     pub(super) fn orphan(&self, task: u32, gone: &mut Gone) {
         let creator = &self.line()[CREATOR];
         let seen = get(creator);
@@ -308,7 +307,7 @@ impl<'g, 's> Segment<'g, 's> {
         self.destroy_if_due(gone);
     }
 
-    #[doc(alias = "shm_destroy")]
+    /// Analogous to Linux's `shm_destroy`.
     fn destroy(&self, gone: &mut Gone) {
         let pages = pages(self.size_bytes()).unwrap_or(0);
         self.ids.set_used(self.ids.used().saturating_sub(pages));
@@ -493,7 +492,7 @@ fn rebuild<'s>(shared: &'s Shared, object: &Object) -> List<'s> {
 }
 
 /// Returns the list of the records of the segment with this line.
-fn list<'s>(shared: &'s Shared, line: &'s Line) -> List<'s> {
+pub(super) fn list<'s>(shared: &'s Shared, line: &'s Line) -> List<'s> {
     let max = shared.layout.attaches.lines;
     List { region: &shared.region, ends: &line[ATTACHES], links: LINKS, max }
 }
@@ -505,10 +504,4 @@ fn whose(object: &Object, task: u32) -> u64 {
         | u64::from(index)
         | u64::from(task) << TASK_SHIFT
         | (serial << WHOSE_SERIAL_SHIFT & !IS_RECORD)
-}
-
-/// Returns the records of a segment, for consistency checks.
-#[cfg(all(test, corewalk_crash))]
-pub(super) fn listed(shared: &Shared, _ids: &IdsGuard<'_>, object: &Object) -> Vec<u32> {
-    list(shared, line(shared, object.index)).iter().collect()
 }

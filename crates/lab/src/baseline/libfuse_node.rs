@@ -1,19 +1,19 @@
 //! The shape of libfuse's high-level node table: one mutex over everything.
 //!
-//! Two hash tables lead to nodes, by (parent, name) and by id. Each node has its parent, its name,
-//! how many lookups the kernel holds, and how many requests hold its subtree in place. A lookup
-//! takes the mutex once. A path takes it twice: once to collect the names and to hold each ancestor
-//! while the request runs, once to release them. A rename would wait for the holds; no table
-//! renames here.
+//! Two hash tables find a node: one by parent and name, one by number. A node has its parent, its
+//! name, the number of lookups that the kernel holds, and the number of requests that hold its
+//! subtree in place. A lookup takes the mutex once. A path takes it twice: first to collect the
+//! names and to hold each ancestor while the request runs, then to release these holds. A rename
+//! would wait for the holds, but no table renames here.
 //!
-//! This code was written from a description of the shape, without libfuse's code. The real library
-//! does more per request: a FUSE LOOKUP takes the mutex three times and walks to the root twice. So
-//! these rows are the least that its table costs.
+//! The code follows a description of libfuse's tables, not libfuse's code. libfuse does more per
+//! request: a FUSE LOOKUP takes the mutex three times and walks to the root twice. So these rows
+//! are a lower bound of the cost of libfuse's table.
 //!
 //! # Locks
 //! One mutex.
 //!
-//! Source: libfuse, `lib/fuse.c`, for its tables and the places where it takes its lock.
+//! Source: libfuse, `lib/fuse.c`, for the tables and the places where libfuse takes the lock.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -29,7 +29,7 @@ pub(crate) struct LibfuseNode {
     nodes: Mutex<Nodes>,
 }
 
-/// The nodes; a node refers to another by its place in `slab`.
+/// The nodes. The parent of a node is an index into `slab`.
 struct Nodes {
     slab: Vec<Node>,
     by_name: HashMap<Key, u32, RandomState>,
@@ -47,7 +47,7 @@ struct Node {
 }
 
 impl LibfuseNode {
-    /// Returns the table with every entry of the corpus, each looked up once.
+    /// Returns the table with every entry of the corpus. Each entry has one lookup.
     pub(crate) fn load(corpus: &Corpus) -> LibfuseNode {
         let (entries, mut slab) = (corpus.len(), Vec::with_capacity(corpus.len()));
         let mut by_name = HashMap::with_capacity_and_hasher(entries, RandomState::new());
@@ -76,7 +76,7 @@ impl Nodes {
         self.by_name.get(&Probe { parent, name }).copied()
     }
 
-    /// Changes the number of holds of a node and of every node above it.
+    /// Adds `change` to the number of holds of a node and of all its ancestors.
     fn hold(&mut self, leaf: u32, change: i32) {
         let mut at = leaf;
         loop {

@@ -1,14 +1,14 @@
 //! The host kernel, through the system calls that a server has.
 //!
-//! A lookup is `fstatat` of one name below an open directory, and a walk is `lstat` of the whole
-//! path. A path is `readlink` of `/proc/self/fd/N` of the parent's descriptor with the name behind
-//! it. There is one descriptor per directory, since more would not fit; virtiofsd keeps one per
-//! file. Each operation pays for a system call, and the table prints the bare cost beside it.
+//! A lookup is `fstatat` of one name in an open directory, and a walk is `lstat` of the whole path.
+//! A path is the `readlink` of `/proc/self/fd/N` of the parent directory, followed by the name.
+//! There is one descriptor per directory: a process may not have one per file, as virtiofsd does.
+//! Each operation pays for a system call, so the table also shows the cost of an empty system call.
 //!
 //! # What it refuses
-//! Made-up entries: the kernel has only the real ones.
+//! A corpus with made-up entries, which the host does not have.
 //!
-//! Source: `fs/namei.c` and `fs/d_path.c` for what is measured; virtiofsd for the readlink.
+//! Source: `fs/namei.c` and `fs/d_path.c` are what is measured; virtiofsd reads the same link.
 
 use std::io::Write as _;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -34,7 +34,7 @@ pub(crate) struct Linux {
 }
 
 impl Linux {
-    /// Returns the kernel's view of `corpus`, with every entry looked up once.
+    /// Returns the kernel's view of `corpus`. Each entry has been looked up once.
     ///
     /// # Errors
     /// If some entries are made up or have gone, or the directories need more descriptors than the
@@ -76,12 +76,10 @@ impl Namespace for Linux {
         "linux"
     }
 
-    #[inline]
     fn lookup(&self, parent: u64, name: &[u8]) -> Option<u64> {
         Some(statat(self.directory(parent)?, name, AtFlags::SYMLINK_NOFOLLOW).ok()?.st_ino)
     }
 
-    #[inline]
     fn path(&self, ino: u64) -> Option<Vec<u8>> {
         let parent = self.corpus.parent(ino);
         let mut path = path_of_fd(self.directory(parent)?)?;
@@ -101,7 +99,7 @@ impl Namespace for Linux {
     }
 }
 
-/// The kernel asked by threads that are in a directory where they are: getcwd(2).
+/// The host kernel with threads that ask for their working directory by getcwd(2).
 pub(crate) struct Cwd {
     directory: OwnedFd,
     /// The directories of renames, in the order of their numbers.
@@ -109,7 +107,8 @@ pub(crate) struct Cwd {
 }
 
 impl Cwd {
-    /// Returns the kernel for threads that work in `path`, and rename in `parents`.
+    /// Returns the host kernel for threads whose working directory is `path`, and which rename in
+    /// `parents`.
     ///
     /// # Errors
     /// If a directory cannot be opened.
@@ -127,7 +126,6 @@ impl Namespace for Cwd {
     }
 
     /// Returns where the thread is, whatever it asks for.
-    #[inline]
     fn path(&self, _ino: u64) -> Option<Vec<u8>> {
         Some(rustix::process::getcwd(Vec::with_capacity(256)).ok()?.into_bytes())
     }
@@ -137,8 +135,8 @@ impl Namespace for Cwd {
         renameat(parent(from.0), from.1, parent(to.0), to.1).is_ok()
     }
 
-    /// Gives the calling thread a working directory of its own, and goes to the directory. If this
-    /// fails the paths are wrong.
+    /// Gives the calling thread its own working directory. If this fails, the paths are wrong and
+    /// the run fails.
     fn begin(&self) {
         #[expect(deprecated, reason = "the other is unsafe, for the sake of descriptors")]
         let is_apart = rustix::thread::unshare(rustix::thread::UnshareFlags::FS).is_ok();
@@ -148,8 +146,7 @@ impl Namespace for Cwd {
     }
 }
 
-/// Returns the path of an open file as the kernel spells it.
-#[inline]
+/// Returns the path of an open file as the kernel reports it.
 pub(crate) fn path_of_fd(fd: &OwnedFd) -> Option<Vec<u8>> {
     let mut link = [0_u8; 32];
     let mut rest = &mut link[..];
@@ -159,9 +156,9 @@ pub(crate) fn path_of_fd(fd: &OwnedFd) -> Option<Vec<u8>> {
     Some(readlinkat(CWD, link, Vec::with_capacity(256)).ok()?.into_bytes())
 }
 
-/// Returns the nanoseconds of processor time of a system call that does nothing (getppid), over
-/// `calls` calls. By that clock, since what it is taken off is by that clock: on a busy machine the
-/// other is several times as long.
+/// Returns the nanoseconds of processor time of an empty system call (getppid), as the mean of
+/// `calls` calls. Tables subtract it from processor time, so wall time would not do: on a busy
+/// machine it is several times as long.
 pub(crate) fn syscall_ns(calls: u32) -> f64 {
     let start = thread_cpu_ns();
     for _ in 0..calls {

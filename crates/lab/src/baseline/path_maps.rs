@@ -1,8 +1,8 @@
-//! Maps from whole paths, as the crates `dashmap`, `papaya` and `scc` offer them.
+//! Maps from whole paths to inode numbers, of the crates `dashmap`, `papaya` and `scc`.
 //!
-//! A map from whole paths takes one step for a path of any length, so the tables `lookup` and
-//! `path` hold a walk of corewalk against the best of them. These maps only walk. A rename of a
-//! directory would have to remove and insert every path below it.
+//! Such a map needs one step for a path of any length. So the table `lookup` compares a walk of
+//! corewalk with the best of these maps. The maps only walk: a rename of a directory would have to
+//! remove and insert every path below it.
 //!
 //! Source: the crates `dashmap`, `papaya` and `scc`.
 

@@ -1,25 +1,29 @@
-//! The four designs: one namespace over one tree, with the lock rules of each.
+//! The four designs of a dentry cache: one namespace over one tree, with the lock rules of each
+//! design.
 //!
 //! # How it works
-//! `before-dcache-lock` is Linux 2.4: each lookup of a name takes `dcache_lock`, finds the dentry
-//! in its chain, counts it and releases the lock, once per component of a path. A translation and
-//! every change take the lock as a whole. Document 003 compares RCU with this kernel.
+//! `before-dcache-lock` is Linux 2.4. A lookup of a name takes `dcache_lock`, finds the dentry in
+//! its hash chain, takes a reference and releases the lock. A walk does so for each component of
+//! the path. A path translation and every change hold the lock from start to end. Document 003
+//! compares RCU with this kernel.
 //!
-//! The other three resolve names by RCU walk, as Linux has since 2.6.38: each dentry has its own
-//! sequence. A step to a child counts if the parent did not change since the walk reached it. The
-//! walk counts only the last dentry. A missing name may be on its way between two chains, so a miss
-//! counts only if the rename sequence did not move: document 001 calls it the global sequence. A
-//! rename holds the rename lock and the dentry's lock around the change, as `__d_move` does.
+//! The other three designs resolve names by RCU walk, as Linux has since 2.6.38: each dentry has
+//! its own sequence. A step to a child is valid if the sequence of the parent did not change since
+//! the walk reached the parent. The walk takes a reference only of the last dentry. A rename may be
+//! moving a missing name between two chains. So a miss is valid only if the global rename sequence
+//! did not change. A rename holds the rename lock and the lock of the dentry around the change, as
+//! `__d_move` does.
 //!
-//! - `GlobalLock`: a translation: excludes renames and other translations, and takes each dentry's
-//!   lock for its name; how a walk counts: under the dentry's lock.
-//! - `SeqRwLock`: a translation: shares the rename lock; how a walk counts: without a lock.
-//! - `SeqLock`: a translation: checks the rename sequence once, then excludes renames; how a walk
-//!   counts: without a lock.
+//! - `GlobalLock`: a path translation excludes renames and other translations, and reads each name
+//!   under the lock of its dentry. A walk takes its reference under the lock of the dentry.
+//! - `SeqRwLock`: a path translation shares the rename lock. A walk takes its reference without a
+//!   lock.
+//! - `SeqLock`: a path translation checks the rename sequence once, and then excludes renames. A
+//!   walk takes its reference without a lock.
 //!
 //! # What it refuses
-//! The reference walk takes no references on the way, since directories are never freed here. A
-//! kernel pays for them, but rarely.
+//! The slow walk takes no references of the directories on its way, since directories are never
+//! freed here. A kernel pays for these references, but a slow walk is rare.
 //!
 //! Source: Linux `fs/namei.c` (`lookup_fast`, `complete_walk`), `fs/dcache.c` (`__d_lookup_rcu`,
 //! `d_lookup`, `__d_move`, and in 2.4 `dput` and `__d_path`), directory-locking.rst.
@@ -28,10 +32,10 @@ use corewalk::FileKind;
 use corewalk_base::{CachePadded, Mutex, MutexGuard, ShardedCounter};
 use corewalk_sync::{LockrefGuard, SeqLock, SeqLockWriteGuard, SeqRwLock, SeqRwLockWriteGuard};
 
+use super::Dentries;
 use super::paths::Prepended;
 use super::timed::{Timed, timed};
 use super::tree::{Dentry, Probe, ROOT, Tree, hash};
-use super::{Dentries, Passes};
 use crate::baseline::{Namespace, components};
 
 /// The lock rules.
@@ -57,14 +61,10 @@ pub(crate) struct Before {
     /// A rename between two directories holds it (`s_vfs_rename_mutex`).
     moves: CachePadded<Mutex<()>>,
     retries: ShardedCounter,
-    fallbacks: ShardedCounter,
 }
 
-/// The section of a rename. A design has one of the two.
-struct Section<'a> {
-    _seq: Option<Timed<SeqLockWriteGuard<'a>>>,
-    _shared: Option<Timed<SeqRwLockWriteGuard<'a>>>,
-}
+/// The guard of a rename: that of the rename lock of the design. `DcacheLock` has none.
+type Section<'a> = (Option<Timed<SeqLockWriteGuard<'a>>>, Option<Timed<SeqRwLockWriteGuard<'a>>>);
 
 impl Design {
     /// Returns the name in the rows.
@@ -89,7 +89,6 @@ impl Before {
             shared_lock: CachePadded::default(),
             moves: CachePadded::default(),
             retries: ShardedCounter::new(),
-            fallbacks: ShardedCounter::new(),
         }
     }
 
@@ -115,11 +114,10 @@ impl Before {
     }
 
     fn begin_rename(&self) -> Section<'_> {
-        let (is_shared, is_dcache) =
-            (self.design == Design::SeqRwLock, self.design == Design::DcacheLock);
-        Section {
-            _seq: (!is_shared && !is_dcache).then(|| timed(|| self.rename_lock.write())),
-            _shared: is_shared.then(|| timed(|| self.shared_lock.write())),
+        match self.design {
+            Design::DcacheLock => (None, None),
+            Design::SeqRwLock => (None, Some(timed(|| self.shared_lock.write()))),
+            _ => (Some(timed(|| self.rename_lock.write())), None),
         }
     }
 
@@ -163,8 +161,8 @@ impl Before {
         }
     }
 
-    /// Walks without a lock and counts the last dentry. Returns an error if a name moved or is
-    /// missing.
+    /// Walks without a lock and takes a reference of the last dentry. Returns an error if a name
+    /// was moved during the walk, or is missing.
     #[inline]
     fn walk_rcu(&self, path: &[u8]) -> Result<u32, ()> {
         let mut at = (ROOT, self.tree.dentry(ROOT).seq.raw_begin());
@@ -197,7 +195,7 @@ impl Before {
         }
     }
 
-    /// Walks as Linux 2.4 did: it counts every dentry on the way.
+    /// Walks as Linux 2.4 did: takes a reference of every dentry on the way.
     fn walk_counted(&self, path: &[u8]) -> Option<u32> {
         self.tree.dentry(ROOT).lockref.get();
         let mut at = ROOT;
@@ -209,7 +207,7 @@ impl Before {
         Some(at)
     }
 
-    /// Writes the path of a dentry. Returns false if it has none.
+    /// Writes the path of a dentry to `out`. Returns false if the dentry has no path.
     #[inline]
     fn translate(&self, number: u32, out: &mut Prepended) -> bool {
         match self.design {
@@ -242,7 +240,6 @@ impl Before {
     #[cold]
     fn translate_locked(&self, number: u32, out: &mut Prepended) -> bool {
         self.retries.add(1);
-        self.fallbacks.add(1);
         let _excl = timed(|| self.rename_lock.read_excl());
         out.clear();
         self.tree.climb(number, out, Dentry::copy_name)
@@ -258,7 +255,8 @@ impl Before {
         [Some(moves), names(from.min(to)), names(from.max(to))]
     }
 
-    /// Locks a dentry that is about to change; `dcache_lock` needs no such lock.
+    /// Locks a dentry before its name changes. `DcacheLock` takes no lock of the dentry, since
+    /// `dcache_lock` excludes all readers.
     fn lock_dentry<'a>(&self, dentry: &'a Dentry) -> Option<LockrefGuard<'a>> {
         (self.design != Design::DcacheLock).then(|| dentry.lockref.lock())
     }
@@ -311,9 +309,8 @@ impl Namespace for Before {
         true
     }
 
-    fn passes(&self) -> Option<Passes> {
-        let count = |counter: &ShardedCounter| counter.sum().unsigned_abs();
-        Some(Passes { retries: count(&self.retries), fallbacks: count(&self.fallbacks) })
+    fn retries(&self) -> Option<u64> {
+        Some(self.retries.sum().unsigned_abs())
     }
 }
 

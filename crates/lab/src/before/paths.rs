@@ -1,12 +1,13 @@
-//! A path that is written from its end, as a translation meets the names.
+//! The buffer of a path translation: each name is put in front of the names below it.
 //!
-//! The buffer is on the stack and long enough for nearly all paths; longer ones move to the heap.
-//! While a rename is under way its content may be garbage, and the caller discards it. So a path
-//! that grows beyond every limit ends a pass instead of filling the memory.
+//! The buffer has 256 bytes on the stack, which nearly all paths fit in. A longer path moves to the
+//! heap. While a rename is in progress the names may be garbage, which the caller discards. So a
+//! pass ends when its path grows beyond `PATH_MAX`, instead of filling the memory.
 //!
 //! Source: `struct prepend_buffer` of Linux `fs/d_path.c`.
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use smallvec::SmallVec;
 
 /// Bytes of the buffer on the stack.
 const BYTES: usize = 256;
@@ -15,29 +16,27 @@ const BYTES_MAX: usize = 4096;
 
 /// A path under construction, from its end to its start.
 pub(crate) struct Prepended {
-    first: [u8; BYTES],
-    /// Used as soon as it is not empty.
-    more: Vec<u8>,
+    bytes: SmallVec<[u8; BYTES]>,
     start: usize,
 }
 
 impl Prepended {
     pub(super) fn new() -> Prepended {
-        Prepended { first: [0; BYTES], more: Vec::new(), start: BYTES }
+        Prepended { bytes: SmallVec::from_buf([0; BYTES]), start: BYTES }
     }
 
     /// Forgets everything, for another pass (trap T8).
     pub(super) fn clear(&mut self) {
-        self.start = if self.more.is_empty() { BYTES } else { self.more.len() };
+        self.start = self.bytes.len();
     }
 
     /// Returns true if the path is longer than any path.
     #[inline]
     pub(super) fn is_too_long(&self) -> bool {
-        self.more.len() > BYTES_MAX && self.more.len() - self.start > BYTES_MAX
+        self.bytes.len() - self.start > BYTES_MAX
     }
 
-    /// Puts a `/` and the `len` bytes of a name in front.
+    /// Puts a `/` and the first `len` bytes of a name in front of the path.
     #[inline]
     pub(super) fn prepend(&mut self, words: &[AtomicU64], len: usize) {
         let len = len.min(8 * words.len());
@@ -45,41 +44,30 @@ impl Prepended {
             self.grow(len + 1);
         }
         let end = self.start;
-        let from = end - len;
-        self.start = from - 1;
-        let bytes =
-            if self.more.is_empty() { &mut self.first[..end] } else { &mut self.more[..end] };
-        bytes[from - 1] = b'/';
-        let mut pieces = bytes[from..].chunks_exact_mut(8);
-        let mut words = words.iter();
-        for (piece, word) in (&mut pieces).zip(&mut words) {
+        self.start = end - len - 1;
+        let bytes = &mut self.bytes[self.start..end];
+        bytes[0] = b'/';
+        for (piece, word) in bytes[1..].chunks_mut(8).zip(words) {
             // ORDERING: Relaxed. The sequence or lock of the translation orders it.
-            piece.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
-        }
-        let rest = pieces.into_remainder();
-        if let (false, Some(word)) = (rest.is_empty(), words.next()) {
-            // ORDERING: Relaxed. As above.
-            let last = word.load(Ordering::Relaxed).to_le_bytes();
-            rest.copy_from_slice(&last[..rest.len()]);
+            let word = word.load(Ordering::Relaxed).to_le_bytes();
+            match <&mut [u8; 8]>::try_from(&mut *piece) {
+                Ok(whole) => *whole = word,
+                Err(_) => piece.copy_from_slice(&word[..piece.len()]),
+            }
         }
     }
 
     /// Returns the path, `/` if no name was put in front.
     pub(super) fn to_path(&self) -> Vec<u8> {
-        let path =
-            if self.more.is_empty() { &self.first[self.start..] } else { &self.more[self.start..] };
+        let path = &self.bytes[self.start..];
         if path.is_empty() { vec![b'/'] } else { path.to_vec() }
     }
 
     #[cold]
     fn grow(&mut self, wanted: usize) {
-        let old =
-            if self.more.is_empty() { &self.first[self.start..] } else { &self.more[self.start..] };
-        let len = (2 * (old.len() + wanted)).max(2 * BYTES);
-        let mut more = vec![0; len];
-        more[len - old.len()..].copy_from_slice(old);
-        self.start = len - old.len();
-        self.more = more;
+        let more = self.bytes.len() + wanted;
+        self.bytes.insert_from_slice(0, &vec![0; more]);
+        self.start += more;
     }
 }
 

@@ -1,27 +1,29 @@
-//! Semaphore sets as document 002 found them, and as it left them.
+//! The semaphore sets of Linux before document 002 and with its patches.
 //!
-//! - `before-ipc-lock`: lookup and checks: under the lock of the set, which the lookup takes (Linux
-//!   3.9-rc1); the operations: under the same lock.
-//! - `before-ipc-rcu`: lookup and checks: in the read section (document 002); the operations: under
-//!   the lock of the set.
+//! - `before-ipc-lock` (Linux 3.9-rc1): the lookup takes the lock of the set. The checks and the
+//!   operations run under that lock.
+//! - `before-ipc-rcu` (document 002): the lookup and the checks run in an RCU read section. Only
+//!   the operations run under the lock of the set.
 //!
-//! Both look a set up by its number in a read section, which lasts until the call ends, as in the
-//! kernel. Both check the same: the number of the set, the numbers of the semaphores, and
-//! the nine permission bits against owner, creator and their groups. A lock covers a whole set; a
-//! lock per semaphore came three months after the document.
+//! Both designs look a set up by its number in an RCU read section, which lasts until the call
+//! ends, as in the kernel. Both check the number of the set, the numbers of the semaphores, and the
+//! nine permission bits against owner, creator and their groups. One lock covers a whole set: the
+//! kernel got a lock per semaphore three months after the document.
 //!
 //! # Undo
-//! A user has a list of the sets on which it has undo records, with a lock (`sem_undo_list`); it is
-//! asked before the lock of the set is taken. The adjustments are under the lock of the set.
+//! A user has a list of the sets on which it has undo records, with its own lock (`sem_undo_list`).
+//! A call searches this list before it takes the lock of the set. The lock of the set protects the
+//! adjustments.
 //!
 //! # How fair they are
-//! They are as fast as their protocol allows: no audit and no security module, which the document's
-//! profiles show and which cost most where they are under the lock. Locks are those of
-//! `corewalk_sync`, which sleep when they wait long; the kernels' spin. The guard of a read section
-//! costs some ten nanoseconds here and next to nothing in a kernel; both have it.
+//! Each design is as fast as its protocol allows: it has no audit and no security module. Both show
+//! in the document's profiles, and they cost most under the lock. The locks are those of
+//! `corewalk_base`, which sleep when a wait is long; the kernel's locks spin. A read section costs
+//! about ten nanoseconds here and nearly nothing in a kernel. Both designs pay for it.
 //!
 //! # What they refuse
-//! To wait: a call that would have to fails. Nor do they wake, remove sets or end users.
+//! No call waits: a call that would have to wait fails. So no call wakes another one. Sets are not
+//! removed, and users do not end.
 //!
 //! # Locks and their order
 //! 1. The list of undo records of a user, for a lookup.
@@ -50,7 +52,7 @@ const READ: u16 = 0o444;
 /// The user that everybody is.
 const UID: u32 = 1000;
 
-/// The part of a call that the lock of a set covers.
+/// The two designs, which differ in the work that the lock of a set covers.
 pub(crate) trait Protocol: Send + Sync + 'static {
     const VARIANT: &'static str;
     /// Whether the lookup takes the lock.
@@ -60,7 +62,8 @@ pub(crate) trait Protocol: Send + Sync + 'static {
 /// Lookup, checks and operations under the lock of the set.
 pub(crate) struct IpcLock;
 
-/// Lookup and checks in the read section, operations under the lock of the set.
+/// The design of document 002: lookup and checks in the read section, operations under the lock of
+/// the set.
 pub(crate) struct IpcRcu;
 
 /// All sets.
@@ -91,9 +94,10 @@ struct Locked {
 /// A process.
 #[derive(Default)]
 struct User {
-    /// Undo records: the set, and the number of the record in it.
+    /// The undo records of this user: the number of the set, and the index of the record in the
+    /// set.
     undo_list: Mutex<Vec<(usize, usize)>>,
-    /// Nanoseconds in which it waited for the lock of a set, and how often.
+    /// Nanoseconds for which this user waited for locks of sets, and the number of waits.
     waited_ns: AtomicU64,
     waits: AtomicU64,
 }
@@ -119,8 +123,8 @@ impl<P: Protocol> SemArrays<P> {
         }
     }
 
-    /// Looks the set up, checks the numbers and what the caller may, and carries out `act` under
-    /// the lock of the set.
+    /// Looks the set up, checks the semaphore numbers and the permission, and runs `act` under the
+    /// lock of the set.
     #[inline]
     fn call<R>(
         &self,
@@ -143,7 +147,7 @@ impl<P: Protocol> SemArrays<P> {
         if locked.is_deleted { None } else { act(&mut locked) }
     }
 
-    /// Takes the lock of a set. The clock is read only if it is not free.
+    /// Takes the lock of a set. Reads the clock only if another thread holds the lock.
     #[inline]
     fn lock<'s>(&self, user: usize, array: &'s SemArray) -> MutexGuard<'s, Locked> {
         array.locked.try_lock().unwrap_or_else(|| self.lock_slow(user, array))
@@ -161,7 +165,7 @@ impl<P: Protocol> SemArrays<P> {
         locked
     }
 
-    /// Returns the number of the user's undo record in a set, which is made if there is none.
+    /// Returns the index of the user's undo record in a set, and makes the record if it is missing.
     #[doc(alias = "find_alloc_undo")]
     fn find_undo(&self, user: usize, set: usize) -> Option<usize> {
         let mut list = self.users[user].undo_list.lock();
@@ -179,13 +183,14 @@ impl<P: Protocol> SemArrays<P> {
 }
 
 impl SemArray {
-    /// Returns true if the numbers are below the count and the caller may do what asks for `bits`.
+    /// Returns true if `num_max` is below the number of semaphores and the caller has the
+    /// permission `bits`.
     #[inline]
     fn check(&self, num_max: u16, bits: u16) -> bool {
         num_max < self.count && self.may(bits)
     }
 
-    /// Returns true if the mode grants the bits. Analogous to Linux's `ipcperms`.
+    /// Returns true if the mode of the set grants `bits`. Analogous to Linux's `ipcperms`.
     #[inline]
     fn may(&self, bits: u16) -> bool {
         let perm = &self.perm;
@@ -202,7 +207,7 @@ impl SemArray {
 }
 
 impl Locked {
-    /// Carries out all operations or none; returns none if one is not possible.
+    /// Carries out all operations. If one is not possible, undoes the others and returns None.
     #[doc(alias = "try_atomic_semop")]
     #[inline]
     fn act(&mut self, user: usize, sops: &[SemBuf], undo: Option<usize>) -> Option<()> {

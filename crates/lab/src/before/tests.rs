@@ -1,4 +1,4 @@
-//! Every design answers what the tree says, before, while and after names move.
+//! Every design must answer what the tree contains, before, during and after renames.
 
 use super::*;
 use crate::corpus::tests::Move;
@@ -47,7 +47,7 @@ fn every_design_answers_every_question_about_the_tree() {
         assert_eq!(dentries.path(1 << 40), None, "{}", dentries.variant());
         assert_eq!(dentries.path(1).as_deref(), Some(&b"/"[..]), "{}", dentries.variant());
         assert_eq!(dentries.walk(b"/"), Some(1), "{}", dentries.variant());
-        assert_eq!(dentries.passes(), Some(Passes::default()), "{}", dentries.variant());
+        assert_eq!(dentries.retries(), Some(0), "{}", dentries.variant());
     }
 }
 
@@ -78,7 +78,7 @@ fn every_design_makes_and_unlinks_a_name_once() {
     let corpus = Corpus::collect(50);
     for dentries in all(&corpus) {
         let variant = dentries.variant();
-        // More often than there is room: what was unlinked is used again.
+        // The loop makes more names than there is room for, so freed dentries must be used again.
         for turn in 0..5000_u32 {
             let name = format!("file-{turn}-{}", "x".repeat(turn as usize % 60)).into_bytes();
             let made = dentries.create(2, &name, FileKind::Regular).expect(variant);
@@ -93,8 +93,8 @@ fn every_design_makes_and_unlinks_a_name_once() {
     }
 }
 
-/// Traps T1, T8, T9. A directory and a file in it are renamed in turn, between short and long
-/// names; every path that is translated meanwhile existed at one instant.
+/// A path that is translated during renames must be one that existed at some instant (traps T1, T8,
+/// T9). The test renames a directory and a file in it in turn, between short and long names.
 #[test]
 fn path_of_every_design_existed_at_one_instant() {
     let corpus = Corpus::collect(500);
@@ -145,8 +145,8 @@ fn storm(dentries: &dyn Dentries, moved: &Move) {
     assert!(dentries.unlink(moved.ino, b"file"), "{variant}");
 }
 
-/// Trap T12. One thread walks to stable names while others rename, make and unlink names that share
-/// their slots and chains.
+/// A walk to a name that never changes must succeed (trap T12). Meanwhile other threads rename,
+/// make and unlink names whose dentries share slots and hash chains with it.
 #[test]
 fn stable_names_are_found_while_others_come_and_go() {
     let corpus = Corpus::collect(200);
@@ -184,8 +184,9 @@ fn stable_names_are_found_while_others_come_and_go() {
     }
 }
 
-/// Trap T13. A file goes through numbered names. A reader that misses it under one name knows that
-/// it has left for the next. By such steps no reader can learn of a rename that has not begun.
+/// A reader must not learn of a rename before the rename begins (trap T13). The test renames a file
+/// through numbered names. A reader that misses the file under one name concludes that its next
+/// rename has begun.
 #[test]
 fn file_that_is_renamed_is_never_under_neither_name() {
     let corpus = Corpus::collect(50);
@@ -197,8 +198,8 @@ fn file_that_is_renamed_is_never_under_neither_name() {
     }
 }
 
-/// Follows a file from name to name, round and round, while it is renamed. Returns the rename that
-/// a reader learnt of before it began, if there is one.
+/// Follows a file from name to name while it is renamed. Returns the number of a rename that the
+/// reader learnt of before the rename began, if any.
 fn follow(dentries: &dyn Dentries, names: &[Vec<u8>]) -> Option<u64> {
     const STEPS: u64 = 200_000;
     let name = |at: u64| &names[(at % 64) as usize][..];
@@ -206,10 +207,12 @@ fn follow(dentries: &dyn Dentries, names: &[Vec<u8>]) -> Option<u64> {
     thread::scope(|scope| {
         let writer = scope.spawn(|| {
             for at in 0..STEPS {
-                // ORDERING(step): Release. A reader that sees the rename sees that it had begun.
+                // ORDERING(step): Release. A reader that sees the effect of the rename also sees
+                // that the rename had begun.
                 begun.store(at + 1, Ordering::Release);
                 assert!(dentries.rename((2, name(at)), (2, name(at + 1))));
-                // ORDERING(step): Release. A reader that sees this finds the file here or later.
+                // ORDERING(step): Release. A reader that sees this number finds the file under this
+                // name or a later one.
                 ended.store(at + 1, Ordering::Release);
             }
         });

@@ -1,14 +1,15 @@
-//! How long threads wait for locks and hold them, while a table counts it.
+//! The time that threads wait for locks and hold them, for the table `lock-share`.
 //!
-//! Two readings of the clock cost more than most sections, so only the table `lock-share` counts:
-//! it holds a [`Counting`] for its run. At any other time a section costs one load of a shared word
-//! that no thread changes.
+//! Two readings of the clock cost more than most lock sections. So sections are timed only while
+//! the table `lock-share` holds a [`Counting`]. At any other time a section costs one load of a
+//! shared word that no thread changes.
 //!
 //! # The sections
-//! The rename lock and `dcache_lock`: the time until a thread has the lock, and the time until it
-//! releases the lock. A translation takes the lock of a dentry only inside a section, so that lock
-//! is part of the section's time. An optimistic reader that waits for a rename under way is in no
-//! section; a profile of the kernel's spin locks leaves it out, too.
+//! The sections are those of the rename lock and of `dcache_lock`. The time before a thread has the
+//! lock is its waiting time, and the time until its release is its holding time. A path translation
+//! takes the lock of a dentry only inside such a section, so that time is part of the section's
+//! time. An optimistic reader that waits for the end of a rename is in no section. A profile of the
+//! kernel's spin locks does not show this wait either.
 //!
 //! Source: the column "% spinlock" of document 000.
 
@@ -97,8 +98,8 @@ pub(super) fn timed<G>(take: impl FnOnce() -> G) -> Timed<G> {
     Timed { _guard, since: Some(since) }
 }
 
-/// Does `work`, which is a section if `count` returns another number after it. The time of `count`
-/// is set aside.
+/// Runs `work` and times it as a section if `count` returns another number afterwards. The time
+/// that `count` takes is added to `aside_ns`.
 #[inline]
 pub(crate) fn timed_if_moved<R>(work: impl FnOnce() -> R, count: impl Fn() -> u64) -> R {
     if !Counting::is_on() {

@@ -1,26 +1,27 @@
-//! The tree that the designs of `before` share: dentries in type-stable memory and a hash table.
+//! The tree of dentries that the designs of `before` share, with its hash table.
 //!
-//! A dentry is a slot that is never unmapped and keeps its type. Everything that a reader without a
-//! lock can reach is an atomic word, so what it reads may be old, or belong to two instants, but is
-//! never a wild pointer; the protocols above say when it counts. A name up to 32 bytes is in the
-//! slot (`DNAME_INLINE_LEN` of 2013), a longer one in memory that stays with the slot for good. So
-//! a length that belongs to another name reads bytes of a name, and never what is no name (trap
-//! T1).
+//! A dentry is a slot of an array that is never freed or used for another type. All fields that a
+//! reader without a lock can reach are atomic words. So such a reader may see old values, or values
+//! of two instants, but never an invalid index. The protocol of the design decides whether these
+//! values are valid. A name up to 32 bytes is in the slot (`DNAME_INLINE_LEN` of 2013). A longer
+//! name is in memory that the slot keeps for good. So a reader that combines the length of one name
+//! with the bytes of another still reads bytes of names (trap T1).
 //!
 //! # How it works
-//! Dentries with the same hash are chained. A reader follows a chain without a lock; the end of
-//! each chain says whose it is, so that a reader whose dentry went to another chain under its feet
-//! notices (the list of `rculist_nulls`). A new link is always put in front. A thread that changes
-//! the chain holds the lock of the chain.
+//! Dentries with the same hash are in one chain. A reader follows a chain without a lock. The end
+//! of each chain has the number of the chain. So a reader notices if its dentry was moved to
+//! another chain meanwhile (as `rculist_nulls` does). A new dentry is always put at the head of its
+//! chain. A thread that changes a chain holds the lock of the chain.
 //!
-//! A walk and a translation read the first 64 bytes of a dentry; the second 64 bytes hold the count
-//! and the locks. So no write to a count slows a walk down.
+//! A walk and a translation read the first 64 bytes of a dentry. The second 64 bytes hold the
+//! reference count and the locks. So writes to the count do not slow a walk down.
 //!
 //! # Invariants
 //! - A.1: a slot whose `parent` is 0 has no name and is in no chain.
-//! - A.2: key and name of a slot change inside a section of its `seq` only, by the one thread that
-//!   holds the lock that the protocol asks for.
-//! - A.3: directories are never freed, so the number of a directory stays its own.
+//! - A.2: the key and the name of a slot change only inside a write section of its `seq`. The
+//!   writer holds the lock that the design demands.
+//! - A.3: directories are never freed, so the number of a directory is never used for another
+//!   dentry.
 //!
 //! Source: Linux `include/linux/dcache.h` (the layout), `include/linux/rculist_nulls.h`.
 
@@ -38,7 +39,7 @@ use super::paths::Prepended;
 pub(super) const NONE: u32 = 0;
 /// The number of the root.
 pub(super) const ROOT: u32 = 1;
-/// Set in a link that is the end of a chain; the rest is the number of the chain.
+/// The flag of a link that ends a chain. The other bits are the number of the chain.
 const END: u32 = 1 << 31;
 /// Words of a name in its slot.
 const INLINE_WORDS: usize = 4;
@@ -53,7 +54,7 @@ pub(super) struct Tree {
     chains: Box<[Chain]>,
     /// The first number that was never used.
     fresh: CachePadded<AtomicU32>,
-    /// Numbers that were used and are free, by the shard of the thread that freed them.
+    /// Numbers of freed dentries, in one list per shard of threads.
     free: Box<[CachePadded<Mutex<Vec<u32>>>]>,
 }
 
@@ -68,7 +69,7 @@ pub(crate) struct Dentry {
     /// The length of the name, and [`DIRECTORY`].
     shape: AtomicU32,
     name: [AtomicU64; INLINE_WORDS],
-    /// The count of the kernel's `d_lockref`, with one for being in the table.
+    /// The reference count, as the kernel's `d_lockref`. The hash table holds one reference.
     pub(super) lockref: Lockref,
     /// Held by a thread that changes names in the directory (`i_mutex`).
     pub(super) names: Mutex<()>,
@@ -93,7 +94,7 @@ pub(super) enum Probe {
 }
 
 impl Tree {
-    /// Returns a tree with a root and room for `capacity` dentries in all.
+    /// Returns a tree that has a root and room for `capacity` dentries.
     pub(super) fn new(capacity: usize) -> Tree {
         let capacity = capacity.max(16);
         let chains = u32::try_from(capacity.next_power_of_two()).unwrap_or(END);
@@ -117,8 +118,8 @@ impl Tree {
         &self.dentries[number as usize]
     }
 
-    /// Returns the number of the dentry with this inode number, which in these trees are the same;
-    /// None if there is none.
+    /// Returns the number of the dentry with this inode number, or None. In these trees the two
+    /// numbers are equal.
     #[inline]
     pub(super) fn number(&self, ino: u64) -> Option<u32> {
         let number = u32::try_from(ino).ok()?;
@@ -150,7 +151,7 @@ impl Tree {
         if at == END | chain { Probe::Absent } else { Probe::Diverted }
     }
 
-    /// Returns a dentry without a name, counted once; None if there is no room.
+    /// Returns a dentry without a name, with one reference. Returns None if there is no room.
     pub(super) fn alloc(&self) -> Option<u32> {
         let number = self.alloc_number()?;
         let mut guard = self.dentry(number).lockref.lock();
@@ -166,7 +167,8 @@ impl Tree {
         if let Some(number) = self.free[own].lock().pop() {
             return Some(number);
         }
-        // ORDERING: Relaxed. A number; what it stands for is published by a link.
+        // ORDERING: Relaxed. A reader sees the dentry of this number only through a link, which is
+        // stored with Release.
         let fresh = self.fresh.fetch_add(1, Ordering::Relaxed);
         if (fresh as usize) < self.dentries.len() {
             return Some(fresh);
@@ -176,7 +178,7 @@ impl Tree {
         self.free.iter().find_map(|shard| shard.lock().pop())
     }
 
-    /// Drops a reference that was the last one, and with it the dentry, if it is.
+    /// Drops a reference. If it was the last one, marks the dentry as dead and frees its number.
     pub(super) fn put(&self, number: u32) {
         let Some(mut last) = self.dentry(number).lockref.put_or_lock() else { return };
         last.sub(1);
@@ -185,7 +187,7 @@ impl Tree {
         self.free[shard_index()].lock().push(number);
     }
 
-    /// Gives a key and a name to a dentry that is in no chain, and links it.
+    /// Gives a key and a name to an unlinked dentry, and puts the dentry into its chain.
     pub(super) fn link(
         &self,
         number: u32,
@@ -201,7 +203,7 @@ impl Tree {
         self.chain(number, hash);
     }
 
-    /// Takes a dentry out of its chain, and its key with it. It keeps its name.
+    /// Removes a dentry from its chain and clears its parent. The slot keeps its name.
     pub(super) fn unlink(&self, number: u32) {
         let dentry = self.dentry(number);
         let hash = dentry.hash();
@@ -210,7 +212,7 @@ impl Tree {
         dentry.put_key(NONE, hash);
     }
 
-    /// Gives another key and name to a dentry that is in a chain.
+    /// Moves a dentry from its chain to the chain of another key, and changes its name.
     pub(super) fn rekey(&self, number: u32, (parent, hash): (u32, u64), name: &[u8]) {
         let dentry = self.dentry(number);
         let _section = dentry.seq.write();
@@ -220,7 +222,8 @@ impl Tree {
         self.chain(number, hash);
     }
 
-    /// Returns true if `number` is `ancestor` or below it. The caller keeps directories in place.
+    /// Returns true if `number` is `ancestor` or below it. The caller prevents renames of
+    /// directories.
     pub(super) fn is_below(&self, number: u32, ancestor: u32) -> bool {
         let mut at = number;
         while at != ROOT && at != ancestor {
@@ -229,8 +232,8 @@ impl Tree {
         at == ancestor
     }
 
-    /// Puts the names from `number` up to the root in front of `out`; `copy` copies one. Returns
-    /// false if what it read was no path.
+    /// Puts the names from `number` up to the root in front of `out`, each with `copy`. Returns
+    /// false if a dentry on the way has no parent or the path is too long.
     #[inline]
     pub(super) fn climb(
         &self,
@@ -255,10 +258,11 @@ impl Tree {
         let (_lock, chain) = self.lock_chain(hash);
         // ORDERING: Relaxed. Chains change under their lock.
         let head = chain.head.load(Ordering::Relaxed);
-        // ORDERING(chain): Release. A reader that was led here by an old link goes on in this
-        // chain.
+        // ORDERING(chain): Release. An old link may have led a reader to this dentry. The reader
+        // goes on in the new chain.
         self.dentry(number).next.store(head, Ordering::Release);
-        // ORDERING(chain): Release. A reader that finds the dentry finds its key and name.
+        // ORDERING(chain): Release. A reader that loads this link with Acquire sees the key and the
+        // name of the dentry.
         chain.head.store(number, Ordering::Release);
     }
 
@@ -314,7 +318,7 @@ impl Dentry {
         self.parent.load(Ordering::Relaxed)
     }
 
-    /// Returns what the name is given to, which never changes while it has one.
+    /// Returns the kind of the file. The kind never changes while the dentry has a name.
     #[inline]
     pub(super) fn kind(&self) -> FileKind {
         if self.shape() & DIRECTORY == 0 { FileKind::Regular } else { FileKind::Directory }
@@ -361,7 +365,8 @@ impl Dentry {
     }
 
     fn put_key(&self, parent: u32, hash: u64) {
-        // ORDERING: Relaxed. Inside a section of `seq`, or before the dentry is linked.
+        // ORDERING: Relaxed. The store is inside a write section of `seq`, or the dentry is not
+        // linked yet.
         self.hash.store(hash, Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         self.parent.store(parent, Ordering::Relaxed);
@@ -385,7 +390,7 @@ impl Dentry {
     }
 }
 
-/// Returns the hash of a name in a directory: folded multiplications, eight bytes at a time.
+/// Returns the hash of a name in a directory. The hash folds products of words of eight bytes.
 #[inline]
 pub(super) fn hash(parent: u32, name: &[u8]) -> u64 {
     const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -397,7 +402,7 @@ pub(super) fn hash(parent: u32, name: &[u8]) -> u64 {
     name.chunks(8).fold(start, |state, piece| fold(state ^ word(piece)))
 }
 
-/// Returns up to eight bytes as a word, with zeros behind them.
+/// Returns up to eight bytes as a word. The missing bytes are zeros.
 #[inline]
 fn word(bytes: &[u8]) -> u64 {
     if let Ok(all) = bytes.try_into() {
@@ -463,7 +468,7 @@ mod tests {
     #[test]
     fn reader_that_a_dentry_led_to_another_chain_notices() {
         let tree = Tree::new(64);
-        // Two chains; the dentry is in one of them, and then in the other.
+        // The dentry moves from one of two chains to the other.
         let name = |n: u32| format!("name-{n}").into_bytes();
         let chain = |name: &[u8]| tree.chain_of(hash(ROOT, name));
         let first = name(0);
@@ -471,7 +476,7 @@ mod tests {
         let number = linked(&tree, ROOT, &first);
         let key = (ROOT, hash(ROOT, &other));
         tree.rekey(number, key, &other);
-        // An old link into the dentry, as a reader of the first chain may still have it.
+        // This link to the dentry is one that a reader of the first chain may have loaded earlier.
         let head = &tree.chains[chain(&first) as usize].head;
         // ORDERING: Relaxed. One thread.
         head.store(number, Ordering::Relaxed);

@@ -1,18 +1,19 @@
-//! The store of this project over each design's index: values reach blocks of a database.
+//! corewalk's store on disk over the index of each design. Its attribute values are blocks of a
+//! database.
 //!
-//! A `corewalk_store::Store` finds equal sets of attributes through a `ShareIndex`; here it uses
-//! the designs. The table measures the store as a library: through FUSE a call takes some 20
-//! microseconds, which hides the rest. The directory of the store is in the host's memory, as the
-//! document's ramdisk was.
+//! A `corewalk_store::Store` finds equal attribute sets through a `ShareIndex`, and here each
+//! design is that index. The table calls the store as a library: a call through FUSE takes about 20
+//! microseconds, which would hide the differences. The store is in the host's tmpfs, as the
+//! document's file system was on a ramdisk.
 //!
 //! The document's designs share each set at once, as the document's file system did. `corewalk` is
-//! the store as it is: it shares late what changes again and again
+//! the store with its defaults: it delays the sharing of sets that change again and again
 //! (`StoreOptions::is_sharing_late`). `off` hashes nothing, and changes blocks in place. No design
-//! checks whether a pair is there before it enters the pair (Linux did).
+//! checks whether a pair exists before it adds the pair, although Linux did.
 //!
 //! # Checks
-//! The store's own counts, once all attributes are shared. At the end `corewalk_store::fsck` counts
-//! the users of every block again ([`DiskStore::check`]).
+//! After all sets are shared, the store's own counts must be consistent. At the end
+//! `corewalk_store::fsck` counts the users of every block again ([`DiskStore::check`]).
 //!
 //! Source: document 004; `corewalk_store::ShareIndex`.
 
@@ -40,7 +41,7 @@ pub(crate) struct DiskStore {
 }
 
 impl DiskStore {
-    /// Makes a store in the new folder `path`, with so many workers with so many files each.
+    /// Makes a store in the new folder `path`, with `size.0` workers that have `size.1` files each.
     ///
     /// # Errors
     /// If it cannot be made.
@@ -60,7 +61,7 @@ impl DiskStore {
         self.store().stats()
     }
 
-    /// Closes the store, and returns how many bytes of the host its database takes.
+    /// Closes the store, and returns the bytes that its database occupies on the host.
     ///
     /// # Errors
     /// If the host does not say.

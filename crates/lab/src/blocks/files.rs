@@ -1,4 +1,4 @@
-//! Files of a file system that have one attribute each: the stores of a tmpfs and on disk.
+//! The files of the stores in a tmpfs and on disk. Each file has one attribute.
 //!
 //! Source: setxattr(2).
 
@@ -9,11 +9,11 @@ const NAME: &[u8] = b"user.bench";
 /// The number of the root directory.
 const ROOT_INO: u64 = 1;
 
-/// The inode numbers of the files of each worker, which are in a directory of their own.
+/// The inode numbers of the files of each worker. Each worker has its own directory.
 pub(super) struct AttrFiles(Vec<Vec<u64>>);
 
 impl AttrFiles {
-    /// Makes so many files for each of so many workers in `fs`, which is empty.
+    /// Makes `workers` directories with `files` files each in the empty file system `fs`.
     ///
     /// # Errors
     /// If a file cannot be made.
@@ -43,7 +43,7 @@ impl AttrFiles {
         fs.getxattr(self.node(file), NAME).ok()
     }
 
-    /// Removes the attributes of the files of a worker, of which some may have none.
+    /// Removes the attributes of the files of a worker. A file may have none.
     pub(super) fn clear(&self, fs: &impl FileSystem, worker: usize) {
         for file in 0..self.0[worker].len() {
             let _ = fs.removexattr(self.node((worker, file)), NAME);

@@ -1,24 +1,23 @@
-//! The store in memory: what a tmpfs would do that keeps attributes in blocks.
+//! A store of attribute blocks in memory, which shares a block at each set.
 //!
 //! # How it works
-//! To set an attribute its content is hashed, once, by samples ([`key_of`]); a block that is found
-//! under the hash, has the same content and fewer than [`USERS_MAX`] users gets one more, otherwise
-//! a block is made: memory for it is allocated and the content copied. Then the block that the file
-//! had before loses a user, and is freed with the last one. A block knows its hash, so that no
-//! thread computes it again.
+//! `set` hashes samples of the content once ([`key_of`]), and looks the hash up in the index. A
+//! block with the same content and fewer than [`USERS_MAX`] users gets one more user. Otherwise
+//! `set` allocates a block and copies the content. Then the old block of the file loses a user, and
+//! is freed with its last one. A block stores its hash, so no thread computes it twice.
 //!
-//! Numbers of blocks are kept by the worker that freed them, so that the store has no line that all
-//! write: what workers cost each other is the index's doing.
+//! A worker keeps the numbers of the blocks that it freed. So the store has no cache line that all
+//! workers write, and any contention is that of the index.
 //!
 //! # Locks and their order
 //! 1. A file.
 //! 2. An entry of the index.
-//! 3. A block: `users`, `key` and `content`.
+//! 3. A block, which protects `users`, `key` and `content`.
 //!
 //! The numbers of free blocks are leaves.
 //!
 //! # What it refuses
-//! Changing a block in place, which readers of a tmpfs may hold.
+//! A change of a block in place, since readers of a tmpfs may use the block.
 //!
 //! Source: document 004; Linux `fs/ext4/xattr.c` for the steps.
 
@@ -33,7 +32,7 @@ use super::{AttrStore, BLOCK_BYTES, Design, Index, USERS_MAX};
 
 /// A file without a block.
 const NO_BLOCK: u32 = u32::MAX;
-/// Up to so many bytes a content is hashed as a whole.
+/// A content of at most this many bytes is hashed as a whole.
 const HASHED_WHOLE_MAX: usize = 512;
 /// Pieces of a longer one that are hashed, and their bytes.
 const PIECES: usize = 5;
@@ -62,9 +61,9 @@ struct Block {
 }
 
 impl MemoryStore {
-    /// Returns a store of so many workers with so many files each, none of which has an attribute.
+    /// Returns a store of `workers` workers with `files` files each. No file has an attribute.
     pub(crate) fn new((variant, index): Design, (workers, files): (usize, usize)) -> MemoryStore {
-        // While a worker sets an attribute it has a block more than files.
+        // While a worker sets an attribute, it has one block more than files.
         let each = files as u32 + 1;
         let numbers = |worker: u32| (worker * each..(worker + 1) * each).rev().collect();
         MemoryStore {
@@ -86,7 +85,8 @@ impl MemoryStore {
         self.index.users_max() > 1
     }
 
-    /// Becomes a user of a block with this content, if the index finds one.
+    /// Adds a user to a block with this content, if the index finds one with room. Returns the
+    /// number of the block.
     fn share(&self, key: u64, value: &[u8]) -> Option<u32> {
         let found = self.index.find(key, &mut |number| {
             let mut block = self.block(number as u32);
@@ -140,7 +140,8 @@ impl MemoryStore {
             drop(block);
             self.index.left(block_number);
             self.index.wait(key, block_number);
-            // If the block has another user by now, it may be out of the index; then it comes back.
+            // Another thread may have shared the block meanwhile and the index may have dropped it.
+            // Then the block is added again.
             let users = self.block(number).users;
             if users > 1 {
                 self.index.insert(key, block_number, users);
@@ -148,11 +149,12 @@ impl MemoryStore {
         }
     }
 
-    /// Returns the number of a free block; that of another worker if one's own are used up.
+    /// Returns the number of a free block, first from the worker's own list, then from another
+    /// list.
     fn take_number(&self, worker: usize) -> u32 {
         let workers = self.free.len();
-        // There are more blocks than workers can use. If none is free, a worker is about to free
-        // one.
+        // There are more blocks than workers can use. So if none is free, another worker is about
+        // to free one.
         for next in (0..workers).cycle() {
             if let Some(number) = self.free[(worker + next) % workers].lock().pop() {
                 return number;
@@ -166,12 +168,11 @@ impl MemoryStore {
     }
 }
 
-/// Returns the key of a content: the hash of its length and of pieces from the first byte to the
-/// last.
+/// Returns the key of a content: the hash of its length and of five pieces from start to end.
 ///
-/// Both file systems of this project hash long contents so: what is found is compared anyway, and
-/// to hash 4 KiB takes longer than to copy them. In a row of this store all designs have the same
-/// keys.
+/// corewalk's tmpfs and store hash long contents in the same way. They compare the contents anyway,
+/// and to hash 4 KiB takes longer than to copy it. All designs have the same keys in a row of this
+/// store.
 fn key_of(hasher: &FixedState, value: &[u8]) -> u64 {
     if value.len() <= HASHED_WHOLE_MAX {
         return hasher.hash_one(value);

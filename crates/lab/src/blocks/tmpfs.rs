@@ -1,10 +1,10 @@
-//! A tmpfs of this project, as a library: what sharing costs where values never reach a disk.
+//! corewalk's tmpfs as a library: the cost of sharing where values never reach a disk.
 //!
-//! The table measures it with sharing and without. The store of `memory` shares at each set. This
-//! tmpfs keeps a set that replaced another one private until the file was left alone for 100 ms.
-//! Then it shares the set with the next changes of attributes, so it never hashes a set that is
-//! replaced at once. An audit first shares all waiting sets ([`Tmpfs::share_xattrs`]): its counts
-//! are those of a file system at rest.
+//! The table measures the tmpfs with and without sharing. The store of `memory` shares at each set.
+//! The tmpfs keeps a set private if it replaced another one, until nothing changed the file for 100
+//! ms. It shares such a set at the next change of any attribute. So it never hashes a set that is
+//! replaced at once. An audit first shares all waiting sets ([`Tmpfs::share_xattrs`]), so its
+//! counts are those of a file system at rest.
 //!
 //! Source: `corewalk::tmpfs`; document 004.
 
@@ -22,8 +22,8 @@ pub(crate) struct TmpfsStore {
 }
 
 impl TmpfsStore {
-    /// Returns a file system that shares attributes, or does not, of so many workers with so many
-    /// files each.
+    /// Returns a file system with or without sharing, for `size.0` workers with `size.1` files
+    /// each.
     ///
     /// # Errors
     /// If a file cannot be made.

@@ -1,4 +1,4 @@
-//! The tree has the wanted size, and names that lead to their entries.
+//! Tests that the tree has the wanted size, and that each path leads to its entry.
 
 use super::*;
 
@@ -25,8 +25,8 @@ impl Corpus {
         at == ancestor
     }
 
-    /// Returns the move of the directory whose size is nearest to a hundredth of the tree:
-    /// into another directory and to another name.
+    /// Returns a rename for the tests. It moves the directory whose subtree is nearest to a
+    /// hundredth of the tree, to another directory and another name.
     pub(crate) fn movable(&self) -> Move {
         let mut below = vec![0_u32; self.entries.len()];
         for index in (1..self.entries.len()).rev() {

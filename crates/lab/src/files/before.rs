@@ -1,17 +1,17 @@
-//! The kernels of the documents as a whole file system: a design of `before` above a tmpfs.
+//! The dentry caches of old kernels as file systems: a design of `before` above a tmpfs.
 //!
-//! A dcache stands above file systems. Here a design of `before` finds the names, and a dentry
-//! refers to an inode of `corewalk::tmpfs`. The tmpfs makes, renames and removes files, and answers
-//! for attributes and lists, as it does below corewalk. So such a variant and corewalk differ in
-//! how they find, translate and change names, which is what the documents changed. A kernel of any
-//! age reads attributes faster than this tmpfs, so the variant `linux` stands beside it. No variant
-//! checks permissions.
+//! A design of `before` is the dentry cache, and each dentry refers to an inode of
+//! `corewalk::tmpfs`. The tmpfs makes, renames and removes files, and returns attributes and lists,
+//! as it does below corewalk. So such a variant differs from corewalk only in how it finds,
+//! translates and changes names, which is the subject of the documents. A kernel of any age reads
+//! attributes faster than this tmpfs, so compare with the variant `linux` too. No variant checks
+//! permissions.
 //!
-//! A dentry's number leads to the number of its inode in one step, as `d_inode` does.
+//! An array leads from the number of a dentry to the number of its inode, as `d_inode` does.
 //!
 //! # What it refuses
-//! Hard links, permission bits, and a look at a file that another thread is still making: no
-//! workload needs them.
+//! There are no hard links and no permission bits, and no thread may look up a file that another
+//! thread is still making. No workload needs that.
 //!
 //! Source: documents 000 and 003; `before`.
 
@@ -26,7 +26,7 @@ use crate::baseline::Namespace as _;
 use crate::before::{Before, Dentries as _, Design};
 use crate::corpus::ROOT;
 
-/// The cache, the file system below it, and what each dentry refers to there.
+/// The dentry cache, the tmpfs below it, and the inode number of each dentry in the tmpfs.
 pub(crate) struct BeforeFiles {
     dentries: Before,
     tmpfs: Tmpfs,
@@ -37,17 +37,16 @@ impl BeforeFiles {
     /// Returns an empty file system with room for `capacity` names.
     ///
     /// # Errors
-    /// If there is no tmpfs; it has no reason to fail.
+    /// The error of the tmpfs, if its root has no attributes. That should not happen.
     pub(crate) fn new(design: Design, capacity: usize) -> anyhow::Result<BeforeFiles> {
         let dentries = Before::new(design, capacity);
-        // Numbers begin at 1, and a tree has room for a few more than it was asked for.
+        // Numbers begin at 1, and the cache may use a few more numbers than `capacity`.
         let inodes = (0..capacity + 64).map(|_| AtomicU64::new(0)).collect();
         let files = BeforeFiles { dentries, tmpfs: Tmpfs::new(TmpfsOptions::default()), inodes };
         files.set_inode(ROOT, files.tmpfs.root()?.ino);
         Ok(files)
     }
 
-    #[inline]
     fn inode(&self, dentry: u64) -> u64 {
         // ORDERING(d-inode): Acquire. Pairs with `set_inode`.
         self.inodes.get(dentry as usize).map_or(0, |inode| inode.load(Ordering::Acquire))
@@ -58,7 +57,6 @@ impl BeforeFiles {
         self.inodes[dentry as usize].store(inode, Ordering::Release);
     }
 
-    #[inline]
     fn node(&self, dentry: u64, kind: FileKind) -> Node<'static> {
         Node::detached(self.inode(dentry), kind)
     }
@@ -83,13 +81,12 @@ impl BeforeFiles {
     fn move_name(&self, from: (u64, &[u8]), to: (u64, &[u8])) -> Option<()> {
         let place =
             |(dir, name)| Some((self.node(dir, FileKind::Directory), Name::new(name).ok()?));
-        // The source is looked up before the file system is asked, as in a kernel.
+        // As in a kernel, look the source up in the cache before the file system is called.
         self.dentries.look(from.0, from.1)?;
         self.tmpfs.rename(place(from)?, place(to)?, RenameMode::NoReplace).ok()?;
         self.dentries.rename(from, to).then_some(())
     }
 
-    #[inline]
     fn status(&self, dentry: u64) -> Option<Status> {
         let attr = self.tmpfs.getattr(self.node(dentry, FileKind::Regular)).ok()?;
         Some(Status { ino: attr.ino, mode: attr.mode, size: attr.size })
@@ -121,45 +118,30 @@ impl User for &BeforeFiles {
         self.make(*dir, name, FileKind::Directory).is_some()
     }
 
-    #[inline]
     fn create(&self, dir: &u64, name: &[u8]) -> bool {
         self.make(*dir, name, FileKind::Regular).is_some()
     }
 
-    #[inline]
     fn unlink(&self, dir: &u64, name: &[u8]) -> bool {
         self.remove(*dir, name).is_some()
     }
 
-    fn link(&self, _dir: &u64, _name: &[u8], _other: &[u8]) -> bool {
-        false
-    }
-
-    fn chmod(&self, _dir: &u64, _name: &[u8], _mode: u32) -> bool {
-        false
-    }
-
-    #[inline]
     fn rename(&self, from: (&u64, &[u8]), to: (&u64, &[u8])) -> bool {
         self.move_name((*from.0, from.1), (*to.0, to.1)).is_some()
     }
 
-    #[inline]
     fn resolve(&self, path: &[u8]) -> Option<u64> {
         Some(self.inode(self.dentries.walk(path)?))
     }
 
-    #[inline]
     fn stat(&self, path: &[u8]) -> Option<Status> {
         self.status(self.dentries.walk(path)?)
     }
 
-    #[inline]
     fn stat_at(&self, dir: &u64, name: &[u8]) -> Option<Status> {
         self.status(self.dentries.look(*dir, name)?)
     }
 
-    #[inline]
     fn open_close(&self, path: &[u8]) -> bool {
         let Some(dentry) = self.dentries.walk(path) else { return false };
         let node = self.node(dentry, FileKind::Regular);
@@ -181,7 +163,6 @@ impl User for &BeforeFiles {
         self.dentries.walk(path)
     }
 
-    #[inline]
     fn path_of(&self, file: &u64) -> Option<Vec<u8>> {
         self.dentries.path(*file)
     }

@@ -1,12 +1,13 @@
 //! The host kernel's tmpfs, through system calls.
 //!
-//! Everything lies in a folder of its own on `/dev/shm`, and paths start at a descriptor of that
-//! folder, so that they have as many components as those of the other variants. Each user opens
-//! the folder itself. A path of an open file is `readlink` of `/proc/self/fd/N`, which is what a
-//! process has for it.
+//! All files are in a new folder on `/dev/shm`. Paths start at a descriptor of that folder, so they
+//! have as many components as in the other variants. Each user has its own descriptor of the
+//! folder. To get the path of an open file, this variant calls readlink(2) on `/proc/self/fd/N`, as
+//! a program would.
 //!
 //! # What it refuses
-//! Kernels without a tmpfs on `/dev/shm`: a disk's file system would be measured instead.
+//! A host without a tmpfs on `/dev/shm` is refused. Otherwise the file system of a disk would be
+//! measured.
 //!
 //! Source: openat(2), fstatat(2), getdents64(2), proc_pid_fd(5), statfs(2).
 
@@ -44,11 +45,12 @@ pub(crate) struct HostUser<'a> {
 }
 
 impl Host {
-    /// Makes an empty folder on the host's tmpfs. `label` is a part of its name, so that folders of
-    /// one process differ.
+    /// Makes an empty folder on the host's tmpfs. The name of the folder contains `label`, so that
+    /// folders of one process have different names.
     ///
     /// # Errors
-    /// If the folder [`TMPFS`] is missing or is not a tmpfs, or the new folder cannot be made.
+    /// An error if the folder [`TMPFS`] is missing or is no tmpfs, or if the new folder cannot be
+    /// made.
     pub(crate) fn new(label: &str) -> anyhow::Result<Host> {
         let status = statfs(TMPFS).with_context(|| format!("there is no {TMPFS}"))?;
         ensure!(status.f_type as i64 == TMPFS_MAGIC, "{TMPFS} is no tmpfs");
@@ -83,14 +85,13 @@ impl User for HostUser<'_> {
         mkdirat(dir, name, Mode::from_raw_mode(0o755)).is_ok()
     }
 
-    #[inline]
     fn create(&self, dir: &OwnedFd, name: &[u8]) -> bool {
-        // One system call, as the others have one call: mknod(2) makes a file without opening it.
+        // Use mknod(2), which makes a file without opening it. So `create` is one system call, as
+        // it is one call in the other variants.
         let mode = Mode::from_raw_mode(0o644);
         rustix::fs::mknodat(dir, name, FileType::RegularFile, mode, 0).is_ok()
     }
 
-    #[inline]
     fn unlink(&self, dir: &OwnedFd, name: &[u8]) -> bool {
         unlinkat(dir, name, AtFlags::empty()).is_ok()
     }
@@ -103,28 +104,23 @@ impl User for HostUser<'_> {
         chmodat(dir, name, Mode::from_raw_mode(mode), AtFlags::empty()).is_ok()
     }
 
-    #[inline]
     fn rename(&self, from: (&OwnedFd, &[u8]), to: (&OwnedFd, &[u8])) -> bool {
         renameat(from.0, from.1, to.0, to.1).is_ok()
     }
 
-    #[inline]
     fn resolve(&self, path: &[u8]) -> Option<u64> {
         self.stat(path).map(|status| status.ino)
     }
 
-    #[inline]
     fn stat(&self, path: &[u8]) -> Option<Status> {
         self.stat_at(&self.root, inside(path))
     }
 
-    #[inline]
     fn stat_at(&self, dir: &OwnedFd, name: &[u8]) -> Option<Status> {
         let stat = statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
         Some(Status { ino: stat.st_ino, mode: stat.st_mode, size: stat.st_size as u64 })
     }
 
-    #[inline]
     fn open_close(&self, path: &[u8]) -> bool {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         openat(&self.root, inside(path), flags, Mode::empty()).is_ok()
@@ -132,7 +128,7 @@ impl User for HostUser<'_> {
 
     fn list(&self, dir: &OwnedFd, list: &mut List) -> bool {
         list.clear();
-        // A descriptor of its own, since the place in a list belongs to the descriptor.
+        // Open the directory again, since the position in a listing belongs to the descriptor.
         let Ok(fd) = openat(dir, c".", directory_flags(), Mode::empty()) else { return false };
         let mut buffer = [const { MaybeUninit::<u8>::uninit() }; LIST_BYTES];
         let mut entries = RawDir::new(fd, &mut buffer);
@@ -152,7 +148,6 @@ impl User for HostUser<'_> {
         openat(&self.root, inside(path), flags, Mode::empty()).ok()
     }
 
-    #[inline]
     fn path_of(&self, file: &OwnedFd) -> Option<Vec<u8>> {
         let mut path = path_of_fd(file)?;
         let folder = self.folder.as_os_str().as_bytes();
@@ -162,7 +157,6 @@ impl User for HostUser<'_> {
 }
 
 /// Returns `path` as seen from the folder.
-#[inline]
 fn inside(path: &[u8]) -> &[u8] {
     match path {
         b"/" => b".",

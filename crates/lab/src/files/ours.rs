@@ -1,8 +1,8 @@
 //! corewalk as a library: a namespace over its own tmpfs, in this process.
 //!
-//! A user holds the inodes of its open directories, as a process holds descriptors, so that work in
-//! one directory counts references on it once and not per operation. Nothing is evicted while a
-//! table runs: the budget is larger than any tree.
+//! A user keeps references to the inodes of its open directories, as a process keeps descriptors.
+//! So an operation in a directory need not change the directory's reference count. No entry is
+//! evicted while a table runs, because the budget is larger than any tree.
 //!
 //! Source: `corewalk::vfs`, `corewalk::tmpfs`.
 
@@ -36,10 +36,10 @@ pub(crate) struct OurUser<'v> {
 }
 
 impl Ours {
-    /// Returns an empty one.
+    /// Returns an empty file system.
     ///
     /// # Errors
-    /// If there is no address space for it.
+    /// An error if the process cannot get the address space for it.
     pub(crate) fn new() -> anyhow::Result<Ours> {
         let tmpfs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
         let options =
@@ -63,7 +63,6 @@ impl Files for Ours {
 }
 
 impl<'v> OurUser<'v> {
-    #[inline]
     fn find(&self, path: &[u8]) -> Option<InodeRef<'v>> {
         let found = self.vfs.walk(&self.cred, &self.at, path, WalkFlags::empty()).ok()?;
         Some(found.inode())
@@ -87,12 +86,10 @@ impl<'v> User for OurUser<'v> {
         self.make(dir, name, mode::S_IFDIR | 0o755)
     }
 
-    #[inline]
     fn create(&self, dir: &InodeRef<'v>, name: &[u8]) -> bool {
         self.make(dir, name, mode::S_IFREG | 0o644)
     }
 
-    #[inline]
     fn unlink(&self, dir: &InodeRef<'v>, name: &[u8]) -> bool {
         let Ok(name) = Name::new(name) else { return false };
         self.vfs.remove(&self.cred, dir, name, Removal::Unlink).is_ok()
@@ -111,31 +108,26 @@ impl<'v> User for OurUser<'v> {
         self.vfs.setattr(&self.cred, &inode, &set).is_ok()
     }
 
-    #[inline]
     fn rename(&self, from: (&InodeRef<'v>, &[u8]), to: (&InodeRef<'v>, &[u8])) -> bool {
         let (Ok(old), Ok(new)) = (Name::new(from.1), Name::new(to.1)) else { return false };
         self.vfs.rename(&self.cred, (from.0, old), (to.0, new), RenameMode::Replace).is_ok()
     }
 
-    #[inline]
     fn resolve(&self, path: &[u8]) -> Option<u64> {
         let found = self.vfs.resolve_path(&self.cred, &self.at, path, WalkFlags::empty());
         found.ok().map(|found| found.ino)
     }
 
-    #[inline]
     fn stat(&self, path: &[u8]) -> Option<Status> {
         let inode = self.find(path)?;
         self.vfs.getattr(&inode).ok().map(|attr| status(&attr))
     }
 
-    #[inline]
     fn stat_at(&self, dir: &InodeRef<'v>, name: &[u8]) -> Option<Status> {
         let inode = self.vfs.lookup(&self.cred, dir, Name::new(name).ok()?).ok()?;
         self.vfs.getattr(&inode).ok().map(|attr| status(&attr))
     }
 
-    #[inline]
     fn open_close(&self, path: &[u8]) -> bool {
         let Some(inode) = self.find(path) else { return false };
         let Ok(handle) = self.vfs.open(&self.cred, &inode, 0, May::READ) else { return false };
@@ -156,13 +148,11 @@ impl<'v> User for OurUser<'v> {
         self.find(path)
     }
 
-    #[inline]
     fn path_of(&self, file: &InodeRef<'v>) -> Option<Vec<u8>> {
         self.vfs.path_of_ino(file.ino()).ok()
     }
 }
 
-#[inline]
 fn status(attr: &Attr) -> Status {
     Status { ino: attr.ino, mode: attr.mode, size: attr.size }
 }

@@ -1,21 +1,21 @@
-//! The programs that serve a mount, as they are found on the machine.
+//! The servers that a table can measure, and how the lab finds them on the machine.
 //!
-//! All timeouts are 0, so that the kernel asks the server each time: with timeouts a table of
-//! metadata measures the kernel's cache. In all mounts the kernel checks permissions
-//! (`default_permissions`), which with these timeouts asks for the attributes of directories once
-//! more; a mount without it would be spared those requests.
+//! All timeouts are 0, so that the kernel asks the server each time. With timeouts, a table of
+//! metadata would measure the kernel's cache. In all mounts the kernel checks permissions
+//! (`default_permissions`). For that it requests the attributes of directories once more, so a
+//! mount without this option would have an advantage.
 //!
 //! # Threads
-//! A server of one client has one thread: on one processor each further one makes every program
-//! slower, by a fifth to a half, since the kernel wakes another thread for each request. A server
-//! of several clients has several, each with a descriptor of its own (`clone_fd`). corewalk has
-//! two, or as many as there are processors, which read requests, as it has without being told;
-//! fsyncs of a store or a directory have threads beside those. The peers make them as requests
-//! come, up to ten, and keep them. A limit of two, which libfuse has as an option, halves their
-//! speed, since they then end and start threads all the time. bindfs of Debian 12 is built on
-//! libfuse 2, which has no `clone_fd`.
+//! For one client, a server has one thread. On one processor, each further thread makes every
+//! program slower by a fifth to a half, because the kernel wakes another thread for each request.
+//! For several clients, a server has several threads, each with its own descriptor (`clone_fd`).
+//! corewalk has its default: one thread per processor that reads requests, at least two, and
+//! further threads for fsync. The peers start up to ten threads as requests arrive, and keep them.
+//! A limit of two threads, which libfuse has as an option, would halve their speed, since they
+//! would end and start threads all the time. bindfs of Debian 12 uses libfuse 2, which has no
+//! `clone_fd`.
 //!
-//! The peer bindfs is a package.
+//! The only peer, bindfs, is installed as a package.
 //!
 //! Source: bindfs(1); mount.fuse3(8); `corewalk mount --help`.
 
@@ -67,12 +67,12 @@ impl Program {
 /// The program is the one that `COREWALK_BIN` names, or `corewalk` beside the lab's own program.
 ///
 /// # Errors
-/// If there is none.
+/// An error if neither exists.
 pub(crate) fn ours(threads: Threads, _source: &Path, point: &Path) -> anyhow::Result<Program> {
     ours_passthrough(threads, Path::new("tmpfs"), point)
 }
 
-/// Returns corewalk's mount of a directory of the host, as the peers mount it.
+/// Returns corewalk's mount of a directory of the host, with the same options as the peers.
 ///
 /// # Errors
 /// As [`ours`].
@@ -109,11 +109,11 @@ pub(crate) fn ours_store(threads: Threads, source: &Path, point: &Path) -> anyho
     ours_passthrough(threads, Path::new(&store), point)
 }
 
-/// Returns bindfs, which passes through by libfuse's high-level interface, and asks for
-/// `default_permissions` by itself.
+/// Returns bindfs. It uses the high-level interface of libfuse, and sets `default_permissions` by
+/// itself.
 ///
 /// # Errors
-/// If it is not installed.
+/// An error if bindfs is not installed.
 pub(crate) fn bindfs(threads: Threads, source: &Path, point: &Path) -> anyhow::Result<Program> {
     let program = find("bindfs")?.with(&[&"-f", &"-o", &NO_TIMEOUTS]);
     let program = match threads {

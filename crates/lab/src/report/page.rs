@@ -1,4 +1,4 @@
-//! The page: a line per table, then each table with its plot and its rows.
+//! Writes the page: first a line per table, then each table with its plot and its rows.
 //!
 //! Source: HTML Living Standard, as XML.
 
@@ -9,9 +9,10 @@ use crate::Report;
 use crate::machine::Machine;
 use crate::samples::Row;
 use crate::table::{self, Claim, Published, Table};
-use crate::text::{self, params_of, rows_of, with_names};
+use crate::text::{params_of, rows_of, with_names};
 
-/// The style. Losses have the size and the weight of wins; a word says the same as a colour.
+/// The style. A claim that does not hold has the size and the weight of one that holds. Each colour
+/// comes with a word.
 const STYLE: &str = include_str!("style.css");
 /// Matches any value of a parameter of a plot.
 const ANY: &str = "*";
@@ -76,7 +77,7 @@ fn machines(reports: &[Report]) -> Vec<String> {
 /// Writes the line of a table on the front page.
 fn front(out: &mut String, at: usize, report: &Report) {
     let table = table::find(report.table);
-    let claim = table.map_or(report.source, |table| table.claim);
+    let claim = table.map_or(report.source, |table| table.words().claim);
     let claims = table.map(|table| (table.claims)(&report.rows)).unwrap_or_default();
     let (word, verdict) = verdict(&claims);
     let ratio = table.and_then(|table| headline(table, &report.rows));
@@ -89,7 +90,8 @@ fn front(out: &mut String, at: usize, report: &Report) {
     );
 }
 
-/// Returns the verdict over all claims of a table: a word without spaces, and words.
+/// Returns the verdict over all claims of a table: the name of its style class, and the text for
+/// readers.
 fn verdict(claims: &[Claim]) -> (&'static str, String) {
     let count = |word: &str| claims.iter().filter(|claim| claim.word() == word).count();
     let (all, held, lost) = (claims.len(), count("held"), count("not-held"));
@@ -103,8 +105,8 @@ fn verdict(claims: &[Claim]) -> (&'static str, String) {
 
 /// Returns the ratio of corewalk's row that stands for the table.
 fn headline(table: &Table, rows: &[Row]) -> Option<String> {
-    let wanted =
-        |row: &&&Row| row.params.get(table.plot.x).is_some_and(|x| value(x) == table.plot.headline);
+    let plot = &table.words().plot;
+    let wanted = |row: &&&Row| row.params.get(plot.x).is_some_and(|x| value(x) == plot.headline);
     let plotted = plotted(table, rows);
     let row = plotted.iter().filter(|row| row.variant == "corewalk").find(wanted)?;
     let params = with_names(&row.params);
@@ -117,7 +119,7 @@ fn value(value: &serde_json::Value) -> String {
 
 /// Returns the rows of the plot.
 fn plotted<'a>(table: &Table, rows: &'a [Row]) -> Vec<&'a Row> {
-    let plot = &table.plot;
+    let plot = &table.words().plot;
     let is_plotted = |row: &&Row| {
         row.metric == plot.metric
             && row.params.len() == plot.at.len() + 1
@@ -135,7 +137,7 @@ fn section(out: &mut String, at: usize, report: &Report) {
     let (name, source) = (escape(report.table), escape(report.source));
     let _ = writeln!(out, "<h2 id=\"t{at}\">{name}</h2>");
     if let Some(table) = table {
-        let _ = writeln!(out, "<p class=\"claim\">{}</p>", escape(table.claim));
+        let _ = writeln!(out, "<p class=\"claim\">{}</p>", escape(table.words().claim));
     }
     let commit = escape(&report.machine.commit);
     let _ = writeln!(out, "<p class=\"machine\">{source}; commit {commit}</p>");
@@ -146,14 +148,13 @@ fn section(out: &mut String, at: usize, report: &Report) {
     if let Some(table) = table {
         out.push_str("<div class=\"plots\">\n");
         measured_plot(out, table, &plotted(table, &report.rows));
-        if let Some(published) = (table.published)() {
-            published_plot(out, table, &published);
+        if let Some(published) = &table.words().published {
+            published_plot(out, table, published);
         }
         out.push_str("</div>\n");
     }
-    let published = table.map(text::published).unwrap_or_default();
+    let published = table.map(|table| escape(&table.words().figures())).unwrap_or_default();
     if !published.is_empty() {
-        let published = escape(published.trim_end());
         let _ = writeln!(
             out,
             "<details><summary>published figures</summary><pre>{published}</pre></details>"
@@ -172,10 +173,10 @@ fn section(out: &mut String, at: usize, report: &Report) {
 
 /// Writes the plot of measured rows.
 fn measured_plot(out: &mut String, table: &Table, rows: &[&Row]) {
-    let Some(first) = rows.first() else { return };
+    let (Some(first), plot) = (rows.first(), &table.words().plot) else { return };
     let (mut values, mut names): (Vec<String>, Vec<&str>) = (vec![], vec![]);
     for row in rows {
-        let at = value(&row.params[table.plot.x]);
+        let at = value(&row.params[plot.x]);
         if !values.contains(&at) {
             values.push(at);
         }
@@ -187,7 +188,7 @@ fn measured_plot(out: &mut String, table: &Table, rows: &[&Row]) {
     names.sort_by_key(|name| (*name != "corewalk", *name != first.baseline));
     names.truncate(LINES_MAX);
     let point = |name: &str, at: &String| {
-        let is_it = |row: &&&Row| row.variant == name && value(&row.params[table.plot.x]) == *at;
+        let is_it = |row: &&&Row| row.variant == name && value(&row.params[plot.x]) == *at;
         rows.iter().find(is_it).map(|row| [row.median, row.min, row.max])
     };
     let line = |name: &&str| Line {
@@ -195,10 +196,10 @@ fn measured_plot(out: &mut String, table: &Table, rows: &[&Row]) {
         points: values.iter().map(|at| point(name, at)).collect(),
     };
     let lines: Vec<Line> = names.iter().map(line).collect();
-    let fixed: Vec<String> = table.plot.at.iter().map(|(key, at)| format!("{key}={at}")).collect();
-    let unit = format!("{}, {} is better", table.plot.metric, first.better);
-    let title = format!("{} over {} {}", table.name, table.plot.x, fixed.join(" "));
-    let x = format!("{} ({})", table.plot.x, fixed.join(" "));
+    let fixed: Vec<String> = plot.at.iter().map(|(key, at)| format!("{key}={at}")).collect();
+    let unit = format!("{}, {} is better", plot.metric, first.better);
+    let title = format!("{} over {} {}", table.name, plot.x, fixed.join(" "));
+    let x = format!("{} ({})", plot.x, fixed.join(" "));
     out.push_str(&draw(&title, &unit, (x.trim_end_matches(" ()"), &values), &lines));
 }
 
@@ -229,7 +230,7 @@ mod tests {
     use super::*;
     use crate::samples::{Metric, Params, Samples};
 
-    /// Returns rows of two variants of the table `rename`: corewalk twice as good as `linux`.
+    /// Returns rows of two variants of the table `rename`. corewalk is twice as fast as `linux`.
     fn rows() -> Vec<Row> {
         let mut samples = Samples::default();
         for (variant, value) in [("corewalk", 2.0), ("linux", 1.0)] {
@@ -285,7 +286,7 @@ mod tests {
         let front = page.split("<ol").nth(1).unwrap().split("</ol>").next().unwrap();
         let lines: Vec<&str> = front.split("<li>").skip(1).collect();
         assert_eq!(lines.len(), 2);
-        let claim = escape(table::find("rename").unwrap().claim);
+        let claim = escape(table::find("rename").unwrap().words().claim);
         for part in [&claim, "x2.00 of linux", "class=\"verdict not-measured\""] {
             assert!(lines[0].contains(part), "{part} is missing in {}", lines[0]);
         }
@@ -297,7 +298,7 @@ mod tests {
         let page = page();
         let xml = parse(&page);
         let count = |name: &str| xml.descendants().filter(|n| n.tag_name().name() == name).count();
-        // A table that this program does not know has rows and no plot.
+        // The second table is unknown to this program, so it has rows but no plot.
         assert_eq!((count("svg"), count("h2")), (1, 2));
         assert!(page.contains("a &lt;cpu&gt;, 2 cores, Linux 6.1, commit abc"));
         assert_eq!(page.matches("all 4 rows").count(), 2);

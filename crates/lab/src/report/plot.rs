@@ -1,9 +1,9 @@
-//! A plot: lines over threads, users or sizes, with the spread of the rounds.
+//! Draws a plot: a line per variant over threads, users or sizes, with the spread of the rounds.
 //!
 //! The values of the parameter stand side by side at equal distances, in their order. The scale
-//! begins at zero. It is logarithmic, and says so, if the largest value is far above the smallest.
-//! The picture is as wide as a phone, so that its text can be read there; a larger screen shows it
-//! larger.
+//! begins at zero. If the largest value is far above the smallest, the scale is logarithmic, and
+//! its label tells so. The plot is as wide as the screen of a phone, so that its text can be read
+//! there. A larger screen shows it larger.
 //!
 //! Source: SVG 1.1.
 
@@ -12,13 +12,13 @@ use std::fmt::Write as _;
 use super::page::escape;
 use crate::text::number;
 
-/// The size of the picture, and the part of it that lines are drawn in.
+/// The size of the plot, and the bounds of the part in which lines are drawn.
 const SIZE: (f64, f64) = (380.0, 230.0);
 const LEFT: f64 = 58.0;
 const RIGHT: f64 = 366.0;
 const TOP: f64 = 22.0;
 const BOTTOM: f64 = 188.0;
-/// The factor from the smallest to the largest value above which the scale is logarithmic.
+/// If the largest value is more than this factor above the smallest one, the scale is logarithmic.
 const FAR: f64 = 30.0;
 /// Steps of a linear scale.
 const STEPS: u32 = 4;
@@ -26,11 +26,11 @@ const STEPS: u32 = 4;
 /// A line of a plot.
 pub(super) struct Line {
     pub(super) name: String,
-    /// The median, the lowest and the highest round at each value of the parameter.
+    /// For each value of the parameter, the median, the lowest and the highest of the rounds.
     pub(super) points: Vec<Option<[f64; 3]>>,
 }
 
-/// Returns the picture of `lines` with its legend; `title` describes it, and `unit` the scale.
+/// Returns a plot of `lines` with a legend. `title` describes the plot, and `unit` its scale.
 pub(super) fn draw(
     title: &str,
     unit: &str,

@@ -1,11 +1,11 @@
-//! The load of semop-multi: a worker adds to a semaphore and takes that back, in two calls.
+//! The load of `semop-multi`: a worker adds one to a semaphore and subtracts it again, in two
+//! calls.
 //!
-//! The same loop runs in the threads of this process and in processes of their own (`worker`).
+//! The same loop runs in threads of this process and in worker processes (`worker`).
 //!
 //! # Checks
-//! Every call must succeed. At its end a worker adds one to its own semaphore, without undo; a set
-//! must then hold just that, so that an addition that was lost is seen, whichever semaphore it was
-//! for.
+//! Every call must succeed. At its end each worker adds one to its own semaphore, without undo. The
+//! set must then have exactly these marks. So a lost operation is noticed, on any semaphore.
 
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ impl Load {
         }
     }
 
-    /// Runs one slice with threads of this process, which are one user.
+    /// Runs one slice with threads of this process. All threads are one user.
     ///
     /// # Errors
     /// If a value is wrong at the end.
@@ -105,7 +105,7 @@ impl Load {
         laps
     }
 
-    /// Checks the marks that the workers have left, and takes them away.
+    /// Checks the marks that the workers left at their end, and resets them to zero.
     ///
     /// # Errors
     /// If a value is something else.

@@ -1,35 +1,29 @@
-//! Table `create-one-dir`: files made and removed in one directory by several threads.
+//! Table `create-one-dir`: several threads make and remove files in one directory.
 //!
-//! Document 003 (McKenney, Sarma, Soni, 2004) names what the RCU dcache left open. The first item:
+//! Document 003 (McKenney, Sarma, Soni, 2004) lists open problems of the RCU dcache. The first:
 //! updates are "still gated by dcache_lock, which means that update-intensive workloads do not
-//! scale well". Linux in 2026 takes the lock of the directory for each create and unlink, so
-//! different names in one directory still wait for each other. The document publishes no number for
-//! it. Units: operations per second of wall time, all threads together, and nanoseconds of
-//! processor time per operation; a create and an unlink are one operation each.
+//! scale well". Linux in 2026 takes the lock of the directory for each create and unlink, so even
+//! different names in one directory wait for each other. The document has no figure for updates.
+//! Units: operations per second of wall time, all threads together, and nanoseconds of processor
+//! time per operation. A create is one operation, and so is an unlink.
 //!
-//! A directory has 1,000 files that stay. Each thread makes 64 files with names of its own and then
-//! removes them, again and again. With `directories=one` all threads work in that directory. With
-//! `directories=own` each thread works in a directory like it, which shows the cost of sharing.
+//! A directory has 1,000 files that stay. Each thread makes 64 files with its own names and removes
+//! them, again and again. With `directories=one` all threads work in one directory. With
+//! `directories=own` each thread has its own directory. The difference is the cost of sharing a
+//! directory.
 //!
-//! The tmpfs below corewalk has a lock per directory around its list of names; the cache above it
-//! has none. Dropped: content, opening the files, and directories that grow.
+//! The tmpfs below corewalk has a lock per directory for its list of names. The cache above it has
+//! no such lock. Dropped: content, opening the files, and directories that grow.
 //!
 //! # Checks
-//! Every create must find no file and every unlink must find one. All files are gone at the end of
-//! each slice, and the files that stay are counted after it.
+//! Every create and every unlink must succeed. All files of a slice are removed at its end, and the
+//! files that stay are counted then.
 //!
-//! Source: document 003, "Future Directions", 1; Linux `fs/namei.c` (`inode_lock` of the parent);
-//! the shape is that of MWCM and MWUM in FxMark (USENIX ATC 2016).
+//! Source: document 003, "Future Directions", 1; Linux `fs/namei.c` (`inode_lock` of the parent).
+//! The workload is that of MWCM and MWUM in FxMark (USENIX ATC 2016).
 
-use std::time::Duration;
-
-use anyhow::{Context as _, ensure};
-
-use super::engine::{Measure, Workload, cells, values};
-use super::{Claim, Plot, Run, Settings, Sweep, Table, shape};
-use crate::crew::{self, Slice};
+use super::prelude::*;
 use crate::files::{Files, List, User};
-use crate::samples::{Row, Samples};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "linux";
@@ -43,18 +37,7 @@ const VARIANTS: [&str; 2] = ["corewalk", BASELINE];
 const PLACES: [&str; 2] = ["one", "own"];
 
 /// The table.
-pub(super) const TABLE: Table = Table {
-    name: "create-one-dir",
-    source: "updates that are not gated by one lock: future direction 1 of document 003 (2004)",
-    about: "files made and removed by several threads, different names in one directory",
-    claim: "Different names in one directory are made and removed side by side.",
-    plot: Plot { x: "threads", metric: "ops_per_s", at: &[("directories", "one")], headline: "1" },
-    note: "The document publishes no figure for updates.",
-    claims,
-    sweeps,
-    run,
-    ..Table::PLAIN
-};
+pub(super) const TABLE: Table = Table { name: "create-one-dir", claims, sweeps, run };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {
     let scaling = shape::scaling(rows, "corewalk", &[("directories", "one".into())]);

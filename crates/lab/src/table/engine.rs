@@ -1,17 +1,16 @@
-//! The engine of all tables: every variant in every cell, round by round.
+//! The engine of all tables, which measures every variant in every cell, round by round.
 //!
-//! A table declares its sweeps. A [`Sweep`] is a list of cells, which are sets of parameters, with
-//! the number of variants, the share of the time and the variant that all are compared with. So
-//! the length of a run is known before it starts.
+//! A table declares its sweeps. A [`Sweep`] has a list of cells, which are sets of parameters. It
+//! also has the number of variants, its share of the time, and the baseline. So the duration of a
+//! run is known before it starts.
 //!
 //! # How it works
-//! A round visits each cell. It measures the variants of a cell right after each other, in an
-//! order that depends on the round. Over the rounds each variant goes first, and comes directly
-//! after each other variant, as nearly equally often as the number of rounds allows.
-//! [`Run::measure`] adds two rows per visit: throughput, and processor time per operation.
-//! [`Run::files`] does so for the file systems that most workloads run on. [`Run::each`] is below
-//! both. It refuses more variants than the sweep has. An interrupted run ends between two visits,
-//! and removes everything that it made.
+//! A round visits each cell. It measures the variants of a cell right after each other, in an order
+//! that depends on the round. Over the rounds each variant goes first equally often, and follows
+//! each other variant equally often, as far as the number of rounds allows. [`Run::measure`] adds
+//! two rows per visit: throughput, and processor time per operation. [`Run::files`] does so for the
+//! file systems of most workloads. Both call [`Run::each`], which refuses more variants than the
+//! sweep declares. An interrupted run ends between two visits, and removes all its files.
 //!
 //! Source: the house rules for measurements in `docs/developing/style.md`, section 7.
 
@@ -31,10 +30,10 @@ use crate::peer::Interrupt;
 pub(super) use crate::samples::Cell;
 use crate::samples::{Metric, Samples};
 
-/// System calls whose cost is averaged, in a quick and in a full run.
+/// The number of system calls whose cost is averaged, in a quick and in a full run.
 const SYSCALLS: (u32, u32) = (1_000, 100_000);
 
-/// The cells of a table that are measured in the same rounds.
+/// The cells that a table measures in the same rounds.
 #[derive(Clone, Debug)]
 pub(crate) struct Sweep {
     pub(super) cells: Vec<Cell>,
@@ -42,12 +41,13 @@ pub(crate) struct Sweep {
     pub(super) variants: usize,
     /// The variant that all variants are compared with.
     pub(super) baseline: &'static str,
-    /// The part of the time per row for which a variant is measured in a cell, over all rounds.
+    /// The time of a variant in a cell over all rounds, as a fraction of the time per row.
     pub(super) share: f64,
-    /// Factor on the number of rounds, where one slice is short beside the disturbances.
+    /// The factor on the number of rounds. It is more than 1 where disturbances are long beside a
+    /// slice.
     pub(super) repeats: usize,
-    /// True if rows of one thread are also shown without the cost of a system call, which `linux`
-    /// pays.
+    /// True if rows of one thread are also shown net of the cost of a system call, which only
+    /// `linux` pays.
     pub(super) is_net_of_syscall: bool,
 }
 
@@ -115,7 +115,7 @@ impl Sweep {
         sweep
     }
 
-    /// Returns for how long a variant is measured in a cell and a round.
+    /// Returns the time of one slice: one variant in one cell and one round.
     pub(super) fn slice(&self, settings: &Settings) -> Duration {
         (settings.time_per_row / settings.rounds as u32).mul_f64(self.share)
     }
@@ -125,7 +125,7 @@ impl Sweep {
         settings.rounds * self.repeats
     }
 
-    /// Returns the length of the sweep, without the time between the slices.
+    /// Returns the time of all slices of the sweep.
     pub(crate) fn time(&self, settings: &Settings) -> Duration {
         let slices = self.cells.len() * self.variants * self.rounds(settings);
         self.slice(settings) * slices as u32
@@ -133,7 +133,7 @@ impl Sweep {
 }
 
 impl<'a> Run<'a> {
-    /// Begins a run of `table`; from here on an interrupt is noticed.
+    /// Begins a run of `table`, which from now on notices an interrupt.
     ///
     /// # Errors
     /// If signals cannot be watched.
@@ -145,10 +145,11 @@ impl<'a> Run<'a> {
         Ok(Run { table, settings, sweeps, interrupt: Interrupt::watch()? })
     }
 
-    /// Visits each cell with each variant in each round, in another order each time.
+    /// Visits each cell with each variant in each round. The order of the variants changes from
+    /// round to round.
     ///
     /// # Errors
-    /// If a visit fails, the user interrupts the run, or there are more variants than in `sweep`.
+    /// If a visit fails, the user interrupts the run, or `variants` is more than `sweep` declares.
     pub(super) fn each(
         &self,
         sweep: &Sweep,
@@ -177,10 +178,11 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Measures all variants in the cells of `sweep` and adds the rows.
+    /// Measures all variants in the cells of `sweep`, and adds the rows.
     ///
     /// # Errors
-    /// A wrong answer, an interrupt, or more variants than the sweep has.
+    /// If an answer is wrong, the user interrupts the run, or there are more variants than `sweep`
+    /// declares.
     pub(super) fn measure(
         &self,
         sweep: &Sweep,
@@ -207,7 +209,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Measures a system call, adds its row, and returns its cost in nanoseconds.
+    /// Measures an empty system call, adds its row, and returns its cost in nanoseconds.
     pub(super) fn add_syscall(&self, round: usize, cell: &Cell, samples: &mut Samples) -> f64 {
         let call_ns = syscall_ns(sized(self.settings.size, SYSCALLS));
         let params = cell.with("op", "syscall").0;
@@ -215,11 +217,11 @@ impl<'a> Run<'a> {
         call_ns
     }
 
-    /// Measures `workload` on corewalk's tmpfs, on a design from before with room for so many
-    /// names, and on the host.
+    /// Measures `workload` on corewalk's tmpfs, on the host's tmpfs, and on a design of `before`.
+    /// The design has room for the given number of names.
     ///
     /// # Errors
-    /// As [`Run::measure`], and if a file system cannot be prepared.
+    /// Those of [`Run::measure`], and if a file system cannot be prepared.
     pub(super) fn files<W: Workload>(
         &self,
         sweep: &Sweep,
@@ -240,7 +242,7 @@ impl<'a> Run<'a> {
         self.measure(sweep, &variants, samples)
     }
 
-    /// Says which numbers of threads are left out, since they have no processor each.
+    /// Prints the thread counts that the table skips, since the machine has fewer processors.
     pub(super) fn note_skipped_threads(&self) {
         let usable = self.settings.threads_with_processors();
         let rest: Vec<_> = self.settings.threads.iter().filter(|n| !usable.contains(n)).collect();
@@ -261,7 +263,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Returns a bar on a terminal for `steps` steps; nothing is shown elsewhere.
+/// Returns a progress bar of `steps` steps. It is shown on a terminal only.
 fn progress(steps: usize) -> ProgressBar {
     let bar = ProgressBar::new(steps as u64);
     if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len} {eta} {msg}") {
@@ -270,11 +272,11 @@ fn progress(steps: usize) -> ProgressBar {
     bar
 }
 
-/// Returns the numbers below `count` in an order that depends on the round.
+/// Returns the numbers below `count` in an order that depends on `round`.
 ///
-/// Over `count` rounds, or twice as many if it is odd, each number goes first equally often. Each
-/// stands directly behind each other one equally often, since a variant finds caches and memory as
-/// the one before left them.
+/// Over `count` rounds, or `2 * count` if `count` is odd, each number goes first equally often, and
+/// follows each other number equally often. This matters, since a variant finds the caches and the
+/// memory as the variant before it left them.
 ///
 /// Source: Williams, "Experimental designs balanced for the estimation of residual effects of
 /// treatments", 1949.
@@ -293,7 +295,8 @@ mod tests {
     use super::*;
     use crate::table::quick;
 
-    /// The control is at the end: an order that is only turned has the same one before each.
+    /// Each variant must go first, and follow each other variant, equally often. A rotated order is
+    /// the control: in it, each variant always follows the same one.
     #[test]
     fn each_variant_goes_first_and_behind_each_other_equally_often() {
         let most_and_least = |count: usize, order: &dyn Fn(usize) -> Vec<usize>| {

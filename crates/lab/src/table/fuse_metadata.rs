@@ -1,10 +1,11 @@
-//! Table `fuse-metadata`: the cost of a mount, beside other mounts on the same machine.
+//! Table `fuse-metadata`: the cost of metadata operations on a mount, compared with other mounts on
+//! the same machine.
 //!
-//! Each process makes, stats, lists with stat, renames and removes empty files in its own
-//! directory, and sets an attribute of 1 KiB (`setxattr`). Then it makes a few files of 4 KiB
-//! durable one by one, new (`create+fsync`) and written over (`write+fsync`). Units: operations per
-//! second of wall time (all processes together), and nanoseconds of processor time per operation,
-//! of the clients and the server.
+//! Each process makes, stats, lists, renames and removes empty files in its own directory, and sets
+//! an attribute of 1 KiB (`setxattr`). Then it writes a few files of 4 KiB with one fsync(2) each:
+//! new files (`create+fsync`) and existing ones (`write+fsync`). Units: operations per second of
+//! wall time, all processes together, and nanoseconds of processor time per operation, of the
+//! clients and the server.
 //!
 //! | variant | server | files are in |
 //! |---|---|---|
@@ -17,42 +18,33 @@
 //!
 //! # Alike for all
 //! - All timeouts are 0, so the kernel asks the server each time.
-//! - The kernel checks permissions (`default_permissions`); a mount without it is not measured.
-//! - With one process the server has one thread, with several it has several (`peer/programs`); so
-//!   every server is mounted twice. With one process client and server share one processor, since
-//!   waking an idle one costs more than the request.
+//! - The kernel checks permissions (`default_permissions`). A mount without these checks is not
+//!   measured.
+//! - A server for one process has one thread, and a server for several has several
+//!   (`peer/programs`). So every server is mounted twice. A single client shares a processor with
+//!   the server, since to wake an idle processor costs more than the request.
 //!
 //! # Not alike
-//! - `corewalk` keeps files itself, where a peer makes system calls to the host. `corewalk-hostfs`
-//!   is the row to compare with the peers.
+//! - `corewalk` keeps the files itself, but bindfs makes system calls to the host. Compare bindfs
+//!   with `corewalk-hostfs`.
 //! - bindfs resolves a path for each request and lists without attributes (no READDIRPLUS).
-//! - fsync(2) has work to do on a disk only: compare `corewalk-store` with `linux-ext4` there.
+//! - Only on a disk does fsync(2) have work to do. Compare `corewalk-store` with `linux-ext4`
+//!   there.
 //!
-//! A FUSE request costs 5 to 50 microseconds and a lookup in memory 0.05 to 0.3. So this table
-//! cannot show the gain of lookups; it shows that a mount loses nothing.
+//! A FUSE request costs 5 to 50 microseconds, and a lookup in memory 0.05 to 0.3. So this table
+//! cannot show the gain of fast lookups. It shows that a mount loses nothing.
 //!
-//! Each client checks its answers (`client`). All mounts are up at once and go at the end, also
-//! after an error or a signal.
+//! Each client checks its answers (`client`). All mounts exist at the same time. They are removed
+//! at the end, also after an error or a signal.
 //!
-//! Source: the phases are those of mdtest (<https://github.com/hpc/ior>), with renames and
-//! attributes.
+//! Source: mdtest (<https://github.com/hpc/ior>) for the phases, except for renames and attributes.
 
+use super::prelude::*;
+use crate::client::{Client, PHASES, is_sync};
+use crate::peer::{self, Mounted, Program, Terms, Threads};
+use rustix::fs::statfs;
 use std::ops::RangeInclusive;
 use std::path::Path;
-use std::time::Duration;
-
-use anyhow::{Context as _, ensure};
-use corewalk_base::primitives::thread;
-use rustix::fs::statfs;
-
-use super::engine::{cells, values};
-use super::{Claim, Plot, Run, Settings, Size, Sweep, Table, shape};
-use crate::client::{Client, PHASES, is_sync};
-use crate::cpus;
-use crate::crew::Slice;
-use crate::machine::Disturbance;
-use crate::peer::{self, Mounted, Program, Scratch, Terms, Threads};
-use crate::samples::{Row, Samples};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "bindfs";
@@ -64,19 +56,17 @@ const LINUX: &str = "linux";
 const LINUX_EXT4: &str = "linux-ext4";
 /// The variant that keeps its files on a disk.
 const STORE: &str = "corewalk-store";
-/// Operations per second that a mount is expected to reach, to choose how many files there are.
+/// The operations per second that a mount is assumed to reach. They determine the number of files.
 const EXPECTED_OPS_PER_S: f64 = 10_000.0;
 /// The share of the time per row: there are many rows.
 const SHARE: f64 = 0.6;
 /// The least and the most files of one process.
 const FILES: [usize; 2] = [50, 20_000];
-/// Mounts there are, and how many of them are for the same number of clients.
+/// The number of mounts, and the number of those for one client count.
 const MOUNTS: usize = 10;
 const SERVING: usize = 6;
 /// The type of an ext4 in statfs(2).
 const EXT4_MAGIC: u64 = 0xef53;
-/// For how long the machine is watched before the run, to see who else works.
-const WATCH: Duration = Duration::from_millis(300);
 
 /// For how many clients a mount is.
 type Serves = RangeInclusive<usize>;
@@ -88,17 +78,7 @@ type Shape = (Serves, Threads);
 type Find = dyn Fn(Threads, &Path, &Path) -> anyhow::Result<Program>;
 
 /// The table.
-pub(super) const TABLE: Table = Table {
-    name: "fuse-metadata",
-    source: "mdtest-like metadata operations on FUSE mounts with timeouts 0, after IOR's mdtest",
-    about: "create, stat, readdir+stat, rename, unlink on a corewalk tmpfs mount and on peers",
-    claim: "A store makes files nearly as fast as memory, and makes them durable as fast as ext4.",
-    plot: Plot { x: "processes", metric: "ops_per_s", at: &[("op", "create")], headline: "1" },
-    claims,
-    sweeps,
-    run,
-    ..Table::PLAIN
-};
+pub(super) const TABLE: Table = Table { name: "fuse-metadata", claims, sweeps, run };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {
     let places = [
@@ -123,7 +103,7 @@ fn claims(rows: &[Row]) -> Vec<Claim> {
     places.into_iter().flat_map(|place| [1, 2, 4].map(|n| claim(place, n))).collect()
 }
 
-/// The time is that of the servers in the row of one number of clients, spread over all mounts.
+/// The duration counts only the mounts that serve a client count. It is spread over all mounts.
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let phases = PHASES.iter().filter(|phase| !is_sync(phase)).count();
     let seconds = phases as f64 * files(settings) as f64 / EXPECTED_OPS_PER_S;
@@ -142,13 +122,6 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     let scratch = Scratch::new(&std::env::temp_dir(), "mounts")?;
     let disk = Scratch::new(&std::env::temp_dir(), "disk")?;
     let mounts = mounts(&scratch, &source, &disk)?;
-    let disturbance = Disturbance::start();
-    thread::sleep(WATCH);
-    eprintln!(
-        "fuse-metadata: other processes used {:.0} % of the machine before the run; during it \
-         they are the servers and clients",
-        100.0 * disturbance.share()
-    );
     run.each(&run.sweeps[0], mounts.len(), |visit| {
         let (serves, mount) = &mounts[visit.at];
         let clients = visit.cell.number("processes");
@@ -170,15 +143,15 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns how many times as many operations per second the store does as `other`.
+/// Returns the throughput of the store over that of `other`.
 fn store_over(rows: &[Row], phase: &str, other: &str, processes: usize) -> Option<f64> {
     let params = [("op", phase.into()), ("processes", processes.into())];
     let rate = |variant| shape::median(rows, variant, "ops_per_s", &params);
     Some(rate(STORE)? / rate(other)?)
 }
 
-/// Runs all phases on a mount with so many clients, and returns what each phase took. One client
-/// shares a processor with the server.
+/// Runs all phases on a mount with `processes` clients, and returns the slice of each phase. A
+/// single client shares a processor with the server.
 fn session(
     run: &Run<'_>,
     (program, mount): (&Path, &Mounted),
@@ -203,7 +176,8 @@ fn session(
         let laps = clients.iter_mut().map(Client::lap).collect::<anyhow::Result<Vec<Slice>>>();
         let laps = laps.with_context(|| format!("{}: {phase}", mount.variant()))?;
         let mut slice = Slice::together(laps.iter());
-        // A server that has ended threads meanwhile has less than before: then it is unknown.
+        // The server's time is less than before if threads of the server ended meanwhile. It then
+        // counts as 0.
         slice.cpu_ns += mount.cpu_ns().saturating_sub(server_ns);
         slices.push(slice);
     }
@@ -211,7 +185,7 @@ fn session(
     Ok(slices)
 }
 
-/// Returns everything that is measured, mounted; a peer that is not there is named.
+/// Mounts everything that is measured. Prints the name of a peer that is not installed.
 fn mounts(
     scratch: &Scratch,
     source: &Scratch,
@@ -251,7 +225,7 @@ fn mounts(
     Ok(mounts)
 }
 
-/// Returns `mounted` if the kernel does the same work for it as for the others.
+/// Returns `mounted` if the kernel checks permissions for it, as for all other mounts.
 fn on_equal_terms(mounted: Mounted) -> anyhow::Result<Mounted> {
     let Terms { options, .. } = mounted.terms()?;
     let is_checked = options.split(',').any(|option| option == "default_permissions");

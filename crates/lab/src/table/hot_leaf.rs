@@ -1,53 +1,49 @@
-//! Table `hot-leaf`: several threads at the same path, and a locker that locks it for a moment.
+//! Table `hot-leaf`: several threads resolve the same path, while a locker takes its lock for a
+//! moment.
 //!
-//! Document 000 (Long, February 2013) made counting a reference a compare-exchange that needs no
-//! lock, as long as no thread has the lock. It publishes no number for one file alone. In June 2024
-//! Guzik measured 8.40 M stat calls per second of one file by 20 threads. After a thread had taken
-//! the lock for a moment it was 1.27 M, for as long as the threads went on. Those figures are of
-//! another machine. Units: operations per second of wall time, all threads together, and
-//! nanoseconds of processor time per operation.
+//! In document 000 (Long, February 2013) a reference is taken by a compare-exchange without a lock,
+//! unless a thread holds the lock. The document has no figure for a single file. In June 2024 Guzik
+//! measured 8.40 M stat calls per second of one file by 20 threads. After another thread had taken
+//! the lock for a moment, the rate was 1.27 M and did not recover. Those figures are of another
+//! machine. Units: operations per second of wall time, all threads together, and nanoseconds of
+//! processor time per operation.
 //!
 //! # The workload
-//! With `of=walk` an operation resolves one path of eight components, always the same one. The
-//! locker changes the permissions of the file and gives it a second name, which it removes, 1,000
-//! times per second. With `of=lockref` an operation takes a reference of a `corewalk_sync::Lockref`
-//! and drops it; the locker takes the lock for a microsecond as often.
+//! With `of=walk` an operation resolves one path of eight components. All threads use the same
+//! path. The locker changes the permissions of the file, and makes and removes a second name of it,
+//! 1,000 times per second. With `of=lockref` an operation takes a reference of a
+//! `corewalk_sync::Lockref` and drops it. The locker then takes the lock for a microsecond, also
+//! 1,000 times per second.
 //!
-//! The threads run through three phases without a break: `before` the locker comes, `during` it,
-//! and `after` it has gone. In the last two the baseline of each variant is itself in
-//! `phase=before`.
+//! The threads run through three phases without a break: `before`, `during` and `after` the work of
+//! the locker. In `during` and `after` the baseline of a variant is its own result in `before`.
 //!
 //! # Claims
-//! Two threads do at least 1.9 times the work of one with `of=walk`, since a walk writes nothing
-//! (the row with `over_threads=1`). During the locker an operation takes at most 5 % more processor
-//! time; the locker's own time is not in that. After it no row is behind by more than it varies.
+//! With `of=walk` two threads do at least 1.9 times the work of one, since a walk writes nothing
+//! (the row with `over_threads=1`). During the locker's work an operation takes at most 5 % more
+//! processor time, without the locker's own time. After it no row is behind by more than its
+//! spread.
 //!
-//! Two threads are too few for the shape of 2024: threads stay at the lock as long as its queue is
-//! never empty, and with two it empties at once. The rows are for machines with more processors.
+//! Two threads cannot show the collapse of 2024. Threads keep using the slow path as long as the
+//! queue of the lock is never empty, and with two threads it empties at once. The rows are for
+//! machines with more processors.
 //!
 //! # What it drops
 //! More threads than processors, which would measure the scheduler. `linux` resolves by stat(2),
 //! which also copies attributes and pays for a system call.
 //!
 //! # Checks
-//! Every walk must give the file's number; references must add up at the end. A slice in which the
-//! locker did not reach its rate runs again.
+//! Every walk must return the number of the file. All references must be dropped at the end. A
+//! slice in which the locker was too slow runs again.
 //!
 //! Source: document 000; Linux `lib/lockref.c`; Guzik, "lockref: trywait", June 2024 (trap T52).
 
-use std::time::{Duration, Instant};
-
-use anyhow::{Context as _, ensure};
+use super::prelude::*;
+use crate::files::{Files, Host, Ours, User, make_path};
 use corewalk_base::CachePadded;
 use corewalk_base::primitives::hint;
 use corewalk_sync::Lockref;
-use serde_json::Value;
-
-use super::engine::{Visit, cells, values};
-use super::{Claim, Plot, Run, Settings, Size, Sweep, Table, shape};
-use crate::crew::{self, Slice};
-use crate::files::{Files, Host, Ours, User, make_path};
-use crate::samples::{Metric, OVER_THREADS, Row, Samples};
+use std::time::Instant;
 
 /// The variant that walks are compared with before the locker comes.
 const WALK_BASELINE: &str = "linux";
@@ -64,7 +60,7 @@ const VARIANTS: [(&str, &str); 3] =
     [("walk", "corewalk"), ("walk", WALK_BASELINE), ("lockref", "corewalk")];
 /// How two threads at the same path are to scale.
 const SCALING: f64 = 1.9;
-/// How much processor time an operation may take beside the locker, over what it takes before.
+/// The most processor time of an operation beside the locker, over that before the locker came.
 const DURING: f64 = 1.05;
 /// The phases, in order.
 const PHASES: [&str; 3] = ["before", "during", "after"];
@@ -80,10 +76,10 @@ const DIRECTORIES: [&str; 7] = [
 ];
 const LEAF: &[u8] = b"the-hot-leaf";
 
-/// The slices of three phases, and how often per second the locker came.
+/// The slices of the three phases, and the number of the locker's turns per second.
 type Outcome = (Vec<Slice>, f64);
 
-/// A variant, measured with a number of threads for a time in each phase.
+/// A variant. `measure` takes the number of threads and the time of a phase.
 struct Variant<'a> {
     of: &'static str,
     name: &'static str,
@@ -92,24 +88,7 @@ struct Variant<'a> {
 }
 
 /// The table.
-pub(super) const TABLE: Table = Table {
-    name: "hot-leaf",
-    source: "one path for all threads and a lock taken for a moment: document 000 and Guzik, 2024",
-    about: "threads that resolve the same path, before, during and after a transient locker",
-    claim: "Threads that resolve the same path do not slow each other down, and a locker that has gone costs nothing.",
-    plot: Plot {
-        x: "threads",
-        metric: "ops_per_s",
-        at: &[("of", "walk"), ("phase", "before")],
-        headline: "1",
-    },
-    note: "Published by Guzik, June 2024 (20 threads, Linux, stat of one file): 8.40 M/s, and 1.27 M/s \
-           for good after the lock was taken for a moment.",
-    claims,
-    sweeps,
-    run,
-    ..Table::PLAIN
-};
+pub(super) const TABLE: Table = Table { name: "hot-leaf", claims, sweeps, run };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {
     let scaling = shape::scaling(rows, "corewalk", &at("walk", PHASES[0]));
@@ -161,7 +140,7 @@ fn of_two(of: &'static str, phase: &'static str) -> Vec<(&'static str, Value)> {
     [&at(of, phase)[..], &[("threads", 2.into())]].concat()
 }
 
-/// Measures one variant until the locker was there as often as it should, and adds the rows.
+/// Measures a variant until the locker reached its rate, and adds the rows.
 fn record(
     samples: &mut Samples,
     variant: &Variant<'_>,
@@ -174,7 +153,7 @@ fn record(
         let (slices, locks_per_s) =
             measure(threads, settings.time_per_row / settings.rounds as u32);
         let has_worked = slices.iter().all(|slice| slice.ops > 0);
-        // A quick run has time for ten locks, so its rate says nothing.
+        // A quick run has time for only ten turns of the locker, so its rate is not checked.
         let is_on_time = locks_per_s >= RATE_SHARE * f64::from(LOCKS_PER_S);
         ensure!(slices.iter().all(|slice| slice.wrong == 0), "{name}: an answer was wrong");
         if !has_worked || !(is_on_time || settings.size == Size::Quick) {
@@ -184,7 +163,7 @@ fn record(
         let before = params_in(PHASES[0]);
         slices[0].add_to(samples, round, name, &before, baseline)?;
         for (slice, phase) in slices.iter().zip(PHASES).skip(1) {
-            slice.add_against(samples, round, name, &params_in(phase), &before)?;
+            slice.add_against(samples, round, name, &params_in(phase), (name, &before))?;
         }
         let params = visit.cell.with("of", *of).with("op", "lock").0;
         samples.add(round, name, &params, (Metric::OpsPerSecond, locks_per_s), name);
@@ -204,7 +183,8 @@ fn walkers<F: Files>(files: &F) -> anyhow::Result<Variant<'_>> {
     let leaf = user.resolve(&path).context("the file is missing")?;
     let measure = move |threads, time| {
         let work = |_, turn: crew::Turn| {
-            // Its own copy: nothing that a thread reads lies beside what another one writes.
+            // Each thread has its own copy of the path, so that no other thread writes to its cache
+            // line.
             let (user, path) = (files.user(), path.clone());
             turn.run(|_| user.resolve(&path) == Some(leaf))
         };
@@ -224,7 +204,7 @@ fn walkers<F: Files>(files: &F) -> anyhow::Result<Variant<'_>> {
     Ok(Variant { of: "walk", name, baseline, measure: Box::new(measure) })
 }
 
-/// Returns the variant that takes references and drops them, beside a thread that takes the lock.
+/// Returns the variant that takes and drops references, beside a thread that takes the lock.
 fn counter() -> Variant<'static> {
     let measure = |threads, time| {
         let lockref = CachePadded::new(Lockref::new(1));
@@ -248,7 +228,7 @@ fn counter() -> Variant<'static> {
     Variant { of: "lockref", name, baseline: name, measure: Box::new(measure) }
 }
 
-/// Lets a moment pass, as a thread does that reads data under a lock.
+/// Spins for a microsecond, the time that the locker holds the lock.
 fn hold() {
     let start = Instant::now();
     while start.elapsed() < HOLD {

@@ -1,43 +1,35 @@
-//! Table `ipc-users`: many users of many semaphore sets, and what they wait for each other.
+//! Table `ipc-users`: many users of many semaphore sets, and the time that they wait for each
+//! other's locks.
 //!
 //! Source: document 002 (Bueso, March 2013), its second measurement. Units: calls per second of
 //! wall time, all users together; nanoseconds of processor time per call; calls that find a lock
-//! taken, per million (`of=locks-found-taken`); and seconds for which a user waits for locks in one
-//! second of its time (`of=waiting`).
+//! taken, per million (`of=locks-found-taken`); and the fraction of its time for which a user waits
+//! for locks (`of=waiting`).
 //!
 //! # What the document measured
-//! The share of system time that went into the ipc lock under Oracle's swingbench with 100, 400 and
-//! 800 users on eight sockets.
+//! The share of system time that was spent in the ipc lock, under Oracle's swingbench with 100, 400
+//! and 800 users on eight sockets.
 //!
 //! # What is kept, and what is not
-//! Users and their numbers are kept: each is a thread here, and to corewalk and the designs before
-//! a process of its own. The database is not: a user does nothing but calls, of which three
-//! quarters are semop and the rest semctl, on semaphores drawn at random from 400 sets. Two
-//! processors never have more than two users inside a call at once. So a lock is found taken mostly
-//! when the user that holds it has lost its processor. The cost of a shared lock on eight sockets
-//! cannot be measured here. A run has the document's 100, 400 and 800 users. A quick run has 8 and
-//! 32, since it takes longer to start hundreds of threads than a quick run lasts.
+//! Kept: the numbers of users. Each user is a thread. For corewalk and the designs of document 002,
+//! each user is a process with its own undo records. Dropped: the database. A user only makes
+//! calls: three quarters are semop and the rest semctl, on random semaphores of 400 sets. Two
+//! processors run at most two calls at once, so a lock is found taken mostly when its holder lost
+//! the processor. The cost of a shared lock on eight sockets cannot be measured here. A quick run
+//! has 8 and 32 users, since hundreds of threads take longer to start than a quick run lasts.
 //!
-//! corewalk takes only the lock of the set in these calls, for `SETVAL` and for disturbed calls. It
-//! also counts the locks that a user finds taken, and the time until the user goes on
-//! (`Namespace::contention`): the set's lock, and a semaphore in the middle of another's operation.
-//! The host kernel has rates only.
+//! In these calls corewalk takes only the lock of a set, for `SETVAL` and for calls that others
+//! disturb. It counts the locks that a user finds taken, and the time until the user goes on
+//! (`Namespace::contention`). The host kernel does not report such counts, so it has rates only.
 //!
 //! # Checks
-//! Every call succeeds, what is read is in range, and no addition is lost: each user leaves a mark.
+//! Every call must succeed and every value must be in range. Each user leaves a mark, so that a
+//! lost addition is noticed.
 
-use std::time::Duration;
-
-use corewalk_ipc::{SemBuf, SemFlags};
-
-use super::engine::{Measure, cells, values};
-use super::shape::{Bound, rates};
-use super::{Claim, Plot, Published, Run, Settings, Sweep, Table, sized};
+use super::prelude::*;
 use crate::before::sems::{IpcLock, IpcRcu, Protocol, SemArrays};
-use crate::crew::{self, Laps, Slice, Turn};
-use crate::questions::Rng;
-use crate::samples::{Metric, Row, Samples};
 use crate::sems::{Linux, Ours, Sems, apart, check};
+use corewalk_ipc::{SemBuf, SemFlags};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "linux";
@@ -47,7 +39,7 @@ const USERS: (&[usize], &[usize]) = (&[8, 32], &[100, 400, 800]);
 /// Sets, and the semaphores of each.
 const SETS: (usize, usize) = (40, 400);
 const SEMS: u16 = 16;
-/// The semaphore that is set and not added to, and to what.
+/// The semaphore that `SETVAL` sets, and its value. No user adds to this semaphore.
 const STEADY: (u16, u16) = (SEMS - 1, 7);
 /// The share of the time per row.
 const SHARE_OF_TIME: f64 = 0.7;
@@ -55,24 +47,9 @@ const SHARE_OF_TIME: f64 = 0.7;
 /// The table.
 pub(super) const TABLE: Table = Table {
     name: "ipc-users",
-    source: "the swingbench runs of document 002 (Bueso, March 2013), in shape",
-    about: "100, 400 and 800 users of 400 semaphore sets, and what they wait for each other's locks",
-    claim: "Many users of many sets are served at least twice as fast as by the host kernel.",
-    plot: Plot { x: "users", metric: "ops_per_s", at: &[], headline: "100" },
-    published: || {
-        Some(Published {
-            x: "users, swingbench on 8 sockets",
-            unit: "percent of the system time in the ipc lock",
-            curves: vec![
-                ("before", vec![(100.0, 8.74), (400.0, 21.86), (800.0, 84.35)]),
-                ("after", vec![(100.0, 8.11), (400.0, 19.93), (800.0, 77.69)]),
-            ],
-        })
-    },
     claims,
     sweeps,
     run: |run, samples| apart(|| measure(run, samples)),
-    ..Table::PLAIN
 };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {
@@ -120,8 +97,8 @@ fn made<S: Sems>(mut sems: S, sets: usize) -> anyhow::Result<S> {
     Ok(sems)
 }
 
-/// Returns a variant whose slices have the number of locks that were found taken, and the time
-/// until the users had these locks, if the variant counts them.
+/// Returns a variant whose slices also have the number of locks found taken and the time of the
+/// waits, if the variant counts them.
 fn counted<S: Sems>(sems: &S, sets: usize) -> (&str, Measure<'_>) {
     let measure = move |cell: &super::engine::Cell, time: Duration| {
         let before = sems.waited().unwrap_or_default();
@@ -212,7 +189,7 @@ mod tests {
     }
 
     fn is_counted<S: Sems>(sems: &S) {
-        // Two users that never stop meet at the lock of the only set, sooner or later.
+        // Two users that never stop must find the lock of the only set taken sooner or later.
         let is_counted = (0..50).any(|_| {
             slice(sems, (2, 1), Duration::from_millis(5)).unwrap();
             sems.waited().is_some_and(|(ns, waits)| ns > 0 && waits > 0)

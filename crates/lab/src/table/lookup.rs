@@ -1,69 +1,50 @@
 //! Table `lookup`: names to inodes, and paths to inodes.
 //!
-//! Source: what the inode tables of libfuse, SeaweedFS, fuse_mt, easy_fuser and mountpoint-s3 are
-//! asked by a kernel, on 100,000 real names. Units: operations per second of wall time (all threads
-//! together), nanoseconds of processor time per operation, and bytes of resident memory per entry
-//! (`memory`).
+//! Source: the questions that a kernel asks the inode tables of libfuse, SeaweedFS, fuse_mt,
+//! easy_fuser and mountpoint-s3, on 100,000 real names. Units: operations per second of wall time,
+//! all threads together; nanoseconds of processor time per operation; and bytes of resident memory
+//! per entry (`memory`).
 //!
-//! `op=lookup` is the namespace work of a FUSE LOOKUP: (parent inode number, name) to inode number
-//! with one reference for the client. It is the call that corewalk's server makes. The attributes
-//! of the reply come from the back end and are not in it. `op=walk` is absolute path to inode
-//! number. The table `path` has inodes to paths.
+//! `op=lookup` is the name work of a FUSE LOOKUP: from the parent's inode number and a name to the
+//! inode number, with one reference for the client. corewalk's server makes this call. The
+//! attributes of the reply come from the file system below and are not measured. `op=walk` goes
+//! from an absolute path to the inode number. The table `path` goes from inode numbers to paths.
 //!
-//! - `renamer=0`: targets: any entry of the tree; baseline: `rwlock-ahash`.
-//! - `targets=hot`: targets: 64 entries, eight names deep; `net_of=syscall` without the cost of a
-//!   system call; baseline: `linux`.
-//! - `entries=1000000`: targets: any entry of a tree of a million; baseline: the best map from
-//!   whole paths.
-//! - `over_threads=1`: targets: walks by several threads; baseline: one thread.
+//! - `renamer=0`: the targets are any entries of the tree, and the baseline is `rwlock-ahash`.
+//! - `targets=hot`: the targets are 64 entries, eight names deep. The baseline is `linux`. Rows
+//!   with `net_of=syscall` do not include the cost of a system call.
+//! - `entries=1000000`: the targets are any entries of a tree of a million. The baseline is the
+//!   best map from whole paths.
+//! - `over_threads=1`: walks by several threads, and the baseline is one thread.
 //!
-//! Machines with 16 processors and more, where shared lines cost more, cannot be reproduced.
-//! `path-under-rename` measures translations beside a renamer.
+//! Machines with 16 processors and more, where shared cache lines cost more, cannot be reproduced
+//! here. The table `path-under-rename` measures translations beside a renamer.
 //!
 //! # Claims
-//! A hot walk of eight names takes at most a sixth of the host's stat(2) net of the system call. A
-//! walk in a tree of a million takes at most 1.3 times the best map from whole paths. Two threads
-//! walk at least 1.9 times as fast as one.
+//! A hot walk of eight names takes at most a sixth of the time of the host's stat(2) net of the
+//! system call. A walk in a tree of a million takes at most 1.3 times the time of the best map from
+//! whole paths. Two threads walk at least 1.9 times as fast as one.
 //!
 //! # Checks
 //! Those of `names`.
 
-use serde_json::Value;
-
 use super::names::{self, BASELINE, BEST_MAP, DEPTH, Forest, MILLION, VARIANTS, hot_params};
-use super::{Claim, Plot, Run, Settings, Sweep, Table, shape, sized};
+use super::prelude::*;
 use crate::memory;
-use crate::questions::Op;
-use crate::samples::{Metric, OVER_THREADS, Params, Row, Samples};
 
 /// The kinds of questions.
 const OPS: [Op; 2] = [Op::Lookup, Op::Walk];
-/// Target: stat(2) on the host takes at least as long as this many of our walks of the same path.
-/// The time to enter the kernel is subtracted first. "Hot" means that the entries are in the
+/// The least factor from corewalk's hot walk to the host's stat(2) of the same path. The cost of a
+/// system call is subtracted from stat(2) first. "Hot" means that the entries are in the
 /// processor's caches.
 const HOT: f64 = 6.0;
-/// The most that a cold walk takes of the best map from whole paths.
+/// The most time of a cold walk, over that of the best map from whole paths.
 const COLD: f64 = 1.3;
 /// How two threads that walk are to scale.
 const SCALING: f64 = 1.9;
 
 /// The table.
-pub(super) const TABLE: Table = Table {
-    name: "lookup",
-    source: "what inode tables are asked (libfuse, SeaweedFS, fuse_mt): 100,000 real names",
-    about: "(parent, name) to inode, path to inode: hot, over a tree, in one of a million",
-    claim: "A walk costs a sixth of the host's stat net of the system call, and walks of several threads do not slow each other down.",
-    plot: Plot {
-        x: "threads",
-        metric: "ops_per_s",
-        at: &[("op", "walk"), ("targets", "hot"), ("depth", "*")],
-        headline: "1",
-    },
-    claims,
-    sweeps,
-    run,
-    ..Table::PLAIN
-};
+pub(super) const TABLE: Table = Table { name: "lookup", claims, sweeps, run };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {
     let hot = hot_params(Op::Walk, DEPTH);
@@ -112,7 +93,7 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
 
 /// Returns the parameters of the rows of cold walks.
 fn million(rows: &[Row], threads: u64) -> Vec<(&'static str, Value)> {
-    // A quick run has a smaller tree; its rows are of the same shape.
+    // A quick run has a smaller tree, so the claim uses the number of entries of the rows.
     let is_cold = |row: &&Row| row.baseline == BEST_MAP && !row.params.contains_key(OVER_THREADS);
     let entries =
         rows.iter().find(is_cold).map_or(Value::Null, |row| row.params["entries"].clone());
@@ -124,7 +105,7 @@ fn million(rows: &[Row], threads: u64) -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Measures bytes per entry, each variant in a process of its own.
+/// Measures the bytes per entry of each variant, each in a new process.
 fn measure_memory(settings: &Settings, entries: usize, samples: &mut Samples) {
     let Some(program) = &settings.program else {
         eprintln!("lookup: skipped bytes per entry: this run cannot start the lab again");

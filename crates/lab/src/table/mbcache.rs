@@ -1,80 +1,59 @@
-//! Table `mbcache`: the operations of a cache from keys to values, one by one.
+//! Table `mbcache`: the single operations of a cache from keys to values.
 //!
-//! Document 004 publishes only the time of a whole file-system benchmark. This table measures the
-//! calls that its cache consists of, on 100,000 pairs. Units: operations per second of wall time,
-//! all threads together, and nanoseconds of processor time per operation.
+//! Document 004 only publishes the time of a whole file-system benchmark. This table measures the
+//! calls of its cache, on 100,000 pairs. Units: operations per second of wall time, all threads
+//! together, and nanoseconds of processor time per operation.
 //!
-//! - `op=get`: whether a pair is there, which it is.
-//! - `op=find`: a value of a key; the find counts a user of the entry and releases it.
-//! - `op=get+create+delete`: one operation that gets a pair, creates a second and deletes a third.
-//! - `values`: values per key.
+//! - `op=get`: checks whether a pair exists. It always exists.
+//! - `op=find`: returns a value of a key, and takes and drops a reference of the entry.
+//! - `op=get+create+delete`: one operation gets a pair, creates a second one and deletes a third
+//!   one.
+//! - `values`: the number of values per key.
 //!
-//! Each thread has its own pairs, and all threads share each key. Pairs that come and go are not
-//! the ones of a get, so the referenced bit is set in the rows with `get`.
+//! Each thread has its own pairs, and all threads share each key. Pairs that are created and
+//! deleted are never the target of a get. So the rows with `get` include setting the referenced
+//! bit.
 //!
-//! # The claim, as a shape
+//! # The claim
 //! The three operations take at most 0.6 of the time of `mutex-shards`, with one thread and with
 //! two.
 //!
 //! # Where the time goes
-//! - A find takes a handle of the entry and puts it again: two atomic steps on the line of the
-//!   entry. A find in the maps copies a value under a lock, and the value may be freed before the
-//!   caller looks at it. The maps would need another answer to trap T34.
-//! - A deletion is an atomic step on the line of the pair, and waits for that line. The maps take
-//!   locks that stay in a core's own cache. This is the price of sharing no line between keys (G.7
-//!   of the crate).
-//! - A pair takes 32 bytes here, with a state and a generation; the maps take 21. So these lines
-//!   are missed more often in a core's own cache.
+//! - A find of `corewalk` takes and drops a reference: two atomic operations on the cache line of
+//!   the entry. A find of the hash tables copies a value under a lock, and another thread may free
+//!   that value before the caller uses it. The hash tables would need another answer to trap T34.
+//! - A deletion of `corewalk` is an atomic operation on the cache line of the pair, and waits for
+//!   that line. The hash tables take locks, whose lines stay in the core's own cache. This is the
+//!   price of sharing no line between keys (G.7 of the crate).
+//! - A pair of `corewalk` takes 32 bytes, with a state and a generation. A pair of the hash tables
+//!   takes 21, so it is more often in the core's own cache.
 //!
-//! The maps have no budget of bytes, drop no entries, and cannot tell which entry is in use.
+//! The hash tables have no byte budget, drop no entries, and cannot tell which entry is in use.
 //!
 //! # Not measured
-//! Reclaim, waiting, and values with as many users as they may have: tests of the crate cover
-//! these. The table `xattr` has the designs before.
+//! Reclaim, waiting, and values with the maximum number of users, which tests of the crate cover.
+//! The table `xattr` compares the designs of document 004.
 //!
 //! # Checks
-//! Every answer is compared with the pairs; the cache must drop none.
+//! Every answer is compared with the right one. The cache must drop no entry.
 //!
 //! Source: document 004 (Kara, December 2015).
 
-use std::time::Duration;
-
-use anyhow::ensure;
-
-use super::engine::{Cell, Measure, cells, values};
-use super::{Claim, Plot, Run, Settings, Sweep, Table, shape, sized};
-use crate::crew::{self, Slice};
+use super::prelude::*;
 use crate::pairs::{Ours, Pairs, Shards};
-use crate::questions::Rng;
-use crate::samples::{Row, Samples};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "mutex-shards";
 /// Values per key.
 const VALUES: [u64; 2] = [2, 10];
-/// The most that the three operations take of the time of the baseline.
+/// The most time of the three operations, over that of the baseline.
 const MOST: f64 = 0.6;
 
 /// The operations; the last one is claimed.
 const OPS: [&str; 3] = ["get", "find", "get+create+delete"];
 
 /// The table.
-pub(super) const TABLE: Table = Table {
-    name: "mbcache",
-    source: "the operations under document 004's benchmark (Kara, December 2015): 100,000 pairs",
-    about: "a cache from keys to values: get, find, and get + create + delete",
-    claim: "With few values per key, to get, create and delete a pair takes three fifths of what a map in 64 shards takes.",
-    plot: Plot {
-        x: "threads",
-        metric: "ops_per_s",
-        at: &[("op", "get+create+delete"), ("values", "2")],
-        headline: "1",
-    },
-    claims,
-    sweeps,
-    run,
-    ..Table::PLAIN
-};
+pub(super) const TABLE: Table = Table { name: "mbcache", claims, sweeps, run };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {
     let cells = VALUES.into_iter().flat_map(|values| [1, 2].map(|threads| (values, threads)));
@@ -89,7 +68,7 @@ fn claims(rows: &[Row]) -> Vec<Claim> {
     cells.map(claim).collect()
 }
 
-/// Returns a sweep for each number of values, since the pairs of one are made anew.
+/// Returns one sweep for each number of values per key, since each needs other pairs.
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let of_key = |of_key| {
         let threads = values(&threads(settings));
@@ -110,8 +89,7 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the numbers of threads that can share the values of a key out evenly; one if there is
-/// none.
+/// Returns the thread counts that divide the numbers of values, or 1 if there are none.
 fn threads(settings: &Settings) -> Vec<usize> {
     let is_even = |threads: &usize| VALUES.iter().all(|values| values % *threads as u64 == 0);
     let even: Vec<usize> = settings.threads.iter().copied().filter(is_even).collect();

@@ -1,39 +1,33 @@
-//! The rows of the tables `lookup` and `path`: every variant answers the same questions.
+//! The measurements of the tables `lookup` and `path`, in which all variants answer the same
+//! questions.
 //!
-//! - Over the tree ([`over_tree`], `renamer=0`: no thread renames meanwhile): any entry of 100,000,
-//!   so most of them miss the processor's caches.
-//! - Hot ([`hot`], `targets=hot`): few entries at a depth of eight, which stay in the caches. This
-//!   is the cost of a walk or a translation that waits for no memory, and so the one figure that
-//!   compares with the host kernel, net of its system call. A walk asks about 64 entries. A path
-//!   asks about one directory, since a process has one working directory: `linux` is getcwd(2)
-//!   there.
-//! - Cold ([`cold`], `entries=1000000`): any entry of a tree of a million. All misses go to memory,
-//!   and the baseline is the best map from whole paths, round by round.
+//! - Over the tree ([`over_tree`], `renamer=0`): the targets are any of 100,000 entries, most of
+//!   which miss the processor's caches. No thread renames meanwhile.
+//! - Hot ([`hot`], `targets=hot`): the targets are few entries at a depth of eight, which stay in
+//!   the caches. So these rows show the cost of a walk or translation that waits for no memory.
+//!   Only they can be compared with the host kernel, net of its system call. A walk has 64 targets.
+//!   A path has one directory, since a process has one working directory, and `linux` is getcwd(2).
+//! - Cold ([`cold`], `entries=1000000`): the targets are any entries of a tree of a million. Nearly
+//!   every access misses the caches. The baseline is the best map from whole paths, chosen in each
+//!   round.
 //!
 //! # Checks
-//! Every answer is compared with the tree, and corewalk must not ask its back end.
+//! Every answer is compared with the tree. corewalk must not call the file system below it.
 //!
 //! Source: stat(2), getcwd(2).
 
-use std::cell::Cell as Counter;
-use std::time::{Duration, Instant};
-
-use anyhow::{Context as _, ensure};
-use corewalk_base::primitives::Arc;
-use serde_json::Value;
-
-use super::engine::{Cell, Measure, Sweep, cells, values};
-use super::{Run, Settings, sized};
+use super::prelude::*;
 use crate::baseline::{Cwd, Linux, Namespace};
 use crate::corpus::{Corpus, ROOT};
-use crate::crew::{self, Slice};
 use crate::memory;
-use crate::questions::{Op, Questions};
-use crate::samples::Samples;
+use crate::questions::Questions;
+use corewalk_base::primitives::Arc;
+use std::cell::Cell as Counter;
+use std::time::Instant;
 
 /// The baseline over the tree.
 pub(super) const BASELINE: &str = "rwlock-ahash";
-/// The baseline of cold walks: in each round the fastest of [`MAPS`].
+/// The baseline of cold walks: the fastest of [`MAPS`] in each round.
 pub(super) const BEST_MAP: &str = "best-path-map";
 /// Variants that hold the names of the tree.
 pub(super) const VARIANTS: [&str; 3] = ["corewalk", BASELINE, "libfuse-node"];
@@ -46,9 +40,9 @@ pub(super) const MILLION: (usize, usize) = (5_000, 1_000_000);
 const DRAWS: (usize, usize) = (4_096, 131_072);
 const DRAWS_COLD: (usize, usize) = (4_096, 524_288);
 const DRAWS_HOT: usize = 4_096;
-/// How far the first question of a slice is from that of the slice before.
+/// The distance between the first questions of two consecutive slices.
 const STEP: usize = 8_191;
-/// Names on the way to a hot target, or as many as there are.
+/// The depth of hot targets. In a shallower tree it is the largest depth.
 pub(super) const DEPTH: usize = 8;
 /// Entries that a hot walk asks about.
 const WALKED: usize = 64;
@@ -60,7 +54,8 @@ pub(super) struct Forest {
 }
 
 impl Forest {
-    /// Returns the tree in every variant, the kernel's last, if the tree is real.
+    /// Returns the tree in every variant. The last variant is the kernel, unless the tree has
+    /// made-up names.
     ///
     /// # Errors
     /// An error of loading.
@@ -107,7 +102,7 @@ fn with_processors(variants: (usize, &'static str), settings: &Settings) -> Swee
 /// Asks every variant about any entry of the tree, and adds the rows.
 ///
 /// # Errors
-/// A wrong answer, or a back end that was asked.
+/// If an answer is wrong, or corewalk called the file system below it.
 pub(super) fn over_tree(
     (run, sweep): (&Run<'_>, &Sweep),
     op: Op,
@@ -120,7 +115,7 @@ pub(super) fn over_tree(
     ask((run, sweep), op, &tables, draw, samples)
 }
 
-/// Returns the parameters of the hot rows of `op`, whose targets have `depth` names.
+/// Returns the parameters of the hot rows of `op` with targets of `depth` names.
 pub(super) fn hot_params(op: Op, depth: usize) -> [(&'static str, Value); 3] {
     [("op", op.name().into()), ("targets", "hot".into()), ("depth", depth.into())]
 }
@@ -142,7 +137,7 @@ pub(super) fn hot(
         Op::Path => vec![Box::new(Cwd::open(&corpus.path(pool[0]), &[])?)],
         _ => load(&MAPS, corpus)?,
     };
-    // A process translates by getcwd(2) here, so the kernel's other way is left out.
+    // `Cwd` asks the kernel by getcwd(2), so the variant `Linux` is left out.
     let is_asked = |table: &&dyn Namespace| op == Op::Walk || table.variant() != "linux";
     let tables = forest.tables.iter().map(|table| &**table).filter(is_asked);
     let tables: Vec<_> = tables.chain(more.iter().map(|table| &**table)).collect();
@@ -150,7 +145,7 @@ pub(super) fn hot(
     ask((run, &sweep.with(&hot_params(op, depth))), op, &tables, draw, samples)
 }
 
-/// Lets corewalk and the maps walk in a tree of a million, and adds the rows.
+/// Measures walks of corewalk and of the maps in a tree of a million, and adds the rows.
 ///
 /// # Errors
 /// As [`over_tree`].
@@ -170,7 +165,7 @@ pub(super) fn cold((run, sweep): (&Run<'_>, &Sweep), samples: &mut Samples) -> a
     Ok(())
 }
 
-/// Asks all variants in all cells; `draw` returns the questions of one worker by their seed.
+/// Measures all variants in all cells. `draw` returns the questions of one worker for a seed.
 fn ask(
     (run, sweep): (&Run<'_>, &Sweep),
     op: Op,
@@ -207,7 +202,7 @@ fn measure(
     Ok(slice)
 }
 
-/// Returns the hot targets and their depth: as deep as wanted, or as deep as the tree is.
+/// Returns the hot targets and their depth, which is at most [`DEPTH`] or that of the tree.
 fn pool(corpus: &Corpus, op: Op) -> Option<(usize, Vec<u64>)> {
     let is_usable = |&ino: &u64| {
         ![ROOT, corpus.synthetic()].contains(&ino) && (op != Op::Path || corpus.is_directory(ino))
@@ -249,7 +244,7 @@ mod tests {
                 let questions = [Questions::draw(&corpus, op, 500, (7, &[]))];
                 let slice = measure(&*table, (op, &questions, 10), time).unwrap();
                 assert!(slice.ops > 0 && slice.wrong == 0, "{}", table.variant());
-                // The last entry of the other tree is not in the table.
+                // The table does not have the last entry of the other tree.
                 let last = [other.len() as u64];
                 let questions = [Questions::draw(&other, op, 10, (7, &last))];
                 let outcome = measure(&*table, (op, &questions, 0), time);

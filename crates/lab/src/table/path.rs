@@ -1,60 +1,42 @@
 //! Table `path`: inodes to paths.
 //!
 //! Source: the questions that the inode tables of libfuse, SeaweedFS, fuse_mt, easy_fuser and
-//! mountpoint-s3 answer when a server names a file. Documents 000 and 001 made them cheap in Linux.
-//! Units: operations per second of wall time (all threads together), and nanoseconds of processor
-//! time per operation. `op=path` is inode number to full path, owned by the caller.
+//! mountpoint-s3 answer when a server needs the path of a file. Documents 000 and 001 made these
+//! answers cheap in Linux. Units: operations per second of wall time, all threads together, and
+//! nanoseconds of processor time per operation. `op=path` goes from an inode number to the full
+//! path, in memory of the caller.
 //!
-//! - `renamer=0`: targets: any of 100,000 real entries, seven names deep in the mean; baseline:
-//!   `rwlock-ahash`.
-//! - `targets=hot`: targets: one directory, eight names deep; `net_of=syscall` without the cost of
-//!   a system call; baseline: `linux`.
-//! - `over_threads=1`: targets: translations by several threads; baseline: one thread.
+//! - `renamer=0`: the targets are any of 100,000 real entries, seven names deep in the mean. The
+//!   baseline is `rwlock-ahash`.
+//! - `targets=hot`: the target is one directory, eight names deep. The baseline is `linux`. Rows
+//!   with `net_of=syscall` do not include the cost of a system call.
+//! - `over_threads=1`: translations by several threads, and the baseline is one thread.
 //!
-//! `linux` differs: it answers from the descriptor of the parent, or, with `targets=hot`, from the
-//! working directory of the thread (getcwd(2)).
+//! `linux` works differently: it reads the link of the parent's descriptor, or with `targets=hot`
+//! the working directory of the thread (getcwd(2)).
 //!
 //! # Claims
-//! Over the tree one thread is no slower than one lock over two maps. Two are 1.8 times as fast,
-//! and three times as fast as libfuse's table. A hot path takes at most a quarter of getcwd(2) net
-//! of the system call.
+//! Over the tree one thread is no slower than one lock over two maps. Two threads are 1.8 times as
+//! fast as that, and three times as fast as libfuse's table. A hot path takes at most a quarter of
+//! the time of getcwd(2) net of the system call.
 //!
 //! # Checks
 //! Those of `names`. `path-under-rename` measures translations beside a renamer.
 
-use serde_json::Value;
-
 use super::names::{self, BASELINE, DEPTH, Forest, hot_params};
-use super::{Claim, Plot, Run, Settings, Sweep, Table, shape};
-use crate::questions::Op;
-use crate::samples::{Row, Samples};
+use super::prelude::*;
 
-/// The least that one thread reaches of the baseline, over the tree.
+/// The least throughput of one thread over the tree, over that of the baseline.
 const ONE: f64 = 1.0;
 /// The least that two threads reach of it.
 const TWO: f64 = 1.8;
 /// The least that two threads reach of libfuse's table.
 const LIBFUSE: f64 = 3.0;
-/// How many hot paths are to fit into getcwd(2) net of the system call.
+/// The least factor from the time of a hot path to that of getcwd(2) net of the system call.
 const HOT: f64 = 4.0;
 
 /// The table.
-pub(super) const TABLE: Table = Table {
-    name: "path",
-    source: "what inode tables are asked (libfuse, SeaweedFS, fuse_mt): paths of 100,000 real entries",
-    about: "inode to path: hot, over a tree",
-    claim: "A translation costs a quarter of getcwd net of the system call, and two threads are nearly twice as fast as one lock over two maps.",
-    plot: Plot {
-        x: "threads",
-        metric: "ops_per_s",
-        at: &[("op", "path"), ("renamer", "0")],
-        headline: "1",
-    },
-    claims,
-    sweeps,
-    run,
-    ..Table::PLAIN
-};
+pub(super) const TABLE: Table = Table { name: "path", claims, sweeps, run };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {
     let tree =

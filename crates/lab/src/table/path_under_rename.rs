@@ -1,77 +1,69 @@
-//! Table `path-under-rename`: the cost of a rename somewhere else for the translation of a path.
+//! Table `path-under-rename`: the cost that a rename elsewhere adds to a path translation.
 //!
-//! Source: document 001 (Long, September 2013) and its review. Units: translations per second, by
-//! the reader's processor time (`clock=cpu`) and by wall time (`clock=wall`, which shows waits for
-//! a lock); the renamer's renames per second of wall time; and passes thrown away per million
+//! Source: document 001 (Long, September 2013) and its review. Units: translations per second of
+//! the reader's processor time (`clock=cpu`) and of its wall time (`clock=wall`, which includes
+//! waits for a lock); renames per second of wall time; and discarded passes per million
 //! translations.
 //!
-//! The document measured a profile of the AIM7 short workload, in which d_path and getcwd took 83 %
-//! of the time that was left in spin locks. It replaced the lock by the sequence of
-//! all renames. The review asked about many renames: a translation then begins again because of any
-//! rename anywhere, and must take the lock in the end.
+//! The document profiled AIM7's short workload: d_path and getcwd took 83 % of the remaining time
+//! in spin locks. It replaced the lock by the sequence of all renames. The review asked about many
+//! renames: any rename anywhere then makes a translation start again, and take the lock in the end.
 //!
-//! One reader translates one directory eight levels deep, again and again. One renamer renames
-//! something there and back as fast as it can. Each has a processor of its own.
+//! One reader translates one directory eight levels deep, again and again. One renamer renames a
+//! file or directory there and back as fast as it can. Each thread has its own processor.
 //!
-//! - `elsewhere`: a file in another directory, made a thousand files after the reader's directory.
-//! - `neighbour`: a file in another directory that was made right after it: lines that two entries
-//!   share.
-//! - `ancestor`: a directory on the reader's way to the root.
-//! - `apart`: the file elsewhere, in another namespace: the cost of two busy processors.
+//! - `elsewhere`: the renamer renames a file in another directory, made a thousand files after the
+//!   reader's directory.
+//! - `neighbour`: the file in another directory was made right after the reader's directory, so the
+//!   two entries may share cache lines.
+//! - `ancestor`: the renamer renames a directory on the reader's path.
+//! - `apart`: the renamer works in another namespace, which shows the cost of two busy processors.
 //!
-//! `linux` is getcwd(2) in a working directory of the same path, and rename(2), on the host. The
-//! cost of a system call that does nothing is a row. A rename of the host takes a microsecond and
-//! more, so its reader is disturbed less often. Dropped: processes, mounts, 80 processors.
+//! `linux` is getcwd(2) in a working directory of the same path, and rename(2), on the host. One
+//! row has the cost of an empty system call. A rename of the host takes a microsecond or more, so
+//! it disturbs its reader less often. Dropped: processes, mounts, 80 processors.
 //!
 //! # Checks
-//! Every path is compared with the paths that the directory can have; a wrong path fails the run.
-//! With the ancestor renamed, both sides must get on. A slice is made of short pieces; a piece in
-//! which the renamer waited for a processor is measured again. Retries are rows only of variants
-//! whose counter moved under the ancestor: a counter that never moves proves nothing.
+//! Every path is compared with the paths that the directory can have. A wrong path fails the run.
+//! Reader and renamer of an ancestor must both make progress. A slice is made of short pieces. A
+//! piece in which the renamer waited for a processor is measured again. Rows of retries exist only
+//! for variants whose counter moved under the ancestor, since a counter that never moves proves
+//! nothing.
 
-use std::os::unix::ffi::OsStrExt as _;
-use std::time::Duration;
-
-use anyhow::{Context as _, ensure};
-use corewalk::FileKind;
-use serde_json::Value;
-
-use super::engine::Cell;
-use super::{Claim, Plot, Run, Settings, Size, Sweep, Table, shape};
+use super::prelude::*;
 use crate::baseline::{Cwd, Namespace};
-use crate::before::{Before, Dentries, Design, Passes, make_path};
-use crate::crew::{Pinning, Slice};
+use crate::before::{Before, Dentries, Design, make_path};
 use crate::ours::Ours;
-use crate::peer::Scratch;
 use crate::race::{self, Outcome, Race, Reader, Writer};
-use crate::samples::{Metric, Params, Row, Samples};
+use corewalk::FileKind;
+use std::os::unix::ffi::OsStrExt as _;
 
-/// The share of its undisturbed throughput that corewalk keeps beside a renamer elsewhere, at
-/// least.
+/// The least throughput of corewalk beside a renamer elsewhere, over its undisturbed throughput.
 const KEPT_MIN: f64 = 0.95;
 /// Renames per second of that renamer, at least.
 const RENAMES_MIN: f64 = 1e6;
-/// Directories below the scratch directory, down to the one that is translated.
+/// The directories below the scratch directory. The last one is translated.
 const BELOW: [&str; 5] = ["projects", "corewalk", "crates", "lab", "src"];
 /// The second name of the second of them.
 const AWAY: &str = "corewalk-next";
-/// The share of its time that the renamer may wait for a processor.
+/// The largest share of its time for which the renamer may wait for a processor.
 const STARVED_MAX: f64 = 0.1;
 /// Operations of each side in a slice, at least.
 const OPS_MIN: u64 = 500;
-/// The pieces of a slice: the shorter they are, the fewer are lost to other processes.
+/// The length of the pieces of a slice. In a short piece other processes disturb the renamer less
+/// often.
 const PIECE: Duration = Duration::from_millis(20);
 /// How many times as many pieces are tried as are needed.
 const TRIES: usize = 2;
 /// The share of the time per row.
 const SHARE_OF_TIME: f64 = 0.6;
-/// The variants that begin again when they were disturbed; the others lock.
+/// The variants whose disturbed readers start again. The other variants lock.
 const OPTIMISTIC: [&str; 2] = ["corewalk", Design::SeqLock.name()];
 /// The number of variants.
 const VARIANTS: usize = 5;
 /// The renamers.
 const RENAMERS: [&str; 5] = ["none", "apart", "elsewhere", "neighbour", "ancestor"];
-/// Files between the directory that is translated and the file that is renamed.
+/// The number of files made between the translated directory and the renamed file.
 const FILLERS: usize = 1000;
 /// Room for names.
 const CAPACITY: usize = 2 * FILLERS;
@@ -90,35 +82,17 @@ struct Entrant {
     lost: usize,
 }
 
-/// The scratch directory on the host, and the paths that all variants have.
+/// The scratch directory on the host, and the paths that all variants use.
 struct Place {
     _scratch: Scratch,
-    /// The directory that is translated, and its path while its ancestor is away.
+    /// The path of the translated directory, and its path while its ancestor has the other name.
     right: [Vec<u8>; 2],
-    /// The directory of the ancestor, and the directory of the file that is renamed elsewhere.
+    /// The parent directory of the ancestor, and that of the file that is renamed elsewhere.
     parents: [Vec<u8>; 2],
 }
 
 /// The table.
-pub(super) const TABLE: Table = Table {
-    name: "path-under-rename",
-    source: "translation of a path beside a renamer (Long, September 2013, and its review)",
-    about: "one translator and one renamer, elsewhere or of an ancestor, each on a core of its own",
-    claim: "Only a rename of an ancestor disturbs a translation; renames elsewhere cost it nothing.",
-    plot: Plot {
-        x: "renamer",
-        metric: "ops_per_s",
-        at: &[("op", "path"), ("clock", "cpu")],
-        headline: "elsewhere",
-    },
-    note: "Document 001, on 80 cores, AIM7 short, in percent: time in spin locks before the patch 8.46; \
-           of which d_path (readlink in /proc) 42.21; of which getcwd 40.97; time in spin locks with \
-           the patch 1.2. It has no figure of a renamer.",
-    claims,
-    sweeps,
-    run,
-    ..Table::PLAIN
-};
+pub(super) const TABLE: Table = Table { name: "path-under-rename", claims, sweeps, run };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {
     let at = |clock| params("elsewhere", clock);
@@ -148,7 +122,8 @@ fn sweeps(_settings: &Settings) -> Vec<Sweep> {
 fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     let place = Place::make(run.table)?;
     let mut entrants = entrants(&place)?;
-    // Each variant meets one renamer after the other, since it is compared with itself.
+    // A variant is compared with itself, so each visit measures it with one renamer after the
+    // other.
     run.each(&run.sweeps[0], entrants.len(), |visit| {
         if visit.is_first {
             run.add_syscall(visit.round, visit.cell, samples);
@@ -171,7 +146,7 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the parameters of the reader's rows by a clock, or of rows without a clock.
+/// Returns the parameters of the reader's rows, with or without a clock.
 fn params(renamer: &str, clock: Option<&str>) -> Vec<(&'static str, Value)> {
     let params = [("op", "path".into()), ("renamer", renamer.into())];
     params.into_iter().chain(clock.map(|clock| ("clock", clock.into()))).collect()
@@ -250,8 +225,8 @@ fn entrants(place: &Place) -> anyhow::Result<Vec<Entrant>> {
 }
 
 impl Entrant {
-    /// Returns the pieces of a slice with a renamer that ran, together; None if there were none, or
-    /// the variant has no such renamer.
+    /// Returns the sum of the pieces in which the renamer had its processor. Returns None if there
+    /// is no such piece, or the variant does not have this renamer.
     fn slice(&mut self, settings: &Settings, renamer: &str) -> anyhow::Result<Option<Outcome>> {
         let at = RENAMERS.iter().position(|name| *name == renamer).unwrap_or(0);
         let (renamed, writers) = match (at, &self.apart) {
@@ -319,12 +294,12 @@ impl Entrant {
             let params = Params::from(rename_params(renamer));
             samples.add(round, variant, &params, rate, Design::SeqLock.name());
         }
-        if let Some(Passes { retries, .. }) = outcome.passes {
+        if let Some(retries) = outcome.retries {
             self.retries.push((round, renamer, 1e6 * retries as f64 / reads.ops.max(1) as f64));
         }
     }
 
-    /// Adds the rows of retries, if the counter is known to count.
+    /// Adds the rows of retries, if the counter moved under the ancestor.
     fn add_retries(&self, samples: &mut Samples) {
         let variant = self.racer.variant();
         if !OPTIMISTIC.contains(&variant) {
@@ -344,7 +319,7 @@ impl Entrant {
     }
 }
 
-/// Returns the share of their time in which workers waited for a processor.
+/// Returns the share of their time for which workers waited for a processor.
 fn starved_share(side: &Slice) -> f64 {
     side.delay_ns as f64 / (side.wall.as_nanos() as f64).max(1.0)
 }

@@ -1,12 +1,13 @@
-//! Table `rename`: files get other names, alone, side by side, and in one directory.
+//! Table `rename`: renames of files, in one thread and in several, in different directories and in
+//! one.
 //!
-//! Documents 000 and 001 are about the lock that Linux takes for each rename, which every
-//! translation of a path had to take too. Neither document publishes a number for renames. Linux
-//! today locks the directories of a rename, and for two directories the whole file system
+//! Documents 000 and 001 are about the lock that Linux took for each rename, and that every path
+//! translation had to take too. Neither document has a figure for renames. Linux today locks the
+//! directories of a rename, and for two directories also the whole file system
 //! (`s_vfs_rename_mutex`). Units: operations per second of wall time, all threads together, and
 //! nanoseconds of processor time per operation.
 //!
-//! Each thread renames 64 files of its own there and back. `directories` says where:
+//! Each thread renames its own 64 files there and back. The parameter `directories` tells where:
 //!
 //! | value | each thread renames |
 //! |---|---|
@@ -15,26 +16,19 @@
 //! | `one` | different names within one directory, the same for all threads |
 //! | `apart` | within a file system of its own (corewalk only) |
 //!
-//! The rows with `apart` show the scaling of the machine itself: such threads share no file system.
-//! Two processors of a virtual machine may be one core. `before-global-lock` is the kernel of
-//! document 000 over the tmpfs that corewalk stands on. `linux` is the host's tmpfs at /dev/shm.
+//! The rows with `apart` show how the machine itself scales, since these threads share no file
+//! system. Two processors of a virtual machine may be one core. `linux` is the host's tmpfs at
+//! /dev/shm.
 //!
 //! # Checks
-//! A rename succeeds only if the rename before it did. All names are back at the end of each slice.
+//! A rename succeeds only if the rename before it succeeded. All files have their first names at
+//! the end of each slice.
 //!
 //! Source: rename(2); Linux `fs/namei.c` (`lock_rename`); documents 000 (Long, February 2013) and
 //! 001 (Long, September 2013).
 
-use std::time::Duration;
-
-use anyhow::{Context as _, ensure};
-use serde_json::Value;
-
-use super::engine::{Measure, Workload, cells, values};
-use super::{Claim, Plot, Run, Settings, Sweep, Table, shape};
-use crate::crew::{self, Slice};
+use super::prelude::*;
 use crate::files::{Files, Ours, User};
-use crate::samples::{Row, Samples};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "linux";
@@ -53,19 +47,7 @@ const SCALING: [(&str, &str, f64); 2] =
     [("own", "different directories", 1.8), ("one", "one directory", 1.5)];
 
 /// The table.
-pub(super) const TABLE: Table = Table {
-    name: "rename",
-    source: "renames without a global lock, which documents 000 and 001 left in place (Long, 2013)",
-    about: "files renamed there and back: alone, in different directories, in one directory",
-    claim: "A rename takes no lock that renames elsewhere take: in different directories they scale.",
-    plot: Plot { x: "threads", metric: "ops_per_s", at: &[("directories", "own")], headline: "1" },
-    note: "The documents publish no figure for renames. linux renames on the tmpfs at /dev/shm.\n\
-           directories=apart has a file system for each thread: the scaling of the machine.",
-    claims,
-    sweeps,
-    run,
-    ..Table::PLAIN
-};
+pub(super) const TABLE: Table = Table { name: "rename", claims, sweeps, run };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {
     let one = [("net_of", Value::from("syscall")), ("threads", Value::from(1))];

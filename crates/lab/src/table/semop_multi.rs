@@ -1,51 +1,45 @@
-//! Table `semop-multi`: threads that add to semaphores and take that back, as fast as they can.
+//! Table `semop-multi`: workers add to semaphores and subtract again, as fast as they can.
 //!
-//! Source: document 002 (Bueso, March 2013), which re-ran Rik van Riel's semop-multi. Units: calls
-//! of semop per second of wall time, all workers together, and nanoseconds of processor time per
-//! call.
+//! Source: document 002 (Bueso, March 2013), which ran Rik van Riel's semop-multi. Units: calls of
+//! semop per second of wall time, all workers together, and nanoseconds of processor time per call.
 //!
 //! # What the document measured
-//! 256 threads on 128 semaphores of one set, 4 processors, 30 seconds: 5,048,409 operations per
-//! second before, 9,105,213 after. The program itself is not in the document; which
-//! semaphore a thread takes, and when, is a parameter here.
+//! 256 threads on 128 semaphores of one set, on 4 processors for 30 seconds: 5,048,409 operations
+//! per second before the patches, and 9,105,213 after. The document does not include the program.
+//! So the choice of the semaphore is a parameter here.
 //!
 //! # What is measured here
-//! - `threads`: workers.
+//! - `threads`: the number of workers.
 //! - `workers`: `threads` of one process, or `processes`.
-//! - `sems`: semaphores of the set.
-//! - `pattern`: `own`: each worker its own, as far as there are enough; `random`: another one each
-//!   time; `same`: all one.
-//! - `undo`: with `SEM_UNDO` or without.
-//! - `ops`: operations of a call: one, or two on two semaphores as one.
+//! - `sems`: the number of semaphores of the set.
+//! - `pattern`: `own`: each worker has its own semaphore, as far as there are enough. `random`: a
+//!   random semaphore per call. `same`: all workers use one.
+//! - `undo`: with or without `SEM_UNDO`.
+//! - `ops`: the operations of a call: one, or two on two semaphores.
 //!
 //! - `linux`: semop(2) of the host kernel.
 //! - `corewalk`: `corewalk-ipc`.
-//! - `preload`: processes that call as `linux` does, under the library of `corewalk ipc exec`.
-//! - `before-ipc-lock`: the kernel's design before document 002, in user space: one lock over
-//!   lookup, checks and operations.
-//! - `before-ipc-rcu`: document 002's: lookup and checks in the read section, one lock over the
-//!   operations.
+//! - `preload`: processes that call semop(2) under the library of `corewalk ipc exec`.
+//! - `before-ipc-lock`: the kernel before document 002, in user space: one lock around lookup,
+//!   checks and operations.
+//! - `before-ipc-rcu`: document 002 in user space: lookup and checks in the read section, and one
+//!   lock around the operations.
 //!
-//! Workers run on a processor each, going round. With more workers than processors a rate is the
-//! work of all from the first start to the last end. Full runs measure 16 and 256 threads whatever
-//! `--threads` says.
+//! Each worker is pinned to a processor, in turn. If there are more workers than processors, the
+//! rate is that of all workers from the first start to the last end. Full runs measure 16 and 256
+//! threads, whatever `--threads` is.
 //!
 //! # Claims
-//! Claims with undo are about workers with their own semaphores, and the claim of one semaphore is
-//! about calls without undo. No claim covers two workers with undo on one semaphore: recorded are
-//! 3.57 times the kernel's rate for processes, and 5.41 for threads.
+//! The claims with undo cover workers with their own semaphores. The claim about one semaphore
+//! covers calls without undo. No claim covers two workers with undo on one semaphore. Their
+//! recorded factors over the kernel are 3.57 for processes and 5.41 for threads.
 //!
 //! # Checks
-//! Those of `sems::load`. The kernel's sets are in their own namespace where possible.
+//! Those of `sems::load`. The kernel's sets are in their own IPC namespace where the process has
+//! the privilege.
 
-use std::time::Duration;
-
-use super::engine::{Cell, Measure, cells, values};
-use super::shape::{Bound, rates};
-use super::{Claim, Plot, Published, Run, Settings, Sweep, Table, shape, sized};
+use super::prelude::*;
 use crate::before::sems::{IpcLock, IpcRcu, SemArrays};
-use crate::peer::Scratch;
-use crate::samples::{Params, Row, Samples};
 use crate::sems::{Linux, Load, Ours, Sems, apart};
 use crate::worker::{Place, Workers, of_sets};
 
@@ -59,48 +53,20 @@ const PROCESSES: [&str; 3] = [BASELINE, OURS, "preload"];
 const SEMS: [u16; 2] = [128, 1];
 /// More threads than there are processors.
 const CROWDS: (&[usize], &[usize]) = (&[16], &[16, 256]);
-/// The share of the time per row, for most rows and for those of many threads.
+/// The shares of the time per row: for most rows, and for those with many threads.
 const SHARES_OF_TIME: [f64; 2] = [0.1, 0.3];
 
-/// The figure that is cited for gVisor's engine alone, one thread on 128 semaphores, in nanoseconds
-/// per call, and the factor that is claimed over it.
+/// The cited time of gVisor's engine in nanoseconds per call, with one thread on 128 semaphores,
+/// and the factor that is claimed over it.
 const GVISOR_NS: f64 = 688.0;
 const OVER_GVISOR_MIN: f64 = 15.0;
 
 /// The table.
 pub(super) const TABLE: Table = Table {
     name: "semop-multi",
-    source: "semop-multi (Rik van Riel) as document 002 uses it (Bueso, March 2013), scaled",
-    about: "workers that add to semaphores and take that back: own, random, the same, with undo, two at once",
-    claim: "A semop that nobody else is concerned with takes a tenth of what the host kernel takes for it.",
-    plot: Plot {
-        x: "threads",
-        metric: "ops_per_s",
-        at: &[
-            ("pattern", "own"),
-            ("sems", "128"),
-            ("undo", "off"),
-            ("ops", "1"),
-            ("workers", "threads"),
-        ],
-        headline: "1",
-    },
-    published: || {
-        Some(Published {
-            x: "threads, 128 semaphores, 4 processors",
-            unit: "operations per second",
-            curves: vec![
-                ("before", vec![(256.0, 5_048_409.0)]),
-                ("after", vec![(256.0, 9_105_213.0)]),
-            ],
-        })
-    },
-    note: "gVisor's engine alone, one thread (cited, not measured here), ns per call:\n\
-           128 semaphores 688, one semaphore 128 to 217",
     claims,
     sweeps,
     run: |run, samples| apart(|| measure(run, samples)),
-    ..Table::PLAIN
 };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {
@@ -149,7 +115,7 @@ fn sweeps(settings: &Settings) -> Vec<Sweep> {
     sweeps
 }
 
-/// Returns the cells of one kind of load: patterns, semaphores, undo, operations of a call.
+/// Returns the cells of one kind of load.
 fn loads(
     threads: &[usize],
     (patterns, sems, undo, ops): (&[&str], u16, &str, usize),
@@ -165,7 +131,8 @@ fn loads(
     ])
 }
 
-/// Returns all loads but the crowds. Undo, and two operations of a call, are for few threads.
+/// Returns all loads except those of many threads. Loads with undo or two operations have at most
+/// two threads.
 fn all_loads(settings: &Settings, workers: &str) -> Vec<Cell> {
     let few: Vec<usize> = settings.threads.iter().copied().filter(|n| *n <= 2).collect();
     let ([many, one], all) = (SEMS, &settings.threads);
@@ -227,7 +194,8 @@ fn made<S: Sems>(mut sems: S) -> anyhow::Result<S> {
     Ok(sems)
 }
 
-/// Returns a variant in threads of this process. The rate of a crowd is that over the whole span.
+/// Returns a variant in threads of this process. With more threads than processors the rate is that
+/// over the whole span.
 fn in_threads<S: Sems>(sems: &S, is_crowd: bool) -> (&str, Measure<'_>) {
     let measure = move |cell: &Cell, time: Duration| {
         let slice = Load::of(cell).run(sems, set_of(cell), time)?;

@@ -1,13 +1,12 @@
-//! Statements about several rows: how threads scale, how far a variant is ahead, and whether a
-//! claim holds.
+//! Claims about rows: how threads scale, how far a variant is ahead, and whether a claim holds.
 //!
-//! A claim tests a shape: two threads over one, ours over theirs. It is one line of text that other
-//! programs can find, in the same form for every table: `claim: WORDS: held (FIGURE)`,
-//! `not held (FIGURE)` or `not measured`. A run without the rows of a claim says `not measured`: an
-//! untested claim did not hold.
+//! A claim compares rows, as two threads with one thread, or corewalk with a baseline. Its text is
+//! one line that other programs can find: `claim: WORDS: held (FIGURE)`, `claim: WORDS: not held
+//! (FIGURE)` or `claim: WORDS: not measured`. If a run lacks the rows of a claim, the claim is not
+//! measured, which does not count as held.
 //!
-//! The figure is a `ratio` where there is one, since a ratio is taken round by round. People read a
-//! shape of two medians beside the spread.
+//! The figure is the `ratio` of a row where possible, since a ratio is computed in each round. A
+//! factor of two medians is less stable.
 //!
 //! Source: `samples`.
 
@@ -21,20 +20,13 @@ use crate::text::with_names;
 /// Losses that are named in a line; the others are counted.
 const NAMED: usize = 6;
 
-/// Something that is claimed of corewalk, and what the rows say of it.
+/// A claim about corewalk, and whether the rows show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     words: String,
-    verdict: Verdict,
+    /// None if a row of the claim was not measured.
+    is_held: Option<bool>,
     figure: String,
-}
-
-/// The verdict about a claim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
-    Held,
-    NotHeld,
-    NotMeasured,
 }
 
 /// The bound of a factor.
@@ -57,7 +49,8 @@ impl Claim {
         Claim::of(format!("{words}, at most x{most}"), is_held, times(factor))
     }
 
-    /// Returns the claim that none of `rows` is behind its baseline by more than it varies.
+    /// Returns the claim that none of `rows` is behind its baseline by more than the spread of the
+    /// row.
     pub(super) fn no_loss<'a>(words: &str, rows: impl IntoIterator<Item = &'a Row>) -> Claim {
         let rows: Vec<&Row> = rows.into_iter().filter(|row| row.ratio.is_some()).collect();
         let losses: Vec<String> =
@@ -74,8 +67,7 @@ impl Claim {
         Claim::of(format!("{words} by more than the rows vary"), is_held, figure)
     }
 
-    /// Returns a claim that holds or not, or was not measured, with the figure that says so.
-    /// Returns the claim that a factor is within `bound` in each of some rows.
+    /// Returns the claim that each of `factors` is within `bound`. The figure is the worst factor.
     pub(super) fn in_every_cell(words: &str, factors: &[(f64, &Row)], bound: Bound) -> Claim {
         let (sense, words) = match bound {
             Bound::Least(least) => (1.0, format!("{words}, at least x{least} in every cell")),
@@ -93,37 +85,26 @@ impl Claim {
         Claim::of(words, Some(right == of), figure)
     }
 
+    /// Returns a claim with its figure. `is_held` is None if a row of the claim was not measured.
     pub(super) fn of(words: String, is_held: Option<bool>, figure: String) -> Claim {
-        let verdict = match is_held {
-            Some(true) => Verdict::Held,
-            Some(false) => Verdict::NotHeld,
-            None => Verdict::NotMeasured,
-        };
-        Claim { words, verdict, figure }
+        Claim { words, is_held, figure }
     }
 
     /// Returns a word for the verdict, without spaces.
     pub(crate) fn word(&self) -> &'static str {
-        match self.verdict {
-            Verdict::Held => "held",
-            Verdict::NotHeld => "not-held",
-            Verdict::NotMeasured => "not-measured",
-        }
+        self.is_held.map_or("not-measured", |is_held| if is_held { "held" } else { "not-held" })
     }
 }
 
 impl Display for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Claim { words, figure, .. } = self;
-        match self.verdict {
-            Verdict::Held => write!(f, "claim: {words}: held ({figure})"),
-            Verdict::NotHeld => write!(f, "claim: {words}: not held ({figure})"),
-            Verdict::NotMeasured => write!(f, "claim: {words}: not measured"),
-        }
+        let (words, verdict) = (&self.words, self.word().replace('-', " "));
+        let figure = self.is_held.map(|_| format!(" ({})", self.figure)).unwrap_or_default();
+        write!(f, "claim: {words}: {verdict}{figure}")
     }
 }
 
-/// Returns the ratios of corewalk's throughput to `baseline`, at the parameters that are meant.
+/// Returns the ratios of corewalk's throughput to `baseline`, in the rows that `is_meant` selects.
 pub(super) fn rates<'a>(
     rows: &'a [Row],
     baseline: &str,
@@ -139,7 +120,7 @@ pub(super) fn ours(rows: &[Row]) -> impl Iterator<Item = &Row> {
     rows.iter().filter(|row| row.variant == "corewalk")
 }
 
-/// Returns the median of a row of `variant` that has exactly the parameters `params`.
+/// Returns the median of the row of `variant` with exactly the parameters `params`.
 pub(super) fn median(
     rows: &[Row],
     variant: &str,
@@ -159,24 +140,24 @@ pub(super) fn ratio(
     find(rows, variant, metric, params)?.ratio.filter(|ratio| *ratio > 0.0)
 }
 
-/// Returns how many times as much `ns_per_op` its baseline takes as such a row.
+/// Returns the baseline's `ns_per_op` over that of the row: more than 1 if the row is faster.
 pub(super) fn ahead(rows: &[Row], variant: &str, params: &[(&str, Value)]) -> Option<f64> {
     ratio(rows, variant, "ns_per_op", params).map(|ratio| 1.0 / ratio)
 }
 
-/// Returns the rate of two threads over that of one, round by round; `params` are the other
-/// parameters.
+/// Returns the rate of two threads over that of one, as the median over the rounds. `params` are
+/// the other parameters.
 pub(super) fn scaling(rows: &[Row], variant: &str, params: &[(&str, Value)]) -> Option<f64> {
     let params = [params, &[("threads", 2.into()), (OVER_THREADS, 1.into())]].concat();
     ratio(rows, variant, "ops_per_s", &params)
 }
 
-/// Returns a factor as text; it is not known if a row is missing.
+/// Returns a factor as text, or `unknown` if a row is missing.
 pub(super) fn times(factor: Option<f64>) -> String {
     factor.map_or_else(|| String::from("unknown"), |factor| format!("x{factor:.2}"))
 }
 
-/// Returns true if the row is worse than its baseline by more than its own spread.
+/// Returns true if the row is behind its baseline by more than its own spread.
 pub(super) fn is_loss(row: &Row) -> bool {
     let margin = 1.0 + spread_pct(row) / 100.0;
     row.ratio.is_some_and(|ratio| match row.better {
@@ -185,12 +166,12 @@ pub(super) fn is_loss(row: &Row) -> bool {
     })
 }
 
-/// Returns the distance from the lowest to the highest run, in percent of the median.
+/// Returns the distance from the lowest to the highest round, in percent of the median.
 pub(super) fn spread_pct(row: &Row) -> f64 {
     if row.median > 0.0 { 100.0 * (row.max - row.min) / row.median } else { 0.0 }
 }
 
-/// Names a row by its parameters, with how far it is from its baseline.
+/// Returns the parameters of a row, and its ratio to its baseline, as text.
 fn place(row: &Row) -> String {
     let (params, ratio) = (with_names(&row.params), row.ratio.unwrap_or(0.0));
     format!("{params} [{}] x{ratio:.2} of {}", row.metric, row.baseline)
@@ -244,7 +225,7 @@ mod tests {
         assert_eq!(Claim::at_most("its time", Some(1.3), 1.3).word(), "held");
     }
 
-    /// Returns a row of `users` users with a spread of a tenth.
+    /// Returns a row with `users` users and a spread of a tenth.
     fn row(users: u64, ratio: Option<f64>) -> Row {
         Row {
             variant: String::from("corewalk"),

@@ -1,41 +1,35 @@
-//! Table `small-loads`: the questions of everyday programs, where nothing must be lost.
+//! Table `small-loads`: loads of everyday programs, which must not become slower.
 //!
 //! Document 000 (Long, February 2013) ran three loads with several threads, on 80 cores and on a PC
 //! with 4: `find $HOME -size 0b`, `cat /proc/*/maps /proc/*/numa_maps` and `git diff`. They show
-//! that its patches cost nothing where they gain nothing ([`PUBLISHED`]). Units: operations per
+//! that its patches cost nothing where they gain nothing (`words.json`). Units: operations per
 //! second of wall time, all threads together, and nanoseconds of processor time per operation.
 //!
-//! A tree of 20,000 real names is in each file system, all of it cached. Every thread does the
-//! whole load by itself, round and round.
+//! Each file system has a tree of 20,000 real names, all of which are in its cache. Every thread
+//! runs the whole load by itself, again and again.
 //!
-//! - `find-size`: one operation: an entry is listed and its attributes are read; kept of the
-//!   original: directories are opened and listed, and each name in them is looked up.
-//! - `cat-maps`: one operation: an open file is translated to its path; kept of the original: 64
-//!   files are open, as a process has libraries mapped.
-//! - `git-diff`: one operation: the attributes of a known path are read; kept of the original: all
-//!   files of the tree, in the order of their paths, as in an index.
+//! - `find-size`: one operation lists an entry and reads its attributes. As in the original,
+//!   directories are opened and listed, and each name in them is looked up.
+//! - `cat-maps`: one operation translates an open file to its path. As in a process with mapped
+//!   libraries, 64 files are open.
+//! - `git-diff`: one operation reads the attributes of a known path. As in git's index, the paths
+//!   are all files of the tree in order.
 //!
 //! `before-global-lock` is the kernel before the patches (3.8), over the same tmpfs. It takes a
-//! global lock around each translation, and a lock per name in it. Dropped: file content, output,
+//! global lock for each translation, and a lock for each name in it. Dropped: file content, output,
 //! and for `cat-maps` the kernel's walk over the mappings of a process. `linux` reads the link of a
 //! descriptor, which is the same translation.
 //!
 //! # Checks
-//! Each list must have as many names and directories as the tree. All files must be empty. Each
+//! Each listing must have as many names and directories as the tree. All files must be empty. Each
 //! path and each inode number must be right.
 //!
 //! Source: document 000 (Long, "dcache: make Oracle more scalable on large systems").
 
-use anyhow::Context as _;
-
-use super::engine::{Measure, Workload, cells, values};
-use super::{Claim, Plot, Run, Settings, Sweep, Table, shape, sized};
+use super::prelude::*;
 use crate::before::Design;
 use crate::corpus::Corpus;
-use crate::crew::{self, Laps, Turn};
 use crate::files::{Files, List, User, fill};
-use crate::questions::Tally;
-use crate::samples::{Row, Samples};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "before-global-lock";
@@ -47,34 +41,18 @@ const ENTRIES: (usize, usize) = (1_500, 20_000);
 const MAPPED: usize = 64;
 /// The loads.
 const LOADS: [&str; 3] = ["find-size", "cat-maps", "git-diff"];
-/// The words of document 000 about each load with its patches.
-const PUBLISHED: &str = "Published by document 000, patched against unpatched Linux 3.8:
-find-size: within a few percentage points; one thread slightly worse, several better
-cat-maps: within a few percentage points; one thread slightly worse, several better
-git-diff: no difference; slightly more system time, slightly less user time";
 
 /// The tree, as the loads know it.
 struct Plan {
     corpus: Corpus,
-    /// Every directory with the number of names and of directories in it.
+    /// The path of every directory, with the numbers of names and of directories in it.
     directories: Vec<(Vec<u8>, usize, usize)>,
     /// Every file, in the order of the paths.
     files: Vec<Vec<u8>>,
 }
 
 /// The table.
-pub(super) const TABLE: Table = Table {
-    name: "small-loads",
-    source: "find, cat /proc/*/maps and git diff, which must not lose: document 000 (Long, 2013)",
-    about: "a whole tree listed with attributes, open files to paths, attributes of known paths",
-    claim: "Everyday loads lose nothing against the kernel before the patches.",
-    plot: Plot { x: "threads", metric: "ops_per_s", at: &[("load", "find-size")], headline: "1" },
-    note: PUBLISHED,
-    claims,
-    sweeps,
-    run,
-    ..Table::PLAIN
-};
+pub(super) const TABLE: Table = Table { name: "small-loads", claims, sweeps, run };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {
     let words = "no load loses against the kernel before the patches";
@@ -130,7 +108,7 @@ impl Workload for Plan {
     }
 }
 
-/// Returns where a thread begins, so that threads with the same load are at different places in it.
+/// Returns the first index of a thread, so that threads work at different places of the same list.
 fn part(of: usize, thread: usize) -> usize {
     // The fraction of the golden ratio spreads any number of threads.
     ((thread as f64 * 0.618_034).fract() * of as f64) as usize
@@ -154,7 +132,7 @@ fn find_size<U: User>(user: &U, plan: &Plan, thread: usize, turn: Turn) -> Laps 
             seen = (seen.0 + 1, seen.1 + usize::from(is_directory));
         }
         wrong += u64::from(seen != (*names, *directories));
-        // The directory itself is one operation too, so that an empty directory is one.
+        // The directory itself counts as one operation, so an empty directory is one operation.
         Tally { ops: seen.0 as u64 + 1, wrong }
     })
 }
@@ -213,7 +191,7 @@ mod tests {
         let dir = user.open_dir(&first[..slash.max(1)]).unwrap();
         assert!(user.unlink(&dir, &first[slash + 1..]));
         for load in LOADS {
-            // A worker of a busy machine may do next to nothing in one slice.
+            // On a busy machine a worker may do very little in one slice.
             let is_found = |slice: crate::crew::Slice| slice.wrong > 0 && slice.wrong < slice.ops;
             assert!((0..200).any(|_| is_found(slice(load))), "{load}");
         }

@@ -1,12 +1,12 @@
-//! Quick runs, which all tables are tested with, and the tests of the list of tables.
+//! Helpers for quick runs of a table, and tests of the list of tables.
 
 use super::*;
 
 #[test]
 fn tables_have_different_names_and_are_found_by_them() {
     for table in all() {
-        let found = find(table.name).map(|table| table.source);
-        assert_eq!(found, Some(table.source));
+        let found = find(table.name).map(|table| table.words().source);
+        assert_eq!(found, Some(table.words().source));
     }
     assert!(find("no-such-table").is_none());
 }
@@ -85,8 +85,8 @@ pub(crate) mod quick {
         cells.iter().map(|cell| cell.0.clone().into_iter().collect()).collect()
     }
 
-    /// Runs a table. Checks that each of `variants` has a whole row with a ratio, in every metric
-    /// of speed and with each of `cells`. Checks that the table announced sweeps.
+    /// Runs a table. Each of `variants` must have a row with a ratio, for each metric of speed and
+    /// each of `cells`.
     pub(crate) fn check(
         table: &Table,
         variants: &[&str],
@@ -99,7 +99,7 @@ pub(crate) mod quick {
                 let row = row(&rows, (variant, metric), params);
                 let row = row.unwrap_or_else(|| panic!("no {metric} of {variant} at {params:?}"));
                 assert!(row.median > 0.0 && row.min <= row.median && row.median <= row.max);
-                // A slice in which no worker got a processor does not count.
+                // A slice in which no worker got a processor does not count as a round.
                 assert!(
                     (1..=5).contains(&row.rounds) && row.ratio.is_some_and(|ratio| ratio > 0.0),
                     "{row:?}"

@@ -1,9 +1,8 @@
 //! Table `wakeup`: round trips between two sides that wait for each other at semaphores.
 //!
-//! Source: the waits that semop-multi of document 002 leaves out; lmbench's `lat_sem` for the
-//! shape. Units: round trips per second of wall time, and nanoseconds of processor time per round
-//! trip of the asking side. A round trip is two operations and two waits on either side
-//! (`pingpong`).
+//! Source: the waits that semop-multi of document 002 leaves out, and lmbench's `lat_sem`. Units:
+//! round trips per second of wall time, and nanoseconds of processor time of the asking side per
+//! round trip. A round trip is two operations and two waits on either side (`pingpong`).
 //!
 //! | parameter | meaning |
 //! |---|---|
@@ -11,60 +10,38 @@
 //! | `workers` | `threads` of one process, or `processes` |
 //! | `waiters` | threads that wait at the first semaphore and answer in turn: 1, or a crowd |
 //!
-//! `corewalk` looks for its turn for at most 20 us before it sleeps, which is the default of
+//! `corewalk` spins for at most 20 us before it sleeps, which is the default of
 //! `NamespaceOptions::spin_ns_max`.
 //!
 //! # Claims
-//! The kernel wakes a sleeping side in any case: a round trip takes at most 1.05 of the time that
-//! it takes with the host kernel's semaphores. With a crowd of waiters it takes no longer than with
-//! the kernel: the wake-up of one waiter must not cost more where others wait.
+//! The kernel wakes a sleeping thread in both variants. So a round trip takes at most 1.05 of the
+//! time that it takes with the host kernel's semaphores. With a crowd of waiters it takes no longer
+//! than with the kernel, since other waiters must not make the wake-up of one waiter slower.
 //!
 //! # Checks
-//! Every call succeeds, and both semaphores are zero at the end.
+//! Every call must succeed, and both semaphores must be zero at the end.
 
-use std::fs;
-use std::time::Duration;
-
-use anyhow::Context as _;
-
-use super::engine::{Cell, Measure, cells, values};
-use super::{Claim, Plot, Run, Settings, Sweep, Table, shape, sized};
-use crate::cpus;
-use crate::crew::Slice;
-use crate::peer::Scratch;
+use super::prelude::*;
 use crate::pingpong::{self, SemPair};
-use crate::samples::{Row, Samples};
 use crate::sems::{Linux, Ours, Sems, apart, check};
 use crate::worker::{Place, Workers, of_sets};
+use std::fs;
 
 /// The baseline of all rows.
 const BASELINE: &str = "linux";
 const OURS: &str = "corewalk";
 /// The share of the time per row.
 const SHARE_OF_TIME: f64 = 0.8;
-/// The most that a round trip may take of the host kernel's time, with one waiter and with a crowd.
+/// The most time of a round trip over the host kernel's, with one waiter and with a crowd of
+/// waiters.
 const MOST: f64 = 1.05;
 const MOST_OF_CROWD: f64 = 1.0;
 /// Threads that wait at one semaphore.
 const CROWDS: (&[usize], &[usize]) = (&[8], &[8, 100, 400]);
 
 /// The table.
-pub(super) const TABLE: Table = Table {
-    name: "wakeup",
-    source: "the waits that document 002's semop-multi leaves out, after lmbench's lat_sem",
-    about: "round trips of two that wait for each other at semaphores, on one processor and on two",
-    claim: "A wait that is really waited takes no longer than with the host kernel's semaphores.",
-    plot: Plot {
-        x: "cpus",
-        metric: "ns_per_op",
-        at: &[("workers", "threads"), ("waiters", "1")],
-        headline: "1",
-    },
-    claims,
-    sweeps,
-    run: |run, samples| apart(|| measure(run, samples)),
-    ..Table::PLAIN
-};
+pub(super) const TABLE: Table =
+    Table { name: "wakeup", claims, sweeps, run: |run, samples| apart(|| measure(run, samples)) };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {
     let claim = |cell: Cell| {
@@ -84,7 +61,7 @@ fn sweeps(settings: &Settings) -> Vec<Sweep> {
     vec![Sweep::new(cells, (2, BASELINE), SHARE_OF_TIME)]
 }
 
-/// Returns all cells: pairs of threads and processes, and crowds of threads.
+/// Returns all cells: pairs of threads and of processes, and crowds of threads.
 fn all_cells(crowds: &[usize], workers: &[&str], cpus: &[usize]) -> Vec<Cell> {
     let of = |workers: &[&str], waiters: &[usize]| {
         let (workers, waiters) = (values(workers), values(waiters));

@@ -1,62 +1,57 @@
-//! Table `xattr`: what an index of shared attribute blocks costs, and what it saves.
+//! Table `xattr`: the cost of an index of shared attribute blocks, and the space that it saves.
 //!
 //! Source: document 004 (Kara, December 2015), its program xattr-bench. Units: sets per second of
 //! wall time, all processes together; processor time per set; bytes of blocks per file at the end;
-//! and the document's own unit, seconds in which each process sets 50,000 attributes, as the
-//! average of the runs.
+//! and the document's own unit, the seconds for 50,000 sets by each process, as the mean of the
+//! runs.
 //!
 //! # What the document measured
-//! P processes set the attribute of F files each to a value chosen at random from V, 50,000 times,
-//! on ext4 on a ramdisk and 24 processors, with five designs of mbcache. Its figures stand below
-//! the rows (`published`).
+//! P processes set the attribute of F files each, to a random one of V values, 50,000 times. The
+//! file system was ext4 on a ramdisk, the machine had 24 processors, and there were five designs of
+//! mbcache. The document's figures are below the rows (`published`).
 //!
 //! # What is kept, and what is not
-//! - P: document: 1, 2, 4 ... 64 on 24 processors; here: `--threads`; 1, 2, 4 on two processors are
-//!   as crowded as 12, 24 and 48 there.
-//! - F: document: 10, 100, 1000; here: the same in memory; on disk and in a tmpfs 100 and 1000, for
-//!   time.
-//! - V: document: 10 ... 100,000; here: in memory up to 10,000, elsewhere up to 1,000: beyond, few
-//!   files have equal values.
-//! - sets: document: 50,000 per process; here: in memory for the time of a slice; on disk at most
-//!   50,000 per process; `seconds` is computed from the rate.
-//! - runs: document: 5; here: 7, interleaved; on the disk and in a tmpfs 21.
+//! - P: the document has 1, 2, 4 ... 64 on 24 processors, and this table `--threads`. 1, 2 and 4 on
+//!   two processors are as crowded as 12, 24 and 48 there.
+//! - F: the document has 10, 100 and 1000, and so has this table in memory. On disk and in a tmpfs
+//!   it has 100 and 1000, to save time.
+//! - V: the document has 10 ... 100,000. This table has up to 10,000 in memory and up to 1,000
+//!   elsewhere. Beyond that few files have equal values.
+//! - Sets: the document has 50,000 per process. In memory this table runs for the time of a slice,
+//!   and on disk it has at most 50,000 per process. `seconds` is computed from the rate.
+//! - Runs: the document has 5. This table has 7, interleaved, and 21 on disk and in a tmpfs.
 //!
-//! A value has 3,900 bytes: with its name it fills a block. So a store compares as much as it can,
-//! which is to our disadvantage where sharing saves only a copy. Both stores hash samples of long
-//! values.
+//! A value has 3,900 bytes, so with its name it fills a block. So a store compares as many bytes as
+//! possible, which is a disadvantage for corewalk where sharing only saves a copy. Both stores hash
+//! samples of long values.
 //!
-//! - `memory`: blocks of a store in memory (`blocks::memory`), one allocation and copy each.
-//! - `tmpfs`: a `corewalk::tmpfs`, `corewalk` with sharing and `off` without: it shares late.
+//! - `memory`: a store of blocks in memory (`blocks::memory`), with one allocation and copy per
+//!   block.
+//! - `tmpfs`: a `corewalk::tmpfs` that shares late. `corewalk` shares, and `off` does not.
 //! - `disk`: a `corewalk_store::Store` over each index, in a directory of the host's tmpfs (`run`).
 //!
-//! `fuse-metadata` has setxattr(2) on mounts.
-//!
 //! # Checks
-//! At the end of each slice every file has its last value; the users of every block and the entries
-//! of the index agree. In the end `fsck` checks each store on disk.
+//! At the end of each slice every file must have its last value. The users of every block and the
+//! entries of the index must agree. At the end of the run `fsck` checks each store on disk.
 //!
 //! # Claims
-//! See `claims`: they hold for every cell. A cell that the machine's noise turned over counts like
-//! any other. `space` has the bytes of attributes on disk.
+//! The claims are in `claims`. A claim must hold in every cell, even in one that noise of the
+//! machine disturbed. `space` has the bytes of attributes on disk.
 
 mod claims;
 mod published;
 mod run;
 mod space;
 
-use corewalk_base::Mutex;
-
-use super::engine::Cell;
-use super::{Plot, Run, Table};
+use super::prelude::*;
 use crate::blocks::BLOCK_BYTES;
-use crate::questions::Rng;
-use crate::samples::{Metric, Samples};
+use corewalk_base::Mutex;
 
 /// The variants, in the order of the document.
 const VARIANTS: [&str; 5] = ["before-mbcache", "plain-lru", "lru-per-shard", "corewalk", BASELINE];
 /// The variant that all are compared with.
 const BASELINE: &str = "off";
-/// The kinds of stores, in the order in which they are measured.
+/// The kinds of stores, in the order of their measurement.
 const KINDS: [&str; 3] = [MEMORY, TMPFS, DISK];
 const MEMORY: &str = "memory";
 const TMPFS: &str = "tmpfs";
@@ -88,18 +83,6 @@ struct Draws<'a> {
 /// The table.
 pub(super) const TABLE: Table = Table {
     name: "xattr",
-    source: "xattr-bench of document 004 (Kara, December 2015), scaled",
-    about: "processes that set attributes of few or many different values: five designs of mbcache",
-    claim: "Sharing equal attribute blocks costs little where it saves nothing, and less than the designs before.",
-    plot: Plot {
-        x: "processes",
-        metric: "ops_per_s",
-        at: &[("store", "memory"), ("files", "100"), ("values", "100")],
-        headline: "1",
-    },
-    published: || Some(published::curves((100, 100))),
-    note: published::TABLE,
-    is_in_note: |row| row.params.get("store").is_some_and(|store| store == DOCUMENT),
     claims: claims::of,
     sweeps: |settings| KINDS.map(|kind| run::sweep(settings, kind)).into(),
     run,
@@ -116,13 +99,13 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the cell of so many processes, files of each, and values.
+/// Returns the cell with these numbers of processes, of files of each process, and of values.
 fn cell(store: &str, [processes, files, values]: [usize; 3]) -> Cell {
     let cell = Cell::default().with("store", store).with("processes", processes);
     cell.with("files", files).with("values", values)
 }
 
-/// Returns the bytes that each file of a cell takes of so many.
+/// Returns the bytes per file of a cell whose files take `bytes` in all.
 fn bytes_per_file(cell: &Cell, bytes: u64) -> (Metric, f64) {
     let files = cell.number("processes") * cell.number("files");
     (Metric::BytesPerEntry, bytes as f64 / files as f64)
@@ -181,8 +164,8 @@ impl<'a> Draws<'a> {
     }
 }
 
-/// Returns the seconds in which each of so many processes does what it did in the document, at a
-/// rate of all together.
+/// Returns the seconds for the document's 50,000 sets by each process, at the rate `ops_per_s` of
+/// all processes.
 fn seconds(processes: usize, ops_per_s: f64) -> f64 {
     (SETS * processes) as f64 / ops_per_s.max(1e-9)
 }
@@ -224,7 +207,7 @@ mod tests {
         let claims: Vec<String> = claims::of(&rows).iter().map(Claim::to_string).collect();
         let measured = claims.iter().filter(|claim| claim.contains("held (x")).count();
         assert!(measured == 8, "{claims:?}");
-        assert!(rows.iter().any(|row| (TABLE.is_in_note)(row)));
+        assert!(rows.iter().any(|row| row.params["store"] == DOCUMENT));
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! The tables that re-run the source documents, as users meet them: a program and what it writes.
+//! The tables that re-run the source documents must work as users run them.
 //!
-//! Every run is a quick one: it shows that the tables work, check their answers and keep the form
-//! that other tools rely on.
+//! Every run is a quick one. It shows that a table works, checks its answers and follows the
+//! schema, not how fast anything is.
 
 #![forbid(unsafe_code)]
 
@@ -24,7 +24,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Returns what a quick run of `table` prints and writes, the latter checked against the schema.
+/// Runs `table` quickly. Returns its text and its JSON, which must follow the schema.
 fn quick(table: &str) -> (String, Value) {
     let name = format!("corewalk-lab-{}-{table}.json", std::process::id());
     let file = std::env::temp_dir().join(name);

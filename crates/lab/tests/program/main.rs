@@ -1,7 +1,7 @@
-//! The lab as its users meet it: a program, its exit status, and the JSON it writes.
+//! The lab as its users run it: the program, its exit status, and its JSON.
 //!
-//! Every run here is a quick one: it shows that the tables work and that their rows have the form
-//! that other tools rely on, not how fast anything is.
+//! Every run is a quick one. It shows that a table works and that its rows follow the schema, not
+//! how fast anything is.
 
 #![forbid(unsafe_code)]
 
@@ -29,7 +29,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Returns what a quick run of `tables` writes as JSON, checked against the schema.
+/// Runs `tables` quickly. Returns the JSON, which must follow the schema.
 fn quick(tables: &[&str]) -> Value {
     let file: PathBuf = std::env::temp_dir().join(format!(
         "corewalk-lab-{}-{}-{}.json",

@@ -1,5 +1,4 @@
-//! `corewalk-lab report` as its users meet it: a page from files, and one clear line for what
-//! cannot be.
+//! `corewalk-lab report` must make a page from files, and print one clear line for a mistake.
 //!
 //! Source: the contract of the program in DESIGN.md, section 5.
 

@@ -1,14 +1,14 @@
 //! The part of JSON Schema that the lab's schema uses.
 //!
-//! A whole validator is a large dependency for one file. This one knows the keywords in
-//! `schema.json`, and fails on any other, so that a keyword added there cannot be ignored here.
+//! A complete validator would be a large dependency. This one knows only the keywords of
+//! `schema.json`, and fails on any other keyword, so that none is ignored.
 //!
 //! Source: JSON Schema, draft 2020-12.
 
 use serde_json::Value;
 
-/// Returns `Ok` if `value` follows `schema`, whose references lead into `root`; else where it does
-/// not.
+/// Returns an error with the place at which `value` does not follow `schema`. References in
+/// `schema` lead into `root`.
 pub(crate) fn check(root: &Value, schema: &Value, value: &Value, at: &str) -> Result<(), String> {
     let keywords = schema.as_object().ok_or("a schema is an object")?;
     for (keyword, wanted) in keywords {

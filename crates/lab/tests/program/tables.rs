@@ -1,8 +1,8 @@
 //! Quick runs of all tables, as their users start them.
 //!
-//! Each run checks its own answers. These tests check that the program runs every table that it
-//! lists, and that the JSON follows the schema. Each table has a plot and its claims on the page of
-//! a report. No file stays on the host's tmpfs.
+//! Each run checks its own answers. The program must run every table that it lists, and the JSON
+//! must follow the schema. Each table must have a plot and its claims on the page of a report. No
+//! file may stay on the host's tmpfs.
 //!
 //! Source: `schema.json`.
 
@@ -12,9 +12,9 @@ use serde_json::Value;
 
 use crate::{lab, quick, rows, text};
 
-/// Tables that need more than a build and a tmpfs; they have tests of their own.
+/// The tables that need /dev/fuse. Other tests run them.
 const ELSEWHERE: [&str; 1] = ["fuse-metadata"];
-/// Tables of files, each with the parameters of a row that must be there.
+/// The tables of files, each with the parameters of a required row.
 const FILES: [(&str, &[(&str, &str)]); 6] = [
     ("rename", &[("directories", "own-pair")]),
     ("create-one-dir", &[("directories", "one")]),
@@ -26,18 +26,19 @@ const FILES: [(&str, &[(&str, &str)]); 6] = [
 
 fn left_on_the_host() -> usize {
     let entries = std::fs::read_dir("/dev/shm").expect("the host has a tmpfs").flatten();
-    // A file system that a test of another process uses has another number in its name.
+    // The name of a folder has the number of its process, so folders of other running tests do not
+    // count.
     let of_ours = |name: &str| name.starts_with("corewalk-lab-") && !is_running(name);
     entries.filter(|entry| entry.file_name().to_str().is_some_and(of_ours)).count()
 }
 
-/// Returns true if the process in the name of a folder is there.
+/// Returns true if the process whose number is in the name of a folder is running.
 fn is_running(name: &str) -> bool {
     let number = name.split('-').nth(2).unwrap_or_default();
     std::path::Path::new("/proc").join(number).exists()
 }
 
-/// Returns the tables that the program lists, but for those that are tested elsewhere.
+/// Returns the tables that the program lists, without those in `ELSEWHERE`.
 fn listed() -> Vec<String> {
     let listed = text(&lab(&["list"]).stdout);
     let names: Vec<String> =
@@ -48,7 +49,7 @@ fn listed() -> Vec<String> {
     names.into_iter().filter(|name| !ELSEWHERE.contains(&&name[..])).collect()
 }
 
-/// Checks that a file table has the variants that all of them have.
+/// Checks that a table of files has rows of `corewalk` and `linux`.
 fn check_files(table: &Value, params: &[(&str, &str)]) {
     for variant in ["corewalk", "linux"] {
         for metric in ["ops_per_s", "ns_per_op"] {

@@ -7,8 +7,8 @@ use crate::slots::Words;
 /// Returns a cache with room for `entries` entries.
 fn cache(entries: u64) -> Mbcache {
     let budget_bytes = (entries * SLOTS_PER_ENTRY).div_ceil(u64::from(SLOTS)) * LINE_BYTES;
-    let options = MbcacheOptions { budget_bytes, hash_seed: Some(1), ..MbcacheOptions::default() };
-    Mbcache::new(options).unwrap()
+    let options = MbcacheOptions { budget_bytes, ..MbcacheOptions::default() };
+    Mbcache::with_secret(options, Secret::new(1)).unwrap()
 }
 
 /// Returns the values under `key`, in the order in which `find_first` and `find_next` return them.
@@ -54,7 +54,7 @@ fn entry_takes_four_words_with_its_share_of_a_line() {
 #[test]
 fn budget_counts_twelve_words_for_an_entry() {
     for entries in [2, 1_000, 100_000] {
-        assert_eq!(cache(entries).stats().bytes, entries * 12 * size_of::<u64>() as u64);
+        assert_eq!(cache(entries).index.bytes(), entries * 12 * size_of::<u64>() as u64);
         assert_eq!(u64::from(cache(entries).entries_max()), entries);
     }
 }
@@ -85,17 +85,17 @@ fn handles_of_one_entry_are_bounded() {
 fn cache_within_its_budget_has_room_for_what_it_says() {
     for budget_bytes in [700, 4_096, 1 << 20, 5_000_000, 16 << 20] {
         for values in [1, 2, 10] {
-            let options =
-                MbcacheOptions { budget_bytes, hash_seed: Some(3), ..MbcacheOptions::default() };
-            let cache = Mbcache::new(options).unwrap();
+            let options = MbcacheOptions { budget_bytes, ..MbcacheOptions::default() };
+            let cache = Mbcache::with_secret(options, Secret::new(3)).unwrap();
             let entries = u64::from(cache.entries_max());
             for value in 0..entries {
                 cache.create(value / values, value).unwrap();
             }
             let stats = cache.stats();
             assert_eq!((stats.entries, stats.reclaimed), (entries, 0), "G.4: one was dropped");
-            assert!(stats.bytes <= budget_bytes, "{stats:?} of {budget_bytes}");
-            assert!(entries * 96 + 96 > stats.bytes, "{entries} in {budget_bytes}");
+            let bytes = cache.index.bytes();
+            assert!(bytes <= budget_bytes, "{bytes} of {budget_bytes}");
+            assert!(entries * 96 + 96 > bytes, "{entries} in {budget_bytes}");
         }
     }
 }
@@ -122,20 +122,20 @@ fn full_cache_drops_what_was_not_used_and_keeps_as_many_as_it_says() {
         }
     }
     // A full table must still have free slots, so that searches stay short.
-    let most = cache.stats().bytes / LINE_BYTES * u64::from(SLOTS);
-    let kept = cache.count();
+    let most = cache.index.bytes() / LINE_BYTES * u64::from(SLOTS);
+    let kept = cache.stats().entries;
     assert!((most / 2..most * 9 / 10).contains(&kept), "{kept} of {most}");
 }
 
-/// The measured fill must be right, although values that are all even, or all odd, prefer one slot
-/// of each line.
+/// Even values prefer one slot of each line, and odd values the other. In all cases three quarters
+/// of the slots must get used.
 #[test]
 fn full_cache_uses_three_quarters_of_its_slots_whatever_the_values_are() {
     for (factor, first) in [(1, 0), (2, 0), (2, 1)] {
         let cache = cache(10_000);
         (0..60_000).for_each(|n| cache.create(n, factor * n + first).unwrap());
-        let slots = cache.stats().bytes / LINE_BYTES * u64::from(SLOTS);
-        let percent = cache.count() * 100 / slots;
+        let slots = cache.index.bytes() / LINE_BYTES * u64::from(SLOTS);
+        let percent = cache.stats().entries * 100 / slots;
         assert!((71..79).contains(&percent), "{percent} % with values {factor} n + {first}");
     }
 }
@@ -149,7 +149,8 @@ fn full_cache_whose_entries_are_all_held_takes_no_more() {
         if let Err(error) = cache.create(value, value) {
             break error;
         }
-        // The newest entry is the only one without a handle, and reclaim in `create` may drop it.
+        // All older entries have handles. So reclaim in `create` may only drop the newest entry,
+        // which gets its handle here.
         held.extend(cache.find_first(value));
     };
     assert_eq!((full, held.len()), (CreateError::Full, 180), "each slot has an entry");
@@ -169,11 +170,11 @@ fn key_with_too_many_values_loses_one_for_each_new_one() {
         cache.create(1, value).unwrap();
         assert!(cache.get(1, value));
     }
-    assert_eq!((cache.count(), cache.stats().reclaimed), (256, 144));
+    assert_eq!((cache.stats().entries, cache.stats().reclaimed), (256, 144));
 }
 
-/// Many keys with one home line must lengthen a search to one window, and no further. Entries of
-/// other home lines in that window must still be found.
+/// If many keys have one home line, a search for them must get as long as one window, and no
+/// longer. Entries of other home lines in that window must still be found.
 #[test]
 fn keys_of_one_home_are_kept_to_one_window() {
     let cache = cache(1_000);
@@ -182,13 +183,13 @@ fn keys_of_one_home_are_kept_to_one_window() {
     let of_home = |home| (1..).filter(move |&key| index.home(key) == home);
     let keys: Vec<u64> = of_home(home).take(400).collect();
     keys.iter().for_each(|&key| cache.create(key, key).unwrap());
-    assert_eq!((cache.count(), cache.stats().reclaimed), (256, 144));
+    assert_eq!((cache.stats().entries, cache.stats().reclaimed), (256, 144));
     assert_eq!(looked_at(&cache, 1), 256);
     let neighbour = of_home((home + 5) % 1_500).next().unwrap();
     cache.create(neighbour, 7).unwrap();
     assert_eq!(values(&cache, neighbour), [7]);
     let kept = keys.iter().filter(|&&key| values(&cache, key) == [key]).count() as u64;
-    assert_eq!(kept + 1, cache.count(), "each entry that was not dropped is found");
+    assert_eq!(kept + 1, cache.stats().entries, "each entry that was not dropped is found");
 }
 
 #[test]
@@ -199,9 +200,9 @@ fn pair_is_there_once_and_keeps_its_flag() {
     held.note_users(cache.users_max());
     assert_eq!(cache.create(1, 5), Err(CreateError::Exists));
     assert!(cache.find_first(1).is_none());
-    assert!(cache.get(1, 5) && cache.count() == 1);
+    assert!(cache.get(1, 5) && cache.stats().entries == 1);
     drop(held);
-    assert_eq!(cache.count(), 0);
+    assert_eq!(cache.stats().entries, 0);
 }
 
 /// A search must not return values of other keys with the same home line. A freed slot must be used
@@ -246,7 +247,7 @@ fn home_reaches_as_far_as_its_entries_stand() {
     assert_eq!(looked_at(), 2);
 }
 
-/// Trap T40: a loop with `find_next` must end although it deletes entries. The loop has a handle of
+/// Trap T40: a loop with `find_next` must end even if it deletes entries. The loop has a handle of
 /// its current entry, so no thread removes that entry.
 #[test]
 fn loop_that_deletes_what_it_meets_ends() {
@@ -286,7 +287,7 @@ fn control_loop_that_begins_anew_does_not_end() {
     panic!("the control ended after {met}");
 }
 
-/// Trap T37: the referenced bit must have an effect: an entry that was used survives one scan.
+/// Trap T37: the referenced bit must have an effect: a used entry must survive one scan.
 #[test]
 fn entries_that_were_used_survive_a_scan() {
     let cache = cache(1_000);
@@ -305,8 +306,8 @@ fn entries_that_were_used_survive_a_scan() {
     assert_eq!(cache.scan(u64::MAX), 50);
 }
 
-/// Control of T37: finding an entry does not set its referenced bit, so a scan must drop these
-/// entries.
+/// Control of T37: `find_first` does not set the referenced bit, so a scan must drop entries that
+/// were only found.
 #[test]
 fn control_entries_that_were_only_looked_at_are_dropped() {
     let cache = cache(1_000);
@@ -321,7 +322,7 @@ fn control_entries_that_were_only_looked_at_are_dropped() {
 fn scan_looks_at_no_more_than_it_is_told() {
     let cache = cache(1_000);
     (0..100).for_each(|value| cache.create(value, value).unwrap());
-    assert_eq!([cache.scan(0), cache.scan(30), cache.count()], [0, 30, 70]);
+    assert_eq!([cache.scan(0), cache.scan(30), cache.stats().entries], [0, 30, 70]);
     assert_eq!(cache.stats().reclaimed, 30);
 }
 
@@ -357,7 +358,7 @@ fn value_at_its_cap_is_not_found_until_it_has_fewer_users() {
     cache.create(1, 5).unwrap();
     cache.find_first(1).unwrap().note_users(2);
     cache.find_first(1).unwrap().note_users(3);
-    assert!(cache.find_first(1).is_none() && cache.count() == 0);
+    assert!(cache.find_first(1).is_none() && cache.stats().entries == 0);
     assert!(cache.note_users(1, 5, 2), "the pair is entered again");
     let held = cache.find_first(1).unwrap();
     assert!(!cache.note_users(1, 5, 3) && found(&cache, 1).is_empty());
@@ -365,11 +366,11 @@ fn value_at_its_cap_is_not_found_until_it_has_fewer_users() {
     drop(held);
     assert_eq!(values(&cache, 1), [5]);
     assert!(!cache.note_users(1, 5, 3), "there is no handle, so the entry goes at once");
-    assert_eq!(cache.count(), 0);
+    assert_eq!(cache.stats().entries, 0);
 }
 
-/// Creates `count` values of one key one after the other. Calls `each` with the handle of each
-/// value, to make the value full. Returns the number of slots that a search for the key then
+/// Creates `count` values of one key one after the other. For each value, calls `each` with a
+/// handle, to make the value full. Returns the number of slots that a search for the key then
 /// examines.
 fn slots_looked_at<'c>(
     cache: &'c Mbcache,
@@ -386,8 +387,8 @@ fn slots_looked_at<'c>(
     looked_at(cache, 1)
 }
 
-/// Trap T39: full blocks must not make long chains. A search for their content must examine one
-/// line, however many there are.
+/// Trap T39: full blocks must not make long chains. A search for their content must examine only
+/// one line, however many full blocks exist.
 #[test]
 fn find_among_any_number_of_full_values_looks_at_one_line() {
     for count in [10, 1_000] {
@@ -406,7 +407,7 @@ fn control_find_looks_at_full_values_that_stay() {
     let mut held = Vec::new();
     assert_eq!(slots_looked_at(&cache, 200, |entry| held.push(entry)), 200);
     drop(held);
-    assert_eq!(cache.count(), 0);
+    assert_eq!(cache.stats().entries, 0);
 }
 
 #[test]
@@ -416,7 +417,7 @@ fn cache_that_is_off_finds_nothing_and_takes_nothing() {
     assert!(!cache.note_users(2, 7, 1));
     assert!(cache.find_first(2).is_none() && !cache.get(2, 7));
     assert!(cache.delete_or_get(2, 7).is_none());
-    assert_eq!((cache.count(), cache.users_max()), (0, 1));
+    assert_eq!((cache.stats().entries, cache.users_max()), (0, 1));
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Tests of a mounted store with records that a check would report. An operation on them fails, or
-//! is complete.
+//! Tests of a mounted store that has damaged records. Each operation on these records must fail, or
+//! be carried out in full.
 
 use corewalk::{Errno, Fallocate, FileKind, FileSystem as _, Make, Name, Node, RenameMode};
 
@@ -56,8 +56,8 @@ fn directory_that_says_it_has_no_entries_loses_none() {
             let renamed = store.rename((dir(), name("file")), (root(), name("x")), mode);
             assert_eq!(renamed, Err(Errno::IO));
         }
-        // The count of entries is wrongly 0. The operation must look at the entries to see that the
-        // directory is not empty.
+        // The stored count of entries is wrongly 0. So the operation must read the entries to find
+        // that the directory is not empty.
         assert_eq!(store.remove(root(), name("dir"), dir()), Err(Errno::IO));
         let other = store.make(root(), name("other"), &Make::new(0o040_755, 0, 0)).unwrap();
         let renamed = store.rename((root(), name("other")), (root(), name("dir")), moves[0]);
@@ -82,15 +82,15 @@ fn directory_that_counts_no_subdirectories_loses_none() {
     let run = |store: &Store| {
         store.remove(dir(), name("file"), file()).unwrap();
         store.forget(3);
-        // A move within the root does not change the count of subdirectories, so it succeeds. A
-        // removal would make the count wrong.
+        // A move within the root does not change the root's count of subdirectories, so it
+        // succeeds. A removal would make the count too small, so it fails.
         store.rename((root(), name("dir")), (root(), name("x")), RenameMode::Replace).unwrap();
         assert_eq!(store.remove(root(), name("x"), dir()), Err(Errno::IO));
         let made = store.make(root(), name("sub"), &Make::new(0o040_755, 0, 0)).unwrap();
         let sub = Node::detached(made.ino, made.kind());
         store.rename((root(), name("x")), (sub, name("dir")), RenameMode::Replace).unwrap();
-        // The count of the root is that of no subdirectory again, so `sub` cannot leave it. `sub`
-        // is not empty, since it contains the moved directory.
+        // The stored count of the root says again that it has no subdirectory. So `sub` cannot be
+        // moved out of the root. `sub` is not empty, since it contains the moved directory.
         let renamed = store.rename((root(), name("sub")), (dir(), name("x")), RenameMode::Replace);
         assert_eq!(
             (renamed, store.remove(root(), name("sub"), sub)),
@@ -116,14 +116,15 @@ fn directory_that_has_as_many_as_can_be_counted_gets_no_more() {
     try_with("full", nlink, run, &[Finding::Links(2, u32::MAX, 2)]);
 }
 
-/// An entry whose kind is not that of its inode must not be moved, removed or replaced.
+/// An entry whose kind differs from that of its inode must not be moved, removed or replaced.
 #[test]
 fn entry_of_another_kind_than_its_inode_stays() {
     let run = |at: (Node<'static>, &'static str), node: Node<'static>| {
         move |store: &Store| {
             let at = (at.0, name(at.1));
             assert_eq!(store.remove(at.0, at.1, node), Err(Errno::IO));
-            // The kinds of the two entries may make the call fail before it finds the damage.
+            // The call may also fail with another error, because it compares the kinds of both
+            // entries before it reads the damaged record.
             let assert_fails = |from, to, mode| {
                 let renamed = store.rename(from, to, mode);
                 let is_refused =
@@ -154,8 +155,8 @@ fn entry_of_another_kind_than_its_inode_stays() {
     try_with("as-file", directory_as_file, run((root(), "dir"), dir()), &findings);
 }
 
-/// A mount must refuse a store with an invalid number and change nothing. After the largest number
-/// the next one would be 0 or that of the root.
+/// A mount must refuse a store with an invalid number and change nothing. Otherwise the next number
+/// after the largest one could be 0, or the number of the root.
 #[test]
 fn numbers_that_nothing_has_are_refused() {
     for kind in [Kind::Orphan, Kind::Inode, Kind::XattrUsers] {
@@ -184,8 +185,8 @@ fn numbers_that_nothing_has_are_refused() {
 
 #[test]
 fn blocks_and_generations_that_cannot_be_counted_are_refused() {
-    // Damage 0: the sum of the blocks overflows. Damage 1: the generation cannot grow. Damage 2:
-    // the sum of the blocks exceeds the largest device.
+    // The values of `damage` are: 0, the sum of the blocks overflows; 1, the generation cannot
+    // grow; 2, the sum of the blocks exceeds the largest device.
     for damage in 0..3 {
         let path = store("uncountable");
         write(&path, |snapshot, _| match damage {

@@ -1,4 +1,4 @@
-//! Tests of the findings of a check, and of cases that are no damage.
+//! Tests of what a check reports for each kind of damage, and of stores that it must accept.
 
 use corewalk::{FileSystem as _, Make, Node, XattrMode};
 
@@ -92,8 +92,8 @@ fn damaged_acls_are_found() {
 #[test]
 fn targets_with_wrong_lengths_are_found() {
     use Finding::*;
-    // Returns a change that turns the file into an inode with this mode, size and target, without
-    // data and attributes.
+    // Returns a change that gives the inode of the file this mode, size and target. The change also
+    // removes data and attributes.
     let file_as = |mode: u32, size: u64, target: &'static [u8]| {
         move |snapshot: &Snapshot, secret: &Secret| {
             let change = |inode: &mut InodeRecord| (inode.mode, inode.size) = (mode, size);
@@ -125,7 +125,7 @@ fn targets_with_wrong_lengths_are_found() {
     assert_eq!(found("no-target", file_as(0o100_644, 6, b"target")), [Target(3)]);
 }
 
-/// A count whose sum overflows must be a finding, like any wrong count.
+/// A count must be a finding even if the sum of the counts overflows.
 #[test]
 fn numbers_that_overflow_are_found() {
     use Finding::*;
@@ -164,7 +164,8 @@ fn wrong_names_are_found() {
     assert!(got.contains(&Unreachable(2)) && got.contains(&Unreachable(3)), "{got:?}");
 }
 
-/// If the stored count of users is too small, the space of a block must still be freed only once.
+/// The stored count of users of a block is too small. Nevertheless the space of the block must be
+/// freed only once.
 #[test]
 fn damaged_count_of_users_gives_no_room_twice() {
     let path = store("twice-left");
@@ -191,7 +192,8 @@ fn damaged_count_of_users_gives_no_room_twice() {
     database.write(&[(key, Some(users.into()))]).unwrap();
     drop(database);
     let opened = Store::open(&path, &options).unwrap();
-    // Set the attributes that each inode already has, so that it loads its attribute block.
+    // Set the attributes that each inode already has. That makes each inode load its attribute
+    // block.
     for node in [file, others[0], others[1], others[2]] {
         opened.setxattr(node, b"user.a", b"1", XattrMode::Set).unwrap();
     }

@@ -38,9 +38,9 @@ use crate::record::{Key, SuperRecord};
 
 /// Estimated maximum number of bytes of records in one log entry.
 const LOGGED_RECORDS_MAX: u64 = 256 << 10;
-/// Maximum number of attempts to write records to the database. The first attempt may find that a
-/// read has failed, and the second that the host is full. The third can use the space of the
-/// reserve.
+/// Maximum number of attempts of one commit to write to the database. The first attempt may fail
+/// because a read has failed earlier, and the second because the host is full. The third can use
+/// the space of the reserve.
 const ATTEMPTS_MAX: u32 = 3;
 
 /// The place that a commit must reach.
@@ -75,8 +75,8 @@ impl Journal {
         if is_committed {
             return self.check();
         }
-        // J.6: a commit sets `has_logged_data` before it reads data for the log. So if the flag is
-        // not set yet, that commit will read no older data than this sync writes.
+        // J.6: a commit sets `has_logged_data` before it reads data for the log. If the flag is not
+        // set here, a later commit reads for the log at least the data that this sync writes.
         if self.dirty.is_large() && !has_logged_data {
             return self.sync_data_once().map_err(|_| Errno::IO);
         }
@@ -89,8 +89,8 @@ impl Journal {
         if self.check().is_err() {
             return Err(io::ErrorKind::Other.into());
         }
-        // ORDERING: Relaxed. A write that this call has to cover has set the flag before. The lock
-        // of the file, the barrier, or the caller itself orders the two.
+        // ORDERING: Relaxed. A write that this call has to cover has set the flag before. The data
+        // lock of the file, the barrier, or the order of the caller makes the flag visible.
         if !self.is_data_dirty.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
@@ -187,31 +187,29 @@ impl Journal {
             let done = Some(Done::Nothing);
             let _turn = Turn { journal: self, done, since: Instant::now() };
             let mut opened = self.opened.lock();
-            // Check again, because another thread may have reopened the database meanwhile. Do not
-            // reopen it after lost writes, since a reopened database lacks them.
+            // Check again, because another thread may have reopened the database meanwhile. If the
+            // device has lost writes, do not reopen the database, since it would lack them.
             if self.view().base.has_failed_read() && !opened.is_lost() {
-                // All records are still there after a reopening: those of the last commit in the
-                // database, later ones in the layers.
+                // A reopening loses no records. Those of the last commit are in the database, and
+                // later ones are in the layers.
                 let _ = self.open_again(&mut opened);
                 if opened.is_lost() {
-                    // The reopened database may be older than the last commit. Do not show its
-                    // content.
+                    // The reopened database may be older than the last commit, so do not read it.
                     self.fail();
                 }
             }
         });
     }
 
-    /// Freezes the running transaction and makes it durable. Returns its id, and whether it is in
-    /// the log or in the database. Returns None on failure.
+    /// Freezes the running transaction and makes it durable. Returns its id, and `Goal::InDatabase`
+    /// if it is in the database and not only in the log. Returns None on failure.
     fn commit(&self, goal: Goal) -> Option<(u64, Goal)> {
         let frozen = self.freeze();
         // Check for an abort after the barrier was closed. An aborted operation has left only a
         // part of its changes in the frozen layer.
         self.check().ok()?;
-        // ORDERING: Relaxed. A stale value does no harm, since a commit can use the reserve. On a
-        // full host do not use the log, since the logged transaction might never fit into the
-        // database.
+        // ORDERING: Relaxed. If the value is stale, the commit can still use the reserve. On a full
+        // host do not use the log, since the logged transaction might never fit into the database.
         let is_full = self.is_full.load(Ordering::Relaxed);
         let is_logged = goal == Goal::Durable && !frozen.has_failed_read && !is_full;
         let done = match is_logged.then(|| self.append(&frozen)) {
@@ -269,8 +267,8 @@ impl Journal {
         }
         let ranges = match &frozen.written {
             Some(ranges) => {
-                // Set the flag before any byte is read for the log. `sync_data` relies on that
-                // order.
+                // Set the flag before any byte is read for the log. Otherwise `sync_data` could
+                // sync newer data, and a replay would put older bytes over it (J.6).
                 self.state.lock().has_logged_data |= !ranges.is_empty();
                 &ranges[..]
             }
@@ -292,8 +290,8 @@ impl Journal {
             Ok(Some(bytes)) => bytes,
             Ok(None) => return Ok(false),
             Err(_) => {
-                // The entry is not confirmed. The log takes no more entries until a commit of the
-                // database makes it void.
+                // The write or the sync has failed, so the entry is not confirmed. The log takes no
+                // more entries until a commit of the database makes it void.
                 count(&self.counts.log_failures, 1);
                 return Ok(false);
             }
@@ -307,8 +305,8 @@ impl Journal {
     fn keep_logged(&self, frozen: &Frozen) {
         let logged = frozen.all();
         for shard in &self.barrier {
-            // The shards need no common lock: frozen and logged layer together have the same
-            // records before and after.
+            // Change one shard after the other. A reader finds the same records in a changed and in
+            // an unchanged shard, because the new logged layer has the records of both layers.
             let mut view = shard.write();
             view.logged = Some(logged.clone());
             view.frozen = None;
@@ -321,15 +319,16 @@ impl Journal {
         let mut log = self.log.lock();
         let superblock = log.next_superblock();
         let mut records = frozen.all().collect_sorted();
-        // Increment the generation even if the log is empty, so that later entries differ from
-        // older ones.
+        // Increment the generation even if the log is empty. Otherwise an old entry that is still
+        // in the log could look like a new one.
         records.insert(0, super_record(superblock));
         let base = Arc::new(self.write_records(&records, superblock.generation)?);
         log.restart();
         drop(log);
         for shard in &self.barrier {
-            // The shards need no common lock: the new snapshot has the same records as the layers
-            // that it replaces.
+            // Change one shard after the other. A reader finds the same records in a changed and in
+            // an unchanged shard, because the new snapshot has all records of the layers that it
+            // replaces.
             let mut view = shard.write();
             view.base = base.clone();
             (view.frozen, view.logged) = (None, None);
@@ -337,14 +336,16 @@ impl Journal {
         }
         count(&self.counts.database, 1);
         count(&self.counts.records, records.len() as u64);
-        // ORDERING: Relaxed. If this thread misses the flag, `grow` renews the reserve later.
+        // ORDERING: Relaxed. If this thread misses the flag, `grow` allocates the reserve again
+        // later.
         if self.is_full.load(Ordering::Relaxed) {
             self.renew_reserve();
         }
         Ok(())
     }
 
-    /// Makes a superblock durable that differs from the current one only in `log_bytes`.
+    /// Writes a superblock that differs from the current one only in `log_bytes`, and makes it
+    /// durable.
     pub(super) fn write_super(&self, superblock: SuperRecord) -> io::Result<()> {
         let snapshot = self.write_records(&[super_record(superblock)], superblock.generation)?;
         let base = Arc::new(snapshot);
@@ -354,12 +355,13 @@ impl Journal {
         Ok(())
     }
 
-    /// Makes records durable in the database and returns a snapshot. `records` contains a
-    /// superblock of `generation`.
+    /// Makes records durable in the database and returns a snapshot. One of `records` is a
+    /// superblock whose generation is `generation`.
     fn write_records(&self, records: &[(Key, Record)], generation: u64) -> io::Result<Snapshot> {
         let mut opened = self.opened.lock();
         if !opened.is_open() && !opened.is_lost() {
-            // If the reopening fails, the write below fails too and returns the error.
+            // Ignore an error of the reopening. The database then refuses the write below, which
+            // returns the error.
             let _ = self.open_again(&mut opened);
         }
         let mut done = opened.write(records, generation);
@@ -374,8 +376,8 @@ impl Journal {
                 self.is_full.store(true, Ordering::Relaxed);
                 self.devices.reserve.set_len(0)?;
             }
-            // The database refuses all calls after an error, so reopen it. The last commit survives
-            // that.
+            // The database refuses all calls after an error, so reopen it. It still has the last
+            // commit.
             done = match self.open_again(&mut opened) {
                 Ok(()) => opened.write(records, generation),
                 Err(error) => Err(error),
@@ -415,8 +417,8 @@ fn count(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }
 
-/// A guard of the right to commit, which only one thread has. Its drop passes the right on, also
-/// during a panic.
+/// A guard of the right to commit, which only one thread has at a time. The guard's drop lets the
+/// next thread commit, also during a panic.
 struct Turn<'a> {
     journal: &'a Journal,
     /// None if the commit has failed.
@@ -427,7 +429,8 @@ struct Turn<'a> {
 /// The outcome of a turn.
 enum Done {
     Nothing,
-    /// All transactions up to this one are in the log or in the database, depending on the goal.
+    /// All transactions up to this one are in the log. With `Goal::InDatabase`, all of them are in
+    /// the database.
     To(u64, Goal),
 }
 
@@ -460,9 +463,9 @@ mod tests {
     use crate::record::Kind;
     use crate::store::{Store, StoreOptions};
 
-    /// Lets one thread commit while an operation of another thread holds a handle. Calls `end`
-    /// before the handle is dropped. Returns the result of the commit, and whether the record of
-    /// the operation exists after a remount.
+    /// Commits in another thread while this thread has a handle with one change. Calls `end` before
+    /// the handle is dropped. Returns the result of the commit, and true if the change exists after
+    /// a remount.
     fn commit_amid(name: &str, end: impl FnOnce(&Journal)) -> (Result<(), Errno>, bool) {
         let path = std::env::temp_dir().join(format!("commit-{}-{name}", std::process::id()));
         let log_bytes = 64 << 10;

@@ -22,7 +22,8 @@ use crate::device::{Device, Loss};
 use crate::layer::Record;
 use crate::record::{Key, SuperRecord};
 
-/// The database of a mounted store, with what is known about its last commit.
+/// The database of a mounted store, with the generation of its last commit and the record of lost
+/// writes.
 pub(super) struct Opened {
     device: Arc<dyn Device>,
     cache_bytes: usize,
@@ -50,13 +51,13 @@ impl Opened {
         self.loss.is_noted()
     }
 
-    /// Returns true if the database is open. It may nevertheless refuse all calls.
+    /// Returns true if the database is open. After an error it is open but refuses all calls.
     pub(super) fn is_open(&self) -> bool {
         self.database.is_some()
     }
 
-    /// Writes records, one of which is a superblock of `generation`, as one transaction. Returns a
-    /// snapshot after it.
+    /// Writes records as one transaction. One of them is a superblock whose generation is
+    /// `generation`. Returns a snapshot after the commit.
     ///
     /// # Errors
     /// The error of the device. After an error the database refuses all calls.
@@ -88,8 +89,8 @@ impl Opened {
         let snapshot = again.snapshot()?;
         let superblock = snapshot.get(&Key::SUPER)?.map(|value| SuperRecord::decode(&value));
         match superblock {
-            // A larger generation means that a commit is durable although it returned an error. The
-            // caller writes the same records once more.
+            // If the generation is larger, a commit is durable although it returned an error. That
+            // does no harm: the caller writes the same records once more.
             Some(Ok(found)) if found.generation >= self.generation => {}
             _ => {
                 self.loss.note();

@@ -149,8 +149,8 @@ impl Known {
         Known { logs, marks, written }
     }
 
-    /// Returns the log of a closed store: the first log, with the end marks of the middle
-    /// generation in its first blocks.
+    /// Returns the log of a closed store: the log of the earliest generation, with its first blocks
+    /// overwritten by the end marks of `GENERATION`.
     fn closed(&self) -> Vec<u8> {
         let mut log = self.logs[0].clone();
         log[..MARKED_BYTES].copy_from_slice(&self.marks[1].repeat(MARKED_BYTES / BLOCK_BYTES));
@@ -163,8 +163,8 @@ impl Known {
         self.written.iter().filter(is_of).collect()
     }
 
-    /// Returns the generation and the number of the unchanged entry at `at`. Returns None if there
-    /// is none, or if it is of an earlier generation.
+    /// Returns the generation and the number of the entry at `at`, if its bytes are unchanged.
+    /// Returns None if they are changed, or if the entry is of a generation before `GENERATION`.
     fn find(&self, log: &[u8], at: usize) -> Option<(u64, u64)> {
         let rest = log.get(at..)?;
         let is_there =
@@ -222,15 +222,14 @@ enum Mounted {
     Entries(u64),
     /// The end marks say that the log is empty.
     Ended,
-    /// The store is refused. In this order, the reasons are the unreadable block, a lost entry, and
-    /// a database older than the log.
+    /// A mount refuses the store because a block is unreadable.
     NoRead,
     Damaged,
     Behind,
 }
 
-/// Returns the result of a mount with this log and a database of this generation. Block `bad`
-/// cannot be read.
+/// Returns the result of a mount with the log `log` and a database of `generation`. `bad` is the
+/// number of an unreadable block.
 fn mounted(log: &[u8], bad: Option<usize>, generation: u64) -> Mounted {
     let device = Bytes(Mutex::new(log.to_vec()), bad);
     match look(&device, superblock(generation)) {
@@ -327,8 +326,9 @@ fn log_that_is_changed_at_random_is_read_as_far_as_it_is_whole_or_refused() {
     assert!(seen.iter().all(|&count| count > 500), "{seen:?}");
 }
 
-/// A reader of a log with an unreadable block must have one of three results. The end marks say
-/// that the log is empty, the block is an error, or the database is too old.
+/// A reader of a log with an unreadable block must have one of three results. Either an end mark
+/// says that the log is empty, or the mount fails because of the block, or it fails because the
+/// database is too old.
 #[test]
 fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_has_nothing() {
     let mut seen = [0_u32; 3];
@@ -359,7 +359,7 @@ fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_ha
             let is_behind = whole.iter().any(|&(_, generation, _)| generation > GENERATION);
             let is_begun = whole.iter().any(|&(.., number)| number != END);
             let is_marked = whole.iter().any(|&(at, _, number)| number == END && at < MARKED_BYTES);
-            // The reader does not read a header that the end of the log cuts off.
+            // If the log ends within the header of an entry, the reader does not read that header.
             let is_read = bad * BLOCK_BYTES + HEADER_BYTES <= log.len();
             let expected = match (is_behind, is_marked && !is_begun) {
                 (true, _) => Mounted::Behind,
@@ -412,7 +412,7 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
         for bit in 0..8 {
             let mut log = closed.clone();
             log[at] ^= 1 << bit;
-            // In the padding, change only one bit of each byte, to save time.
+            // The padding of a mark is long, so change only one bit of each of its bytes.
             if at % BLOCK_BYTES < HEADER_BYTES || bit == at % 8 {
                 check(&log, &format!("bit {bit} of byte {at}"));
             }

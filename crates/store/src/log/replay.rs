@@ -54,7 +54,7 @@ pub(crate) struct Contents {
     pub(super) entries: u64,
     /// True if the log has no valid entry, and has a block that cannot be read.
     pub(super) is_unreadable: bool,
-    /// The records of those kinds that a mount reads, without the values of inodes.
+    /// The records that a mount needs. The values of inodes are left out.
     pub(crate) changes: Changes,
     /// The end of the file data in the log, as an offset in bytes on the data device.
     pub(crate) data_end: u64,
@@ -107,12 +107,13 @@ pub(crate) fn replay(
             database.write(&[(Key::SUPER, Some(next.encode().into()))])?;
         }
         if contents.is_unreadable {
-            // A failure leaves the log as it is, so ignore the error.
+            // Ignore an error. It leaves the log as it is, with the end mark that says that the log
+            // is empty.
             let _ = devices.log.set_len(0);
         }
         return Ok(next);
     }
-    // Give up the reserve, so that a full host has space for the replay. The mount allocates the
+    // Truncate the reserve, so that a full host has space for the replay. The mount allocates the
     // reserve again later.
     devices.reserve.set_len(0)?;
     let generation = superblock.generation + 1;
@@ -218,13 +219,13 @@ impl<'a> Reader<'a> {
     /// Searches all blocks behind the last valid entry for entries that prove a loss.
     ///
     /// # Errors
-    /// The errors of `look`. There is one for a later entry of this generation, one for an entry of
-    /// a later generation, and one for an unreadable block.
+    /// An error of `look` for a later entry of this generation, for an entry of a later generation,
+    /// or for an unreadable block.
     fn check_behind(&mut self) -> Result<(), OpenError> {
         let mut damaged = None;
         let blocks = (self.at..self.len).step_by(BLOCK_BYTES);
-        // The block at `at` is `behind` blocks behind the end of the valid entries. An entry takes
-        // at least one block, so at most `behind` lost entries are between the two.
+        // `behind` is the number of blocks between the end of the valid entries and `at`. Each
+        // entry takes at least one block, so at most `behind` entries between the two are lost.
         for (behind, at) in (0..).zip(blocks) {
             let found = self.read(at).map_err(|error| OpenError::LogRead { at, error })?;
             let Some((log, number)) = found else { continue };
@@ -331,7 +332,8 @@ mod tests {
         let database = Database::open(&device("meta"), 1 << 20).unwrap();
         let superblock = read_super(&database.snapshot().unwrap()).unwrap();
         drop(database);
-        // The three entries have an unknown item, an unknown kind of record, and a truncated value.
+        // The first entry has an unknown item, the second an unknown kind of record, and the third
+        // a truncated value.
         let unknown = [9, 9, 9].to_vec();
         let kind = [&[REMOVED], &[77; KEY_BYTES][..]].concat();
         let cut =

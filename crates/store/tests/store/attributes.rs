@@ -1,12 +1,13 @@
-//! The limits of extended attributes, and of blocks that are reserved behind the end of a file, in
-//! the store and in tmpfs.
+//! Tests of limits that the store and tmpfs share: of extended attributes, and of blocks that are
+//! reserved behind the end of a file.
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{Errno, Fallocate, FileKind, FileSystem, Make, Name, Node, SetAttr, XattrMode};
 
 use crate::memory::{Disks, quiet};
 
-/// Calls `check` with a file in a store, and then with a file in tmpfs.
+/// Calls `check` with a file in a store, and then with a file in tmpfs. Both must give the same
+/// results.
 fn with_both(check: impl Fn(&dyn FileSystem, Node<'_>, &str)) {
     let disks = Disks::new();
     let (store, tmpfs) = (disks.open(&quiet()), Tmpfs::new(TmpfsOptions::default()));

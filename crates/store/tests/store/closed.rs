@@ -15,8 +15,7 @@ const META: usize = 0;
 const LOG: usize = 3;
 const BLOCK: u64 = 4096;
 
-/// Returns the devices of a store that was closed after it had used its log, and the tree of the
-/// store.
+/// Returns the devices and the tree of a store that has used its log and was then closed.
 fn closed() -> (Disks, Tree) {
     let disks = Disks::new();
     let store = disks.open(&quiet());
@@ -49,7 +48,7 @@ fn closed_store_is_mounted_whatever_block_of_its_log_cannot_be_read() {
         let store = open(&disks).unwrap_or_else(|error| panic!("byte {at}: {error}"));
         assert_eq!(tree(&store), expected, "byte {at}");
         assert!(disks.contents()[LOG].iter().all(|&byte| byte == 0), "byte {at}: not made anew");
-        // The next commit uses the log again, because its blocks are readable now.
+        // The blocks are readable again, so the next commit uses the log.
         add(&store, "more").unwrap();
         assert_eq!(store.stats().logged_commits, 1, "byte {at}");
         let killed = disks.killed();
@@ -88,7 +87,8 @@ fn store_that_was_mounted_again_is_refused_for_an_unreadable_block() {
 fn older_database_of_a_closed_store_is_refused() {
     let (disks, before) = closed();
     let older = disks.contents()[META].clone();
-    // A mount and a close without changes keep the generation, so the older database still fits.
+    // A mount and a close without changes do not increment the generation. So the database from
+    // before them still fits the log.
     drop(disks.open(&quiet()));
     let mut same = disks.contents();
     same[META] = older.clone();
@@ -107,8 +107,8 @@ fn older_database_of_a_closed_store_is_refused() {
         disks.shared.lock().bad_byte = bad_byte;
         match open(&disks).map(drop) {
             Err(OpenError::DatabaseBehind { database, log, .. }) => assert_eq!(log, database + 1),
-            // The log has no end mark of the generation of the older database. So the unreadable
-            // block may hold a lost entry, and this error is right too.
+            // The log has no end mark of the older database's generation. So the unreadable block
+            // may hold a lost entry, and a read error is also a right result.
             Err(OpenError::LogRead { at: 0, .. }) if bad_byte.is_some() => {}
             other => panic!("{is_lost}, {bad_byte:?}: {other:?}"),
         }

@@ -21,8 +21,8 @@ fn make(store: &Store, name: &str) -> Result<Node<'static>, Errno> {
     Ok(Node::detached(attr.ino, FileKind::Regular))
 }
 
-/// A device whose next sync can be made to wait for a signal and then to fail. As on a real host,
-/// only that one sync fails.
+/// A device whose next sync can be told to wait for a signal and then to fail. As on a real host,
+/// the syncs after it succeed.
 #[derive(Debug)]
 struct Slow {
     inner: Arc<dyn Device>,
@@ -76,7 +76,8 @@ fn failed_sync_of_data_is_heard_by_those_who_wait() {
     }
 }
 
-/// Makes a sync of the log, or else of the data device, take long and then fail.
+/// Makes the next sync of one device wait and then fail. With `is_log` it is the log, otherwise the
+/// data device.
 fn sync_that_fails(is_log: bool) {
     let disks = Disks::new();
     let mut devices = disks.devices();
@@ -96,7 +97,7 @@ fn sync_that_fails(is_log: bool) {
         let first = scope.spawn(|| store.fsync(file, 0, true));
         slow.changed.wait_while(&mut slow.state.lock(), |state| !state.1);
         let others = [scope.spawn(|| store.sync()), scope.spawn(|| store.fsync(file, 0, true))];
-        // Give the other threads time to wait for the sync in progress. The expected results do not
+        // Give the other threads time to start waiting for the sync. The expected results do not
         // depend on it.
         thread::sleep(Duration::from_millis(20));
         slow.set(|state| state.1 = false);
@@ -177,7 +178,8 @@ fn writers_wait_while_a_commit_is_slow() {
         println!("{held} bytes are held");
         assert!((BYTES / 2..BYTES * 3 / 2).contains(&held), "{held}");
         slow.set(|state| state.1 = false);
-        // The log has failed, so the transaction is in the database, and there is no error.
+        // The sync of the log has failed, so the transaction went to the database. The calls return
+        // no error.
         assert_eq!(first.join().unwrap(), Ok(()));
         assert_eq!(writer.join().unwrap(), None);
     });
@@ -196,7 +198,7 @@ fn commits_come_in_time() {
         let file = make(&store, &format!("f{number}")).unwrap();
         let in_database = |stats: StoreStats| stats.commits - stats.logged_commits;
         if number > 0 {
-            // A transaction that is only in the log must reach the database as well.
+            // A transaction in the log must reach the database as well, without a call of sync.
             store.fsync(file, 0, false).unwrap();
         }
         while in_database(store.stats()) == in_database(before) {

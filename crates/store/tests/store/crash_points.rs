@@ -1,15 +1,16 @@
 //! Tests with a crash after every write: the store must then be in the state of a commit.
 //!
 //! A bounded load runs on devices that log every write and sync. For each of many crash points, the
-//! devices are rebuilt as a crash could leave them. They have all writes before their last sync.
-//! Each later write is present, missing or torn, at random. Then the store is checked and mounted.
-//! Its tree must be that of the last fsync that had returned, or of the one in progress.
+//! devices are rebuilt as a crash could leave them. Each device has all writes before its last
+//! sync. Each later write is present, missing or torn, at random. Then the store is checked and
+//! mounted. Its tree must be that of the last fsync that had returned, or of the one in progress.
 //!
-//! Each write writes a byte value of its own, so a test can tell where each byte of a file comes
-//! from. It may come from the last sync or from a later write to the same file. It may be 0 after a
-//! later truncation or punch. Older bytes, and bytes of other files, are errors. The load makes
-//! small and large writes, so that commits alternate between log and database. It truncates,
-//! extends, reserves, punches and moves blocks. In between, the store is closed and mounted again.
+//! Each write fills its range with a byte value of its own, so a test can tell which write a byte
+//! comes from. A byte may be the one at the last sync, or that of a later write to the same file.
+//! It may be 0 after a later truncation or punch. Older bytes, and bytes of other files, are
+//! errors. The load makes small and large writes, so that commits alternate between log and
+//! database. It truncates, extends, reserves, punches and moves blocks. In between, the store is
+//! closed and mounted again.
 //!
 //! Other tests make one block unreadable during the first mount after the crash. That mount must
 //! fail with `EIO`, or serve everything that can be read. When the block is readable again, all
@@ -38,12 +39,12 @@ const EPOCHS: usize = 60;
 const MOUNTS: usize = 3;
 /// Maximum number of operations between two syncs.
 const STEPS: u64 = 12;
-/// Minimum number of crash points tried per load. A load with more writes and syncs gets more
-/// points.
+/// Minimum number of crash points that are tried per load. A load with more writes and syncs has
+/// more points.
 const POINTS: usize = 400;
 /// Distance between successively tried crash points; a prime number.
 const STRIDE: usize = 7919;
-/// The index of each device of a store: database, data and log.
+/// The index of each device of a store in the list of devices: database, data and log.
 const META: usize = 0;
 const DATA: usize = 1;
 const LOG: usize = 3;
@@ -62,7 +63,8 @@ struct Confirmed {
 /// Inode numbers by path.
 pub(crate) type Numbers = BTreeMap<Vec<u8>, u64>;
 
-/// The byte values that were written, with the inode number of the file; 0 for zeroed ranges.
+/// For each write, its byte value and the inode number of the file. The value is 0 for a range that
+/// was zeroed.
 #[derive(Default)]
 struct Written(BTreeSet<(u64, u8)>);
 
@@ -102,7 +104,7 @@ fn name(n: u64) -> Vec<u8> {
     format!("f{n}").into_bytes()
 }
 
-/// Removes the file `child`, or makes it, empty, if it does not exist.
+/// Removes the file `child`. If it does not exist, makes it as an empty file.
 fn change_below(store: &Store, dir: Node<'_>, child: &[u8]) {
     let child = Name::new(child).unwrap();
     if store.make(dir, child, &Make::new(0o644, 0, 0)).is_err() {
@@ -153,7 +155,7 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
         }
         5 => {
             store.remove(root, this, node).unwrap();
-            // Forget most removed files at once. The others stay open as orphans for some time.
+            // Forget most removed files at once. The others stay in use for some time, as orphans.
             if rng.chance(2, 3) {
                 store.forget(attr.ino);
             }
@@ -175,7 +177,7 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
             if how.intersects(Fallocate::PUNCH_HOLE | Fallocate::ZERO_RANGE) {
                 since.0.insert((attr.ino, 0));
             }
-            // A collapse or insert behind the end is refused, so ignore the result.
+            // Ignore the result: a collapse or insert behind the end of the file is refused.
             let done = store.fallocate(node, 0, at, len, how);
             assert!(done.is_ok() || is_moved, "{done:?}");
         }
@@ -204,8 +206,8 @@ fn load(disks: &Disks, seed: Seed, is_shared: bool) -> (Vec<Step>, Vec<Confirmed
             for _ in 0..1 + rng.below(STEPS) {
                 change(&store, &mut rng, &mut tags, since);
             }
-            // An fsync of the root directory commits the whole transaction, since the directory has
-            // changed in it.
+            // An fsync of the root directory commits the whole transaction, because that
+            // transaction has changed the directory.
             let root = Node::detached(1, FileKind::Directory);
             store.fsync(root, 0, false).unwrap();
             store.sync().unwrap();
@@ -225,7 +227,8 @@ fn load(disks: &Disks, seed: Seed, is_shared: bool) -> (Vec<Step>, Vec<Confirmed
     (log, confirmed)
 }
 
-/// Returns the devices as a crash after the calls in `log` may leave them.
+/// Returns the devices as they may be after a crash. `log` has the calls on the devices before the
+/// crash.
 pub(crate) fn crash(log: &[Step], rng: &mut Rng) -> Disks {
     let mut contents: [Vec<u8>; 4] = Default::default();
     for (device, content) in contents.iter_mut().enumerate() {
@@ -258,8 +261,8 @@ pub(crate) fn crash(log: &[Step], rng: &mut Rng) -> Disks {
     Disks::with(contents)
 }
 
-/// Returns true if `got` equals `expected`, apart from bytes that `may` allows in the file at a
-/// path.
+/// Returns true if the tree `got` equals `expected`. A byte of a file may differ if `may` allows it
+/// for the file's path.
 pub(crate) fn is_like(got: &Tree, expected: &Tree, may: impl Fn(&[u8], u8) -> bool) -> bool {
     got.len() == expected.len()
         && got.iter().zip(expected).all(|((path, leaf), (wanted, old))| {
@@ -343,8 +346,8 @@ fn try_points(log: &[Step], confirmed: &[Confirmed], seed: u64, count: usize) ->
     try_points_of(&|point| log[..point].to_vec(), log.len(), confirmed, seed, count)
 }
 
-/// Tries crash points like `try_points`, but in a log of `len` calls. `steps` returns the calls
-/// before a crash point.
+/// Tries crash points like `try_points`. The load has made `len` calls on the devices. `steps`
+/// returns the calls before a crash point.
 fn try_points_of(
     steps: &dyn Fn(usize) -> Vec<Step>,
     len: usize,
@@ -373,8 +376,8 @@ fn crash_at_any_write_keeps_confirmed_changes() {
     for (seed, is_shared) in [(1, true), (2, true), (3, false)] {
         let (log, confirmed) = load(&Disks::new(), Seed(seed), is_shared);
         let points = log.len() + 1 - confirmed[0].at;
-        // If the number of points were a multiple of `STRIDE`, some points would come twice and
-        // others never.
+        // `STRIDE` must not divide the number of points. Otherwise some points would be tried twice
+        // and others never.
         assert!(!points.is_multiple_of(STRIDE), "seed {seed}: {points} crash points");
         println!("seed {seed}: {points} crash points, {} syncs", confirmed.len());
         assert_eq!(try_points(&log, &confirmed, seed, points.max(POINTS)), None);
@@ -424,8 +427,8 @@ fn try_unreadable(
         }
         Err(error) if error.errno() != Errno::IO => return Err(error.to_string()),
         Err(_) if device == DATA => return Err("refused, though a mount reads no data".to_owned()),
-        // Only for the log is it an error that a refused mount has changed devices. A read of the
-        // database may also fail during the replay, after the first changes.
+        // A mount that is refused because of the log must not have changed the devices. A read of
+        // the database may also fail later, during the replay, which has changed them.
         Err(error) if device == LOG && disks.contents() != before => {
             return Err(format!("refused and changed: {error}"));
         }
@@ -435,8 +438,8 @@ fn try_unreadable(
     judge(&disks, confirmed, point, made).map(|()| first)
 }
 
-/// Returns the number of files with a failed read. If `is_data` is true, only `data` has a bad
-/// block, and names and attributes must be readable.
+/// Returns the number of files that cannot be read. If `is_data` is true, only `data` has an
+/// unreadable block, so all names and attributes must be readable.
 fn count_unread(store: &Store, is_data: bool) -> Result<u32, String> {
     let mut unread = 0;
     let mut open = vec![Node::detached(1, FileKind::Directory)];
@@ -524,11 +527,12 @@ fn control_lost_byte_is_not_allowed() {
             }
         }
     }
-    // Check the control itself: `is_like` must allow only few of the 256 byte values.
+    // Check that this control can fail: `is_like` must allow only few of the 256 byte values.
     assert!(told[0] > 100 * told[1] && told[1] > 100, "{told:?}");
 }
 
-/// Omits the syncs of some devices from the load, and returns the error that this causes.
+/// Omits the syncs of some devices from the load. Returns the error that the crash points then
+/// show.
 fn without_syncs(devices: &[usize]) -> String {
     let (mut log, confirmed) = load(&Disks::new(), Seed(1), true);
     let first = confirmed[0].at;

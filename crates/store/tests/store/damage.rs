@@ -14,13 +14,14 @@ use crate::memory::{Disks, quiet};
 const BLOCK: usize = 4096;
 const LOG: usize = 3;
 
-/// An entry of the log: its offset in bytes and its number of blocks.
+/// An entry of the log: its offset in the log in bytes, and its length in blocks.
 struct Entry {
     at: usize,
     blocks: usize,
 }
 
-/// Returns the devices of a killed store, the entries of its log, and the tree after each entry.
+/// Returns the devices of a killed store, the entries in its log, and the tree of the store after
+/// each of them.
 fn load() -> ([Vec<u8>; 4], Vec<Entry>, Vec<Tree>) {
     let disks = Disks::new();
     let store = disks.open(&quiet());
@@ -86,8 +87,8 @@ fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
     let last = entries.len() - 1;
     for (number, entry) in entries.iter().enumerate() {
         for block in 0..entry.blocks {
-            // Damage 0 is a block of zeros, as if it was never written. Damage 1 fills the block
-            // with foreign bytes. Damage 2 flips one bit.
+            // The damage 0 is a block of zeros, as if the block was never written. Damage 1 is a
+            // block of other bytes. Damage 2 is one flipped bit.
             for how in 0..3 {
                 let what = format!("block {block} of entry {number}, damage {how}");
                 let mut damaged = contents.clone();
@@ -95,7 +96,8 @@ fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
                 match how {
                     0 => damaged[LOG][start..start + BLOCK].fill(0),
                     1 => damaged[LOG].copy_within(100..BLOCK / 2, start),
-                    // Change byte 9 of the block: every block has used bytes there.
+                    // Change byte 9 of the block, because in every block of an entry that byte is
+                    // covered by the hash.
                     _ => damaged[LOG][start + 9] ^= 4,
                 }
                 assert!(damaged[LOG] != contents[LOG], "{what}");
@@ -110,8 +112,8 @@ fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
     }
 }
 
-/// A mount must succeed after the log is cut as the error message advises. The store must then be
-/// in the state of the commit before the damage.
+/// After a user cuts the log as the error message advises, a mount must succeed. The store must
+/// then be in the state of the last commit before the damage.
 #[test]
 fn log_that_is_cut_at_the_damage_is_mounted() {
     let (contents, entries, trees) = load();
@@ -122,7 +124,7 @@ fn log_that_is_cut_at_the_damage_is_mounted() {
         let (disks, opened) = open(&cut);
         let store = opened.unwrap();
         assert_eq!(tree(&store), trees[number], "{number}");
-        // A new entry must not be confused with an old one that is still behind it.
+        // The next entry of the log must not be confused with an old entry that is still behind it.
         let root = Node::detached(1, FileKind::Directory);
         store.make(root, Name::new(b"more").unwrap(), &Make::new(0o644, 0, 0)).unwrap();
         store.sync().unwrap();
@@ -145,7 +147,8 @@ fn control_damage_before_nothing_is_an_end() {
     assert_eq!(tree(&opened.unwrap()), trees[3]);
 }
 
-/// Entries of an earlier generation behind the end of the log must not count as damage.
+/// Entries of an earlier generation behind the last valid entry of the log must not count as
+/// damage.
 #[test]
 fn entries_of_an_earlier_generation_behind_the_end_are_no_damage() {
     let (contents, ..) = load();
@@ -175,8 +178,8 @@ fn block_of_the_log_that_cannot_be_read_is_refused() {
         let expected = entry.map_or(at, |entry| entry.at) as u64;
         is_behind += usize::from(entry.is_none());
         let disks = Disks::with(contents.clone());
-        // Behind the last entry the reader reads only the start of each block, so make the first
-        // byte unreadable there.
+        // The reader reads only the start of each block behind the last entry. So make the first
+        // byte of such a block unreadable.
         let byte = at as u64 + if entry.is_some() { 20 } else { 0 };
         disks.shared.lock().bad_byte = Some((LOG, byte));
         match Store::open_devices(disks.devices(), &quiet()).map(drop) {
@@ -229,8 +232,8 @@ fn mount_of_a_log_that_is_changed_at_random_loses_nothing_that_is_there() {
         let (disks, opened) = open(&[meta, data, reserve, log]);
         match opened {
             Ok(store) => {
-                // More entries may be valid than are unchanged: the padding of an entry is not
-                // hashed.
+                // The number of valid entries may be larger than that of unchanged ones, because a
+                // changed byte in the padding is not hashed.
                 let got = tree(&store);
                 assert!(trees[last..].contains(&got), "seed {number}");
                 mounted += 1;
@@ -259,7 +262,8 @@ fn log_of_a_killed_store_that_is_shortened_or_missing_is_refused() {
         let (disks, opened) = open(&cut);
         let error = match opened.map(drop) {
             Err(error @ OpenError::LogShort { .. }) => error,
-            // Any other result is wrong, even if the truncated entry is the last one.
+            // Any other result is wrong, even if only the last entry was truncated, because that
+            // entry was confirmed.
             other => panic!("{end}: {other:?}"),
         };
         assert_eq!(error.errno(), corewalk::Errno::UCLEAN);
@@ -275,7 +279,7 @@ fn log_of_a_killed_store_that_is_shortened_or_missing_is_refused() {
         let kept = entries.iter().filter(|entry| entry.at + entry.blocks * BLOCK <= end).count();
         assert_eq!(tree(&opened.unwrap()), trees[kept], "{end}");
     }
-    // Control: a log that is longer than before has lost nothing, so it is accepted.
+    // Control: a log that is longer than recorded has lost nothing, so the mount must accept it.
     let mut longer = contents;
     longer[LOG].resize(len + BLOCK, 0);
     let (_, opened) = open(&longer);
@@ -298,7 +302,7 @@ fn log_of_a_closed_store_may_be_shortened_or_missing() {
         assert_eq!(fsck_devices(&Disks::with(cut).devices()).unwrap().findings, [], "{end}");
         let store = opened.unwrap();
         assert_eq!(tree(&store), trees[trees.len() - 1], "{end}");
-        // After a second mount the log is in use again, so a shorter log must be refused.
+        // After a second mount the log is in use again. So a log that is too short must be refused.
         let mut killed = disks.contents();
         killed[LOG].clear();
         assert!(matches!(open(&killed).1.map(drop), Err(OpenError::LogShort { len: 0, .. })));

@@ -1,8 +1,8 @@
 //! Comparison of the store with tmpfs: random operations must have equal results, errno by errno.
 //!
-//! Both file systems get the same calls. Their inode numbers differ, so a test identifies an inode
-//! by the call that made it. After a run, and after a remount of the store, the test compares the
-//! whole trees: names, attributes, data, extended attributes.
+//! Both file systems get the same calls. The inode numbers of the two differ, so a test identifies
+//! an inode by the call that made it. After a run, and after a remount of the store, the test
+//! compares the whole trees: names, attributes, data, extended attributes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
@@ -114,7 +114,7 @@ fn data_of(fs: &dyn FileSystem, node: Node<'_>) -> Vec<(u64, u64)> {
     all
 }
 
-/// Returns the entries of a directory. A call of `readdir` reads `step` entries.
+/// Returns the entries of a directory. Each call of `readdir` reads up to `step` entries.
 fn listing(fs: &dyn FileSystem, node: Node<'_>, step: usize) -> Vec<(Vec<u8>, FileKind)> {
     let (mut all, mut cookie) = (Vec::new(), 0);
     loop {
@@ -145,7 +145,7 @@ struct Run<'a> {
     rng: Rng,
     /// Existing directories.
     dirs: Vec<Both>,
-    /// Inodes that are no directories. Some of them may be freed already.
+    /// All inodes except directories. Some of them may have been freed.
     files: Vec<Both>,
     /// Number of results, by the name of the call and the errno.
     seen: HashMap<String, u32>,
@@ -264,8 +264,8 @@ impl Run<'_> {
         let (from, to) = (self.dir(), self.dir());
         let (old, new) = (self.name(), self.name());
         let (old, new) = (Name::new(&old).unwrap(), Name::new(&new).unwrap());
-        // Skip a move of a directory below itself: the caller of a `FileSystem` must not ask for
-        // it.
+        // Skip a move of a directory into its own subtree: the caller of a `FileSystem` has to
+        // prevent such moves.
         let Some(moved) = self.lookup(from, old) else { return };
         let target = self.lookup(to, new);
         let has_directory = [Some(moved), target].into_iter().flatten();
@@ -397,7 +397,8 @@ impl Run<'_> {
 /// Runs random operations in rounds, each with a new mount of the store, and compares the trees.
 fn run(seed: Seed, rounds: usize, steps: usize) -> HashMap<String, u32> {
     let report = ReportSeed::new(seed);
-    // Set no limit on space, since attributes take bytes in tmpfs but blocks in the store.
+    // Set no limit on space. Attributes take bytes in tmpfs but blocks in the store, so the two
+    // would reach a limit at different calls.
     let tmpfs = Tmpfs::new(TmpfsOptions::default().with_root_mode(0o755));
     let options = quiet();
     let disks = Disks::new();
@@ -436,8 +437,8 @@ fn random_operations_have_the_results_of_tmpfs() {
     }
 }
 
-/// Random changes of content must have equal results on file systems of 24 blocks. There, writes
-/// are short and calls fail with `ENOSPC`.
+/// On file systems of 24 blocks, random changes of content must have equal results. There, writes
+/// are short, and calls fail with `ENOSPC`.
 #[test]
 fn random_contents_on_a_full_store_have_the_results_of_tmpfs() {
     for seed in 0..8 {

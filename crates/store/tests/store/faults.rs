@@ -22,7 +22,8 @@ fn make(store: &Store, name: &str) -> Result<Node<'static>, Errno> {
     Ok(Node::detached(attr.ino, FileKind::Regular))
 }
 
-/// Changes files until the host is full, and syncs at times. Returns the errnos.
+/// Changes files until the host is full, with a sync now and then. Returns the errnos of the failed
+/// calls.
 fn fill(store: &Store, rng: &mut Rng) -> Vec<Errno> {
     let (mut errnos, mut number) = (Vec::new(), 0);
     for step in 0..4_000 {
@@ -60,7 +61,7 @@ fn full_host_is_enospc_and_loses_nothing() {
         store.forget(first.ino());
         assert_eq!(store.fsync(root(), 0, false), Ok(()), "{room}");
         let before = tree(&store);
-        // Kill the store. The host is still full for the next mount.
+        // End the store as a kill would do. The host is still full at the next mount.
         let killed = disks.killed();
         assert_eq!(fsck_devices(&killed.devices()).unwrap().findings, [], "{room}");
         assert_eq!(tree(&killed.open(&quiet())), before, "{room}");
@@ -68,7 +69,7 @@ fn full_host_is_enospc_and_loses_nothing() {
         assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, [], "{room}");
         let store = disks.open(&quiet());
         assert_eq!(tree(&store), before, "{room}");
-        // Give the host space again. From now on every call must succeed.
+        // Give the host free space. From now on every call must succeed.
         disks.shared.lock().room = None;
         let file = make(&store, "again").unwrap();
         assert_eq!(store.write(file, 0, 0, b"x"), Ok(1));
@@ -76,7 +77,8 @@ fn full_host_is_enospc_and_loses_nothing() {
     }
 }
 
-/// A check replays the log like a mount. Nevertheless it must leave the reserve for the next mount.
+/// A check replays the log like a mount, but must not use up the reserve, which the next mount
+/// needs.
 #[test]
 fn fsck_after_a_kill_keeps_the_reserve() {
     let disks = Disks::new();
@@ -100,8 +102,8 @@ fn control_full_host_without_reserve_is_read_only() {
         let file = make(&store, &format!("{number:0200}")).unwrap();
         store.setxattr(file, b"user.a", &[number as u8; 900], XattrMode::Set).unwrap();
     }
-    // Let the host have less space than the store and its reserve already use. So the reserve is of
-    // no use.
+    // Let the host have less space than the store and the reserve use. Then even the space of the
+    // reserve does not help a commit.
     disks.shared.lock().room = Some(1);
     assert_eq!(store.sync(), Err(Errno::IO));
     assert_eq!(make(&store, "more").err(), Some(Errno::ROFS));
@@ -141,7 +143,8 @@ fn failing_reads_are_eio_while_they_last() {
     }
     let before = tree(&store);
     drop(store);
-    // Mount without a cache, because records in the cache of the database could still be read.
+    // Mount without a cache. Otherwise the database would return cached records although reads of
+    // the device fail.
     let store = disks.open(&quiet().with_cache_bytes(0));
     disks.shared.lock().is_read_failing = true;
     let mut failed = 0;
@@ -204,8 +207,8 @@ fn failing_writes_are_eio_then_read_only() {
     assert_eq!(tree(&disks.open(&quiet())), before);
 }
 
-/// A file that cannot be freed because reads fail must be freed later, and the store must stay
-/// writable (S.3).
+/// If a file cannot be freed because reads fail, it must be freed later. The store must stay
+/// writable meanwhile (S.3).
 #[test]
 fn forgets_while_reads_fail_are_done_later() {
     let disks = Disks::new();
@@ -223,7 +226,7 @@ fn forgets_while_reads_fail_are_done_later() {
     let store = disks.open(&quiet().with_cache_bytes(0));
     for (name, &file) in names.iter().zip(&files) {
         store.remove(root(), Name::new(name.as_bytes()).unwrap(), file).unwrap();
-        // Load the extents of the file, so that only its attribute block is left to read.
+        // Load the extents of the file. Then only its attribute block has still to be read.
         assert_eq!(store.read(file, 0, 0, &mut [0; 10]), Ok(10));
     }
     disks.shared.lock().is_read_failing = true;
@@ -261,13 +264,12 @@ fn fsync_of_what_is_durable_costs_nothing() {
     store.fsync(file, 0, false).unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (2, 2));
     assert_eq!(store.stats().logged_commits, 2);
-    // A write too large for the log goes to the data device. The log holds older data at the same
-    // place, so the commit must also make the log void (J.6).
+    // A write that is too large for the log goes to the data device. The log has older data for the
+    // same blocks, so the commit must also make the log void (J.6).
     store.write(file, 0, 0, &[6; 200_000]).unwrap();
     store.fsync(file, 0, false).unwrap();
     assert_eq!((syncs() - start, store.stats().logged_commits), (4, 2));
-    // The log holds no file data now. So file data may be synced without a log entry, or before
-    // one.
+    // The log has no file data now. So this sync may write file data without a log entry.
     store.write(file, 0, 0, &[7; 200_000]).unwrap();
     store.fsync(file, 0, true).unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (5, 3));
@@ -277,9 +279,9 @@ fn fsync_of_what_is_durable_costs_nothing() {
     assert_eq!(store.stats().syncs, syncs() - start);
 }
 
-/// A rename of which a read fails must return `EIO` and change nothing, and must succeed once its
-/// reads do. Each read fails in turn. The renames are within a directory and across two, to a free
-/// name, over a file, and exchanges.
+/// If a read fails during a rename, the rename must return `EIO` and change nothing. When reads
+/// succeed again, the rename must succeed. Each read of a rename fails in turn. The renames are
+/// within a directory and across two, to a free name, over a file, and exchanges.
 #[test]
 fn rename_whose_read_fails_changes_nothing_and_succeeds_later() {
     for (is_across, mode, has_target) in [
@@ -298,7 +300,7 @@ fn rename_whose_read_fails_changes_nothing_and_succeeds_later() {
     }
 }
 
-/// Renames on a host whose reads fail after `reads` successful ones. Returns true if no read
+/// Renames on a host where `reads` reads succeed and all later ones fail. Returns true if no read
 /// failed.
 fn try_rename(is_across: bool, mode: RenameMode, has_target: bool, reads: u64) -> bool {
     let options = quiet().with_cache_bytes(0);
@@ -344,7 +346,7 @@ fn try_rename(is_across: bool, mode: RenameMode, has_target: bool, reads: u64) -
     false
 }
 
-/// J.6: a replay must not put older data from the log over newer data on the data device.
+/// J.6: a replay must not write older data from the log over newer data on the data device.
 #[test]
 fn older_bytes_of_the_log_do_not_come_back() {
     for len in [10_000, 100_000] {
@@ -360,7 +362,8 @@ fn older_bytes_of_the_log_do_not_come_back() {
             store.fsync(file, 0, true).unwrap();
             store.write(file, 0, 5_000, &vec![byte + 100; len]).unwrap();
             store.fsync(file, 0, true).unwrap();
-            // Only the process ends here. The host still has data that was not synced.
+            // End the process, as a kill would do, but not the host. So the host still has the data
+            // that was not synced.
             let again = Disks::with(disks.contents());
             let other = again.open(&quiet());
             let mut bytes = vec![0; 5_000 + len];
@@ -388,7 +391,8 @@ fn fallocate_takes_no_more_than_the_host_has() {
     std::fs::remove_dir_all(&path).unwrap();
 }
 
-/// If one call changes size and mode, and there is no space for the new ACL, neither may change.
+/// One call changes both size and mode. If the host has no space for the new ACL, the call must
+/// change neither.
 #[test]
 fn size_and_mode_change_both_or_neither() {
     let options = quiet().with_size_bytes(3 * 4096);
@@ -421,7 +425,7 @@ fn size_and_mode_change_both_or_neither() {
     assert_eq!((after.size, after.mode & 0o777), (10, 0o600));
 }
 
-/// If one call changes size and mode, and the size cannot change, the mode must not change either.
+/// One call changes both size and mode. If the size cannot be changed, the mode must stay as well.
 #[test]
 fn size_that_cannot_change_leaves_the_mode() {
     let disks = Disks::new();
@@ -429,7 +433,7 @@ fn size_that_cannot_change_leaves_the_mode() {
     let file = make(&store, "a").unwrap();
     store.write(file, 0, 0, &[1; 100]).unwrap();
     let before = store.getattr(file).unwrap();
-    // A longer file needs zeros behind its old end, which cannot be written here.
+    // To make the file longer, the call must write zeros behind the old end. Here that write fails.
     let set = SetAttr::default().with_size(3000).with_mode(0o600);
     disks.shared.lock().is_write_failing = true;
     assert_eq!(store.setattr(file, &set), Err(Errno::IO));

@@ -20,7 +20,7 @@ fn root() -> Node<'static> {
 }
 
 /// Confirmed changes must survive a commit whose sync fails, even those that are only in the log.
-/// The commit makes the log void in the memory of the host, but not on its disk.
+/// Such a commit makes the log void only in the host's page cache. On disk the log is still valid.
 #[test]
 fn commit_whose_sync_failed_does_not_make_the_log_void() {
     let disks = Disks::new();
@@ -29,7 +29,7 @@ fn commit_whose_sync_failed_does_not_make_the_log_void() {
         add(&store, name).unwrap();
     }
     let confirmed = tree(&store);
-    // Let the writes of the database commit succeed, but its sync fail.
+    // Let the writes of a commit to the database succeed, and its sync fail.
     let mut shared = disks.shared.lock();
     (shared.writes_fail_on, shared.syncs_fail_on) = (vec![LOG], vec![META]);
     drop(shared);
@@ -52,8 +52,8 @@ fn commit_whose_sync_failed_does_not_make_the_log_void() {
     assert!(tree(&left.open(&quiet())) == after);
 }
 
-/// The next mount must not show bytes whose sync failed. The host takes their pages for clean, so
-/// an fsync after that mount would not write them.
+/// The next mount must not show bytes whose sync failed. The host treats their pages as clean, so
+/// an fsync after that mount would not write the bytes.
 #[test]
 fn bytes_whose_sync_failed_are_not_taken_for_durable() {
     let disks = Disks::new();
@@ -79,8 +79,8 @@ fn bytes_whose_sync_failed_are_not_taken_for_durable() {
     assert!(read(&disks.without_power()) == [1; 200_000]);
 }
 
-/// A sync that fails while the database is reopened after a failed read must not be forgotten. A
-/// later successful reopening must not hide it.
+/// After a failed read, the store reopens the database. If a sync fails during that, the store must
+/// remember the failure. A later successful reopening must not hide it.
 #[test]
 fn sync_that_fails_while_the_database_is_opened_again_is_not_forgotten() {
     let disks = Disks::new();

@@ -1,11 +1,10 @@
 //! Tests with invalid records and log entries whose checksums are right.
 //!
-//! Random damage goes no further than a checksum. So these tests change records with redb itself,
-//! and give changed log entries a new hash. That way the check of every field of a record is
-//! reached.
+//! Random damage is always found by a checksum. So these tests change records with redb itself, and
+//! give changed log entries a new hash. That way the check of every field of a record is reached.
 //!
-//! An input is a list of edits of 16 bytes. An edit has a place, a kind of change, and a number. So
-//! an input is short, and keeps its meaning if the store grows.
+//! An input is a list of edits of 16 bytes each. An edit consists of a place, a kind of change, and
+//! a number. So an input is short, and still makes the same change if the store is larger.
 //!
 //! Check and mount must neither panic nor hang. A mounted store must answer every call, perhaps
 //! with an error. If the check finds nothing, the mount must succeed and no read may return `EIO`.
@@ -23,7 +22,7 @@ use redb::{ReadableDatabase as _, ReadableTable as _, TableDefinition};
 
 use crate::memory::{Disks, quiet};
 
-/// The keyed hash of the format. The store does not export it.
+/// The keyed hash of the format, written again here because the store does not export it.
 #[path = "../../src/hash.rs"]
 mod hash;
 
@@ -45,7 +44,7 @@ enum Answer {
     Whole,
     /// The check finds something, but the mount succeeds nevertheless.
     Mounted,
-    /// The mount is refused. The reason is the database, the log, or something else.
+    /// The mount is refused: because of the database, because of the log, or for another reason.
     Damaged,
     LogDamaged,
     Refused,
@@ -67,7 +66,7 @@ impl Edit {
         Edit { place, at, how, number: u64::from_le_bytes(number) }
     }
 
-    /// Applies the edit to `bytes`. `may_resize` allows it to change their length.
+    /// Applies the edit to `bytes`. If `may_resize` is true, the edit may change their length.
     fn apply(&self, bytes: &mut Vec<u8>, may_resize: bool) {
         let at = self.at % bytes.len().max(1);
         let width = 1 << (self.how % 4);
@@ -183,8 +182,8 @@ fn with_records(contents: &[Vec<u8>; 4], input: &[u8]) -> [Vec<u8>; 4] {
     disks.contents()
 }
 
-/// Returns the devices after `input` has changed the log. Every entry gets the hash that fits its
-/// changed content.
+/// Returns the devices after `input` has changed the log. Every changed entry gets a right hash, so
+/// that its records are parsed.
 fn with_log(contents: &[Vec<u8>; 4], secret: &hash::Secret, input: &[u8]) -> [Vec<u8>; 4] {
     let mut contents = contents.clone();
     let log = &mut contents[LOG];

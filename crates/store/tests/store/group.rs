@@ -22,8 +22,8 @@ const THREADS: u64 = 4;
 const STEPS: usize = 60;
 const POINTS: usize = 300;
 
-/// The state of a directory after an operation. Two lengths of the log of device calls tell when
-/// the operation began, and when an fsync confirmed it.
+/// The state of a directory after an operation. `begun_at` and `confirmed_at` are lengths of the
+/// log of device calls: when the operation began, and when an fsync had confirmed it.
 struct State {
     tree: Tree,
     numbers: Numbers,
@@ -35,8 +35,8 @@ struct State {
     confirmed_at: Option<usize>,
 }
 
-/// Changes one file of `dir`; `tag` is the byte value of a write. Returns the file to sync, and the
-/// written file with its byte value.
+/// Changes one file of `dir`. A write writes the byte value `tag`. Returns the file to sync, and
+/// the written file with its byte value.
 fn change(
     store: &Store,
     dir: Node<'_>,
@@ -69,8 +69,8 @@ fn change(
     }
 }
 
-/// Runs the load. Returns the log of device calls, its length when all directories existed, and the
-/// states of each directory.
+/// Runs the load. Returns the log of device calls, the number of calls after which all directories
+/// existed, and the states of each directory.
 fn load(seed: Seed) -> (Vec<Step>, usize, Vec<Vec<State>>) {
     let disks = Disks::new();
     disks.shared.lock().log = Some(Vec::new());

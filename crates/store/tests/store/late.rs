@@ -1,5 +1,5 @@
-//! Deferred de-duplication: compared with a store that de-duplicates at once, between operations of
-//! several threads, without space, and across mounts.
+//! Tests of deferred de-duplication. A store with it must have the same contents as a store that
+//! de-duplicates at once. Further tests are about several threads, a lack of space, and remounts.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ fn at_once() -> StoreOptions {
     quiet().with_sharing_late(false)
 }
 
-/// Returns the file with this number. Makes it if it does not exist.
+/// Returns the file with the number `number`. Makes the file if it does not exist.
 fn file(store: &Store, number: u64) -> Node<'static> {
     let name = format!("f{number}");
     let name = Name::new(name.as_bytes()).unwrap();
@@ -131,8 +131,8 @@ fn act(store: &mut Store, disks: &Disks, options: &StoreOptions, step: &Step) ->
 }
 
 /// Performs the steps in a store with deferred de-duplication and in one without. Whenever no inode
-/// is queued, both have the same attributes and number of users, and the former has one block per
-/// different set.
+/// is queued, both stores must have the same attributes and the same number of users. The first
+/// must then have one block per different set.
 fn compare(steps: &[Step]) -> Result<(), TestCaseError> {
     let disks = [Disks::new(), Disks::new()];
     let options = [quiet(), at_once()];
@@ -174,8 +174,8 @@ proptest! {
     }
 }
 
-/// The inode of a private block is dropped from memory and read again. The block is not found until
-/// it is shared, so an older block with the same content stays the only one.
+/// A private block must not be found until it is shared, even if its inode is dropped from memory
+/// and read again. So an older block with the same content stays the only shared one.
 #[test]
 fn private_block_is_not_found_when_it_is_read() {
     let steps = [
@@ -189,7 +189,8 @@ fn private_block_is_not_found_when_it_is_read() {
     compare(&steps).unwrap();
 }
 
-/// Control for the test above: until they are shared, queued inodes have a block each.
+/// Control for the test above: before the queued inodes are de-duplicated, each has a block of its
+/// own.
 #[test]
 fn files_that_change_often_are_shared_at_the_commit() {
     let disks = Disks::new();
@@ -198,7 +199,8 @@ fn files_that_change_often_are_shared_at_the_commit() {
     queue_all(&store, &nodes, |number| number % 2);
     let stats = store.stats();
     assert_eq!((stats.xattr_waiting, stats.xattr_blocks, stats.xattr_users), (20, 20, 20));
-    // The transaction is not committed, so none of its blocks exists after a crash.
+    // Drop the store as a crash would do. The transaction is not committed, so none of its blocks
+    // exists afterwards.
     assert_eq!(fsck_devices(&disks.killed().devices()).unwrap().xattr_blocks, 0);
     store.fsync(nodes[3], 0, false).unwrap();
     let stats = store.stats();
@@ -210,8 +212,9 @@ fn files_that_change_often_are_shared_at_the_commit() {
     assert_eq!((store.stats().xattr_waiting, store.stats().xattr_blocks), (0, 2));
 }
 
-/// The second change in a transaction queues an inode. Once its thread has queued 256, an inode
-/// whose block has many users is shared at once instead, until few users are left.
+/// The second change in a transaction must queue an inode. Once its thread has queued 256, an inode
+/// whose block has many users must be shared at once. When the block has only few users left,
+/// inodes are queued again.
 #[test]
 fn second_change_queues_an_inode_within_limits() {
     let disks = Disks::new();
@@ -237,8 +240,8 @@ fn second_change_queues_an_inode_within_limits() {
     assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
 }
 
-/// L.4: an inode that changed while it was queued is busy. In the next transaction its first change
-/// queues it, if its block has few users.
+/// L.4: an inode that changed while it was queued is busy. Its first change in the next transaction
+/// must queue it, if its block has few users.
 #[test]
 fn first_change_queues_a_busy_inode() {
     let disks = Disks::new();
@@ -262,9 +265,10 @@ fn first_change_queues_a_busy_inode() {
     assert_eq!(waiting(one, &[5, 6, 7]), [0, 1, 1]);
     assert_eq!(waiting(one, &[8, 9]), [1, 1], "busy");
     assert_eq!(waiting(one, &[10]), [1], "busy");
-    // Make one change per transaction, as when a tree gets new security labels.
+    // Make one change per transaction, as a program does that gives each file of a tree a new
+    // security label.
     assert_eq!([11, 12, 13].map(|value| waiting(one, &[value])), [[0], [0], [0]]);
-    // A file whose block has many users is not queued, since it is likely to find an equal set.
+    // A file whose block has many users must not be queued, since an equal set probably exists.
     assert_eq!(waiting(&nodes, &[14]), [0]);
     assert_eq!(waiting(&nodes, &[15, 16, 17]), [0, 9, 9]);
     assert_eq!(waiting(&nodes, &[18]), [4], "the last users of the block");
@@ -273,8 +277,8 @@ fn first_change_queues_a_busy_inode() {
     assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
 }
 
-/// L.4: an inode may stay queued beyond a commit without de-duplication. A change in the next
-/// transaction still counts as its first.
+/// L.4: a commit without de-duplication leaves an inode queued. A change in the next transaction
+/// must still count as its first.
 #[test]
 fn file_that_changes_once_per_transaction_is_not_busy() {
     let disks = Disks::new();
@@ -293,8 +297,8 @@ fn file_that_changes_once_per_transaction_is_not_busy() {
     assert_eq!(store.stats().xattr_waiting, 0);
 }
 
-/// Each thread has a limit of its own, and all together one that depends on the number of
-/// processors. With many threads, some share a list.
+/// Each thread has a limit on queued inodes. The limit for all threads together depends on the
+/// number of processors. With many threads, some share a list.
 #[test]
 fn limit_of_queued_inodes_is_per_thread_and_in_all() {
     const EACH: usize = 300;
@@ -323,8 +327,9 @@ fn limit_of_queued_inodes_is_per_thread_and_in_all() {
     assert!((least..=most + last).contains(&waiting), "{waiting} queued, {processors} processors");
 }
 
-/// A queued inode that took over the block on disk keeps it, and later copies leave no trace. The
-/// database gets an inode per file, and a content and its users per pair of files.
+/// If a block on disk belongs to a queued inode alone, the inode must keep it, and later copies
+/// must not be written. Per file the database gets an inode, and per pair of files a content and
+/// its users.
 #[test]
 fn late_sharing_keeps_the_blocks_that_the_disk_has() {
     const PAIRS: u64 = 300;
@@ -380,7 +385,8 @@ fn deferred_sharing_makes_room_before_enospc() {
     assert_eq!(store.stats().xattr_waiting, 8);
     assert_eq!(store.write(nodes[0], 0, 8192, &[1; 2 * 4096]), Ok(2 * 4096));
     assert_eq!((store.stats().xattr_waiting, store.stats().blocks), (0, 5));
-    // If de-duplication frees too little space, the call fails, but equal sets are still shared.
+    // If de-duplication frees too little space, the call must fail. Equal sets must be shared
+    // nevertheless.
     assert_eq!(store.write(nodes[0], 0, 16_384, &[1; 5 * 4096]), Ok(5 * 4096));
     assert_eq!(set(&store, nodes[1], 8), Err(Errno::NOSPC));
     remove(&store, 7);
@@ -392,7 +398,7 @@ fn deferred_sharing_makes_room_before_enospc() {
     assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
 }
 
-/// De-duplication frees no inode, so a call without a free inode does not trigger it.
+/// De-duplication frees no inodes. So a call that finds no free inode must not start it.
 #[test]
 fn deferred_sharing_is_not_tried_for_inodes() {
     let disks = Disks::new();
@@ -405,8 +411,8 @@ fn deferred_sharing_is_not_tried_for_inodes() {
     assert_eq!(store.stats().xattr_waiting, 8);
 }
 
-/// After a failed commit the store is read-only and de-duplicates no more. Confirmed changes are
-/// there.
+/// After a failed commit the store must be read-only and must not de-duplicate any more. All
+/// confirmed changes must still be there.
 #[test]
 fn failed_commit_keeps_earlier_sharing() {
     let disks = Disks::new();

@@ -28,7 +28,7 @@ pub(crate) fn add(store: &Store, name: &str) -> Result<(), Errno> {
     store.fsync(file, 0, false)
 }
 
-/// Returns the tree that a mount finds after a crash that loses the whole log.
+/// Returns the tree that the next mount finds if a crash loses the whole log.
 fn tree_without_log(disks: &Disks) -> Tree {
     let mut contents = disks.contents();
     contents[LOG].fill(0);
@@ -54,7 +54,7 @@ fn transaction_that_the_log_fails_to_take_is_durable_in_the_database() {
         assert_eq!((stats.logged_commits, stats.commits, stats.log_failures), (1, 4, 3));
         assert!(!stats.is_read_only);
         set(&mut disks.shared.lock(), vec![]);
-        // The log can be written again, and is used from its first byte on.
+        // The log can be written again. The next transaction must use it from its first byte on.
         add(&store, "after").unwrap();
         assert_eq!((store.stats().logged_commits, store.stats().commits), (2, 5));
         assert_ne!(tree_without_log(&disks), tree(&store));
@@ -91,7 +91,7 @@ fn failure_of_the_log_and_of_the_rest_is_eio_then_read_only() {
             (shared.writes_fail_on, shared.syncs_fail_on) = (vec![], vec![]);
             drop(shared);
             drop(store);
-            // The tree has the confirmed changes. It may have unconfirmed changes or not.
+            // The tree must have the confirmed changes. The unconfirmed changes may be missing.
             assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
             let after = tree(&disks.open(&quiet()));
             assert!(before.keys().all(|path| after.contains_key(path)));
@@ -154,11 +154,11 @@ fn reserve_comes_before_the_log() {
     assert_works_without_log(&disks, &store);
 }
 
-/// Control: if the host has space for both, the store must have a reserve and a log.
+/// Control: if the host has enough space, the store must have both a reserve and a log.
 #[test]
 fn control_room_for_reserve_and_log_is_taken_for_both() {
     let disks = without_log();
-    // The space that a commit needs to record the length of the log, in bytes.
+    // The space, in bytes, that a commit needs to record the length of the log in the database.
     const COMMIT: u64 = 1 << 20;
     disks.shared.lock().room = Some(disks.used() + (2 << 20) + (256 << 10) + COMMIT);
     let stats = disks.open(&quiet()).stats();

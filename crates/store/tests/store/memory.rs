@@ -11,7 +11,7 @@ use corewalk_store::{Device, Devices, Store, StoreOptions};
 
 const BLOCK: u64 = 4096;
 
-/// One call on a device. A list of steps has the calls on all devices of a store, in order.
+/// One call on a device. A list of such steps has the calls on all devices of a store, in order.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Write { device: usize, offset: u64, bytes: Arc<[u8]> },
@@ -23,7 +23,7 @@ pub(crate) enum Step {
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     pub(crate) log: Option<Vec<Step>>,
-    /// Maximum number of bytes of all devices together, if there is a limit.
+    /// Maximum number of bytes of all devices together. None if the host has unlimited space.
     pub(crate) room: Option<u64>,
     pub(crate) is_read_failing: bool,
     pub(crate) is_write_failing: bool,
@@ -32,9 +32,9 @@ pub(crate) struct Shared {
     pub(crate) writes_fail_on: Vec<usize>,
     pub(crate) syncs_fail_on: Vec<usize>,
     pub(crate) lengths_fail_on: Vec<usize>,
-    /// The number of a device, and the offset of an unreadable byte in it.
+    /// The number of a device, and the offset of the one byte in it that cannot be read.
     pub(crate) bad_byte: Option<(usize, u64)>,
-    /// The number of a device, and the number of an unreadable block of 4096 bytes in it.
+    /// The number of a device, and the number of the block of 4096 bytes in it that cannot be read.
     pub(crate) bad_block: Option<(usize, u64)>,
     pub(crate) syncs: u64,
     /// The duration of a sync.
@@ -61,7 +61,7 @@ impl Host {
         Host { disk: bytes.clone(), bytes, dirty: Vec::new() }
     }
 
-    /// Returns the content that is left after the host has lost its memory.
+    /// Returns the content on disk. After a power failure of the host nothing else is left.
     fn kept(&self) -> Vec<u8> {
         let mut kept = self.disk.clone();
         kept.resize(self.bytes.len(), 0);
@@ -162,7 +162,8 @@ impl Device for Memory {
             return Ok(());
         }
         let mut shared = self.shared.lock();
-        // Make the reserve smaller, to save memory. Its content does not matter.
+        // Make the reserve smaller than the store asks for, to save memory. No test reads its
+        // content.
         let len = len / 16;
         let others: u64 = shared.lens.iter().sum::<u64>() - shared.lens[self.number];
         if shared.room.is_some_and(|room| others + len > room) {
@@ -199,8 +200,8 @@ impl Device for Memory {
             disk[range.clone()].copy_from_slice(&bytes[range]);
         }
         drop(host);
-        // Log the sync before the wait. A write that another thread makes during the wait need not
-        // become durable.
+        // Log the sync before it waits. Another thread may write during the wait, and that write
+        // need not become durable.
         self.log(|| Step::Sync { device: self.number });
         thread::sleep(takes);
         Ok(())
@@ -275,7 +276,7 @@ impl Disks {
     }
 }
 
-/// Returns options for a store that commits only when a test calls it to.
+/// Returns options for a store without periodic commits: only a call of the test commits.
 pub(crate) fn quiet() -> StoreOptions {
     let log_bytes = 256 << 10;
     StoreOptions::default()

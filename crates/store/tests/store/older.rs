@@ -16,7 +16,8 @@ const DATA: usize = 1;
 const LOG: usize = 3;
 const PAGE: usize = 4096;
 
-/// Makes a file durable with so many records that the commit goes to the database.
+/// Makes a file with many records durable. A transaction of that size is too large for the log, so
+/// the commit goes to the database.
 fn add_to_database(store: &Store, name: &str) {
     let before = store.stats();
     let (root, this) =
@@ -32,7 +33,7 @@ fn add_to_database(store: &Store, name: &str) {
     assert_eq!((after.commits, after.logged_commits), (before.commits + 1, before.logged_commits));
 }
 
-/// The devices of a killed store, and an earlier state of its database.
+/// The devices of a killed store, and a copy of its database from an earlier commit.
 struct Killed {
     contents: [Vec<u8>; 4],
     tree: Tree,
@@ -46,7 +47,7 @@ fn killed(is_log_used: bool) -> Killed {
     let disks = Disks::new();
     let store = disks.open(&quiet());
     add(&store, "first").unwrap();
-    // Make some commits, after which the database file has its final length.
+    // Make some commits, so that the file of the database reaches its final length.
     for number in 0..3 {
         add_to_database(&store, &format!("{number:0200}"));
     }
@@ -103,7 +104,8 @@ fn older_database_is_refused_though_the_first_entries_are_damaged() {
 }
 
 /// An older database must be refused even if no entry was appended since the last database commit.
-/// The end mark of that commit is in the log. It is not synced, so a power failure may lose it.
+/// The end mark of that commit in the log shows that the database is older. The mark is not synced,
+/// so after a power failure it may be missing.
 #[test]
 fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
     for is_log_used in [false, true] {
@@ -123,7 +125,8 @@ fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
         assert_eq!(steps.iter().filter(is_sync).count(), 0, "the end mark is not synced");
         let expected = tree(&store);
         let mut contents = disks.killed().contents();
-        // Control: the database fits the log after a kill, and after a power failure of the host.
+        // Control: after a kill, and after a power failure, the right database must be mounted with
+        // the log.
         for killed in [disks.killed(), disks.without_power()] {
             assert_eq!(tree(&killed.open(&quiet())), expected, "{is_log_used}");
         }
@@ -178,8 +181,8 @@ fn damaged_page_of_the_database_loses_nothing_in_silence() {
         let (mut behind, mut mounted) = (0, 0);
         let meta = &contents[META];
         let is_used = |at: &usize| meta[at / PAGE * PAGE..][..PAGE].iter().any(|&byte| byte != 0);
-        // Damage several bytes of the first page, which names the commits, and one byte of every
-        // fourth page behind it.
+        // Damage one byte of every fourth page. Damage several bytes of the first page, because
+        // that page names the commits.
         let others = (1..meta.len() / PAGE).step_by(4).map(|page| page * PAGE + page * 97 % PAGE);
         let places = (0..320).step_by(5).chain(others).filter(is_used);
         for at in places {
@@ -192,11 +195,11 @@ fn damaged_page_of_the_database_loses_nothing_in_silence() {
                     mounted += 1;
                 }
                 Err(OpenError::DatabaseBehind { .. }) => behind += 1,
-                // A mount may also fail as damaged, if both commits of the database use the damaged
+                // The mount may also report damage, if both commits of the database use the damaged
                 // byte.
                 Err(OpenError::Foreign | OpenError::Damaged) => {
-                    // A refused mount must not leave an older store that a second mount would
-                    // accept.
+                    // A second mount must not accept an older state of a store that the first mount
+                    // has refused.
                     if let Ok(store) = Store::open_devices(disks.devices(), &quiet()) {
                         assert!(tree(&store) == expected, "byte {at}, tried again");
                     }
@@ -209,8 +212,8 @@ fn damaged_page_of_the_database_loses_nothing_in_silence() {
     }
 }
 
-/// If the database is older after it was reopened because of a failed read, it must not be used.
-/// The store must neither show its content nor confirm more changes.
+/// After a failed read, the store reopens the database. If the reopened database is older than the
+/// last commit, the store must neither show its content nor confirm more changes.
 #[test]
 fn database_that_goes_back_while_it_is_mounted_is_not_used() {
     let disks = Disks::new();

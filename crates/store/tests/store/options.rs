@@ -25,7 +25,8 @@ fn make(fs: &dyn FileSystem, text: &str, kind: FileKind) -> Node<'static> {
     Node::detached(made.unwrap().ino, kind)
 }
 
-/// Returns for a file and for a directory with access time `atime` whether a read updates it.
+/// Sets the access time of a file and of a directory to `atime`. Returns for each of the two
+/// whether a read updates it.
 fn is_noted(fs: &dyn FileSystem, atime: i64) -> [bool; 2] {
     let file = fs.lookup(root(fs), name("file")).unwrap().ino;
     let nodes = [Node::detached(file, FileKind::Regular), root(fs)];
@@ -43,7 +44,7 @@ fn is_noted(fs: &dyn FileSystem, atime: i64) -> [bool; 2] {
 
 #[test]
 fn times_of_access_are_as_the_policy_says() {
-    // One access time far in the past, and one in the future, later than any change.
+    // An access time far in the past, and one in the future, which is later than any change.
     let (old, ahead) = (5, 1 << 33);
     let policy = |directories, others| AtimePolicy { directories, others };
     for (atime, expected_old, expected_ahead) in [
@@ -65,8 +66,8 @@ fn times_of_access_are_as_the_policy_says() {
     }
 }
 
-/// With `dirsync` a change of a directory must survive a kill. Control: without `dirsync` it does
-/// not.
+/// With `dirsync`, a change of a directory must survive a kill of the server. Control: without
+/// `dirsync` the kill loses it.
 #[test]
 fn names_are_durable_at_once_with_dirsync() {
     for is_dirsync in [true, false] {
@@ -172,7 +173,7 @@ fn range_is_collapsed_on_a_full_host() {
     let file = make(&store, "file", FileKind::Regular);
     store.write(file, 0, 0, &[7; 5 * 4096]).unwrap();
     drop(store);
-    // Let the host have less free space than the reserve takes, so that the store is full.
+    // Leave the host less free space than the reserve takes. Then the store counts as full.
     let room = disks.used();
     let disks = Disks::with(disks.contents());
     disks.shared.lock().room = Some(room.min(disks.used()));

@@ -25,10 +25,10 @@ const PAGE: usize = 4096;
 /// Number of bytes of the first page that redb uses.
 const HEADER_BYTES: usize = 320;
 const MUTATIONS: u64 = 500;
-/// Number of kinds of damage. They are a flipped bit, a page of zeros, two exchanged pages, a page
-/// copied over another, a truncated file, and an older page.
+/// Number of kinds of damage: a flipped bit, a page of zeros, two exchanged pages, a page copied
+/// over another, a truncated file, and an older page.
 const KINDS: usize = 6;
-/// Number of mounts while the store is filled, and of files made in each.
+/// Number of mounts while the store is filled, and number of files that each mount makes.
 const ROUNDS: usize = 4;
 const FILES: usize = 110;
 
@@ -99,7 +99,7 @@ fn used_pages(meta: &[u8]) -> Vec<usize> {
         .collect()
 }
 
-/// Damages the database. Returns the kind and a description of the damage.
+/// Damages the database. Returns the kind of the damage and a description of it.
 fn mutate(victim: &Victim, meta: &mut Vec<u8>, rng: &mut Rng) -> (usize, String) {
     let pages = used_pages(meta);
     let (page, other) = (*rng.pick(&pages), *rng.pick(&pages));
@@ -231,7 +231,7 @@ fn call_for_files(store: &Store, dir: Node<'_>, failed: &mut Vec<(&'static str, 
     note("readdir", store.readdir(dir, 0, &mut |_| std::ops::ControlFlow::Continue(())));
 }
 
-/// Returns true if the error of the mount agrees with the result of the check.
+/// Returns true if the mount was refused for the same reason as the check reports.
 fn says_the_same(error: &OpenError, checked: &Result<Report, OpenError>) -> bool {
     let first = checked.as_ref().ok().and_then(|report| report.findings.first());
     match (error, checked) {
@@ -248,9 +248,9 @@ fn says_the_same(error: &OpenError, checked: &Result<Report, OpenError>) -> bool
 #[derive(Debug, Default)]
 struct Outcomes {
     refused: u32,
-    /// Stores that were mounted, because the damaged page is not in use.
+    /// Number of stores that the mount accepted, because the damaged page is not in use.
     mounted: u32,
-    /// Mutations with a wrong result: the number of each, and the reason.
+    /// The mutations with a wrong result. Each has its number and the reason.
     wrong: Vec<String>,
 }
 
@@ -363,8 +363,9 @@ fn damaged_database_is_refused_with_what_the_check_says() {
     assert!(refused > 100 && mounted > 20, "{refused} refused, {mounted} mounted");
 }
 
-/// If the first page is foreign, `meta` is no store. If the first page is a damaged page of a
-/// database, `meta` is a damaged store.
+/// A mount must tell a damaged store from a file of another kind. If the first page of `meta` does
+/// not start like a database, `meta` is no store. Otherwise a damaged first page means a damaged
+/// store.
 #[test]
 fn first_page_tells_a_store_from_a_foreign_file() {
     let [victim, _] = load();

@@ -48,8 +48,8 @@ fn store_that_lost_its_database_is_not_made_anew() {
     assert!(folder.open().is_ok());
 }
 
-/// A store without file data has a log. So a store that has lost its database must not be made
-/// anew.
+/// A store that has lost its database must be refused. It must not be made anew, even if it has no
+/// file data, since it has a log.
 #[test]
 fn store_without_bytes_that_lost_its_database_is_not_made_anew() {
     let folder = Folder::new("names");

@@ -1,5 +1,5 @@
-//! Tests of a host whose reads of the database fail for some time. Calls must fail with `EIO`.
-//! Later all calls must succeed again, even in threads that change nothing.
+//! Tests of a host whose reads of the database fail for some time. Calls must fail with `EIO`. When
+//! reads succeed again, all calls must succeed, even in threads that change nothing.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ fn disks() -> Disks {
     disks
 }
 
-/// Returns the number of successful lookups. All others must fail with `EIO`.
+/// Looks all files up. Returns the number of successful lookups. All others must fail with `EIO`.
 fn count_found(store: &Store) -> usize {
     let root = Node::detached(1, FileKind::Directory);
     let found = (0..FILES).filter(|&number| {
@@ -75,7 +75,8 @@ fn sync_with_nothing_to_commit_ends_eio_of_reads() {
     assert!(store.lookup(root, Name::new(b"new").unwrap()).is_ok());
 }
 
-/// A change that is made while the database cannot be reopened must be committed when it can.
+/// A change that is made while the database cannot be reopened must not be lost. Once the database
+/// can be reopened, the change must be committed.
 #[test]
 fn change_after_a_failed_attempt_is_committed() {
     let disks = disks();
@@ -121,8 +122,8 @@ fn commit_after_a_failed_read_has_the_reserve() {
     disks.shared.lock().is_read_failing = false;
     // Let other files take all free space of the host.
     disks.shared.lock().room = Some(disks.used());
-    // This is the first sync after the failed read, and it has records to commit. An earlier sync
-    // would have reopened the database without a commit.
+    // The first sync after the failed read must have records to commit. A sync without records
+    // would only reopen the database.
     assert_eq!(store.fsync(root, 0, false), Ok(()));
     let stats = store.stats();
     assert!(!stats.is_read_only && !stats.has_reserve, "the reserve was needed");
@@ -134,7 +135,7 @@ fn commit_after_a_failed_read_has_the_reserve() {
     }
 }
 
-/// A thread that only reads must get answers again without a call of sync.
+/// Once reads succeed again, a thread that only reads must get answers, without a call of sync.
 #[test]
 fn eio_of_reads_ends_in_time() {
     let _watchdog = Watchdog::start("the end of EIO", Duration::from_secs(120));

@@ -49,8 +49,8 @@ fn killed() -> ([Vec<u8>; 4], Tree) {
     (disks.killed().contents(), tree(&store))
 }
 
-/// Tries a mount that must be refused, and checks that it has not changed a device. Returns the
-/// error.
+/// Tries a mount that must be refused, and checks that the mount has not changed a device. Returns
+/// the error of the mount.
 fn refused(what: &str, contents: [Vec<u8>; 4], bad_byte: Option<(usize, u64)>) -> OpenError {
     let disks = Disks::with(contents.clone());
     disks.shared.lock().bad_byte = bad_byte;
@@ -133,12 +133,13 @@ fn store_that_lost_bytes_of_files_is_left_as_it_is() {
         contents[DATA].truncate(BLOCK);
         let error = refused(what, contents.clone(), None);
         assert!(matches!(error, OpenError::DataShort { len: 4096, .. }), "{what}: {error}");
-        // A check must name the file, even if the log has extended `data` over the loss.
+        // A check must report the lost data of the file, even if the replay of the log has extended
+        // `data` over the loss.
         let found = fsck_devices(&Disks::with(contents.clone()).devices()).unwrap().findings;
         assert!(matches!(found[..], [Finding::BehindDevice(..), ..]), "{what}: {found:?}");
         if what == "closed" {
-            // The log of a closed store is not needed, so a mount without this damage would make it
-            // anew.
+            // The log of a closed store is not needed. So without the damage of `data`, a mount
+            // would only make the log anew.
             let error = refused("log", contents, Some((LOG, 0)));
             assert!(matches!(error, OpenError::DataShort { .. }), "{error}");
         }

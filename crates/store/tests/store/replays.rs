@@ -14,8 +14,8 @@ const LOG: usize = 3;
 /// Tries per crash point.
 const CRASHES: u64 = 6;
 
-/// Returns a store after a crash that lost all unsynced writes. The log has the file data, and
-/// `data` has none of it.
+/// Returns a store after a crash that lost all unsynced writes. All file data is in the log, and
+/// none of it in `data`.
 fn killed(files: usize, options: &StoreOptions) -> ([Vec<u8>; 4], Tree) {
     let disks = Disks::new();
     let store = disks.open(options);
@@ -52,8 +52,8 @@ fn log_is_read_in_pieces() {
     assert!(largest > 20_000 && largest <= 1 << 20, "{largest} bytes in one read");
 }
 
-/// Crashes at each point of a mount, whose calls `change` has edited. Returns the first error, if
-/// there is one.
+/// Crashes at each point of a mount that replays the log. `change` edits the calls of the mount
+/// before. Returns the first error, if there is one.
 fn try_points(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     let (contents, expected) = killed(12, &quiet());
     let mut steps = Vec::new();
@@ -67,8 +67,7 @@ fn try_points(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     let store = disks.open(&quiet());
     assert_eq!(tree(&store), expected);
     steps.extend(disks.shared.lock().log.take().unwrap());
-    // Drop the calls from the last sync of the log on: they belong to a new commit, not to the
-    // replay.
+    // Drop the calls from the last sync of the log on. They belong to the commit after the replay.
     let replayed = |step: &Step| matches!(step, Step::Sync { device: LOG });
     steps.truncate(steps.iter().rposition(replayed).unwrap());
     change(&mut steps);
@@ -87,7 +86,8 @@ fn try_points(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     None
 }
 
-/// I.3: after a kill during a replay, the next mount must replay the log again or find it done.
+/// I.3: after a kill during a replay, the next mount must replay the log again, or find that the
+/// replay was complete.
 #[test]
 fn crash_during_a_replay_keeps_confirmed_changes() {
     assert_eq!(try_points(|_| ()), None);

@@ -11,8 +11,8 @@ use crate::memory::{Disks, quiet};
 const THREADS: u64 = 4;
 const STEPS: usize = 3_000;
 
-/// Makes random changes in directories that all threads share. Only this thread uses the names, as
-/// rule F.1 of `FileSystem` demands.
+/// Makes random changes in directories that all threads share. Each thread uses only names of its
+/// own, as rule F.1 of `FileSystem` demands.
 fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
     for step in 0..STEPS {
         let (dir, other) = (*rng.pick(dirs), *rng.pick(dirs));
@@ -47,8 +47,8 @@ fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
                 store.setattr(node, &SetAttr::default().with_size(size)).unwrap();
             }
             5 if step % 10 == 0 => store.fsync(node, 0, false).unwrap(),
-            // All threads set the same few values, so that their files share blocks and leave them
-            // again.
+            // All threads set the same few values. So their files often begin and end to share a
+            // block.
             _ => {
                 let value = vec![rng.below(3) as u8; 500];
                 store.setxattr(node, b"user.a", &value, XattrMode::Set).unwrap();
@@ -119,7 +119,7 @@ fn equal_sets_share_blocks_of_1024_users() {
     }
     assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (4, 3_000));
     drop(store);
-    // After a remount, a block can be found for sharing only after it was read.
+    // After a remount, a block can be shared only after some inode has read it.
     let store = disks.open(&quiet());
     for number in 0..2 {
         let node = Node::detached(2 + number, FileKind::Regular);

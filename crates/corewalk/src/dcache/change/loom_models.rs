@@ -246,8 +246,9 @@ fn control_exchange_in_two_sections_is_caught() {
         for (slot, name) in [(a, B), (b, A)] {
             let guard = dcache.dentries.lockref(slot).lock();
             let Image { key, body, .. } = dcache.dentries.image(slot);
-            let (place, words) = ((0, body.inode()), DirectoryWords::default());
-            let image = dcache.dentries.new_image(key, place, name, body.flags(), words).unwrap();
+            let (inode, words) = (body.inode(), DirectoryWords::default());
+            let image =
+                dcache.dentries.new_image(key, 0, inode, name, body.flags(), words).unwrap();
             dcache.write(slot, &guard, |dcache| {
                 dcache.dentries.store(slot, &image);
             });
@@ -306,7 +307,7 @@ fn answer_from_before_an_invalidation_is_not_found() {
         let lookup_key = dcache.lookup_key(Name::new(B).unwrap());
         let (slot, seen) = dcache.find(key, &lookup_key).unwrap();
         assert!(dcache.get(slot, seen.seq));
-        let done = dcache.d_move((slot, &lookup_key), key, &lookup_key_a(dcache), None, in_lookup);
+        let done = dcache.d_move(slot, &lookup_key, key, &lookup_key_a(dcache), None, in_lookup);
         assert_eq!(done, Ok(DentrySlot::NONE));
     }));
 }

@@ -41,7 +41,7 @@ fn inodes_after_rename(
     let from = dcache.lookup_key(from);
     let (slot, seen) = dcache.find_exact(key, &from).unwrap();
     assert!(dcache.get(slot, seen.seq));
-    let moved_from = dcache.d_move((slot, &from), key, &lookup_key, target, &in_lookup);
+    let moved_from = dcache.d_move(slot, &from, key, &lookup_key, target, &in_lookup);
     assert_eq!(moved_from, Ok(DentrySlot::NONE));
     slots.iter().chain([&slot]).for_each(|&slot| dcache.put(slot));
     assert!(dcache.find_exact(key, &from).is_none());

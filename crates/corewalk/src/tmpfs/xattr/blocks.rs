@@ -31,7 +31,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use corewalk_base::Mutex;
+use corewalk_base::{Mutex, ShardedCounter};
 use corewalk_mbcache::{Mbcache, MbcacheOptions};
 use corewalk_sync::SlotArena;
 
@@ -115,6 +115,9 @@ pub(super) struct Blocks {
     numbers: SlotArena<1>,
     /// The slots of the blocks, by number. Each slot is protected by its own mutex.
     levels: [OnceLock<Box<[Segment]>>; LEVELS],
+    /// Searches that found an equal set, and searches that found none.
+    hits: ShardedCounter,
+    misses: ShardedCounter,
 }
 
 impl Blocks {
@@ -123,11 +126,23 @@ impl Blocks {
         let options = MbcacheOptions::default().with_users_max(USERS_MAX);
         let cache = Mbcache::new(options).ok()?;
         let numbers = SlotArena::new("xattr block", cache.entries_max()).ok()?;
-        Some(Blocks { cache, numbers, levels: [const { OnceLock::new() }; LEVELS] })
+        let levels = [const { OnceLock::new() }; LEVELS];
+        let (hits, misses) = (ShardedCounter::new(), ShardedCounter::new());
+        Some(Blocks { cache, numbers, levels, hits, misses })
     }
 
     /// Finds a block with the content of `set`, and makes the caller a user of it.
     pub(super) fn find(&self, key: u64, set: &Set) -> FindResult {
+        let result = self.search(key, set);
+        let searches = match result {
+            FindResult::Block(_) => &self.hits,
+            FindResult::NotFound | FindResult::Collisions => &self.misses,
+        };
+        searches.add(1);
+        result
+    }
+
+    fn search(&self, key: u64, set: &Set) -> FindResult {
         let mut found = self.cache.find_first(key);
         for _ in 0..LOOKS_MAX {
             let Some(entry) = found else { return FindResult::NotFound };
@@ -202,6 +217,13 @@ impl Blocks {
         self.numbers.in_use()
     }
 
+    /// Returns the counters of the searches and of the index.
+    pub(super) fn counts(&self) -> IndexCounts {
+        let get = |counter: &ShardedCounter| counter.sum().max(0) as u64;
+        let (hits, misses, stats) = (get(&self.hits), get(&self.misses), self.cache.stats());
+        IndexCounts { hits, misses, entries: stats.entries, reclaimed: stats.reclaimed }
+    }
+
     #[inline]
     fn slot(&self, number: u32) -> &Mutex<BlockSlot> {
         let nth = number / SEGMENT_SLOTS + 1;
@@ -212,6 +234,19 @@ impl Blocks {
             .get_or_init(|| Box::new(std::array::from_fn(|_| Mutex::default())));
         &segment[(number % SEGMENT_SLOTS) as usize]
     }
+}
+
+/// The counters of the index of shared sets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::tmpfs) struct IndexCounts {
+    /// Searches that found an equal set.
+    pub(in crate::tmpfs) hits: u64,
+    /// Searches that found none.
+    pub(in crate::tmpfs) misses: u64,
+    /// Entries now.
+    pub(in crate::tmpfs) entries: u64,
+    /// Entries dropped to make room.
+    pub(in crate::tmpfs) reclaimed: u64,
 }
 
 /// The result of a search for a content.
@@ -246,7 +281,7 @@ pub(super) mod audit {
 
         /// Returns the number of entries in the cache.
         pub(in crate::tmpfs::xattr) fn entries(&self) -> u64 {
-            self.cache.count()
+            self.cache.stats().entries
         }
     }
 }

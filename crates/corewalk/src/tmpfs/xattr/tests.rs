@@ -327,6 +327,12 @@ fn queued_inode_is_shared_by_maintain() {
     fs.counters(&mut |name, count| counts.push((name, count)));
     assert!(counts.contains(&("tmpfs_shared_sets", 1)) && counts.contains(&("tmpfs_inodes", 21)));
     assert!(counts.contains(&("tmpfs_waiting", 0)), "{counts:?}");
+    // The first of 20 equal sets is not found, and the others are.
+    let index = [("hits", 19), ("misses", 1), ("entries", 1), ("reclaimed", 0)];
+    for (name, expected) in index {
+        let found = counts.iter().find(|(found, _)| found.ends_with(&format!("xattr_{name}")));
+        assert_eq!(found.map(|found| found.1), Some(expected), "{name}: {counts:?}");
+    }
     audit(&fs, inos);
 }
 

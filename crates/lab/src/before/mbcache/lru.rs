@@ -1,19 +1,19 @@
-//! `plain-lru` and `lru-per-shard`: each chain has its own lock, and entries stand in the order of
-//! their last use.
+//! `plain-lru` and `lru-per-shard`: each hash chain has its own lock, and an LRU list has the
+//! entries in the order of their last use.
 //!
-//! An entry is counted, and a finder reads its chain under the chain's lock. Each use moves the
-//! entry to the end of its list, under the lock of that list. The first entry of the list goes when
-//! there is no room. There is one list, or one for each processor; the key of an entry selects its
-//! list.
+//! Entries are reference-counted (`Arc`). A lookup searches a chain under the lock of the chain.
+//! Each use moves the entry to the end of its list, under the lock of the list. If there is no
+//! room, the first entry of the list is dropped. There is one list, or one for each processor. The
+//! key of an entry selects its list.
 //!
-//! A finder may hold an entry that another thread has deleted. No thread waits for the finder:
-//! under the block's own lock the finder sees that the block has no users or another content. That
-//! breaks rule H.2 of the seam, as the document's designs did.
+//! A lookup may return an entry that another thread has deleted. No thread waits for such a lookup.
+//! Under the block's own lock the caller of the lookup sees that the block has no users or another
+//! content. This breaks rule H.2 of `ShareIndex`, as the document's designs did.
 //!
 //! Locks and their order: a chain, then a list.
 //!
-//! Source: document 004, which measured both and submitted neither; Linux `mm/list_lru.c` for lists
-//! in shards.
+//! Source: document 004, which measured both designs and submitted neither. Lists per shard are
+//! Linux `mm/list_lru.c`.
 
 use corewalk_base::primitives::Arc;
 use corewalk_base::{CachePadded, Mutex};
@@ -29,7 +29,7 @@ pub(crate) struct Lru {
     lists: Vec<CachePadded<Mutex<List>>>,
 }
 
-/// The entries whose keys have a hash in common, the newest last.
+/// The entries whose keys have the same hash. The newest entry is the last one.
 type Chain = Vec<Arc<Entry>>;
 
 struct Entry {
@@ -48,7 +48,7 @@ struct List {
 }
 
 impl Lru {
-    /// Returns an empty index for at least so many entries, in so many lists.
+    /// Returns an empty index with room for at least `entries` entries, in `lists` LRU lists.
     pub(crate) fn new(entries: usize, lists: usize) -> Lru {
         let each = if lists == 1 { entries } else { entries.div_ceil(lists) * 2 };
         Lru {
@@ -65,7 +65,7 @@ impl Lru {
         &self.lists[(key >> 32) as usize % self.lists.len()]
     }
 
-    /// Drops the entry of a list whose last use is the oldest. Returns false if there is none.
+    /// Drops the least recently used entry of a list. Returns false if the list is empty.
     fn forget_oldest(&self, key: u64) -> bool {
         let mut list = self.list(key).lock();
         let Some(at) = list.order.first(0) else { return false };
@@ -80,8 +80,9 @@ impl Lru {
         true
     }
 
-    /// Returns the newest entry under `key`, or the newest that is older than `found`. Returns None
-    /// if `found` was deleted: a block that is missed for that is shared one time less.
+    /// Returns the newest entry of `key` that is older than `found`, or the newest entry without
+    /// `found`. Returns None if `found` was deleted meanwhile. The block then misses one chance to
+    /// be shared.
     fn older(&self, key: u64, found: Option<&Arc<Entry>>) -> Option<Arc<Entry>> {
         let chain = self.chain(key).lock();
         let end = match found {
@@ -155,7 +156,7 @@ impl List {
         }
     }
 
-    /// Returns a new entry, the last in the order, if there is room.
+    /// Returns a new entry at the end of the list, or None if there is no room.
     fn add(&mut self, key: u64, block: u64) -> Option<Arc<Entry>> {
         let at = self.free.pop()?;
         let entry = Arc::new(Entry { key, block, at });

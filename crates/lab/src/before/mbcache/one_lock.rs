@@ -1,14 +1,15 @@
-//! `before-mbcache`: one lock, and one list of the entries that no thread holds (Linux before 4.6).
+//! `before-mbcache`: one lock for the whole index, and one LRU list of unused entries (Linux before
+//! 4.6).
 //!
-//! A thread that may become a user of a block finds its entry by key; a thread that leaves the
-//! block finds it by the block's number. Finders share the entry. A leaving thread has it alone
-//! from before it locks the block (rule H.4 of the seam). Both wait for each other: each entry has
-//! a lock for readers and a writer, and all waiting threads share one queue. An entry that no
-//! thread holds stands in the list. Each use takes it off the list and puts it back at the end. The
-//! first entry of the list goes when there is no room.
+//! A thread that wants to share a block finds the entry by key. A thread that leaves a block finds
+//! the entry by the number of the block. Lookups share an entry. A leaving thread holds the entry
+//! exclusively, from before it locks the block (rule H.4 of `ShareIndex`). So each entry is a lock
+//! for readers and one writer, and all waiting threads share one queue. The LRU list has the
+//! entries that no thread holds. A use takes the entry from the list and puts it back at the end.
+//! If there is no room, the first entry of the list is dropped.
 //!
-//! A finder counts itself before it waits, so a thread that wants the entry alone comes after all
-//! finders.
+//! A lookup counts itself as a holder before it waits. So a thread that wants the entry exclusively
+//! waits for all lookups.
 //!
 //! Source: Linux 4.5 `fs/mbcache.c` and `fs/ext4/xattr.c`; document 004.
 
@@ -32,7 +33,7 @@ struct State {
     free: Vec<u32>,
     by_key: Rings,
     by_block: Rings,
-    /// The entries that no thread holds, in the order of their last use.
+    /// The entries that no thread holds, the least recently used one first.
     unused: Rings,
     chains: usize,
 }
@@ -63,8 +64,8 @@ impl OneLock {
         OneLock { state: Mutex::new(state), queue: Condvar::new() }
     }
 
-    /// Counts this finder at the first entry under `key` from `next` on, once no thread has that
-    /// entry alone. Returns the entry's place.
+    /// Takes a shared hold of the first entry of `key` from `next` on, and waits while another
+    /// thread holds it exclusively. Returns the index of the entry.
     fn share_from(
         &self,
         state: &mut MutexGuard<'_, State>,
@@ -129,7 +130,7 @@ impl ShareIndex for OneLock {
             drop(state);
             let is_taken = take(block);
             state = self.state.lock();
-            // This finder still counts at the entry, so the entry is where it was.
+            // This lookup still holds the entry, so no thread can have removed it from its chain.
             next = state.by_key.next(at);
             self.release(&mut state, at);
             if is_taken {
@@ -153,7 +154,7 @@ impl ShareIndex for OneLock {
 
     fn note_users(&self, _: u64, _: u64, _: u32) {}
 
-    /// Waits until no thread has the entry of the block, and takes it alone.
+    /// Waits until no thread holds the entry of the block, and holds the entry exclusively.
     fn leave(&self, block: u64) {
         let mut state = self.state.lock();
         while let Some(at) = state.find_block(block) {
@@ -164,7 +165,8 @@ impl ShareIndex for OneLock {
                 return;
             }
             self.wait_for(&mut state, at);
-            // A thread that releases an awaited entry leaves it to the waiting threads.
+            // A thread that releases a deleted entry does not free it while others wait for it. So
+            // the last waiting thread frees it.
             let entry = state.entries[at as usize];
             if !state.by_key.is_linked(at) && entry.used == 0 && entry.queued == 0 {
                 state.free.push(at);
@@ -214,7 +216,7 @@ impl State {
         self.by_block.unlink(at);
     }
 
-    /// Removes the entry whose last use is the oldest, and returns it.
+    /// Removes the least recently used entry, and returns its index.
     fn forget_oldest(&mut self) -> Option<u32> {
         let at = self.unused.first(0)?;
         self.unused.unlink(at);

@@ -1,8 +1,8 @@
-//! Lists of numbered entries, linked in both directions, as `struct list_head` links structures.
+//! Doubly linked lists of numbered entries, as `struct list_head` links structures in Linux.
 //!
-//! An entry is in one list or in none. The heads of the lists stand behind the entries, and a list
-//! is a ring through its head, so that taking an entry out needs to know neither list nor
-//! neighbours.
+//! An entry is in one list or in none. The array of links has the entries first and the heads of
+//! the lists behind them. A list is a ring through its head, so `unlink` does not need to know the
+//! list of an entry.
 //!
 //! Source: Linux `include/linux/list.h`, for the idea.
 
@@ -30,19 +30,19 @@ impl Rings {
         self.next(self.head(ring))
     }
 
-    /// Puts an entry that is in no list before all others of a list.
+    /// Puts an unlinked entry at the front of a list.
     pub(super) fn push_front(&mut self, ring: usize, entry: u32) {
         let head = self.head(ring);
         self.insert(entry, (head, self.links[head as usize].1));
     }
 
-    /// Puts an entry that is in no list behind all others of a list.
+    /// Puts an unlinked entry at the end of a list.
     pub(super) fn push_back(&mut self, ring: usize, entry: u32) {
         let head = self.head(ring);
         self.insert(entry, (self.links[head as usize].0, head));
     }
 
-    /// Takes an entry out of the list it is in, if it is in one.
+    /// Removes an entry from its list. Does nothing if the entry is in no list.
     pub(super) fn unlink(&mut self, entry: u32) {
         let (previous, next) = self.links[entry as usize];
         self.links[previous as usize].1 = next;

@@ -1,4 +1,4 @@
-//! Each design is a multimap that forgets the entry whose last use is the oldest.
+//! Each design must be a multimap that drops its least recently used entry.
 
 use std::collections::BTreeSet;
 
@@ -97,7 +97,8 @@ fn entry_that_a_finder_holds_is_not_forgotten_by_the_one_lock() {
     assert!(!touch(&index, 1));
 }
 
-/// Threads that find one block beside threads that leave it; the block stays.
+/// A thread that leaves a block must hold the entry of the block exclusively. Threads look up one
+/// block while other threads leave it.
 #[test]
 fn thread_that_leaves_a_block_under_the_one_lock_has_it_alone() {
     use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -111,8 +112,8 @@ fn thread_that_leaves_a_block_under_the_one_lock_has_it_alone() {
             scope.spawn(move || {
                 for _ in 0..TURNS {
                     let found = index.find(1, &mut |_| {
-                        // ORDERING: Relaxed. The index's lock stands between this and the other
-                        // side.
+                        // ORDERING: Relaxed. The lock of the index orders this load and the stores
+                        // of the leaving threads.
                         assert_eq!(alone.load(Ordering::Relaxed), 0, "a thread has it alone");
                         true
                     });

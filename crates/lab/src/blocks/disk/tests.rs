@@ -1,12 +1,12 @@
-//! Every design under a store on a disk: files have what was set, blocks are shared, counts are
-//! exact in memory and on the disk, and an index that lies is found out.
+//! A store on disk must keep the last values, share blocks, and count exactly in memory and on
+//! disk, with the index of every design. It must detect an index that gives wrong answers.
 
 use super::*;
 use crate::blocks::designs;
 use crate::blocks::memory::tests::{FILES, Fault, Faulty, WORKERS, storm};
 use crate::peer::Scratch;
 
-/// Returns a store over each index, each in a folder of its own.
+/// Returns a store over each index. Each store has its own folder.
 fn all(scratch: &Scratch, workers: usize, files: usize) -> Vec<DiskStore> {
     let designs = designs(2 * workers * (files + 1)).unwrap().into_iter();
     let store = |design: Design| {
@@ -27,7 +27,7 @@ fn storm_leaves_each_file_what_was_set_last_and_counts_that_are_exact() {
         storm(&store, 1_000, 2_000).unwrap();
         let blocks = storm(&store, 5, 2_000).unwrap();
         let is_off = store.variant() == "off";
-        // Two workers that miss the same content at the same time both make a block.
+        // Two workers that set a new content at the same time both make a block.
         let most = if is_off { (WORKERS * FILES) as u64 } else { 5 + WORKERS as u64 };
         assert!(blocks >= 5 && blocks <= most, "{}: {blocks}", store.variant());
         assert_eq!(is_off, blocks == most, "{}", store.variant());
@@ -54,7 +54,8 @@ fn control_index_that_forgets_to_delete_is_found_out_and_harms_nothing() {
     let mut store = DiskStore::new(design, &path, (WORKERS, FILES)).unwrap();
     let error = storm(&store, 1_000, 2_000).unwrap_err().to_string();
     assert!(error.contains("entries for"), "{error}");
-    // The store refuses a find that breaks rule H.2 under the lock of the block's users.
+    // The store checks the content under the lock of the block's users, so it refuses a find that
+    // breaks rule H.2.
     store.index = Arc::new(corewalk_store::NoSharing);
     let blocks = store.audit().unwrap();
     Box::new(store).check(blocks).unwrap();

@@ -1,4 +1,5 @@
-//! Files have what was set, blocks are shared, and a store over an index that lies is found out.
+//! A store in memory must keep the last values, share blocks, and detect an index that gives wrong
+//! answers.
 
 use corewalk_base::primitives::thread;
 use corewalk_store::{MbcacheIndex, ShareIndex};
@@ -83,7 +84,7 @@ fn value(number: u64) -> Vec<u8> {
     [&number.to_le_bytes()[..], &[7; 300]].concat()
 }
 
-/// Lets each worker set attributes of its own files at random, then checks all of them.
+/// Each worker sets random attributes of its own files. Then all files are checked.
 pub(in crate::blocks) fn storm(
     store: &dyn AttrStore,
     values: u64,
@@ -116,7 +117,7 @@ fn storm_leaves_each_file_what_was_set_last_and_no_block_too_many() {
     for store in all(WORKERS, FILES) {
         let blocks = storm(&store, 5, 4_000).unwrap();
         let is_off = store.variant() == "off";
-        // Two workers that miss the same content at the same time both make a block.
+        // Two workers that set a new content at the same time both make a block.
         let most = if is_off { (WORKERS * FILES) as u64 } else { 5 + WORKERS as u64 };
         assert!(blocks >= 5 && blocks <= most, "{}: {blocks}", store.variant());
         assert_eq!(is_off, blocks == most, "{}", store.variant());
@@ -189,8 +190,8 @@ fn contents_that_differ_between_the_samples_are_told_apart() {
         value[at] ^= 1;
         value
     };
-    // The first two differ from each other where nothing is hashed, the third one in its first
-    // byte.
+    // The first two contents differ in bytes that no sample has. The third differs from them in the
+    // first byte.
     let values = [value(100), value(200), value(0)];
     let keys = values.each_ref().map(|value| key_of(&store.hasher, value));
     assert!(keys[0] == keys[1] && keys[0] != keys[2], "{keys:?}");

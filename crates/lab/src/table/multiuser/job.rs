@@ -1,15 +1,13 @@
 //! The name lookups of one compilation: the job of `multiuser` and `one-cpu`.
 //!
-//! The compiler looks for headers in three directories, one after the other, as its include path
-//! says. A third of them is in the second directory and the rest in the third, so more than half of
-//! all looks find nothing. A generator with a fixed seed draws the headers that a unit includes.
+//! The compiler looks for headers in three directories in turn. A third of the headers is in the
+//! second directory and the others are in the third, so more than half of all lookups find nothing.
+//! A generator with a fixed seed chooses the headers of a unit.
 //!
 //! Source: strace(1) of a compiler: what it opens and looks for.
 
-use anyhow::{Context as _, ensure};
-
 use crate::files::{Files, User, make_path};
-use crate::questions::{Rng, Tally};
+use crate::table::prelude::*;
 
 /// Where headers are looked for, in this order.
 const INCLUDES: [&str; 3] = ["/usr/lib/gcc/include", "/usr/local/include", "/usr/include"];
@@ -22,12 +20,12 @@ const UNITS: usize = 16;
 /// The directory that all users share.
 const SHARED: &str = "/tmp";
 
-/// The directories of all users, made in one file system, and where each header is.
+/// The headers of the shared directories. `Sources::make` also makes the directories of all users.
 pub(super) struct Sources {
     headers: Vec<Header>,
 }
 
-/// A header as it is looked for, up to where it is.
+/// A header: the paths at which the compiler does not find it, and its own path.
 struct Header {
     absent: Vec<Vec<u8>>,
     path: Vec<u8>,
@@ -109,7 +107,7 @@ impl Sources {
 }
 
 impl<U: User> Desk<'_, U> {
-    /// Compiles the next unit: one operation, which is wrong if any answer was.
+    /// Compiles the next unit as one operation. The operation is wrong if any answer is wrong.
     pub(super) fn compile(&mut self) -> Tally {
         let unit = self.next % UNITS;
         self.next += 1;
@@ -130,7 +128,8 @@ impl<U: User> Desk<'_, U> {
         is_right
     }
 
-    /// Makes the temporaries and the object file; None if a directory is missing.
+    /// Makes and removes the temporaries, and replaces the object file. Returns None if a directory
+    /// is missing.
     fn write(&self, unit: usize) -> Option<bool> {
         let (session, shared, build) = (self.session, self.shared.as_ref()?, self.build.as_ref()?);
         let [assembly, object] = &self.temporaries;

@@ -1,26 +1,25 @@
 //! The claims of the table `xattr`.
 //!
-//! Times are wall times, as in the document; a factor is the median over the rounds, each against
-//! its own baseline. A claim about every cell holds if it holds in the worst cell, which it names
-//! together with the number of cells on the right side.
+//! Times are wall times, as in the document. A factor is the median over the rounds, each with the
+//! baseline of its own round. A claim about every cell holds if it holds in the worst cell. Its
+//! text names that cell, and the number of cells in which the claim holds.
 
 use super::space::{BY_STATISTICS, COUNTED, ON_DISK};
 use super::{BASELINE, BLOCK_BYTES, DISK, MEMORY, TMPFS, VARIANTS};
 use crate::blocks::USERS_MAX;
-use crate::samples::Row;
-use crate::table::Claim;
-use crate::table::shape::{self, Bound};
+use crate::table::prelude::*;
 
-/// The most that sharing in memory may take of the time without it.
+/// The most time with sharing in memory, over the time without it.
 const IN_MEMORY_MAX: f64 = 1.15;
-/// The most that sharing on a disk may take of the time without it.
+/// The most time with sharing on a disk, over the time without it.
 const ON_DISK_MAX: f64 = 1.05;
-/// The most values with which sharing is to be faster than none on a disk: most sets avoid a block.
+/// Up to this number of values sharing must be faster than none on a disk, since most sets avoid a
+/// block.
 const FEW_VALUES: u64 = 100;
-/// How many times as fast as the design before it is to be with the most processes.
+/// The least throughput with the most processes, over that of the design before.
 const OVER_BEFORE_MIN: f64 = 5.0;
-/// The database of a store that shares is at most this part of the other's, beyond what files take:
-/// most of what is left to it are records of inodes.
+/// Without sharing the database must grow by at least this factor more, not counting the files.
+/// Most of its growth with sharing is records of inodes.
 const DISK_SHARE: f64 = 5.0;
 /// The designs of the document.
 const OF_DOCUMENT: &[&str] = VARIANTS.split_at(3).0;
@@ -81,8 +80,8 @@ fn times<'a>(rates: &[(f64, &'a Row)]) -> Vec<(f64, &'a Row)> {
     rates.iter().map(|(ratio, row)| (1.0 / ratio, *row)).collect()
 }
 
-/// Returns the claim that 1000 files of 10 values take a block per value and 1024 users, by
-/// statistics.
+/// Returns the claim about blocks by the store's statistics: 1000 files of 10 values take one block
+/// per value and 1024 users.
 fn space(rows: &[Row], store: &str) -> Claim {
     let (files, values) = (1000, 10);
     let of = |row: &&Row| {
@@ -112,7 +111,7 @@ fn space(rows: &[Row], store: &str) -> Claim {
     Claim::of(words, is_held, figures.join(", "))
 }
 
-/// Returns the claim that this is so on the disk as well.
+/// Returns the same claim about the size of the database on disk.
 fn on_disk(rows: &[Row]) -> Claim {
     let mut figures = vec![];
     let mut is_held = None;
@@ -149,9 +148,9 @@ fn on_disk(rows: &[Row]) -> Claim {
     Claim::of(words, is_held, figures.join(", "))
 }
 
-/// Returns the fewest blocks for so many files, of which as many have each value.
+/// Returns the least number of blocks for `files` files, if each value has equally many files.
 fn blocks_of(files: u64, values: u64) -> u64 {
-    // A value has a share of the users that varies; this is the share without variance.
+    // The number of files of a value is random; this is its mean.
     values * files.div_ceil(values).div_ceil(u64::from(USERS_MAX))
 }
 
@@ -161,7 +160,7 @@ mod tests {
     use crate::samples::{Metric, Samples};
     use crate::table::xattr::{bytes_per_file, cell};
 
-    /// Returns rows in which corewalk has these rates, and blocks, with one process and with two.
+    /// Returns rows in which corewalk has these rates and blocks, with one process and with two.
     fn rows(store: &str, ours: [f64; 2], blocks: u64) -> Vec<Row> {
         let mut samples = Samples::default();
         for (processes, ours) in [1, 2].into_iter().zip(ours) {
@@ -179,8 +178,8 @@ mod tests {
     fn words(store: &str, ours: [f64; 2], blocks: u64) -> Vec<&'static str> {
         let words: Vec<_> = of(&rows(store, ours, blocks)).iter().map(Claim::word).collect();
         match store {
-            // Those of the disk, of a tmpfs, in memory, space in memory, on the disk by statistics,
-            // by bytes.
+            // The claims on disk, in a tmpfs, in memory, about blocks in memory, about blocks on
+            // disk, and about bytes on disk.
             DISK => [&words[..4], &words[9..10]].concat(),
             _ => words[5..9].to_vec(),
         }

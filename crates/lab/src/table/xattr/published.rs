@@ -1,29 +1,27 @@
 //! The figures of document 004, beside the rows.
 //!
-//! Units: seconds in which each process sets 50,000 attributes; averages of five runs. The machine
+//! Units: seconds in which each process sets 50,000 attributes, as means of five runs. The machine
 //! had 24 processors and 64 GB of memory, and the file system was on a ramdisk. The figures of a
-//! cell are in the order of [`super::VARIANTS`]; the document's own proposal, the referenced bit,
-//! stands in the place of `corewalk`. Where a figure is missing the machine "just dies due to
+//! cell are in the order of [`super::VARIANTS`]. The fourth is the document's own design, the
+//! referenced bit, instead of `corewalk`. A figure is missing where the machine "just dies due to
 //! softlockups".
 //!
 //! Source: document 004 (Kara, "ext\[24\]: MBCache rewrite", December 2015).
 
-use super::{BASELINE, DOCUMENT, RUNS, SETS, cell};
-use crate::samples::{Cell, Metric, Samples};
-use crate::table::Published;
+use super::{BASELINE, DOCUMENT, RUNS, cell};
+use crate::table::prelude::*;
 
 /// Runs that each of its figures is the average of.
 const DOCUMENT_RUNS: usize = 5;
-/// The designs, as rows name them: the fourth is the document's own, not that of this project.
+/// The names of the document's designs in the rows. The fourth is the document's own proposal, not
+/// corewalk.
 const DESIGNS: [&str; 5] =
     ["before-mbcache", "plain-lru", "lru-per-shard", "referenced-bit", BASELINE];
-/// The document's table: a line per values, files and processes, with the seconds of the five
-/// designs.
-pub(super) const TABLE: &str = include_str!("published.txt");
 
-/// Returns the cells of the document's table, each with the seconds of the designs.
+/// Returns the cells of the document's table, each with the seconds of the designs. The note of
+/// `xattr` in `words.json` is that table.
 fn published() -> impl Iterator<Item = (Cell, [Option<f64>; 5])> {
-    let lines = TABLE.lines().filter(|line| !line.starts_with('#'));
+    let lines = super::TABLE.words().note.iter().filter(|line| !line.starts_with('#'));
     lines.map(|line| {
         let mut words = line.split(' ');
         let mut count = || words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
@@ -33,26 +31,7 @@ fn published() -> impl Iterator<Item = (Cell, [Option<f64>; 5])> {
     })
 }
 
-/// Returns the curves of the document for so many files and values: sets per second of all
-/// processes.
-pub(super) fn curves((files, values): (usize, usize)) -> Published {
-    let curve = |(at, name): (usize, &&'static str)| {
-        let is_it = |cell: &Cell| (cell.number("files"), cell.number("values")) == (files, values);
-        let of = published().filter(|(cell, _)| is_it(cell));
-        let point = |(cell, seconds): (Cell, [Option<f64>; 5])| {
-            let processes = cell.number("processes") as f64;
-            Some((processes, SETS as f64 * processes / seconds[at]?))
-        };
-        (*name, of.filter_map(point).collect())
-    };
-    Published {
-        x: "processes, 24 processors",
-        unit: "sets per second",
-        curves: DESIGNS.iter().enumerate().map(curve).collect(),
-    }
-}
-
-/// Adds the document's table as rows, for those who read them: of a `store` of their own.
+/// Adds the document's table as rows with `store=document`.
 pub(super) fn add_to(samples: &mut Samples) {
     for (cell, published) in published() {
         let params = cell.with(RUNS, DOCUMENT_RUNS).0;

@@ -1,53 +1,42 @@
 //! The runs of the table `xattr`: workers set attributes in one kind of store.
 //!
-//! Workers are threads, each a process of the document. First each worker sets the attribute of all
-//! its files; then the run begins.
+//! Workers are threads, and each stands for a process of the document. Each worker first sets the
+//! attribute of all its files. Then the measurement begins.
 //!
 //! - In memory and in a tmpfs a run lasts for a slice of time.
-//! - On disk a run has a fixed number of sets, and ends with one `sync` that is part of its time.
-//!   Between them the store commits by itself: when a transaction has 32 MiB of records, and every
-//!   5 seconds. So a value that stays reaches its block once in a run, and a replaced value reaches
-//!   none. The document's ext4 did the same: its runs were shorter than its commit interval. More
-//!   syncs would favour the designs that share.
+//! - On disk a run has a fixed number of sets, and ends with one `sync`, which is part of its time.
+//!   Before that the store commits by itself: every 5 seconds, and when a transaction has 32 MiB of
+//!   records. So a value that stays reaches its block once in a run, and a replaced value never
+//!   does. The document's runs were shorter than ext4's commit interval, so they behaved in the
+//!   same way. More syncs would favour the designs that share.
 //!
-//! A store on disk has its directory in the host's tmpfs, as the document's ramdisk was.
+//! The directory of a store on disk is in the host's tmpfs, as the document's was on a ramdisk.
 //!
 //! Source: document 004; ext4(5), `commit=`.
-
-use std::sync::Barrier;
-use std::time::{Duration, Instant};
-
-use anyhow::ensure;
-use corewalk_base::Mutex;
-use corewalk_base::primitives::thread;
 
 use super::{
     BASELINE, BLOCK_BYTES, DISK, Draws, MEMORY, Pool, RUNS, TMPFS, VARIANTS, bytes_per_file,
     seconds,
 };
 use crate::blocks::{AttrStore, DiskStore, MemoryStore, TmpfsStore, designs};
-use crate::cpus;
-use crate::crew::{self, Slice};
 use crate::machine::thread_cpu_ns;
-use crate::peer::Scratch;
-use crate::samples::{Cell, Metric, Samples};
-use crate::table::engine::{cells, values};
-use crate::table::{Run, Settings, Size, Sweep, sized};
+use crate::table::prelude::*;
+use corewalk_base::Mutex;
+use std::time::Instant;
 
-/// The share of the time per row that a row gets. On disk it has the 50,000 sets of each of four
-/// processes.
+/// The share of the time per row. On disk it is larger, since four processes do 50,000 sets each.
 const SHARE_OF_TIME: f64 = 0.2;
 const SHARE_ON_DISK: f64 = 0.75;
-/// Rounds, in multiples of the usual ones, on disk and in a tmpfs. A run is short beside a commit,
-/// and rounds differ by a quarter where other programs use the caches.
+/// The factor on the number of rounds on disk and in a tmpfs. There a run is short beside a commit,
+/// and rounds differ by a quarter if other programs use the caches.
 const REPEATED: (usize, usize) = (1, 3);
-/// Expected sets per second of all processes on disk, to choose how many there are. The slowest
-/// cells do a third of that, the fastest three times as many.
+/// The assumed sets per second of all processes on disk, which determine the number of sets. The
+/// slowest cells reach a third of it, and the fastest three times as many.
 const EXPECTED_SETS_PER_S: f64 = 2_000_000.0;
 /// The least and the most sets of a process on disk.
 const SETS: [usize; 2] = [200, super::SETS];
 
-/// Returns the files of each process and the values of one kind of store.
+/// Returns the numbers of files per process and of values, for one kind of store.
 fn sizes(kind: &str, size: Size) -> (&'static [usize], &'static [usize]) {
     match (kind, size) {
         (MEMORY, Size::Full) => (&[10, 100, 1000], &[10, 100, 1000, 10_000]),
@@ -97,8 +86,8 @@ fn stores(
 /// Measures the stores of one kind.
 ///
 /// # Errors
-/// A file with another attribute than the last set, counts of blocks, users or entries that do not
-/// agree, or a store on disk that is not consistent at the end.
+/// If an attribute is not the last one that was set, or the counts of blocks, users and entries do
+/// not agree, or a store on disk is inconsistent at the end.
 pub(super) fn run(
     run: &Run<'_>,
     sweep: &Sweep,
@@ -174,43 +163,29 @@ impl Load<'_> {
     }
 
     fn run_sets(&self, sets: usize) -> Slice {
-        let processes = self.cell.number("processes");
-        let (ready, go) = (Barrier::new(processes + 1), Barrier::new(processes + 1));
-        let cpus = if processes > 1 { cpus::each() } else { vec![] };
-        let work = |worker: usize| {
-            if let Some(cpu) = cpus.get(worker % cpus.len().max(1)) {
-                cpus::pin(*cpu);
-            }
+        for (worker, draws) in self.draws.iter().enumerate() {
+            self.fill(worker, &mut draws.lock());
+        }
+        self.store.sync();
+        // The time is zero, so each worker does one job.
+        let slice = crew::run(self.draws.len(), Duration::ZERO, |worker, turn| {
             let mut draws = self.draws[worker].lock();
-            self.fill(worker, &mut draws);
-            ready.wait();
-            go.wait();
-            let cpu_start = thread_cpu_ns();
-            for _ in 0..sets {
-                let (file, value) = draws.next();
-                self.store.set(worker, file, value);
-            }
-            thread_cpu_ns() - cpu_start
-        };
-        let (span, cpu_ns) = thread::scope(|scope| {
-            let work = &work;
-            let threads: Vec<_> =
-                (0..processes).map(|worker| scope.spawn(move || work(worker))).collect();
-            ready.wait();
-            self.store.sync();
-            go.wait();
-            let start = Instant::now();
-            let of_workers: u64 =
-                threads.into_iter().map(|thread| thread.join().expect("a worker panicked")).sum();
-            let cpu_start = thread_cpu_ns();
-            self.store.sync();
-            (start.elapsed(), of_workers + thread_cpu_ns() - cpu_start)
+            turn.run_jobs(|| {
+                for _ in 0..sets {
+                    let (file, value) = draws.next();
+                    self.store.set(worker, file, value);
+                }
+                Tally { ops: sets as u64, wrong: 0 }
+            })
         });
-        Slice::timed((sets * processes) as u64, span, cpu_ns)
+        let (start, cpu_start) = (Instant::now(), thread_cpu_ns());
+        self.store.sync();
+        let span = slice.span + start.elapsed();
+        Slice::timed(slice.ops, span, slice.cpu_ns + thread_cpu_ns() - cpu_start)
     }
 
-    /// Checks every file and every count, removes the attributes, and returns how many blocks there
-    /// were.
+    /// Checks every file and every count, and removes the attributes. Returns the number of blocks
+    /// before that.
     fn check(&self) -> anyhow::Result<u64> {
         let store = self.store;
         let blocks = store.audit()?;

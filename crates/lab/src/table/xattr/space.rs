@@ -1,33 +1,30 @@
-//! The bytes of equal attributes on disk: by the store's statistics, and by the size of its
+//! The space of equal attributes on disk, by the store's statistics and by the size of its
 //! database.
 //!
-//! The table makes a store with files, closes it, and reads the bytes that the host gave its
-//! database. It opens the store with a design, sets an attribute of each file, closes it and reads
-//! again. The values go round, so each is the attribute of as many files: there must be one block
-//! per value and 1024 users. The figure includes the database's bytes for changed inodes.
+//! The table makes a store with files, closes it, and reads the size of its database. Then it opens
+//! the store with a design, sets an attribute of each file, closes the store and reads the size
+//! again. The values take turns, so each has equally many files, and there must be one block per
+//! value and 1024 users. The growth includes the records of changed inodes.
 //!
-//! The cells: 1000 files of 10 values, as the claim says; 4000 files of one value, more than the
-//! users that a block may have.
+//! The cells are 1000 files with 10 values, as in the claim, and 4000 files with one value, which
+//! are more than a block may have users.
 //!
 //! Source: document 004; stat(2), `st_blocks`.
 
 use super::{BASELINE, BLOCK_BYTES, DISK, Pool, bytes_per_file, cell};
+use crate::blocks::{AttrStore as _, Design, DiskStore, designs};
+use crate::table::prelude::*;
 use corewalk_base::primitives::Arc;
 use corewalk_store::NoSharing;
-
-use crate::blocks::{AttrStore as _, Design, DiskStore, designs};
-use crate::peer::Scratch;
-use crate::samples::{Cell, Samples};
-use crate::table::{Settings, sized};
 
 /// Files and values.
 type Sizes = &'static [(usize, usize)];
 const SIZES: (Sizes, Sizes) = (&[(100, 10), (1100, 1)], &[(1000, 10), (4000, 1)]);
-/// The variants: in other rows the other designs take the same blocks.
+/// The variants. The other designs take as many blocks as corewalk, as other rows show.
 const WHO: [&str; 2] = ["corewalk", BASELINE];
 /// The parameter that says how it was counted.
 pub(super) const COUNTED: &str = "counted";
-/// Blocks by the store's statistics, and bytes that the database has of the host.
+/// The two ways to count: blocks by the store's statistics, and bytes by the size of the database.
 pub(super) const BY_STATISTICS: &str = "statistics";
 pub(super) const ON_DISK: &str = "database";
 
@@ -50,7 +47,7 @@ pub(super) fn run(settings: &Settings, pool: &Pool, samples: &mut Samples) -> an
     Ok(())
 }
 
-/// Returns the blocks that the attributes take by the statistics, and the bytes by the database.
+/// Returns the number of blocks by the statistics, and the growth of the database in bytes.
 fn measure(variant: &str, pool: &Pool, cell: &Cell) -> anyhow::Result<(u64, u64)> {
     let scratch = Scratch::in_memory("xattr-space")?;
     let path = scratch.path().join(variant);
