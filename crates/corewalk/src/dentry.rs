@@ -436,10 +436,9 @@ impl Dentries {
         }
     }
 
-    /// Builds the image of a dentry called `name`, and stores the rest of a long name. `place` is
-    /// the superblock and the slot of its inode. Without such a slot, the dentry is negative. The
-    /// caller stores the image or gives it to [`Dentries::drop_image`]. Returns None if no slot is
-    /// left for a long name.
+    /// Builds the image of a dentry called `name`, and stores the rest of a long name. If `inode`
+    /// is no slot, the dentry is negative. The caller stores the image or gives it to
+    /// [`Dentries::drop_image`]. Returns None if no slot is left for a long name.
     pub(crate) fn new_image(
         &self,
         key: ParentKey,
