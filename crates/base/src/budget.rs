@@ -49,7 +49,8 @@ enum Kind {
 }
 
 impl Budget {
-    /// Returns a budget with `used` units taken, and with `limit` if there is one.
+    /// Returns a budget of which `used` units are taken. `limit` is its limit, or None for no
+    /// limit.
     #[must_use]
     pub fn new(limit: Option<u64>, used: u64) -> Budget {
         Budget(match limit {
@@ -138,7 +139,8 @@ impl Budget {
         self.take(after - before)
     }
 
-    /// Returns the used amount. It is exact while no thread takes or gives back.
+    /// Returns the used amount. It is exact if no other thread takes or gives back an amount
+    /// meanwhile.
     #[must_use]
     pub fn used(&self) -> u64 {
         match &self.0 {

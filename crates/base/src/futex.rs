@@ -74,7 +74,8 @@ mod imp {
         Deadline { monotonic_ns: ns }
     }
 
-    /// Sleeps while the low half of `word` is `value`, until woken or until `deadline`.
+    /// Sleeps if the low half of `word` is `value`, until another thread wakes it or until
+    /// `deadline`.
     pub fn wait(word: &AtomicU64, value: u32, deadline: Deadline, scope: Scope) -> Ended {
         // Pass a deadline even for `NEVER`. Without a deadline the kernel would resume the wait
         // after a signal handler with `SA_RESTART`, but each handler must end the wait.
@@ -93,7 +94,7 @@ mod imp {
 
     /// Wakes at most `count` threads that sleep on `word`. Returns the number of woken threads.
     pub fn wake(word: &AtomicU64, count: u32, scope: Scope) -> usize {
-        // The word is aligned and mapped, and any `count` is valid, so the call cannot fail.
+        // The call cannot fail, because the word is aligned and mapped, and any `count` is valid.
         futex::wake(low_half(word), flags(scope), count.min(i32::MAX as u32)).unwrap_or(0)
     }
 

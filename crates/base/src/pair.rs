@@ -158,8 +158,8 @@ impl Lane {
         self.0 as usize / 2
     }
 
-    /// Returns the half word with the lane's number. `words` holds four pairs of half words, the
-    /// lower half first. The load is `Acquire`.
+    /// Returns one half word of `words`: that with the lane's number. The four pairs contain eight
+    /// half words, the lower half of each word first. The load is `Acquire`.
     #[inline(always)]
     #[must_use]
     pub fn half_of(self, words: &[AtomicU64; 4]) -> u32 {
@@ -203,8 +203,9 @@ mod sse2 {
     pub(super) fn load_acquire(words: &[AtomicU64; 2]) -> Pair {
         let pair;
         // SAFETY: the 16 bytes behind the reference are readable, and the processor reads each
-        // aligned word whole. It orders loads before later accesses. The compiler moves no access
-        // across the block, because the block is not marked `readonly`.
+        // aligned word whole. The processor does not reorder a load with later accesses. The
+        // compiler moves no access across the block of assembly, because it is not marked
+        // `readonly`.
         unsafe {
             asm!("movdqu {}, [{}]", out(xmm_reg) pair, in(reg) words.as_ptr(),
                 options(nostack, preserves_flags));

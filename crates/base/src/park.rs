@@ -52,7 +52,7 @@ pub fn wake_all(word: &AtomicU64) {
     imp::wake_all(word);
 }
 
-/// Sleeps like [`wait`]. `sleeper` tells [`unlock`] whether the thread takes the lock next.
+/// Sleeps as [`wait`] does. `sleeper` tells [`unlock`] whether this thread takes the lock next.
 pub fn wait_as(word: &AtomicU64, mask: u64, value: u64, sleeper: Sleeper) {
     imp::wait(word, mask, value, sleeper);
 }
@@ -214,7 +214,7 @@ mod tests {
         });
         turns(&word, 0);
         other.join().unwrap();
-        // ORDERING: Relaxed. The join orders this load after all steps of the other thread.
+        // ORDERING: Relaxed. The threads were joined, so this load happens after all their steps.
         assert_eq!(word.load(Ordering::Relaxed), 2 * ROUNDS);
     }
 }

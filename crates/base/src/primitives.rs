@@ -97,7 +97,7 @@ pub const IS_MODEL: bool = cfg!(any(corewalk_loom, corewalk_shuttle));
 /// first.
 pub const SHARDS: usize = if IS_MODEL { 2 } else { 32 };
 
-/// Returns true while a panic unwinds this thread, also in a model.
+/// Returns true if a panic is unwinding this thread. This also works in a model.
 #[must_use]
 pub fn is_panicking() -> bool {
     std::thread::panicking()

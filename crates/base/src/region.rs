@@ -183,7 +183,8 @@ mod mapped {
             match unsafe { mm::madvise(start.cast(), end - first, Advice::LinuxPopulateWrite) } {
                 // `EINVAL` means that the kernel does not know the advice.
                 Ok(()) | Err(Errno::INVAL) => Ok(()),
-                // `EFAULT` means that a write to the page would have raised `SIGBUS`.
+                // `EFAULT` means that a write to the page would have raised `SIGBUS`, because the
+                // file system is full.
                 Err(Errno::FAULT) => Err(Errno::NOSPC.into()),
                 Err(errno) => Err(errno.into()),
             }
@@ -232,8 +233,8 @@ mod mapped {
     impl Drop for Region {
         fn drop(&mut self) {
             let len = self.lines as usize * size_of::<Line>();
-            // SAFETY: the range is the mapping of the constructor (R.1), and `&mut self` proves
-            // that no reference into it is left.
+            // SAFETY: the range is the mapping that the constructor has made (R.1), and `&mut self`
+            // proves that no reference into it is left.
             let unmapped = unsafe { mm::munmap(self.base.as_ptr().cast(), len) };
             debug_assert!(unmapped.is_ok(), "munmap of a whole mapping cannot fail");
         }

@@ -78,7 +78,7 @@ pub struct MsgQueue {
 ///
 /// # Errors
 ///
-/// Those of unshare(2): `EPERM` without the privilege.
+/// The errors of unshare(2): `EPERM` without the privilege.
 pub fn unshare_ipc() -> Result<(), Errno> {
     // SAFETY: the argument of the call is a number. The call changes which IPC objects this thread
     // can reach, and changes no memory.
@@ -90,7 +90,7 @@ impl SemSet {
     ///
     /// # Errors
     ///
-    /// Those of semget(2).
+    /// The errors of semget(2).
     pub fn private(count: u16) -> Result<Self, Errno> {
         // SAFETY: the call takes numbers.
         let id = check(unsafe { libc::semget(libc::IPC_PRIVATE, i32::from(count), 0o600) })?;
@@ -114,12 +114,12 @@ impl SemSet {
     ///
     /// # Errors
     ///
-    /// Those of semop(2).
+    /// The errors of semop(2).
     #[inline]
     pub fn op(&self, sops: &[Sop]) -> Result<(), Errno> {
         let first = sops.as_ptr().cast::<libc::sembuf>().cast_mut();
-        // SAFETY: the operations live during the call and their number is right. `Sop` is laid out
-        // as `struct sembuf`, and the kernel only reads it.
+        // SAFETY: the operations live during the call, and the passed length is their number. `Sop`
+        // has the layout of `struct sembuf`, and the kernel only reads it.
         check(unsafe { libc::semop(self.id, first, sops.len()) }).map(drop)
     }
 
@@ -127,7 +127,7 @@ impl SemSet {
     ///
     /// # Errors
     ///
-    /// Those of semctl(2).
+    /// The errors of semctl(2).
     pub fn values(&self, count: u16) -> Result<Vec<u16>, Errno> {
         // The buffer is long enough for the largest possible set.
         let mut values = vec![0_u16; 1 << 16];
@@ -201,7 +201,7 @@ impl MsgQueue {
     ///
     /// # Errors
     ///
-    /// Those of msgsnd(2).
+    /// The errors of msgsnd(2).
     ///
     /// # Panics
     ///
@@ -220,7 +220,7 @@ impl MsgQueue {
     ///
     /// # Errors
     ///
-    /// Those of msgrcv(2).
+    /// The errors of msgrcv(2).
     ///
     /// # Panics
     ///
@@ -239,7 +239,8 @@ impl MsgQueue {
     ///
     /// # Errors
     ///
-    /// Those of msgrcv(2), except for `ENOMSG` and `E2BIG`, which tell whether there is a message.
+    /// The errors of msgrcv(2), except for `ENOMSG` and `E2BIG`, which tell whether there is a
+    /// message.
     pub fn is_empty(&self) -> Result<bool, Errno> {
         let mut kind = [0_u64; 1];
         let buffer = kind.as_mut_ptr().cast();

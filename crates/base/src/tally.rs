@@ -15,7 +15,7 @@ use crate::primitives::unmodelled::{Arc, AtomicUsize, Ordering};
 /// The environment variable with the number of additional preemptions in models of many steps.
 const MORE_PREEMPTIONS: &str = "COREWALK_LOOM_MORE_PREEMPTIONS";
 
-/// The size of the stack of a model's main thread in `of_bounded`, in words.
+/// The size of the stack on which `of_bounded` runs a model, in words.
 const STACK_WORDS: usize = 0x8000;
 
 /// Counts of how often a model reached each of its `N` outcomes.
@@ -34,8 +34,9 @@ impl<const N: usize> Tally<N> {
         std::array::from_fn(|outcome| counts[outcome].load(Ordering::Relaxed))
     }
 
-    /// Like [`Tally::of`], for models of many steps. It runs only schedules with at most
-    /// `preemptions` preemptions. A switch from a thread that waits is not counted as a preemption.
+    /// Runs `model` as [`Tally::of`] does, but only in schedules with at most `preemptions`
+    /// preemptions. Use it for models of many steps. A switch from a thread that waits is not
+    /// counted as a preemption.
     ///
     /// # Panics
     ///
@@ -54,7 +55,7 @@ impl<const N: usize> Tally<N> {
         builder.check(move || {
             let (model, tally) = (Arc::clone(&model), tally.clone());
             // loom gives the first thread of a model a stack of 4096 words. That is too small for a
-            // model of a whole cache.
+            // model of a whole cache, so run the model on a thread with a larger stack.
             let thread = loom::thread::Builder::new().stack_size(STACK_WORDS);
             let body = thread.spawn(move || model(tally)).expect("a model gives a thread");
             if let Err(panic) = body.join() {

@@ -275,7 +275,7 @@ impl Entry {
         Entry { tag, perm, id: if tag.has_id() { id } else { Entry::NO_ID } }
     }
 
-    /// Returns the entry of the stored form. `EINVAL` for an unknown tag or permission.
+    /// Returns the entry that a stored entry describes. `EINVAL` for an unknown tag or permission.
     fn from_bytes(bytes: &[u8; ENTRY_BYTES]) -> Result<Entry, Errno> {
         let [tag_low, tag_high, perm_low, perm_high, id @ ..] = *bytes;
         let tag = Tag::from_number(u16::from_le_bytes([tag_low, tag_high])).ok_or(Errno::INVAL)?;
@@ -285,7 +285,8 @@ impl Entry {
     }
 }
 
-/// The class of users that an entry is for. The numbers are those of the stored form.
+/// The class of users for which an entry is. The number of a tag is also its number in the stored
+/// form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u16)]
 pub enum Tag {
@@ -304,7 +305,7 @@ pub enum Tag {
 }
 
 impl Tag {
-    /// Returns true if entries of this tag name a user or a group.
+    /// Returns true if an entry with this tag names a user or a group.
     pub fn has_id(self) -> bool {
         matches!(self, Tag::User | Tag::Group)
     }
@@ -327,7 +328,7 @@ fn class_shift(tag: Tag, group: Tag) -> Option<u32> {
     }
 }
 
-/// Checks A.1 and A.2 on sorted entries. `EINVAL` if one does not hold.
+/// Checks that sorted entries are a valid ACL (A.1 and A.2). `EINVAL` if they are not.
 fn check_valid(entries: &[Entry]) -> Result<(), Errno> {
     let count = |tag| entries.iter().filter(|e| e.tag == tag).count();
     let has_required = [Tag::UserObj, Tag::GroupObj, Tag::Other].into_iter().all(|t| count(t) == 1);

@@ -133,7 +133,7 @@ pub enum FileKind {
 
 impl FileKind {
     /// Returns the kind that the type bits of `mode` name. A mode without type bits is a regular
-    /// file, as mknod(2) says. Returns None for unknown type bits.
+    /// file, as mknod(2) says. Returns None if the type bits are unknown.
     pub fn from_mode(mode: u32) -> Option<FileKind> {
         Some(match mode & mode::S_IFMT {
             0 | mode::S_IFREG => FileKind::Regular,
@@ -203,7 +203,7 @@ impl Timespec {
 pub struct Attr {
     /// The inode number. No two existing inodes have the same number.
     pub ino: u64,
-    /// The generation. The pair of `ino` and generation is never reused within a mount.
+    /// The generation. The same `ino` and generation are never given to another file of the mount.
     pub generation: u64,
     /// File type and permission bits.
     pub mode: u32,
@@ -230,7 +230,7 @@ pub struct Attr {
     pub ctime: Timespec,
     /// Creation.
     pub btime: Timespec,
-    /// True if the inode has an access ACL that `mode` cannot express.
+    /// True if the inode has an access ACL that the permission bits in `mode` cannot express.
     pub has_acl: bool,
     /// How long a client may use these attributes.
     pub ttl: Ttl,

@@ -60,9 +60,11 @@ bitflags! {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Cred {
-    /// The user that owns new files, and that is compared with the owner of a file (`fsuid`).
+    /// The user that owns new files (`fsuid`). Permission checks compare it with the owner of a
+    /// file.
     pub uid: u32,
-    /// The group of new files, which is also compared with the group of a file (`fsgid`).
+    /// The group of new files (`fsgid`). Permission checks also compare it with the group of a
+    /// file.
     pub gid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,

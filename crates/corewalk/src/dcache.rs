@@ -55,8 +55,8 @@ pub(crate) trait Host: Send + Sync {
     /// method returns.
     fn forget(&self, superblock: u32, ino: u64, slot: InodeSlot);
 
-    /// Asks the host to stop using the inode called `name`. The cache is over its budget, and the
-    /// host's use keeps an entry in it.
+    /// Asks the host to stop using the inode called `name`. The cache is over its budget, and
+    /// cannot evict the entry as long as the host uses the inode.
     fn ask_to_forget(&self, superblock: u32, parent: u64, name: Name<'_>);
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct Dcache {
     host: Box<dyn Host>,
 }
 
-/// Event counts. A lookup that hits the cache writes none of them.
+/// Counts of events. A lookup that hits the cache writes none of these counters.
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) negatives: ShardedCounter,
@@ -173,8 +173,8 @@ impl Dcache {
         }
     }
 
-    /// Returns the dentry of a name. None does not prove that the name has no dentry;
-    /// [`Dcache::find_exact`] does.
+    /// Returns the dentry of a name. None does not prove that the name has no dentry; use
+    /// [`Dcache::find_exact`] for such a proof.
     #[inline]
     pub(crate) fn find(
         &self,
@@ -187,8 +187,8 @@ impl Dcache {
         })
     }
 
-    /// Like [`Dcache::find`], for a component of a path. It finds only plain dentries: neither
-    /// symbolic links nor mount points. The caller validates the snapshot.
+    /// Looks up a component of a path, as [`Dcache::find`] does. It finds only plain dentries:
+    /// neither symbolic links nor mount points. The caller validates the snapshot.
     pub(crate) fn find_plain(
         &self,
         parent: LookupParent,
@@ -307,7 +307,8 @@ impl Dcache {
         name_hash.child(self.dentries.directory_id(parent)) as u32
     }
 
-    /// Returns the table hash of an image. The caller holds the dentry's lock or owns the dentry.
+    /// Returns the hash under which the table has a dentry with this image. The caller holds the
+    /// dentry's lock or owns the dentry.
     fn hash_of(&self, slot: DentrySlot, image: &Image) -> u32 {
         let mut copy = NameCopy::new();
         self.dentries.copy_name(slot, image.body, &mut copy);
@@ -374,7 +375,8 @@ impl Dcache {
         }
     }
 
-    /// Returns a dentry of a directory inode with a reference on it, if the inode has a dentry.
+    /// Returns a dentry of a directory inode, with a reference on the dentry. Returns None if the
+    /// inode has no dentry.
     pub(crate) fn get_directory(&self, inode: InodeSlot) -> Option<Directory> {
         loop {
             let slot = self.inodes.alias(inode);
@@ -390,7 +392,8 @@ impl Dcache {
         }
     }
 
-    /// Returns a dentry of an inode with a reference on it, if the inode has a dentry.
+    /// Returns a dentry of an inode, with a reference on the dentry. Returns None if the inode has
+    /// no dentry.
     pub(crate) fn get_alias(&self, inode: InodeSlot) -> Option<DentrySlot> {
         loop {
             let slot = self.inodes.alias(inode);
@@ -417,7 +420,7 @@ impl Dcache {
         }
     }
 
-    /// Returns the slot of the parent and the name of a dentry, at one instant.
+    /// Returns the slot of the parent and the name of a dentry. Both are of the same instant.
     pub(crate) fn name_of(&self, slot: DentrySlot) -> (DentrySlot, NameCopy) {
         let mut copy = NameCopy::new();
         loop {
@@ -430,7 +433,7 @@ impl Dcache {
     }
 
     /// Returns true if `slot` is `ancestor` or below it. The caller holds `topology`, so no
-    /// directory moves. Without that lock the answer is a guess.
+    /// directory moves. Without that lock the answer may be wrong.
     pub(crate) fn is_subdir(&self, slot: DentrySlot, ancestor: DentrySlot) -> bool {
         let mut at = slot;
         loop {
@@ -453,7 +456,7 @@ impl Dcache {
     }
 }
 
-/// Ends the life of an inode when dropped, also after a panic of the back end.
+/// Ends the life of an inode when it is dropped, even if the back end has panicked.
 struct EndOfInode<'a> {
     dcache: &'a Dcache,
     inode: InodeSlot,
@@ -470,7 +473,8 @@ pub(crate) fn full<T>(slot: Option<T>) -> Result<T, Errno> {
     slot.ok_or(Errno::NOMEM)
 }
 
-/// Returns the body of an unhashed dentry, which has no inode either.
+/// Returns the body for an unhashed dentry: without the flag [`Flags::HASHED`] and without an
+/// inode.
 fn unhashed(body: Body) -> Body {
     body.with_flags(body.flags() - Flags::HASHED).with_inode(InodeSlot::NONE)
 }

@@ -94,7 +94,7 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// Returns the reference to a long name; 0 if the name is short.
+    /// Returns the reference to the slot of a long name. Returns 0 if the name is short.
     fn long(&self) -> u64 {
         if self.body.flags().contains(Flags::LONG) { self.words[long_at(self.body)] } else { 0 }
     }
@@ -181,7 +181,7 @@ impl Dentries {
         Snapshot { seq, key, body }
     }
 
-    /// Returns an even sequence. A reader that meets a slow writer waits on the writer's lock (trap
+    /// Returns an even sequence. If a writer is slow, the reader sleeps on the writer's lock (trap
     /// T30).
     #[inline]
     pub(crate) fn stable_seq(&self, slot: DentrySlot) -> Seq {
@@ -199,7 +199,8 @@ impl Dentries {
             corewalk_base::primitives::hint::spin_loop();
         }
         loop {
-            // A write section runs under the lock, so with the lock the sequence is even.
+            // A write section runs under the dentry's lock. This thread now has the lock, so the
+            // sequence is even.
             drop(self.lockref(slot).lock());
             let seq = self.line(slot).seq();
             if !seq.is_odd() {
@@ -391,7 +392,8 @@ impl Dentries {
         slot.map(DentrySlot::new)
     }
 
-    /// Frees the dentry half of a slot. The next dentry in the slot continues its sequence.
+    /// Frees the dentry half of a slot. The sequence of the slot stays, and the next dentry in the
+    /// slot continues it.
     pub(crate) fn free(&self, slot: DentrySlot) {
         self.count.add(-1);
         self.free_half(Half::Dentry, slot.get());
@@ -417,7 +419,7 @@ impl Dentries {
     /// Allocates a half of the slot `beside` if that half is free. Otherwise allocates a half of a
     /// slot of `group`. `beside` is 0 for none.
     fn alloc_half(&self, half: Half, beside: u32, group: Group) -> Option<u32> {
-        // The caller holds the other half, so no other thread can allocate the slot.
+        // The caller holds the other half of the slot, so no other thread can allocate the slot.
         if beside != 0 && self.cold_of(beside).take(half) {
             return Some(beside);
         }
@@ -434,10 +436,9 @@ impl Dentries {
         }
     }
 
-    /// Builds the image of a dentry called `name`, and stores the rest of a long name. `place` is
-    /// the superblock and the slot of its inode. Without such a slot, the dentry is negative. The
-    /// caller stores the image or gives it to [`Dentries::drop_image`]. Returns None if no slot is
-    /// left for a long name.
+    /// Builds the image of a dentry called `name`, and stores the rest of a long name. If `inode`
+    /// is no slot, the dentry is negative. The caller stores the image or gives it to
+    /// [`Dentries::drop_image`]. Returns None if no slot is left for a long name.
     pub(crate) fn new_image(
         &self,
         key: ParentKey,
@@ -477,13 +478,13 @@ impl Dentries {
         before
     }
 
-    /// Stores a new key alone. The caller is inside a write section.
+    /// Stores a new key and changes nothing else. The caller is inside a write section.
     pub(crate) fn store_key(&self, slot: DentrySlot, key: ParentKey) {
         // ORDERING: Relaxed. Data of a sequence section.
         self.words(slot)[1].store(key.0, Ordering::Relaxed);
     }
 
-    /// Stores a new body alone. The caller is inside a write section.
+    /// Stores a new body and changes nothing else. The caller is inside a write section.
     pub(crate) fn store_body(&self, slot: DentrySlot, body: Body) {
         // ORDERING: Relaxed. Data of a sequence section.
         self.words(slot)[2].store(body.0, Ordering::Relaxed);
@@ -583,8 +584,8 @@ impl Line<'_> {
         !SeqCount::from_word(&self.0[0]).read_retry(seq.0)
     }
 
-    /// Returns true if the dentry is hashed and has the name `lookup_key`. The caller validates
-    /// with the sequence.
+    /// Returns true if the dentry is hashed and has the name `lookup_key`. The caller validates the
+    /// answer with the sequence.
     #[inline(always)]
     pub(crate) fn is_named(
         &self,
@@ -703,7 +704,8 @@ mod tests {
     use crate::hash::HashKeys;
     use crate::name::Name;
 
-    /// A dentry must have the name that was stored, of any length, and no other name.
+    /// A dentry must match the name that was stored in it, whatever its length, and must match no
+    /// other name.
     #[test]
     fn dentry_has_its_name_and_no_other() {
         let dentries = Dentries::new(4).unwrap();

@@ -255,8 +255,8 @@ pub(crate) fn chain_of_name(dcache: &Dcache, name: DentrySlot, inode: InodeSlot)
         let _still = (passes >= OPTIMISTIC_PASSES).then(|| dcache.topology.read_shared());
         buffer.clear();
         buffer.prepend(dcache, name, DentrySlot::NONE, Pass::Optimistic);
-        // If another dentry takes a slot meanwhile, the sequence of the slot changes, so the path
-        // does not validate.
+        // If another dentry takes a slot of the path meanwhile, the sequence of the slot changes.
+        // Then the path does not validate.
         let inode_of = |slot| dcache.dentries.snapshot(slot).body.inode();
         let inodes: Vec<InodeSlot> = buffer.slots().map(inode_of).collect();
         if buffer.is_unchanged(dcache) {

@@ -132,8 +132,8 @@ impl std::fmt::Debug for Node<'_> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Make<'a> {
-    /// Type bits and permission bits. The back end gets them after umask, ACL inheritance and
-    /// set-group-ID rules.
+    /// Type bits and permission bits. When the back end gets them, umask, ACL inheritance and
+    /// set-group-ID rules are already applied.
     pub mode: u32,
     /// The permission bits to clear (umask(2)). The namespace clears them in `mode`, unless the
     /// directory has a default ACL. A back end ignores this field.
@@ -186,7 +186,8 @@ pub enum RenameMode {
     Exchange,
 }
 
-/// The treatment of an existing attribute by a call that sets an extended attribute.
+/// Tells whether a call that sets an extended attribute may create it, and whether it may replace
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XattrMode {
     /// Create or replace.

@@ -66,7 +66,8 @@ impl HashKeys {
         if name.len() > 8 * N { self.rest::<N>(hash, name) } else { hash }
     }
 
-    /// Like [`HashKeys::name`], for a name of `len` bytes with at most [`SHORT_WORDS`] words.
+    /// Returns the hash of a name of `len` bytes, as [`HashKeys::name`] does. The name has at most
+    /// [`SHORT_WORDS`] words.
     #[inline(always)]
     pub(crate) fn short_name(&self, len: usize, words: [u64; SHORT_WORDS]) -> NameHash {
         let [k0, k1, _, _, k4, k5] = self.names;

@@ -106,8 +106,8 @@ pub(crate) struct Inodes {
 pub(crate) struct Entered {
     /// The inode, with a reference for the caller.
     pub(crate) slot: InodeSlot,
-    /// An inode with the same number and another generation, which left the table. The caller gets
-    /// a reference on it.
+    /// The older inode, if another generation of its number has replaced it in the table. The
+    /// caller gets a reference on it.
     pub(crate) stale_generation: Option<InodeSlot>,
 }
 
@@ -412,8 +412,8 @@ impl Inodes {
         }
     }
 
-    /// Returns up to `max` aliases of the inode behind the first, without references. The caller
-    /// revalidates an alias once it has a reference on it.
+    /// Returns up to `max` aliases of the inode behind the first, without references. When the
+    /// caller has taken a reference on an alias, it checks that the alias is still valid.
     pub(crate) fn other_aliases(
         &self,
         slot: InodeSlot,
@@ -447,9 +447,9 @@ impl Inodes {
         self.is_only_alias_in_use_locked(slot, dentry, dentries, &guard)
     }
 
-    /// Like [`Inodes::remove_alias`], but keeps the only alias of an inode that has other users,
-    /// and then returns false. The check and the removal are one step. Otherwise two threads could
-    /// each see the other's alias, and remove the last two.
+    /// Works like [`Inodes::remove_alias`]. But if the dentry is the only alias of an inode that
+    /// has other users, keeps the alias and returns false. The check and the removal are one step.
+    /// Otherwise two threads could each see the other's alias, and remove the last two.
     pub(crate) fn remove_alias_unless_needed(
         &self,
         slot: InodeSlot,
@@ -522,7 +522,7 @@ impl Inodes {
 
     // Permissions.
 
-    /// Returns the permission record, or None while it is unknown. The caller validates the dentry
+    /// Returns the permission record, or None if it is unknown. The caller validates the dentry
     /// that led to the inode.
     #[inline]
     pub(crate) fn perm(&self, slot: InodeSlot) -> Option<Perm> {
@@ -547,7 +547,7 @@ impl Inodes {
 
     /// Returns the kind of file, which never changes.
     pub(crate) fn kind(&self, slot: InodeSlot) -> FileKind {
-        // ORDERING: Relaxed. The type bits are fixed while a reference is held.
+        // ORDERING: Relaxed. The type bits do not change as long as the caller holds a reference.
         let mode = self.perm_words(slot)[MODE].load(Ordering::Relaxed) & MODE_MASK;
         FileKind::from_mode(mode as u32).unwrap_or(FileKind::Regular)
     }
@@ -569,8 +569,8 @@ impl Inodes {
     pub(crate) fn begin_change(&self, slot: InodeSlot) -> Ticket {
         self.changes.add(1);
         let _guard = self.lockref(slot).lock();
-        // ORDERING: Relaxed. This thread holds the inode's lock, and readers of the count take it
-        // too.
+        // ORDERING: Relaxed. This thread holds the inode's lock. Threads that read the count hold
+        // this lock too.
         self.perm_words(slot)[STATE].fetch_add(1, Ordering::Relaxed);
         self.mark_unknown(slot)
     }
@@ -593,7 +593,8 @@ impl Inodes {
 
     /// Returns a ticket for a question to the back end. The permissions are unknown at that time.
     pub(crate) fn ticket(&self, slot: InodeSlot) -> Ticket {
-        // ORDERING(perm): Acquire. The question to the back end happens after this load.
+        // ORDERING(perm): Acquire. The question to the back end happens after this load. So a
+        // change that begins after the question makes the ticket invalid.
         Ticket(self.perm_words(slot)[MODE].load(Ordering::Acquire) >> VERSION_SHIFT)
     }
 
@@ -603,7 +604,7 @@ impl Inodes {
         self.install_locked(slot, ticket, perm);
     }
 
-    /// Like [`Inodes::install`], for an answer that came with a name. The inode was not known
+    /// Works like [`Inodes::install`], for an answer that came with a name. The inode was not known
     /// before, so the caller could not take a ticket. `changes_before` is [`Inodes::changes`] from
     /// before the back end was asked.
     pub(crate) fn install_unless_changed(&self, slot: InodeSlot, changes_before: i64, perm: Perm) {

@@ -191,7 +191,7 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     /// of them, that one moves to the other name.
     ///
     /// # Errors
-    /// Those of [`InodeTable::renamed`].
+    /// The errors of [`InodeTable::renamed`].
     pub fn exchanged(
         &self,
         a: (&TableNode<'_, T>, Name<'_>),
@@ -289,7 +289,8 @@ impl<T> InodeTable<T> {
         self.vfs.set_pressure(pressure)
     }
 
-    /// Evicts unused entries and reports those that only lookups keep, as [`Vfs::reclaim`] does.
+    /// Evicts unused entries, as [`Vfs::reclaim`] does. Reports the entries that only lookups of
+    /// the client keep.
     pub fn reclaim(&self, want: u64, pinned: &mut dyn FnMut(Pinned<'_>)) -> u64 {
         self.vfs.reclaim(want, pinned)
     }

@@ -60,7 +60,8 @@ struct Shard {
     word: AtomicU64,
     /// The holders while `word` is [`LISTED`]. Protected by its own mutex.
     held: Mutex<Vec<Holder>>,
-    /// Notified when a lock with waiters is released. Threads wait on it under the mutex of `held`.
+    /// Notified when a lock for which threads wait is released. These threads wait with the mutex
+    /// of `held`.
     released: Condvar,
 }
 
@@ -216,7 +217,7 @@ impl Shard {
         is_alone.is_err() && self.held.lock().iter().any(|h| h.key == key && h.is_fill_cancelled)
     }
 
-    /// Moves the lock in the word to the list. Afterwards the word is [`LISTED`].
+    /// Moves the lock that is in the word to the list. Afterwards the word is [`LISTED`].
     fn list(&self, held: &mut Vec<Holder>) {
         // ORDERING(key-lock): Acquire. Pairs with `release`, so that this thread sees everything
         // done under locks that were already released. If this thread moves a lock to the list, it

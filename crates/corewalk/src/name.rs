@@ -148,7 +148,7 @@ fn has_slash_or_nul(bytes: &[u8]) -> bool {
     usual != 0 || rest.iter().any(|&byte| byte == b'/' || byte == 0)
 }
 
-/// Number of bytes of a path that are searched for slashes at once.
+/// Number of bytes of a path in which one step searches for slashes.
 const GROUP: usize = 64;
 
 /// The slashes of a path, found sixteen bytes at a time.

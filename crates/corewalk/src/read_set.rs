@@ -178,8 +178,8 @@ mod tests {
         }
     }
 
-    /// A step under an odd sequence must never validate. The sequence was read inside a write
-    /// section, so the dentry may be torn.
+    /// A step under an odd sequence must never validate. Such a sequence was read while a writer
+    /// changed the dentry, so the words that were read may be torn.
     #[test]
     fn step_under_an_odd_sequence_never_validates() {
         let dentries = Dentries::new(64).unwrap();

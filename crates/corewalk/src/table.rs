@@ -36,7 +36,8 @@ use corewalk_sync::SlotArena;
 
 use crate::slot::Slot;
 
-/// The number of stripe locks, and of buckets in the smallest table. A power of two.
+/// The number of stripe locks. It is also the number of buckets in the smallest table. A power of
+/// two.
 #[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
 const STRIPES: u32 = 256;
 #[cfg(all(corewalk_shuttle, not(corewalk_loom)))]
@@ -62,8 +63,8 @@ pub(crate) struct Table<K> {
     buckets: SlotArena<WORDS>,
     /// The overflow lines. A line is written under the lock of the stripe whose bucket uses it.
     overflow: SlotArena<WORDS>,
-    /// The table grows when a stripe holds more entries per bucket than this number. The mean of
-    /// all stripes is then about one less.
+    /// The table grows when a stripe holds more entries per bucket than this number. At that time
+    /// the mean of all stripes is about one entry less.
     load: u32,
     /// Each lock protects its state, and the entries of all buckets whose numbers end in the number
     /// of the stripe.
@@ -86,7 +87,7 @@ pub(crate) struct Extent {
 /// of a hash.
 struct Size(AtomicU64);
 
-/// The state under a stripe's lock. The lock also protects the stripe's buckets.
+/// The state of a stripe. The stripe's lock protects it, and also the stripe's buckets.
 struct StripeState {
     /// Entries in all buckets of the stripe.
     entries: u32,
@@ -132,7 +133,7 @@ impl<K: Copy> Table<K> {
     }
 
     /// Calls `probe` with each slot that may be stored under `hash`, until `probe` returns Some.
-    /// `probe` may get [`Slot::NONE`].
+    /// `probe` may be called with [`Slot::NONE`].
     #[inline]
     pub(crate) fn find<R>(
         &self,
@@ -438,7 +439,7 @@ fn slot_of(line: &Line, entry: usize) -> u32 {
     (pair >> (32 * (entry % 2))) as u32
 }
 
-/// Returns the bits of an entry's hash in word 2. The caller holds the stripe's lock.
+/// Returns the bits of an entry's hash that word 2 contains. The caller holds the stripe's lock.
 fn rest_of(line: &Line, entry: usize) -> u8 {
     // ORDERING: Relaxed. Read under the stripe's lock only.
     (line[RESTS].load(Ordering::Relaxed) >> (8 * entry)) as u8

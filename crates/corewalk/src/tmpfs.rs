@@ -125,10 +125,10 @@ pub struct Tmpfs {
 #[non_exhaustive]
 pub struct TmpfsOptions {
     /// The limit for file data, long link targets, extended attributes and ACLs, in bytes, rounded
-    /// up to whole pages. None is no limit (`size=`).
+    /// up to whole pages. None means no limit (mount option `size=`).
     pub size_bytes: Option<u64>,
     /// The limit for inodes. The root directory counts, and each name of a file beyond the first
-    /// counts as one more. None is no limit (`nr_inodes=`).
+    /// counts as one more. None means no limit (mount option `nr_inodes=`).
     pub inodes_max: Option<u64>,
     /// The permission bits of the root directory (`mode=`).
     pub root_mode: u32,
@@ -140,8 +140,8 @@ pub struct TmpfsOptions {
     /// set is charged once. A change of a shared set may need a copy, even to remove an attribute
     /// or to chmod a file with an ACL. Without space for the copy, the change fails with `ENOSPC`.
     pub share_xattrs: bool,
-    /// The rule by which a read updates the access time (`relatime`, `noatime`, `strictatime`,
-    /// `nodiratime`).
+    /// The rule by which a read updates the access time (mount options `relatime`, `noatime`,
+    /// `strictatime`, `nodiratime`).
     pub atime: AtimePolicy,
 }
 
@@ -284,8 +284,8 @@ impl Tmpfs {
         self.xattrs.change(&mut inode.attributes.xattrs, ino, change, changed, now, &self.space)
     }
 
-    /// Frees an inode and its slot if `is_wanted` returns true, and returns its charges to the
-    /// budgets.
+    /// Frees an inode and its slot if `is_wanted` returns true for it, and returns its charges to
+    /// the budgets.
     fn discard(&self, ino: u64, is_wanted: impl FnOnce(&Attributes) -> bool) {
         let table = self.table.enter();
         let Ok(slot) = table.write(ino) else { return };
@@ -313,8 +313,8 @@ impl Tmpfs {
         }
     }
 
-    /// Changes the content of a regular file, then its inode with `finish`. stat(2) sees both
-    /// changes at once.
+    /// Changes the content of a regular file, and then its inode with `finish`. stat(2) never sees
+    /// one change without the other.
     ///
     /// # Errors
     /// `EISDIR` for a directory, `EINVAL` for another kind, and the errors of `change`.
@@ -376,7 +376,7 @@ impl Tmpfs {
         self.change_set(inode, Change::Acl(AclKind::Access, Some(&acl)), now)
     }
 
-    /// Returns freed memory to the system, if there is much of it.
+    /// If much memory was freed, returns it to the system.
     fn trim(&self) {
         let bytes = self.table.bytes() + self.space.used();
         // ORDERING: Relaxed. A sample; nothing is published through it.

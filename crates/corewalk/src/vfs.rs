@@ -196,8 +196,8 @@ pub(crate) struct Superblock {
     paths: Option<Paths>,
 }
 
-/// All file systems of a namespace. They are added and never removed, so the superblock index in an
-/// inode stays valid.
+/// All file systems of a namespace. A file system is added and never removed, so the superblock
+/// index in an inode stays valid.
 pub(crate) struct Supers {
     /// Each element is written once, under `used`.
     list: Box<[OnceLock<Superblock>]>,
@@ -448,7 +448,7 @@ pub struct Stats {
     pub entries: u64,
     /// Negative dentries.
     pub negatives: u64,
-    /// Dentries of removed names that are still referenced, or whose cached children are not yet
+    /// Dentries of removed names that have references, or whose cached children are not yet
     /// evicted.
     pub removed: u64,
     /// Inodes.
@@ -690,12 +690,12 @@ mod tests {
             }
             found
         };
-        // Enter the new file in the way of a fill that found no dentry.
+        // Enter the new file as a fill does if it has found no dentry.
         let node = crate::dcache::DentryInode { inode: files[1].slot, kind: FileKind::Regular };
         let slot = dcache.publish(key, &lookup_key, Some(node), &in_lookup).unwrap();
         dcache.put(slot);
         assert_eq!(inode_of(old), [files[1].slot]);
-        // Move a dentry to the name in the way of a rename that found no target.
+        // Move a dentry to the name as a rename does if it has found no target.
         let slot = dcache.publish(key, &lookup_key, Some(node), &in_lookup).unwrap();
         dcache.put(slot);
         let from = dcache.lookup_key(moved);
@@ -710,8 +710,8 @@ mod tests {
         assert_eq!(inode_of(moved), []);
     }
 
-    /// Trap T32: names from before a wrap of the child generation must not be found. Only the part
-    /// of the generation that keys hold wraps around.
+    /// Trap T32: if the child generation of a directory wraps around, names from before must not be
+    /// found. Only the part of the generation that keys contain wraps around.
     #[test]
     fn name_from_before_a_generation_wrap_is_not_found() {
         let vfs = new();

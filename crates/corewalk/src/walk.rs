@@ -37,7 +37,8 @@ use crate::read_set::{Growth, ReadSet};
 use crate::slot::DentrySlot;
 use crate::vfs::{DentryAndInode, Vfs};
 
-/// Maximum number of symbolic links that one walk follows. The next one is `ELOOP`, as on Linux.
+/// Maximum number of symbolic links that one walk follows. If the path has one more, the walk fails
+/// with `ELOOP`, as on Linux.
 pub const SYMLINKS_MAX: u32 = 40;
 /// Number of passes in rcu-walk before the walk becomes a ref-walk.
 const RCU_PASSES: u32 = 16;
@@ -218,8 +219,8 @@ impl Vfs {
     /// that make, remove or rename a name. A `/` behind the component is dropped.
     ///
     /// # Errors
-    /// Those of [`Vfs::walk`]. `EINVAL` if the last component is `.`, and `EBUSY` for `..` or the
-    /// root, as in rmdir(2) and rename(2).
+    /// The errors of [`Vfs::walk`]. `EINVAL` if the last component is `.`, and `EBUSY` for `..` or
+    /// the root, as in rmdir(2) and rename(2).
     ///
     /// # Examples
     /// ```
@@ -405,7 +406,7 @@ impl<'v, 'a> Walk<'v, 'a> {
         }
     }
 
-    /// Checks that no dentry in the read set has changed since the walk passed it.
+    /// Checks that no dentry of the read set has changed since the walk added it.
     pub(crate) fn validate(&self) -> Result<(), Stop> {
         let dentries = &self.vfs.dcache.dentries;
         match self.read_set.is_unchanged(dentries) {

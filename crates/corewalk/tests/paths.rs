@@ -20,7 +20,8 @@ use corewalk_testkit::alloc::{Counting, thread_allocations};
 #[global_allocator]
 static ALLOC: Counting = Counting::new();
 
-/// The number of nested names: more than a translation can check without a lock.
+/// The number of nested names. It is larger than the number that a translation can check without a
+/// lock.
 const DEPTH: usize = 1_500;
 
 fn tmpfs() -> Arc<Tmpfs> {

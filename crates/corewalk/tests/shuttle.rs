@@ -202,8 +202,8 @@ fn directories_moved_into_each_other_stay_a_tree() {
     assert!(wins.iter().all(|&wins| wins > 0), "not reached: {wins:?}");
 }
 
-/// Two clients look a file up and forget it with `forget`, while the file is removed. At the end no
-/// reference may be left.
+/// Two clients look a file up and forget it with `forget`, while the file is removed. The test
+/// checks that no reference is left at the end.
 fn forget_against_lookup(forget: fn(&Vfs, u64)) {
     let vfs = new();
     let start = vfs.stats();
@@ -274,7 +274,8 @@ fn path_of_held(vfs: &Vfs) -> Result<Vec<u8>, Errno> {
     vfs.walk(&Cred::root(), &at, b"/d/f", WalkFlags::FOLLOW)?.inode().path()
 }
 
-/// Traps T15, T18: an existing file must be found, and a held file must keep its path.
+/// Traps T15, T18: a lookup of an existing file must find it, and a file to which a thread holds a
+/// reference must keep its path.
 #[test]
 fn lookup_during_reclaim_finds_existing_files() {
     check(|| reclaim_against_lookup(path_of_held));
@@ -322,7 +323,8 @@ fn invalidate_against_fill(before: Before, tell: fn(&Vfs)) {
     assert_eq!(lookup(&vfs, "f"), Ok(next), "T25: a stale answer stayed");
 }
 
-/// Traps T25, P12: a stale answer must not be entered after an invalidation.
+/// Traps T25, P12: a stale answer must not be entered after an invalidation. Here only the name is
+/// invalidated.
 #[test]
 fn fill_during_an_invalidation_of_the_name_is_not_stale() {
     let tell = |vfs: &Vfs| vfs.invalidate(&vfs.root(), name("f")).unwrap();
@@ -573,8 +575,8 @@ fn control_listing_that_begins_late_is_caught() {
     });
 }
 
-/// Trap T55: a lookup in a removed directory must not find the files of another directory, which
-/// gets the slot of the removed directory's dentry.
+/// Trap T55: a lookup in a removed directory must not find the files of another directory that has
+/// got the dentry slot of the removed one.
 #[test]
 fn lookup_in_a_removed_directory_finds_no_other_files() {
     check(|| {
@@ -627,8 +629,8 @@ fn mkdir_against_lookup(looks: u32, mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs))
     let made = Arc::new(AtomicU64::new(0));
     let maker: Body = {
         let made = Arc::clone(&made);
-        // ORDERING: SeqCst. The flag orders the events of the history, and is not part of the
-        // modelled code.
+        // ORDERING: SeqCst. The flag only orders the events of the recorded history. It is not part
+        // of the code that the model checks.
         Box::new(move |vfs| made.store(mkdir(vfs), Ordering::SeqCst))
     };
     let looker = |look: fn(&Vfs, u64) -> Result<u64, Errno>| -> Body {
@@ -738,8 +740,8 @@ impl Hook for Twice {
     }
 }
 
-/// A directory that is looked up under two names concurrently must have one dentry, which moves
-/// between the names.
+/// If a directory is looked up under two names concurrently, it must have only one dentry, which
+/// moves between the names.
 #[test]
 fn directory_under_two_names_has_one_dentry() {
     check(|| {

@@ -76,8 +76,8 @@ fn run(vfs: &Arc<Vfs>, threads: Vec<Body>) {
     }
 }
 
-/// Moves a directory on the path back and forth during a getattr of a file and the creation of
-/// another file.
+/// Moves a directory back and forth. Meanwhile other threads read the attributes of a file below it
+/// and create another file.
 fn move_beside_calls(from: From) {
     let (fs, vfs) = new(from);
     let (d, f) = (at(&vfs, "x/d").into_lookups(), at(&vfs, "x/d/f").into_lookups());
@@ -101,7 +101,8 @@ fn move_beside_calls(from: From) {
     assert_eq!(fs.strays.load(Ordering::Relaxed), 0, "the path led to another file");
 }
 
-/// Trap X1: a path that a call got must not become invalid by a rename of a directory above.
+/// Trap X1: if a directory above a file is renamed, a path of the file that a call has got must
+/// stay valid during the call.
 #[test]
 fn path_of_a_call_is_valid_until_it_returns() {
     check(|| move_beside_calls(From::Call));

@@ -119,8 +119,8 @@ impl Model {
         Ok(())
     }
 
-    /// Returns true if the model can hold `len` more bytes, including reserved pages behind the
-    /// end.
+    /// Returns true if the model has space for `len` more bytes, which includes reserved pages
+    /// behind the end.
     fn has_room_to_insert(&self, len: usize) -> bool {
         let last = &self.pages[PAGES - len.div_ceil(PAGE)..];
         last.iter().all(|&page| page == Page::Absent) && self.bytes.len() + len <= 300 * PAGE
@@ -194,7 +194,7 @@ fn new_file(size_bytes: u64) -> (Tmpfs, Node<'static>) {
     (fs, file)
 }
 
-/// Runs `op` on the file and on the model, and compares the results.
+/// Runs the operation `op` on the file and on the model. Both must give the same result.
 fn step(fs: &Tmpfs, file: Node<'_>, model: &mut Model, op: Op) -> Result<(), TestCaseError> {
     let allocate = |offset, len, how| fs.fallocate(file, 0, offset as u64, len as u64, how);
     match op {

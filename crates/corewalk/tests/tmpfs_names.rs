@@ -670,7 +670,7 @@ fn expected_rename(
     Ok(())
 }
 
-/// A file system with three nested directories, and the model of their names.
+/// A file system that has three nested directories, and the model of the names in them.
 struct Compared {
     fs: Tmpfs,
     dirs: [u64; 3],
@@ -686,7 +686,7 @@ impl Compared {
         Compared { fs, dirs: [ROOT, x, y], names: Names::new(), made: Vec::new() }
     }
 
-    /// Runs `op` on the file system and on the model, and compares the results.
+    /// Runs the operation `op` on the file system and on the model. Both must give the same result.
     fn step(&mut self, op: Op) -> Result<(), TestCaseError> {
         let (fs, names) = (&self.fs, &mut self.names);
         let parent = |d: usize| dir(self.dirs[d]);

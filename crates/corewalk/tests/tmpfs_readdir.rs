@@ -151,8 +151,8 @@ fn readdir_during_renames_reports_each_file_once() {
     }
 }
 
-/// Traps T48, P13: a listing must report each stable entry once while other threads change the
-/// directory.
+/// Traps T48, P13: if other threads change the directory, a listing must still report each stable
+/// entry exactly once.
 #[test]
 fn readdir_during_concurrent_changes_reports_each_stable_entry_once() {
     let _watchdog = Watchdog::start("readdir amid threads", Duration::from_secs(120));
@@ -187,8 +187,8 @@ fn readdir_during_concurrent_changes_reports_each_stable_entry_once() {
     });
 }
 
-/// Trap P13: a listing of a million entries in small calls must be complete while the directory
-/// changes.
+/// Trap P13: if a directory changes while it is listed in small calls, the listing must still
+/// contain each of a million stable entries.
 #[test]
 fn readdir_of_a_million_entries_during_changes_is_complete() {
     const COUNT: usize = 1_000_000;

@@ -82,7 +82,7 @@ impl Adapter {
     /// Returns an adapter for `fs`.
     ///
     /// # Errors
-    /// As [`Server::new`].
+    /// The errors of [`Server::new`].
     pub fn new(fs: Arc<dyn FileSystem>, options: Options) -> Result<Adapter, Errno> {
         Ok(Adapter::with_server(Arc::new(Server::new(fs, options)?)))
     }
@@ -124,8 +124,8 @@ impl Adapter {
         ];
         match options.readdirplus {
             ReaddirPlus::Never => {}
-            // Do not ask for attributes in listings. With a timeout of 0 the kernel could not use
-            // them, since it looks up each name again.
+            // Do not ask the kernel for listings with attributes. With a timeout of 0 the kernel
+            // could not use the attributes, since it looks up each name again.
             ReaddirPlus::Auto if options.entry_timeout.is_zero() => {}
             ReaddirPlus::Auto => {
                 wanted.push(InitFlags::FUSE_DO_READDIRPLUS);

@@ -114,7 +114,7 @@ impl Mount {
     /// Mounts the file system of `server` on the directory `path`.
     ///
     /// # Errors
-    /// As [`Mount::new`].
+    /// The errors of [`Mount::new`].
     pub fn serve(
         server: Arc<Server>,
         path: &Path,

@@ -172,8 +172,8 @@ impl Options {
         }
     }
 
-    /// Returns these options changed so that the server checks permissions. They have no timeouts
-    /// and no collected writes.
+    /// Changes these options so that the server checks permissions, and returns them. In the result
+    /// all timeouts are 0, and the kernel collects no writes.
     #[must_use]
     pub fn with_server_permissions(self) -> Options {
         Options {

@@ -174,8 +174,8 @@ impl Server {
         &self.options
     }
 
-    /// Returns true if the server needs neither the open nor the release of a file. Then a
-    /// transport may tell the kernel to send neither.
+    /// Returns true if the server does not need to know when files are opened and closed. Then a
+    /// transport may tell the kernel not to send these requests.
     pub fn opens_are_free(&self) -> bool {
         !self.has_open_state
             && self.options.ownership == Ownership::Exclusive
@@ -378,7 +378,7 @@ impl Server {
         Ok(inode)
     }
 
-    /// Makes the next use of owner and mode ask the back end, if other programs may change them.
+    /// If other programs may change owner and mode, makes the next use of them ask the back end.
     fn refresh(&self, inode: &InodeRef<'_>) {
         if self.options.ownership == Ownership::Shared {
             self.vfs.invalidate_attributes(inode);
@@ -404,7 +404,7 @@ impl Server {
         }
     }
 
-    /// Checks the name in a request, and counts it as a name that the server has to resolve.
+    /// Checks the name in a request. Counts it as a name that the server has to resolve.
     fn name<'a>(&self, name: &'a [u8]) -> Result<Name<'a>, Errno> {
         let name = Name::new(name)?;
         self.tallies.names.add(1);
@@ -433,8 +433,8 @@ impl Server {
         }
     }
 
-    /// Runs `change`, which changes content, size or owner of `inode`. Passes it credentials with
-    /// which the set-group-ID bit is cleared only if it must be.
+    /// Runs `change`, which changes content, size or owner of `inode`. Passes `change` credentials,
+    /// which decide whether the set-group-ID bit is cleared.
     ///
     /// A kernel that checks permissions clears set-user-ID, and set-group-ID with execution by the
     /// group. It does not clear set-group-ID without execution by the group, so the server does.
@@ -452,8 +452,8 @@ impl Server {
         if let Some(drop_attributes) = self.drop_attributes.get()
             && self.vfs.has_lone_set_group_id(inode) != Ok(true)
         {
-            // Make the kernel drop the mode, which it may keep for a day. The answer to a write has
-            // no mode.
+            // Make the kernel drop the mode that it has cached, perhaps for a day. The answer to a
+            // write cannot tell the kernel the new mode.
             drop_attributes(self.translate(inode.ino()));
         }
         changed

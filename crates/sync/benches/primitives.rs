@@ -1,4 +1,5 @@
-//! The cost of one use of each primitive for a single thread, beside its competitors.
+//! Measures one use of each primitive by a single thread, and compares it with other
+//! implementations.
 //!
 //! Each round runs a slice of every row, so that a change of the machine's speed affects all rows.
 //! For each row the benchmark prints the minimum and the median over the rounds. The ratio compares

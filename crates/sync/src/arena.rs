@@ -354,7 +354,7 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         }
     }
 
-    /// Moves a batch of fresh slots, or the rest of one, to `free`.
+    /// Moves a batch of fresh slots to `free`. If the last batch is not whole, moves its rest.
     fn take_fresh(&self, group: Group, free: &mut Vec<u32>) {
         let max = u64::from(self.max_slots());
         // ORDERING: Relaxed. The counter only gives each caller its own numbers. The words of a

@@ -287,7 +287,6 @@ impl Lockref {
         // ORDERING: Relaxed. Only the compare-exchange takes effect.
         let mut word = self.word.load(Ordering::Relaxed);
         while word & LOCKED == 0 {
-            // ORDERING(lockref-unlock): Acquire. Pairs with the unlock and with the drop of
             // ORDERING(lockref-unlock): Acquire. The new holder sees the writes of the last holder,
             // and the work that was done under dropped references.
             match self.word.compare_exchange_weak(

@@ -68,8 +68,8 @@ const SPIN_ROUNDS: u32 = if corewalk_base::primitives::IS_MODEL { 1 } else { 128
 #[doc(alias = "seqcount_t")]
 #[repr(transparent)]
 pub struct SeqCount {
-    /// Number of `write_begin` and `write_end` calls so far. Protected by the writers' lock, which
-    /// the caller owns.
+    /// Number of calls of `write_begin` and `write_end` so far. Protected by the lock of the
+    /// writers, which belongs to the caller.
     count: AtomicU64,
 }
 

@@ -161,7 +161,7 @@ impl SeqLock {
     }
 }
 
-/// A `SeqLock` held by a locking reader.
+/// A guard of a reader that has locked a `SeqLock`.
 ///
 /// The guard stays on its thread:
 ///

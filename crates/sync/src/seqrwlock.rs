@@ -136,7 +136,7 @@ impl SeqRwLock {
     }
 }
 
-/// A `SeqRwLock` held by a shared reader.
+/// A guard of a reader that shares the lock of a `SeqRwLock`.
 ///
 /// The guard stays on its thread:
 ///

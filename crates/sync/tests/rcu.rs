@@ -167,7 +167,8 @@ fn synchronize_inside_a_section_panics() {
     rcu::synchronize();
 }
 
-/// Trap T57: while sections come and go, the garbage must stay bounded, however fast a writer is.
+/// Trap T57: if sections end again and again, the garbage must stay bounded, however fast a writer
+/// is.
 #[test]
 fn garbage_under_churn_is_bounded() {
     // A reader that is preempted inside a section keeps all versions of one time slice, some ten

@@ -377,8 +377,8 @@ fn seqrwlock_under_writers_gives_whole_sections_in_bounded_passes() {
     });
 }
 
-/// Runs `mine` here and `theirs` on three threads, until both sides have run `PROGRESS` times after
-/// all threads have started. A side that starves makes the test hang.
+/// Runs `mine` on this thread and `theirs` on three other threads. Ends when both have run
+/// `PROGRESS` times after all threads have started. If one of them starves, the test hangs.
 fn both_progress(
     lock: &Arc<(SeqRwLock, Words)>,
     mine: fn(&SeqRwLock, &Words),

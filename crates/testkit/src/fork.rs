@@ -30,7 +30,7 @@ impl Forked {
     ///
     /// # Errors
     ///
-    /// Those of fork(2).
+    /// The errors of fork(2).
     ///
     /// # Panics
     ///
@@ -78,7 +78,7 @@ impl Forked {
     ///
     /// # Errors
     ///
-    /// Those of waitpid(2).
+    /// The errors of waitpid(2).
     pub fn kill(mut self) -> io::Result<()> {
         self.end().map(|_| ())
     }
@@ -87,7 +87,7 @@ impl Forked {
     ///
     /// # Errors
     ///
-    /// Those of waitpid(2).
+    /// The errors of waitpid(2).
     pub fn wait(mut self) -> io::Result<bool> {
         let status = wait(self.pid.take())?;
         Ok(status.is_some_and(|status| status.exit_status() == Some(0)))
@@ -98,7 +98,7 @@ impl Forked {
     ///
     /// # Errors
     ///
-    /// Those of waitpid(2).
+    /// The errors of waitpid(2).
     pub fn try_wait(&mut self) -> io::Result<Option<bool>> {
         let ended = waitpid(self.pid, WaitOptions::NOHANG)?;
         if ended.is_some() {

@@ -196,7 +196,8 @@ mod tests {
     use std::panic::catch_unwind;
 
     /// The search must get past several checks in a row. The target checks three bytes one after
-    /// the other. The search passes all three only because it also changes inputs with new answers.
+    /// the other. The search passes all three checks only because it also changes inputs that gave
+    /// new answers.
     // Do not run this test under Miri: it would take long, and this code has no unsafe parts.
     #[cfg(not(miri))]
     #[test]

@@ -39,7 +39,7 @@ impl Clock {
         Self { ticks: AtomicU64::new(0) }
     }
 
-    /// Returns the time and then advances the clock. No two calls return the same time.
+    /// Returns the current time, and then advances the clock. So no two calls return the same time.
     pub fn tick(&self) -> u64 {
         // ORDERING: AcqRel. Pairs with the same operation in other threads: the actions of a thread
         // before its tick happen before the actions of another thread after a later tick (A.2).

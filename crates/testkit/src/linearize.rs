@@ -285,7 +285,8 @@ impl<'h, S: Spec> Search<'h, S> {
         }
     }
 
-    /// Takes call `index`, if its result fits and the pair of taken calls and state is new.
+    /// Takes call `index` if its result fits, and if the search has not yet seen the resulting pair
+    /// of taken calls and state.
     fn take(&mut self, index: usize) -> Step {
         let call = &self.calls[index];
         let mut next = self.state.clone();

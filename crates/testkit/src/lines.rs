@@ -155,9 +155,8 @@ impl Watched {
     fn set(&self, access: MprotectFlags) {
         for range in self.ranges.iter() {
             let start = ptr::with_exposed_provenance_mut::<c_void>(range.start);
-            // SAFETY: the kernel has reported the range as private and writable, so it is no code
-            // and no file. An access that faults continues after the handler has given access to
-            // the page.
+            // SAFETY: the kernel has reported the range as private and writable. An access that
+            // faults continues after the handler has given access to the page.
             let done = unsafe { mprotect(start, range.end - range.start, access) };
             assert!(done.is_ok(), "mprotect: {done:?}");
         }
@@ -204,11 +203,13 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
         unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
         return;
     }
-    // SAFETY: with `SA_SIGINFO` the third argument is a `ucontext_t` of this thread.
+    // SAFETY: the handler is installed with `SA_SIGINFO`, so its third argument is a `ucontext_t`
+    // of this thread.
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
     let is_store = registers[libc::REG_ERR as usize] & FAULT_STORE != 0;
     note(&RECORDER.accesses, &RECORDER.len, (address & !1) | usize::from(is_store));
-    // After a load, allow only reads, so that a store of the same instruction faults too.
+    // After a load, make the page only readable, so that a store by the same instruction faults
+    // too.
     let access =
         if is_store { MprotectFlags::READ | MprotectFlags::WRITE } else { MprotectFlags::READ };
     note(&RECORDER.open, &RECORDER.open_len, address & !(PAGE - 1));
@@ -219,7 +220,8 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
 /// The handler of SIGTRAP, which runs after one instruction. It makes the pages that this
 /// instruction has touched inaccessible again.
 extern "C" fn on_step(_: i32, _: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: with `SA_SIGINFO` the third argument is a `ucontext_t` of this thread.
+    // SAFETY: the handler is installed with `SA_SIGINFO`, so its third argument is a `ucontext_t`
+    // of this thread.
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
     registers[libc::REG_EFL as usize] &= !TRAP_FLAG;
     // ORDERING: Relaxed. See `record`.

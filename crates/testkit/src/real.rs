@@ -1,10 +1,10 @@
 //! The atomics and threads of the standard library, even in a build for a model checker.
 //!
 //! Other crates use `corewalk_base::primitives`, which switches to the types of a model checker.
-//! This crate must not switch. A model checker allocates memory with its allocators, and its
-//! watchdog must stop a model checker that hangs. Also, the model checker must not explore the
-//! clock of a history. So `cargo xtask tidy` allows this file to name the standard library's
-//! atomics and threads.
+//! This crate must not switch. A model checker itself allocates memory with the allocators of this
+//! crate. The watchdog of this crate must also end a model checker that hangs. Also, the model
+//! checker must not explore the clock of a history. So `cargo xtask tidy` allows this file to name
+//! the standard library's atomics and threads.
 
 pub(crate) use std::sync::atomic;
 pub(crate) use std::thread;

@@ -118,7 +118,7 @@ impl Drop for ReportSeed {
 #[derive(Clone, Debug)]
 pub struct Rng {
     /// # Invariants
-    /// Never zero, because from zero xorshift would give only zeros.
+    /// The state is never zero, because xorshift would give only zeros from then on.
     state: u64,
     seed: Seed,
 }

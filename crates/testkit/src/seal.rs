@@ -148,8 +148,8 @@ impl Seal {
         if !self.is_building.load(Ordering::Acquire) || layout.align() > REGION_ALIGN_MAX {
             return None;
         }
-        // ORDERING(region): Acquire. Pairs with the store in `begin`, so that this thread sees the
-        // mapping.
+        // ORDERING(region): Acquire. Pairs with the store in `begin`. A thread that sees the
+        // address of the region sees the mapping.
         let region = self.region.load(Ordering::Acquire);
         let step = |used: usize| {
             let start = used.checked_next_multiple_of(layout.align())?;
@@ -162,8 +162,8 @@ impl Seal {
     }
 
     fn is_in_region(&self, block: *mut u8) -> bool {
-        // ORDERING(region): Acquire. Pairs with the store in `begin`, so that this thread sees the
-        // mapping.
+        // ORDERING(region): Acquire. Pairs with the store in `begin`. A thread that sees the
+        // address of the region sees the mapping.
         let region = self.region.load(Ordering::Acquire);
         !region.is_null() && (block.addr().wrapping_sub(region.addr())) < REGION_BYTES
     }

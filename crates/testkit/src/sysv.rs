@@ -51,7 +51,7 @@ pub fn unshare_ipc() -> Result<i32, i32> {
 ///
 /// # Errors
 ///
-/// Its errno.
+/// The errno of the system call.
 pub fn semget(key: i32, nsems: i32, flags: i32) -> Result<i32, i32> {
     // SAFETY: the call takes numbers.
     check(unsafe { libc::semget(key, nsems, flags) })
@@ -61,7 +61,7 @@ pub fn semget(key: i32, nsems: i32, flags: i32) -> Result<i32, i32> {
 ///
 /// # Errors
 ///
-/// Its errno.
+/// The errno of the system call.
 pub fn semtimedop(id: i32, sops: &[Sop], timeout: Option<(i64, i64)>) -> Result<i32, i32> {
     let mut sops: Vec<libc::sembuf> = sops
         .iter()
@@ -81,7 +81,7 @@ pub fn semtimedop(id: i32, sops: &[Sop], timeout: Option<(i64, i64)>) -> Result<
 ///
 /// # Errors
 ///
-/// Its errno.
+/// The errno of the system call.
 #[inline]
 pub fn semop_raw<const N: usize>(id: i32, sops: &mut [libc::sembuf; N]) -> Result<i32, i32> {
     // SAFETY: the operations live during the call, and the count is the number of operations.
@@ -97,7 +97,7 @@ pub fn sembufs<const N: usize>(sops: [Sop; N]) -> [libc::sembuf; N] {
 ///
 /// # Errors
 ///
-/// Its errno.
+/// The errno of the system call.
 pub fn semctl(id: i32, num: i32, cmd: i32, value: i32) -> Result<i32, i32> {
     // SAFETY: the commands that callers pass take a number or no argument, so the kernel follows no
     // pointer.
@@ -108,7 +108,7 @@ pub fn semctl(id: i32, num: i32, cmd: i32, value: i32) -> Result<i32, i32> {
 ///
 /// # Errors
 ///
-/// Its errno.
+/// The errno of the system call.
 pub fn getall(id: i32, nsems: usize) -> Result<Vec<u16>, i32> {
     let mut values = vec![0u16; nsems.max(1 << 15)];
     // SAFETY: the buffer is large enough for the largest set.
@@ -121,7 +121,7 @@ pub fn getall(id: i32, nsems: usize) -> Result<Vec<u16>, i32> {
 ///
 /// # Errors
 ///
-/// Its errno.
+/// The errno of the system call.
 pub fn setall(id: i32, values: &[u16]) -> Result<i32, i32> {
     let mut values = values.to_vec();
     values.resize(values.len().max(1 << 15), 0);
@@ -134,7 +134,7 @@ pub fn setall(id: i32, values: &[u16]) -> Result<i32, i32> {
 ///
 /// # Errors
 ///
-/// Its errno.
+/// The errno of the system call.
 pub fn stat(id: i32, cmd: i32) -> Result<(i32, Stat), i32> {
     // SAFETY: zeroes are a valid structure of numbers.
     let mut ds: libc::semid_ds = unsafe { std::mem::zeroed() };
@@ -156,7 +156,7 @@ pub fn stat(id: i32, cmd: i32) -> Result<(i32, Stat), i32> {
 ///
 /// # Errors
 ///
-/// Its errno.
+/// The errno of the system call.
 pub fn set(id: i32, uid: u32, gid: u32, mode: u32) -> Result<i32, i32> {
     // SAFETY: zeroes are a valid structure of numbers.
     let mut ds: libc::semid_ds = unsafe { std::mem::zeroed() };
@@ -171,7 +171,7 @@ pub fn set(id: i32, uid: u32, gid: u32, mode: u32) -> Result<i32, i32> {
 ///
 /// # Errors
 ///
-/// Its errno.
+/// The errno of the system call.
 pub fn totals(cmd: i32) -> Result<(i32, [i32; 10]), i32> {
     let mut numbers = [0; 10];
     // SAFETY: these commands write a `struct seminfo`, which is ten integers.
@@ -199,7 +199,7 @@ pub fn act_as(uid: u32, gid: u32) -> Result<i32, i32> {
 ///
 /// # Errors
 ///
-/// Its errno.
+/// The errno of the system call.
 pub fn catch_usr1() -> Result<i32, i32> {
     extern "C" fn nothing(_signal: libc::c_int) {}
     // SAFETY: zeroes are a valid structure: it has no flags and an empty mask.
@@ -220,7 +220,7 @@ pub fn thread_id() -> i32 {
 ///
 /// # Errors
 ///
-/// Its errno.
+/// The errno of the system call.
 pub fn send_usr1(pid: u32, thread: i32) -> Result<i32, i32> {
     // SAFETY: the call takes numbers.
     check(unsafe { libc::syscall(libc::SYS_tgkill, pid, thread, libc::SIGUSR1) } as i32)

@@ -24,7 +24,7 @@ pub type Counts = BTreeMap<u64, u64>;
 ///
 /// # Errors
 ///
-/// Those of ptrace(2).
+/// The errors of ptrace(2).
 ///
 /// # Examples
 ///
@@ -57,7 +57,7 @@ pub fn mark() {
 ///
 /// # Errors
 ///
-/// Those of waitpid(2) and ptrace(2).
+/// The errors of waitpid(2) and ptrace(2).
 ///
 /// # Examples
 ///

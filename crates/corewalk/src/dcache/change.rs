@@ -37,7 +37,7 @@ impl Dcache {
         let flags = Flags::ROOT | Flags::DIRECTORY;
         let key = ParentKey::new(slot, 0);
         let (superblock, words) = self.superblock_and_words(inode);
-        // The call does not fail: only long names need a slot, and a root has no name.
+        // The call cannot fail: only long names need a slot, and a root has no name.
         let image = full(self.dentries.new_image(key, superblock, inode, b"", flags, words))?;
         self.begin_life(slot, &image);
         self.inodes.add_alias(inode, slot, &self.dentries);
@@ -64,8 +64,7 @@ impl Dcache {
         // The dentry may change between the lookup and the reference, for example when it becomes a
         // mount point. If it does, repeat the lookup, so that the name gets no second dentry.
         let find = || self.find(key, lookup_key).or_else(|| self.find_exact(key, lookup_key));
-        // Only a holder of the in-lookup lock enters a name. So a name that is missing here stays
-        // missing.
+        // Only a holder of the in-lookup lock enters a name, so a missing name stays missing.
         let is_known = (!key.is_stale() && self.find(key, lookup_key).is_some())
             || self.is_known(hash, parent, lookup_key);
         while is_known
@@ -74,9 +73,8 @@ impl Dcache {
         {
             let is_counted = match node {
                 Some(node) if seen.body.is_negative() => {
-                    // Directories have slots of another group than files. So evict the negative
-                    // dentry if possible: then the new directory gets a slot of the group of
-                    // directories.
+                    // A new directory needs a slot of the group of directories. So evict the
+                    // negative dentry if possible.
                     if node.kind == FileKind::Directory
                         && let Ok((parent, inode)) = self.evict_locked(slot, seen, hash, in_lookup)
                     {
@@ -276,8 +274,8 @@ impl Dcache {
         true
     }
 
-    /// Makes a negative dentry positive in place, and takes a reference on it for the caller.
-    /// Returns false if the dentry has changed since `seq`.
+    /// Makes a negative dentry positive without changing its slot, and takes a reference on it for
+    /// the caller. Returns false if the dentry has changed since `seq`.
     fn turn_positive(
         &self,
         slot: DentrySlot,
@@ -308,7 +306,8 @@ impl Dcache {
         Ok(true)
     }
 
-    /// Takes the dentry's reference on its inode, and makes the dentry an alias of the inode.
+    /// Lets the dentry take its own reference on its inode, and makes the dentry an alias of the
+    /// inode.
     fn adopt(&self, slot: DentrySlot, node: DentryInode) {
         self.inodes.lockref(node.inode).get();
         self.inodes.add_alias(node.inode, slot, &self.dentries);
@@ -458,8 +457,7 @@ impl Dcache {
         negative
     }
 
-    /// Does the work of [`Dcache::d_move`] for a dentry that is already in the table under its new
-    /// name.
+    /// Works like [`Dcache::d_move`], for a dentry that is already in the table under its new name.
     fn d_move_listed(
         &self,
         moved: DentrySlot,
@@ -490,7 +488,8 @@ impl Dcache {
         debug_assert_eq!(old_hash, self.hash_of(moved, &before), "not the name it has");
         let victim = target.map(|slot| {
             let victim = self.dentries.image(slot);
-            // Compute the hash of the victim anew, because an invalidated victim has a stale key.
+            // Compute the hash of the replaced dentry anew, because an invalidated dentry has a
+            // stale key.
             let victim_hash = victim.body.is_hashed().then(|| self.hash_of(slot, &victim));
             (slot, victim, victim_hash)
         });
@@ -632,7 +631,7 @@ impl Dcache {
             if self.dentries.snapshot(child).key.parent() != slot || child == slot {
                 continue;
             }
-            // The slot may hold another dentry by now, or one that is not in the table yet.
+            // The slot may belong to another dentry by now, or to one that is not in the table yet.
             let guard = self.dentries.lockref(child).lock();
             let key = self.dentries.image(child).key;
             if !guard.is_dead() && key.parent() == slot && !key.is_stale() {
@@ -654,7 +653,7 @@ impl Dcache {
 
     /// Makes every dentry of a name under `key` stale.
     pub(crate) fn make_name_stale(&self, key: ParentKey, lookup_key: &LookupKey<'_>) {
-        // The dentry changed before the reference was taken, so repeat the lookup.
+        // If a dentry changes before the reference is taken, repeat the lookup.
         while !key.is_stale()
             && let Some((slot, seen)) = self.find_exact(key, lookup_key)
         {
@@ -698,8 +697,8 @@ impl Dcache {
         });
     }
 
-    /// Marks a dentry without references dead. The caller removes its entry from the table, calls
-    /// [`Dcache::end_life`], and drops the references that the dentry held.
+    /// Marks a dentry as dead. The dentry has no references. The caller removes its entry from the
+    /// table, calls [`Dcache::end_life`], and drops the references that the dentry held.
     pub(super) fn kill(&self, slot: DentrySlot, mut guard: LockrefGuard<'_>) -> Dead {
         debug_assert_eq!(guard.count(), 0);
         let image = self.dentries.image(slot);
@@ -756,7 +755,7 @@ impl Dcache {
     }
 
     /// Runs `change` inside a write section of the dentry, whose lock `_guard` holds. The section
-    /// also ends when `change` panics (trap T30).
+    /// ends even if `change` panics (trap T30).
     pub(super) fn write<R>(
         &self,
         slot: DentrySlot,

@@ -35,7 +35,7 @@ use crate::slot::DentrySlot;
 
 /// The number of words.
 const WORDS: usize = if IS_MODEL { 1 } else { 64 };
-/// A word is `changes << 32 | listings`. The changes wrap around.
+/// A word is `changes << 32 | listings`. The number of changes wraps around.
 const CHANGE: u64 = 1 << 32;
 const LISTINGS_MASK: u64 = CHANGE - 1;
 

@@ -1,4 +1,5 @@
-//! Models of the dentry cache: names are entered, renamed and replaced beside a reader.
+//! Models of the dentry cache: names are entered, renamed and replaced while a reader looks them
+//! up.
 //!
 //! A model runs the change functions of the real cache, on a cache with three slots. Its control
 //! makes the same change in other steps. The reader is the spawned thread, because loom skips
@@ -103,8 +104,8 @@ pub(super) fn lookup(dcache: &Dcache, key: ParentKey, name: &[u8]) -> Option<u64
     Some(ino)
 }
 
-/// Enters a name with `publish`, beside a reader. Returns how often the reader missed the name, and
-/// how often it found the name.
+/// Enters a name with `publish`, while a reader looks it up. Returns how often the reader missed
+/// the name, and how often it found the name.
 fn publish_against_find(
     prepare: fn(&Dcache, ParentKey),
     publish: fn(&Dcache, ParentKey),
@@ -188,8 +189,8 @@ fn control_inode_before_its_number_is_caught() {
     });
 }
 
-/// Renames a file from `A` to `B` with `rename`, beside a reader of the dentry. Returns how often
-/// the reader saw the name (`A`, `B`).
+/// Renames a file from `A` to `B` with `rename`, while a reader reads the name of the dentry.
+/// Returns how often the reader saw `A`, and how often `B`.
 fn rename_against_name(rename: fn(&Dcache, DentrySlot, ParentKey)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -223,7 +224,7 @@ fn image_b(dcache: &Dcache, slot: DentrySlot, key: ParentKey) -> Image {
     dcache.dentries.new_image(key, 0, body.inode(), B, body.flags(), words).unwrap()
 }
 
-/// Traps T1, T4: length and bytes of a name must be those of one instant.
+/// Traps T1, T4: a reader must see the length and the bytes of a name as they were at one instant.
 #[test]
 fn name_beside_a_rename_is_the_old_or_the_new() {
     assert_all_reached(&rename_against_name(rename_to_b));
@@ -263,7 +264,7 @@ fn rename_against_lookups(rename: fn(&Dcache, DentrySlot, ParentKey)) -> [usize;
     })
 }
 
-/// Trap T13: a reader that misses the old name must find the new one.
+/// Trap T13: if a reader misses the old name of a renamed file, it must then find the new name.
 #[test]
 fn file_that_is_renamed_has_one_name_or_the_other() {
     assert_all_reached(&rename_against_lookups(rename_to_b));
@@ -286,8 +287,8 @@ fn control_rename_that_takes_out_first_is_caught() {
     });
 }
 
-/// Renames `A` over `B` with `rename`, beside a reader that looks for `B`. Returns how often the
-/// reader found the replaced file, and how often the moved file.
+/// Renames `A` over `B` with `rename`, while a reader looks up `B`. Returns how often the reader
+/// found the replaced file, and how often the moved file.
 fn replace_against_lookup(rename: fn(&Dcache, DentrySlot, DentrySlot, ParentKey)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -311,7 +312,7 @@ fn replace_against_lookup(rename: fn(&Dcache, DentrySlot, DentrySlot, ParentKey)
     })
 }
 
-/// Traps T12, T13: a name that is renamed over must never disappear.
+/// Traps T12, T13: if a file is renamed over another one, the name must never be missing.
 #[test]
 fn target_of_a_rename_is_always_there() {
     assert_all_reached(&replace_against_lookup(|dcache, moved, victim, key| {
@@ -339,8 +340,8 @@ fn control_rename_in_two_sections_is_caught() {
     });
 }
 
-/// Changes a name from a file to a directory with `change`, beside a reader. Returns how often the
-/// reader saw a file, and how often a directory.
+/// Changes a name from a file to a directory with `change`, while a reader looks up the name.
+/// Returns how often the reader saw a file, and how often a directory.
 fn kind_against_lookup(change: fn(&Dcache, DentrySlot, InodeSlot)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();

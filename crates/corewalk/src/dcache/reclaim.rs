@@ -33,8 +33,8 @@ use crate::key_lock::KeyGuard;
 use crate::name::Name;
 use crate::slot::{DentrySlot, InodeSlot};
 
-/// Maximum number of slots that a thread scans for entries to evict, when it adds an entry to a
-/// cache over its budget.
+/// When a thread adds an entry to a cache over its budget, it scans at most this many slots for
+/// entries to evict.
 const SCAN_MAX: u32 = 512;
 /// Slots scanned between two checks of the progress.
 const SCAN_STEP: u32 = 64;
@@ -42,10 +42,10 @@ const SCAN_STEP: u32 = 64;
 /// behind. No lookup finds such entries. At this rate the scans have covered the whole cache before
 /// such entries fill 1/32 of it.
 const ORPHAN_SCAN: u64 = 32;
-/// Minimum number of slots that one removal scans if it leaves an entry behind. The scan of so many
-/// slots takes about a microsecond.
+/// If a removal leaves an entry behind, it scans at least this many slots. That takes about a
+/// microsecond.
 const ORPHAN_SCAN_MIN: u64 = 256;
-/// Maximum number of slots that one removal scans. Later removals scan the rest.
+/// Maximum number of slots that one removal scans. If more are due, later removals scan them.
 const ORPHAN_SCAN_MAX: u64 = 4096;
 /// Maximum number of entries that one fill asks the host to drop.
 const ASK_MAX: u32 = 16;
@@ -221,8 +221,8 @@ impl Dcache {
         self.counters.reclaimed.add(evicted as i64);
     }
 
-    /// Scans `scan` slots and returns the number of evictions. `pinned` gets the slots of pinned
-    /// entries.
+    /// Scans `scan` slots and returns the number of evicted entries. Calls `pinned` with the slot
+    /// of each pinned entry.
     fn sweep(&self, scan: u32, chance: Chance, pinned: &mut dyn FnMut(DentrySlot)) -> u64 {
         let mut evicted = 0;
         for _ in 0..scan {
@@ -370,8 +370,8 @@ impl Dcache {
         });
     }
 
-    /// Calls `then` with the inode of a dentry, its parent's inode and its name, if all were valid
-    /// at one instant.
+    /// Calls `then` with the inode of a dentry, its parent's inode and its name. Does nothing
+    /// unless all three were valid at one instant.
     fn describe(&self, slot: DentrySlot, then: &mut dyn FnMut(InodeSlot, InodeSlot, Name<'_>)) {
         let seen = self.dentries.snapshot(slot);
         let mut copy = NameCopy::new();

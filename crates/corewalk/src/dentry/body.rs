@@ -7,19 +7,19 @@ use crate::name::NAME_MAX;
 use crate::slot::InodeSlot;
 
 bitflags! {
-    /// The state of a dentry that a walk needs besides the name.
+    /// The properties of a dentry that a walk needs in addition to the name.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct Flags: u32 {
         /// A lookup by name finds it.
         const HASHED = 1;
-        /// The root of a file system: it has no name and is its own parent.
+        /// The dentry is the root of a file system. It has no name and is its own parent.
         const ROOT = 1 << 1;
         /// Something is mounted on it.
         const MOUNTED = 1 << 2;
         /// Its name continues in a long slot.
         const LONG = 1 << 3;
-        /// Any caller may search the directory: the mode gives execute permission to all, and there
-        /// is no ACL.
+        /// Any caller may search this directory: its mode gives execute permission to all users,
+        /// and it has no ACL.
         const SEARCHABLE = 1 << 4;
         /// A directory.
         const DIRECTORY = 1 << 5;

@@ -21,7 +21,7 @@ const NEXT_MASK: u64 = (1 << 30) - 1;
 /// - Any thread sets the referenced bit; reclaim clears it.
 pub(crate) struct Cold<'a>(pub(super) &'a AtomicU64);
 
-/// A half of a slot, as its bit in the cold word.
+/// A half of a slot. Its value is the bit of the half in the cold word.
 #[derive(Clone, Copy, Debug)]
 #[repr(u64)]
 pub(super) enum Half {

@@ -78,7 +78,7 @@ pub(crate) struct LookupKey<'a> {
     pub(crate) hash: NameHash,
     /// The words of a matching file's dentry from the body on.
     pub(super) pairs: [WordPair; PAIRS],
-    /// A mask of those bits of the last pair that are compared.
+    /// A mask for the last pair of words. It has those bits that are compared.
     pub(super) last: WordPair,
 }
 
@@ -138,8 +138,8 @@ impl Component<'_> {
         self.path.len() - self.start
     }
 
-    /// Like [`name_words`], for this component. The read of a short component begins before it, and
-    /// the excess bytes are shifted out.
+    /// Returns the first words of this component, as [`name_words`] does. If the component is
+    /// shorter than a word, the read begins before it, and the excess bytes are shifted out.
     #[inline(always)]
     fn words<const N: usize>(self) -> [u64; N] {
         let Component { path, start } = self;

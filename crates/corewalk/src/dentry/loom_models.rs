@@ -10,7 +10,7 @@ use super::cold::GENERATION_SHIFT;
 use super::*;
 use crate::name::padded;
 
-/// Returns dentries with one slot whose two halves are in use, and the slot.
+/// Returns dentries with one slot in which both halves are in use. Also returns that slot.
 fn one_slot() -> (Arc<Dentries>, u32) {
     let dentries = Dentries::new(4).unwrap();
     let slot = dentries.alloc_inode(DentrySlot::NONE, Group::Many).unwrap();
@@ -156,8 +156,8 @@ fn free_against_take(take: fn(&Dentries, u32) -> bool) -> [usize; 2] {
     })
 }
 
-/// Trap T7: the new owner of a half that is allocated beside an inode must see the last stores of
-/// its last user.
+/// Trap T7: if a half is allocated beside an inode, its new owner must see the last stores of its
+/// previous user.
 #[test]
 fn half_that_dies_beside_a_taker_is_taken_whole_or_not() {
     assert_all_reached(&free_against_take(|dentries, slot| {

@@ -32,7 +32,7 @@ pub(crate) struct PathBuffer<'b, const N: usize = STEPS> {
     storage: Storage<'b>,
     /// True if the path did not fit into `first`.
     has_left_stack: bool,
-    /// The index at which the path begins. The path ends where the bytes end.
+    /// The index at which the path begins. The path ends at the end of the bytes.
     start: usize,
     is_too_long: bool,
     pub(crate) kind: PathKind,
@@ -151,8 +151,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
                 self.prepend_copy(dcache, at, seen.body);
             }
             if pass == Pass::Locked && !line.is_unchanged(seen.seq) {
-                // In a locked pass, names and parents do not change, but flags such as the mount
-                // point mark may. If the dentry has changed, read it again.
+                // In a locked pass, names and parents do not change, but flags may change, for
+                // example the mark of a mount point. If the dentry has changed, read it again.
                 self.start = self.bytes().len() - before;
                 self.is_too_long = false;
                 continue;
@@ -196,7 +196,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         true
     }
 
-    /// Prepends a `/` and a name, and writes no byte before them.
+    /// Prepends a `/` and a name. Unlike `prepend_words`, writes no byte before them.
     #[cold]
     fn prepend_copy(&mut self, dcache: &Dcache, slot: DentrySlot, body: Body) {
         let mut copy = NameCopy::new();
@@ -274,7 +274,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         let len = self.whole().len();
         match self.storage {
             _ if self.is_too_long => Err(Errno::NAMETOOLONG),
-            // The lent buffer is used once `first` is full, so the path is not empty.
+            // The lent buffer is used only after `first` was full. So the path is not empty.
             Storage::Lent(_) => Ok(self.start),
             Storage::OwnAndLent(buf) => {
                 let start = buf.len().checked_sub(len).ok_or(Errno::NAMETOOLONG)?;
@@ -330,7 +330,7 @@ fn prepend_words(bytes: &mut [u8], line: &Line<'_>, body: Body) {
     window[WINDOW - 1 - len] = b'/';
 }
 
-/// Like [`prepend_words`], for the few paths that do not fit on the stack.
+/// Works like [`prepend_words`], for the few paths that do not fit on the stack.
 #[inline(never)]
 fn prepend_words_off_stack(bytes: &mut [u8], line: &Line<'_>, body: Body) {
     prepend_words(bytes, line, body);

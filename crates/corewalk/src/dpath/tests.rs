@@ -105,7 +105,8 @@ fn translate_in_turn(clear: fn(&mut PathBuffer<'static>)) {
     }
 }
 
-/// Trap T8: a new pass must start without state of the last one. `clear` resets everything.
+/// Trap T8: a new pass must start without state of the last one. Here `clear` resets the whole path
+/// buffer.
 #[test]
 fn path_buffer_that_is_cleared_keeps_nothing() {
     translate_in_turn(PathBuffer::clear);

@@ -1,4 +1,5 @@
-//! Models of the permission record: a reader beside a change, and late answers.
+//! Models of the permission record. A reader reads it while another thread changes it, and the back
+//! end's answers may come late.
 //!
 //! The reader is the spawned thread, because loom skips schedules otherwise (see `tally` in the
 //! base crate).
@@ -20,8 +21,8 @@ fn one_inode() -> Arc<Inodes> {
     Arc::new(inodes)
 }
 
-/// Changes the permissions with `change`, beside a reader. Returns how often the reader saw
-/// unknown, old, and new permissions.
+/// Changes the permissions with `change`, while a reader reads them. Returns how often the reader
+/// saw unknown, old, and new permissions.
 fn change_against_perm(change: fn(&Inodes)) -> [usize; 3] {
     Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();
@@ -42,7 +43,7 @@ fn change_against_perm(change: fn(&Inodes)) -> [usize; 3] {
     })
 }
 
-/// Trap T16: a reader must get the mode and the owner of one state.
+/// Trap T16: a reader must get the mode and the owner of the same state.
 #[test]
 fn perm_beside_a_change_is_whole_or_unknown() {
     assert_all_reached(&change_against_perm(|inodes| {
@@ -62,7 +63,7 @@ fn control_change_of_a_known_record_is_caught() {
     });
 }
 
-/// Runs a change beside a reader that finds the permissions unknown. The reader asks the back end
+/// One thread changes the permissions, so a reader finds them unknown. The reader asks the back end
 /// and installs the answer with `install`. Returns how often the answer was old, and how often new.
 fn install_against_change(install: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
@@ -109,8 +110,9 @@ fn control_install_without_a_ticket_is_caught() {
     });
 }
 
-/// Runs two changes, which the back end makes one after the other. Each ends with `end`. Returns
-/// how often the permissions are unknown afterwards, and how often they are those of the back end.
+/// Runs two changes, which the back end makes one after the other. `end` ends each change in the
+/// cache. Returns how often the permissions are unknown afterwards, and how often they are those of
+/// the back end.
 fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();
@@ -154,8 +156,9 @@ fn control_change_that_ends_last_is_caught() {
     });
 }
 
-/// Gives the slot of a dead inode to another inode, beside a lookup of the first by number with
-/// `get`. Returns how often the lookup (missed, found) the first inode.
+/// Gives the slot of a dead inode to another inode. Meanwhile a reader looks up the first inode by
+/// its number with `get`. Returns how often the lookup missed the first inode, and how often it
+/// found it.
 fn reuse_against_get(get: fn(&Inodes, &Dentries) -> Option<InodeSlot>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let inodes = Inodes::new(2, HashKeys::new(Some(1))).unwrap();

@@ -35,7 +35,7 @@ impl Shared {
     }
 }
 
-/// Runs two threads that change the word under the lock of one key, while a third thread runs
+/// Runs two threads that change the word under the lock of one key. Meanwhile a third thread runs
 /// `beside`.
 fn two_holders(beside: fn(&KeyLocks)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
@@ -77,9 +77,9 @@ fn key_lock_has_one_holder_beside_a_cancelled_fill() {
     assert_all_reached(&two_holders(|locks| locks.cancel_fill(KEY)));
 }
 
-/// A holder changes the word and then calls `is_fill_cancelled`, beside a thread that cancels the
-/// fill and then reads the word. Returns how often that thread missed the change, and how often it
-/// saw it.
+/// A holder changes the word and then calls `is_fill_cancelled`. Meanwhile another thread cancels
+/// the fill and then reads the word. Returns how often the other thread missed the change, and how
+/// often it saw it.
 fn change_against_cancel(is_fill_cancelled: fn(KeyGuard<'_>) -> bool) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::new();

@@ -74,7 +74,7 @@ impl PathRef<'_> {
     /// No NUL follows the text. The bytes before it may be overwritten. The call allocates nothing.
     ///
     /// # Errors
-    /// Those of the format; `ENAMETOOLONG` if the text does not fit, but `ERANGE` for
+    /// The errors of the format; `ENAMETOOLONG` if the text does not fit, but `ERANGE` for
     /// [`PathFormat::Getcwd`].
     ///
     /// # Examples

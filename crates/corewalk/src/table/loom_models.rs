@@ -1,4 +1,5 @@
-//! Models of the table: lookups without a lock beside inserts, removals and splits.
+//! Models of the table: a reader looks entries up without a lock, while another thread inserts,
+//! removes or splits.
 //!
 //! The reader is the spawned thread, because loom skips schedules otherwise (see `tally` in the
 //! base crate).
@@ -22,8 +23,8 @@ struct Filled {
     content: AtomicU64,
 }
 
-/// Fills slot 1 and enters it under `hash` with `insert`, beside a reader. Returns how often the
-/// reader missed the slot, and how often it found it filled.
+/// Fills slot 1 and enters it under `hash` with `insert`, while a reader looks it up. Returns how
+/// often the reader missed the slot, and how often it found the filled slot.
 fn insert_against_find(hash: u32, insert: fn(&Table, u32)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let table = Table::new("model", 4, 7).unwrap();
@@ -64,8 +65,8 @@ fn entry_without_a_tag_that_is_found_was_filled_before() {
     }));
 }
 
-/// Control for trap T3: both parts of the entry are stored with `Relaxed`, so a reader may find the
-/// slot before its content.
+/// Control for trap T3: the slot number and the tag are stored with `Relaxed`. So a reader may find
+/// the slot before its content is visible.
 #[test]
 #[should_panic(expected = "T3: found before it was filled")]
 fn control_relaxed_entry_is_caught() {
@@ -79,7 +80,7 @@ fn control_relaxed_entry_is_caught() {
 }
 
 /// Control for trap T3: only the tag is stored with `Release`. A reader may see the slot number
-/// first, and then not the slot's content.
+/// before the tag, and then does not see the slot's content.
 #[test]
 #[should_panic(expected = "T3: found before it was filled")]
 fn control_relaxed_slot_is_caught() {
@@ -114,9 +115,9 @@ fn chain(buckets: u32) -> Table {
     table
 }
 
-/// Removes the middle line of a chain with `change`, beside a reader of the entries before and
-/// behind it. The reader looks up the entry behind the middle line, without the lock and then with
-/// it. Returns how often the lookup without the lock missed the entry, and how often it found it.
+/// Removes the middle line of a chain with `change`. Meanwhile a reader looks up the entry behind
+/// the middle line, first without the lock and then with it. Returns how often the lookup without
+/// the lock missed the entry, and how often it found it.
 fn unlink_against_find(buckets: u32, change: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let shared = Arc::new(chain(buckets));
@@ -179,9 +180,9 @@ fn entry_behind_a_line_that_is_reused_is_found_under_the_lock() {
 const STAYS: u32 = 0x0001_0000;
 const MOVES: u32 = 0x0002_0001;
 
-/// Splits the only bucket of a table with `split`, beside a reader of the entry that the split
-/// moves. The reader looks the entry up without the lock and then with it. Returns how often the
-/// lookup without the lock missed it, and how often it found it.
+/// Splits the only bucket of a table with `split`. Meanwhile a reader looks up the entry that the
+/// split moves, first without the lock and then with it. Returns how often the lookup without the
+/// lock missed it, and how often it found it.
 fn split_against_find(split: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let table = Table::new("model", 8, 7).unwrap();
@@ -230,9 +231,9 @@ fn control_split_without_the_lock_is_caught() {
     });
 }
 
-/// Moves an entry from an overflow line to the first line with `change`, beside a lookup under the
-/// lock. Returns how often the lookup found the entry in the second line, and how often in the
-/// first.
+/// Moves an entry from an overflow line to the first line with `change`, while another thread looks
+/// the entry up under the lock. Returns how often the lookup found the entry in the second line,
+/// and how often in the first.
 fn ranks_against_find(change: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let table = Table::new("model", 64, 7).unwrap();

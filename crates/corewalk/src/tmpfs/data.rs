@@ -130,7 +130,7 @@ impl FileContent {
     /// pages behind it, as on ext4 and the kernel's tmpfs.
     ///
     /// # Errors
-    /// Those of [`FileContent::check_size`].
+    /// The errors of [`FileContent::check_size`].
     pub(super) fn set_size(&mut self, size: u64, space: &Budget) -> Result<(), Errno> {
         FileContent::check_size(size)?;
         if size <= self.size {
@@ -193,8 +193,8 @@ impl FileContent {
         self.is_discarded = true;
     }
 
-    /// Checks that the content may be changed. D.5 forbids that after `discard`, so the call fails
-    /// with `ESTALE` then.
+    /// Checks that the content may be changed. After `discard` D.5 forbids any change, so the check
+    /// fails with `ESTALE`.
     pub(super) fn check_kept(&self) -> Result<(), Errno> {
         if self.is_discarded { Err(Errno::STALE) } else { Ok(()) }
     }

@@ -42,10 +42,10 @@ use crate::name::{Name, name_words};
 
 /// Cookies per chunk. The compaction of a chunk moves at most this many entries.
 const CHUNK_COOKIES: u64 = 1 << CHUNK_BITS;
-/// The bits of a handle that identify the entry within its chunk.
-const CHUNK_BITS: u32 = 7;
-/// Maximum number of chunks. The bits of a handle that do not identify the entry identify the
+/// The bits of a handle that identify the entry within its chunk. The other bits identify the
 /// chunk.
+const CHUNK_BITS: u32 = 7;
+/// Maximum number of chunks that a handle can identify.
 const CHUNKS_MAX: usize = 1 << (u32::BITS - CHUNK_BITS);
 /// Minimum length of a sparse chunk that is compacted.
 const SPARSE_MIN: usize = 16;
@@ -89,10 +89,11 @@ pub(super) struct FoundEntry {
     handle: u32,
 }
 
-/// The entries of one directory. Protected by the lock of the directory's slot, except `parent`.
+/// The entries of one directory. All fields except `parent` are protected by the lock of the
+/// directory's slot.
 pub(super) struct Directory {
     is_removed: bool,
-    /// The inode number of the parent. Protected by the lock of the parent.
+    /// The inode number of the parent directory. Protected by the lock of the parent's slot.
     parent: u64,
     /// The last cookie that was assigned.
     last_cookie: u64,
@@ -160,7 +161,7 @@ impl Directory {
         Some(FoundEntry { link, position, handle })
     }
 
-    /// Checks that new entries are allowed. `ENOENT` if the directory is removed.
+    /// Checks that the directory accepts new entries. `ENOENT` if it is removed.
     pub(super) fn check_alive(&self) -> Result<(), Errno> {
         if self.is_removed { Err(Errno::NOENT) } else { Ok(()) }
     }
@@ -183,7 +184,7 @@ impl Directory {
         }
     }
 
-    /// Adds an entry. `EEXIST` if the name is taken, `ENOENT` if the directory is removed, `ENOSPC`
+    /// Adds an entry. `EEXIST` if the name exists, `ENOENT` if the directory is removed, `ENOSPC`
     /// if it is full.
     pub(super) fn insert(&mut self, key: Key<'_>, link: Link) -> Result<(), Errno> {
         self.check_alive()?;
@@ -193,8 +194,8 @@ impl Directory {
         }
     }
 
-    /// Adds an entry with a free name. `ENOENT` if the directory is removed, `ENOSPC` if it is
-    /// full.
+    /// Adds an entry whose name is not in the directory. `ENOENT` if the directory is removed,
+    /// `ENOSPC` if it is full.
     pub(super) fn insert_free(&mut self, key: Key<'_>, link: Link) -> Result<(), Errno> {
         self.check_alive()?;
         let low = ((self.last_cookie + 1) % CHUNK_COOKIES) as u8;
@@ -374,7 +375,7 @@ impl Entry {
     }
 }
 
-/// The name of an entry, in 24 bytes if it is short.
+/// The name of an entry. A short name is stored here, in 24 bytes.
 enum EntryName {
     Inline(u8, [u8; INLINE_BYTES]),
     Heap(Box<[u8]>),

@@ -22,7 +22,7 @@
 //!
 //! Source: Litwin, "Linear Hashing: A New Tool for File and Table Addressing", 1980.
 
-/// The average number of pairs per bucket at which the table grows.
+/// Maximum average number of pairs per bucket. With more pairs, the table grows.
 const FILL_MAX: usize = 4;
 /// The average number of pairs per bucket below which the table shrinks. It is far below
 /// [`FILL_MAX`], so that insertions and removals in turn do not split and merge each time.

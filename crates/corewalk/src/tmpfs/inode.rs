@@ -90,8 +90,8 @@ enum Body {
 struct File {
     size_bytes: u64,
     pages: u64,
-    /// None until the first change, because many files are empty. The bytes are protected by this
-    /// lock, which is taken before the lock of the slot.
+    /// The content is None until the first change, because many files are empty. This lock protects
+    /// its bytes. It is taken before the lock of the slot.
     content: Option<Arc<RwLock<FileContent>>>,
 }
 
@@ -190,8 +190,8 @@ impl Inode {
         }
     }
 
-    /// Returns the content of a regular file for a change, creating it if needed. The errors are
-    /// those of `content`.
+    /// Returns the content of a regular file, for a change. If the file has none yet, creates it.
+    /// The errors are those of `content`.
     pub(super) fn content_mut(&mut self) -> Result<&Arc<RwLock<FileContent>>, Errno> {
         match &mut self.body {
             Body::File(file) => Ok(file.content.get_or_insert_default()),

@@ -368,7 +368,7 @@ impl<'a> Locks<'a> {
         Ok(Locks { first, more: [second, None, None] })
     }
 
-    /// Locks directories, some of which may be the same. The errors are those of `pair`.
+    /// Locks directories. Some of them may be the same directory. The errors are those of `pair`.
     #[cold]
     fn all(table: &'a Entered<'_>, mut wanted: [u64; LOCKS_MAX]) -> Result<Locks<'a>, Errno> {
         wanted.sort_unstable_by_key(|&ino| rank(ino));

@@ -299,8 +299,8 @@ fn new_page(within: usize, bytes: &[u8]) -> Box<Page> {
     page.try_into().unwrap_or_else(|_| unreachable!("both are one page long"))
 }
 
-/// Returns the place of the byte at `offset`: its extent, the slot in the extent, and the offset in
-/// the page.
+/// Returns the position of the byte at `offset`: its extent, the slot in the extent, and the offset
+/// in the page.
 fn locate(offset: u64) -> (u64, u64, usize) {
     let page = offset / PAGE_BYTES;
     (page / EXTENT_PAGES, page % EXTENT_PAGES, (offset % PAGE_BYTES) as usize)
@@ -314,7 +314,7 @@ fn extents_of(pages: &Range<u64>) -> Range<u64> {
     pages.start / EXTENT_PAGES..(pages.end - 1) / EXTENT_PAGES + 1
 }
 
-/// Returns the bits of those pages of extent `no` that are in `pages`.
+/// Returns a bitmap of those pages of extent `no` that `pages` contains.
 fn slots_of(no: u64, pages: &Range<u64>) -> u64 {
     let base = no * EXTENT_PAGES;
     let start = pages.start.saturating_sub(base).min(EXTENT_PAGES);

@@ -88,10 +88,11 @@ struct Segment {
 pub(super) struct InodeTable {
     /// Each level is written once.
     levels: [OnceLock<Box<[Segment]>>; LEVELS],
-    /// Free slots of each shard of threads. Each list is protected by its own mutex.
+    /// The free slots, with a list for each shard of threads. Each list is protected by its own
+    /// mutex.
     free: Box<[OwnLine<Mutex<Vec<u32>>>]>,
-    /// The depot, protected by its own mutex. A thread takes this mutex after that of a list in
-    /// `free`.
+    /// The depot, protected by its own mutex. A thread that locks both takes the mutex of a list in
+    /// `free` first.
     depot: CachePadded<Mutex<Depot>>,
     /// The number of segments ever allocated.
     segments: CachePadded<AtomicU64>,
@@ -104,8 +105,8 @@ pub(super) struct Entered<'t> {
 }
 
 impl InodeTable {
-    /// Returns a table with the first segment. The root directory's slot is vacant and in no free
-    /// list.
+    /// Returns a table with the first segment. The slot of the root directory is vacant, and is in
+    /// no free list.
     pub(super) fn new() -> InodeTable {
         let table = InodeTable {
             levels: [const { OnceLock::new() }; LEVELS],
@@ -312,7 +313,7 @@ mod tests {
                 let ino = table.alloc().unwrap().ino();
                 allocated.push(ino);
                 kept.push(ino);
-                // Let some inodes stay, remove some at once, and remove others later, many
+                // Let some inodes stay, and remove some at once. Remove others later, many
                 // together.
                 if n % 3 == 0 || n % 1_000 == 500 {
                     let count = if n % 3 == 0 { 1 } else { 300 };
@@ -390,8 +391,8 @@ mod tests {
         assert!(slots.len() < 2 * COUNT, "slots are not reused: {} numbers", seen.len());
     }
 
-    /// Callers with old numbers must get `ESTALE` while segments are freed and allocated, and other
-    /// threads make files.
+    /// While segments are freed and allocated again, and other threads make files, callers with old
+    /// numbers must get `ESTALE`.
     #[test]
     fn old_numbers_are_estale_while_segments_are_given_back() {
         const ROUNDS: usize = if cfg!(miri) { 2 } else { 60 };

@@ -358,8 +358,8 @@ pub(super) fn check_name(kind: FileKind, name: &[u8]) -> Result<(), Errno> {
     if class == USER && !has_user_class { Err(Errno::PERM) } else { Ok(()) }
 }
 
-/// Checks the name of an attribute to read. Like [`check_name`], but with `ENODATA` instead of
-/// `EPERM`.
+/// Checks the name of an attribute that is to be read. Works like [`check_name`], but returns
+/// `ENODATA` instead of `EPERM`.
 pub(super) fn check_name_to_read(kind: FileKind, name: &[u8]) -> Result<(), Errno> {
     check_name(kind, name).map_err(|errno| if errno == Errno::PERM { Errno::NODATA } else { errno })
 }

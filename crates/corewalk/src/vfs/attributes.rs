@@ -166,7 +166,7 @@ impl Vfs {
     /// `cred`, decide whether the bits stay.
     ///
     /// # Errors
-    /// Those of [`Vfs::setattr`].
+    /// The errors of [`Vfs::setattr`].
     pub fn truncate_with_lazy_cred(
         &self,
         cred: &Cred,
@@ -187,7 +187,8 @@ impl Vfs {
         })
     }
 
-    /// Takes the attribute lock of an inode (P.1). The caller holds no lock but in-lookup locks.
+    /// Takes the attribute lock of an inode (P.1). The caller holds no other locks than in-lookup
+    /// locks.
     fn lock_attributes(&self, slot: InodeSlot) -> KeyGuard<'_> {
         self.attr_locks.lock(u64::from(slot.get()).wrapping_mul(SLOT_SPREAD))
     }
@@ -228,7 +229,7 @@ impl Vfs {
         Ok(attr)
     }
 
-    /// Does the checks of the system calls and returns the change to make.
+    /// Makes the checks of the system calls, and returns the change that the back end has to make.
     fn prepare(
         &self,
         cred: &Cred,
@@ -402,8 +403,8 @@ impl Vfs {
         Ok(perm)
     }
 
-    /// Sets an ACL from the value of its extended attribute, as setxattr(2) with `how` does. An
-    /// empty value removes the ACL.
+    /// Sets an ACL from the value of its extended attribute, as setxattr(2) with the flags `how`
+    /// does. An empty value removes the ACL.
     pub(super) fn set_acl_xattr(
         &self,
         cred: &Cred,
@@ -503,7 +504,8 @@ impl Drop for ChangeGuard<'_> {
     }
 }
 
-/// Returns the kind of ACL that an extended attribute stands for, if any.
+/// Returns the kind of ACL for which an extended attribute stands. Returns None if it stands for no
+/// ACL.
 pub(super) fn acl_kind(name: &[u8]) -> Option<AclKind> {
     match name {
         XATTR_ACCESS => Some(AclKind::Access),

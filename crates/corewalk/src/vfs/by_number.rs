@@ -23,7 +23,8 @@ use crate::attr::FileKind;
 use crate::cred::Cred;
 use crate::name::Name;
 
-/// Maximum number of attempts to connect a directory that is moved meanwhile.
+/// Maximum number of attempts to connect a directory to the tree, if other clients move it
+/// meanwhile.
 const TRIES_MAX: u32 = 16;
 
 impl Vfs {
@@ -167,7 +168,7 @@ impl Vfs {
     }
 }
 
-/// Maps `ENOENT` to `ESTALE`, because a lookup by number has no name that could be missing.
+/// Turns `ENOENT` into `ESTALE`, because a lookup by number has no name that could be missing.
 fn stale(error: Errno) -> Errno {
     if error == Errno::NOENT { Errno::STALE } else { error }
 }

@@ -13,7 +13,7 @@ use crate::Errno;
 use crate::fs::{FileSystem, Node, PathSource};
 use crate::slot::InodeSlot;
 
-/// A call of a back end, with the path locks that it has taken so far.
+/// A running call of a back end, with the path locks that it has taken so far.
 pub(crate) struct Call<'v> {
     vfs: &'v Vfs,
     superblock: &'v Superblock,
@@ -34,8 +34,8 @@ pub(crate) struct CallNode<'c, 'v> {
 pub(crate) struct KnownPath(pub(super) Option<Vec<u8>>);
 
 impl Vfs {
-    /// Calls the back end about an inode. If the back end asks for the path, the path stays valid
-    /// during the call.
+    /// Calls the back end about an inode. If the back end asks for a path of the inode, the path
+    /// stays valid during the call.
     #[inline]
     pub(crate) fn with_node<T>(
         &self,
@@ -47,8 +47,8 @@ impl Vfs {
         question(call.fs(), node.node())
     }
 
-    /// Like [`Vfs::with_node`], for an inode that must exist. A back end by path reports a missing
-    /// inode as `ENOENT`; this function turns it into `ESTALE`.
+    /// Works like [`Vfs::with_node`], for an inode that must exist. A back end by path reports a
+    /// missing inode as `ENOENT`; this function turns it into `ESTALE`.
     ///
     /// # Errors
     /// `ESTALE` for `ENOENT` of a back end by path, and for an inode without a path; the errors of

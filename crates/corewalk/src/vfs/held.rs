@@ -21,7 +21,7 @@ pub(crate) struct FoundName<'v> {
     pub(super) dentry: Result<DentrySlot, Unattached>,
 }
 
-/// The reason that an inode found in the back end has no dentry.
+/// The reason why an inode that was found in the back end has no dentry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unattached {
     /// Another operation is changing the name under which the cache has the directory. That

@@ -129,12 +129,13 @@ impl Vfs {
         self.ask(inode, |fs, node| fs.write(node, handle, offset, bytes))
     }
 
-    /// Like [`Vfs::write`], for a server that looks up the writer's credentials only if needed.
-    /// `load_cred` returns them; it is called only if the file has set-user-ID or set-group-ID.
-    /// From then on, no other thread changes the file's attributes until the bytes are written.
+    /// Writes as [`Vfs::write`] does, for a server that looks up the writer's credentials only if
+    /// needed. `load_cred` returns them; it is called only if the file has set-user-ID or
+    /// set-group-ID. From then on, no other thread changes the file's attributes until the bytes
+    /// are written.
     ///
     /// # Errors
-    /// Those of [`Vfs::write`].
+    /// The errors of [`Vfs::write`].
     pub fn write_with_lazy_cred(
         &self,
         inode: &InodeRef<'_>,
@@ -163,12 +164,12 @@ impl Vfs {
         })
     }
 
-    /// Like [`Vfs::write`], but writes at the end of the file. `end` is the end that the caller
+    /// Writes as [`Vfs::write`] does, but at the end of the file. `end` is the end that the caller
     /// knows. If other programs may change the files of the back end, the back end finds the end
     /// itself. Other back ends write at `end`. See [`FileSystem::append`].
     ///
     /// # Errors
-    /// Those of [`Vfs::write`].
+    /// The errors of [`Vfs::write`].
     pub fn append(
         &self,
         cred: &Cred,
@@ -185,11 +186,11 @@ impl Vfs {
         self.ask(inode, |fs, node| fs.append(node, handle, end, bytes))
     }
 
-    /// Like [`Vfs::append`], but looks up the writer's credentials only if they are needed; see
-    /// [`Vfs::write_with_lazy_cred`].
+    /// Appends as [`Vfs::append`] does, but looks up the writer's credentials only if they are
+    /// needed; see [`Vfs::write_with_lazy_cred`].
     ///
     /// # Errors
-    /// Those of [`Vfs::write`].
+    /// The errors of [`Vfs::write`].
     pub fn append_with_lazy_cred(
         &self,
         inode: &InodeRef<'_>,
@@ -210,8 +211,8 @@ impl Vfs {
         loop {
             let (parent, seq) = self.dcache.parent(dir.now.slot);
             let parent = self.dcache.directory(parent).map(|now| self.dcache.inodes.ino(now.inode));
-            // If the child has not moved since the snapshot, `parent` is still its parent. Trap T19
-            // is a parent that is used without this check.
+            // If the child has not moved since the snapshot, `parent` is still its parent. Without
+            // this check, a wrong directory could be returned, which is trap T19.
             if self.dcache.dentries.is_unchanged(dir.now.slot, seq) {
                 return parent.ok_or(Errno::NOENT);
             }
@@ -450,8 +451,8 @@ impl Vfs {
         })
     }
 
-    /// Runs `question`, which checks and then calls the back end about an inode. If `question`
-    /// fails, waits for a pending removal of the inode.
+    /// Runs `question`, which makes a permission check and then calls the back end about an inode.
+    /// If `question` fails because the inode is gone, waits for the pending removal of the inode.
     #[inline]
     pub(super) fn ask<T>(
         &self,

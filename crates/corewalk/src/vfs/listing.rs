@@ -126,7 +126,7 @@ impl Listing<'_> {
     /// Reports a page of entries, as [`Vfs::readdir`] does.
     ///
     /// # Errors
-    /// Those of [`Vfs::readdir`].
+    /// The errors of [`Vfs::readdir`].
     pub fn read(&self, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
         self.directory.vfs.readdir(self.directory, cookie, sink)
     }

@@ -29,7 +29,7 @@ impl LookedUp<'_> {
     /// Returns the attributes. Asks the back end for them if the lookup did not.
     ///
     /// # Errors
-    /// Those of [`Vfs::getattr`].
+    /// The errors of [`Vfs::getattr`].
     pub fn attr(&self) -> Result<Attr, Errno> {
         self.attr.map_or_else(|| self.inode.vfs.getattr(&self.inode), Ok)
     }
@@ -42,7 +42,7 @@ impl Vfs {
     /// reference on the inode: the parent needs no reference.
     ///
     /// # Errors
-    /// Those of [`Vfs::lookup`] and [`Name::new`]; `ESTALE` if `parent` is not in use.
+    /// The errors of [`Vfs::lookup`] and [`Name::new`]; `ESTALE` if `parent` is not in use.
     ///
     /// # Examples
     /// ```

@@ -147,7 +147,7 @@ impl Vfs {
     /// Returns the dentry, with a reference, of a directory that the caller may search.
     ///
     /// # Errors
-    /// Those of [`Vfs::dir`]; `EACCES` without search permission.
+    /// The errors of [`Vfs::dir`]; `EACCES` without search permission.
     pub(super) fn searched(&self, cred: &Cred, dir: &InodeRef<'_>) -> Result<Dir<'_>, Errno> {
         let found = self.dir(dir.slot)?;
         self.permission(cred, dir.slot, May::EXEC)?;
@@ -183,7 +183,7 @@ impl Vfs {
         }
     }
 
-    /// Returns the cached answer for a name. The caller holds its in-lookup lock.
+    /// Returns the cached answer for a name. The caller holds the in-lookup lock of the name.
     pub(super) fn cached(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>) -> Cached<'_> {
         while let Some((slot, seen)) = self.dcache.find(dir.key(), lookup_key) {
             if seen.body.is_negative() {
@@ -232,7 +232,7 @@ impl Vfs {
         self.take_answer(dir, lookup_key, in_lookup, answer, None)
     }
 
-    /// Asks the back end for a name. The caller holds its in-lookup lock.
+    /// Asks the back end for a name. The caller holds the in-lookup lock of the name.
     pub(super) fn ask_for_name(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>) -> Answer {
         let (key, changes) = (dir.key(), self.dcache.inodes.changes());
         let attr = self.with_node(dir.now.inode, |fs, node| fs.lookup(node, lookup_key.name));
@@ -327,8 +327,8 @@ impl Vfs {
         Ok(InodeRef { vfs: self, slot: entered.slot })
     }
 
-    /// Enters an inode under `lookup_key` in the directory of `key`, and returns its dentry. A
-    /// stale key makes a dentry that no lookup finds.
+    /// Enters an inode under `lookup_key` in the directory of `key`, and returns its dentry. If
+    /// `key` is stale, no lookup finds the dentry.
     pub(super) fn attach(
         &self,
         dir: &Dir<'_>,
@@ -497,7 +497,8 @@ impl Vfs {
                 drop(negative);
             }
             let inode = entered.inspect_err(|_| {
-                // The file exists in the back end, so a cached negative dentry is wrong.
+                // The file exists in the back end, so a negative dentry that the cache has for the
+                // name is wrong.
                 self.invalidate_cached(&dir, &lookup_key);
             })?;
             self.publish_change(&dir, key, &lookup_key, &inode, &in_lookup);
@@ -508,20 +509,7 @@ impl Vfs {
     /// Makes a regular file without a name (`O_TMPFILE`). [`Vfs::link`] can give it one later.
     ///
     /// # Errors
-    /// Those of [`Vfs::make`]; `EOPNOTSUPP` if the back end cannot make one.
-    ///
-    /// # Examples
-    /// ```
-    /// # use std::sync::Arc;
-    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
-    /// # use corewalk::{Cred, Make, Name, Vfs, VfsOptions};
-    /// # let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
-    /// # let (cred, root) = (Cred::root(), vfs.root());
-    /// let (unnamed, attr) = vfs.tmpfile(&cred, &root, Make::new(0o600, 1000, 1000))?;
-    /// assert_eq!(attr.nlink, 0);
-    /// assert_eq!(vfs.link(&cred, &unnamed, &root, Name::new(b"g")?)?.nlink, 1);
-    /// # Ok::<(), corewalk::Errno>(())
-    /// ```
+    /// The errors of [`Vfs::make`]; `EOPNOTSUPP` if the back end cannot make one.
     pub fn tmpfile(
         &self,
         cred: &Cred,
@@ -657,8 +645,8 @@ impl Vfs {
         })
     }
 
-    /// Returns the negative dentry of a name, if there is one, or `EEXIST` if the name is taken.
-    /// The caller holds its in-lookup lock.
+    /// Returns the negative dentry of a name, or None if it finds no dentry of the name. `EEXIST`
+    /// if the name has a file. The caller holds the in-lookup lock of the name.
     fn free_name(
         &self,
         dir: &Dir<'_>,
@@ -708,8 +696,8 @@ impl Vfs {
         drop(self.attach(dir, key, lookup_key, inode, in_lookup));
     }
 
-    /// Checks that the caller may remove the name of `victim` from `dir`. The caller has search
-    /// permission.
+    /// Checks that the caller may remove the name of `victim` from `dir`. The caller has already
+    /// checked search permission.
     pub(super) fn may_delete(
         &self,
         cred: &Cred,

@@ -102,7 +102,8 @@ struct MoveEntry {
     above: Vec<InodeSlot>,
 }
 
-/// A shared lock on an inode and on the directories above it, for one call.
+/// A lock for one call of a back end. It locks an inode and the directories above it, and other
+/// calls can share it.
 #[must_use]
 pub(crate) struct PathLock<'a> {
     paths: &'a Paths,
@@ -123,7 +124,7 @@ struct Leaf<'a> {
 pub(crate) struct MoveLock<'a> {
     paths: &'a Paths,
     ticket: u64,
-    /// The paths of the directories, in the order that the caller gave.
+    /// The paths of the directories, in the order in which the caller named them.
     pub(crate) above: Vec<Vec<u8>>,
 }
 
@@ -185,8 +186,8 @@ impl Paths {
                 let entry = table.call(ticket);
                 entry.is_granted = !must_wait;
                 let before = std::mem::replace(&mut entry.inodes, inodes);
-                // A waiting rename or removal may have waited for an inode of the old path, so wake
-                // it.
+                // A rename or a removal may have waited for an inode of the old path, which this
+                // call no longer holds. So wake it.
                 if table.call(ticket).inodes != before && table.waiting_moves > 0 {
                     self.any_ended.notify_all();
                 }

@@ -207,7 +207,8 @@ impl<'v> Rename<'v, '_> {
         }
     }
 
-    /// Renames in the back end with `mode`, then in the cache. On failure nothing has changed.
+    /// Renames in the back end with `mode`, and then in the cache. If the call fails, nothing has
+    /// changed.
     fn run(
         &self,
         source: &FoundName<'_>,
@@ -278,7 +279,8 @@ impl<'v> Rename<'v, '_> {
             _ => {}
         }
         if self.changes_parent() {
-            // A move rewrites the `..` of a directory, which needs write permission.
+            // If a directory gets another parent, its `..` changes, which needs write permission
+            // for the directory.
             for moved in [Some(source), exchanged].into_iter().flatten().filter(|f| is_dir(f)) {
                 vfs.permission(cred, moved.inode, May::WRITE)?;
             }

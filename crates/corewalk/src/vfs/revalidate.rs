@@ -75,7 +75,7 @@ impl Vfs {
     /// If the name is still the same directory, the entries below it stay cached.
     ///
     /// # Errors
-    /// Those of [`Vfs::lookup`].
+    /// The errors of [`Vfs::lookup`].
     pub fn lookup_fresh(
         &self,
         cred: &Cred,
@@ -113,8 +113,8 @@ impl Vfs {
     /// lock of the name.
     fn is_still(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>, found: &FoundName<'_>) -> bool {
         let Answer { attr, changes, .. } = self.ask_for_name(dir, lookup_key);
-        // `enter` takes a reference even for another inode. Dropping that reference makes the cache
-        // send `forget`.
+        // `enter` takes a reference even if the answer is another inode. When that reference is
+        // dropped, the cache sends the back end the `forget` for it.
         let entered = attr.and_then(|attr| self.enter(dir.now.inode, &attr, changes, None));
         let is_same = entered.is_ok_and(|inode| inode.slot == found.inode);
         if is_same {

@@ -139,7 +139,8 @@ impl<'v> Walk<'v, '_> {
         Ok(Some(hold))
     }
 
-    /// Returns the stop for a name that has no dentry from which the walk could continue.
+    /// Returns the reason to stop at a name that has no dentry, so that the walk cannot continue
+    /// from it.
     fn unattached(&self, inode: &InodeRef<'_>, why: Unattached) -> Stop {
         match why {
             Unattached::Overtaken => {
@@ -175,7 +176,8 @@ impl<'v> Walk<'v, '_> {
         let (child, parent) = (self.dentry, self.seen.key.parent());
         self.validate()?;
         match self.mode {
-            // The child is in the read set, whose validation shows that `parent` was its parent.
+            // The child is in the read set. If the read set validates, `parent` was the child's
+            // parent at that time.
             Mode::Rcu => self.move_to(parent, |_| true)?,
             // The child may have moved since the snapshot, and the slot of the parent may have been
             // reused. So hold the parent while it is checked again. Without that the walk may reach

@@ -171,7 +171,7 @@ fn waiting_call_precedes_a_later_rename() {
     }
 }
 
-/// A panic of the back end must release the path locks of its call or rename.
+/// If the back end panics in a call or a rename, its path locks must be released.
 #[test]
 fn path_locks_end_with_a_panic() {
     let _watchdog = Watchdog::start("a call after a panic", LIMIT);

@@ -27,11 +27,11 @@ pub(crate) enum Links {
 /// A point in a call at which a test can act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum At {
-    /// The call has got its path and has not used it yet.
+    /// The call has got its path, but has not used the path yet.
     Call,
     /// The rename has got its paths and has not begun.
     BeforeRename,
-    /// The back end has made the rename and has not yet answered.
+    /// The back end has made the rename, but the call has not returned yet.
     AfterRename,
 }
 

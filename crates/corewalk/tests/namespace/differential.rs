@@ -81,8 +81,8 @@ fn caller() -> Caller {
     }
 }
 
-/// Returns a random tree. The user owns the files that it links, because the host's setting
-/// `protected_hardlinks` refuses other links.
+/// Returns a random tree. The user owns those files to which it makes links. The host's setting
+/// `protected_hardlinks` forbids links to other files.
 fn random_tree(rng: &mut Rng) -> Vec<Entry> {
     let dir = |path, mode, owner| Entry { path, mode: S_IFDIR | mode, owner };
     let file = |path, mode, owner| Entry { path, mode: S_IFREG | mode, owner };
@@ -231,7 +231,7 @@ impl Drop for TempDir {
     }
 }
 
-/// Runs on a thread of its own and makes the calls with the user's credentials.
+/// Makes the calls with the user's credentials. Runs on a thread of its own.
 fn serve(calls: &Receiver<(PathBuf, Op)>, answers: &Sender<Result<(), Errno>>) {
     if geteuid().is_root() {
         let (uid, gid) = (Uid::from_raw(USER), Gid::from_raw(USER));

@@ -30,8 +30,8 @@ fn chmod(vfs: &Vfs, path: &str, mode: u32) {
     vfs.setattr(&Cred::root(), &walk(vfs, path).unwrap(), &set).unwrap();
 }
 
-/// A link of a directory onto an existing name must fail with `EEXIST` before any other error,
-/// whether the cache has the name or not.
+/// If a directory is linked to an existing name, the link must fail with `EEXIST` before any other
+/// error, whether or not the cache has the name.
 #[test]
 fn link_of_a_directory_onto_an_existing_name_is_eexist() {
     let vfs = strict();
@@ -75,8 +75,8 @@ fn existing_name_in_a_directory_that_is_not_writable_is_eexist() {
     );
 }
 
-/// The creation of an existing name must fail with `EEXIST`, even if the file system is full and
-/// the cache does not have the name.
+/// If a file is created under an existing name, it must fail with `EEXIST`, even if the file system
+/// is full and the cache does not have the name.
 #[test]
 fn existing_name_on_a_full_file_system_is_eexist() {
     let vfs = over(Tmpfs::new(TmpfsOptions::default().with_inodes_max(3)));
@@ -280,8 +280,8 @@ fn directory_is_made_with_set_group_id_of_its_parent_only() {
     }
 }
 
-/// fallocate(2) and lseek(2) must fail as on Linux for other kinds than regular files, and for
-/// invalid arguments.
+/// For invalid arguments, and for other kinds than regular files, fallocate(2) and lseek(2) must
+/// fail as on Linux.
 #[test]
 fn fallocate_and_seek_have_the_errors_of_linux() {
     use Fallocate as F;

@@ -35,7 +35,7 @@ const TREE: [&str; 10] = [
     "a/dots -> ./b/../b/.",
 ];
 
-/// A copy of the tree on the host. Dropping it removes it.
+/// A copy of the tree on the host. Dropping the value removes the copy.
 struct HostTree(PathBuf);
 
 impl HostTree {

@@ -69,7 +69,8 @@ fn record(
     History::join(recorders)
 }
 
-/// Traps T12, T13, T15, T26, P8: all answers must fit one sequential order of the operations.
+/// Traps T12, T13, T15, T26, P8: there must be a sequential order of the operations that explains
+/// all answers.
 #[test]
 fn histories_over_tmpfs_are_linearizable() {
     let _watchdog = Watchdog::start("histories over tmpfs", Duration::from_secs(300));

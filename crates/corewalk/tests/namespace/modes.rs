@@ -47,7 +47,7 @@ const FOREIGN: u32 = 8;
 
 /// The modes of files and directories.
 const MODES: [u32; 6] = [0o644, 0o1777, 0o6777, 0o2666, 0o6666, 0o2676];
-/// The number of modes for calls that do not depend on the mode.
+/// The number of modes with which the test makes calls that do not depend on the mode.
 const PLAIN_MODES: usize = 2;
 /// A value of `security.capability` (`VFS_CAP_REVISION_2`, with `CAP_CHOWN` permitted).
 const CAPABILITY: &[u8] = &[0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -59,7 +59,7 @@ const ATTRIBUTES: [(&str, &[u8]); 4] = [
     ("security.capability", CAPABILITY),
 ];
 
-/// A call on a file or directory. `Make` makes a file in the directory.
+/// A call on a file or a directory. `Make` is the creation of a file in the directory.
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Write(&'static [u8]),
@@ -378,7 +378,7 @@ impl Drop for Judge {
     }
 }
 
-/// Runs on a thread of its own and makes the calls with the credentials `cred`.
+/// Makes the calls with the credentials `cred`. Runs on a thread of its own.
 fn serve(cred: &Cred, calls: &Receiver<(PathBuf, Op)>, answers: &Sender<Answer>) {
     if geteuid().is_root() {
         let (uid, gid) = (Uid::from_raw(cred.uid), Gid::from_raw(cred.gid));

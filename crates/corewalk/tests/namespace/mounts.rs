@@ -30,8 +30,8 @@ fn try_place<'v>(vfs: &'v Vfs, path: &str) -> Result<PathRef<'v>, Errno> {
     vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::FOLLOW)
 }
 
-/// An unmount must succeed even if a reader still uses an old mount table, so that the table cannot
-/// be freed.
+/// An unmount must succeed even if a reader still uses an old mount table, which therefore cannot
+/// be freed yet.
 #[test]
 fn umount_while_an_old_table_waits_to_be_freed_succeeds() {
     let vfs = new();
@@ -101,7 +101,7 @@ fn root_node(fs: &Tmpfs) -> Node<'static> {
     Node::detached(fs.root().unwrap().ino, FileKind::Directory)
 }
 
-/// Returns a tmpfs whose root has a link `id` with a number as its target.
+/// Returns a tmpfs. Its root has a symbolic link `id`, whose target is a number.
 fn numbered(number: u64) -> Arc<Tmpfs> {
     let (fs, target) = (tmpfs(), number.to_string());
     let what = Make::new(S_IFLNK | 0o777, 0, 0).with_target(target.as_bytes());
@@ -176,7 +176,7 @@ impl Drop for Done<'_> {
     }
 }
 
-/// A mount on a directory that is being removed must wait for the removal, and then fail.
+/// If a directory is being removed, a mount on it must wait for the removal and then fail.
 #[test]
 fn mount_on_a_directory_that_is_being_removed_is_enoent() {
     let _watchdog = Watchdog::start("a mount beside rmdir", Duration::from_secs(60));
@@ -211,7 +211,7 @@ fn mount_on_a_directory_that_is_being_removed_is_enoent() {
     }
 }
 
-/// A mount of a file system whose `root` is slow must delay no other operation.
+/// If the `root` call of a file system is slow, its mount must delay no other operation.
 #[test]
 fn mount_of_a_slow_file_system_delays_no_other() {
     let _watchdog = Watchdog::start("a slow mount", Duration::from_secs(60));

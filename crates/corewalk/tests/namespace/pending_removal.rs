@@ -33,8 +33,9 @@ fn slow_back_end(slow: &'static [u8]) -> (Arc<Vfs>, Stop) {
     stopping(move |call| is_done(call, slow))
 }
 
-/// Like [`slow_back_end`]. After the stop, the back end returns ESTALE for attributes and ACLs of
-/// the inode `gone`, and for the name `new`. The tests look for `new` only in that inode.
+/// Returns a namespace as [`slow_back_end`] does. After the stop, its back end returns ESTALE for
+/// attributes and ACLs of the inode `gone`, and for the name `new`. The tests look for `new` only
+/// in that inode.
 fn slow_with_stale_errors(slow: &'static [u8], gone: u64) -> (Arc<Vfs>, Stop) {
     let (pause, stop) = once();
     let now = AtomicU64::new(0);
@@ -217,15 +218,15 @@ fn error_of_a_removed_directory_follows_its_name() {
     check_errors_of_a_vanishing_directory(b"d", |vfs| remove(vfs, "d", Removal::Rmdir));
 }
 
-/// No operation may report that a directory is gone, after a rename replaced it, while the name
-/// still leads to it.
+/// After a rename has replaced a directory, no operation may report that the directory is gone as
+/// long as the name leads to it.
 #[test]
 fn error_of_a_replaced_directory_follows_its_name() {
     check_errors_of_a_vanishing_directory(b"e", |vfs| rename(vfs, "e", "d", RenameMode::Replace));
 }
 
-/// A file that was moved out of a directory must be found at its new name when the empty directory
-/// is removed.
+/// If a file was moved out of a directory, so that the directory is empty and can be removed, the
+/// file must be found at its new name.
 #[test]
 fn file_moved_out_of_a_removed_directory_is_at_its_new_name() {
     let namespace = slow_back_end(b"x");

@@ -87,7 +87,7 @@ fn slot_of(vfs: &Vfs, path: &str) -> u32 {
     found.unwrap().dentry.0
 }
 
-/// Returns the inode number that user 7 finds at `path` in a ref-walk.
+/// Makes a ref-walk of user 7 to `path`. Returns the inode number that it finds.
 fn resolve(vfs: &Vfs, path: &str) -> Result<u64, Errno> {
     let found = vfs.resolve_path(&user(), &at(vfs), path.as_bytes(), WalkFlags::empty());
     assert_eq!(vfs.stats().fallbacks, 1, "the walk did not become a ref-walk");
@@ -142,8 +142,8 @@ fn moved_directory_leads_up_to_its_new_parent() {
     assert_eq!(resolve(&vfs, "p/d/.."), Err(Errno::NOENT));
 }
 
-/// A ref-walk that goes up to a removed directory must end and take no reference, because such a
-/// directory has no inode.
+/// If a ref-walk goes up to a removed directory, it must end there and take no reference, because
+/// such a directory has no inode.
 #[test]
 fn removed_parent_is_enoent_and_nothing_is_counted() {
     let (vfs, disturber) = disturbed(|vfs| {

@@ -1,5 +1,5 @@
-//! Stress tests with many lookups during many renames. No existing name may be missed, and no
-//! answer may mix files.
+//! Stress tests with many lookups during many renames. No lookup may miss an existing name, and no
+//! answer may mix two files.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,8 +56,8 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// Traps T12, T13, T15: two directories are exchanged repeatedly. Both names must always exist, and
-/// each must lead to one of two files.
+/// Traps T12, T13, T15: two directories are exchanged repeatedly. Both names must always exist.
+/// Each must always lead to one of the two files.
 #[test]
 fn ten_million_lookups_under_a_rename_storm_miss_nothing() {
     let _watchdog = Watchdog::start("lookups under a rename storm", Duration::from_secs(600));
@@ -159,8 +159,8 @@ fn translated_paths_existed_at_one_instant() {
     );
 }
 
-/// Trap T20: the directory of a confined walk is moved out of its root and back. The walk must
-/// never end outside of the root.
+/// Trap T20: the directory of a confined walk is moved out of its root and back. A confined walk
+/// must never end outside of its root.
 #[test]
 fn confined_walk_never_leaves_its_root() {
     let _watchdog = Watchdog::start("confined walk", Duration::from_secs(300));

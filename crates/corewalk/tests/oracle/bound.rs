@@ -1,4 +1,4 @@
-//! A test of the number of passes that one translation makes before it takes the lock.
+//! A test of how many passes a translation makes at most before it takes the lock.
 
 use std::time::Duration;
 
@@ -62,7 +62,8 @@ fn processors() -> Vec<usize> {
     (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu)).collect()
 }
 
-/// Binds the calling thread to a CPU. A busy machine may keep two busy threads on one CPU for long.
+/// Binds the calling thread to a CPU. Without that, a busy machine may run both threads of the test
+/// on one CPU for a long time.
 fn stay_on(cpu: usize) {
     let mut only = CpuSet::new();
     only.set(cpu);

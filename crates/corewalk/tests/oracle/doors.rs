@@ -150,7 +150,8 @@ fn from_elsewhere<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     ]
 }
 
-/// Returns doors that look up names which exist in turn. A missing name is an answer, too.
+/// Returns doors that look up names. The renames make each of these names exist at some times only.
+/// A missing name is an answer, too.
 pub(crate) fn lookups<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     let lookup = |variable: usize| {
         let dir = [(TOP, &tree.root), (WAY, &tree.middle), (INNER, &tree.mounted)]
@@ -177,8 +178,9 @@ pub(crate) fn lookups<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     ]
 }
 
-/// Returns a walk along a path that exists only at times. A failed walk makes no claim, because any
-/// of the names may have been missing. A ref-walk makes no claim either, because it is no snapshot.
+/// Returns a door that walks along a path, which exists only at some times. A failed walk makes no
+/// claim, because any of the names may have been missing. A ref-walk makes no claim either, because
+/// it is no snapshot.
 pub(crate) fn walk<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     thread_local! {
         /// The count of ref-walks at this thread's last successful walk.

@@ -17,7 +17,7 @@ pub(crate) fn names(names: &str) -> Part {
     Part::Names(names.as_bytes().to_vec())
 }
 
-/// Returns a part of a path that depends on one variable. If the variable has the value `value`,
+/// Returns a part of a path that depends on one variable. For the value `value` of the variable,
 /// the part is `forms[value]`.
 pub(crate) fn one(variable: usize, forms: impl IntoIterator<Item = Vec<Part>>) -> Part {
     let bit = |(value, parts): (usize, _)| (1_u8 << value, parts);

@@ -284,8 +284,8 @@ mod tests {
         }
     }
 
-    /// For a single answer, the judge must find the same first instant as a search through all
-    /// instants.
+    /// The judge must find the first instant of a single answer. A search through all instants
+    /// gives the expected result.
     #[test]
     fn first_instant_is_that_of_an_exhaustive_search() {
         let report = ReportSeed::new(Seed::choose());

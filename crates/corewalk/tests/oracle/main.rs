@@ -80,7 +80,8 @@ fn paths_of_locked_passes_existed_at_one_instant() {
     assert!(vfs.stats().fallbacks >= found.answers, "{found:?}");
 }
 
-/// Traps T12, T13: the result of a lookup, found or missing, must have been true at one instant.
+/// Traps T12, T13: each result of a lookup must have been true at one instant, whether the name was
+/// found or missing.
 #[test]
 fn lookup_results_were_true_at_one_instant() {
     let _watchdog = Watchdog::start("lookups and misses", Duration::from_secs(300));

@@ -19,7 +19,7 @@ use crate::backends::Call;
 use crate::fixtures::{at, name, remove, rename, tree, walk};
 use crate::pauses::{Stop, stopping};
 
-/// Maximum time that a reader takes on a busy machine if it does not wait.
+/// Maximum time of a read that does not wait, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const TREE: [&str; 14] = [
@@ -108,7 +108,8 @@ fn paths(vfs: &Vfs) -> Vec<(String, u64)> {
     paths.map(|path| (path.clone(), number(vfs, &path).expect("the tree has this path"))).to_vec()
 }
 
-/// Traps T13, P7: while a rename hangs, every path must be found, translated or missing as before.
+/// Traps T13, P7: while a rename hangs, each lookup and each translation must give the same result
+/// as before the rename.
 #[test]
 fn readers_during_a_hanging_rename_get_the_old_state() {
     let _watchdog = Watchdog::start("readers beside a hanging rename", Duration::from_secs(300));

@@ -53,7 +53,7 @@ fn tmpfs() -> Arc<Tmpfs> {
     Arc::new(Tmpfs::new(TmpfsOptions::default()))
 }
 
-/// The numbers and places of the nested directories `q` of a tree.
+/// The numbers of nested directories `q` at two places of a tree.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Deep {
     /// The number of directories `q` between [`TOP`] and everything below it. So a translation
@@ -214,7 +214,7 @@ impl<'v> Tree<'v> {
         vec![one(LEAF, parts)]
     }
 
-    /// Returns the path of the file in the mount from the root of the mount.
+    /// Returns the path of the file in the mount, from the root of the mount.
     pub(crate) fn to_inner(&self) -> Vec<Part> {
         vec![one(INNER, forms(INNER)), names("/g")]
     }

@@ -63,7 +63,8 @@ struct Race<'a> {
     doors: &'a [Door<'a>],
     extent: Extent,
     clock: Clock,
-    /// The number of threads that have not yet done their share of this window.
+    /// The number of threads that have not yet made their share of the translations or renames of
+    /// this window.
     behind: AtomicU64,
     ends: Barrier,
     lives: RwLock<Vec<Life>>,

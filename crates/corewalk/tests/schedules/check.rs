@@ -10,8 +10,8 @@ const SCHEDULES: usize = 600;
 /// The number of preemptions in a PCT schedule.
 const DEPTH: usize = 3;
 
-/// Runs `program` under PCT, which finds bugs of few preemptions with a known probability, and
-/// under a random scheduler.
+/// Runs `program` under two schedulers. PCT finds bugs that need few preemptions with a known
+/// probability. The other scheduler is random.
 pub fn check(program: impl Fn() + Copy + Send + Sync + 'static) {
     let schedules = std::env::var("COREWALK_SCHEDULES").map_or(SCHEDULES, |n| n.parse().unwrap());
     let seed = Seed::choose();

@@ -91,8 +91,8 @@ impl Timeouts {
         Timeouts { entry: entry.unwrap_or(self.entry), attr: attr.unwrap_or(self.attr), ..self }
     }
 
-    /// Returns the shorter of the two timeouts. In some answers fuser has one timeout for both
-    /// entry and attributes, and the shorter one is right for both.
+    /// Returns the shorter of the two timeouts. In some answers fuser has only one timeout, for the
+    /// entry and for its attributes. The shorter timeout is right for both.
     fn shorter(self) -> Duration {
         self.entry.min(self.attr)
     }
@@ -647,8 +647,7 @@ impl Filesystem for Adapter {
         let to = (ino_out.0, fh_out.0, offset_out);
         let caller = caller(request);
         let copied = self.guarded(|server| server.copy_file_range(caller, from, to, len));
-        // If some bytes were copied, the request succeeds and is not run again. So no byte is
-        // copied twice.
+        // The request fails only if no byte was copied. So a repeated request copies no byte twice.
         let retry = || -> Retry<u64> {
             Box::new(move |server| server.copy_file_range(caller, from, to, len))
         };

@@ -20,7 +20,7 @@ use crate::server::Server;
 const PAUSES: [Duration; 3] =
     [Duration::from_millis(1), Duration::from_millis(2), Duration::from_millis(4)];
 
-/// A request with its own copy of the arguments, so that it can run again.
+/// A request with its own copies of the arguments, so that it can be run again later.
 pub(super) type Retry<T> = Box<dyn Fn(&Server) -> Result<T, corewalk::Errno> + Send>;
 
 impl Adapter {

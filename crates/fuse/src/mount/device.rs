@@ -222,15 +222,15 @@ fn mount_as_user(
 
 /// Returns true if a directory in `PATH` contains fusermount3(1).
 ///
-/// The error from starting the program does not tell that. It is `EACCES` even if no directory
-/// contains the program, if this user may not search one of the directories.
+/// The error of starting the program does not tell that. If this user may not search one of the
+/// directories, the error is `EACCES`, even if no directory contains the program.
 fn is_fusermount_found() -> bool {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&folders).any(|folder| folder.join(FUSERMOUNT).exists())
 }
 
-/// Returns the descriptor that was received over `socket`, or `None` if the other side has closed
-/// it.
+/// Returns the descriptor that was received over `socket`. Returns `None` if the process at the
+/// other end has closed the socket.
 fn receive(socket: &UnixStream) -> Result<Option<File>, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use bitflags::bitflags;
 
-/// The default number of threads. It suits a back end that may wait in any request.
+/// The default number of threads. It is suitable even if each request waits in the back end.
 const THREADS: usize = 16;
 
 /// The options of a mount, which follow mount(8) and fuse(8).

@@ -30,7 +30,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(5);
 /// the process ends. If `SIGHUP` was ignored at the start, as under nohup(1), it stays ignored.
 ///
 /// # Errors
-/// As [`Mount::new`] and [`Mount::wait_or_unmount`].
+/// The errors of [`Mount::new`] and [`Mount::wait_or_unmount`].
 ///
 /// # Examples
 /// ```no_run

@@ -137,7 +137,7 @@ impl Counters {
         self.to_json_with(&[])
     }
 
-    /// Returns these counters and then those of the back end, as one JSON object.
+    /// Returns one JSON object with these counters, followed by the counters of the back end.
     pub(crate) fn to_json_with(self, own: &[(&'static str, u64)]) -> String {
         let mut json = String::from("{");
         for (at, (name, value)) in self.fields().chain(own.iter().copied()).enumerate() {

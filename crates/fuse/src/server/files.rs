@@ -1,4 +1,5 @@
-//! Requests about open files, about the content of files and links, and statfs.
+//! Requests that read or write files, that open and close them, or that read symbolic links. Also
+//! statfs.
 
 use corewalk::{Caps, Cred, Errno, Fallocate, Fsync, InodeRef, May, Seek, StatFs};
 use rustix::fs::OFlags;
@@ -204,7 +205,7 @@ impl Server {
         }
     }
 
-    /// Writes like `write_for`, but at the current end of the file. `end` is the end that the
+    /// Writes as `write_for` does, but at the current end of the file. `end` is the end that the
     /// kernel knows.
     fn append_for(
         &self,

@@ -136,7 +136,7 @@ impl Server {
     /// the kernel ignores their attributes.
     ///
     /// # Errors
-    /// As [`Server::readdir`].
+    /// The errors of [`Server::readdir`].
     pub fn readdirplus(
         &self,
         node: u64,

@@ -69,8 +69,8 @@ impl Server {
             // The numbers of XATTR_CREATE and XATTR_REPLACE.
             1 => XattrMode::Create,
             2 => XattrMode::Replace,
-            // The two flags contradict each other. Return the error of the flag whose condition is
-            // not met.
+            // The two flags contradict each other, so one of their conditions is not met. Return
+            // the error of that flag.
             3 if self.getxattr(caller, node, name, 0).is_ok() => XattrMode::Create,
             3 => XattrMode::Replace,
             _ => return Err(Errno::INVAL),

@@ -184,8 +184,8 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// Trap X1: a file must exist at every moment while a rename replaces it by a new version, as
-/// editors and git do.
+/// Trap X1: if a rename replaces a file by a new version, as editors and git do, the name must
+/// exist at every moment.
 #[test]
 fn file_replaced_by_rename_always_exists() {
     for (options, rename, reads) in modes()

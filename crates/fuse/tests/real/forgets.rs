@@ -47,8 +47,8 @@ fn forget_of_a_replaced_file_keeps_the_new_file() {
     assert_eq!(site.counters().refused_forgets, 0);
 }
 
-/// Trap P4: after a rename over a file, the name must exist at once. Timeouts are a day, and the
-/// file is saved as editors, git and cargo do it.
+/// Trap P4: after a rename over a file, the name must exist at once. The kernel may use names and
+/// attributes for a day. The test saves the file in the way of editors, git and cargo.
 #[test]
 fn file_saved_by_rename_is_seen_at_once() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };

@@ -36,7 +36,7 @@ impl Site {
         Site::with_threads(fs, options, MountOptions::default().threads)
     }
 
-    /// Does the same as [`Site::new`], with the given number of threads that read requests.
+    /// Mounts as [`Site::new`] does. `threads` is the number of threads that read requests.
     pub(crate) fn with_threads(
         fs: Arc<dyn FileSystem>,
         options: Options,
@@ -121,7 +121,8 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // If a file system is still mounted on the directory, this call must fail, and it does.
+        // Ignore an error: if a file system is still mounted on the directory, the directory must
+        // stay.
         let _ = std::fs::remove_dir(&self.0);
     }
 }

@@ -84,7 +84,8 @@ fn slow_rename_of_a_directory_delays_nothing_below_it() {
     panic!("a request below took {best:?}");
 }
 
-/// Returns the time of the slowest of 100 requests below a directory while it is renamed.
+/// Makes 100 requests below a directory while the directory is renamed. Returns the time of the
+/// slowest request.
 fn longest_below_a_rename(
     site: &Site,
     from: &str,
@@ -134,7 +135,8 @@ fn waiting_fsync_delays_no_other_request() {
     });
     let Some(site) = Site::with_threads(Arc::new(fs), Options::exclusive(), 1) else { return };
     let file = fs::File::create(site.path("file")).expect("create the file");
-    // Use a file and a directory, because the kernel locks an inode during fsync.
+    // Use a file and a directory, because two fsyncs of one inode would wait for each other: the
+    // kernel locks the inode.
     fs::create_dir(site.path("dir")).expect("make the folder");
     let dir = fs::File::open(site.path("dir")).expect("open the file");
     let syncing = [file, dir].map(|file| {

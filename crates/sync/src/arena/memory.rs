@@ -200,8 +200,9 @@ mod mapped {
     fn collapse(start: *mut c_void) {
         /// The value of `MADV_COLLAPSE`, which neither rustix nor musl's libc names.
         const COLLAPSE: libc::c_int = 25;
-        // SAFETY: the block lies in a mapping of the caller. Other threads may go on using it and
-        // its content stays (madvise(2)). Kernels without this advice return `EINVAL`.
+        // SAFETY: the block lies in a mapping of the caller. Other threads may use the block
+        // meanwhile, and its content does not change (madvise(2)). Kernels without this advice
+        // return `EINVAL`.
         let _collapsed = unsafe { libc::madvise(start, BLOCK, COLLAPSE) };
     }
 

@@ -1,4 +1,5 @@
-//! Unit tests of `SlotArena` on the machine: unique slots, unchanged words, bounded memory.
+//! Unit tests of `SlotArena` on the machine. Slots must be unique, their words must not change, and
+//! memory must be bounded.
 
 use super::*;
 use corewalk_base::primitives::{Arc, thread};
@@ -155,7 +156,8 @@ fn slots_of_the_few_lie_together() {
     }
 }
 
-/// A.4 with groups: a group must use the free slots of the other group before fresh slots.
+/// A.4: an arena must prefer freed slots. So a group must use the free slots of the other group
+/// before it uses fresh slots.
 #[cfg(not(miri))]
 #[test]
 fn group_that_has_shrunk_lends_its_slots() {
@@ -184,8 +186,8 @@ fn few_slots_are_taken_apart() {
     assert!(slots.into_iter().eq(1..300), "A.5");
 }
 
-/// A group without slots must take slots of the other group. Once freed, those slots return to
-/// their own group.
+/// If a group has no slots, it must take slots of the other group. When such a slot is freed, it
+/// must return to its own group.
 #[test]
 fn group_without_slots_takes_the_others() {
     let arena: SlotArena<1> = SlotArena::new("groups", 300).unwrap();

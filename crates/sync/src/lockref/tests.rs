@@ -1,9 +1,10 @@
-//! Unit tests of `Lockref` on the machine: both ends of the count, death, and sleeping.
+//! Unit tests of `Lockref` on the machine: the smallest and the largest count, dead objects, and
+//! threads that sleep.
 
 use super::*;
 use corewalk_base::primitives::{Arc, thread};
 
-/// Waits until a thread sleeps on the lock or is about to sleep.
+/// Waits until another thread sleeps on the lock, or has announced that it is about to sleep.
 fn await_waiter(lockref: &Lockref) {
     // ORDERING: Relaxed. The test only waits until the bit is visible.
     while lockref.word.load(Ordering::Relaxed) & WAITERS == 0 {
@@ -88,8 +89,8 @@ fn count_above_32_bits_is_exact() {
     assert!(!lockref.is_dead() && !lockref.is_locked());
 }
 
-/// Trap T51: a count must not overflow. At the maximum, the `get` operations that may fail must
-/// fail, and the word must stay the same.
+/// Trap T51: a count must not overflow. At the maximum, those `get` operations that can return a
+/// failure must do so, and must not change the word.
 #[test]
 fn get_not_dead_at_count_max_fails_and_keeps_the_word() {
     let lockref = Lockref::new(Lockref::COUNT_MAX - 1);

@@ -1,7 +1,7 @@
 //! A value that readers borrow in place and writers replace as a whole.
 //!
 //! The cell is one pointer. A reader loads it inside a read section and borrows the value until the
-//! section ends. A writer builds the next value beside it, swaps the pointer, and lets the old
+//! section ends. A writer builds the next value elsewhere, swaps the pointer, and lets the old
 //! value be freed after a grace period. The cell suits values that are read on every operation and
 //! seldom changed: options, limits, a table that grows.
 //!

@@ -1,5 +1,5 @@
-//! Models of `SeqCount`: a reader beside a writer. In each control, one of the orderings is too
-//! weak.
+//! Models of `SeqCount`: a reader copies two words while a writer changes them. In each control,
+//! one of the orderings is too weak.
 //!
 //! The reader is the spawned thread and the writer is the main thread, because loom 0.7.2 skips
 //! schedules otherwise (see `tally`).

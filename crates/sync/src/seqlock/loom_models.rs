@@ -64,15 +64,15 @@ fn outcomes(read: Read) -> [usize; 3] {
     })
 }
 
-/// A reader beside a writer must see the words of one whole section. Trap T29 is a reader that
-/// never takes the lock and may retry for ever.
+/// A reader must see the words of one whole section, even if a writer runs at the same time. Trap
+/// T29 is a reader that never takes the lock and may retry for ever.
 #[test]
 fn read_or_lock_beside_a_writer_sees_a_whole_section() {
     assert_all_reached(&outcomes(read_or_lock));
 }
 
-/// Control for trap T29, as it happened in practice: the second pass runs without the lock, so the
-/// reader sees a torn pair.
+/// Control for trap T29, which is a bug that other code has had: the second pass runs without the
+/// lock, so the reader sees a torn pair.
 #[test]
 #[should_panic(expected = "torn section")]
 fn control_second_pass_without_the_lock_is_caught() {

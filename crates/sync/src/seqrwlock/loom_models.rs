@@ -1,4 +1,4 @@
-//! Models of `SeqRwLock`: shared readers exclude the writer but not each other.
+//! Models of `SeqRwLock`: readers that share the lock exclude the writer, but not each other.
 //!
 //! The writer is the main thread, because loom 0.7.2 skips schedules otherwise (see `tally`).
 
@@ -38,8 +38,8 @@ impl Pair {
 /// Reads the two words. Returns the pass that succeeded, and the words.
 type Read = fn(&Pair) -> (Pass, u64, u64);
 
-/// Runs a writer and a reader. Returns the number of runs with each outcome: old words in an
-/// optimistic pass, new words in an optimistic pass, and the locked pass.
+/// Runs a writer and a reader at the same time. Returns the number of runs with each outcome: old
+/// words in an optimistic pass, new words in an optimistic pass, and the locked pass.
 fn outcomes(read: Read) -> [usize; 3] {
     Tally::of(move |tally| {
         let pair = Arc::new(Pair::default());
@@ -58,8 +58,8 @@ fn outcomes(read: Read) -> [usize; 3] {
     })
 }
 
-/// A reader beside a writer must see the words of one whole section. Trap T29 is a reader that
-/// never takes the lock and may retry for ever.
+/// A reader must see the words of one whole section, even if a writer runs at the same time. Trap
+/// T29 is a reader that never takes the lock and may retry for ever.
 #[test]
 fn read_or_lock_beside_a_writer_sees_a_whole_section() {
     assert_all_reached(&outcomes(|pair| {
@@ -70,8 +70,8 @@ fn read_or_lock_beside_a_writer_sees_a_whole_section() {
     }));
 }
 
-/// Control for trap T29, as it happened in practice: the second pass runs without the lock, so the
-/// reader sees a torn pair.
+/// Control for trap T29, which is a bug that other code has had: the second pass runs without the
+/// lock, so the reader sees a torn pair.
 #[test]
 #[should_panic(expected = "torn section")]
 fn control_second_pass_without_the_lock_is_caught() {

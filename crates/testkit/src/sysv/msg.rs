@@ -34,7 +34,7 @@ pub struct Stat {
 ///
 /// # Errors
 ///
-/// Its errno.
+/// The errno of the system call.
 pub fn msgget(key: i32, flags: i32) -> Result<i32, i32> {
     // SAFETY: the call takes numbers.
     check(unsafe { libc::msgget(key, flags) })
@@ -44,7 +44,7 @@ pub fn msgget(key: i32, flags: i32) -> Result<i32, i32> {
 ///
 /// # Errors
 ///
-/// Its errno.
+/// The errno of the system call.
 ///
 /// # Panics
 ///
@@ -65,7 +65,7 @@ pub fn msgsnd<const N: usize>(
 ///
 /// # Errors
 ///
-/// Its errno.
+/// The errno of the system call.
 ///
 /// # Panics
 ///
@@ -89,7 +89,7 @@ pub fn msgrcv<const N: usize>(
 ///
 /// # Errors
 ///
-/// Its errno.
+/// The errno of the system call.
 pub fn msgctl(id: i32, cmd: i32) -> Result<i32, i32> {
     // SAFETY: zeroes are a valid structure of numbers.
     let mut ds: libc::msqid_ds = unsafe { std::mem::zeroed() };
@@ -102,7 +102,7 @@ pub fn msgctl(id: i32, cmd: i32) -> Result<i32, i32> {
 ///
 /// # Errors
 ///
-/// Its errno.
+/// The errno of the system call.
 pub fn stat(id: i32, cmd: i32) -> Result<(i32, Stat), i32> {
     // SAFETY: zeroes are a valid structure of numbers.
     let mut ds: libc::msqid_ds = unsafe { std::mem::zeroed() };
@@ -130,7 +130,7 @@ pub fn stat(id: i32, cmd: i32) -> Result<(i32, Stat), i32> {
 ///
 /// # Errors
 ///
-/// Its errno.
+/// The errno of the system call.
 pub fn set(id: i32, uid: u32, gid: u32, mode: u32, qbytes: u64) -> Result<i32, i32> {
     // SAFETY: zeroes are a valid structure of numbers.
     let mut ds: libc::msqid_ds = unsafe { std::mem::zeroed() };
@@ -146,7 +146,7 @@ pub fn set(id: i32, uid: u32, gid: u32, mode: u32, qbytes: u64) -> Result<i32, i
 ///
 /// # Errors
 ///
-/// Its errno.
+/// The errno of the system call.
 pub fn totals(cmd: i32) -> Result<(i32, [i32; 8]), i32> {
     let mut numbers = [0i32; 8];
     let buffer: *mut [i32; 8] = &mut numbers;

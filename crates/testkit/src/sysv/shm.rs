@@ -26,7 +26,7 @@ pub struct Stat {
 ///
 /// # Errors
 ///
-/// Its errno.
+/// The errno of the system call.
 pub fn shmget(key: i32, size: u64, flags: i32) -> Result<i32, i32> {
     // SAFETY: the call takes numbers.
     check(unsafe { libc::shmget(key, size as usize, flags) })
@@ -36,7 +36,7 @@ pub fn shmget(key: i32, size: u64, flags: i32) -> Result<i32, i32> {
 ///
 /// # Errors
 ///
-/// Its errno.
+/// The errno of the system call.
 ///
 /// # Panics
 ///
@@ -54,7 +54,7 @@ pub fn shmat(id: i32, address: usize, flags: i32) -> Result<usize, i32> {
 ///
 /// # Errors
 ///
-/// Its errno.
+/// The errno of the system call.
 pub fn shmdt(address: usize) -> Result<i32, i32> {
     // SAFETY: shmdt(2) unmaps only a segment that `shmat` has attached. No reference into such
     // memory exists, because this module never reads or writes it.
@@ -65,7 +65,7 @@ pub fn shmdt(address: usize) -> Result<i32, i32> {
 ///
 /// # Errors
 ///
-/// Its errno.
+/// The errno of the system call.
 pub fn shmctl(id: i32, cmd: i32) -> Result<i32, i32> {
     // SAFETY: zeroes are a valid structure of numbers.
     let mut ds: libc::shmid_ds = unsafe { std::mem::zeroed() };
@@ -78,7 +78,7 @@ pub fn shmctl(id: i32, cmd: i32) -> Result<i32, i32> {
 ///
 /// # Errors
 ///
-/// Its errno.
+/// The errno of the system call.
 pub fn stat(id: i32, cmd: i32) -> Result<(i32, Stat), i32> {
     // SAFETY: zeroes are a valid structure of numbers.
     let mut ds: libc::shmid_ds = unsafe { std::mem::zeroed() };
@@ -106,7 +106,7 @@ pub fn stat(id: i32, cmd: i32) -> Result<(i32, Stat), i32> {
 ///
 /// # Errors
 ///
-/// Its errno.
+/// The errno of the system call.
 pub fn set(id: i32, uid: u32, gid: u32, mode: u32) -> Result<i32, i32> {
     // SAFETY: zeroes are a valid structure of numbers.
     let mut ds: libc::shmid_ds = unsafe { std::mem::zeroed() };
@@ -123,7 +123,7 @@ pub fn set(id: i32, uid: u32, gid: u32, mode: u32) -> Result<i32, i32> {
 ///
 /// # Errors
 ///
-/// Its errno.
+/// The errno of the system call.
 pub fn totals(cmd: i32) -> Result<(i32, [u64; 5]), i32> {
     let mut numbers = [0u64; 14];
     let buffer: *mut [u64; 14] = &mut numbers;

@@ -92,8 +92,8 @@ fn name_that_became_another_file_is_not_taken_back() {
     assert_all_reached(&put_back_against_lookup(8, count, publish_node));
 }
 
-/// Control for trap T25: the old dentry is entered again before it gets its new inode, so a reader
-/// finds the old file.
+/// Control for trap T25: the old dentry is entered again before it gets its new inode. So a reader
+/// may find the old file.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_dentry_that_is_put_back_for_another_file_is_caught() {
@@ -195,9 +195,9 @@ fn control_publish_that_looks_once_is_caught() {
     );
 }
 
-/// Exchanges the names `A` and `B` with `exchange`, beside a reader that looks first for one name
-/// and then for the other. Returns how often the reader's two lookups were before, during and after
-/// the exchange.
+/// Exchanges the names `A` and `B` with `exchange`, while a reader looks up first one name and then
+/// the other. Returns how often the reader's two lookups were before, during and after the
+/// exchange.
 fn exchange_against_lookups(exchange: fn(&Dcache, DentrySlot, DentrySlot)) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -224,8 +224,8 @@ fn exchange_against_lookups(exchange: fn(&Dcache, DentrySlot, DentrySlot)) -> [u
     })
 }
 
-/// Traps T12, T13: during an exchange neither name may be missing, and no file may have both. A
-/// reader that finds a file under one name does not find it under the other too.
+/// Traps T12, T13: during an exchange neither name may be missing, and no file may have both. If a
+/// reader finds a file under one name, it must not find the same file under the other name.
 #[test]
 fn names_beside_an_exchange_are_always_there() {
     assert_all_reached(&exchange_against_lookups(|dcache, a, b| {
@@ -256,9 +256,9 @@ fn control_exchange_in_two_sections_is_caught() {
     });
 }
 
-/// Enters an answer of the back end with `enter`, beside an invalidation. Then the invalidating
-/// thread looks the name up. Returns how often `enter` found the answer valid, and how often it
-/// found the fill cancelled.
+/// Enters an answer of the back end with `enter`, while another thread invalidates the name. Then
+/// the invalidating thread looks the name up. Returns how often `enter` found the answer valid, and
+/// how often it found the fill cancelled.
 fn enter_against_invalidation(
     prepare: fn(&Dcache, ParentKey, DentryInode),
     enter_as: fn(&Dcache, ParentKey, DentryInode, &KeyGuard<'_>),

@@ -41,8 +41,8 @@ impl Shared {
     }
 }
 
-/// Runs `change` beside a listing. Returns how often the listing was refused, entered the old file,
-/// and entered the new file.
+/// Runs `change` on one thread and a listing on another. Returns how often the listing was refused,
+/// entered the old file, and entered the new file.
 fn list_against(change: fn(&Shared)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Arc::new(Shared {
@@ -99,15 +99,16 @@ fn control_change_that_counts_itself_before_the_call_is_caught() {
     });
 }
 
-/// Changes the name beside a listing, in a back end that takes no lock. `begin` begins the listing,
-/// and `counts` counts the change. Returns how often the listing was refused, entered the old file,
-/// and entered the new file.
+/// One thread changes the name in a back end that takes no lock, and another thread lists the
+/// directory. `begin` begins the listing, and `counts` counts the change. Returns how often the
+/// listing was refused, entered the old file, and entered the new file.
 fn list_without_locks(
     begin: fn(&Listings) -> ListingMark<'_>,
     counts: fn(&Listings),
 ) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
-        // The back end, the in-lookup lock of the name, and the cache under it.
+        // The shared values are the listings, the back end, and the cache in a mutex. That mutex
+        // also stands for the in-lookup lock of the name.
         let backend = AtomicU64::new(OLD);
         let shared = Arc::new((Listings::new(), backend, Mutex::new(0)));
         let changer = thread::spawn({

@@ -47,9 +47,9 @@ fn is_child_of_root(dcache: &Dcache, key: ParentKey) -> bool {
     dcache.is_parent(key, ROOT_INO)
 }
 
-/// Invalidates the directory of `A`, and then makes `A` another file, beside a lookup of `A` with
-/// `count`. Returns how often the lookup missed, counted the first file, and counted the second
-/// file.
+/// Invalidates the directory of `A`, and then makes `A` another file. Meanwhile a reader looks up
+/// `A` with `count`. Returns how often the lookup missed, counted the first file, and counted the
+/// second file.
 fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -103,8 +103,8 @@ fn control_count_without_a_look_at_the_parent_is_caught() {
     });
 }
 
-/// Evicts `A` and enters another name in its slot, beside a lookup of `A` with `count`. Returns how
-/// often the lookup missed `A`, and how often it counted the inode of `A`.
+/// Evicts `A` and enters another name in its slot, while a reader looks up `A` with `count`.
+/// Returns how often the lookup missed `A`, and how often it counted the inode of `A`.
 fn reuse_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS - 1, move |tally| {
         let (dcache, key) = cache();
@@ -179,8 +179,8 @@ fn count_at_once(dcache: &Dcache) -> Option<u64> {
     None
 }
 
-/// Forgets a client lookup of the inode if there is one. A faulty client may do so without having
-/// any lookup.
+/// Forgets a client lookup of the inode, if the inode has one. A faulty client may do so although
+/// it has no lookup.
 fn forget_too_much(dcache: &Dcache, inode: InodeSlot) -> bool {
     let mut guard = dcache.inodes.lockref(inode).lock();
     let is_there = guard.count() >= LOOKUP;
@@ -190,7 +190,7 @@ fn forget_too_much(dcache: &Dcache, inode: InodeSlot) -> bool {
     is_there
 }
 
-/// Changes the dentry of `A` and forgets its inode once too often, beside a lookup of `A` with
+/// Changes the dentry of `A` and forgets its inode once too often, while a reader looks up `A` with
 /// `count`. Returns how often the lookup missed, how often no lookup was forgotten, and how often
 /// the new lookup was forgotten.
 fn forget_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {

@@ -1,4 +1,4 @@
-//! Models of eviction: a dentry dies and its slot is reused, beside a thread that takes a
+//! Models of eviction: a dentry dies and its slot is reused, while another thread takes a
 //! reference.
 //!
 //! The reader is the spawned thread, because loom skips schedules otherwise (see `tally` in the
@@ -67,8 +67,8 @@ fn control_get_that_validates_first_is_caught() {
     });
 }
 
-/// Evicts the only name of an inode with `evict`, beside a reader that found the inode by that
-/// name. Returns how often the eviction won, and how often the reader.
+/// Evicts the only name of an inode with `evict`, while a reader that has found that name takes a
+/// reference on the inode. Returns how often the eviction succeeded, and how often the reader.
 fn evict_against_get_inode(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -111,8 +111,8 @@ fn control_eviction_that_only_looks_at_the_count_is_caught() {
     });
 }
 
-/// Two threads evict two names of an inode in use with `evict`. Returns how often the name that the
-/// spawned thread evicts stayed, and how often it was evicted.
+/// Two threads evict two names of an inode in use with `evict`. The spawned thread evicts one of
+/// the two names. Returns how often that name stayed, and how often it was evicted.
 fn evict_both_names(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -143,7 +143,8 @@ fn evictions_of_two_names_leave_one_to_an_inode_in_use() {
     assert_all_reached(&evict_both_names(evict));
 }
 
-/// Control: the check and the removal are two steps, so both names may be evicted.
+/// Control: an eviction first checks for another name and then removes its own, in two steps. So
+/// both names may be evicted.
 #[test]
 #[should_panic(expected = "an inode in use lost both names")]
 fn control_eviction_that_looks_before_it_removes_is_caught() {

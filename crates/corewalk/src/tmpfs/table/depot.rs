@@ -6,7 +6,7 @@
 
 use super::SEGMENT_SLOTS;
 
-/// Number of segments without inodes that are kept. 32 segments are 256 KiB.
+/// Number of segments without inodes that the depot keeps for later use. 32 segments use 256 KiB.
 const SPARE_SEGMENTS: u32 = if cfg!(test) { 1 } else { 32 };
 const ALL: u64 = u64::MAX;
 
@@ -25,8 +25,8 @@ pub(super) struct Depot {
 }
 
 impl Depot {
-    /// Adds `slots`. Calls `retire` with each segment to be freed; the depot no longer has its
-    /// slots.
+    /// Adds `slots`. Calls `retire` with each segment that the caller must free. The depot no
+    /// longer has the slots of such a segment.
     pub(super) fn put(&mut self, slots: impl Iterator<Item = u32>, mut retire: impl FnMut(u32)) {
         for slot in slots {
             let segment = slot / SEGMENT_SLOTS;
@@ -50,8 +50,8 @@ impl Depot {
         }
     }
 
-    /// Moves the free slots of one segment to `slots`, the lowest on top. Moves none if the depot
-    /// is empty.
+    /// Moves the free slots of one segment to the end of `slots`, the lowest slot last. Moves none
+    /// if the depot is empty.
     pub(super) fn take(&mut self, slots: &mut Vec<u32>) {
         while let Some(segment) = self.partial.pop() {
             // If no bit is set, the segment was freed, or it was in the list twice.

@@ -37,9 +37,10 @@ use corewalk_sync::SlotArena;
 
 use super::set::Set;
 
-/// Maximum number of users of a block, as in ext4. It limits contention on the user count.
+/// Maximum number of users of a block, as in ext4. With more users, threads would often wait for
+/// the user count.
 pub(super) const USERS_MAX: u32 = 1024;
-/// Maximum number of blocks with one key that are compared with a content.
+/// If several blocks have the key of a content, at most this many are compared with the content.
 const LOOKS_MAX: u32 = 4;
 /// Slots of a segment.
 const SEGMENT_SLOTS: u32 = 64;

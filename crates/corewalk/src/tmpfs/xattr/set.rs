@@ -27,7 +27,8 @@ pub(super) const NAME_BYTES_MAX: usize = 255;
 const VALUE_BYTES_MAX: usize = 65536;
 /// The limit for all names with their NULs, in bytes (`XATTR_LIST_MAX`).
 const LIST_BYTES_MAX: usize = 65536;
-/// The limit for all names and values, in bytes. It bounds the copy of a shared set.
+/// The limit for all names and values of a set, in bytes. It bounds the cost of copying a shared
+/// set.
 const SET_BYTES_MAX: u64 = 1 << 20;
 /// The largest attribute that is hashed completely, in bytes.
 const HASHED_WHOLE_MAX: usize = 256;
@@ -193,7 +194,8 @@ impl Set {
     }
 }
 
-/// The secret of the hash. It is random, because callers choose the content (trap T54).
+/// The secret of the hash. It is random, because callers choose the content and could make contents
+/// that collide (trap T54).
 #[derive(Clone, Debug)]
 pub(super) struct Secret([u64; 8]);
 
@@ -280,7 +282,8 @@ impl Attrs {
         }
     }
 
-    /// Returns the index of an attribute, or the index at which to insert it.
+    /// Returns the index of an attribute. If the set does not have the attribute, returns the index
+    /// at which to insert it.
     #[inline]
     fn find(&self, name: &[u8]) -> Result<usize, usize> {
         self.all().binary_search_by(|attr| attr.name().cmp(name))

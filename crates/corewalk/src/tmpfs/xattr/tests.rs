@@ -255,7 +255,8 @@ fn block_has_at_most_1024_users() {
     let mut counts: Vec<u32> = users().into_iter().map(|(_, users)| users).collect();
     counts.sort_unstable();
     assert_eq!(counts, [10, USERS_MAX, USERS_MAX]);
-    // Release the block with few users. Then a full block loses a user and gets a new one.
+    // Release the block with few users. Then release one user of a full block, which thereby can
+    // get a new user.
     for (i, &ino) in inos.iter().enumerate().skip(2 * USERS_MAX as usize) {
         unlink(&fs, &i.to_string(), ino);
     }
@@ -391,7 +392,8 @@ fn change_without_space_changes_nothing() {
     assert_eq!(fs.removexattr(file(a), b"user.b"), Err(Errno::NOSPC));
     assert_eq!(seen(&fs, a), before);
     audit(&fs, [a, b, c]);
-    // A change in place within the charged size needs no space, and an equal set needs none either.
+    // A change in place needs no space if it stays within the charged size. Setting an equal set
+    // needs none either.
     set(&fs, c, b"user.c", &[3; 4000]).unwrap();
     assert_eq!(set(&fs, c, b"user.d", &[3; 100]), Err(Errno::NOSPC));
     let d = make(&fs, "d");

@@ -1,4 +1,5 @@
-//! Tests of back ends that sleep, call back, reuse inode numbers, or change behind the cache.
+//! Tests of back ends that sleep, call the namespace, reuse inode numbers, or are changed by other
+//! programs.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -97,8 +98,8 @@ fn sleeping_loader_costs_waiters_no_cpu_and_others_no_time() {
     assert_eq!(vfs.stats().misses, 1, "a name has more than one loader");
 }
 
-/// Trap T47: while a back end sleeps in `forget`, another thread can make the name again, and no
-/// thread spins.
+/// Trap T47: if a back end sleeps in `forget`, another thread must be able to make the name again,
+/// and no thread may spin.
 #[test]
 fn sleeping_forget_delays_no_thread() {
     let _watchdog = Watchdog::start("sleeping finaliser", Duration::from_secs(60));
@@ -292,7 +293,7 @@ fn fill_overtaken_by_an_invalidation_is_not_cached() {
     assert_eq!(owner_after_overtaken_fill(Notice::Directory), 2);
 }
 
-/// Control: without the invalidation, the old answer must be cached and stay wrong.
+/// Control: without the invalidation, the cache must keep the old answer, which is wrong.
 #[test]
 fn control_fill_without_an_invalidation_stays_wrong() {
     assert_eq!(owner_after_overtaken_fill(Notice::None), 1);

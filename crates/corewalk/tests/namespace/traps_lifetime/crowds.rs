@@ -179,7 +179,8 @@ fn forget_of_too_many_lookups_drops_nothing() {
     assert_eq!(walk(&vfs, "f").unwrap().ino(), ino);
 }
 
-/// Trap T51: many references at once must not count as lookups, so `forget` must drop none of them.
+/// Trap T51: an inode may have very many references. They must not count as lookups, so `forget`
+/// must drop none of them.
 #[test]
 fn many_references_are_no_lookups() {
     let vfs = new();

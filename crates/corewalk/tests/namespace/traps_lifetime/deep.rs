@@ -11,7 +11,8 @@ use corewalk_testkit::race::Watchdog;
 use super::cpu_time;
 use crate::fixtures::{name, new};
 
-/// The stack size of a thread that must not recurse, in bytes.
+/// The stack size, in bytes, of a thread that must not recurse. It is too small for a deep
+/// recursion.
 const STACK_BYTES: usize = 64 << 10;
 
 /// Makes a chain of `depth` directories, all called `d`, and returns the last one.

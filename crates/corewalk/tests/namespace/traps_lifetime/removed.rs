@@ -42,7 +42,7 @@ fn negatives_of_a_replaced_directory_are_evicted() {
     assert_eq!(vfs.stats().negatives, 1, "the negative entry of the moved directory is lost");
 }
 
-/// A directory that is held when it is removed must not keep its negative entries either.
+/// If a directory is in use when it is removed, its negative entries must be evicted all the same.
 #[test]
 fn negatives_of_a_held_removed_directory_are_evicted() {
     let vfs = new();

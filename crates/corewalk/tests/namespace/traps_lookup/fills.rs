@@ -1,5 +1,5 @@
-//! Names that change, and calls that fail, during a call of the back end (traps T21, T24, T25, T28,
-//! P12).
+//! Tests of names that change, and of calls that fail, during a call of the back end (traps T21,
+//! T24, T25, T28, P12).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::channel;
@@ -102,7 +102,7 @@ fn waiter_in_a_renamed_directory_is_answered_for_that_directory() {
     assert_eq!(walk(&vfs, "e/f").unwrap().ino(), right);
 }
 
-/// Trap T24: a failing loader must return its error to its own caller only. The waiting thread asks
+/// Trap T24: if a loader fails, only its own caller must get the error. The waiting thread must ask
 /// the back end again.
 #[test]
 fn waiter_of_a_failing_loader_asks_again() {
@@ -157,7 +157,8 @@ fn first_call_ends(end: End) {
     }
 }
 
-/// Trap T24: after a call of any kind panics, a waiting thread must go on.
+/// Trap T24: if a call of any kind panics, a thread that waits for its in-lookup lock must get the
+/// lock.
 #[test]
 fn waiter_of_a_panicking_call_goes_on() {
     first_call_ends(End::Panics);
@@ -184,7 +185,8 @@ enum Tell {
     Nothing,
 }
 
-/// A change in the back end, the call at which it is made, and the invalidation that follows it.
+/// A change that another program makes in the back end, the call during which it is made, and the
+/// invalidation that follows it.
 #[derive(Clone, Copy)]
 struct Behind {
     at: Call<'static>,
@@ -205,8 +207,8 @@ fn remove_behind(fs: &Tmpfs, file: &str) {
     fs.remove(root_node(fs), name(file), Node::detached(ino, FileKind::Regular)).unwrap();
 }
 
-/// Returns a namespace with uncached `files` in its root. Its back end is changed once, as `behind`
-/// describes.
+/// Returns a namespace with uncached `files` in its root. Its back end changes once, in the way
+/// that `behind` describes.
 fn changed_in_back_end(files: &[&str], behind: Behind) -> Arc<Vfs> {
     let place: Arc<OnceLock<Weak<Vfs>>> = Arc::new(OnceLock::new());
     let (seen, is_first) = (Arc::clone(&place), Mutex::new(true));
@@ -286,8 +288,8 @@ fn control_change_without_an_invalidation_is_caught() {
     check_late_answers(Tell::Nothing);
 }
 
-/// Returns a namespace with a held directory `f`. At the next lookup of `f`, the back end moves it
-/// to `g` and stops.
+/// Returns a namespace with a directory `f`, to which the test holds a reference. At the next
+/// lookup of `f`, the back end moves it to `g` and stops.
 fn moved_in_back_end() -> (Arc<Vfs>, Stop) {
     let (said, arrived) = channel();
     let (go_on, told) = channel::<Result<(), Errno>>();

@@ -32,7 +32,8 @@ fn rename_over_a_held_name(a: &str, b: &str, mode: RenameMode) {
     assert_eq!(replaced.path_of(&root), (path, PathKind::Unlinked), "the old target lost its name");
 }
 
-/// Returns pairs of names for all combinations of inline, small and large storage.
+/// Returns pairs of names. They combine names that are stored inline, in a small slot, and in a
+/// large slot.
 fn name_pairs() -> Vec<(String, String)> {
     let lens = [1, 39, 40, 41, 96, 255];
     let pairs = lens.iter().flat_map(|&a| lens.iter().map(move |&b| (a, b)));
@@ -47,15 +48,16 @@ fn replaced_file_keeps_its_own_name() {
     }
 }
 
-/// Control for trap T4: Linux once exchanged the two names instead. The check must catch that.
+/// Control for trap T4: a rename exchanges the names of the two dentries, as it once did in Linux.
+/// The check must catch that.
 #[test]
 #[should_panic(expected = "the old target lost its name")]
 fn control_exchanged_names_are_caught() {
     rename_over_a_held_name("a", "b", RenameMode::Exchange);
 }
 
-/// A name that shows whether it is complete: one letter, repeated a number of times that depends on
-/// the letter.
+/// A name that shows whether it is complete. It is one letter, repeated as often as the letter
+/// tells.
 fn uniform_name(letter: u8) -> Vec<u8> {
     let len = 30 + usize::from(letter - b'a') * 9;
     vec![letter; len]
@@ -194,7 +196,7 @@ fn repeated_translation_keeps_nothing() {
     tally.assert_all_reached();
 }
 
-/// Trap T11: each kind of path result must have the right text in each format.
+/// Trap T11: for each kind of path, each format must give the right text.
 #[test]
 fn path_results_have_their_kinds_and_formats() {
     use PathKind::{Linked, OutsideRoot, Unlinked};
@@ -240,7 +242,7 @@ fn path_results_have_their_kinds_and_formats() {
     assert_eq!(odd.path_of(&root), (text, Linked));
 }
 
-/// Trap T11: a path of any length must be complete; no buffer truncates it.
+/// Trap T11: a path must be complete, whatever its length. No buffer may truncate it.
 #[test]
 fn path_longer_than_any_buffer_is_complete() {
     let vfs = new();

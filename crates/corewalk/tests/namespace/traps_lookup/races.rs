@@ -203,8 +203,8 @@ fn contend_for_names(seed: Seed) {
     });
 }
 
-/// Trap T22: on one CPU a spinning thread keeps others from running. Threads that contend for the
-/// same two names must still end in bounded time.
+/// Trap T22: on one CPU a spinning thread keeps other threads from running. So even if threads
+/// contend for the same two names, they must end in bounded time.
 #[test]
 fn contention_for_a_name_on_one_processor_ends() {
     const NAME: &str = "traps_lookup::races::contention_for_a_name_on_one_processor_ends";
@@ -216,7 +216,8 @@ fn contention_for_a_name_on_one_processor_ends() {
     Reexec::test(NAME).role("contend").on_one_cpu().timeout(limit).run().assert_success();
 }
 
-/// Control for trap T22: a waiter that spins for ever on one CPU must be stopped by the limit.
+/// Control for trap T22: a waiting thread spins for ever on one CPU. The limit of the test must
+/// stop it.
 #[test]
 fn control_spinning_waiter_on_one_processor_is_caught() {
     const NAME: &str = "traps_lookup::races::control_spinning_waiter_on_one_processor_is_caught";

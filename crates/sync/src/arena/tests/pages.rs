@@ -103,7 +103,7 @@ fn arena_with_few_slots_in_use_takes_few_pages() {
         }
     }
     let pages: usize = arenas.iter().map(|arena| resident_pages(arena, 0)).sum();
-    // One page per arena would be enough, but some kernels map 64 KiB at a time.
+    // One page per arena would be enough for the test, but some kernels map 64 KiB at a time.
     assert!((10..=160).contains(&pages), "ten arenas of ten slots take {pages} pages");
 }
 

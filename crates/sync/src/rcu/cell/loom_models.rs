@@ -34,8 +34,8 @@ impl Drop for Version {
     }
 }
 
-/// Runs a writer that replaces version 1 by 2 beside a reader. Returns in how many runs the reader
-/// saw the old version, and in how many the new one.
+/// A writer replaces version 1 by version 2, while a reader reads the cell. Returns in how many
+/// runs the reader saw the old version, and in how many the new one.
 fn outcomes(replace: fn(&RcuCell<Version>, Version)) -> [usize; 2] {
     Tally::of(move |tally| {
         let (first, first_ended) = Version::new(1);
@@ -95,8 +95,8 @@ fn control_free_without_grace_period_is_caught() {
     });
 }
 
-/// Runs two threads that add one with `add_one`. Returns in how many updates the closure ran once,
-/// and in how many it ran more than once.
+/// Runs two threads that each add 1 to the value with `add_one`. Returns in how many updates the
+/// closure ran once, and in how many it ran more than once.
 fn updates(add_one: fn(&RcuCell<u64>, &Tally<2>)) -> [usize; 2] {
     Tally::of(move |tally| {
         let cell = Arc::new(RcuCell::new(0));
