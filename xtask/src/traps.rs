@@ -88,8 +88,8 @@ fn demanded() -> impl Iterator<Item = Trap> {
     DEMANDED.into_iter().flat_map(|(letter, numbers)| numbers.map(move |number| (letter, number)))
 }
 
-/// Returns each trap that a test of `file` cites. Each has the file, the line and the name of the
-/// test.
+/// Returns the traps that tests of `file` cite. Each trap comes with the file, the line and the
+/// name of the test.
 fn citations(file: &RustFile) -> Vec<(Trap, String)> {
     let mut found = Vec::new();
     let mut docs = String::new();

@@ -47,7 +47,7 @@ struct Known {
     /// The inodes that were removed young, by inode number. The value is the time of creation and
     /// the count of each.
     young_dead: HashMap<u64, (u64, u64), RandomState>,
-    /// The counts other than 0, by inode number and time of creation.
+    /// The counts of the inodes whose count is not 0, by inode number and time of creation.
     counts: HashMap<(u64, u64), u64, RandomState>,
 }
 
@@ -64,8 +64,8 @@ impl Generations {
             None
         };
         let generation = (birth << COUNT_BITS) | count.unwrap_or(0);
-        // The kernel keeps only the lower half of a generation, so mix bits of the upper half into
-        // it.
+        // The kernel keeps only the lower half of a generation. So mix bits of the upper half into
+        // the lower one.
         generation ^ generation >> 32
     }
 

@@ -150,7 +150,7 @@ impl Handles {
         }
     }
 
-    /// Forgets the generation of an inode that the dentry cache has evicted.
+    /// Drops the recorded generation of an inode that the dentry cache has evicted.
     pub(crate) fn forget(&self, ino: u64) {
         self.nameless.lock().remove(&ino);
     }

@@ -161,7 +161,7 @@ impl Index {
         self.lines.get(line)
     }
 
-    /// Returns the slot with this number. Numbers are given line by line.
+    /// Returns the slot with this number. Slots are numbered line by line.
     #[inline(always)]
     pub(crate) fn slot(&self, number: u32) -> Slot<'_> {
         slot_in(self.line(number / SLOTS), number / SLOTS, number % SLOTS)
@@ -447,8 +447,8 @@ impl Index {
             if looked >= entries {
                 break;
             }
-            // ORDERING: Relaxed. The position only spreads reclaim over the slots, and orders no
-            // other data.
+            // ORDERING: Relaxed. `hand` only spreads reclaim over the slots, and orders no other
+            // data.
             let at = self.hand.fetch_add(1, Ordering::Relaxed) % slots;
             let look = self.look(self.slot(at as u32));
             looked += u64::from(look != Look::Free);

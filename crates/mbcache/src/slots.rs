@@ -144,8 +144,8 @@ pub(crate) fn pair_of(words: &Words) -> (u64, u64) {
 pub(crate) fn is_still(words: &Words, state: State) -> bool {
     // ORDERING(mbcache-refill): Acquire fence. See `fill`.
     fence(Ordering::Acquire);
-    // If the entry has ended, a deleter frees the value. So it must see the work of the last
-    // holder, which the Acquire in `state` provides.
+    // If the entry has ended, the caller may be a deleter, which then frees the value. So it must
+    // see the work of the last holder. The Acquire in `state` provides that.
     state.is_same_entry(self::state(words))
 }
 

@@ -50,8 +50,8 @@ const OPS: [Op; 8] = [
     }),
 ];
 
-/// A cache, and a counter that all operations of a bad design would write. The value is leaked,
-/// because it must exist until the recording ends.
+/// A cache, and a counter to which every operation of a bad design would write. The value is
+/// leaked, because it must exist until the recording ends.
 struct System {
     cache: Mbcache,
     /// The counter that only the control writes. It has its own cache line.

@@ -357,8 +357,8 @@ impl Blocks {
         Ok(())
     }
 
-    /// Replaces the content for one user of `own`, like [`Blocks::replace`]. No other block has the
-    /// new content. Returns the block that has it now.
+    /// Replaces the content for one user of `own`, like [`Blocks::replace`]. The caller has found
+    /// no other block with the new content. Returns the block that now has it.
     fn replace_with_new(
         &self,
         old: &Arc<Block>,

@@ -237,7 +237,8 @@ impl Content {
         }
     }
 
-    /// Prepares a change of size: does all steps that can fail. A reader sees no difference.
+    /// Does those steps of a change of size that can fail, so that the change itself cannot fail. A
+    /// reader of the file sees no difference yet.
     pub(crate) fn prepare_size(&mut self, tx: FileTx<'_>, size: u64) -> Result<(), Errno> {
         if size > SIZE_MAX {
             return Err(Errno::FBIG);

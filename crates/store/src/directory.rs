@@ -153,7 +153,7 @@ impl<'a> NameRecord<'a> {
     }
 }
 
-/// Checks that the directory `dir`, whose state is `state`, has no entries.
+/// Checks that the directory `dir` has no entries. `state` is its locked state.
 ///
 /// # Errors
 /// `ENOTEMPTY` if its count of entries is not 0. `EIO` if the count is 0 but there are entries, or

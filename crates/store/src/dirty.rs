@@ -63,8 +63,8 @@ impl Dirty {
     /// caller has closed the transaction barrier.
     pub(crate) fn take(&self) -> Option<Vec<(u64, u32)>> {
         let written = std::mem::take(&mut *self.written.lock());
-        // ORDERING: Relaxed. The transaction barrier is closed, so each call of `note` has ended
-        // before.
+        // ORDERING: Relaxed. The transaction barrier is closed, so all earlier calls of `note` have
+        // ended and are visible.
         let is_large = self.is_large.swap(false, Ordering::Relaxed);
         (!is_large).then_some(written.ranges)
     }

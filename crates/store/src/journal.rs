@@ -204,7 +204,8 @@ struct Counts {
 }
 
 impl View {
-    /// Returns the value of a record. `EIO` if it cannot be read.
+    /// Returns the value of a record, or None if there is no such record. `EIO` if the record
+    /// cannot be read.
     pub(crate) fn get(&self, key: &Key) -> Result<Option<Arc<[u8]>>, Errno> {
         if let Some(record) = self.running.get(key) {
             return Ok(record);

@@ -187,7 +187,7 @@ impl Scan {
     /// The kinds of records that a mount reads.
     pub(crate) const KINDS: [Kind; 4] = [Kind::Orphan, Kind::Inode, Kind::Extent, Kind::XattrUsers];
 
-    /// Reads the records of the database as if the changes in the log were applied to it.
+    /// Reads the records that the database will have after the replay of the log.
     fn of(snapshot: &Snapshot, changes: &Changes) -> Result<Scan, Errno> {
         let mut found = Scan::default();
         each_changed(snapshot, changes, Kind::Orphan, &mut |key, _| {

@@ -34,7 +34,8 @@ use crate::xattr;
 
 /// The inode number of the root directory.
 pub(crate) const ROOT_INO: u64 = 1;
-/// Interval at which the committer checks the size of the running transaction.
+/// The committer checks the size of the running transaction at this interval. If it is too large,
+/// the committer commits early.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Memory of the de-duplication index of attribute sets, in bytes.
 const INDEX_BYTES: u64 = 4 << 20;

@@ -264,7 +264,8 @@ fn shared_memory_is_refused_where_its_folder_cannot_be() {
     folder.assert_refused(exec, 1, "lets in who may not read the namespace");
 }
 
-/// Columns and cells must be those of ipcs(1), and messages those of ipcrm(1).
+/// The columns and cells of `ls` must be those of ipcs(1), and the messages of `rm` those of
+/// ipcrm(1).
 #[test]
 fn objects_are_shown_and_removed_in_the_forms_of_ipcs() {
     use corewalk_ipc::{Cred, GetFlags, MsgFlags, Namespace, NamespaceOptions, SemBuf, SemFlags};

@@ -64,7 +64,7 @@ struct Frozen {
 }
 
 impl Journal {
-    /// Makes the file data durable that transactions up to `tid` wrote.
+    /// Makes the file data of all transactions up to `tid` durable.
     ///
     /// # Errors
     /// `EIO` if this or an earlier commit failed. The data may be lost in that case.

@@ -72,7 +72,8 @@ fn superblock(generation: u64) -> SuperRecord {
     SuperRecord { version: FORMAT_VERSION, seed: SEED, generation, log_bytes: 0 }
 }
 
-/// An entry as it was written: its offset, its header, and its bytes without the padding.
+/// An entry of a log before any change: its offset, its generation, its number, and its bytes
+/// without the padding.
 struct Written {
     at: usize,
     generation: u64,
@@ -422,9 +423,8 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
     lens.for_each(|len| check(&closed[..len], &format!("{len} bytes")));
 }
 
-/// A log in use must never look like that of a closed store. It must not do so with a changed byte,
-/// an unreadable block, or a torn first entry. The entries of a second mount overwrite both end
-/// marks.
+/// A log in use must never look like that of a closed store, even if a byte is changed, a block is
+/// unreadable, or the first entry is torn. The entries of a second mount overwrite both end marks.
 #[test]
 fn log_that_is_in_use_again_is_never_taken_for_a_closed_one() {
     let known = Known::new(&mut Rng::new(Seed(1)));

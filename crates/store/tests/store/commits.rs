@@ -21,8 +21,8 @@ fn make(store: &Store, name: &str) -> Result<Node<'static>, Errno> {
     Ok(Node::detached(attr.ino, FileKind::Regular))
 }
 
-/// A device whose next sync can be told to wait for a signal and then to fail. As on a real host,
-/// the syncs after it succeed.
+/// A device on which a test can make the next sync wait for a signal and then fail. As on a real
+/// host, later syncs succeed.
 #[derive(Debug)]
 struct Slow {
     inner: Arc<dyn Device>,

@@ -155,7 +155,8 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
         }
         5 => {
             store.remove(root, this, node).unwrap();
-            // Forget most removed files at once. The others stay in use for some time, as orphans.
+            // Forget most removed files at once. The other files stay in use for some time, so they
+            // become orphans.
             if rng.chance(2, 3) {
                 store.forget(attr.ino);
             }

@@ -269,7 +269,7 @@ fn fsync_of_what_is_durable_costs_nothing() {
     store.write(file, 0, 0, &[6; 200_000]).unwrap();
     store.fsync(file, 0, false).unwrap();
     assert_eq!((syncs() - start, store.stats().logged_commits), (4, 2));
-    // The log has no file data now. So this sync may write file data without a log entry.
+    // The last commit has made the log void. So this commit may sync file data without a log entry.
     store.write(file, 0, 0, &[7; 200_000]).unwrap();
     store.fsync(file, 0, true).unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (5, 3));

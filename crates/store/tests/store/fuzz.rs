@@ -37,7 +37,7 @@ const SEED: std::ops::Range<usize> = 12..20;
 /// Maximum number of entries of a listing that the test examines.
 const ENTRIES_MAX: usize = 1_000;
 
-/// The result of a check and a mount of one changed store.
+/// The result of a check of a changed store, followed by a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Answer {
     /// The check finds nothing, and the store is mounted and can be read.

@@ -327,9 +327,9 @@ fn limit_of_queued_inodes_is_per_thread_and_in_all() {
     assert!((least..=most + last).contains(&waiting), "{waiting} queued, {processors} processors");
 }
 
-/// If a block on disk belongs to a queued inode alone, the inode must keep it, and later copies
-/// must not be written. Per file the database gets an inode, and per pair of files a content and
-/// its users.
+/// If a block on disk belongs to a queued inode alone, the inode must keep the block, and no copy
+/// of it may be written. So the database must get one inode per file, and one block per pair of
+/// files.
 #[test]
 fn late_sharing_keeps_the_blocks_that_the_disk_has() {
     const PAIRS: u64 = 300;

@@ -91,7 +91,8 @@ fn failure_of_the_log_and_of_the_rest_is_eio_then_read_only() {
             (shared.writes_fail_on, shared.syncs_fail_on) = (vec![], vec![]);
             drop(shared);
             drop(store);
-            // The tree must have the confirmed changes. The unconfirmed changes may be missing.
+            // After the crash, the tree must have the confirmed changes. Unconfirmed changes may be
+            // missing.
             assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
             let after = tree(&disks.open(&quiet()));
             assert!(before.keys().all(|path| after.contains_key(path)));
