@@ -23,7 +23,8 @@ use std::{
     path::Path,
 };
 
-/// The traps that must be covered. Other traps are about parts that do not exist yet.
+/// The traps that tests or arguments must cover. All other traps are about parts of the project
+/// that do not exist yet.
 const DEMANDED: [(char, RangeInclusive<u32>); 5] =
     [('T', 1..=51), ('T', 54..=57), ('P', 1..=13), ('I', 1..=18), ('X', 1..=10)];
 

@@ -53,7 +53,8 @@ const WINDOW: u32 = 128;
 /// How often `create` tries again to find a free slot if other threads have lines locked. After
 /// that, it drops an entry.
 const TRIES: u32 = 16;
-/// The minimum number of lines whose entries are counted. A smaller table counts all lines.
+/// The minimum number of lines whose entries are counted. In a table with fewer lines, the entries
+/// of all lines are counted.
 const COUNTED: u32 = 512;
 /// At least one line in so many is counted.
 const SAMPLE_MAX: u32 = 64;
@@ -457,8 +458,8 @@ impl Index {
         dropped
     }
 
-    /// Drops the entry of a slot, unless it has a handle or is referenced. Clears the referenced
-    /// bit.
+    /// Drops the entry of a slot, unless the entry has a handle or its referenced bit is set.
+    /// Clears that bit.
     fn look(&self, slot: Slot<'_>) -> Look {
         let state = slots::state(slot.words);
         if !state.is_live() {

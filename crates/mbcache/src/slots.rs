@@ -167,8 +167,8 @@ pub(crate) fn fill(words: &Words, pair: (u64, u64), _locked: &Locked<'_>) {
     words[STATE].store(live, Ordering::Release);
 }
 
-/// Ends the entry of `state`, unless it has a handle or `spare` protects it. If the entry stays, or
-/// had ended before, `Err` has the current state.
+/// Ends the entry of `state`, unless it has a handle or `spare` protects it. If the entry is not
+/// ended by this call, returns the current state as the error.
 #[inline]
 pub(crate) fn end(words: &Words, state: State, spare: Spare) -> Result<(), State> {
     let ended = change(words, state, |now| {
@@ -195,8 +195,8 @@ pub(crate) fn hold(words: &Words, key: u64) -> Option<State> {
     held.ok()
 }
 
-/// Puts a handle of the entry of `state`. If the handle is the last one, this ends an entry that is
-/// not reusable, and clears the flag *awaited* of a reusable one.
+/// Gives up a handle of the entry of `state`. If the handle is the last one and the entry is not
+/// reusable, the entry ends. If the entry is reusable, its flag *awaited* is cleared.
 #[inline]
 pub(crate) fn put(words: &Words, state: State) -> Put {
     let mut put = Put { is_ended: false, wakes: false };

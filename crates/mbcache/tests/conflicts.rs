@@ -24,8 +24,8 @@ const SAMPLES: u64 = 8;
 
 type Op = (&'static str, fn(&System, u64));
 
-/// Operations on a key with two values. Value 0 has its referenced bit set, and value 1 has a
-/// handle.
+/// The operations to compare. Each gets a key with two values: value 0 has its referenced bit set,
+/// and value 1 has a handle.
 const OPS: [Op; 8] = [
     ("get", |system, key| assert!(system.cache.get(key, 0))),
     ("first get", |system, key| assert!(system.cache.get(key, 1))),

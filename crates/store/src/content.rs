@@ -111,7 +111,7 @@ impl Content {
     }
 
     /// Reads at `offset` into `buf`. Returns the number of bytes, which is below the length of
-    /// `buf` only at the end of the file. `EIO` if they cannot be read.
+    /// `buf` only at the end of the file. `EIO` if the bytes cannot be read.
     pub(crate) fn read(
         &self,
         journal: &Journal,

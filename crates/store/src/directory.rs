@@ -109,8 +109,8 @@ impl<'a> NameRecord<'a> {
         (0..SLOTS).find(|&slot| is_free(slot)).ok_or(Errno::NOSPC)
     }
 
-    /// Makes the name refer to `link`, and adds the name if necessary. `ENOSPC` if its record is
-    /// full.
+    /// Makes the name refer to `link`. Adds the name if the directory does not have it. `ENOSPC` if
+    /// the record of the name's hash is full.
     pub(crate) fn set(&self, link: Link, view: &View) -> Result<(), Errno> {
         let slot = match self.found {
             Some((slot, _)) => slot,

@@ -257,7 +257,8 @@ impl FileSystem for Store {
         state.check_alive().map_err(|_| Errno::STALE)?;
         match (dir.ino(), state.record.parent) {
             (ROOT_INO, _) => Ok(ROOT_INO),
-            // An earlier version made this directory, and did not store the parents of directories.
+            // The parent is unknown: an earlier version has made this directory, and it did not
+            // store the parents of directories.
             (_, 0) => Err(Errno::STALE),
             (_, parent) => Ok(parent),
         }
@@ -603,7 +604,7 @@ mod tests {
         assert_eq!(store.room(reserve - 1), Ok(0));
         assert_eq!(store.room(reserve + 1), Ok(blocks + 1));
         drop(store);
-        // After a remount no file uses the blocks, but they still count as free.
+        // The blocks that no file uses must still count as free after a remount.
         let store = Store::open(&path, &options).unwrap();
         assert_eq!(store.room(host), Ok(host + blocks));
         drop(store);

@@ -237,8 +237,8 @@ impl Scan {
         pairs.find(|(run, next)| run.start + run.len > next.start).map(|(_, next)| next.start)
     }
 
-    /// Adds `blocks` to the count of used blocks. `EIO` if the count exceeds the largest device,
-    /// since extents must overlap then.
+    /// Adds `blocks` to the count of used blocks. `EIO` if the count exceeds the size of the
+    /// largest device, because some extents must overlap then.
     fn add_blocks(&mut self, blocks: u64) -> Result<(), Errno> {
         let sum = self.blocks.checked_add(blocks).filter(|&sum| sum <= BLOCKS_MAX);
         self.blocks = sum.ok_or(Errno::IO)?;

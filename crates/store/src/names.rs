@@ -203,7 +203,8 @@ impl Store {
         Ok(inode)
     }
 
-    /// Makes an inode with `nlink` links in directory `dir` and charges it. Returns its attributes.
+    /// Makes an inode with `nlink` links in directory `dir`, and charges it to the budget. Returns
+    /// its attributes.
     fn insert_new(
         &self,
         what: &Make<'_>,

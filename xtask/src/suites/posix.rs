@@ -68,7 +68,8 @@ posix_fadvise = 1.0
 copy_file_range = 3.0
 ";
 
-/// Stressors that are left out, because they need devices, other mounts or other kernels.
+/// The stressors of stress-ng that are left out, because they need devices, other mounts or other
+/// kernels.
 const STRESS_EXCLUDED: &str = "fiemap,sync-file,io,iomix,revio,hdd,verity,binderfs,loop,dnotify,\
                                fanotify,aiol,aio,secretmem,swap,procfs,sysfs,dev,readahead,seal";
 

@@ -65,7 +65,8 @@ fn exec_refuses_what_is_not_the_library() {
     folder.assert_refused(exec(), 1, "f2: not a shared object for this machine");
 }
 
-/// Returns the paths of the preload library and of another shared library.
+/// Returns the paths of two shared libraries: the preload library, and another one that `exec` must
+/// refuse.
 fn libraries() -> (PathBuf, PathBuf) {
     let folder = Path::new(PROGRAM).parent().expect("it is in a folder");
     let name = "libcorewalk_ipc_preload.so";

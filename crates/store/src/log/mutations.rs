@@ -28,8 +28,7 @@ const SEED: u64 = 0x5EED;
 /// The generation of the database.
 const GENERATION: u64 = 7;
 
-/// A device in memory. The second field is the number of a block that cannot be read, if there is
-/// one.
+/// A device in memory. The second field is the number of a block that cannot be read, or None.
 #[derive(Debug, Default)]
 struct Bytes(Mutex<Vec<u8>>, Option<usize>);
 
@@ -253,8 +252,8 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
     let other = other / BLOCK_BYTES * BLOCK_BYTES;
     let blocks = BLOCK_BYTES * (1 + rng.index(5));
     let len = blocks.min(log.len() - block.max(other));
-    // Change a byte of a header as often as any other byte. The reader decides by headers, but most
-    // bytes of a log are file data.
+    // Change bytes of headers more often than their number suggests. The reader decides by headers,
+    // but most bytes of a log are file data.
     let in_header = (block + rng.index(HEADER_BYTES)).min(log.len() - 1);
     match rng.below(12) {
         0 => log[at] ^= 1 << rng.below(8),

@@ -143,7 +143,7 @@ fn check_of_a_killed_store_changes_no_byte() {
     assert!(killed.contents() != before);
 }
 
-/// A store that is dropped during a panic of its thread must be closed like any other.
+/// If a store is dropped while its thread panics, it must be closed like any other store.
 #[test]
 fn store_dropped_during_a_panic_is_closed() {
     let _watchdog = Watchdog::start("close during a panic", Duration::from_secs(60));

@@ -109,7 +109,7 @@ fn sync_that_fails(is_log: bool) {
     });
     if is_log {
         assert_eq!(store.stats().log_failures, 1);
-        // The database has the transaction, so the log is not needed any more.
+        // The transaction must be in the database. So it must survive the loss of the log.
         let mut contents = disks.contents();
         contents[3].fill(0);
         assert_eq!(tree(&Disks::with(contents).open(&quiet())), tree(&store));

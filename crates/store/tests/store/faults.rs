@@ -413,8 +413,8 @@ fn size_and_mode_change_both_or_neither() {
         store.set_acl(node, AclKind::Access, Some(&acl), Some(acl.mode())).unwrap();
     }
     assert_eq!(store.write(file, 0, 0, &[1; 9000]), Ok(8192), "no room is left");
-    // chmod(2) changes the ACL of the file. The new ACL needs a block of its own, for which there
-    // is no space.
+    // chmod(2) changes the ACL of the file. The new ACL needs an attribute block of its own, and
+    // the host has no space for one.
     let set = SetAttr::default().with_size(10).with_mode(0o600);
     let before = store.getattr(file).unwrap();
     assert_eq!(store.setattr(file, &set), Err(Errno::NOSPC));

@@ -42,8 +42,8 @@ fn remove(store: &Store, number: u64) {
     store.forget(node.ino());
 }
 
-/// Changes the attribute set of each file until the file is queued. The last value is a function of
-/// the file's number.
+/// Changes the attribute set of each file until the file is queued. The argument `value` computes
+/// the last value from the number of the file.
 fn queue_all(store: &Store, nodes: &[Node<'_>], value: impl Fn(u64) -> u64) {
     for (number, node) in nodes.iter().enumerate() {
         (100..120)

@@ -144,7 +144,8 @@ fn reserve_comes_before_the_log() {
     assert!(store.stats().has_reserve);
     assert_works_without_log(&disks, &store);
     drop(store);
-    // An existing log must be truncated if the reserve needs its space.
+    // If the host has too little space for the reserve, an existing log must be truncated, so that
+    // the reserve gets its space.
     let disks = without_log();
     drop(disks.open(&quiet()));
     let disks = Disks::with(disks.contents());

@@ -39,7 +39,7 @@ pub(crate) struct Shared {
     pub(crate) syncs: u64,
     /// The duration of a sync.
     pub(crate) sync_takes: Duration,
-    /// The number of reads that succeed before all reads fail. None if no read fails.
+    /// The number of reads that still succeed. After that, all reads fail. None if no read fails.
     pub(crate) reads_left: Option<u64>,
     /// The size of the largest read of each device.
     pub(crate) largest_reads: [usize; 4],
