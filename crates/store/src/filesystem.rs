@@ -170,7 +170,8 @@ impl Store {
             if size > SIZE_MAX {
                 return Err(Errno::FBIG);
             }
-            // Do the steps that can fail first: prepare the size, then find room for the ACL.
+            // First do those steps that can fail: prepare the size, then find space for the ACL. So
+            // if a step fails, nothing has changed.
             let mode = set.mode.map(|mode| SetAttr::default().with_mode(mode));
             let set = &set.with_mode(None);
             let cut = |content: &mut Content, tx: FileTx<'_>| {

@@ -20,7 +20,8 @@ const PJDFSTEST_VERSION: &str = "0.2.2";
 const FSX_VERSION: &str = "0.3.2";
 /// The environment variable that sets the number of operations of each run of fsx.
 const FSX_OPERATIONS: &str = "COREWALK_FSX_OPERATIONS";
-/// The number of operations of each run of fsx if the variable is not set.
+/// The number of operations of each run of fsx, if the environment variable does not set another
+/// one.
 const FSX_OPERATIONS_DEFAULT: &str = "20000";
 
 /// The user, besides `nobody`, as which pjdfstest makes calls.
