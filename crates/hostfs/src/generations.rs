@@ -56,8 +56,8 @@ impl Generations {
     pub(crate) fn of(&self, ino: u64, birth: Timespec) -> u64 {
         let birth = micros(birth);
         // ORDERING: Relaxed. The count of this inode was stored before another thread got the
-        // inode, and the way by which that thread got it orders this load after the store. Counts
-        // of other inodes do not matter.
+        // inode. The way by which it got the inode orders this load after the store. Counts of
+        // other inodes do not matter.
         let count = if self.has_counts.load(Ordering::Relaxed) {
             self.known.lock().counts.get(&(ino, birth)).copied()
         } else {

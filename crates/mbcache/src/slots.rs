@@ -129,8 +129,8 @@ pub(crate) fn state(words: &Words) -> State {
     State(words[STATE].load(Ordering::Acquire))
 }
 
-/// Returns the key and the value. They belong to one entry only if the caller has a handle of that
-/// entry, if a later step of the caller succeeds, or if [`is_still`] returns true.
+/// Returns the key and the value. They surely belong to one entry only in three cases. The caller
+/// has a handle of that entry, a later step of the caller succeeds, or [`is_still`] returns true.
 #[inline]
 pub(crate) fn pair_of(words: &Words) -> (u64, u64) {
     // ORDERING: Relaxed. The generation in the state shows the caller whether the two words belong

@@ -280,10 +280,10 @@ impl Content {
     /// Changes the allocation as fallocate(2) does.
     ///
     /// # Errors
-    /// `EINVAL` for an empty range, for a collapse of a range that is unaligned or reaches the end
-    /// of the file, and for an insert at such an offset. `EFBIG` for a range behind the largest
-    /// size. `EOPNOTSUPP` for flags that exclude each other. `ENOSPC`; `EIO`; `ESTALE` if the file
-    /// was freed.
+    /// `EINVAL` for an empty range. `EINVAL` for a collapse of a range that is unaligned or reaches
+    /// the end of the file, and for an insert at such an offset. `EFBIG` for a range behind the
+    /// largest size. `EOPNOTSUPP` for flags that exclude each other. `ENOSPC`; `EIO`; `ESTALE` if
+    /// the file was freed.
     pub(crate) fn allocate(
         &mut self,
         tx: FileTx<'_>,

@@ -327,7 +327,7 @@ fn log_that_is_changed_at_random_is_read_as_far_as_it_is_whole_or_refused() {
 }
 
 /// A reader of a log with an unreadable block must have one of three results. Either an end mark
-/// says that the log is empty, or the mount fails because of the block, or it fails because the
+/// says that the log is empty, or the mount fails. It fails because of the block, or because the
 /// database is too old.
 #[test]
 fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_has_nothing() {
@@ -422,8 +422,9 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
     lens.for_each(|len| check(&closed[..len], &format!("{len} bytes")));
 }
 
-/// A log in use must never look like that of a closed store, even if a byte is changed, a block is
-/// unreadable, or the first entry is torn. The entries of a second mount overwrite both end marks.
+/// A log in use must never look like that of a closed store. That must hold if a byte is changed, a
+/// block is unreadable, or the first entry is torn. The entries of a second mount overwrite both
+/// end marks.
 #[test]
 fn log_that_is_in_use_again_is_never_taken_for_a_closed_one() {
     let known = Known::new(&mut Rng::new(Seed(1)));
