@@ -90,17 +90,18 @@ const SKIPPED_STATUS: i32 = 77;
 /// Maximum number of attempts to download a tool.
 const INSTALL_TRIES: u32 = 3;
 
-/// The programs that pjdfstest needs to be built and run, each with its package.
+/// The programs that are needed to build and run pjdfstest. Each has the name of its Debian
+/// package.
 const PJDFSTEST_NEEDS: &[(&str, &str)] =
     &[("setfacl", "acl"), ("cc", "gcc"), ("libacl.so", "libacl1-dev")];
 
-/// The program that creates the ext4 file system of the oracle, with its package.
+/// The program that creates the ext4 file system for comparison, with the name of its package.
 const XATTR_NEEDS: &[(&str, &str)] = &[("mkfs.ext4", "e2fsprogs")];
 
 /// A suite.
 struct Suite {
     name: &'static str,
-    /// The programs and libraries that the suite needs, each with its package.
+    /// The programs and libraries that the suite needs. Each has the name of its package.
     needs: &'static [(&'static str, &'static str)],
     /// The time limit of the whole suite.
     limit: Duration,

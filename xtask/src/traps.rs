@@ -23,7 +23,8 @@ use std::{
     path::Path,
 };
 
-/// The traps that must be covered. Other traps are about parts that do not exist yet.
+/// The traps that tests or arguments must cover. All other traps are about parts of the project
+/// that do not exist yet.
 const DEMANDED: [(char, RangeInclusive<u32>); 5] =
     [('T', 1..=51), ('T', 54..=57), ('P', 1..=13), ('I', 1..=18), ('X', 1..=10)];
 
@@ -90,8 +91,8 @@ fn demanded() -> impl Iterator<Item = Trap> {
     DEMANDED.into_iter().flat_map(|(letter, numbers)| numbers.map(move |number| (letter, number)))
 }
 
-/// Returns each trap that a test of `file` cites. Each has the file, the line and the name of the
-/// test.
+/// Returns the traps that tests of `file` cite. Each trap comes with the file, the line and the
+/// name of the test.
 fn citations(file: &RustFile) -> Vec<(Trap, String)> {
     let mut found = Vec::new();
     let mut docs = String::new();

@@ -1,8 +1,8 @@
 //! The file systems that `corewalk mount` can mount.
 //!
-//! A SOURCE is `tmpfs`, a store (`store:DIR`), or a directory of the host. The latter is a path
-//! with a `/` in it, such as `/srv` or `./tmpfs`. Schemes such as `s3://` are reserved. Each source
-//! gives a [`FileSystem`], and the server options that are safe for it.
+//! A SOURCE is `tmpfs`, a store (`store:DIR`), or a directory of the host. A directory of the host
+//! is given by a path with a `/` in it, such as `/srv` or `./tmpfs`. Schemes such as `s3://` are
+//! reserved. Each source gives a [`FileSystem`], and the server options that are safe for it.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;

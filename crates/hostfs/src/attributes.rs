@@ -130,7 +130,8 @@ fn change(
     {
         let changed = chmod(fd, mode);
         // chmod(2) fails for a caller that may write to the file but does not own it. Ignore that
-        // error if the call only clears set-ID bits, because the truncation clears them too.
+        // error if the call only clears set-user-ID and set-group-ID, because the truncation clears
+        // these bits too.
         let before = u32::from(before.stx_mode);
         let takes_set_id = (before ^ mode) & !S_IFMT & !SET_ID == 0 && mode & !before & SET_ID == 0;
         match changed {

@@ -96,8 +96,8 @@ fn beneath(dir: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, E
     result
 }
 
-/// Splits `path` after at least one component. The components before the split have at most `max`
-/// bytes together, unless the first one is longer.
+/// Splits `path` in two after a component. The first part has at most `max` bytes, unless its only
+/// component is longer.
 fn split_piece(path: &[u8], max: usize) -> (&[u8], &[u8]) {
     if path.len() <= max {
         return (path, b"");

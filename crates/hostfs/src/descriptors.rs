@@ -56,10 +56,11 @@ impl Shares {
 
 /// The descriptors of one file system.
 pub(crate) struct Descriptors {
-    /// Protected by its own mutex. No descriptor is opened or closed under it.
+    /// All kept descriptors. Protected by its own mutex, under which no descriptor is opened or
+    /// closed.
     kept: Mutex<Kept>,
-    /// Maximum number of open and fresh files together. Each call that runs in parallel may exceed
-    /// it by one.
+    /// Maximum number of open and fresh files together. Calls that run in parallel may exceed it by
+    /// one file each.
     open_max: usize,
     next_handle: AtomicU64,
 }

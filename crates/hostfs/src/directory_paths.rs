@@ -21,7 +21,7 @@ use foldhash::fast::RandomState;
 /// Maximum number of directories in the cache. If it is reached, all directories are dropped.
 const DIRECTORIES_MAX: usize = 256;
 
-/// The inode numbers of directories, by the paths that led to them.
+/// The cached inode numbers of directories. The key is the path that led to the directory.
 #[derive(Default)]
 pub(crate) struct DirectoryPaths {
     /// Protected by its own mutex.

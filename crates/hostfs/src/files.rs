@@ -43,8 +43,8 @@ impl HostFs {
         })
     }
 
-    /// Runs `call` with the open file of the handle. If the handle has no suitable access mode,
-    /// runs `call` with a newly opened file.
+    /// Runs `call` with the open file of the handle. If that file has an unsuitable access mode,
+    /// opens the file again and runs `call` with it.
     fn with_file<R>(
         &self,
         node: Node<'_>,

@@ -47,7 +47,7 @@ struct Known {
     /// The inodes that were removed young, by inode number. The value is the time of creation and
     /// the count of each.
     young_dead: HashMap<u64, (u64, u64), RandomState>,
-    /// The counts other than 0, by inode number and time of creation.
+    /// The counts of the inodes whose count is not 0, by inode number and time of creation.
     counts: HashMap<(u64, u64), u64, RandomState>,
 }
 
@@ -56,16 +56,16 @@ impl Generations {
     pub(crate) fn of(&self, ino: u64, birth: Timespec) -> u64 {
         let birth = micros(birth);
         // ORDERING: Relaxed. The count of this inode was stored before another thread got the
-        // inode, and the way by which that thread got it orders this load after the store. Counts
-        // of other inodes do not matter.
+        // inode. The way by which it got the inode orders this load after the store. Counts of
+        // other inodes do not matter.
         let count = if self.has_counts.load(Ordering::Relaxed) {
             self.known.lock().counts.get(&(ino, birth)).copied()
         } else {
             None
         };
         let generation = (birth << COUNT_BITS) | count.unwrap_or(0);
-        // The kernel keeps only the lower half of a generation, so mix bits of the upper half into
-        // it.
+        // The kernel keeps only the lower half of a generation. So mix bits of the upper half into
+        // the lower one.
         generation ^ generation >> 32
     }
 

@@ -150,7 +150,7 @@ impl Handles {
         }
     }
 
-    /// Forgets the generation of an inode that the dentry cache has evicted.
+    /// Drops the recorded generation of an inode that the dentry cache has evicted.
     pub(crate) fn forget(&self, ino: u64) {
         self.nameless.lock().remove(&ino);
     }
@@ -324,8 +324,8 @@ impl HostFs {
         Ok(false)
     }
 
-    /// Returns true if the host shows a path for the file, and if that path leads to the same file
-    /// when it is resolved beneath the root.
+    /// Returns true if the host shows a path for the file, and the same path, resolved beneath the
+    /// root, leads to the file.
     fn has_path_beneath(&self, fd: BorrowedFd<'_>) -> Result<bool, Errno> {
         let shown = |fd| readlinkat(CWD, magic(fd), Vec::new()).map(std::ffi::CString::into_bytes);
         let (path, root) = (shown(fd)?, shown(self.root.as_fd())?);

@@ -227,8 +227,8 @@ impl HostFs {
             ) => {
                 return Err(error);
             }
-            // Another program has removed the name, or has given it or a directory above it to
-            // another file.
+            // The path leads to another file or to none, because another program has renamed or
+            // removed files on the host.
             Err(_) => return Ok(None),
         };
         if !self.is_node(node, fd.as_fd(), b"", &stat_fd(fd.as_fd())?) {

@@ -88,7 +88,7 @@ impl HostFs {
         }
     }
 
-    /// Sets or removes an ACL, and sets the mode that it implies.
+    /// Sets or removes an ACL. Sets the mode of the file to the one that follows from the ACL.
     pub(crate) fn set_acl_of(
         &self,
         fd: BorrowedFd<'_>,

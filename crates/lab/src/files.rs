@@ -1,5 +1,5 @@
-//! The file systems that the workloads of the lab run on: corewalk's tmpfs in this process, designs
-//! of `before` over the same tmpfs, and the host kernel's tmpfs.
+//! File systems on which the workloads of the lab run: corewalk's tmpfs in this process, the dentry
+//! caches of older kernels over that tmpfs, and the host kernel's tmpfs.
 //!
 //! `baseline` measures only lookups in tables of names. This module has all operations on names:
 //! open a directory, walk, stat, list, make, link, rename and remove. Each thread is a user of a
@@ -7,8 +7,6 @@
 //!
 //! - `corewalk`: `corewalk::Vfs` over `corewalk::tmpfs`, called as a library. Paths start at its
 //!   root.
-//! - `rwlock-ahash`: two flat maps under one lock, with attributes and lists of names. Paths start
-//!   at its root.
 //! - `linux`: system calls on the host's tmpfs. Paths start at a descriptor, as for `openat`.
 //! - `before-dcache-lock`, `before-global-lock`: the dentry caches of Linux 2.4 and 3.8, over
 //!   corewalk's tmpfs. Paths start at its root.
@@ -19,8 +17,8 @@
 //! - A list of names is first copied into the caller's buffer, as a server does.
 //!
 //! # Not alike
-//! - `linux` pays for one system call per operation, and for two per listing.
-//! - The variants of `before` check no permissions.
+//! - The `before` variants check no permission.
+//! - `linux` pays for a system call per operation, and two for a list.
 //!
 //! # What it refuses
 //! There are no operations on the content of files, since the tables compare only names.

@@ -8,7 +8,7 @@
 //! # When a race counts
 //! A writer that waits for a processor disturbs no reader, so every design would look better than
 //! it is. So each worker also measures how long it was ready to run but waited for a processor
-//! (`run_delay`), and the outcome has the share of that time. The time of waits for a lock is not
+//! (`run_delay`). The outcome has the share of that time. The time of waits for a lock is not
 //! included: a wait for a lock is a property of the design, but a wait for a processor is one of
 //! the machine.
 //!

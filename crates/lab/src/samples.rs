@@ -22,8 +22,8 @@ use crate::text::with_names;
 /// The parameters of a row: `threads`, `op` and others.
 pub(crate) type Params = BTreeMap<&'static str, Value>;
 
-/// The parameter of a row that compares several threads with this number of threads
-/// ([`Samples::add_scaling`]).
+/// The parameter of rows that show how a variant scales: the number of threads with which the row
+/// is compared ([`Samples::add_scaling`]).
 pub(crate) const OVER_THREADS: &str = "over_threads";
 
 /// A measured quantity.

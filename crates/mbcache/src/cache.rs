@@ -409,8 +409,8 @@ impl Mbcache {
         let (slot, state) = self.index.look_up(self.index.home(key), (key, value))?;
         match self.index.end(slot, state, Spare::Held) {
             Err(now) if now.is_same_entry(state) => Some(Busy { slot, state: now }),
-            // Another thread has ended the entry meanwhile, so the cache does not contain the pair
-            // any more.
+            // This call or another thread has ended the entry. So the cache does not contain the
+            // pair any more.
             Ok(()) | Err(_) => None,
         }
     }

@@ -10,7 +10,7 @@ use crate::slots::{self, State};
 
 /// A handle of an entry. The cache contains the pair until the handle is dropped.
 ///
-/// A task may send a handle to another thread, and keep it across an await.
+/// A handle can be sent to another thread, and can be kept across an await.
 #[doc(alias = "mb_cache_entry")]
 #[must_use = "the handle is put when this is dropped"]
 pub struct Entry<'c> {

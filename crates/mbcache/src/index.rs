@@ -53,7 +53,8 @@ const WINDOW: u32 = 128;
 /// How often `create` tries again to find a free slot if other threads have lines locked. After
 /// that, it drops an entry.
 const TRIES: u32 = 16;
-/// The minimum number of lines whose entries are counted. A smaller table counts all lines.
+/// The minimum number of lines whose entries are counted. In a table with fewer lines, the entries
+/// of all lines are counted.
 const COUNTED: u32 = 512;
 /// At least one line in so many is counted.
 const SAMPLE_MAX: u32 = 64;
@@ -161,7 +162,7 @@ impl Index {
         self.lines.get(line)
     }
 
-    /// Returns the slot with this number. Numbers are given line by line.
+    /// Returns the slot with this number. Slots are numbered line by line.
     #[inline(always)]
     pub(crate) fn slot(&self, number: u32) -> Slot<'_> {
         slot_in(self.line(number / SLOTS), number / SLOTS, number % SLOTS)
@@ -448,8 +449,8 @@ impl Index {
             if looked >= entries {
                 break;
             }
-            // ORDERING: Relaxed. The position only spreads reclaim over the slots, and orders no
-            // other data.
+            // ORDERING: Relaxed. `hand` only spreads reclaim over the slots, and orders no other
+            // data.
             let at = self.hand.fetch_add(1, Ordering::Relaxed) % slots;
             let look = self.look(self.slot(at as u32));
             looked += u64::from(look != Look::Free);
@@ -458,8 +459,8 @@ impl Index {
         dropped
     }
 
-    /// Drops the entry of a slot, unless it has a handle or is referenced. Clears the referenced
-    /// bit.
+    /// Drops the entry of a slot, unless the entry has a handle or its referenced bit is set.
+    /// Clears that bit.
     fn look(&self, slot: Slot<'_>) -> Look {
         let state = slots::state(slot.words);
         if !state.is_live() {

@@ -204,8 +204,8 @@ fn create_against_neighbour(other: fn(&Mbcache, u32)) -> [usize; 2] {
     })
 }
 
-/// S.1: two threads with different home lines must not fill a slot at once. The lock of the slot's
-/// line prevents that.
+/// S.1: two threads whose keys have different home lines must not fill the same slot at once. The
+/// lock of the slot's line prevents that.
 #[test]
 fn slot_that_two_homes_want_is_filled_once() {
     assert_all_reached(&create_against_neighbour(|cache, home| {
@@ -348,7 +348,8 @@ fn control_reach_that_is_lowered_without_an_order_is_caught() {
 #[test]
 fn entry_that_is_missed_by_later_words_is_over() {
     assert_all_reached(&create_against_last_user(1, LOOK_UP, |cache| {
-        // The odd value 3 has the same preferred slot as value 1.
+        // The values 3 and 1 are both odd. So they have the same preferred slot, and the new pair
+        // gets the slot of the old one.
         cache.create(KEY, 3).unwrap();
     }));
 }

@@ -129,8 +129,8 @@ pub(crate) fn state(words: &Words) -> State {
     State(words[STATE].load(Ordering::Acquire))
 }
 
-/// Returns the key and the value. They belong to one entry only if the caller has a handle of that
-/// entry, if a later step of the caller succeeds, or if [`is_still`] returns true.
+/// Returns the key and the value. They surely belong to one entry only in three cases. The caller
+/// has a handle of that entry, a later step of the caller succeeds, or [`is_still`] returns true.
 #[inline]
 pub(crate) fn pair_of(words: &Words) -> (u64, u64) {
     // ORDERING: Relaxed. The generation in the state shows the caller whether the two words belong
@@ -144,8 +144,8 @@ pub(crate) fn pair_of(words: &Words) -> (u64, u64) {
 pub(crate) fn is_still(words: &Words, state: State) -> bool {
     // ORDERING(mbcache-refill): Acquire fence. See `fill`.
     fence(Ordering::Acquire);
-    // If the entry has ended, a deleter frees the value. So it must see the work of the last
-    // holder, which the Acquire in `state` provides.
+    // If the entry has ended, the caller may be a deleter, which then frees the value. So it must
+    // see the work of the last holder. The Acquire in `state` provides that.
     state.is_same_entry(self::state(words))
 }
 
@@ -167,8 +167,8 @@ pub(crate) fn fill(words: &Words, pair: (u64, u64), _locked: &Locked<'_>) {
     words[STATE].store(live, Ordering::Release);
 }
 
-/// Ends the entry of `state`, unless it has a handle or `spare` protects it. If the entry stays, or
-/// had ended before, `Err` has the current state.
+/// Ends the entry of `state`, unless it has a handle or `spare` protects it. If the entry is not
+/// ended by this call, returns the current state as the error.
 #[inline]
 pub(crate) fn end(words: &Words, state: State, spare: Spare) -> Result<(), State> {
     let ended = change(words, state, |now| {
@@ -195,8 +195,8 @@ pub(crate) fn hold(words: &Words, key: u64) -> Option<State> {
     held.ok()
 }
 
-/// Puts a handle of the entry of `state`. If the handle is the last one, this ends an entry that is
-/// not reusable, and clears the flag *awaited* of a reusable one.
+/// Gives up a handle of the entry of `state`. If the handle is the last one and the entry is not
+/// reusable, the entry ends. If the entry is reusable, its flag *awaited* is cleared.
 #[inline]
 pub(crate) fn put(words: &Words, state: State) -> Put {
     let mut put = Put { is_ended: false, wakes: false };

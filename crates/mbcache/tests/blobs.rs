@@ -197,7 +197,7 @@ fn blocks_under_put_and_release_are_never_freed_in_use() {
 }
 
 /// Control of T34: the store ignores the result of `delete_or_get`, and frees a block that is in
-/// use. The check must find that.
+/// use. The check at the end of the test must find that.
 #[test]
 #[should_panic(expected = "T34: a freed block is in use")]
 fn control_block_that_is_freed_while_it_is_found_is_caught() {

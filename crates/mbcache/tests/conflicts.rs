@@ -24,8 +24,8 @@ const SAMPLES: u64 = 8;
 
 type Op = (&'static str, fn(&System, u64));
 
-/// Operations on a key with two values. Value 0 has its referenced bit set, and value 1 has a
-/// handle.
+/// The operations to compare. Each gets a key with two values: value 0 has its referenced bit set,
+/// and value 1 has a handle.
 const OPS: [Op; 8] = [
     ("get", |system, key| assert!(system.cache.get(key, 0))),
     ("first get", |system, key| assert!(system.cache.get(key, 1))),
@@ -50,8 +50,8 @@ const OPS: [Op; 8] = [
     }),
 ];
 
-/// A cache, and a counter that all operations of a bad design would write. The value is leaked,
-/// because it must exist until the recording ends.
+/// A cache, and a counter to which every operation of a bad design would write. The value is
+/// leaked, because it must exist until the recording ends.
 struct System {
     cache: Mbcache,
     /// The counter that only the control writes. It has its own cache line.

@@ -32,8 +32,8 @@ fn entries_that_stay_are_found_while_others_of_their_home_come_and_go() {
         for _ in 0..ROUNDS {
             if racer.thread > 0 {
                 let value = racer.rng.below(CHURNED);
-                // The deletion may fail because another thread has deleted the entry, or has a
-                // handle of it.
+                // Create the pair again only after a successful deletion. The deletion fails if
+                // another thread has a handle of the entry.
                 if cache.delete_or_get(1, value).is_none() {
                     let created = cache.create(1, value);
                     assert_ne!(created, Err(CreateError::Full));

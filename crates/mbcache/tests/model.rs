@@ -134,8 +134,8 @@ impl Run<'_> {
         assert_eq!(met, expected);
     }
 
-    /// The model does not know the position of reclaim's hand. So only a scan of at least all
-    /// entries has a known result.
+    /// The model does not know at which slot reclaim continues. So only the result of a scan of all
+    /// entries is known.
     fn scan(&mut self, entries: u64) {
         let dropped = self.cache.scan(entries);
         assert!(dropped <= entries);

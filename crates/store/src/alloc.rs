@@ -25,7 +25,8 @@ use corewalk_base::{Mutex, OwnLine};
 
 /// Number of blocks (1 MiB in all) that an empty window takes from the tree of free runs.
 const WINDOW_BLOCKS: u64 = 256;
-/// Requests for at least this many blocks bypass the windows and go to the tree.
+/// A request for at least this many blocks is large: it takes blocks from the tree of free runs and
+/// not from a window.
 const LARGE_BLOCKS: u64 = 64;
 /// Maximum number of free runs that a search examines. If none of these runs is long enough, the
 /// request takes the longest of them, or the device grows.
@@ -40,7 +41,7 @@ pub(crate) struct Run {
 
 /// The allocator of the free blocks of a data device.
 pub(crate) struct Allocator {
-    /// The window of each shard of threads. Each is protected by its own mutex.
+    /// One window for each shard of threads. Each window is protected by its own mutex.
     windows: Box<[OwnLine<Mutex<Run>>]>,
     /// The free runs outside of windows. Protected by its own mutex. A thread that holds the mutex
     /// of a window may lock it.

@@ -55,7 +55,7 @@ use crate::store::StoreStats;
 
 /// Number of shards of the table of shared blocks.
 const SHARDS: usize = 64;
-/// A shard with more blocks than this is scanned, and its unused blocks are dropped.
+/// Maximum number of blocks of a shard that is not scanned. A scan drops the unused blocks.
 const SHARD_BLOCKS: usize = 1024;
 /// A shard with more bytes of content than this is scanned, and its unused blocks are dropped.
 const SHARD_BYTES: usize = 512 << 10;
@@ -115,7 +115,8 @@ enum LookupOrigin {
     Index,
 }
 
-/// Shared blocks in memory. All fields are protected by the mutex of the shard.
+/// A part of the table of shared blocks in memory. All fields are protected by the mutex of the
+/// shard.
 #[derive(Default)]
 struct Shard {
     blocks: HashMap<u64, Arc<Block>, foldhash::fast::FixedState>,
@@ -249,7 +250,8 @@ impl Blocks {
         // lock, so the record is current.
         let users = view.get(&Key::of(Kind::XattrUsers, id))?.ok_or(Errno::IO)?;
         let UsersRecord { hash, users, len } = UsersRecord::decode(&users)?;
-        // K.8: a record without a hash is private, so a stale id of the index must not reach it.
+        // K.8: a block whose record has no hash is private. An outdated id from the index must not
+        // lead to it.
         if hash == UNHASHED && origin == LookupOrigin::Index {
             return Err(Errno::IO);
         }
@@ -263,7 +265,8 @@ impl Blocks {
         };
         let hash = Hash { stored: hash, key };
         let block = Block::new(id, content, hash, users);
-        // K.6: keep the block locked from before it is in the table until it is in the index.
+        // K.6: lock the block before it is put into the table, and until it is in the index.
+        // Otherwise another thread could free it before the index has it.
         let users = block.users.lock();
         shard.keep(&block);
         drop(shard);
@@ -313,8 +316,8 @@ impl Blocks {
         }
     }
 
-    /// Removes a user from a block, and frees the block if it was the last user. If the count of
-    /// users is damaged, the block does not change.
+    /// Removes a user from a block. If no user is left, frees the block. If the count of users is
+    /// damaged, the block does not change.
     pub(crate) fn release(&self, block: &Block, view: &View, space: &Budget) {
         let Ok(LockedUsers { mut users, is_last }) = self.lock_to_leave(block) else { return };
         if !is_last {
@@ -333,7 +336,7 @@ impl Blocks {
         self.users.add(-1);
     }
 
-    /// Replaces the content for one user of `own`, in another block or in place.
+    /// Replaces the content for one user of the block `own`. The user may get another block.
     ///
     /// # Errors
     /// `ENOSPC`; `EIO` if the count of users is damaged. Nothing has changed in that case.
@@ -364,8 +367,8 @@ impl Blocks {
         Ok(())
     }
 
-    /// Replaces the content for one user of `own`, like [`Blocks::replace`]. No other block has the
-    /// new content. Returns the block that has it now.
+    /// Replaces the content for one user of `own`, like [`Blocks::replace`]. The caller has found
+    /// no other block with the new content. Returns the block that now has it.
     fn replace_with_new(
         &self,
         old: &Arc<Block>,
@@ -461,7 +464,8 @@ impl Blocks {
         block
     }
 
-    /// Enters a block into the index, unless it is too long or has no hash.
+    /// Enters a block into the index, unless its content is too long or it has no hash. Such a
+    /// block is not shared.
     fn enter(&self, block: &Block, users: u32) {
         if block.is_hashed() && block.content.len() <= SHARED_BYTES_MAX {
             self.index.insert(block.hash.key, block.id, users);
@@ -506,8 +510,8 @@ impl Blocks {
         if others < COMPARISONS_MAX { hash } else { self.secret.hash_whole(content) }
     }
 
-    /// Adds a user to the block if it has this content. Returns `Some(false)` if its content
-    /// differs, and None if no user can be added.
+    /// Adds a user to the block if it has this content. Returns `Some(false)` if the content
+    /// differs, and None if the block cannot get another user.
     fn take(&self, block: &Block, key: u64, content: &[u8], view: &View) -> Option<bool> {
         if block.hash.key != key || *block.content != *content {
             return Some(false);
@@ -527,8 +531,8 @@ impl Blocks {
         let block = Block::new(self.ids.take(), content.into(), hash, 1);
         let users = block.users.lock();
         let mut shard = self.shard(block.id).lock();
-        // K.5: save the records before the block is in the table. A thread with a stale id then
-        // finds no block, or a complete one.
+        // K.5: save the records before the block is in the table. Otherwise a thread with an
+        // outdated id could find an incomplete block.
         block.save_new(view);
         shard.keep(&block);
         drop(shard);
@@ -607,7 +611,8 @@ impl Blocks {
     /// Removes a user from a block that has other users, and unlocks the block.
     fn leave(&self, block: &Block, mut users: MutexGuard<'_, u32>, view: &View) {
         *users -= 1;
-        // An earlier version shared longer contents too. Such blocks are not in the index.
+        // An earlier version shared longer contents too. Their blocks are not in the index, so the
+        // index need not be told.
         if block.is_hashed() && block.content().len() <= SHARED_BYTES_MAX {
             self.index.note_users(block.hash.key, block.id, *users);
         }
@@ -639,8 +644,8 @@ impl Shard {
         }
         self.blocks.retain(|_, block| Arc::strong_count(block) > 1);
         self.bytes = self.blocks.values().map(|block| block.content.len()).sum();
-        // Scan next when the size has doubled. So the scans together cost no more than the
-        // additions.
+        // Scan again when the size of the shard has doubled. So the cost of all scans together is
+        // proportional to the number of additions.
         (self.bound, self.bytes_bound) = (2 * self.blocks.len(), 2 * self.bytes);
         self.kept = 0;
     }

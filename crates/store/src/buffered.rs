@@ -90,8 +90,9 @@ impl BufferedDevice {
         held: impl FnOnce(&mut Waiting) -> io::Result<R>,
         released: impl FnOnce(&dyn Device) -> io::Result<R>,
     ) -> io::Result<R> {
-        // ORDERING(buffered): Acquire. Pairs with the store in `release`. A thread that loads false
-        // checks `waiting` again under its mutex.
+        // ORDERING(buffered): Acquire. Pairs with the store in `release`. So a thread that loads
+        // true sees the device with all released writes. A thread that loads false checks `waiting`
+        // under its mutex.
         if !self.is_released.load(Ordering::Acquire)
             && let Some(waiting) = &mut *self.waiting.lock()
         {

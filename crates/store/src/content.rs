@@ -111,7 +111,7 @@ impl Content {
     }
 
     /// Reads at `offset` into `buf`. Returns the number of bytes, which is below the length of
-    /// `buf` only at the end of the file. `EIO` if they cannot be read.
+    /// `buf` only at the end of the file. `EIO` if the bytes cannot be read.
     pub(crate) fn read(
         &self,
         journal: &Journal,
@@ -237,7 +237,8 @@ impl Content {
         }
     }
 
-    /// Prepares a change of size: does all steps that can fail. A reader sees no difference.
+    /// Does those steps of a change of size that can fail, so that the change itself cannot fail. A
+    /// reader of the file sees no difference yet.
     pub(crate) fn prepare_size(&mut self, tx: FileTx<'_>, size: u64) -> Result<(), Errno> {
         if size > SIZE_MAX {
             return Err(Errno::FBIG);
@@ -279,10 +280,10 @@ impl Content {
     /// Changes the allocation as fallocate(2) does.
     ///
     /// # Errors
-    /// `EINVAL` for an empty range, for a collapse of a range that is unaligned or reaches the end
-    /// of the file, and for an insert at such an offset. `EFBIG` for a range behind the largest
-    /// size. `EOPNOTSUPP` for flags that exclude each other. `ENOSPC`; `EIO`; `ESTALE` if the file
-    /// was freed.
+    /// `EINVAL` for an empty range. `EINVAL` for a collapse of a range that is unaligned or reaches
+    /// the end of the file, and for an insert at such an offset. `EFBIG` for a range behind the
+    /// largest size. `EOPNOTSUPP` for flags that exclude each other. `ENOSPC`; `EIO`; `ESTALE` if
+    /// the file was freed.
     pub(crate) fn allocate(
         &mut self,
         tx: FileTx<'_>,

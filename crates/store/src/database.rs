@@ -69,7 +69,7 @@ impl Database {
     /// Opens the database on `device`. Makes one on an empty device.
     ///
     /// # Errors
-    /// The error of the device; `InvalidData` if it contains no database, or a damaged one.
+    /// The error of the device; `InvalidData` if the device contains no database, or a damaged one.
     pub(crate) fn open(device: &Arc<dyn Device>, cache_bytes: usize) -> io::Result<Database> {
         Database::open_with(device, cache_bytes, &Loss::default())
     }

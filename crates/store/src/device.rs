@@ -203,8 +203,8 @@ impl Loss {
 
     /// Returns true if the device may have lost bytes.
     pub(crate) fn is_noted(&self) -> bool {
-        // ORDERING: Relaxed. The lock of the database, which this thread holds, orders the load
-        // after a store in `note`.
+        // ORDERING: Relaxed. This thread holds the lock of the database, which orders this load
+        // after an earlier store in `note`.
         self.0.load(Ordering::Relaxed)
     }
 }

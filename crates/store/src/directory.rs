@@ -109,8 +109,8 @@ impl<'a> NameRecord<'a> {
         (0..SLOTS).find(|&slot| is_free(slot)).ok_or(Errno::NOSPC)
     }
 
-    /// Makes the name refer to `link`, and adds the name if necessary. `ENOSPC` if its record is
-    /// full.
+    /// Makes the name refer to `link`. Adds the name if the directory does not have it. `ENOSPC` if
+    /// the record of the name's hash is full.
     pub(crate) fn set(&self, link: Link, view: &View) -> Result<(), Errno> {
         let slot = match self.found {
             Some((slot, _)) => slot,
@@ -153,7 +153,7 @@ impl<'a> NameRecord<'a> {
     }
 }
 
-/// Checks that the directory `dir`, whose state is `state`, has no entries.
+/// Checks that the directory `dir` has no entries. `state` is its locked state.
 ///
 /// # Errors
 /// `ENOTEMPTY` if its count of entries is not 0. `EIO` if the count is 0 but there are entries, or

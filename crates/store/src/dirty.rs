@@ -44,8 +44,9 @@ impl Dirty {
         written.bytes += len as u64;
         if written.bytes > LOGGED_BYTES_MAX || written.ranges.len() == RANGES_MAX {
             written.ranges = Vec::new();
-            // ORDERING: Relaxed. `take`, which must see the flag, runs with the transaction barrier
-            // closed. For `is_large` the flag is a hint.
+            // ORDERING: Relaxed. `take` must see the flag. It runs after the transaction barrier
+            // was closed, which orders this store before the load. For `is_large` the flag is a
+            // hint.
             self.is_large.store(true, Ordering::Relaxed);
         } else if written.ranges.last() != Some(&(offset, len as u32)) {
             written.ranges.push((offset, len as u32));
@@ -63,8 +64,8 @@ impl Dirty {
     /// caller has closed the transaction barrier.
     pub(crate) fn take(&self) -> Option<Vec<(u64, u32)>> {
         let written = std::mem::take(&mut *self.written.lock());
-        // ORDERING: Relaxed. The transaction barrier is closed, so each call of `note` has ended
-        // before.
+        // ORDERING: Relaxed. The transaction barrier is closed, so all earlier calls of `note` have
+        // ended and are visible.
         let is_large = self.is_large.swap(false, Ordering::Relaxed);
         (!is_large).then_some(written.ranges)
     }

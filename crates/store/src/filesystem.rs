@@ -101,8 +101,8 @@ impl Store {
     fn check_host(&self, blocks: u64) -> Result<(), Errno> {
         let Some(store_dir) = self.store_dir.as_ref().filter(|_| blocks > 0) else { return Ok(()) };
         let host = store_dir.host()?;
-        // The host has already allocated the unused blocks of the data device, so they need no free
-        // space.
+        // The host has already allocated space for the unused blocks of the data device. So a file
+        // can use them even if the host is full.
         let free = self.unused_blocks()?;
         let new = blocks.saturating_sub(free).saturating_mul(BLOCK_BYTES);
         let all = blocks.saturating_add(self.space.used()).saturating_mul(BLOCK_BYTES);
@@ -121,8 +121,8 @@ impl Store {
         state.check()?;
         let before = state.record;
         self.load_block(&mut state, view)?;
-        // Move the block out of the state. A clone would contend with all users of the block on its
-        // reference count.
+        // Move the block out of the state. A clone would change the block's reference count, on
+        // which threads with other users of the block contend.
         let block = state.block.take();
         let changed = change(&mut state, block.as_ref().map_or(&[], |block| block.content()));
         state.block = block;
@@ -170,7 +170,8 @@ impl Store {
             if size > SIZE_MAX {
                 return Err(Errno::FBIG);
             }
-            // Do the steps that can fail first: prepare the size, then find room for the ACL.
+            // First do those steps that can fail: prepare the size, then find space for the ACL. So
+            // if a step fails, nothing has changed.
             let mode = set.mode.map(|mode| SetAttr::default().with_mode(mode));
             let set = &set.with_mode(None);
             let cut = |content: &mut Content, tx: FileTx<'_>| {
@@ -257,7 +258,8 @@ impl FileSystem for Store {
         state.check_alive().map_err(|_| Errno::STALE)?;
         match (dir.ino(), state.record.parent) {
             (ROOT_INO, _) => Ok(ROOT_INO),
-            // An earlier version made this directory, and did not store the parents of directories.
+            // The parent is unknown: an earlier version has made this directory, and it did not
+            // store the parents of directories.
             (_, 0) => Err(Errno::STALE),
             (_, parent) => Ok(parent),
         }
@@ -377,8 +379,8 @@ impl FileSystem for Store {
             self.late.share();
         }
         self.journal.commit_up_to(tid)?;
-        // If a commit up to `data_tid` was needed, it has synced the data. Otherwise sync the data
-        // now.
+        // If `data_tid` was not durable, the commit above has synced the data. Otherwise sync the
+        // data now.
         self.journal.sync_data(inode.data_tid())
     }
 
@@ -603,7 +605,7 @@ mod tests {
         assert_eq!(store.room(reserve - 1), Ok(0));
         assert_eq!(store.room(reserve + 1), Ok(blocks + 1));
         drop(store);
-        // After a remount no file uses the blocks, but they still count as free.
+        // The blocks that no file uses must still count as free after a remount.
         let store = Store::open(&path, &options).unwrap();
         assert_eq!(store.room(host), Ok(host + blocks));
         drop(store);

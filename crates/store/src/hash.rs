@@ -37,7 +37,7 @@ impl Secret {
         Secret(std::array::from_fn(|i| key(i as u64 + 1) | 1))
     }
 
-    /// Returns the hash of `bytes`. Of a long input it hashes only samples.
+    /// Returns the hash of `bytes`. If `bytes` is long, only samples of it are hashed.
     pub(crate) fn hash(&self, bytes: &[u8]) -> u64 {
         if bytes.len() <= WHOLE_MAX {
             return self.hash_whole(bytes);

@@ -155,8 +155,8 @@ pub(crate) struct Journal {
     pub(crate) allocator: Allocator,
     dirty: Dirty,
     is_data_dirty: AtomicBool,
-    /// Locked during a sync of the data device. It protects no data but orders the syncs, so that
-    /// no sync succeeds after a failed one.
+    /// Locked during a sync of the data device. The mutex protects no data. It orders the syncs, so
+    /// that no sync succeeds after one that has failed.
     data_sync: Mutex<()>,
     is_failed: AtomicBool,
     is_full: AtomicBool,
@@ -204,7 +204,8 @@ struct Counts {
 }
 
 impl View {
-    /// Returns the value of a record. `EIO` if it cannot be read.
+    /// Returns the value of a record, or None if there is no such record. `EIO` if the record
+    /// cannot be read.
     pub(crate) fn get(&self, key: &Key) -> Result<Option<Arc<[u8]>>, Errno> {
         if let Some(record) = self.running.get(key) {
             return Ok(record);
@@ -289,7 +290,7 @@ impl View {
     ) -> Result<Option<u64>, Errno> {
         let mut end = u64::MAX;
         let mut above = std::collections::BTreeMap::new();
-        // Merge the running layer last, because its records override the older ones.
+        // Merge the running layer last. Its records override the records of older layers.
         for layer in self.logged.iter().chain(&self.frozen).chain([&self.running]) {
             let records = layer.collect_from(kind, major, from, RANGE_RECORDS);
             if let (RANGE_RECORDS, Some(&(last, _))) = (records.len(), records.last()) {
@@ -439,9 +440,9 @@ impl Journal {
 
     /// Wakes the committer, unless it was woken already.
     pub(crate) fn poke(&self) {
-        // ORDERING(poke): AcqRel. Pairs with the swap in `forget_poke`. If the swap there comes
-        // later, its thread sees the new transaction. Otherwise this swap returns false, and this
-        // thread sends the wake-up.
+        // ORDERING(poke): AcqRel. Pairs with the swap in `forget_poke`. If the swap in
+        // `forget_poke` comes later, its thread sees the new transaction. Otherwise this swap
+        // returns false, and this thread sends the wake-up.
         if self.is_poked.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -476,8 +477,8 @@ impl Journal {
         // of the host. The commit can then still use the reserve.
         let is_failed = self.is_failed.load(Ordering::Relaxed);
         if !is_failed && !self.is_read_only && self.is_full.load(Ordering::Relaxed) {
-            // A commit holds `opened` while it uses the space of the reserve. Do not take that
-            // space for the reserve again meanwhile.
+            // A commit has `opened` locked while it uses the space of the reserve. So lock it here.
+            // Otherwise this thread would take the space away from the commit.
             let is_renewed = self.opened.try_lock().is_some_and(|_idle| self.renew_reserve());
             if !is_renewed {
                 return Err(Errno::NOSPC);

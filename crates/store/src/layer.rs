@@ -53,7 +53,7 @@ pub(crate) struct Layer {
     has_begun: AtomicBool,
 }
 
-/// Records of a layer. All fields are protected by the mutex of the shard.
+/// A part of the records of a layer. All fields are protected by the mutex of the shard.
 #[derive(Default)]
 struct Shard {
     points: HashMap<Key, Slot, foldhash::fast::FixedState>,

@@ -187,7 +187,7 @@ impl Scan {
     /// The kinds of records that a mount reads.
     pub(crate) const KINDS: [Kind; 4] = [Kind::Orphan, Kind::Inode, Kind::Extent, Kind::XattrUsers];
 
-    /// Reads the records of the database as if the changes in the log were applied to it.
+    /// Reads the records that the database will have after the replay of the log.
     fn of(snapshot: &Snapshot, changes: &Changes) -> Result<Scan, Errno> {
         let mut found = Scan::default();
         each_changed(snapshot, changes, Kind::Orphan, &mut |key, _| {
@@ -237,8 +237,8 @@ impl Scan {
         pairs.find(|(run, next)| run.start + run.len > next.start).map(|(_, next)| next.start)
     }
 
-    /// Adds `blocks` to the count of used blocks. `EIO` if the count exceeds the largest device,
-    /// since extents must overlap then.
+    /// Adds `blocks` to the count of used blocks. `EIO` if the count exceeds the size of the
+    /// largest device, because some extents must overlap then.
     fn add_blocks(&mut self, blocks: u64) -> Result<(), Errno> {
         let sum = self.blocks.checked_add(blocks).filter(|&sum| sum <= BLOCKS_MAX);
         self.blocks = sum.ok_or(Errno::IO)?;

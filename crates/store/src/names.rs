@@ -203,7 +203,8 @@ impl Store {
         Ok(inode)
     }
 
-    /// Makes an inode with `nlink` links in directory `dir` and charges it. Returns its attributes.
+    /// Makes an inode with `nlink` links in directory `dir`, and charges it to the budget. Returns
+    /// its attributes.
     fn insert_new(
         &self,
         what: &Make<'_>,
@@ -377,8 +378,8 @@ impl Rename<'_, '_> {
     fn set_names(&mut self, other: Option<Link>) -> Result<(), Errno> {
         let (new, old) = (self.name_record(self.new)?, self.name_record(self.old)?);
         new.set(self.moved, self.view)?;
-        // If both names are in one record, `set` has just replaced that record. Look it up again,
-        // so that the change of the old name does not undo that of the new one.
+        // If both names are in one record, `set` has just replaced that record. So read the record
+        // again. Otherwise the change of the old name would undo that of the new name.
         let old = if old.is_beside(&new) { self.name_record(self.old)? } else { old };
         match other {
             Some(other) => old.set(other, self.view),
@@ -393,9 +394,9 @@ impl Rename<'_, '_> {
         NameRecord::find(at.0.ino, self.locks.state(at.0.ino)?, at.1, self.view)
     }
 
-    /// Returns the records of the new and the old directory with changed counts. For each
-    /// directory, the argument is a pair: the entries that it gains, and the entries that it loses.
-    /// `EIO` if a count is too small, `EMLINK` if a count overflows.
+    /// Returns the records of the new and the old directory with changed counts. Each argument is a
+    /// pair: the entries that the directory gains, and those that it loses. `EIO` if a count is too
+    /// small, `EMLINK` if a count overflows.
     fn count(
         &mut self,
         of_new: (Entries, Entries),

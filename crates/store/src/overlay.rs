@@ -43,7 +43,8 @@ pub(crate) struct Overlay {
 #[derive(Debug, Default)]
 struct Written {
     len: u64,
-    /// The number of bytes of the device below that are still visible (V.1).
+    /// Length of the part of the device below that reads still show (V.1). A truncation makes it
+    /// shorter for ever.
     shown: u64,
     blocks: HashMap<u64, Vec<u8>>,
 }

@@ -194,7 +194,8 @@ impl InodeRecord {
         let linkable = if self.is_linkable { LINKABLE } else { 0 };
         let acl = if self.has_acl { HAS_ACL } else { 0 };
         out.extend_from_slice(&(linkable | acl).to_le_bytes());
-        // Older builds with the same format version write 0 here and ignore the field.
+        // This field is newer than the format version. Older builds write 0 to it, and ignore it
+        // when they read.
         out.extend_from_slice(&self.parent.to_le_bytes());
         out.extend_from_slice(target);
     }
@@ -321,7 +322,7 @@ pub(crate) struct Extent {
     pub(crate) physical: u64,
     /// The number of blocks.
     pub(crate) len: u64,
-    /// False for reserved blocks, which read as zeros until they are written.
+    /// False for reserved blocks. Reads of such blocks return zeros until the blocks are written.
     pub(crate) is_written: bool,
 }
 

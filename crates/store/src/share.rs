@@ -88,8 +88,8 @@ pub enum Removal {
 /// ```
 pub trait ShareIndex: Send + Sync + 'static {
     /// Calls `take` with the blocks under `key`, one after the other, until `take` returns true.
-    /// Returns that block. `take` returns true if it has taken the block or wants to stop the
-    /// search.
+    /// Returns the block for which `take` has returned true. `take` may also return true to stop
+    /// the search.
     fn find(&self, key: u64, take: &mut dyn FnMut(u64) -> bool) -> Option<u64>;
 
     /// Inserts a block that has `users` users. If the pair exists, it does not change.

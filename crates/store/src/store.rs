@@ -34,7 +34,8 @@ use crate::xattr;
 
 /// The inode number of the root directory.
 pub(crate) const ROOT_INO: u64 = 1;
-/// Interval at which the committer checks the size of the running transaction.
+/// The committer checks the size of the running transaction at this interval. If it is too large,
+/// the committer commits early.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Memory of the de-duplication index of attribute sets, in bytes.
 const INDEX_BYTES: u64 = 4 << 20;
@@ -92,10 +93,10 @@ pub struct StoreOptions {
 }
 
 impl Default for StoreOptions {
-    /// Returns the defaults. There are no limits on size and inodes. A commit comes every 5
-    /// seconds, as in ext4. Transactions have up to 32 MiB, the log 16 MiB, the cache 64 MiB. The
-    /// root directory belongs to user 0 and has mode 755. De-duplication is deferred. The mount is
-    /// read-write, with `relatime`, and makes a new store if none exists.
+    /// Returns the default options. There are no limits on size and inodes. A commit comes every 5
+    /// seconds, as in ext4. Transactions have up to 32 MiB. The log has 16 MiB, and the database
+    /// has a cache of 64 MiB. The root directory belongs to user 0 and has mode 755. De-duplication
+    /// is deferred. The mount is read-write, with `relatime`, and makes a new store if none exists.
     fn default() -> StoreOptions {
         StoreOptions {
             size_bytes: None,
@@ -187,8 +188,8 @@ pub struct StoreStats {
     pub running_bytes: u64,
     /// Estimated bytes of records that are in the log but not in the database.
     pub logged_running_bytes: u64,
-    /// Length of the log in bytes. It is 0 if the host failed at the mount, or had no space for the
-    /// log.
+    /// Length of the log in bytes. It is 0 if the mount could not make a log, because the host
+    /// failed or had no space for it.
     pub log_bytes: u64,
     /// True if the reserve is allocated, which a commit uses on a full host.
     pub has_reserve: bool,

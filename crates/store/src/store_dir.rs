@@ -85,7 +85,7 @@ pub enum OpenError {
         /// The offset of the entry in bytes.
         at: u64,
     },
-    /// The log cannot be read at `at`, where a confirmed entry may be.
+    /// The log cannot be read at `at`. The unreadable block may have a confirmed entry.
     LogRead {
         /// The offset in bytes.
         at: u64,

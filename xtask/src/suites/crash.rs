@@ -69,8 +69,8 @@ fn wait_ready(user: &mut std::process::Child) -> Result<(), Outcome> {
     }
 }
 
-/// Stops the server with SIGSTOP. Checks that the abort frees a waiting client, and that the mount
-/// can be detached.
+/// Stops the server with SIGSTOP. Checks that the abort of the connection ends a client's waiting
+/// call, and that the mount can be detached.
 pub(super) fn hang(site: &Site) -> Outcome {
     check_hang(site).unwrap_or_else(|outcome| outcome)
 }

@@ -88,7 +88,7 @@ impl Site {
         })
     }
 
-    /// Returns the directory for files of the suite that are not on the mount.
+    /// Returns the directory for those files of the suite that must not be on the mount.
     pub(super) fn work(&self) -> PathBuf {
         self.folder.join("work")
     }
@@ -211,7 +211,8 @@ impl Mount {
     /// As [`Mount::run`].
     pub(super) fn shell(&mut self, what: &str, script: &str) -> Result<String, Outcome> {
         let mut command = Command::new("sh");
-        // Let the script change the directory, because this process must not access the mount.
+        // Let the script itself change to the root of the mount, because this process must not
+        // access the mount.
         command.args(["-euc", &format!("cd \"$MNT\"\n{script}")]).env("MNT", &self.path);
         command.env("WORK", self.folder.join("work"));
         self.run(what, &mut command, Duration::from_secs(10 * 60))

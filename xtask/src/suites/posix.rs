@@ -20,7 +20,8 @@ const PJDFSTEST_VERSION: &str = "0.2.2";
 const FSX_VERSION: &str = "0.3.2";
 /// The environment variable that sets the number of operations of each run of fsx.
 const FSX_OPERATIONS: &str = "COREWALK_FSX_OPERATIONS";
-/// The number of operations of each run of fsx if the variable is not set.
+/// The number of operations of each run of fsx, if the environment variable does not set another
+/// one.
 const FSX_OPERATIONS_DEFAULT: &str = "20000";
 
 /// The user, besides `nobody`, as which pjdfstest makes calls.
@@ -68,7 +69,8 @@ posix_fadvise = 1.0
 copy_file_range = 3.0
 ";
 
-/// Stressors that are left out, because they need devices, other mounts or other kernels.
+/// The stressors of stress-ng that are left out, because they need devices, other mounts or other
+/// kernels.
 const STRESS_EXCLUDED: &str = "fiemap,sync-file,io,iomix,revio,hdd,verity,binderfs,loop,dnotify,\
                                fanotify,aiol,aio,secretmem,swap,procfs,sysfs,dev,readahead,seal";
 

@@ -342,7 +342,8 @@ fn sysv_ipc(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Runs a Python program that looks up the functions of System V IPC in the C library by itself.
+/// Runs a Python program that finds the functions of System V IPC by a lookup in the C library
+/// (dlsym(3)). Such a lookup must find those of the preload library.
 fn ctypes(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     const SCRIPT: &str = r#"
 import ctypes

@@ -119,8 +119,8 @@ fn refused(name: &OsStr, refusal: Refusal) -> Failure {
     Failure::Command(status, format!("{}: {why}", name.display()))
 }
 
-/// Waits for the end of the command. Meanwhile passes on signals, and cleans up after killed
-/// processes of the namespace.
+/// Waits for the end of the command. Meanwhile sends signals of `exec` to the command, and cleans
+/// up after killed processes of the namespace.
 fn supervise(
     mut child: Child,
     signals: SignalsInfo<WithOrigin>,

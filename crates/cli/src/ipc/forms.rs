@@ -253,7 +253,7 @@ fn time(seconds: u64) -> String {
 
 /// Returns the year, the month and the day of the date that is `days` days after 1970-01-01.
 ///
-/// The computation starts each year in March, so that a leap day is the last day of its year.
+/// The computation lets each year start in March, so that a leap day is the last day of a year.
 fn date(days: u64) -> (u64, u64, u64) {
     const DAYS_OF_400_YEARS: u64 = 146_097;
     // Count from 0000-03-01.

@@ -251,8 +251,8 @@ impl Place {
         let failed = |error: &dyn std::fmt::Display| Failure::of(path.display(), error);
         let file = match word {
             Some(word) if !is_path(word) => open_file(&path, word, OFlags::empty()),
-            // The variable has the path of the file. So the namespace of this process is opened by
-            // a path too.
+            // The environment variable has a path. So the namespace in which this process runs is
+            // also opened by its path.
             _ => open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(Into::into),
         };
         let file = file.map_err(|error| absent_or(&path, &error))?;

@@ -40,7 +40,8 @@ pub(super) fn find(given: Option<&Path>) -> Result<PathBuf, Failure> {
     if given.is_some() && !is_ours(&path).map_err(|error| failed(&error))? {
         return Err(failed(&"not the preload library of corewalk"));
     }
-    // The loader splits LD_PRELOAD at colons and blanks, and a path cannot be quoted.
+    // The loader splits LD_PRELOAD at colons and blanks, and a path in it cannot be quoted. So
+    // refuse a path with such a character.
     if path.to_string_lossy().contains([':', ' ']) {
         return Err(Failure::of(path.display(), "the loader takes no path with a colon or blank"));
     }

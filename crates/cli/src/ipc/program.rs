@@ -170,8 +170,8 @@ fn loader_place(file: &File, start: &[u8]) -> io::Result<Option<(u64, u64)>> {
     Ok(None)
 }
 
-/// Returns true if the file is the loader itself. The loader is static, but obeys `LD_PRELOAD` if
-/// it is run as a command.
+/// Returns true if the file is the loader itself. The loader is a static program. But if it is run
+/// as a command, it obeys `LD_PRELOAD`, so it is accepted.
 fn is_loader(file: &File) -> bool {
     use std::os::fd::AsRawFd as _;
     let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();

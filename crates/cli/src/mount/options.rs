@@ -183,9 +183,9 @@ impl Plan {
         }
     }
 
-    /// Returns the defaults. If root mounts, the mount is for all users, with devices and
-    /// set-user-ID programs. If another user mounts, it is for that user alone, as fusermount3(1)
-    /// allows.
+    /// Returns the default options. If root mounts, all users may access the mount, and devices and
+    /// set-user-ID programs work in it. If another user mounts, only that user may access the
+    /// mount, as fusermount3(1) allows.
     fn new(source: Source) -> Plan {
         let is_root = rustix::process::geteuid().is_root();
         let mut mount = MountOptions::default().with_source(source.name());
@@ -336,7 +336,8 @@ impl Plan {
                 let count = Some(scaled(value)?).filter(|&count| count > 0);
                 (tmpfs.inodes_max, store.inodes_max) = (count, count);
             }
-            // `mode`, `uid` and `gid` apply to a root directory that this mount creates.
+            // `mode`, `uid` and `gid` set the attributes of a root directory that this mount
+            // creates.
             "mode" => {
                 let mode = u32::from_str_radix(value, 8).ok().filter(|mode| *mode <= 0o7777)?;
                 (tmpfs.root_mode, store.root_mode) = (mode, mode);

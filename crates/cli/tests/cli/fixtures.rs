@@ -142,8 +142,8 @@ pub(crate) fn corewalk(arguments: &[&str]) -> Command {
     command
 }
 
-/// Returns the same command as [`corewalk`], but with `/dev/full` as its standard output. Each
-/// write to it fails.
+/// Returns the same command as [`corewalk`], but with `/dev/full` as its standard output. So each
+/// write to standard output fails.
 pub(crate) fn with_full_stdout(arguments: &[&str]) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", "exec \"$@\" > /dev/full", "sh", PROGRAM]).args(arguments);

@@ -41,8 +41,8 @@ enum Forgotten {
 /// the whole machine.
 fn forget(mount: &Path, what: Forgotten) {
     for _ in 0..2 {
-        // Drop the caches twice, because the server can evict a directory only after the entries in
-        // it.
+        // Drop the caches twice. The first time, the server evicts the entries of directories. Only
+        // then can it evict these directories.
         mount_remount(mount, MountFlags::empty(), c"").expect("root is permitted to");
         if what == Forgotten::ByBoth {
             rustix::fs::setxattr(mount, PRUNE, b"1", XattrFlags::empty())

@@ -65,7 +65,8 @@ fn exec_refuses_what_is_not_the_library() {
     folder.assert_refused(exec(), 1, "f2: not a shared object for this machine");
 }
 
-/// Returns the paths of the preload library and of another shared library.
+/// Returns the paths of two shared libraries: the preload library, and another one that `exec` must
+/// refuse.
 fn libraries() -> (PathBuf, PathBuf) {
     let folder = Path::new(PROGRAM).parent().expect("it is in a folder");
     let name = "libcorewalk_ipc_preload.so";
@@ -267,7 +268,8 @@ fn shared_memory_is_refused_where_its_folder_cannot_be() {
     folder.assert_refused(exec, 1, "is open to users who may not read the namespace");
 }
 
-/// Columns and cells must be those of ipcs(1), and messages those of ipcrm(1).
+/// The columns and cells of `ls` must be those of ipcs(1), and the messages of `rm` those of
+/// ipcrm(1).
 #[test]
 fn objects_are_shown_and_removed_in_the_forms_of_ipcs() {
     use corewalk_ipc::{Cred, GetFlags, MsgFlags, Namespace, NamespaceOptions, SemBuf, SemFlags};

@@ -148,8 +148,8 @@ fn too_many_threads_for_the_descriptor_limit_are_refused_before_the_mount() {
     daemon.arg("--daemon");
     folder.assert_refused(daemon, 2, words);
     assert!(!path.exists(), "the mount point was created");
-    // Control: one thread less must be accepted. More threads must be accepted if only the soft
-    // limit is low.
+    // Control: with one thread less, the mount must succeed. If only the soft limit is low, it must
+    // also succeed with more threads.
     for (ulimit, threads) in [("-n 64", 40), ("-S -n 64", 150)] {
         let mut server = Server::run(limited(ulimit, threads, &path));
         let tasks = format!("/proc/{}/task", server.pid());

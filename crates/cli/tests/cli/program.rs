@@ -58,8 +58,8 @@ fn program_with_set_user_or_group_id_of_another_is_refused() {
             assert_eq!(run(exec(&program)).status.code(), Some(0), "{mode:o}");
         }
     }
-    // A program whose set-user-ID bit leads to the calling user gains no privilege, so it is
-    // accepted.
+    // If a program with the set-user-ID bit belongs to the calling user, it gains no privilege. So
+    // it must be accepted.
     std::os::unix::fs::chown(&program, Some(0), Some(0)).expect("root is permitted to");
     set_mode(&program, 0o6755);
     assert_eq!(run(exec(&program)).status.code(), Some(0));

@@ -163,8 +163,8 @@ fn serve_prints_a_line_and_ends_after_its_namespace_is_removed() {
     let mut purge = corewalk(&["ipc", "rm", "--purge", "--namespace"]);
     purge.arg(&path);
     assert!(run(purge).status.success());
-    // A removed namespace lives as long as it has a process. Until then, `serve` must still clean
-    // up in it.
+    // A removed namespace exists until its last process ends. Until then, `serve` must clean up
+    // after its killed processes.
     holder.kill();
     until("serve cleans up", || !namespace.pids().contains(&pid));
     let (status, printed) = server.end();

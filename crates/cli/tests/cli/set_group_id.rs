@@ -26,7 +26,8 @@ use crate::fixtures::{Folder, Server, can_mount};
 const OTHER: u32 = 65534;
 /// The group of the files.
 const GROUP: u32 = 4242;
-/// Modes with and without execution by the group, combined with set-user-ID, set-group-ID, or both.
+/// File modes with and without execution by the group. Each is combined with set-user-ID,
+/// set-group-ID, or both.
 const MODES: [u32; 6] = [0o2666, 0o6666, 0o2676, 0o6676, 0o4666, 0o666];
 
 /// A user who changes a file.

@@ -243,8 +243,8 @@ fn store_with_damaged_pages_is_refused_in_one_line() {
             fs::write(&meta, damaged).expect("the database is overwritten");
         };
         damage();
-        // Use an invalid mount point, so that the mount always fails, but only after the store is
-        // opened.
+        // Use an invalid mount point. So a mount also fails if the store can be opened, but with
+        // another message.
         let output = run(corewalk(&["mount", &source(&folder), "/dev/null/x"]));
         let printed = String::from_utf8_lossy(&output.stderr);
         assert_eq!(

@@ -74,7 +74,7 @@ impl User {
         Some(User { folder, program })
     }
 
-    /// Returns a command that runs as the user, in the user's directory.
+    /// Returns a command that runs as the user `nobody`, in that user's directory.
     fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation", "private", "--", "sh", "-c", PREPARE, "sh"]);

@@ -65,8 +65,7 @@ pub(crate) fn walk<'v>(vfs: &'v Vfs, path: &str) -> Result<InodeRef<'v>, Errno> 
     Ok(vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::empty())?.inode())
 }
 
-/// Returns the parent directory and the last component of `path`, resolved like the host's own
-/// calls do it.
+/// Resolves `path` as system calls do. Returns its parent directory and its last component.
 fn parent<'v, 'p>(vfs: &'v Vfs, path: &'p str) -> Result<(InodeRef<'v>, Name<'p>), Errno> {
     let path = path.trim_end_matches('/');
     let (dir, last) = path.rsplit_once('/').unwrap_or((".", path));

@@ -67,14 +67,15 @@ fn truncation_that_fails_changes_nothing() {
     assert!(running.wait().unwrap().success());
     assert_eq!(truncate(u64::MAX), Some(Errno::INVAL));
     assert_eq!(changed(), before);
-    // The mode is changed before the size, so it must be restored.
+    // The call changes the mode before the size. After the failed truncation, the old mode must be
+    // restored.
     let set = SetAttr::default().with_size(u64::MAX).with_mode(0o600);
     assert_eq!(vfs.setattr(&Cred::root(), &program, &set).err(), Some(Errno::INVAL));
     assert_eq!((changed().0, changed().1), (before.0, before.1));
 }
 
-/// A new file must have the requested mode, although the host may change it by its umask and by the
-/// group of the directory.
+/// A new file must have the requested mode, even if the host would change the mode by its umask or
+/// by the group of the directory.
 #[test]
 fn made_files_have_the_requested_mode() {
     let dir = TempDir::new();
@@ -265,7 +266,7 @@ fn extended_attributes_and_acls_are_those_of_the_host() {
     vfs.setxattr(&cred, &f, XATTR_ACCESS, &acl.to_xattr(), XattrMode::Set).unwrap();
     let mode = fs::metadata(dir.join("f")).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode, 0o640, "the group bits show the mask");
-    // Another namespace, which has never seen the file, must find the ACL too.
+    // Another namespace, which has not cached the file, must find the ACL too.
     let again = over(dir.path());
     let f = walk(&again, "f").unwrap();
     assert!(again.access(&Cred::user(1000, 1000, &[]), &f, May::READ).is_ok());

@@ -57,8 +57,8 @@ fn directory_that_is_not_empty_stays() {
     assert_eq!(remove(&vfs, "d", Removal::Rmdir), Ok(()));
 }
 
-/// If there are more orphans than the limit, the oldest must become stale, except those that are
-/// open.
+/// If more files are unlinked while in use than the limit allows, the oldest must become stale.
+/// Open files must stay usable.
 #[test]
 fn orphans_beyond_the_bound_are_stale_unless_they_are_open() {
     let dir = TempDir::new();

@@ -22,8 +22,8 @@ fn as_user(call: impl FnOnce(&Path) + Send) {
     as_user_with(|_| {}, call);
 }
 
-/// Does the same as [`as_user`], but calls `prepare` first, with the credentials of the test, to
-/// fill the directory.
+/// Like [`as_user`], but first calls `prepare` with the credentials of the test, so that `prepare`
+/// can fill the directory.
 fn as_user_with(prepare: impl FnOnce(&Path), call: impl FnOnce(&Path) + Send) {
     let dir = TempDir::new();
     prepare(dir.path());

@@ -1,4 +1,4 @@
-//! Tests that the tree has the wanted size, and that each path leads to its entry.
+//! Tests of the tree of names: it must have the wanted size, and each path must lead to its entry.
 
 use super::*;
 

@@ -10,8 +10,8 @@
 //! An array leads from the number of a dentry to the number of its inode, as `d_inode` does.
 //!
 //! # What it refuses
-//! There are no hard links and no permission bits, and no thread may look up a file that another
-//! thread is still making. No workload needs that.
+//! There are no hard links and no permission bits. No thread may look up a file that another thread
+//! is still making. No workload needs that.
 //!
 //! Source: documents 000 and 003; `before`.
 

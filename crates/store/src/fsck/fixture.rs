@@ -1,4 +1,4 @@
-//! A small store for tests of damage: a test can change single records in it.
+//! Makes small stores for tests of damage. A test can change single records of such a store.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -90,8 +90,8 @@ pub(super) fn extent(logical: u64, physical: u64, len: u64) -> (Key, Record) {
     (Key::at(Kind::Extent, 3, logical), Some(extent.encode().into()))
 }
 
-/// Returns a change that gives the last record of `kind` the key `to`. If there is no such record,
-/// the change makes an empty one.
+/// Returns a change that gives the last record of `kind` the key `to`. If no record has that kind,
+/// the change adds an empty record.
 pub(super) fn rekeyed(
     kind: Kind,
     to: Key,

@@ -65,7 +65,8 @@ fn each_kind_of_damage_is_found() {
 #[test]
 fn damaged_acls_are_found() {
     use Finding::*;
-    // Returns a change that gives directory 2 an ACL of these bytes, in a block of its own.
+    // Returns a change that gives directory 2 an ACL with the given bytes, in a new attribute
+    // block.
     let of_directory = |kind: AclKind, bytes: Vec<u8>| {
         move |snapshot: &Snapshot, secret: &Secret| {
             let set = xattr::with(&[], xattr::acl_name(kind), Some(&bytes));

@@ -56,15 +56,15 @@ struct Frozen {
     layer: Arc<Layer>,
     /// Transactions that are in the log but not in the database.
     logged: Option<Arc<Layer>>,
-    /// The ranges of the data device that the transaction wrote. None if they are too large for the
-    /// log.
+    /// The ranges of the data device that the transaction has written. None if their data is too
+    /// large for the log.
     written: Option<Vec<(u64, u32)>>,
     /// True if a read of the database has failed, so that the commit must reopen it.
     has_failed_read: bool,
 }
 
 impl Journal {
-    /// Makes the file data durable that transactions up to `tid` wrote.
+    /// Makes the file data of all transactions up to `tid` durable.
     ///
     /// # Errors
     /// `EIO` if this or an earlier commit failed. The data may be lost in that case.
@@ -205,8 +205,8 @@ impl Journal {
     /// if it is in the database and not only in the log. Returns None on failure.
     fn commit(&self, goal: Goal) -> Option<(u64, Goal)> {
         let frozen = self.freeze();
-        // Check for an abort after the barrier was closed. An aborted operation has left only a
-        // part of its changes in the frozen layer.
+        // Check for an abort only now, after the barrier was closed. If an operation has aborted,
+        // the frozen layer has only a part of its changes and must not be committed.
         self.check().ok()?;
         // ORDERING: Relaxed. If the value is stale, the commit can still use the reserve. On a full
         // host do not use the log, since the logged transaction might never fit into the database.
@@ -224,7 +224,8 @@ impl Journal {
             _ => self.write_all(&frozen).map(|()| Goal::InDatabase),
         };
         let Ok(reached) = done else {
-            // Keep the frozen layer in the views, so that reads still find its records.
+            // The commit has failed. Keep the frozen layer in the views, so that reads still find
+            // its records.
             self.fail();
             return None;
         };

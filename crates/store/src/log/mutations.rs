@@ -28,8 +28,7 @@ const SEED: u64 = 0x5EED;
 /// The generation of the database.
 const GENERATION: u64 = 7;
 
-/// A device in memory. The second field is the number of a block that cannot be read, if there is
-/// one.
+/// A device in memory. The second field is the number of a block that cannot be read, or None.
 #[derive(Debug, Default)]
 struct Bytes(Mutex<Vec<u8>>, Option<usize>);
 
@@ -72,7 +71,8 @@ fn superblock(generation: u64) -> SuperRecord {
     SuperRecord { version: FORMAT_VERSION, seed: SEED, generation, log_bytes: 0 }
 }
 
-/// An entry as it was written: its offset, its header, and its bytes without the padding.
+/// An entry of a log before any change: its offset, its generation, its number, and its bytes
+/// without the padding.
 struct Written {
     at: usize,
     generation: u64,
@@ -252,8 +252,8 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
     let other = other / BLOCK_BYTES * BLOCK_BYTES;
     let blocks = BLOCK_BYTES * (1 + rng.index(5));
     let len = blocks.min(log.len() - block.max(other));
-    // Change a byte of a header as often as any other byte. The reader decides by headers, but most
-    // bytes of a log are file data.
+    // Change bytes of headers more often than their number suggests. The reader decides by headers,
+    // but most bytes of a log are file data.
     let in_header = (block + rng.index(HEADER_BYTES)).min(log.len() - 1);
     match rng.below(12) {
         0 => log[at] ^= 1 << rng.below(8),
@@ -327,7 +327,7 @@ fn log_that_is_changed_at_random_is_read_as_far_as_it_is_whole_or_refused() {
 }
 
 /// A reader of a log with an unreadable block must have one of three results. Either an end mark
-/// says that the log is empty, or the mount fails because of the block, or it fails because the
+/// says that the log is empty, or the mount fails. It fails because of the block, or because the
 /// database is too old.
 #[test]
 fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_has_nothing() {
@@ -422,9 +422,9 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
     lens.for_each(|len| check(&closed[..len], &format!("{len} bytes")));
 }
 
-/// A log in use must never look like that of a closed store. It must not do so with a changed byte,
-/// an unreadable block, or a torn first entry. The entries of a second mount overwrite both end
-/// marks.
+/// A log in use must never look like that of a closed store. That must hold if a byte is changed, a
+/// block is unreadable, or the first entry is torn. The entries of a second mount overwrite both
+/// end marks.
 #[test]
 fn log_that_is_in_use_again_is_never_taken_for_a_closed_one() {
     let known = Known::new(&mut Rng::new(Seed(1)));

@@ -127,8 +127,8 @@ pub(crate) fn replay(
                 Item::Data(offset, bytes) => devices.data.write_at(offset, bytes),
             })?;
         }
-        // Sync the file data before the commit of the database. That commit makes the log void,
-        // which has the only other copy of the data.
+        // Sync the file data before the commit of the database. That commit makes the log void, and
+        // only the log has another copy of the data.
         devices.data.sync()?;
         put(&Key::SUPER, Some(&next.encode()))
     })?;
@@ -139,7 +139,8 @@ pub(crate) fn replay(
 /// in them.
 ///
 /// # Errors
-/// The errors of [`look`], regardless of end marks.
+/// The errors of [`look`]. A block that cannot be read is an error even if an end mark says that
+/// the log is empty.
 fn survey(
     log: &dyn Device,
     superblock: SuperRecord,

@@ -1,5 +1,5 @@
-//! Tests of a closed store. A mount knows that its log is empty, and which commit was the last. A
-//! check of any store must change nothing.
+//! Tests of a closed store. The end marks in its log tell a mount that the log is empty, and which
+//! commit was the last. A check of any store must change nothing.
 
 use std::time::Duration;
 
@@ -99,7 +99,7 @@ fn older_database_of_a_closed_store_is_refused() {
     drop(store);
     let mut contents = disks.contents();
     contents[META] = older;
-    // The database must also be refused if the first block of the log is lost or unreadable.
+    // The older database must also be refused if the first block of the log is lost or unreadable.
     for (is_lost, bad_byte) in [(false, None), (true, None), (false, Some((LOG, 0)))] {
         let mut contents = contents.clone();
         contents[LOG][..BLOCK as usize * usize::from(is_lost)].fill(0);
@@ -143,7 +143,7 @@ fn check_of_a_killed_store_changes_no_byte() {
     assert!(killed.contents() != before);
 }
 
-/// A store that is dropped during a panic of its thread must be closed like any other.
+/// If a store is dropped while its thread panics, it must be closed like any other store.
 #[test]
 fn store_dropped_during_a_panic_is_closed() {
     let _watchdog = Watchdog::start("close during a panic", Duration::from_secs(60));

@@ -21,8 +21,8 @@ fn make(store: &Store, name: &str) -> Result<Node<'static>, Errno> {
     Ok(Node::detached(attr.ino, FileKind::Regular))
 }
 
-/// A device whose next sync can be told to wait for a signal and then to fail. As on a real host,
-/// the syncs after it succeed.
+/// A device on which a test can make the next sync wait for a signal and then fail. As on a real
+/// host, later syncs succeed.
 #[derive(Debug)]
 struct Slow {
     inner: Arc<dyn Device>,
@@ -109,7 +109,7 @@ fn sync_that_fails(is_log: bool) {
     });
     if is_log {
         assert_eq!(store.stats().log_failures, 1);
-        // The database has the transaction, so the log is not needed any more.
+        // The transaction must be in the database. So it must survive the loss of the log.
         let mut contents = disks.contents();
         contents[3].fill(0);
         assert_eq!(tree(&Disks::with(contents).open(&quiet())), tree(&store));

@@ -155,7 +155,8 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
         }
         5 => {
             store.remove(root, this, node).unwrap();
-            // Forget most removed files at once. The others stay in use for some time, as orphans.
+            // Forget most removed files at once. The other files stay in use for some time, so they
+            // become orphans.
             if rng.chance(2, 3) {
                 store.forget(attr.ino);
             }
@@ -545,15 +546,15 @@ fn without_syncs(devices: &[usize]) -> String {
     try_points(&log, &confirmed, 1, 300).expect("an error")
 }
 
-/// Without the sync of file data before a commit, extents refer to blocks that were never written.
-/// The tests must notice that.
+/// Control: if file data is not synced before a commit, extents refer to blocks that were never
+/// written. The crash tests must notice that.
 #[test]
 fn control_data_that_is_not_synced_is_caught() {
     println!("{}", without_syncs(&[DATA]));
 }
 
-/// Without syncs of the database, or of the log, confirmed changes are lost. The tests must notice
-/// that.
+/// Control: if syncs of the database, or of the log, are omitted, a crash loses confirmed changes.
+/// The crash tests must notice that.
 #[test]
 fn control_database_and_log_that_are_not_synced_are_caught() {
     println!("{}", without_syncs(&[META]));

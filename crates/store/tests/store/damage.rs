@@ -87,8 +87,8 @@ fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
     let last = entries.len() - 1;
     for (number, entry) in entries.iter().enumerate() {
         for block in 0..entry.blocks {
-            // The damage 0 is a block of zeros, as if the block was never written. Damage 1 is a
-            // block of other bytes. Damage 2 is one flipped bit.
+            // Damage 0 is a block of zeros, as if the block was never written. Damage 1 is a block
+            // of other bytes. Damage 2 is one flipped bit.
             for how in 0..3 {
                 let what = format!("block {block} of entry {number}, damage {how}");
                 let mut damaged = contents.clone();

@@ -269,7 +269,7 @@ fn fsync_of_what_is_durable_costs_nothing() {
     store.write(file, 0, 0, &[6; 200_000]).unwrap();
     store.fsync(file, 0, false).unwrap();
     assert_eq!((syncs() - start, store.stats().logged_commits), (4, 2));
-    // The log has no file data now. So this sync may write file data without a log entry.
+    // The last commit has made the log void. So this commit may sync file data without a log entry.
     store.write(file, 0, 0, &[7; 200_000]).unwrap();
     store.fsync(file, 0, true).unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (5, 3));
@@ -413,8 +413,8 @@ fn size_and_mode_change_both_or_neither() {
         store.set_acl(node, AclKind::Access, Some(&acl), Some(acl.mode())).unwrap();
     }
     assert_eq!(store.write(file, 0, 0, &[1; 9000]), Ok(8192), "no room is left");
-    // chmod(2) changes the ACL of the file. The new ACL needs a block of its own, for which there
-    // is no space.
+    // chmod(2) changes the ACL of the file. The new ACL needs an attribute block of its own, and
+    // the host has no space for one.
     let set = SetAttr::default().with_size(10).with_mode(0o600);
     let before = store.getattr(file).unwrap();
     assert_eq!(store.setattr(file, &set), Err(Errno::NOSPC));

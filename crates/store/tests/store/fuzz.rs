@@ -37,7 +37,7 @@ const SEED: std::ops::Range<usize> = 12..20;
 /// Maximum number of entries of a listing that the test examines.
 const ENTRIES_MAX: usize = 1_000;
 
-/// The result of a check and a mount of one changed store.
+/// The result of a check of a changed store, followed by a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Answer {
     /// The check finds nothing, and the store is mounted and can be read.
@@ -188,8 +188,8 @@ fn with_log(contents: &[Vec<u8>; 4], secret: &hash::Secret, input: &[u8]) -> [Ve
     let mut contents = contents.clone();
     let log = &mut contents[LOG];
     for edit in edits(input) {
-        // Choose the place so that the header of an entry changes as often as all its records
-        // together.
+        // Choose the place so that half of the changes are in the header of a block, and the others
+        // anywhere in the block.
         let at = edit.place % (16 * BLOCK);
         let len = if edit.how & 0x80 == 0 { HEADER } else { BLOCK };
         let mut piece = log[at / BLOCK * BLOCK..][..len].to_vec();

@@ -190,8 +190,8 @@ fn crash_during_shared_commits_keeps_confirmed_changes() {
     }
 }
 
-/// Control: without syncs of the log, an fsync returns before its changes are durable. The test
-/// must notice that.
+/// Control: if syncs of the log are omitted, an fsync returns before its changes are durable. The
+/// crash test must notice that.
 #[test]
 fn control_log_that_is_not_synced_is_caught() {
     let (mut log, begin, states) = load(Seed(1));

@@ -43,8 +43,8 @@ fn remove(store: &Store, number: u64) {
     store.forget(node.ino());
 }
 
-/// Changes the attribute set of each file until the file is queued. The last value is a function of
-/// the file's number.
+/// Changes the attribute set of each file until the file is queued. The argument `value` computes
+/// the last value from the number of the file.
 fn queue_all(store: &Store, nodes: &[Node<'_>], value: impl Fn(u64) -> u64) {
     for (number, node) in nodes.iter().enumerate() {
         (100..120)
@@ -259,9 +259,9 @@ fn file_that_changes_once_per_transaction_is_not_queued() {
     }
 }
 
-/// If a block on disk belongs to a queued inode alone, the inode must keep it, and later copies
-/// must not be written. Per file the database gets an inode, and per pair of files a content and
-/// its users.
+/// If a block on disk belongs to a queued inode alone, the inode must keep the block, and no copy
+/// of it may be written. So the database must get one inode per file, and one block per pair of
+/// files.
 #[test]
 fn late_sharing_keeps_the_blocks_that_the_disk_has() {
     const PAIRS: u64 = QUEUED_MAX / 2;

@@ -91,7 +91,8 @@ fn failure_of_the_log_and_of_the_rest_is_eio_then_read_only() {
             (shared.writes_fail_on, shared.syncs_fail_on) = (vec![], vec![]);
             drop(shared);
             drop(store);
-            // The tree must have the confirmed changes. The unconfirmed changes may be missing.
+            // After the crash, the tree must have the confirmed changes. Unconfirmed changes may be
+            // missing.
             assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
             let after = tree(&disks.open(&quiet()));
             assert!(before.keys().all(|path| after.contains_key(path)));
@@ -143,7 +144,8 @@ fn reserve_comes_before_the_log() {
     assert!(store.stats().has_reserve);
     assert_works_without_log(&disks, &store);
     drop(store);
-    // An existing log must be truncated if the reserve needs its space.
+    // If the host has too little space for the reserve, an existing log must be truncated, so that
+    // the reserve gets its space.
     let disks = without_log();
     drop(disks.open(&quiet()));
     let disks = Disks::with(disks.contents());

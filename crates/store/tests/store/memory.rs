@@ -39,7 +39,7 @@ pub(crate) struct Shared {
     pub(crate) syncs: u64,
     /// The duration of a sync.
     pub(crate) sync_takes: Duration,
-    /// The number of reads that succeed before all reads fail. None if no read fails.
+    /// The number of reads that still succeed. After that, all reads fail. None if no read fails.
     pub(crate) reads_left: Option<u64>,
     /// The size of the largest read of each device.
     pub(crate) largest_reads: [usize; 4],
@@ -149,8 +149,8 @@ impl Device for Memory {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut host = self.host.lock();
         self.resize(&mut host.bytes, len)?;
-        // Truncate the disk at once. Otherwise a later extension would bring the truncated bytes
-        // back instead of zeros.
+        // Truncate the content on disk at once. Otherwise a later extension would show the
+        // truncated bytes again instead of zeros.
         host.disk.truncate(len as usize);
         host.dirty.iter_mut().for_each(|range| range.end = range.end.min(len as usize));
         self.log(|| Step::SetLen { device: self.number, len });
@@ -243,8 +243,8 @@ impl Disks {
         disks
     }
 
-    /// Returns copies of the devices as a power failure of the host leaves them: with synced bytes
-    /// only.
+    /// Returns copies of the devices as a power failure of the host leaves them. The copies have
+    /// only synced bytes.
     pub(crate) fn without_power(&self) -> Disks {
         Disks::with(self.all.each_ref().map(|disk| disk.host.lock().kept()))
     }

@@ -165,7 +165,7 @@ fn missing_store_is_not_made_read_only_or_with_no_create() {
     std::fs::remove_dir_all(&path).unwrap();
 }
 
-/// A range must be collapsed even on a full host, because that only frees blocks.
+/// A collapse of a range must succeed even on a full host, because it only frees blocks.
 #[test]
 fn range_is_collapsed_on_a_full_host() {
     let disks = Disks::new();

@@ -107,7 +107,8 @@ fn mutate(victim: &Victim, meta: &mut Vec<u8>, rng: &mut Rng) -> (usize, String)
     let kind = rng.index(KINDS);
     let how = match kind {
         0 => {
-            // Change the header of redb as often as all pages together, although it is small.
+            // Half of the changes are in the header of redb, which is small but decides which pages
+            // are used.
             let byte =
                 if rng.chance(1, 2) { rng.index(HEADER_BYTES) } else { at + rng.index(PAGE) };
             let bit = rng.below(8);
@@ -297,8 +298,8 @@ fn examine(victim: &Victim, damaged: &[Vec<u8>; 4], outcomes: &mut Outcomes) -> 
     check_again(victim, &disks)
 }
 
-/// Checks that the files of a store that was used are unchanged, and that they can be renamed and
-/// removed.
+/// Checks a store after it was used: the old files must be unchanged, and must be renamed and
+/// removed without an error.
 fn check_again(victim: &Victim, disks: &Disks) -> Result<(), String> {
     let report = fsck_devices(&disks.devices()).map_err(|error| error.to_string())?;
     if !report.findings.is_empty() {

@@ -122,8 +122,8 @@ fn commit_after_a_failed_read_has_the_reserve() {
     disks.shared.lock().is_read_failing = false;
     // Let other files take all free space of the host.
     disks.shared.lock().room = Some(disks.used());
-    // The first sync after the failed read must have records to commit. A sync without records
-    // would only reopen the database.
+    // The first sync after the failed read must be one with records to commit. An earlier sync
+    // without records would reopen the database without a commit.
     assert_eq!(store.fsync(root, 0, false), Ok(()));
     let stats = store.stats();
     assert!(!stats.is_read_only && !stats.has_reserve, "the reserve was needed");

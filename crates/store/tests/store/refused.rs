@@ -178,8 +178,8 @@ fn devices_without_a_store_are_left_as_they_are() {
     }
 }
 
-/// A mount must lose nothing if a read of the host fails. During the checks it must change nothing.
-/// Later the next mount must have everything.
+/// A mount must lose nothing if a read of the host fails. If the read fails during the checks, the
+/// mount must change nothing. After a later failure, the next mount must have all files.
 #[test]
 fn mount_whose_host_fails_to_read_loses_nothing() {
     let (contents, expected) = killed();
