@@ -2,8 +2,9 @@
 //!
 //! Analogous to Linux's `struct inode`. An inode has two records on different cache lines. A walk
 //! reads the permission record: mode, owner, ACL flag, dentries. Changes of attributes and of names
-//! write it. Handles write the reference record: count and number. So taking a reference does not
-//! disturb a walk. The reference record is small, so many of them fit the processor's caches.
+//! write that record. Taking and dropping a reference writes the reference record: count and
+//! number. So taking a reference does not disturb a walk. The reference record is small, so many of
+//! them fit the processor's caches.
 //!
 //! Inodes have no slots of their own: each takes the inode half of a slot of the dentries.
 //!
@@ -84,7 +85,7 @@ impl Perm {
 
 /// The inodes of one namespace. Analogous to Linux's `inode_hashtable`.
 pub(crate) struct Inodes {
-    /// Reference records. A number changes only in a slot that no other thread uses.
+    /// Reference records. An inode number changes only in a slot that no other thread uses.
     refs: SlotArena<REF_WORDS>,
     /// Permission records, with the head of the alias chain. Written under the lock of the inode's
     /// lockref.
@@ -93,8 +94,8 @@ pub(crate) struct Inodes {
     keys: HashKeys,
     stale_generations: StaleGenerations,
     count: ShardedCounter,
-    /// The number of attribute changes that have begun or ended so far. A fill that overlaps a
-    /// change does not trust its own answer.
+    /// The number of attribute changes that have begun, plus the number of those that have ended.
+    /// If it changes during a fill, the fill does not trust the attributes in its answer.
     changes: ShardedCounter,
     /// Held by a thread that clears the number of a dead inode. Then the thread notifies `gone`.
     dying: Mutex<()>,
@@ -238,8 +239,9 @@ impl Inodes {
         }
     }
 
-    /// Returns the slots of the stale generations of this number, with a reference on each. The
-    /// caller calls [`Inodes::get`] first, because its inode may have become stale meanwhile.
+    /// Returns the slots of the inodes with this number and a stale generation, with a reference on
+    /// each. The caller calls [`Inodes::get`] first. An inode that becomes stale after that call is
+    /// then found by this one.
     #[inline]
     pub(crate) fn stale_generations(&self, superblock: u32, ino: u64) -> Vec<InodeSlot> {
         self.stale_generations.get(superblock, ino, |slot| self.lockref(slot).get_not_dead())
@@ -251,8 +253,9 @@ impl Inodes {
     }
 
     /// Returns the slot of the inode with this number, without a reference. After reading through
-    /// the slot, the caller checks with [`Inodes::is`] that the slot still has that inode. None
-    /// does not prove that the cache lacks the inode.
+    /// the slot, the caller checks with [`Inodes::is`] that the slot still has that inode. `before`
+    /// is called with each slot that may match, before it is read. None does not prove that the
+    /// cache lacks the inode.
     #[inline]
     pub(crate) fn peek(
         &self,
@@ -585,8 +588,9 @@ impl Inodes {
         // count, which makes the fill's answer untrusted.
         self.changes.add(1);
         if !perm.is_some_and(|perm| self.install_locked(slot, ticket, perm)) {
-            // Another change overlapped this one, so their order in the back end is not known. Make
-            // all outstanding tickets invalid, so that no older answer is installed.
+            // The back end gave no answer, or another change overlapped this one, so that their
+            // order in the back end is not known. Make all outstanding tickets invalid, so that no
+            // older answer is installed.
             let _ = self.mark_unknown(slot);
         }
     }

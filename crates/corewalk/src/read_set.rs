@@ -68,8 +68,8 @@ impl<const N: usize> ReadSet<N> {
         InlineSteps { len: self.len, read_set: self }
     }
 
-    /// Returns true if the read set had no room for some steps. Such a read set cannot prove
-    /// anything.
+    /// Returns true if the read set had no room for some steps. Such a read set does not prove that
+    /// nothing has changed.
     pub(crate) fn is_truncated(&self) -> bool {
         self.growth == Growth::Refused && self.len > N
     }

@@ -52,7 +52,8 @@ const ENTRIES: usize = 8;
 const RESTS: usize = 2;
 const SLOTS: usize = 3;
 const LINK: usize = 7;
-/// The number of bits of a hash that its bucket's number determines, in a table of any size.
+/// The number of low bits of a hash that the number of its bucket determines, in a table of any
+/// size.
 const STRIPE_BITS: u32 = STRIPES.trailing_zeros();
 
 /// A multimap from a hash to the slot of a `K`. Its readers store nothing.
@@ -132,8 +133,9 @@ impl<K: Copy> Table<K> {
         Extent::of(self.size.0.load(Ordering::Acquire))
     }
 
-    /// Calls `probe` with each slot that may be stored under `hash`, until `probe` returns Some.
-    /// `probe` may be called with [`Slot::NONE`].
+    /// Calls `probe` with each slot that may be stored under `hash`, until `probe` returns Some. A
+    /// slot may have another hash with the same tag, so `probe` checks it. `probe` may be called
+    /// with [`Slot::NONE`].
     #[inline]
     pub(crate) fn find<R>(
         &self,
@@ -292,7 +294,7 @@ impl<K: Copy> Stripe<'_, K> {
             && let Some(index) = self.link_of(before)
         {
             // A reader that is about to read the freed line finds it empty, or in use for another
-            // bucket. Then the entries do not match its hash.
+            // bucket. The entries of another bucket do not match the reader's hash.
             // ORDERING: Relaxed. Links change only under the stripe's lock.
             before[LINK].store(line[LINK].load(Ordering::Relaxed), Ordering::Relaxed);
             self.table.overflow.free(index);
@@ -360,8 +362,8 @@ impl<K: Copy> Stripe<'_, K> {
         }
     }
 
-    /// Moves entries from overflow lines to free positions of the first line, and frees empty
-    /// lines.
+    /// Moves entries of a bucket from overflow lines to free positions of its first line, and frees
+    /// empty overflow lines.
     fn close_ranks(&self, bucket: u32) {
         let first = self.table.buckets.get(bucket);
         while let Some(index) = self.link_of(first) {

@@ -15,7 +15,7 @@ const NEXT_MASK: u64 = (1 << 30) - 1;
 /// << 31 | inode half << 30 | next alias`.
 ///
 /// - The generation counts reuses of the dentry half, so that a handle of an earlier dentry is
-///   recognised. It changes only while the half is free.
+///   recognised. It changes only between two dentries of the slot.
 /// - The bits of the halves tell which parts of the slot are in use.
 /// - `next alias` chains the dentries of an inode. Protected by that inode's lock.
 /// - Any thread sets the referenced bit; reclaim clears it.

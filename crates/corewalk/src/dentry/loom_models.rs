@@ -1,7 +1,7 @@
 //! Models of the two halves of a slot, which live and die separately, and of long names.
 //!
-//! The thread that checks the outcome is the spawned one, because otherwise loom skips schedules
-//! (see `tally` in the base crate).
+//! The thread that checks the outcome is the spawned one. Otherwise loom skips schedules (see
+//! `tally` in the base crate).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -178,7 +178,8 @@ fn control_relaxed_take_of_a_half_is_caught() {
     });
 }
 
-/// Names of more than three words, so they continue in a long slot.
+/// Names of 30 and 29 bytes. A dentry of a model has three inline words, so these names continue in
+/// a long slot.
 const OLD: &[u8] = &[b'o'; 30];
 const NEW: &[u8] = &[b'n'; 29];
 
@@ -237,8 +238,8 @@ fn long_name_beside_reuse_of_its_slot_is_whole() {
     }));
 }
 
-/// Control for trap T5: there is no fence. So a store to the reused long slot may be visible before
-/// the change of the dentry that used the slot.
+/// Control for trap T5: no fence precedes the stores to the long slot. So a store to the reused
+/// long slot may be visible before the change of the dentry that used the slot.
 #[test]
 #[should_panic(expected = "T5: torn")]
 fn control_long_name_without_a_fence_is_caught() {

@@ -1,5 +1,5 @@
-//! Tests of passes in which a rename disturbs each step in turn. Two traps are tested: a pass that
-//! uses the state of an earlier one (T8), and a translation that retries for ever (T9).
+//! Tests of path translations in which a rename disturbs each step in turn. Two traps are tested: a
+//! pass that uses the state of an earlier one (T8), and a translation that retries for ever (T9).
 
 use std::sync::Arc;
 
@@ -16,7 +16,8 @@ use crate::{
 
 const DEPTH: usize = 8;
 
-/// Returns a namespace with `/d0/d1/../f`, where each name has a neighbour.
+/// Returns a namespace with the file `f` below a chain of [`DEPTH`] directories, `/d0/d1` and so
+/// on. Each of these directories has a file as its neighbour.
 fn chain() -> Arc<Vfs> {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
     let vfs = vfs.unwrap();
@@ -35,7 +36,8 @@ fn make<'v>(vfs: &'v Vfs, dir: &InodeRef<'_>, name: &str, mode: u32) -> InodeRef
     vfs.make(&Cred::root(), dir, name, Make::new(mode | 0o755, 0, 0)).unwrap().0
 }
 
-/// Returns the directory that contains `d<depth>`. For [`DEPTH`] and more, returns the leaf.
+/// Returns the directory that contains `d<depth>`. For a depth above [`DEPTH`], returns the leaf
+/// `f`.
 fn place(vfs: &Vfs, depth: usize) -> PathRef<'_> {
     let mut path = String::from("/.");
     (0..depth.min(DEPTH)).for_each(|i| path.push_str(&format!("/d{i}")));
@@ -105,8 +107,8 @@ fn translate_in_turn(clear: fn(&mut PathBuffer<'static>)) {
     }
 }
 
-/// Trap T8: a new pass must start without state of the last one. Here `clear` resets the whole path
-/// buffer.
+/// Trap T8: a new pass must start without state of the last one. In this test `clear` resets the
+/// whole path buffer.
 #[test]
 fn path_buffer_that_is_cleared_keeps_nothing() {
     translate_in_turn(PathBuffer::clear);
@@ -124,8 +126,8 @@ fn control_path_buffer_that_keeps_its_kind_is_caught() {
     });
 }
 
-/// Trap T8: a new pass must start without state of the last one. `clear` also resets the error of a
-/// path that did not fit.
+/// Trap T8: a new pass must start without state of the last one. So `clear` must also reset the
+/// error of a path that did not fit.
 #[test]
 fn path_buffer_that_was_too_long_fits_after_it_is_cleared() {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
@@ -165,8 +167,8 @@ fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
     })
 }
 
-/// Trap T9: during the locked pass no directory may move and the leaf may not change. Other
-/// translations do not wait for it.
+/// Trap T9: during the locked pass of a translation no directory may move and the leaf may not
+/// change. Other translations do not wait for it.
 #[test]
 fn locked_pass_excludes_moves_and_changes_of_the_leaf() {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());

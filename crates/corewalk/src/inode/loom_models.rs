@@ -1,8 +1,8 @@
-//! Models of the permission record. A reader reads it while another thread changes it, and the back
-//! end's answers may come late.
+//! Models of the permission record. A reader reads the record while another thread changes it. The
+//! back end's answers may arrive after a change.
 //!
-//! The reader is the spawned thread, because loom skips schedules otherwise (see `tally` in the
-//! base crate).
+//! The reader, not the writer, is the spawned thread. Otherwise loom skips schedules (see `tally`
+//! in the base crate).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
