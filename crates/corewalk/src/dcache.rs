@@ -50,7 +50,8 @@ pub(crate) use change::{DentryInode, Mounted};
 pub(crate) use listings::{ListingMark, Listings};
 pub(crate) use reclaim::Hand;
 
-/// The owner of the cache. The cache tells it which inodes were dropped.
+/// The owner of the cache. The cache tells the host which inodes it has dropped, and which it needs
+/// to drop.
 pub(crate) trait Host: Send + Sync {
     /// Tells the host that the cache has dropped an inode. The slot of the inode is free once this
     /// method returns.
@@ -74,8 +75,8 @@ pub(crate) struct Dcache {
     pub(crate) in_lookup: KeyLocks,
     /// The counts of directory listings in progress, and of the name changes during them.
     pub(crate) listings: Listings,
-    /// Protects the parents of all directories. Write-locked while a directory moves; a shared lock
-    /// keeps directories in place. Analogous to Linux's `rename_lock`.
+    /// Protects the parent of every directory. A thread that moves a directory holds the lock for
+    /// writing. A shared lock keeps directories in place. Analogous to Linux's `rename_lock`.
     pub(crate) topology: SeqRwLock,
     hand: Hand,
     pub(crate) counters: Counters,
@@ -174,8 +175,8 @@ impl Dcache {
         }
     }
 
-    /// Returns the dentry of a name. None does not prove that the name has no dentry; use
-    /// [`Dcache::find_exact`] for such a proof.
+    /// Returns the dentry of a name. The lookup takes no lock, so None does not prove that the name
+    /// has no dentry. Use [`Dcache::find_exact`] for such a proof.
     #[inline]
     pub(crate) fn find(
         &self,
@@ -434,8 +435,8 @@ impl Dcache {
         }
     }
 
-    /// Returns true if `slot` is `ancestor` or below it. The caller holds `topology`, so no
-    /// directory moves. Without that lock the answer may be wrong.
+    /// Returns true if the dentry in `slot` is `ancestor` or below it. The caller holds the lock
+    /// `topology`, so no directory moves. Without that lock the answer may be wrong.
     pub(crate) fn is_subdir(&self, slot: DentrySlot, ancestor: DentrySlot) -> bool {
         let mut at = slot;
         loop {

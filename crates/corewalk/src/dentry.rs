@@ -67,7 +67,8 @@ const COLD_WORDS: usize = 2;
 /// below /usr, 14 % are long. The smallest class, half a cache line, holds 91 % of those; the
 /// second holds nearly all others.
 const LONG_WORDS: [usize; 3] = if cfg!(corewalk_loom) { [1, 1, 2] } else { [4, 8, 32] };
-/// Shift of the size class in the reference to a long name. The slot number is in the bits below.
+/// Shift of the size class in the reference to the slot of a long name. The slot number is in the
+/// bits below.
 const LONG_SIZE_SHIFT: u32 = 32;
 
 /// The slots of one namespace: dentries with their cold records and long names. The cold records
@@ -181,8 +182,8 @@ impl Dentries {
         Snapshot { seq, key, body }
     }
 
-    /// Returns an even sequence. If a writer is slow, the reader sleeps on the writer's lock (trap
-    /// T30).
+    /// Returns an even sequence. If a writer is slow, the reader sleeps on the dentry's lock, which
+    /// the writer holds (trap T30).
     #[inline]
     pub(crate) fn stable_seq(&self, slot: DentrySlot) -> Seq {
         let seq = self.line(slot).seq();
@@ -272,9 +273,9 @@ impl Dentries {
         difference == 0
     }
 
-    /// Returns the words that a reference to the rest of a long name leads to. A torn read may
-    /// yield other bytes as the reference. The reader's validation then fails, but even such a
-    /// reference must not lead out of the arena.
+    /// Returns the words of the long slot to which `reference` leads. A torn read may yield other
+    /// bytes as the reference. The reader's validation then fails, but even such a reference must
+    /// not lead out of the arena.
     fn rest_of(&self, reference: u64) -> &[AtomicU64] {
         let slot = reference as u32;
         if slot >= self.large.max_slots() {
@@ -332,14 +333,15 @@ impl Dentries {
         self.words(slot)[WORDS - 1].load(Ordering::Acquire)
     }
 
-    /// Returns the words of a directory. The caller validates them with the sequence.
+    /// Returns the inode number and the child generation of a directory. The caller validates them
+    /// with the sequence.
     #[inline]
     pub(crate) fn directory_words(&self, slot: DentrySlot) -> DirectoryWords {
         self.line(slot).directory_words()
     }
 
-    /// Returns the number that stands for a directory in the hashes of its children. It is fixed
-    /// while the dentry is held (D.3).
+    /// Returns the number that stands for a directory in the hashes of its children. The number is
+    /// fixed as long as a thread holds a reference on the directory's dentry (D.3).
     #[inline]
     pub(crate) fn directory_id(&self, slot: DentrySlot) -> u64 {
         let words = self.words(slot);
@@ -500,7 +502,7 @@ impl Dentries {
         self.words(slot)[WORDS - 1].store(child_generation, Ordering::Relaxed);
     }
 
-    /// Frees the long slot of an image that is no longer stored.
+    /// Frees the slot of the image's long name, if it has one. No dentry has this image.
     pub(crate) fn drop_image(&self, image: &Image) {
         match image.long() {
             0 => {}

@@ -100,7 +100,7 @@ impl<const N: usize> PathBuffer<'_, N> {
 }
 
 /// Writes a path that existed at one instant to the end of `buf`, and returns where it begins. The
-/// caller holds a reference on the dentry at the beginning of `route`. The function allocates
+/// caller holds a reference on the leaf, the dentry at which `route` begins. The function allocates
 /// nothing.
 ///
 /// # Errors
@@ -257,7 +257,7 @@ pub(crate) fn chain_of_name(dcache: &Dcache, name: DentrySlot, inode: InodeSlot)
         let _still = (passes >= OPTIMISTIC_PASSES).then(|| dcache.topology.read_shared());
         buffer.clear();
         buffer.prepend(dcache, name, DentrySlot::NONE, Pass::Optimistic);
-        // If another dentry takes a slot of the path meanwhile, the sequence of the slot changes.
+        // If a slot of the path gets another dentry meanwhile, the sequence of the slot changes.
         // Then the path does not validate.
         let inode_of = |slot| dcache.dentries.snapshot(slot).body.inode();
         let inodes: Vec<InodeSlot> = buffer.slots().map(inode_of).collect();

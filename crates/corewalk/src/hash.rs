@@ -73,8 +73,8 @@ impl HashKeys {
     pub(crate) fn short_name(&self, len: usize, words: [u64; SHORT_WORDS]) -> NameHash {
         let [k0, k1, _, _, k4, k5] = self.names;
         let first = fold(words[0] ^ k0, words[1] ^ k1);
-        // The small number of a directory is added to this word later. Multiply the length by a
-        // secret factor, so that the number and the length do not cancel out.
+        // The number of a directory, which is often small, is added to this word later. Multiply
+        // the length by a secret factor, so that the number and the length do not cancel out.
         let first = first.wrapping_add((len as u64).wrapping_mul(k4));
         NameHash { first, second: words[2] ^ k5 }
     }

@@ -97,7 +97,8 @@ pub(crate) struct Inodes {
     /// The number of attribute changes that have begun, plus the number of those that have ended.
     /// If it changes during a fill, the fill does not trust the attributes in its answer.
     changes: ShardedCounter,
-    /// Held by a thread that clears the number of a dead inode. Then the thread notifies `gone`.
+    /// A thread holds this mutex while it clears the number of a dead inode. Then the thread
+    /// notifies the condition variable `gone`.
     dying: Mutex<()>,
     /// Waited on under `dying`.
     gone: Condvar,
@@ -333,9 +334,9 @@ impl Inodes {
         let mut guard = self.lockref(slot).lock();
         guard.revive();
         guard.add(1);
-        // ORDERING: Release fence. The slot may have served a name before. A reader that finds this
-        // number through that name sees that the name's sequence moved on. Pairs with the Acquire
-        // fence in `SeqCount::read_retry`.
+        // ORDERING: Release fence. The former content of a dentry may have referred to this slot. A
+        // reader that finds the new number through that content also sees that the dentry's
+        // sequence has changed. Pairs with the Acquire fence in `SeqCount::read_retry`.
         fence(Ordering::Release);
         // ORDERING: Relaxed. Published by the table entry.
         self.ref_words(slot)[1].store(attr.ino, Ordering::Relaxed);
@@ -452,7 +453,7 @@ impl Inodes {
 
     /// Works like [`Inodes::remove_alias`]. But if the dentry is the only alias of an inode that
     /// has other users, keeps the alias and returns false. The check and the removal are one step.
-    /// Otherwise two threads could each see the other's alias, and remove the last two.
+    /// Otherwise two threads could each see the other's alias, and remove both.
     pub(crate) fn remove_alias_unless_needed(
         &self,
         slot: InodeSlot,
@@ -550,7 +551,8 @@ impl Inodes {
 
     /// Returns the kind of file, which never changes.
     pub(crate) fn kind(&self, slot: InodeSlot) -> FileKind {
-        // ORDERING: Relaxed. The type bits do not change as long as the caller holds a reference.
+        // ORDERING: Relaxed. The type bits of the mode do not change as long as the caller holds a
+        // reference.
         let mode = self.perm_words(slot)[MODE].load(Ordering::Relaxed) & MODE_MASK;
         FileKind::from_mode(mode as u32).unwrap_or(FileKind::Regular)
     }
@@ -572,8 +574,8 @@ impl Inodes {
     pub(crate) fn begin_change(&self, slot: InodeSlot) -> Ticket {
         self.changes.add(1);
         let _guard = self.lockref(slot).lock();
-        // ORDERING: Relaxed. This thread holds the inode's lock. Threads that read the count hold
-        // this lock too.
+        // ORDERING: Relaxed. This thread holds the inode's lock. Threads that read the number of
+        // running changes hold this lock too.
         self.perm_words(slot)[STATE].fetch_add(1, Ordering::Relaxed);
         self.mark_unknown(slot)
     }
@@ -595,7 +597,8 @@ impl Inodes {
         }
     }
 
-    /// Returns a ticket for a question to the back end. The permissions are unknown at that time.
+    /// Returns a ticket. The caller takes it before it asks the back end for the unknown
+    /// permissions, and passes it to [`Inodes::install`] with the answer.
     pub(crate) fn ticket(&self, slot: InodeSlot) -> Ticket {
         // ORDERING(perm): Acquire. The question to the back end happens after this load. So a
         // change that begins after the question makes the ticket invalid.
@@ -647,7 +650,8 @@ impl Inodes {
         let before = word.load(Ordering::Relaxed);
         let version = ((before >> VERSION_SHIFT) + 1) | 1;
         let rest = before & (MODE_MASK | HAS_ACL);
-        // ORDERING: Relaxed. The fence below orders this store before the later store of the owner.
+        // ORDERING: Relaxed. The fence below orders this store of the version before the later
+        // store of the owner.
         word.store((version << VERSION_SHIFT) | rest, Ordering::Relaxed);
         // ORDERING(perm-unknown): Release fence. Pairs with the fence in `perm`, so that a reader
         // that sees a newer owner also sees this odd version.
@@ -679,7 +683,7 @@ impl Inodes {
         self.count.sum().max(0) as u64
     }
 
-    /// Returns the bytes of the index. The bytes of the slots are counted by the dentries.
+    /// Returns the bytes of the inode table. [`Dentries::bytes`] counts the bytes of the slots.
     pub(crate) fn table_bytes(&self) -> u64 {
         self.table.bytes()
     }

@@ -61,8 +61,8 @@ struct Shard {
     word: AtomicU64,
     /// The holders while `word` is [`LISTED`]. Protected by its own mutex.
     held: Mutex<Vec<Holder>>,
-    /// Notified when a lock for which threads wait is released. These threads wait with the mutex
-    /// of `held`.
+    /// Notified when a lock is released for which threads wait. The waiting threads use it with the
+    /// mutex of `held`.
     released: Condvar,
 }
 
@@ -219,7 +219,8 @@ impl Shard {
         is_alone.is_err() && self.held.lock().iter().any(|h| h.key == key && h.is_fill_cancelled)
     }
 
-    /// Moves the lock that is in the word to the list. Afterwards the word is [`LISTED`].
+    /// Moves the lock whose key is in the word, if there is one, to the list. Afterwards the word
+    /// is [`LISTED`].
     fn list(&self, held: &mut Vec<Holder>) {
         // ORDERING(key-lock): Acquire. Pairs with `release`, so that this thread sees everything
         // done under locks that were already released. If this thread moves a lock to the list, it
@@ -234,7 +235,7 @@ impl Shard {
     fn unlist(&self, held: &[Holder]) {
         if held.is_empty() {
             // ORDERING(key-lock): Release. Pairs with the acquisition of a lock, so that the next
-            // holder sees everything done under the locks of the list.
+            // holder sees everything done under the locks that were in the list.
             self.word.store(0, Ordering::Release);
         }
     }

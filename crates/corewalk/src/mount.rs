@@ -159,8 +159,8 @@ impl Mounts {
 
     /// Mounts the file system with the root dentry `root` on the dentry `point` of the mount
     /// `parent`. The new mount takes over the caller's reference on `root`. `mark` runs once the
-    /// mount is in the table, under `change`. It takes the mount's reference on `point` and marks
-    /// the dentry.
+    /// mount is in the table, under `change`. `mark` takes the mount's reference on `point` and
+    /// marks the dentry as a mount point.
     ///
     /// # Errors
     /// `EBUSY` if something is mounted on `point` already. Then nothing has changed.
@@ -173,8 +173,8 @@ impl Mounts {
     ) -> Result<(), Errno> {
         let mut last = self.change.lock();
         if self.is_taken(parent, point) {
-            // A mount on a root takes no in-lookup lock, so another thread may have mounted there
-            // meanwhile.
+            // A mount on a root takes no in-lookup lock, because a root has no name. So another
+            // thread may have mounted on `point` meanwhile.
             return Err(Errno::BUSY);
         }
         *last += 1;
@@ -191,8 +191,8 @@ impl Mounts {
     }
 
     /// Unmounts `mount`, on which the caller holds the only [`MountRef`]. `unmark` runs once the
-    /// mount has left the table, under `change`. It removes the mark of the mount point. The caller
-    /// then drops the references of the mount on its mount point and on its root.
+    /// mount has left the table, under `change`. `unmark` removes the mark of the mount point. The
+    /// caller then drops the references of the mount on its mount point and on its root.
     ///
     /// # Errors
     /// `EBUSY` if the mount has other users, or has a mount in it; `EINVAL` for the root mount.

@@ -398,7 +398,8 @@ impl<'v, 'a> Walk<'v, 'a> {
         Ok(Resolved { ino, dentry })
     }
 
-    /// Returns `error` if the read set is still valid. Otherwise the walk must begin again.
+    /// Returns `error` if the read set is still valid. Otherwise returns [`Stop::Retry`], because
+    /// the walk must begin again.
     pub(crate) fn validated(&self, error: Errno) -> Stop {
         match self.validate() {
             Ok(()) => Stop::Fail(error),

@@ -64,7 +64,8 @@ impl Dcache {
         // The dentry may change between the lookup and the reference, for example when it becomes a
         // mount point. If it does, repeat the lookup, so that the name gets no second dentry.
         let find = || self.find(key, lookup_key).or_else(|| self.find_exact(key, lookup_key));
-        // Only a holder of the in-lookup lock enters a name, so a missing name stays missing.
+        // Only a holder of the name's in-lookup lock enters the name, so a missing name stays
+        // missing.
         let is_known = (!key.is_stale() && self.find(key, lookup_key).is_some())
             || self.is_known(hash, parent, lookup_key);
         while is_known
@@ -199,8 +200,8 @@ impl Dcache {
                         self.inodes.prefer_alias(inode, slot, &self.dentries);
                         return Some(slot);
                     }
-                    // The sequence changed, but not the name. The dentry may have become a mount
-                    // point, for example. So look again.
+                    // The dentry has changed, but its name has not. It may have become a mount
+                    // point, for example. So look it up again.
                     continue 'look;
                 }
                 if !key.is_stale()
@@ -349,8 +350,8 @@ impl Dcache {
     fn unhash(&self, slot: DentrySlot, guard: LockrefGuard<'_>, image: &Image) {
         let inode = image.body.inode();
         let hash = self.hash_of(slot, image);
-        // Count all references except the caller's. The count is an upper bound of the children,
-        // because other users hold references too.
+        // Each child holds a reference on its directory. Other users hold references too, so the
+        // count without the caller's is an upper bound of the number of children.
         let children = if image.body.is_directory() { guard.count() - 1 } else { 0 };
         self.write(slot, &guard, |dcache| {
             dcache.store_unhashed(slot, image);
@@ -585,13 +586,15 @@ impl Dcache {
         Ok(())
     }
 
-    /// Returns the image that gives `this` the name of `other`. `slot` is the slot of `other`.
+    /// Returns the image of the dentry `this` after it has taken the name of the dentry `other`,
+    /// which is in `slot`.
     fn renamed_as(&self, this: &Image, slot: DentrySlot, other: &Image) -> Option<Image> {
         let mut name = NameCopy::new();
         self.dentries.copy_name(slot, other.body, &mut name);
         let (body, words) = (this.body, this.directory_words());
         let (superblock, inode) = (body.superblock(), body.inode());
-        // If the directory was invalidated since the name was entered, the new image is stale too.
+        // If the directory of `other` was invalidated since the name was entered, the new image
+        // gets a stale key too.
         let parent = other.key.parent();
         let is_current = self.key_of_held(parent) == other.key;
         let key = if is_current { other.key } else { ParentKey::stale(parent) };
@@ -734,8 +737,8 @@ impl Dcache {
         }
     }
 
-    /// Fills a slot that no other thread can find. The dentry begins with one reference, which is
-    /// the caller's.
+    /// Fills the slot of a new dentry, which no other thread can find yet. The dentry begins with
+    /// one reference, which is the caller's.
     fn begin_life(&self, slot: DentrySlot, image: &Image) {
         let mut guard = self.dentries.lockref(slot).lock();
         guard.revive();

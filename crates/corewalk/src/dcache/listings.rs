@@ -38,7 +38,7 @@ use crate::slot::DentrySlot;
 
 /// The number of words.
 const WORDS: usize = if IS_MODEL { 1 } else { 64 };
-/// A word is `changes << 32 | listings`. The number of changes wraps around.
+/// The word of a directory is `changes << 32 | listings`. The number of changes wraps around.
 const CHANGE: u64 = 1 << 32;
 const LISTINGS_MASK: u64 = CHANGE - 1;
 
@@ -73,8 +73,8 @@ impl Listings {
         let before = word.fetch_add(1, Ordering::Relaxed);
         // ORDERING(listing): SeqCst fence. Pairs with the fence of `NameChange`. The listing stores
         // to the word and then reads from the back end. A change stores in the back end and then
-        // reads the word. So at least one of the two sees the other's store, even if the back end
-        // takes no lock.
+        // reads the word. So the listing sees the change's store, or the change sees the listing's
+        // store, even if the back end takes no lock.
         fence(Ordering::SeqCst);
         ListingMark { word, changes: before / CHANGE }
     }

@@ -73,8 +73,8 @@ pub(super) fn enter(dcache: &Dcache, ino: u64, mode: u32) -> DentryInode {
     DentryInode { inode: entered.slot, kind: attr.kind() }
 }
 
-/// Enters a file. Returns its dentry, which has no user, and its inode, to which only the dentry
-/// refers.
+/// Enters a file in the cache. Returns its dentry, which has no user, and its inode, to which only
+/// the dentry refers.
 pub(super) fn file(
     dcache: &Dcache,
     key: ParentKey,

@@ -61,7 +61,7 @@ const ENTRY_BYTES: u64 = 96;
 pub(crate) struct Hand {
     at: AtomicU32,
     budget_bytes: AtomicU64,
-    /// The slot at which the next scan for entries below removed directories starts.
+    /// The slot at which the next scan for negative entries below removed directories starts.
     orphans_at: AtomicU32,
     /// Slots that this scan still has to visit.
     orphans_owed: AtomicU64,
@@ -95,7 +95,7 @@ enum Chance {
 pub(super) enum Outcome {
     /// The dentry was evicted. Holds the slot of its parent.
     Evicted(DentrySlot),
-    /// Only the users of its inode keep the dentry, so it is a pinned entry.
+    /// The dentry is a pinned entry: only users of its inode keep it.
     Pinned,
     /// The dentry stays.
     Kept,
@@ -297,8 +297,8 @@ impl Dcache {
             return Outcome::Pinned;
         }
         let lookup_key = self.lookup_key(name);
-        // Take the in-lookup lock of the name. If a lookup misses the hidden name meanwhile, it
-        // waits for this lock and then sees the result.
+        // Take the in-lookup lock of the name. If a lookup misses the name while the eviction hides
+        // it, the lookup waits for this lock and then sees the result.
         let Some(in_lookup) =
             self.in_lookup.try_lock(self.in_lookup_key(seen.key.parent(), &lookup_key))
         else {
@@ -340,8 +340,8 @@ impl Dcache {
             inode.is_none() || self.inodes.remove_alias_unless_needed(inode, slot, &self.dentries);
         if !is_free {
             self.write(slot, &guard, |dcache| {
-                // An invalidation may have missed the name while it was hidden, so check whether it
-                // cancelled the fill.
+                // An invalidation may have missed the name while the eviction hid it, so check
+                // whether the invalidation cancelled the fill.
                 dcache.dentries.store_key(slot, seen.key.unless_cancelled(in_lookup));
                 dcache.dentries.store_body(slot, seen.body);
             });

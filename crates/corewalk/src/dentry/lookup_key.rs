@@ -19,14 +19,15 @@ use crate::name::{Name, eight, name_words, padded};
 
 /// The flags of a hashed dentry with a long name.
 pub(super) const LONG_NAMED: Flags = Flags::HASHED.union(Flags::LONG);
-/// The bits of a body that a comparison of names uses: length, [`Flags::HASHED`], [`Flags::LONG`].
+/// The bits of a dentry's body that a comparison of names uses: length, [`Flags::HASHED`],
+/// [`Flags::LONG`].
 pub(super) const NAMED_MASK: u64 =
     (0xff << 24) | (Flags::HASHED.bits() | Flags::LONG.bits()) as u64;
 
 /// The longest name, in bytes, that is inline in every dentry, also in that of a directory. Nearly
 /// all names of directories are shorter.
 pub(crate) const SHORT_MAX: usize = 8 * DIRECTORY_ROOM;
-/// The bits of a body that tell the length of the name and whether the dentry is plain.
+/// The bits of a dentry's body that tell the length of the name and whether the dentry is plain.
 const PLAIN_MASK: u64 = NAMED_MASK | Flags::SYMLINK.union(Flags::MOUNTED).bits() as u64;
 
 /// The last component of a path: the bytes from `start` to the end of `path`.
@@ -129,7 +130,7 @@ pub(super) fn words_of(len: usize) -> usize {
 }
 
 /// Returns the position at which the word of byte `at` begins, in a name of `len` bytes. A word
-/// that would pass the end begins earlier.
+/// that would pass the end of the name begins earlier.
 #[inline(always)]
 pub(super) fn name_word_at(at: usize, len: usize) -> usize {
     at.min(len.saturating_sub(8))

@@ -196,7 +196,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         true
     }
 
-    /// Prepends a `/` and a name. Unlike `prepend_words`, writes no byte before them.
+    /// Prepends a `/` and a name of any length. Unlike `prepend_words`, writes no byte before the
+    /// `/`.
     #[cold]
     fn prepend_copy(&mut self, dcache: &Dcache, slot: DentrySlot, body: Body) {
         let mut copy = NameCopy::new();
@@ -299,7 +300,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         self.read_set.slots()
     }
 
-    /// Returns true if the read set had no room for some steps.
+    /// Returns true if the read set had no room for some of the dentries.
     pub(crate) fn is_truncated(&self) -> bool {
         self.read_set.is_truncated()
     }

@@ -54,7 +54,7 @@ fn rename(vfs: &Vfs, dir: &PathRef<'_>, from: &str, to: &str) {
     vfs.rename(&Cred::root(), (&dir, from), (&dir, to), RenameMode::NoReplace).unwrap();
 }
 
-/// The result of a pass, and where it ended.
+/// Returns the path and its kind, the dentry at which the pass ended, and the number of its steps.
 fn result_of(buffer: &PathBuffer<'_>) -> (Vec<u8>, PathKind, DentrySlot, usize) {
     (buffer.path().to_vec(), buffer.kind, buffer.top, buffer.steps())
 }
@@ -205,8 +205,8 @@ fn optimistic_passes_alone_never_end_under_a_storm() {
     drop(still);
 }
 
-/// Failed passes and locked passes must be counted. Passes that succeed without a lock must not be
-/// counted.
+/// The statistics must count failed passes and locked passes of translations. They must not count
+/// passes that succeed without a lock.
 #[test]
 fn passes_of_translations_are_counted() {
     const TRANSLATIONS: usize = 5_000_000;
@@ -243,8 +243,8 @@ fn passes_of_translations_are_counted() {
     assert!(fallbacks <= retries / u64::from(OPTIMISTIC_PASSES), "{retries} and {fallbacks}");
 }
 
-/// If a locked pass reads a dentry again, the path must keep its length, even if the buffer grew
-/// meanwhile.
+/// A locked pass reads a dentry again if its flags have changed. Then the path must keep its
+/// length, even if the buffer grew meanwhile.
 #[test]
 fn locked_pass_beside_marks_grows_and_stays_whole() {
     const PASSES: usize = 2000;

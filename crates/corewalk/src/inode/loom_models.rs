@@ -227,8 +227,8 @@ fn get_by_number_beside_reuse_gets_that_inode_or_none() {
     }));
 }
 
-/// Control for trap T55: the number is checked only before the reference is taken, so the slot may
-/// have another inode by then.
+/// Control for trap T55: the inode number is checked only before the reference is taken, and the
+/// slot may have another inode by the time of the reference.
 #[test]
 #[should_panic(expected = "T55: a reference on another inode")]
 fn control_get_without_a_second_look_is_caught() {

@@ -44,8 +44,8 @@ impl StaleGenerations {
         self.len.store(list.len(), Ordering::Relaxed);
     }
 
-    /// Returns those slots with this number for which `get` returned true. No slot leaves the list
-    /// during a call of `get`.
+    /// Returns those slots of the list with this inode number for which `get` returned true. No
+    /// slot leaves the list during a call of `get`.
     #[inline]
     pub(super) fn get(
         &self,

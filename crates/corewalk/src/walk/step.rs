@@ -247,8 +247,8 @@ impl<'v> Walk<'v, '_> {
         Ok(())
     }
 
-    /// Returns the target of the symbolic link at which the walk stands. Moves the walk to the
-    /// link's directory, or to the root for an absolute target.
+    /// Reads the symbolic link at which the walk stands, and returns its target. Moves the walk to
+    /// the link's directory, or to the root for an absolute target.
     #[cold]
     fn read_link(
         &mut self,

@@ -114,9 +114,9 @@ fn invalidate(dcache: &Dcache, key: ParentKey) -> ParentKey {
     dcache.directory(key.parent()).unwrap().key
 }
 
-/// Enters a directory in use again with `publish`, while another thread marks it as a mount point.
-/// `before` prepares the cache. Returns how often the directory was marked before it was entered,
-/// and how often afterwards.
+/// Enters a directory that is in use again with `publish`, while another thread marks it as a mount
+/// point. `before` prepares the cache. Returns how often the directory was marked before it was
+/// entered, and how often afterwards.
 fn publish_against_mount(
     before: fn(&Dcache, ParentKey) -> ParentKey,
     publish: fn(&Dcache, ParentKey, DentryInode) -> DentrySlot,
@@ -293,9 +293,9 @@ fn publish_invalidated(dcache: &Dcache, key: ParentKey, node: DentryInode) {
     dcache.make_name_stale(key, &lookup_key_a(dcache));
 }
 
-/// Trap T25: no lookup may find an answer that is older than a completed invalidation. The model
-/// checks this for a new name, for one that is entered again, and for one that refers to another
-/// file.
+/// Trap T25: no lookup may find an answer that is older than a completed invalidation. The test
+/// checks this for a new name, for a name that is entered again, and for a name to which another
+/// file is renamed.
 #[test]
 fn answer_from_before_an_invalidation_is_not_found() {
     let nothing = |_: &Dcache, _: ParentKey, _: DentryInode| ();
@@ -313,8 +313,8 @@ fn answer_from_before_an_invalidation_is_not_found() {
     }));
 }
 
-/// Control for trap T25: the thread checks for cancellation before it enters the name, and without
-/// the lock of the stripe. So a stale answer may stay in the cache.
+/// Control for trap T25: the thread checks whether its fill is cancelled before it enters the name,
+/// and without the lock of the table's stripe. So a stale answer may stay in the cache.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_claim_that_is_asked_too_early_is_caught() {

@@ -200,16 +200,16 @@ fn listing_beside_an_invalidation_enters_no_older_entry() {
     assert_all_reached(&list_against(|shared| invalidate_with(shared, count_change, cancel_fill)));
 }
 
-/// Control for trap P12: an invalidation only cancels the fill. So it misses a listing that holds
-/// no in-lookup lock yet.
+/// Control for trap P12: an invalidation only cancels the fill, and does not count itself as a
+/// change. So it misses a listing that holds no in-lookup lock yet.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_invalidation_that_only_cancels_is_caught() {
     list_against(|shared| invalidate_with(shared, |_| (), cancel_fill));
 }
 
-/// Control for trap P12: an invalidation only counts itself. So a listing that already holds the
-/// in-lookup lock does not notice it.
+/// Control for trap P12: an invalidation only counts itself as a change, and does not cancel the
+/// fill. So a listing that already holds the in-lookup lock does not notice it.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_invalidation_that_only_counts_is_caught() {

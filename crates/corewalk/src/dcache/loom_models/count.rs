@@ -226,8 +226,8 @@ fn count_beside_a_wrong_forget_keeps_the_references_of_others() {
     assert_all_reached(&forget_against_count(count_for_client));
 }
 
-/// Control for trap P5: a lookup adds its whole count at once, so a forget can take it away before
-/// the dentry is validated.
+/// Control for trap P5: a lookup adds a whole client lookup at once, so a forget can take it away
+/// before the dentry is validated.
 #[test]
 #[should_panic(expected = "lockref put without a reference")]
 fn control_count_in_one_step_is_caught() {

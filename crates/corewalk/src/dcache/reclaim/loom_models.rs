@@ -83,8 +83,8 @@ fn evict_against_get_inode(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2]
         let is_evicted = evict(&dcache, slot);
         let is_in_use = finder.join().unwrap();
         assert!(!(is_evicted && is_in_use), "an inode in use lost its only name");
-        // The eviction and the reader may both lose: the reader may have seen the sequence of an
-        // eviction that was then undone.
+        // The eviction and the reader may both fail: the reader may have seen the changed sequence
+        // of an eviction that was then undone.
         tally.hit(usize::from(is_in_use));
     })
 }
@@ -96,8 +96,8 @@ fn eviction_beside_a_finder_spares_the_name_in_use() {
     assert_all_reached(&evict_against_get_inode(evict));
 }
 
-/// Control: the eviction reads the count without the inode's lock, so it may miss the reader's
-/// reference.
+/// Control: the eviction reads the reference count without the inode's lock, so it may miss the
+/// reader's reference.
 #[test]
 #[should_panic(expected = "an inode in use lost its only name")]
 fn control_eviction_that_only_looks_at_the_count_is_caught() {
