@@ -21,8 +21,8 @@
 //!   lock.
 //!
 //! # Locks
-//! The in-lookup lock of the mount point's name, then `change`, then the lock of a mount's count or
-//! of a dentry. No back end is called under `change`.
+//! The in-lookup lock of the mount point's name, then the mutex `change`, then the lock of a
+//! mount's count or of a dentry. No back end is called under `change`.
 //!
 //! # What it refuses
 //!

@@ -1,8 +1,8 @@
 //! The texts in which Linux shows the path of a place.
 //!
 //! [`PathRef::path_of`](super::PathRef::path_of) returns the kind of a path as a value. Linux adds
-//! the kind to the text instead, as ` (deleted)` for example. [`PathRef::format_in`] writes one of
-//! them into a buffer of the caller, without an allocation. The functions with the names of the
+//! the kind to the text instead, as ` (deleted)` for example. [`PathRef::format_in`] writes such a
+//! text into a buffer of the caller, without an allocation. The functions with the names of the
 //! kernel return a vector.
 //!
 //! | here | Linux | a removed place | outside of the root |
@@ -19,7 +19,7 @@ use super::PathRef;
 use crate::Errno;
 use crate::dpath::{PathBuffer, PathKind, Route, path_into};
 
-/// A customary text of a path. See [`PathRef::format_in`].
+/// A text in which Linux shows the path of a place. See [`PathRef::format_in`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum PathFormat<'a> {
