@@ -140,8 +140,8 @@ impl PathSource for CallNode<'_, '_> {
 }
 
 impl KnownPath {
-    /// Returns the path of one of the directories that were passed to [`Vfs::lock_move`]: that at
-    /// `index`.
+    /// Returns the path of a directory that was passed to [`Vfs::lock_move`] in `above`, at
+    /// position `index`.
     pub(super) fn above(lock: Option<&MoveLock<'_>>, index: usize) -> KnownPath {
         KnownPath(lock.map(|lock| lock.above[index].clone()))
     }

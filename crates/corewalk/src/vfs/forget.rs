@@ -43,8 +43,8 @@ impl Vfs {
         if !inode.drop_lookups(n) {
             return false;
         }
-        // A lookup by number that the cache answers does not mark the inode as used. So mark it
-        // here, at the forget.
+        // A lookup by number that the cache answers does not mark the inode as recently used, so
+        // the `forget` marks it.
         self.dcache.inodes.touch(inode.slot);
         true
     }

@@ -133,8 +133,8 @@ pub(crate) struct MoveLock<'a> {
 pub(crate) enum Nesting {
     /// This is the first path of the call.
     First,
-    /// The call already holds a path. So it must not wait for a rename, because that rename may be
-    /// waiting for this call.
+    /// The call already holds a path. So it must not wait for a waiting rename, because that rename
+    /// may be waiting for this call.
     Further,
 }
 
@@ -186,8 +186,8 @@ impl Paths {
                 let entry = table.call(ticket);
                 entry.is_granted = !must_wait;
                 let before = std::mem::replace(&mut entry.inodes, inodes);
-                // A rename or a removal may have waited for an inode of the old path, which this
-                // call no longer holds. So wake it.
+                // This call no longer holds the inodes of its old path. So wake the renames and
+                // removals that may wait for one of them.
                 if table.call(ticket).inodes != before && table.waiting_moves > 0 {
                     self.any_ended.notify_all();
                 }
