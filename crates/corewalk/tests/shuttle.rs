@@ -281,8 +281,8 @@ fn lookup_during_reclaim_finds_existing_files() {
     check(|| reclaim_against_lookup(path_of_held));
 }
 
-/// Control for trap T18: the inode is looked up by its number after its reference was dropped. The
-/// test must catch that.
+/// Control for trap T18: a thread drops its reference on an inode, and then looks the inode up by
+/// its number. The test must catch that.
 #[test]
 #[should_panic(expected = "no path")]
 fn control_path_without_a_reference_is_caught() {
@@ -416,8 +416,8 @@ enum Met {
     Left,
 }
 
-/// A file system is unmounted during a walk into it. `holds` decides which references the walker
-/// keeps.
+/// Unmounts a file system during a walk into it. `holds` decides which references the walking
+/// thread keeps. Returns the order of the walk and the umount.
 fn umount_against_walk(holds: Hold) -> Met {
     let vfs = new();
     make(&vfs, None, "m", S_IFDIR);
@@ -472,8 +472,8 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
     assert!(reached.iter().all(|&count| count > 0), "below, busy, left: {reached:?}");
 }
 
-/// Control: the walker keeps no references, so the file system is unmounted during the walk. The
-/// test must catch that.
+/// Control: the walking thread keeps no references, so the file system is unmounted during the
+/// walk. The test must catch that.
 #[test]
 #[should_panic(expected = "unmounted under a walker")]
 fn control_walk_without_references_is_caught() {
@@ -559,8 +559,8 @@ fn listing_during_changes_brings_no_name_back() {
     });
 }
 
-/// Control for trap T25: the listing begins only after the entries were read. The test must catch
-/// that.
+/// Control for trap T25: the listing begins only after its entries were read, so it misses changes
+/// before its begin. The test must catch that.
 #[test]
 #[should_panic(expected = "a name was brought back")]
 fn control_listing_that_begins_late_is_caught() {
@@ -696,7 +696,8 @@ fn directory_stays_found_when_a_file_takes_the_slot() {
     });
 }
 
-/// Control for trap T16: for a moment the directory has no name. The test must catch that.
+/// Control for trap T16: the new directory is renamed away and back, so for a moment the name is
+/// missing. The test must catch that.
 #[test]
 #[should_panic(expected = "found no more")]
 fn control_directory_without_a_name_for_a_moment_is_caught() {
@@ -707,7 +708,7 @@ fn control_directory_without_a_name_for_a_moment_is_caught() {
                 20,
                 |vfs| {
                     // Pause for as long as a lookup takes. Otherwise few schedules would run a
-                    // lookup at this point.
+                    // lookup between the two renames.
                     let pause = || (0..20).for_each(|_| thread::yield_now());
                     let d = make(vfs, None, "d", S_IFDIR);
                     for _ in 0..3 {

@@ -52,7 +52,7 @@ pub(crate) struct Answer {
     pub(crate) door: u8,
 }
 
-/// A value of a variable, and the instants in which the variable can have it.
+/// A value of a variable, and the instants in which the variable can have this value.
 #[derive(Clone, Copy, Debug)]
 struct State {
     value: u8,
