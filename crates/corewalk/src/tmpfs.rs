@@ -16,10 +16,10 @@
 //!
 //! # Lock order
 //! Locks are taken in this order: the bytes of one file; directories in ascending order of their
-//! slots; one inode that is not a directory. Then come the lock of a shared set of attributes, and
-//! the locks of the free lists of slots and of the queue of deferred de-duplication. `names` shows
-//! that this order prevents deadlock. The lock that lets one thread at a time de-duplicate the
-//! queued sets comes before all of these locks. No lock is held while the caller's sink runs in
+//! slots; one inode that is not a directory. Then comes the lock of a shared set of attributes. The
+//! locks of the free lists of slots and of the queue of deferred de-duplication come last. `names`
+//! shows that this order prevents deadlock. The lock that lets one thread at a time de-duplicate
+//! the queued sets comes before all of these locks. No lock is held while the caller's sink runs in
 //! `readdir`; a lock is held only while one batch is copied.
 //!
 //! # Differences from Linux
@@ -368,8 +368,8 @@ impl Tmpfs {
         Ok(inode.attr())
     }
 
-    /// Sets permission bits in the access ACL, if there is one. `ENOSPC` if a shared ACL cannot be
-    /// copied.
+    /// Sets permission bits in the access ACL, if the inode has one. Fails with `ENOSPC` if the ACL
+    /// is shared and there is no space for a copy.
     fn chmod_acl(&self, inode: &mut Inode, mode: Option<u32>, now: Timespec) -> Result<(), Errno> {
         let Some(mode) = mode else { return Ok(()) };
         let Some(acl) = inode.attributes.acl(AclKind::Access) else { return Ok(()) };

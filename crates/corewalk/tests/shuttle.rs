@@ -323,8 +323,8 @@ fn invalidate_against_fill(before: Before, tell: fn(&Vfs)) {
     assert_eq!(lookup(&vfs, "f"), Ok(next), "T25: a stale answer stayed");
 }
 
-/// Traps T25, P12: a stale answer must not be entered after an invalidation. Here only the name is
-/// invalidated.
+/// Traps T25, P12: a stale answer must not be entered after an invalidation. In this test only the
+/// name is invalidated.
 #[test]
 fn fill_during_an_invalidation_of_the_name_is_not_stale() {
     let tell = |vfs: &Vfs| vfs.invalidate(&vfs.root(), name("f")).unwrap();
@@ -332,7 +332,7 @@ fn fill_during_an_invalidation_of_the_name_is_not_stale() {
     check(move || invalidate_against_fill(Before::AnotherFile, tell));
 }
 
-/// Traps T25, P12: a stale answer must not be entered after an invalidation. Here the whole
+/// Traps T25, P12: a stale answer must not be entered after an invalidation. In this test the whole
 /// directory is invalidated.
 #[test]
 fn fill_during_an_invalidation_of_the_directory_is_not_stale() {
@@ -580,9 +580,10 @@ fn control_listing_that_begins_late_is_caught() {
 #[test]
 fn lookup_in_a_removed_directory_finds_no_other_files() {
     check(|| {
-        // The back end moves `d` elsewhere before `other` is renamed over `d`. The cache takes `d`
-        // for removed and finds it again, while its old dentry is held. So `d` gets a dentry in
-        // another slot than its inode. Only such a slot can be reused by another dentry.
+        // The back end moves the directory `d` elsewhere just before `other` is renamed over the
+        // name `d`. So the cache takes the directory for removed. It then finds the directory under
+        // its new name, while the test still holds the old dentry. So the new dentry is in another
+        // slot than the inode. Only such a slot can be reused by another dentry.
         let vfs = over(Arc::new(HookedTmpfs::new(|fs: &Tmpfs, call| {
             if call != Call::Rename(b"other") {
                 return Ok(());

@@ -541,10 +541,10 @@ fn check_links(fs: &Tmpfs, dirs: &[u64], all: &[u64]) {
     }
 }
 
-/// Trap P9: concurrent renames must not deadlock. All threads rename all pairs of names in three
-/// directories (one inside another) onto each other in every mode, while names are removed, linked
-/// and made again. In this test calls for one name overlap. A back end need not support that, but
-/// tmpfs does.
+/// Trap P9: concurrent renames must not deadlock. There are three directories, one inside another.
+/// All threads rename all pairs of names onto each other in every mode, and also remove, link and
+/// make names. In this test calls for one name overlap. A back end need not support that, but tmpfs
+/// does.
 #[test]
 fn rename_of_all_pairs_neither_deadlocks_nor_loses_links() {
     let _watchdog = Watchdog::start("all-pairs rename storm", Duration::from_secs(120));

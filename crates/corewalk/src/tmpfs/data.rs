@@ -75,7 +75,8 @@ impl FileContent {
     }
 
     /// Returns the offset of the next data or hole at or behind `offset`. The end of the file is a
-    /// hole. `ENXIO` if there is none before the end.
+    /// hole. Fails with `ENXIO` if `offset` is at or behind the end, or if data is wanted and none
+    /// follows.
     pub(super) fn seek(&self, offset: u64, what: Seek) -> Result<u64, Errno> {
         if offset >= self.size {
             return Err(Errno::NXIO);

@@ -376,7 +376,7 @@ impl Entry {
     }
 }
 
-/// The name of an entry. A short name is stored here, in 24 bytes.
+/// The name of an entry, in 24 bytes. A short name is stored inline.
 enum EntryName {
     Inline(u8, [u8; INLINE_BYTES]),
     Heap(Box<[u8]>),

@@ -127,8 +127,9 @@ impl Xattrs {
         if after > 0 && can_share && !is_deferred {
             let mut set = block.set().clone();
             set.apply(change);
-            // `first`, which makes a new set, needs space for a whole second set. If there is not
-            // enough, change the set in place, which needs space only for the difference.
+            // `first` may need space for the whole changed set, while the old set is still charged.
+            // If there is not enough, change the set in place, which needs space only for the
+            // difference.
             if let Ok(new) = self.first(set, space) {
                 self.drop_set(own, space);
                 *own = new;

@@ -49,9 +49,9 @@ impl Vfs {
         true
     }
 
-    /// Drops all lookups of the inode with this number in the root's file system, including those
-    /// of stale generations. Returns their number. A server calls this when its only client has
-    /// gone.
+    /// Drops all lookups of the inode with this number in the root's file system, including the
+    /// lookups of older inodes that had the same number. Returns the number of dropped lookups. A
+    /// server calls this when its only client has gone.
     pub fn forget_all(&self, ino: u64) -> u64 {
         let current = self.in_use(ino);
         let older = self.stale_generations(ino);

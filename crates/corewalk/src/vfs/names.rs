@@ -370,7 +370,8 @@ impl Vfs {
         if node.kind == FileKind::Directory
             && inodes.has_older_alias(inode.slot, slot, &self.dcache.dentries)
         {
-            // Another thread has entered the directory under another name since the check above.
+            // Another thread has entered the directory under another name after `get_directory`
+            // found no dentry of it.
             self.dcache.remove(slot);
             return Err(Unattached::Overtaken);
         }

@@ -54,7 +54,8 @@ pub(crate) struct Paths {
     table: Mutex<Table>,
     /// Calls wait here for moves, under `table`.
     move_ended: Condvar,
-    /// Renames and removals wait here for calls and for each other, under `table`.
+    /// Renames and removals wait on this condition variable for calls and for each other, with the
+    /// mutex `table`.
     any_ended: Condvar,
     addressing: Addressing,
     /// The prefix of hidden names. Clients cannot guess it.
@@ -139,7 +140,8 @@ pub(crate) enum Nesting {
 }
 
 impl Paths {
-    /// Returns the path locks of a back end, or None for a back end by number.
+    /// Returns the path locks of a back end. Returns None for a back end that finds files by inode
+    /// number and needs no path.
     pub(crate) fn new(addressing: Addressing) -> Option<Paths> {
         (addressing != Addressing::Number).then(|| Paths {
             table: Mutex::new(Table::default()),
@@ -249,8 +251,8 @@ impl Paths {
         self.addressing == Addressing::PathOnly
     }
 
-    /// Counts an open of `inode` before it is made. If the open fails, [`Paths::count_close`] takes
-    /// the count back.
+    /// Counts an open of `inode` before it is made. If the open fails, [`Paths::count_close`]
+    /// undoes the count.
     pub(crate) fn count_open(&self, inode: InodeSlot) {
         if self.hides() {
             *self.table.lock().opens.entry(inode).or_default() += 1;

@@ -2,8 +2,8 @@
 //!
 //! The back end renames first, then the cache. Until then, readers get the old answers, because the
 //! cache still has the old names. If the cache does not have the new name, the back end is told not
-//! to replace an existing file. During a rename only two kinds of operations wait: other changes of
-//! the old or the new name, and lookups of either name if it is not cached.
+//! to replace an existing file. During a rename only two kinds of operations wait. These are other
+//! changes of the old or the new name, and lookups of either name if it is not cached.
 //!
 //! Two concurrent moves of directories could put each directory below the other. So a move
 //! announces its new parent before it calls the back end. Then it checks the path to the root, over
@@ -320,7 +320,8 @@ impl<'v> Rename<'v, '_> {
     }
 
     /// Updates the cache after the back end's rename. If one of the names was invalidated
-    /// meanwhile, the dentries still get their new names, under stale keys.
+    /// meanwhile, the dentries still get their new names, but under stale keys, which no lookup
+    /// has.
     fn commit(
         &self,
         source: &FoundName<'_>,

@@ -64,9 +64,9 @@ fn acl(uid: u32) -> Acl {
     .unwrap()
 }
 
-/// Checks the invariants K.1, K.2 and X.2. Each block must have as many users as inodes that point
-/// at it, no block may be without a user, and every set must be charged once. `inos` are all inodes
-/// with attributes. No file has bytes.
+/// Checks the invariants K.1, K.2 and X.2. Each block must have a user, and as many users as inodes
+/// that point at it. Every set must be charged once. `inos` are all inodes with attributes. No file
+/// has bytes.
 fn audit(fs: &Tmpfs, inos: impl IntoIterator<Item = u64>) {
     let (mut pointers, mut bytes) = (BTreeMap::<u32, u32>::new(), 0);
     for ino in inos {
