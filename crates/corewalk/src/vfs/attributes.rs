@@ -121,8 +121,9 @@ impl Vfs {
     }
 
     /// Returns true if a file has set-group-ID and its group may not execute it, according to the
-    /// permission record. A write, or a change of size or owner, clears the bit unless the caller
-    /// is in the group or has `CAP_FSETID`. The kernel leaves that decision to a FUSE server.
+    /// permission record, which is as new as the attributes that clients have got. A write, or a
+    /// change of size or owner, clears the bit unless the caller is in the group or has
+    /// `CAP_FSETID`. The kernel leaves that decision to a FUSE server.
     ///
     /// # Errors
     /// The errors of the back end.
@@ -215,7 +216,7 @@ impl Vfs {
 
     /// Runs a change of attributes that permission checks depend on. The permission record is
     /// unknown while the change runs. Afterwards it is the back end's answer. If another change
-    /// overlapped, it stays unknown.
+    /// overlapped, the record stays unknown.
     fn change(
         &self,
         slot: InodeSlot,
