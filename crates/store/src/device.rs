@@ -92,8 +92,8 @@ const FILLED_BYTES_MAX: u64 = 32 << 20;
 /// A file of the host.
 ///
 /// A small write at the end of the file also writes zeros behind its bytes. A later write to these
-/// blocks and its sync are then one write for the host. A new block would cost a transaction in the
-/// journal of the host's file system.
+/// blocks and its sync then cost the host one write. For a new block, the file system of the host
+/// would also write to its journal.
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
