@@ -454,8 +454,8 @@ impl Mbcache {
         is_reusable && self.create(key, value) != Err(CreateError::Full)
     }
 
-    /// Examines `entries` entries, each at most once. It drops an entry that has no handle and was
-    /// not used since reclaim last examined it. Returns the number of dropped entries.
+    /// Examines `entries` entries, each at most once. Drops those entries that have no handle and
+    /// were not used since reclaim last examined them. Returns the number of dropped entries.
     ///
     /// This is the shrinker, a clock algorithm. Its hand moves over all slots, and skips free ones.
     ///

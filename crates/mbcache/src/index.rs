@@ -175,8 +175,9 @@ impl Index {
 
     /// Returns the entry of a pair, and its state.
     ///
-    /// The preferred slot has its own branch, because it usually has the entry. So the processor
-    /// predicts the branch, and begins the next call while it waits for the cache line.
+    /// The preferred slot of the value is checked in a branch of its own, because it usually has
+    /// the entry. So the processor predicts the branch, and begins the next call while it waits for
+    /// the cache line.
     #[inline(always)]
     pub(crate) fn look_up(&self, home: u32, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
         let [first, _] = self.both(home, pair.1);
@@ -279,9 +280,9 @@ impl Index {
                 if words == pair && slots::is_still(slot.words, state) {
                     return Err(Refused::Exists);
                 }
-                // No thread can enter another pair of this home, because the caller has its lock.
-                // So if the slot has an entry of this home, key and value belong together.
-                // Otherwise they do not matter.
+                // No thread can enter another pair of this home, because the caller has the lock of
+                // the home. So if the slot has an entry of this home, key and value belong
+                // together. Otherwise they do not matter.
                 let is_ours = || words.0 == pair.0 || self.home(words.0) == home;
                 is_needed |= distance == reach && is_ours();
             }
@@ -413,8 +414,8 @@ impl Index {
     #[cold]
     fn count_entered(&self, line: u32) {
         self.counted.add(1);
-        // The sum of the counter reads a cache line of each thread. So compute it only if the
-        // number of the line is a multiple of `rare`.
+        // To sum up the sharded counter is slow, because it reads a cache line of each thread. So
+        // compute the sum only if the number of the line is a multiple of `rare`.
         let rare = 4 * self.sample;
         let bound = i64::from(self.count * SLOTS / self.sample) * 3 / 4;
         if line & (rare - 1) == 0 && self.counted.sum() > bound {

@@ -61,8 +61,8 @@ mod tests {
         }
     }
 
-    /// Control of T42: the check must find a thread that locks two home lines at once, even if no
-    /// deadlock occurs.
+    /// Control of trap T42: the check must find a thread that locks two home lines at once, even if
+    /// no deadlock occurs.
     #[test]
     #[should_panic(expected = "T42: a thread locks two homes")]
     fn control_two_homes_are_caught() {

@@ -25,7 +25,7 @@ const SAMPLES: u64 = 8;
 type Op = (&'static str, fn(&System, u64));
 
 /// The operations to compare. Each gets a key with two values: value 0 has its referenced bit set,
-/// and value 1 has a handle.
+/// and a thread has a handle of value 1.
 const OPS: [Op; 8] = [
     ("get", |system, key| assert!(system.cache.get(key, 0))),
     ("first get", |system, key| assert!(system.cache.get(key, 1))),

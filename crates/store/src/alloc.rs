@@ -23,10 +23,11 @@ use std::collections::BTreeMap;
 use corewalk_base::primitives::{SHARDS, shard_index};
 use corewalk_base::{Mutex, OwnLine};
 
-/// Number of blocks (1 MiB in all) that an empty window takes from the tree of free runs.
+/// Number of blocks (1 MiB in all) of a new window: a run that a shard of threads takes from the
+/// tree of free runs.
 const WINDOW_BLOCKS: u64 = 256;
-/// A request for at least this many blocks is large: it takes blocks from the tree of free runs and
-/// not from a window.
+/// A request for at least this many blocks is large. It takes blocks from the tree of free runs,
+/// and not from the window of its shard of threads.
 const LARGE_BLOCKS: u64 = 64;
 /// Maximum number of free runs that a search examines. If none of these runs is long enough, the
 /// request takes the longest of them, or the device grows.

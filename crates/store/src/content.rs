@@ -237,8 +237,8 @@ impl Content {
         }
     }
 
-    /// Does those steps of a change of size that can fail, so that the change itself cannot fail. A
-    /// reader of the file sees no difference yet.
+    /// Performs the steps of a size change that can fail, so that [`Content::set_size`] cannot fail
+    /// afterwards. A reader of the file sees no change yet.
     pub(crate) fn prepare_size(&mut self, tx: FileTx<'_>, size: u64) -> Result<(), Errno> {
         if size > SIZE_MAX {
             return Err(Errno::FBIG);

@@ -156,9 +156,9 @@ impl Device for FileDevice {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut end = self.end.lock();
-        // Set the length in one step, before the zeros are written. redb refuses a file whose
-        // length is not the one in its header. A kill before all zeros are written leaves holes.
-        // Later `reserve` allocates space for them.
+        // Set the length in one step, before the zeros are written, because redb refuses a file
+        // whose length is not the one in its header. A kill before all zeros are written leaves
+        // holes, for which `reserve` allocates space later.
         self.file.set_len(len)?;
         if let Err(error) = self.fill(*end, len.min(*end + FILLED_BYTES_MAX)) {
             self.file.set_len(*end)?;

@@ -86,8 +86,8 @@ impl Layer {
         self.put_slot(key, Slot { record, is_new: false });
     }
 
-    /// Adds a record that is new (Y.1). If the layer has the key already, the layer knows better
-    /// whether the record is new.
+    /// Adds a record that is new (invariant Y.1) unless the layer already has its key. In that case
+    /// the layer knows whether the record is new.
     pub(crate) fn put_new(&self, key: Key, value: Arc<[u8]>) {
         self.put_slot(key, Slot { record: Some(value), is_new: true });
     }
@@ -248,8 +248,9 @@ mod tests {
         }
     }
 
-    /// The record existed before both layers, and the later layer removes it. The absorbed removal
-    /// must remain. If the earlier layer has made the record, no trace of it may remain.
+    /// A layer absorbs a later layer that removes a record. If the record existed before both
+    /// layers, the removal must remain. If the earlier layer made the record, no trace of it may
+    /// remain.
     #[test]
     fn absorbed_removals_leave_a_trace_of_what_was_before() {
         let (old, new, again) =

@@ -154,8 +154,8 @@ impl Log {
         }
     }
 
-    /// Writes both end marks over entries of an earlier generation. If the write is torn, one mark
-    /// is enough.
+    /// Writes both end marks over entries of an earlier generation. One mark is enough, so the
+    /// write may be torn.
     fn mark(&mut self) -> io::Result<()> {
         if self.capacity == 0 {
             return Ok(());

@@ -246,8 +246,8 @@ impl InodeRecord {
         let size = self.size.checked_add(got.0).filter(|&size| size <= ENTRIES_MAX);
         let nlink = self.nlink.checked_add(got.1).ok_or(Errno::MLINK)?;
         let size = size.ok_or(Errno::MLINK)?.checked_sub(lost.0).ok_or(Errno::IO)?;
-        // For a directory, count only the links from subdirectories. Its own name and its entry `.`
-        // are links too.
+        // A directory that loses subdirectories must keep at least two links: its own name and its
+        // entry `.`.
         let least = if lost.1 > 0 { 2 } else { 0 };
         let nlink = nlink.checked_sub(lost.1).filter(|&nlink| nlink >= least).ok_or(Errno::IO)?;
         (self.size, self.nlink) = (size, nlink);

@@ -117,8 +117,8 @@ pub trait ShareIndex: Send + Sync + 'static {
     /// Returns the maximum number of users that a block may have.
     fn users_max(&self) -> u32;
 
-    /// Returns the number of entries, and the number of entries that were dropped to make room. The
-    /// default is for an index that does not count them.
+    /// Returns the number of entries, and the number of entries that were dropped to make room. By
+    /// default both are 0, for an index that does not count them.
     fn stats(&self) -> Stats {
         Stats::default()
     }
@@ -172,8 +172,8 @@ impl ShareIndex for MbcacheIndex {
     }
 
     fn wait(&self, key: u64, block: u64) {
-        // If the other thread has dropped its handle by now, this call removes the pair. That does
-        // no harm: the caller decides again, and inserts the pair if it needs it.
+        // If the other thread has dropped its handle by now, `delete_or_get` removes the pair. That
+        // does no harm: the caller decides again, and inserts the pair if it still needs the pair.
         if let Some(busy) = self.0.delete_or_get(key, block) {
             busy.wait();
         }
@@ -426,8 +426,8 @@ mod tests {
         assert!(broken.is_empty(), "{broken:?}");
     }
 
-    /// H.5: one thread reads a block, and another thread finds it in memory. The second thread must
-    /// not update the block before the index has it.
+    /// Rule H.5: one thread reads a block from disk, and another thread finds the block in memory.
+    /// The second thread must not update the block before the index has it.
     #[test]
     fn blocks_that_are_read_are_entered_before_their_users_are_counted() {
         const PAIRS: usize = 300;

@@ -353,7 +353,8 @@ impl Store {
             let _ = devices.log.set_len(0);
             devices.take_reserve()
         };
-        // Without a reserve, make no log: commits on a full host need its space.
+        // Without a reserve, make no log: commits on a full host need the space that the log would
+        // take.
         let log_bytes = if has_reserve { options.log_bytes } else { 0 };
         let log = Log::new(devices.log.clone(), superblock, log_bytes);
         let secret = Secret::new(superblock.seed);

@@ -44,7 +44,7 @@ const STEPS: u64 = 12;
 const POINTS: usize = 400;
 /// Distance between successively tried crash points; a prime number.
 const STRIDE: usize = 7919;
-/// The index of each device of a store in the list of devices: database, data and log.
+/// The indexes of a store's devices in the list of devices: database, data and log.
 const META: usize = 0;
 const DATA: usize = 1;
 const LOG: usize = 3;
@@ -528,7 +528,8 @@ fn control_lost_byte_is_not_allowed() {
             }
         }
     }
-    // Check that this control can fail: `is_like` must allow only few of the 256 byte values.
+    // `told` counts rejected and accepted bytes. `is_like` must allow only few of the 256 byte
+    // values.
     assert!(told[0] > 100 * told[1] && told[1] > 100, "{told:?}");
 }
 
@@ -538,7 +539,7 @@ fn without_syncs(devices: &[usize]) -> String {
     let (mut log, confirmed) = load(&Disks::new(), Seed(1), true);
     let first = confirmed[0].at;
     for step in &mut log[first..] {
-        // Replace the call instead of removing it, so that the other calls keep their indexes.
+        // Replace the sync instead of removing it, so that the other calls keep their indexes.
         if matches!(step, Step::Sync { device } if devices.contains(device)) {
             *step = Step::Sync { device: 9 };
         }
@@ -561,9 +562,9 @@ fn control_database_and_log_that_are_not_synced_are_caught() {
     println!("{}", without_syncs(&[LOG]));
 }
 
-/// J.4: if blocks are reused before the commit that frees them, a crash shows bytes of another
-/// file. The tests must notice that. This control moves writes of file data that follow a sync
-/// before that sync.
+/// Control of guarantee J.4: if blocks are reused before the commit that frees them, a crash shows
+/// bytes of another file. The crash tests must notice that. To reuse blocks too early, the control
+/// moves writes of file data before the preceding sync.
 #[test]
 fn control_blocks_that_are_given_out_early_are_caught() {
     let (log, confirmed) = load(&Disks::new(), Seed(1), true);

@@ -22,13 +22,13 @@ const THREADS: u64 = 4;
 const STEPS: usize = 60;
 const POINTS: usize = 300;
 
-/// The state of a directory after an operation. `begun_at` and `confirmed_at` are lengths of the
-/// log of device calls: when the operation began, and when an fsync had confirmed it.
+/// The state of a directory after one operation. The log of device calls has length `begun_at` when
+/// the operation begins, and `confirmed_at` when an fsync has confirmed the operation.
 struct State {
     tree: Tree,
     numbers: Numbers,
-    /// The file that the operation wrote, and the byte value that only this operation writes, or 0
-    /// for a truncation.
+    /// The inode number of the written file, and the byte value that only this operation writes.
+    /// The value is 0 for a truncation.
     wrote: Option<(u64, u8)>,
     /// The length of the log of device calls before the operation.
     begun_at: usize,

@@ -53,8 +53,8 @@ fn sync_with_nothing_to_commit_ends_eio_of_reads() {
     let store = disks.open(&quiet().with_cache_bytes(0));
     disks.shared.lock().is_read_failing = true;
     assert!(count_found(&store) < FILES);
-    // There are no changes, so failed reads must not make the store read-only, however often they
-    // come.
+    // There are no changes, so failed reads must not make the store read-only, however often reads
+    // fail.
     for _ in 0..3 {
         assert_eq!(store.sync(), Ok(()));
         assert!(count_found(&store) < FILES);
