@@ -56,7 +56,7 @@ pub struct Deferral<T> {
     queue: Mutex<Vec<T>>,
     /// Number of waiting objects, including those that a running `share` handles.
     len: AtomicU64,
-    /// While this number of objects waits, no further object begins to wait.
+    /// Maximum number of waiting objects. While so many wait, no further object begins to wait.
     max: u64,
 }
 
@@ -81,8 +81,9 @@ impl<T> Deferral<T> {
 
     /// Adds an object that does not wait yet.
     pub fn push(&self, object: T) {
-        // ORDERING: Relaxed. The queue has a lock. Readers of the count use it as a hint, or are
-        // ordered after this call by other means, such as the object's lock.
+        // ORDERING: Relaxed. The count orders no data, because the queue has a lock. Readers of the
+        // count use it as a hint, or are ordered after this call by other means, such as the
+        // object's lock.
         self.len.fetch_add(1, Ordering::Relaxed);
         self.queue.lock().push(object);
     }

@@ -190,7 +190,7 @@ impl Index {
         if found.is_none() {
             // ORDERING(mbcache-refill): Acquire fence. Pairs with the Release fence in `fill`. The
             // search may have read words of a later entry in a slot. Then the caller sees the work
-            // of the last holder of the earlier entry there.
+            // of the last holder of the earlier entry in that slot.
             fence(Ordering::Acquire);
         }
         found
@@ -353,7 +353,7 @@ impl Index {
     fn trim(&self, home: u32, reach: u64) {
         // ORDERING(mbcache-refill): Acquire fence. Pairs with the Release fence in `fill`. The
         // caller may have read words of a later entry in a slot. Then this thread sees the work of
-        // the holders of the earlier entry there.
+        // the holders of the earlier entry in that slot.
         fence(Ordering::Acquire);
         // ORDERING(mbcache-reach): Release. Pairs with the load in `reach_of`. A search that ends
         // at the lower reach does not read the slots behind it. But it sees the work of the last
@@ -423,7 +423,7 @@ impl Index {
         }
     }
 
-    /// Subtracts an ended entry from the count, if the line of the slot is counted.
+    /// Subtracts an ended entry from the count, if entries in the line of the slot are counted.
     #[inline]
     pub(crate) fn note_ended(&self, number: u32) {
         if self.is_counted(number) {
@@ -461,7 +461,7 @@ impl Index {
     }
 
     /// Drops the entry of a slot, unless the entry has a handle or its referenced bit is set.
-    /// Clears that bit.
+    /// Clears a referenced bit that is set.
     fn look(&self, slot: Slot<'_>) -> Look {
         let state = slots::state(slot.words);
         if !state.is_live() {
@@ -489,13 +489,15 @@ impl Index {
         Locked { line, _order }
     }
 
-    /// Locks a line other than the caller's home, if the lock is free. It does not wait.
+    /// Locks a line other than the home line of the caller's key, if the lock is free. Does not
+    /// wait.
     fn try_lock(&self, line: u32) -> Option<Locked<'_>> {
         let line = self.line(line);
         try_lock(line).then(|| Locked { line, _order: None })
     }
 
-    /// Returns the line that is `further` lines after `line`. The line after the last is line 0.
+    /// Returns the line that is `further` lines after `line`. The lines form a ring: line 0 follows
+    /// the last line.
     #[inline(always)]
     fn line_at(&self, line: u32, further: u32) -> u32 {
         let at = line + further;

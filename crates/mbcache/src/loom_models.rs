@@ -39,7 +39,7 @@ impl Shared {
     }
 
     /// Checks that the cache has `entries` entries, and that each one is within the reach of its
-    /// home line (I.1).
+    /// home line (invariant I.1).
     fn check_counts(&self, entries: u64) {
         assert_eq!(
             self.cache.stats().entries,
@@ -265,8 +265,8 @@ fn entry_behind_its_home_is_found_while_others_come_and_go() {
 fn control_reach_that_is_lowered_too_soon_is_caught() {
     search_against_change(|cache| {
         let word = &cache.index.line(home(cache))[REACH];
-        // ORDERING: Release, both stores. That is strong enough. The fault under test is the wrong
-        // reach.
+        // ORDERING: Release, for both stores. The ordering is strong enough: the fault of this
+        // control is the wrong reach.
         word.store(0, Ordering::Release);
         cache.create(KEY, 4).unwrap();
         // ORDERING: Release. As above.
@@ -483,8 +483,8 @@ fn entry_that_is_held_is_not_reclaimed() {
 #[should_panic(expected = "T35: an entry in use was not in the index")]
 fn control_reclaim_of_a_held_entry_is_caught() {
     find_against_shrink(|cache| {
-        // ORDERING: AcqRel. That is strong enough. The fault under test is that handles are
-        // ignored.
+        // ORDERING: AcqRel. The ordering is strong enough: the fault of this control is that it
+        // ignores handles.
         slot_of(cache, 1).words[STATE].fetch_and(!LIVE, Ordering::AcqRel);
         1
     });
@@ -532,7 +532,7 @@ fn control_reclaim_in_two_steps_is_caught() {
     });
 }
 
-/// Each of two threads changes another flag of one entry. The first uses `clear_reusable`, the
+/// Two threads change different flags of one entry: the first calls `clear_reusable`, and the
 /// second sets the referenced bit.
 fn flags(clear_reusable: fn(&Mbcache)) -> [usize; 1] {
     Tally::of_bounded(3, move |tally| {
@@ -614,8 +614,8 @@ fn control_refill_without_a_fence_is_caught() {
         words[slots::KEY].store(key_of(cache, home(cache)), Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         words[slots::VALUE].store(4, Ordering::Relaxed);
-        // ORDERING: Release. That is strong enough. The fault under test is that a reader may see
-        // the stores above too early.
+        // ORDERING: Release. The ordering is strong enough: the fault of this control is the
+        // missing fence before the stores of the words.
         words[STATE].store(2 * NEXT | REUSABLE | LIVE, Ordering::Release);
     });
 }
@@ -670,8 +670,8 @@ fn entry_that_has_room_again_while_its_last_handle_is_put_is_found() {
 fn control_full_entry_that_is_taken_out_in_two_steps_is_caught() {
     put_against_room(|entry| {
         let word = &entry.slot.words[STATE];
-        // ORDERING: AcqRel, and Release below. Both are strong enough. The fault under test is the
-        // second step.
+        // ORDERING: AcqRel, and Release below. Both are strong enough: the fault of this control is
+        // that it takes two steps.
         let state = word.load(Ordering::Acquire);
         if state & REUSABLE != 0 {
             return drop(entry);

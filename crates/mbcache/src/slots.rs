@@ -85,7 +85,7 @@ pub(crate) enum Spare {
 /// The effects of a [`put`] on the entry.
 pub(crate) struct Put {
     pub(crate) is_ended: bool,
-    /// True if this was the last handle, and a thread waits until the entry has no handle.
+    /// True if the last handle was given up, and a thread waits until the entry has no handle.
     pub(crate) wakes: bool,
 }
 

@@ -219,8 +219,8 @@ fn block_changed_in_place_is_shared_with_its_equal() {
     let (one, other) = (store.put(1), store.put(2));
     assert_eq!(store.change_in_place(other, 1), one);
     assert_eq!((store.in_use(), store.cache.stats().entries), (1, 1));
-    // The third block finds no equal one. The search for its new content must not find the block
-    // itself.
+    // No other block has the new content of the third block. The search for that content must not
+    // find the third block itself.
     let third = store.put(3);
     assert_eq!(store.change_in_place(third, 4), third);
     assert_eq!(store.put(4), third);

@@ -29,7 +29,7 @@ pub(crate) struct BlockIds {
 struct List {
     /// Protected by its own mutex.
     numbers: Mutex<Vec<u64>>,
-    /// Length of `numbers`. It is written under the mutex of `numbers`, but read without it.
+    /// Length of `numbers`. Written under the mutex of `numbers`, but read without this mutex.
     len: AtomicU64,
 }
 

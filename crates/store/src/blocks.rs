@@ -31,8 +31,8 @@
 //! - K.7: unused blocks take no more memory than used ones, or at most [`SHARD_BYTES`] per shard. A
 //!   shard is scanned for unused blocks after at most [`SHARD_BLOCKS`] new ones.
 //! - K.8: a private block is reached only through its inode. The table does not contain it.
-//!   `get_for` refuses its record if the id comes from the index, because that id is stale. Record
-//!   and table entry of a block change together, under the mutex of the shard.
+//!   `get_for` refuses its record if the id comes from the index, because such an id is outdated.
+//!   Record and table entry of a block change together, under the mutex of the shard.
 //!
 //! # Locks
 //! The mutex of the count of users is the lock of a block. Records, the index and the mutex of a
@@ -56,7 +56,7 @@ use crate::store::StoreStats;
 
 /// Number of shards of the table of shared blocks.
 const SHARDS: usize = 64;
-/// After so many new blocks at the latest, a shard is scanned and its unused blocks are dropped.
+/// After this many new blocks at the latest, a shard is scanned and its unused blocks are dropped.
 const SHARD_BLOCKS: usize = 1024;
 /// A shard with more bytes of content than this is scanned, and its unused blocks are dropped.
 const SHARD_BYTES: usize = 512 << 10;

@@ -83,9 +83,9 @@ impl BufferedDevice {
         Ok(())
     }
 
-    /// Performs one call with one of two functions. Until [`BufferedDevice::release`] has
-    /// succeeded, calls `held` with the pending writes, and afterwards `released` with the device
-    /// below.
+    /// Performs a call on the device with one of two functions. Until [`BufferedDevice::release`]
+    /// has succeeded, calls `held` with the pending writes, and afterwards `released` with the
+    /// device below.
     fn choose<R>(
         &self,
         held: impl FnOnce(&mut Waiting) -> io::Result<R>,

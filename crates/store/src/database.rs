@@ -98,7 +98,8 @@ impl Database {
         &self.loss
     }
 
-    /// Writes records as one transaction. Returns a snapshot of the database after it.
+    /// Writes records as one transaction. Returns a snapshot of the database after this
+    /// transaction.
     ///
     /// # Errors
     /// The error of the device. After an error the database refuses all calls.
@@ -281,7 +282,8 @@ impl Snapshot {
     }
 }
 
-/// The guard of the redb calls for one open database. After a panic of redb it makes no more calls.
+/// Makes the calls of redb for one open database. After a panic of redb, it refuses all further
+/// calls.
 #[derive(Clone, Default)]
 struct Calls {
     has_panicked: Arc<AtomicBool>,

@@ -553,8 +553,8 @@ mod tests {
             let inode = store.table.find(attr.ino).unwrap();
             store.remove(root, name, file).unwrap();
             store.forget(attr.ino);
-            // Put the inode back into the table. So the test acts like a thread that has looked the
-            // inode up before it was forgotten.
+            // Put the inode back into the table, as if a thread had looked the inode up before it
+            // was forgotten.
             store.table.insert(inode);
             assert_eq!(change(&store, file), Err(Errno::STALE));
             store.table.remove(attr.ino);

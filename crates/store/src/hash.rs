@@ -11,7 +11,7 @@
 //! # Samples
 //! Names and most sets are hashed as a whole. Of an input longer than [`WHOLE_MAX`] bytes,
 //! [`Secret::hash`] takes the length and [`SAMPLES`] pieces, evenly spaced from the first byte to
-//! the last. To hash 4 KiB takes longer than to compare them. Sets with one hash are compared byte
+//! the last. To hash 4 KiB takes longer than to compare 4 KiB. Sets with one hash are compared byte
 //! by byte anyway, before they share a block. Sets that differ only between the pieces have the
 //! same hash. After several such sets `blocks` uses [`Secret::hash_whole`].
 //!

@@ -141,7 +141,8 @@ pub(crate) struct Journal {
     barrier: Box<[OwnLine<RwLock<View>>]>,
     /// Protected by its own mutex.
     state: Mutex<State>,
-    /// Notified when `state` changes. A thread waits for it with `state` locked.
+    /// A condition variable, notified when `state` changes. A thread waits for it with `state`
+    /// locked.
     changed: Condvar,
     /// The open database. Protected by its own mutex.
     opened: Mutex<Opened>,
@@ -191,7 +192,8 @@ struct Counts {
     database: AtomicU64,
     logged: AtomicU64,
     logged_bytes: AtomicU64,
-    /// Transactions that went to the database because a write or a sync of the log failed.
+    /// Number of transactions that went to the database because a write or a sync of the log
+    /// failed.
     log_failures: AtomicU64,
     /// Calls whose transaction was committed by another thread.
     shared: AtomicU64,
@@ -199,7 +201,7 @@ struct Counts {
     data_syncs: AtomicU64,
     /// Records written to the database.
     records: AtomicU64,
-    /// Operations that had to wait for a commit because the running layer was heavy.
+    /// Number of operations that had to wait for a commit because the running layer was heavy.
     waits: AtomicU64,
 }
 

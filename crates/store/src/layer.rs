@@ -28,7 +28,8 @@ use crate::record::{Key, Kind};
 
 /// Number of shards; a power of two.
 const SHARDS: usize = 64;
-/// Number of bytes by which a shard grows before the layer adds up the sizes of its shards.
+/// When a shard has grown by so many bytes, the layer checks the sum of the sizes of all its
+/// shards.
 const ADD_UP_BYTES: i64 = 64 << 10;
 /// Estimated size of a record without its value, in bytes.
 const RECORD_BYTES: i64 = 96;
@@ -59,7 +60,8 @@ struct Shard {
     points: HashMap<Key, Slot, foldhash::fast::FixedState>,
     ranges: BTreeMap<Key, Slot>,
     freed: Vec<Run>,
-    /// Growth in bytes since the size of the layer was last checked.
+    /// Growth of this shard in bytes since the layer last checked the sum of the sizes of its
+    /// shards.
     grown: i64,
 }
 
@@ -196,8 +198,8 @@ impl Layer {
     /// first such operation.
     #[inline]
     pub(crate) fn begin(&self) -> bool {
-        // ORDERING: Relaxed, for load and swap. The flag only wakes the committer. If it misses the
-        // flag, it checks for new transactions again later.
+        // ORDERING: Relaxed, for load and swap. The flag only wakes the committer. If the committer
+        // misses the flag, it checks for new transactions again later.
         !self.has_begun.load(Ordering::Relaxed) && !self.has_begun.swap(true, Ordering::Relaxed)
     }
 

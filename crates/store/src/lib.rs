@@ -27,7 +27,8 @@
 //!   With [`StoreOptions::is_dirsync`], a change of a directory is durable when its call returns.
 //! - S.3: a full host gives `ENOSPC`, and a failed read `EIO`. Any other failure of a commit makes
 //!   the store read-only: `fsync` gives `EIO`, changes `EROFS`. Durable files are not lost.
-//! - S.4: a mount of a mounted directory, or with an unknown format version, is refused.
+//! - S.4: a mount of a directory that is mounted already, or of a store with an unknown format
+//!   version, is refused.
 //! - S.5: a refused mount has changed no byte of the store, but may have made the file `lock`. A
 //!   failure during the replay of the log loses no durable data.
 //! - S.6: a mount refuses a database with a damaged page, and two extents that use the same block.

@@ -88,7 +88,7 @@ impl Mount {
     /// Checks the store on `devices`. `database` is its open database.
     ///
     /// # Errors
-    /// Each [`OpenError`] for an existing store. In that case nothing has changed (N.1).
+    /// Each [`OpenError`] for an existing store. In that case nothing has changed (invariant N.1).
     pub(crate) fn look(devices: Devices, database: BufferedDatabase) -> Result<Mount, OpenError> {
         let snapshot = database.database.snapshot()?;
         let superblock = read_super(&snapshot)?;
@@ -128,7 +128,7 @@ impl Mount {
     }
 }
 
-/// Opens the database of a store. Makes a database if the device is empty.
+/// Opens the database of a store on the device `meta`. Makes a database if that device is empty.
 pub(crate) fn open_database(devices: &Devices, cache_bytes: usize) -> Result<Database, OpenError> {
     match is_ours(&*devices.meta)? {
         true => Ok(Database::open(&devices.meta, cache_bytes)?),

@@ -411,8 +411,8 @@ impl Rename<'_, '_> {
         Ok([in_new, in_old])
     }
 
-    /// Saves both directories. If they are the same, the second record replaces the first. The
-    /// second record contains the changes of both.
+    /// Saves the records of the new and the old directory of a rename. If these are the same
+    /// directory, the second record replaces the first, and contains the changes of both.
     fn save_directories(&mut self, counted: [InodeRecord; 2]) -> Result<(), Errno> {
         let now = now();
         for (dir, counted) in [self.new.0, self.old.0].into_iter().zip(counted) {

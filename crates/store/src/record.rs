@@ -36,9 +36,9 @@ const LINKABLE: u32 = 1;
 /// Flag of an inode with an access ACL.
 const HAS_ACL: u32 = 2;
 
-/// The largest inode number, id of an attribute block, and generation. Numbers are assigned from 1
-/// on, so no store reaches this maximum. A larger number is damage. The number after it might wrap
-/// around to one that is in use.
+/// The maximum of inode numbers, of ids of attribute blocks, and of generations. Numbers are
+/// assigned from 1 on, so no store reaches this maximum. A larger number is damage. The number
+/// after such a damaged one might wrap around to a number that is in use.
 pub(crate) const NUMBER_MAX: u64 = 1 << 62;
 
 /// Maximum number of entries of a directory. With more entries, the size of the directory in

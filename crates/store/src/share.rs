@@ -98,12 +98,12 @@ pub trait ShareIndex: Send + Sync + 'static {
     /// Informs the index of the number of users of a block. The caller holds the lock of the block.
     fn note_users(&self, key: u64, block: u64, users: u32);
 
-    /// Announces that a user is about to leave a block (H.4). The caller holds the lock of no
+    /// Announces that a user is about to leave a block (rule H.4). The caller holds the lock of no
     /// block.
     fn leave(&self, _block: u64) {}
 
-    /// Ends `leave`, after the user has left the block or has failed to leave it. The caller holds
-    /// the lock of no block.
+    /// Ends the announcement of `leave`, after the user has left the block or has failed to leave
+    /// it. The caller holds the lock of no block.
     fn left(&self, _block: u64) {}
 
     /// Removes a pair, if the index has it. The caller holds the lock of the block and has called
@@ -228,8 +228,8 @@ mod tests {
     use super::*;
     use crate::{Store, StoreOptions, fsck};
 
-    /// The default index, with counters and checks of the rules H.1 to H.5. Each mutex protects the
-    /// value inside it.
+    /// The default index, with counters and with checks of the rules H.1 to H.5 of [`ShareIndex`].
+    /// Each mutex protects the value inside it.
     struct Watched {
         index: MbcacheIndex,
         looks: Mutex<u64>,
@@ -349,7 +349,8 @@ mod tests {
     }
 
     const CONTENTS: usize = 200;
-    /// Maximum number of blocks that are compared with one content: four for each of its two keys.
+    /// Maximum number of blocks that are compared with one content: four for each of its two index
+    /// keys.
     const LOOKS_MAX: u64 = 2 * 4;
 
     #[test]

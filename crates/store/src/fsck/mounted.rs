@@ -155,8 +155,8 @@ fn entry_of_another_kind_than_its_inode_stays() {
     try_with("as-file", directory_as_file, run((root(), "dir"), dir()), &findings);
 }
 
-/// A mount must refuse a store with an invalid number and change nothing. Otherwise the next number
-/// after the largest one could be 0, or the number of the root.
+/// A mount must refuse a store with an invalid number of an inode or attribute block, and change
+/// nothing. Otherwise the number after the largest one could be 0, or the number of the root.
 #[test]
 fn numbers_that_nothing_has_are_refused() {
     for kind in [Kind::Orphan, Kind::Inode, Kind::XattrUsers] {

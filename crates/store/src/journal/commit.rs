@@ -430,7 +430,7 @@ struct Turn<'a> {
 /// The outcome of a turn.
 enum Done {
     Nothing,
-    /// All transactions up to this one are in the log. With `Goal::InDatabase`, all of them are in
+    /// All transactions up to this id are in the log. With `Goal::InDatabase`, all of them are in
     /// the database.
     To(u64, Goal),
 }

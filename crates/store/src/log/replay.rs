@@ -54,7 +54,7 @@ pub(crate) struct Contents {
     pub(super) entries: u64,
     /// True if the log has no valid entry, and has a block that cannot be read.
     pub(super) is_unreadable: bool,
-    /// The records that a mount needs. The values of inodes are left out.
+    /// The records of the log that a mount needs. For records of inodes only the keys are kept.
     pub(crate) changes: Changes,
     /// The end of the file data in the log, as an offset in bytes on the data device.
     pub(crate) data_end: u64,

@@ -1,4 +1,4 @@
-//! Crash points in a load of several threads that share commits.
+//! Crash points in a workload of several threads that share commits.
 //!
 //! Each thread changes its own directory and syncs files in it. The test keeps the state of the
 //! directory after each operation. Each operation writes its own byte value. After a crash the
@@ -35,8 +35,8 @@ struct State {
     confirmed_at: Option<usize>,
 }
 
-/// Changes one file of `dir`. A write writes the byte value `tag`. Returns the file to sync, and
-/// the written file with its byte value.
+/// Makes a random change of one file in `dir`. All bytes that it writes are `tag`. Returns the
+/// inode to sync, and the inode number of the written file with the byte value.
 fn change(
     store: &Store,
     dir: Node<'_>,
@@ -69,8 +69,8 @@ fn change(
     }
 }
 
-/// Runs the load. Returns the log of device calls, the number of calls after which all directories
-/// existed, and the states of each directory.
+/// Runs the workload. Returns the log of device calls, the number of calls after which all
+/// directories existed, and the states of each directory.
 fn load(seed: Seed) -> (Vec<Step>, usize, Vec<Vec<State>>) {
     let disks = Disks::new();
     disks.shared.lock().log = Some(Vec::new());

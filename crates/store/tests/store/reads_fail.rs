@@ -101,7 +101,7 @@ fn change_after_a_failed_attempt_is_committed() {
     assert_eq!((store.read(first, 0, 0, &mut bytes), bytes), (Ok(4), *b"kept"));
 }
 
-/// A commit must succeed on a host whose reads failed and which is full now. It reopens the
+/// A commit must succeed on a host whose reads failed and which is full now. The commit reopens the
 /// database, finds no space, and uses the space of the reserve.
 #[test]
 fn commit_after_a_failed_read_has_the_reserve() {

@@ -120,7 +120,8 @@ fn equal_sets_share_blocks_of_1024_users() {
     }
     assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (4, 3_000));
     drop(store);
-    // After a remount, a block can be shared only after some inode has read it.
+    // After a remount, the index has a block only once it was read. So read the blocks of some
+    // inodes.
     let store = disks.open(&quiet());
     for number in 0..2 {
         let node = Node::detached(2 + number, FileKind::Regular);
