@@ -7,7 +7,7 @@
 //! prints a line when the mount is ready. With `-f` it only checks the command line.
 //!
 //! # Exit status
-//! 
+//!
 //! The exit statuses are those of mount(8), which passes them on: 1 for an invalid command line, 32
 //! if the mount failed.
 //!

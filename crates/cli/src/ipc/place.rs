@@ -482,7 +482,7 @@ fn is_attached(outer: &Path) -> bool {
 /// them. Removes no other file.
 ///
 /// # Errors
-/// 
+///
 /// The error of the outer folder, if it cannot be read or has other files.
 pub(super) fn remove_shm(outer: &Path) -> std::io::Result<()> {
     let folder = outer.join(SEGMENTS);
