@@ -288,8 +288,8 @@ impl<'h, S: Spec> Search<'h, S> {
         }
     }
 
-    /// Takes call `index`, if the model gives its recorded result, and if the search has not yet
-    /// seen the resulting pair of taken calls and state.
+    /// Takes call `index` if the model gives its recorded result. Refuses it if the search has
+    /// already seen the resulting pair of taken calls and state.
     fn take(&mut self, index: usize) -> Step {
         let call = &self.calls[index];
         let mut next = self.state.clone();
