@@ -112,7 +112,6 @@ impl Lockref {
     /// safety.
     ///
     /// # Examples
-    /// # Examples
     ///
     /// This example finds an object in type-stable memory without a lock, and takes a reference
     /// only if the object still lives:

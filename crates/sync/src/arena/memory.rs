@@ -6,7 +6,6 @@
 //! of each atomic.
 //!
 //! # Huge pages
-//! # Huge pages
 //!
 //! A random walk over more than 64 MiB is 9 to 26 % faster on huge pages, because a TLB miss on
 //! small pages reads four page tables. The figure is for dependent loads on a virtual Sapphire
@@ -18,6 +17,7 @@
 //! background. From the second block on, huge pages are requested at once. A kernel that declines
 //! costs only speed. If the huge pages of a machine are not 2 MiB, as with base pages of 16 or 64
 //! KiB, none are requested.
+//!
 //! # Invariants
 //!
 //! - M.1: `base` is the start of a readable and writable mapping of at least `max_slots` slots.
