@@ -1,4 +1,4 @@
-//! The back end of the example. Each call opens, changes or lists the file to which its path leads.
+//! The back end of the example `mirror`. Each call opens, changes or lists the file at its path.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -26,7 +26,7 @@ impl Mirror {
         Mirror { root: root.to_owned() }
     }
 
-    /// Returns the path of a node on the host. It stays valid until the running call of the back
+    /// Returns the path of a node on the host, which stays valid until the running call of the back
     /// end returns.
     fn at(&self, node: Node<'_>) -> Result<PathBuf, Errno> {
         let path = node.path()?;
@@ -47,8 +47,7 @@ impl Mirror {
         let found = fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, wanted)?;
         let time = |at: &fs::StatxTimestamp| Timespec { secs: at.tv_sec, nanos: at.tv_nsec };
         let birth = time(&found.stx_btime);
-        // The host reuses inode numbers. If two files have had the same number, their creation
-        // times tell them apart.
+        // The host reuses inode numbers. Creation times tell two files with the same number apart.
         let generation = birth.secs as u64 * 1_000_000_000 + u64::from(birth.nanos);
         Ok(Attr::new(found.stx_ino, found.stx_mode.into())
             .with_generation(generation)

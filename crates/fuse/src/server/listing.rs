@@ -25,8 +25,8 @@ use super::{EntryOut, Server};
 const COOKIE_SHIFT: u64 = 2;
 /// The largest cookie of a back end. With [`COOKIE_SHIFT`] added, it still fits `loff_t`.
 const COOKIE_MAX: u64 = i64::MAX as u64 - COOKIE_SHIFT;
-/// The size of an entry with attributes in an answer, in bytes, without its name. An entry with its
-/// name is padded to a multiple of 8 bytes (`struct fuse_direntplus`).
+/// The size in bytes of an entry with attributes in an answer, without its name. The entry and its
+/// name together are padded to a multiple of 8 bytes (`struct fuse_direntplus`).
 const ENTRY_BYTES: usize = 152;
 /// The smallest and the largest expected size of an answer, in bytes. The smallest is the size of
 /// the kernel's smallest buffer. The largest is the size of the buffer that the C library uses.
@@ -38,8 +38,8 @@ const ANSWER_BYTES: std::ops::RangeInclusive<usize> = 4096..=32768;
 pub struct Dirent<'a> {
     /// The name. It may be `.` or `..`.
     pub name: &'a [u8],
-    /// The node number. If the lookup of an entry with attributes failed, it is 0, and the entry
-    /// counts no lookup.
+    /// The node number. It is 0 if the lookup of an entry with attributes has failed. Then no
+    /// lookup is counted for the entry.
     pub node: u64,
     /// The file type.
     pub kind: FileKind,
@@ -54,7 +54,7 @@ struct Names {
     answer_bytes: usize,
     bytes: Vec<u8>,
     /// For each name: the offset in `bytes` at which the name ends, and the entry that the back end
-    /// reported. A name starts at the end of the name before it.
+    /// reported. A name starts where the previous one ends.
     ends: Vec<(usize, ListedEntry)>,
 }
 
@@ -68,9 +68,9 @@ struct ListedEntry {
 }
 
 impl Server {
-    /// Passes a page of the entries of `node` behind `cookie` to `sink`. Ends when the back end
-    /// ends the page, or when `sink` breaks. An entry for which `sink` breaks is not taken. A page
-    /// without entries means the end of the directory.
+    /// Passes a page of the entries of `node` after `cookie` to `sink`. Ends when the back end ends
+    /// the page, or when `sink` breaks at an entry, which it then has not taken. A page without
+    /// entries means the end of the directory.
     ///
     /// # Errors
     /// `ENOTDIR`; `ESTALE`; `EOVERFLOW` for a cookie above 2^63 - 3; the errors of the back end. If
@@ -162,8 +162,8 @@ impl Server {
         let result = loop {
             let reported = self.report(&dir, cookie, &mut names, &mut take);
             match names.ends.last() {
-                // Read the next page. All names of this page were removed meanwhile, and an empty
-                // answer would mean the end of the directory.
+                // Meanwhile all names of this page were removed. Read the next page, because an
+                // empty answer would mean the end of the directory.
                 Some(&(_, last))
                     if reported == Ok(ControlFlow::Continue(())) && taken_bytes.get() == 0 =>
                 {
@@ -180,7 +180,7 @@ impl Server {
         if taken_bytes.get() > 0 { Ok(()) } else { result.map(drop) }
     }
 
-    /// Collects a page of names behind the back end's `cookie`, looks the names up, and passes them
+    /// Collects a page of names after the back end's `cookie`, looks the names up, and passes them
     /// to `sink`.
     fn report(
         &self,
@@ -225,8 +225,8 @@ impl Server {
         Ok(taken)
     }
 
-    /// Returns the counted entry of a collected name. Looks the name up, unless the back end has
-    /// reported its attributes.
+    /// Returns the counted entry of a collected name. Looks the name up, unless the back end
+    /// reported attributes with the name.
     fn entry_of(
         &self,
         (dir, listing): (&InodeRef<'_>, &Listing<'_>),
@@ -236,8 +236,7 @@ impl Server {
         let name = self.name(name)?;
         let found = match listed.attr.and_then(|attr| listing.enter(name, &attr)) {
             Some(found) => found,
-            // The lookup needs no permission check. A process that may read a directory may see all
-            // its names.
+            // No permission check: a process that may read a directory may see all its names.
             None => self.look_up(&Cred::root(), dir, name)?,
         };
         let attr = found.attr()?;
@@ -265,8 +264,8 @@ impl Server {
     }
 }
 
-/// An entry that is already counted, but not yet taken by the sink. Dropping it returns the lookup,
-/// even if the sink panics.
+/// An entry that is already counted, but not yet taken by the sink. Dropping the value takes the
+/// lookup back, even if the sink panics.
 struct Untaken<'a> {
     server: &'a Server,
     node: u64,
@@ -297,7 +296,7 @@ fn unshifted(cookie: u64) -> u64 {
 }
 
 thread_local! {
-    /// The batch of names. Its memory is kept from one request to the next.
+    /// The batch of names, whose memory each thread reuses for all its requests.
     static NAMES: RefCell<Names> = RefCell::default();
 }
 
@@ -316,7 +315,7 @@ impl Names {
         NAMES.set(self);
     }
 
-    /// Collects a page of names behind `cookie`. Stops when the names fill the expected size of an
+    /// Collects a page of names after `cookie`. Stops when the names fill the expected size of an
     /// answer.
     fn collect(&mut self, listing: &Listing<'_>, cookie: u64) -> Result<(), Errno> {
         self.bytes.clear();
@@ -336,8 +335,8 @@ impl Names {
             ControlFlow::Continue(())
         })?;
         if is_full {
-            // More names are left than fit into the expected size of an answer. The kernel's buffer
-            // may be larger, so expect more next time.
+            // The names fill the expected size of an answer. The kernel's buffer may be larger, so
+            // expect more next time.
             self.answer_bytes = (2 * self.answer_bytes).min(*ANSWER_BYTES.end());
         }
         Ok(())
