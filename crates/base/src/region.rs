@@ -234,7 +234,7 @@ mod mapped {
         fn drop(&mut self) {
             let len = self.lines as usize * size_of::<Line>();
             // SAFETY: the range is the mapping that the constructor has made (R.1), and `&mut self`
-            // proves that no reference into it is left.
+            // proves that no reference into the mapping is left.
             let unmapped = unsafe { mm::munmap(self.base.as_ptr().cast(), len) };
             debug_assert!(unmapped.is_ok(), "munmap of a whole mapping cannot fail");
         }

@@ -62,8 +62,8 @@ impl Counting {
     /// allocates or frees at that time.
     pub fn live(&self) -> Live {
         // ORDERING: Relaxed. The counts are statistics: they are exact only if no other thread
-        // allocates or frees during the call. `live` reads the freed counts first, so that no
-        // difference is negative.
+        // allocates or frees during the call. `live` reads the counts of freed memory before those
+        // of allocated memory, so that a difference is seldom negative. A negative one counts as 0.
         let freed_bytes = self.freed_bytes.load(Ordering::Relaxed);
         let freed_blocks = self.freed_blocks.load(Ordering::Relaxed);
         // ORDERING: Relaxed. The count is a statistic, exact only if no other thread allocates or
