@@ -131,7 +131,7 @@ mod mapped {
                 return Err(Errno::INVAL.into());
             }
             let is_limited = fstatfs(&file).is_ok_and(|room| room.f_blocks != 0);
-            // SAFETY: the call names no address, so it replaces no mapping in use. The words are
+            // SAFETY: mmap(2) gets no address, so it replaces no mapping in use. The words are
             // atomics (R.2), so a store by another process is no data race.
             let base = unsafe {
                 mm::mmap(

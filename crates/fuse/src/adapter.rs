@@ -12,11 +12,11 @@
 //!   descriptor is closed.
 //! - The adapter does not request file locks. So the kernel manages them itself, as for a local
 //!   file system.
-//! - If the kernel checks permissions, it also clears the set-user-ID bit of a changed file, and
-//!   the set-group-ID bit if the group may execute the file. But it does not do so in an open that
-//!   truncates. If the server checks permissions, the adapter requests that the kernel leaves both
-//!   bits to the server (`FUSE_HANDLE_KILLPRIV`). If the group may not execute the file, the server
-//!   always decides about set-group-ID (`Server::change`).
+//! - If the kernel checks permissions, it also clears the set-user-ID bit of a changed file. It
+//!   clears the set-group-ID bit if the group may execute the file. But it does not do so in an
+//!   open that truncates. If the server checks permissions, the adapter requests that the kernel
+//!   leaves both bits to the server (`FUSE_HANDLE_KILLPRIV`). If the group may not execute the
+//!   file, the server always decides about set-group-ID (`Server::change`).
 //!
 //! # Panics of a back end
 //! Each request runs under `catch_unwind`. If it panics, the answer is `EIO`. The cache and the

@@ -20,10 +20,10 @@
 //!   of a slot, so no free list runs through a slot. Trap T7 is a link that overwrites a count
 //!   which late readers still use.
 //! - A.3: slot 0 is never handed out, so index 0 can mean "none".
-//! - A.4: the arena prefers freed slots to fresh ones. A shard takes fresh slots only if it and the
-//!   depot have no slot of the requested [`Group`], and the depot has fewer than [`SPARE`] slots of
-//!   the other group. So the touched memory exceeds the peak use by at most two batches of each
-//!   group per shard and [`SPARE`] slots.
+//! - A.4: the arena prefers freed slots to fresh ones. A shard takes fresh slots only on two
+//!   conditions. It and the depot have no slot of the requested [`Group`], and the depot has fewer
+//!   than [`SPARE`] slots of the other group. So the touched memory exceeds the peak use by at most
+//!   two batches of each group per shard and [`SPARE`] slots.
 //! - A.5: `alloc` returns `None` only if it found no free slot in any shard.
 //! - A.6: a small arena takes small pages; `arena/memory` says when it uses huge ones.
 //!
@@ -334,8 +334,9 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     /// Fills a shard's empty list of free slots of `group` from the depot. If the depot has none to
     /// give, takes fresh slots.
     ///
-    /// If the depot has no slot of `group` but many of the other group, the other group has shrunk.
-    /// Then the shard takes slots of the other group before fresh ones.
+    /// If the depot has no slot of `group`, but at least [`SPARE`] free slots of the other group,
+    /// few objects use the other group now. Then the shard takes slots of the other group before
+    /// fresh ones.
     fn refill(&self, group: Group, free: &mut Free) {
         let slots = free.of(group);
         {

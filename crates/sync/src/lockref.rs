@@ -302,8 +302,8 @@ impl Lockref {
         None
     }
 
-    /// Replaces the word by `next(word)`. If the lock is held, waits first. The closure `next`
-    /// changes only the count.
+    /// Replaces the state word of the lockref by `next(word)`. If the lock is held, waits first.
+    /// The closure `next` changes only the count in the word.
     ///
     /// Returns the new word. If `next` returns None, returns the unchanged word as the error.
     #[inline]
@@ -373,8 +373,8 @@ impl Lockref {
         }
     }
 
-    /// Sleeps until the lock is free. `word` is the locked word that the caller has read. If the
-    /// word has changed since, the call returns at once.
+    /// Sleeps until the lock is free. `word` is the state word, with the lock bit set, as the
+    /// caller has read it. If the state word has changed since, the call returns at once.
     fn sleep(&self, word: u64, sleeper: Sleeper) {
         // ORDERING: Relaxed. The bit only asks the lock holder for a wake-up, and publishes no
         // other memory.
@@ -467,8 +467,8 @@ impl LockrefGuard<'_> {
         self.lockref.word.fetch_and(!DEAD, Ordering::Release);
     }
 
-    /// Replaces the word by `next(word)` under the lock. Returns the new word, or as an error the
-    /// word for which `next` returned None.
+    /// Replaces the state word of the locked lockref by `next(word)`. Returns the new word. If
+    /// `next` returns None, returns the unchanged word as the error.
     fn change_count(&self, next: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
         let word = &self.lockref.word;
         // ORDERING: Relaxed. This thread holds the lock. Only the bit for waiting threads can

@@ -228,7 +228,7 @@ fn trace(
     Ok(counted(&fs::read_to_string(&trace).unwrap_or_default()))
 }
 
-/// Returns the number of each system call in the output of strace(1).
+/// Returns how often each system call occurs in the output of strace(1).
 fn counted(trace: &str) -> Counts {
     let mut counts = Counts::new();
     for line in trace.lines().filter(|line| !line.contains("resumed>")) {

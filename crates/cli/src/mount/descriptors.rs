@@ -19,7 +19,8 @@ const SHARED: u64 = 24;
 /// directories, a file, and the directory that it lists.
 const PER_THREAD: usize = 5;
 
-/// Returns the number of descriptors that files which clients open must leave free.
+/// Returns the number of descriptors that the server keeps for itself, so that open files of
+/// clients do not use them up.
 pub(super) fn reserved(threads: usize) -> usize {
     SHARED as usize + threads * PER_THREAD
 }

@@ -61,7 +61,7 @@ fn can_collapse() -> bool {
     (numbers.next(), numbers.next()) >= (Some(6), Some(1))
 }
 
-/// Writes one slot in the first 2 MiB of an arena, hands out all slots there with `grow`, and
+/// Writes one slot in the first 2 MiB of an arena, and hands out all slots there with `grow`. Then
 /// writes one slot in the second 2 MiB. Returns how many pages of the first and of the second 2 MiB
 /// are resident, from the best of several tries.
 fn pages_of_a_big_arena(grow: fn(&SlotArena<8>)) -> (usize, usize) {
