@@ -167,7 +167,7 @@ impl FileSystem for Mirror {
         let mut entries = RawDir::new(&dir, buf.spare_capacity_mut());
         while let Some(entry) = entries.next() {
             let entry = entry?;
-            // Skip `.` and `..`, which are not valid names. The caller adds them.
+            // Skip `.` and `..`, which are not valid names. The server itself reports them.
             let Ok(name) = Name::new(entry.file_name().to_bytes()) else { continue };
             let kind = FileKind::from_mode(entry.file_type().as_raw_mode());
             let (ino, kind) = (entry.ino(), kind.unwrap_or(FileKind::Regular));
