@@ -3,7 +3,7 @@
 //! | kind | of | kept until | at most |
 //! |---|---|---|---|
 //! | reusable | recently used inodes | evicted by the clock algorithm | `reusable` |
-//! | orphans | inodes that lost their last name | `forget`, or evicted by the clock | `orphans` |
+//! | orphans | inodes that lost their last name | `forget`, or clock eviction | `orphans` |
 //! | fresh | files created in order to be opened | the `open` that follows | creations in progress |
 //! | open | files that the client has open | `release` | `open_max`, with the fresh ones |
 //!

@@ -248,9 +248,9 @@ impl HostFs {
         self.open_number(ino, Some(generation.ok_or(Errno::STALE)?))
     }
 
-    /// Returns a descriptor of an inode whose path another program has changed on the host, by a
-    /// rename of the inode or of a directory above it. Returns `None` if the inode cannot be found
-    /// by its number, or is not beneath the root directory.
+    /// Returns a descriptor of an inode whose path another program has changed on the host: it has
+    /// renamed the inode or a directory above. Returns `None` if the inode cannot be found by its
+    /// number, or is not beneath the root directory.
     ///
     /// # Errors
     /// `ENFILE`, `ENOMEM`, `EIO`.

@@ -179,8 +179,8 @@ impl HostFs {
     /// that the host permits to read, otherwise an `O_PATH` one.
     ///
     /// # Errors
-    /// `ESTALE` if neither a path in the dentry cache nor the file handle leads to the inode, since
-    /// a call must never use a wrong file (H.1); `ENFILE`.
+    /// `ESTALE` if neither a path in the dentry cache nor the file handle leads to the inode (H.1:
+    /// a call never uses a wrong file); `ENFILE`.
     pub(crate) fn at(&self, node: Node<'_>) -> Result<SharedFd, Errno> {
         let ino = node.ino();
         if let Some(fd) = self.kept(ino) {

@@ -238,9 +238,9 @@ impl Index {
         }
     }
 
-    /// Enters a pair in the preferred slot of its value in the pair's home line, if that slot is
-    /// free and the reach of the home line is 0. Returns the number of the slot. The caller has
-    /// locked the home line.
+    /// Enters a pair in the preferred slot of its value in the pair's home line, and returns the
+    /// number of the slot. Returns `None` if that slot is in use, the reach of the home line is not
+    /// 0, or the other slot may have the pair. The caller has locked the home line.
     #[inline]
     pub(crate) fn enter_at_home(
         &self,
@@ -260,8 +260,8 @@ impl Index {
     /// Enters a pair whose home line the caller has locked, and returns the number of its slot.
     /// `tries` tells how often the caller has tried that before.
     ///
-    /// One pass over the lines within the reach of the home line finds three things: whether the
-    /// pair exists, the first free slot, and whether an entry in the last of these lines still
+    /// One pass over the lines within the reach of the home line finds three things. These are
+    /// whether the pair exists, the first free slot, and whether an entry in the last line still
     /// needs the reach.
     pub(crate) fn enter_anywhere(
         &self,

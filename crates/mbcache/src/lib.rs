@@ -37,8 +37,8 @@
 //!   dropped only if many hashes collide by chance. Used entries stay longer (trap T37).
 //! - G.5: after `new`, only the first sleep of a thread allocates (trap T41).
 //! - G.6: `get` of a pair that is marked as used stores nothing.
-//! - G.7: operations on keys with different home lines (the lines that the hashes of the keys name)
-//!   write no common cache line, if the entries of the keys are in these lines. See
+//! - G.7: the hash of a key names its home line. Operations on keys with different home lines write
+//!   no common cache line, if the entries of the keys are in their home lines. See
 //!   `tests/conflicts.rs`. In a large index, one `create` in 256 reads counters of all threads.
 //!
 //! Source: Kara, "ext\[24\]: MBCache rewrite", December 2015; Linux `fs/mbcache.c`.

@@ -251,8 +251,8 @@ fn search_against_change(change: fn(&Mbcache)) -> [usize; 2] {
     })
 }
 
-/// Guarantee G.1 and invariant I.1: a search must find an entry in a line after its home line, even
-/// if a second entry of the key ends and a third one is created meanwhile.
+/// Guarantee G.1 and invariant I.1: a search must find an entry in a line after its home line.
+/// Meanwhile a second entry of the key ends, and a third one is created.
 #[test]
 fn entry_behind_its_home_is_found_while_others_come_and_go() {
     assert_all_reached(&search_against_change(|cache| {
@@ -314,8 +314,8 @@ fn create_against_last_user(value: u64, look_up: LookUp, create: fn(&Mbcache)) -
                 Some(true) => 1,
                 Some(false) => return 2,
             };
-            // ORDERING: Relaxed. The model checks that the search of the deleter, or its step that
-            // ends the entry, orders this load after the store of the last holder of a handle.
+            // ORDERING: Relaxed. The search of the deleter, or its step that ends the entry, must
+            // order this load after the store of the last holder. The model checks that.
             let is_used = shared.is_used.load(Ordering::Relaxed) == 1;
             assert!(is_used, "T34: a use was not seen by the deleter");
             outcome

@@ -133,9 +133,9 @@ pub(crate) fn state(words: &Words) -> State {
     State(words[STATE].load(Ordering::Acquire))
 }
 
-/// Returns the key and the value in a slot. They belong to one entry for sure in three cases: the
-/// caller has a handle of that entry, or a later step of the caller on the state succeeds, or a
-/// later [`is_still`] returns true.
+/// Returns the key and the value in a slot. They belong to one entry for sure if the caller has a
+/// handle of that entry. Otherwise they do so if a later step of the caller on the state succeeds,
+/// or a later [`is_still`] returns true.
 #[inline]
 pub(crate) fn pair_of(words: &Words) -> (u64, u64) {
     // ORDERING: Relaxed. The caller finds out by the generation in the state whether the key and

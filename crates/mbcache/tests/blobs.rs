@@ -212,8 +212,8 @@ fn control_block_that_is_freed_while_it_is_found_is_caught() {
     assert!(store.block(entry.value()).users > 0, "T34: a freed block is in use");
 }
 
-/// Trap T38: when a block is changed in place, the search for its new content must find another
-/// block with that content, and not the changed block itself.
+/// Trap T38: a block is changed in place, and another block already has its new content. The search
+/// for that content must find the other block, and not the changed block itself.
 #[test]
 fn block_changed_in_place_is_shared_with_its_equal() {
     let store = Store::new(8, Tell::Users);
@@ -228,8 +228,8 @@ fn block_changed_in_place_is_shared_with_its_equal() {
     assert_eq!(store.put(3), store.put(3));
 }
 
-/// Control of trap T38: the changed block is entered into the index before the search for an equal
-/// block, so the search must wrongly find the changed block itself.
+/// Control of trap T38: the changed block is entered into the index too early, before the search
+/// for an equal block. So the search must wrongly find the changed block itself.
 #[test]
 fn control_block_that_is_entered_first_finds_itself() {
     let store = Store::new(8, Tell::Users);

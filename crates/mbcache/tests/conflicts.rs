@@ -157,9 +157,9 @@ fn operations_on_different_homes_write_no_common_line() {
             one.iter().all(|(_, lines)| lines.iter().all(|l| !l.read.is_empty())),
             "nothing seen"
         );
-        // Each operation writes to the home line of its key, except two: a `get` of a pair whose
-        // referenced bit is set (guarantee G.6), and a deletion that is refused because of a
-        // handle.
+        // Each operation writes to the home line of its key, with two exceptions. These are a `get`
+        // of a pair whose referenced bit is set (guarantee G.6), and a deletion that is refused
+        // because of a handle.
         for (name, lines) in &one {
             let is_read = ["get", "delete what is held"].contains(name);
             assert!(lines.iter().all(|l| l.written.is_empty() == is_read), "{name}");

@@ -6,8 +6,8 @@
 //! de-duplication runs on such a thread.
 //!
 //! # Invariants
-//! - U.1: an id was never used, or it is in exactly one list of free ids, or belongs to one block,
-//!   or a thread has taken it for a block that it is about to make.
+//! - U.1: an id was never used, or it is in exactly one list of free ids, or belongs to one block.
+//!   The exception is an id that a thread has taken for a block that it is about to make.
 //! - U.2: no new id is used while a list has a free id, unless another thread is just changing that
 //!   list.
 //!

@@ -9,9 +9,9 @@
 //!
 //! A *private* block has one user, and only that inode refers to it in memory. Its record has no
 //! hash ([`UNHASHED`]), and the block is in neither the table nor the index. So a change of the
-//! block takes no lock but that of the inode. Three kinds of sets are private: sets that change
-//! often, until a commit shares them (`late`); sets longer than [`SHARED_BYTES_MAX`]; and all sets
-//! of a store without sharing.
+//! block takes no lock but that of the inode. Sets that change often are private until a commit
+//! shares them (`late`). Sets longer than [`SHARED_BYTES_MAX`], and all sets of a store without
+//! sharing, are always private.
 //!
 //! The index key of a block is the hash of its content, or of samples of a long content (`hash`).
 //! After [`COMPARISONS_MAX`] different contents with one key, the hash of all bytes is the key. So

@@ -22,8 +22,8 @@
 //!
 //! # Concurrency
 //! A private block is stored like a block with one user, in the transaction of its inode. So every
-//! commit has exact counts. De-duplication of a set is an operation of its own: it holds a handle
-//! of the journal, so all its changes are in one transaction (J.1), and it holds the inode's lock.
+//! commit has exact counts. De-duplication of a set is an operation of its own. It holds a handle
+//! of the journal, so all its changes are in one transaction (J.1). It also holds the inode's lock.
 //! So it comes before or after any other change of that inode. A lookup cannot find a private block
 //! until the block is shared (K.8). `Deferral::share` runs in one thread at a time. Two threads
 //! might otherwise move two inodes to each other's block.

@@ -11,8 +11,8 @@
 //! files are never written to disk.
 //!
 //! # Invariants
-//! - Y.1: a record of a layer is new if the older layers and the database do not have a record with
-//!   its key, or have it as removed.
+//! - Y.1: a record of a layer is new if neither an older layer nor the database has a record with
+//!   its key, or if that record is removed.
 //!
 //! # Locks
 //! The mutex of one shard at a time. No other lock is taken under it.
@@ -28,8 +28,8 @@ use crate::record::{Key, Kind};
 
 /// Number of shards; a power of two.
 const SHARDS: usize = 64;
-/// When a shard has grown by this many bytes, the layer adds up the sizes of all its shards, to
-/// find out whether it is heavy (due for a commit).
+/// When a shard has grown by this many bytes, the layer adds up the sizes of all its shards. So it
+/// finds out whether it is heavy (due for a commit).
 const ADD_UP_BYTES: i64 = 64 << 10;
 /// Estimated size of a record without its value, in bytes.
 const RECORD_BYTES: i64 = 96;

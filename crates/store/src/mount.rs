@@ -9,7 +9,7 @@
 //!
 //! # Invariants
 //! - N.1: a mount finds every reason to refuse a store before it changes a byte: [`Mount::look`]
-//!   only reads the devices. A failure of the host later, in [`Mount::settle`], loses nothing: the
+//!   only reads the devices. A failure of the host later, in [`Mount::settle`], loses nothing. The
 //!   log keeps its entries until the commit that makes them void, and the next mount replays them
 //!   again.
 //!

@@ -57,9 +57,9 @@ fn directory_replaced_by_a_link_leads_nowhere() {
     assert!(!outside.join("made").exists());
 }
 
-/// If the host replaces a file by another one of the same name, calls on the old inode must not
-/// reach the new file, since a call never uses a wrong file (H.1). After an invalidation of the
-/// name, a lookup must find the new file.
+/// A call never uses a wrong file (H.1). So if the host replaces a file by another one of the same
+/// name, calls on the old inode must not reach the new file. After an invalidation of the name, a
+/// lookup must find the new file.
 #[test]
 fn file_replaced_on_the_host_is_stale_and_then_found() {
     let dir = TempDir::new();

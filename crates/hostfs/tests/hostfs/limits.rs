@@ -17,8 +17,8 @@ const DIRS: usize = 2000;
 const FILES: usize = 100;
 const CACHE_BYTES: u64 = 16 << 20;
 
-/// Trap P10 (one descriptor per known inode): a walk must read the attributes of 200,000 files with
-/// at most 256 descriptors and 16 MiB of cache.
+/// Trap P10 is one descriptor per known inode. A walk must read the attributes of 200,000 files
+/// with at most 256 descriptors and 16 MiB of cache.
 #[test]
 fn walk_of_many_files_needs_few_descriptors() {
     const NAME: &str = "limits::walk_of_many_files_needs_few_descriptors";

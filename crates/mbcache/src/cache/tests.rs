@@ -161,8 +161,8 @@ fn full_cache_whose_entries_are_all_held_takes_no_more() {
     assert_eq!(cache.create(1_001, 1_001), Ok(()), "the newest is not held");
 }
 
-/// If all lines that a key may use are full of used entries, `create` must first clear the
-/// referenced bits of these entries, and then drop one of them.
+/// If all lines that a key may use are full of used entries, `create` must first clear their
+/// referenced bits. Then it must drop one of these entries.
 #[test]
 fn key_with_too_many_values_loses_one_for_each_new_one() {
     let cache = cache(10_000);
@@ -173,8 +173,8 @@ fn key_with_too_many_values_loses_one_for_each_new_one() {
     assert_eq!((cache.stats().entries, cache.stats().reclaimed), (256, 144));
 }
 
-/// If many keys have one home line (the line where their searches begin), a search for them must
-/// get as long as one window of lines, and no longer. Entries of keys with other home lines in that
+/// Many keys have one home line (the line where their searches begin). A search for them must get
+/// as long as one window of lines, and no longer. Entries of keys with other home lines in that
 /// window must still be found.
 #[test]
 fn keys_of_one_home_are_kept_to_one_window() {

@@ -314,8 +314,8 @@ impl Journal {
         let logged = frozen.all();
         for shard in &self.barrier {
             // Change the view of one shard after the other. Meanwhile a reader finds the same
-            // records in each view, because the new logged layer has the records of the old logged
-            // layer and of the frozen layer.
+            // records in each view: the new logged layer has those of the old logged layer and of
+            // the frozen layer.
             let mut view = shard.write();
             view.logged = Some(logged.clone());
             view.frozen = None;
@@ -504,8 +504,8 @@ mod tests {
         (done, is_there)
     }
 
-    /// A transaction must not be committed if one of its operations aborts after the committing
-    /// thread has checked for failures, but before it has closed the transaction barrier.
+    /// An operation aborts after the committing thread has checked for failures, but before it has
+    /// closed the transaction barrier. The transaction of that operation must not be committed.
     #[test]
     fn abort_before_the_barrier_is_closed_stops_the_commit() {
         assert_eq!(commit_amid("abort", Journal::abort), (Err(Errno::IO), false));

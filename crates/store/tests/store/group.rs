@@ -23,8 +23,8 @@ const STEPS: usize = 60;
 const POINTS: usize = 300;
 
 /// The state of a directory after one operation. The fields `begun_at` and `confirmed_at` are
-/// lengths of the log of device calls: at the start of the operation, and when an fsync has
-/// confirmed it.
+/// lengths of the log of device calls. They are taken at the start of the operation, and when an
+/// fsync has confirmed it.
 struct State {
     tree: Tree,
     numbers: Numbers,
