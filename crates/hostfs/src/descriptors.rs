@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | reusable | recently used inodes | evicted by the clock algorithm | `reusable` |
 //! | orphans | inodes that lost their last name | `forget`, or clock eviction | `orphans` |
-//! | fresh | files created in order to be opened | the `open` that follows | creations in progress |
+//! | fresh | files created in order to be opened | the `open` that follows | running creations |
 //! | open | files that the client has open | `release` | `open_max`, with the fresh ones |
 //!
 //! A descriptor keeps its inode alive, so the host gives the inode number to no other file. An

@@ -74,8 +74,8 @@ impl HostFsOptions {
 }
 
 impl Default for HostFsOptions {
-    /// Returns the defaults: 64 reusable descriptors, 64 orphans, 32 reserved ones, and the access
-    /// times of the host.
+    /// Returns the defaults: at most 64 reusable descriptors and 64 orphans, 32 descriptors
+    /// reserved for running calls, and the access times of the host.
     fn default() -> HostFsOptions {
         let atime = AtimePolicy::default();
         HostFsOptions { reusable: 64, orphans: 64, reserved: 32, atime }

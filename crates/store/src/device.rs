@@ -230,7 +230,8 @@ impl redb::StorageBackend for Backend {
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), io::Error> {
         self.device.read_at(offset, out).map_err(|error| match error.kind() {
-            // A page of the database refers to a page that is behind the end of the device.
+            // A page refers to another one behind the end of the device, so the database is
+            // damaged.
             io::ErrorKind::UnexpectedEof => io::ErrorKind::InvalidData.into(),
             _ => error,
         })

@@ -186,8 +186,8 @@ impl Batch {
         view.collect_from(Kind::Name, dir, from, &mut self.records)
     }
 
-    /// Calls `sink` with the entries of the batch that come behind `cookie`, until `sink` asks to
-    /// stop. `EIO` for an invalid entry.
+    /// Calls `sink` with those copied entries that come behind `cookie`, until `sink` asks to stop.
+    /// `EIO` for an invalid entry.
     pub(crate) fn report(
         &self,
         cookie: u64,

@@ -201,8 +201,8 @@ impl InodeRecord {
         out.extend_from_slice(target);
     }
 
-    /// Decodes an inode. Returns the inode and the bytes of the record that follow it. `EIO` for an
-    /// invalid inode.
+    /// Decodes an inode. Returns the inode, and the bytes that follow it in the record: the target
+    /// of a symbolic link. `EIO` for an invalid inode.
     pub(crate) fn decode(bytes: &[u8]) -> Result<(InodeRecord, &[u8]), Errno> {
         let mut fields = Fields(bytes);
         let [mode, nlink, uid, gid] = [(); 4].map(|()| fields.u32());

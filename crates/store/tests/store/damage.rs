@@ -21,7 +21,7 @@ struct Entry {
 }
 
 /// Returns the devices of a killed store, the entries in its log, and the tree of the store after
-/// each of them.
+/// each of these entries.
 fn load() -> ([Vec<u8>; 4], Vec<Entry>, Vec<Tree>) {
     let disks = Disks::new();
     let store = disks.open(&quiet());

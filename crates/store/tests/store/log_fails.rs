@@ -28,7 +28,7 @@ pub(crate) fn add(store: &Store, name: &str) -> Result<(), Errno> {
     store.fsync(file, 0, false)
 }
 
-/// Returns the tree that the next mount finds if a crash loses the whole log.
+/// Returns the tree that the next mount finds after a crash in which the whole log was lost.
 fn tree_without_log(disks: &Disks) -> Tree {
     let mut contents = disks.contents();
     contents[LOG].fill(0);

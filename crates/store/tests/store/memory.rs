@@ -200,8 +200,8 @@ impl Device for Memory {
             disk[range.clone()].copy_from_slice(&bytes[range]);
         }
         drop(host);
-        // Log the sync before it waits. Another thread may write during the wait, and that write
-        // need not become durable.
+        // Log the sync before the wait. Another thread may write during the wait, and the sync need
+        // not make that write durable.
         self.log(|| Step::Sync { device: self.number });
         thread::sleep(takes);
         Ok(())
