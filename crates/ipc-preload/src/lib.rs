@@ -91,7 +91,7 @@ mod load {
         super::process::resolve();
         super::exit::resolve();
         super::cred::look_up();
-        super::signal::resolve();
+        super::signal::look_up();
         super::syscall::resolve();
         super::files::look_up();
         super::handed::resolve();
