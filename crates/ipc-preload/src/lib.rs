@@ -104,15 +104,11 @@ mod load {
         }
     }
 
-    extern "C" fn unload() {
-        super::exit::end();
-    }
-
     #[used]
     #[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
     static LOAD: extern "C" fn() = load;
 
     #[used]
     #[cfg_attr(not(test), unsafe(link_section = ".fini_array"))]
-    static UNLOAD: extern "C" fn() = unload;
+    static UNLOAD: extern "C" fn() = super::exit::end;
 }
