@@ -206,7 +206,7 @@ macro_rules! controlling {
                 if command == $closing && is_kept(fd) {
                     return errno::answer(Err(Errno::BADF));
                 }
-                        let Some(next) = $table.found() else { return -1 };
+                let Some(next) = $table.found() else { return -1 };
                 // SAFETY: the caller's promise.
                 unsafe { next(fd, command, argument) }
             }
