@@ -112,11 +112,8 @@ impl Pool {
         let wanted = class_of(lines).ok_or(Errno::NOMEM)?;
         let _held = self.lock(shared, owner)?;
         let region = &shared.region;
-        let line = self.take(region, wanted, whose).or_else(|| {
-            let is_joined = self.join(region);
-            is_joined.then(|| self.take(region, wanted, whose)).flatten()
-        });
-        let line = line.ok_or(Errno::NOMEM)?;
+        let take = || self.take(region, wanted, whose);
+        let line = take().or_else(|| self.join(region).then(take)?).ok_or(Errno::NOMEM)?;
         self.set_whose(region, line, whose);
         Ok(line)
     }
@@ -203,10 +200,8 @@ impl Pool {
     fn ranges<'r>(&self, region: &'r Region) -> impl Iterator<Item = (u32, Header)> + use<'r> {
         let pool = *self;
         let at = move |line| Some((line, pool.header(region, line)?));
-        std::iter::successors(
-            at(pool.first),
-            move |(line, header)| at(line + (1 << header.class())),
-        )
+        let next = move |(line, header): &(u32, Header)| at(line + (1 << header.class()));
+        std::iter::successors(at(pool.first), next)
     }
 
     /// Returns the header of the range at `line`, or none if no range was ever there.
@@ -222,24 +217,17 @@ impl Pool {
 
     /// Takes a free range, or lines that no range has used yet. The caller holds the lock.
     fn take(&self, region: &Region, wanted: u32, whose: u32) -> Option<u32> {
-        let line = self.pop(region, wanted).filter(|line| {
-            let has_memory = self.ensure(region, *line..line + (1 << wanted));
-            if !has_memory {
-                self.push(region, *line, wanted);
-            }
-            has_memory
-        });
-        let line = line.or_else(|| self.fresh(region, wanted, whose));
-        line.or_else(|| {
-            let pop = |class| Some((self.pop(region, class)?, class));
-            let (line, class) = (wanted + 1..CLASSES).find_map(pop)?;
+        let reused = |class| {
+            let line = self.pop(region, class)?;
             if !self.ensure(region, line..line + (1 << wanted)) {
                 self.push(region, line, class);
                 return None;
             }
             self.cut(region, line, class, wanted);
             Some(line)
-        })
+        };
+        let line = reused(wanted).or_else(|| self.fresh(region, wanted, whose));
+        line.or_else(|| (wanted + 1..CLASSES).find_map(reused))
     }
 
     fn fresh(&self, region: &Region, class: u32, whose: u32) -> Option<u32> {
