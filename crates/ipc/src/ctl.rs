@@ -144,7 +144,7 @@ impl Task {
         if !self.cred.may_control(&object.perm()) {
             return Err(Errno::PERM);
         }
-        self.ask(|hook, cred| (ids.kind().may_ctl)(hook, cred, Some(&object.perm()), cmd))?;
+        self.ask(|hook, cred| (ids.ids.kind.may_ctl)(hook, cred, Some(&object.perm()), cmd))?;
         Ok(object)
     }
 

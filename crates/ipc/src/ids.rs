@@ -32,7 +32,7 @@ mod recover;
 use corewalk_base::Line;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{IS_MODEL, hint};
-use corewalk_sync::{SeqCount, SeqWriteGuard};
+use corewalk_sync::SeqCount;
 use rustix::io::Errno;
 
 use crate::field::{get, high, low, pair, put};
@@ -102,6 +102,8 @@ pub(crate) struct IdLayout {
     pub(crate) head: u32,
     /// The number of slots, a power of two.
     pub(crate) slots: u32,
+    /// The line of the first buckets of keys. The lines between it and the head have the bitmap.
+    buckets: u32,
     /// The line of the first slot.
     first_slot: u32,
 }
@@ -109,25 +111,13 @@ pub(crate) struct IdLayout {
 impl IdLayout {
     /// Returns the layout of the ids of `slots` slots, with `head` as the first line.
     pub(crate) const fn new(head: u32, slots: u32) -> Self {
-        let first_slot = head + Self::lines(slots) - slots;
-        Self { head, slots, first_slot }
+        let buckets = head + 1 + slots.div_ceil(BITS).div_ceil(8);
+        Self { head, slots, buckets, first_slot: buckets + slots.div_ceil(8) }
     }
 
     /// Returns the number of lines of `slots` slots, with their head, bitmap and buckets.
     pub(crate) const fn lines(slots: u32) -> u32 {
-        1 + Self::bitmap_lines(slots) + slots.div_ceil(8) + slots
-    }
-
-    const fn bitmap_lines(slots: u32) -> u32 {
-        slots.div_ceil(64).div_ceil(8)
-    }
-
-    const fn bitmap(&self) -> u32 {
-        self.head + 1
-    }
-
-    const fn buckets(&self) -> u32 {
-        self.bitmap() + Self::bitmap_lines(self.slots)
+        Self::new(0, slots).first_slot + slots
     }
 }
 
@@ -226,7 +216,7 @@ pub(crate) struct Ids<'r> {
 
 /// The held lock of a kind.
 pub(crate) struct IdsGuard<'r> {
-    ids: Ids<'r>,
+    pub(crate) ids: Ids<'r>,
     _held: Held<'r>,
 }
 
@@ -316,6 +306,22 @@ impl<'r> Ids<'r> {
         slot(self.shared, self.layout(), index)
     }
 
+    /// Returns the object in slot `index`, if there is one. The caller holds the lock.
+    fn live(self, index: u32) -> Option<Object> {
+        let is_slot = index < self.layout().slots;
+        is_slot.then(|| read(self.slot(index), index)).filter(Object::is_live)
+    }
+
+    /// Returns the sequence count of slot `index`, after the end of the write section that a dead
+    /// holder of the lock may have left open. The caller holds the lock of the kind.
+    fn closed(self, index: u32) -> &'r SeqCount {
+        let seq = SeqCount::from_word(&self.slot(index)[SEQ]);
+        if SeqCount::is_write_in_progress(seq.raw_begin()) {
+            seq.write_end();
+        }
+        seq
+    }
+
     fn head(self) -> &'r Line {
         self.shared.region.line(self.layout().head)
     }
@@ -326,11 +332,11 @@ impl<'r> Ids<'r> {
     }
 
     fn bucket_at(self, bucket: u32) -> &'r AtomicU64 {
-        &self.shared.region.line(self.layout().buckets() + bucket / 8)[bucket as usize % 8]
+        &self.shared.region.line(self.layout().buckets + bucket / 8)[bucket as usize % 8]
     }
 
     fn bits(self, word: u32) -> &'r AtomicU64 {
-        &self.shared.region.line(self.layout().bitmap() + word / 8)[word as usize % 8]
+        &self.shared.region.line(self.layout().head + 1 + word / 8)[word as usize % 8]
     }
 
     /// Marks index `index` as used or free.
@@ -400,8 +406,7 @@ impl IdsGuard<'_> {
 
     /// Returns the object in slot `index`. The object does not change while this guard exists.
     pub(crate) fn at(&self, index: u32) -> Option<Object> {
-        let is_slot = index < self.ids.layout().slots;
-        is_slot.then(|| read(self.ids.slot(index), index)).filter(Object::is_live)
+        self.ids.live(index)
     }
 
     /// Returns the object with this key. The key must not be `IPC_PRIVATE`.
@@ -416,10 +421,6 @@ impl IdsGuard<'_> {
             next = high(object.key);
         }
         None
-    }
-
-    pub(crate) fn kind(&self) -> &'static Kind {
-        self.ids.kind
     }
 
     /// Returns the number of objects.
@@ -501,7 +502,7 @@ impl IdsGuard<'_> {
         self.ids.set_bit(index, true);
         let slot = self.ids.slot(index);
         {
-            let _section = write(slot);
+            let _section = self.ids.closed(index).write();
             let next =
                 if perm.key == IPC_PRIVATE { 0 } else { low(get(self.ids.bucket(perm.key))) };
             put(&slot[KEY], pair(perm.key.cast_unsigned(), next));
@@ -520,15 +521,8 @@ impl IdsGuard<'_> {
     /// Removes an object: neither its id nor its key finds it any more.
     /// Analogous to Linux's `ipc_rmid`.
     pub(crate) fn unpublish(&self, object: &Object) {
-        let slot = self.ids.slot(object.index);
-        let next = high(get(&slot[KEY]));
-        {
-            let _section = write(slot);
-            put(&slot[STATE], 0);
-        }
-        if object.key() != IPC_PRIVATE {
-            self.unlink(object, next);
-        }
+        self.ids.forget_slot(object.index);
+        self.unlink(object);
         self.ids.set_bit(object.index, false);
         let in_use = &self.ids.head()[IN_USE];
         put(in_use, get(in_use).saturating_sub(1));
@@ -539,7 +533,7 @@ impl IdsGuard<'_> {
     pub(crate) fn update_perm(&self, object: &Object, uid: u32, gid: u32, mode: u16, ctime: u64) {
         let slot = self.ids.slot(object.index);
         let state = get(&slot[STATE]) & !0o777 ^ IS_SECOND | u64::from(mode & 0o777);
-        let _section = write(slot);
+        let _section = self.ids.closed(object.index).write();
         put(&slot[owner_word(state)], pair(uid, gid));
         // ORDERING(ipc-redo): Release. A thread that reads the new state also reads the new owner,
         // which the state points to.
@@ -554,24 +548,25 @@ impl IdsGuard<'_> {
     /// object that has the flags ([`Ids::forget_key`]).
     pub(crate) fn set_key_private(&self, object: &Object, flags: u16) {
         let slot = self.ids.slot(object.index);
-        let next = high(get(&slot[KEY]));
-        let _section = write(slot);
+        let _section = self.ids.closed(object.index).write();
         put(&slot[STATE], get(&slot[STATE]) | u64::from(flags));
-        if object.key() != IPC_PRIVATE {
-            self.unlink(object, next);
-        }
+        self.unlink(object);
         put(&slot[KEY], pair(IPC_PRIVATE.cast_unsigned(), 0));
     }
 
     /// Replaces the flags of an object's mode that are in `mask`.
     pub(crate) fn set_mode_flags(&self, object: &Object, mask: u16, flags: u16) {
         let slot = self.ids.slot(object.index);
-        let _section = write(slot);
+        let _section = self.ids.closed(object.index).write();
         put(&slot[STATE], get(&slot[STATE]) & !u64::from(mask) | u64::from(flags & mask));
     }
 
-    /// Removes `object` from the chain of its key. `next` is the slot after it in the chain.
-    fn unlink(&self, object: &Object, next: u32) {
+    /// Removes `object` from the chain of its key, if it has a key.
+    fn unlink(&self, object: &Object) {
+        if object.key() == IPC_PRIVATE {
+            return;
+        }
+        let next = high(get(&self.ids.slot(object.index)[KEY]));
         let bucket = self.ids.bucket(object.key());
         let mut seen = low(get(bucket));
         if seen == object.index + 1 {
@@ -611,16 +606,6 @@ impl IdsGuard<'_> {
         }
         None
     }
-}
-
-/// Begins a write section of a slot. The caller holds the lock of the kind.
-fn write(slot: &Line) -> SeqWriteGuard<'_> {
-    let seq = SeqCount::from_word(&slot[SEQ]);
-    if SeqCount::is_write_in_progress(seq.raw_begin()) {
-        // A holder of the lock has died in its write section, which is still open.
-        seq.write_end();
-    }
-    seq.write()
 }
 
 /// Sets the time of the last change in slot `index`. The caller holds the object's lock.
