@@ -49,8 +49,8 @@ pub(super) type Wakes = SmallVec<[u32; 4]>;
 /// The role of a waiting call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    Receiver,
-    Sender,
+    Receiver = 1,
+    Sender = 2,
 }
 
 /// The status of a node, as its task sees it.
@@ -234,9 +234,5 @@ pub(super) fn wake(shared: &Shared, wakes: &[u32]) {
 }
 
 fn whose(role: Role, name: QueueName) -> u64 {
-    let role = match role {
-        Role::Receiver => 1,
-        Role::Sender => 2,
-    };
-    IS_NODE | role << ROLE_SHIFT | name.to_bits()
+    IS_NODE | (role as u64) << ROLE_SHIFT | name.to_bits()
 }

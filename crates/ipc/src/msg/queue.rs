@@ -134,6 +134,11 @@ impl<'s> Queue<'s> {
         Self { shared, name: QueueName { index: object.index, tag } }
     }
 
+    /// Returns slot `index`, for functions that take any queue of the slot.
+    pub(super) fn of_slot(shared: &'s Shared, index: u32) -> Self {
+        Self { shared, name: QueueName { index, tag: 0 } }
+    }
+
     /// Returns the last queue of this slot.
     pub(super) fn last_of_slot(self) -> Self {
         let tag = get(&self.second()[TAG]) as u32 & TAG_MASK;
@@ -361,23 +366,16 @@ impl<'s> QueueGuard<'s> {
         put(&line[QNUM], qnum);
     }
 
-    /// Calls the waiting senders whose messages fit now. Returns the nodes to wake.
-    /// Analogous to Linux's `ss_wakeup`.
+    /// Calls all waiting receivers, or the waiting senders whose messages fit now. Returns the
+    /// nodes to wake. Analogous to Linux's `expunge_all` and `ss_wakeup`.
     #[inline]
-    pub(super) fn call_senders(&self) -> Wakes {
-        if self.senders().is_empty() {
+    pub(super) fn call(&self, role: Role) -> Wakes {
+        if self.waiting(role).is_empty() {
             return Wakes::new();
         }
-        let waiting = self.senders().iter().map(|line| self.node(line));
-        let fitting = waiting.filter(|node| self.fits(node.size()));
-        fitting.filter(|node| node.call()).map(|node| node.line).collect()
-    }
-
-    /// Calls all waiting receivers. Returns the nodes to wake.
-    /// Analogous to Linux's `expunge_all`.
-    pub(super) fn call_receivers(&self) -> Wakes {
-        let waiting = self.receivers().iter().map(|line| self.node(line));
-        waiting.filter(|node| node.call()).map(|node| node.line).collect()
+        let waiting = self.waiting(role).iter().map(|line| self.node(line));
+        let ready = waiting.filter(|node| role == Role::Receiver || self.fits(node.size()));
+        ready.filter(|node| node.call()).map(|node| node.line).collect()
     }
 
     /// Ends the queue: frees all messages, and ends all waits with `EIDRM`. Returns the nodes to

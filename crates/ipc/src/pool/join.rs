@@ -175,7 +175,8 @@ impl Pool {
     pub(crate) fn free_seen(
         &self,
         shared: &Shared,
-        (line, joins): (u32, u64),
+        line: u32,
+        joins: u64,
         owner: Owner,
         is_left: impl FnOnce() -> bool,
     ) {
@@ -370,11 +371,11 @@ mod tests {
             Some(77),
             "the text looks like a used range"
         );
-        pool.free_seen(shared, (middle, joins), ME, || true);
+        pool.free_seen(shared, middle, joins, ME, || true);
         assert_eq!(pool.whose(&shared.region, middle), Some(77), "the text is unchanged");
         // `free_seen` must free a real range, but only if `is_left` returns true.
         for is_left in [false, true] {
-            pool.free_seen(shared, (ranges[1], joins), ME, || is_left);
+            pool.free_seen(shared, ranges[1], joins, ME, || is_left);
             assert_eq!(pool.whose(&shared.region, ranges[1]).is_none(), is_left);
         }
     }
