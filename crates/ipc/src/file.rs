@@ -306,9 +306,9 @@ fn boot_id() -> [u64; 2] {
     [(id >> 64) as u64, id as u64]
 }
 
-/// Returns true if a program is known to be in another pid namespace than the users of the file. It
-/// then was forked there by a process that has the file mapped. If `/proc` cannot be read, as in an
-/// empty root directory, the pid namespace is not known.
+/// Returns true if a program is known to be in another pid namespace than the users of the file.
+/// Such a program was forked into that pid namespace by a process that has the file mapped. If
+/// `/proc` cannot be read, as in an empty root directory, the pid namespace is not known.
 pub(crate) fn is_in_other_pid_namespace(region: &Region, program: &Program) -> bool {
     let (theirs, own) = (get(&region.line(HEADER)[PIDNS_AT]), program.pid_namespace);
     theirs != 0 && own != 0 && theirs != own

@@ -56,11 +56,12 @@ pub const IPC_PRIVATE: i32 = 0;
 /// The minimum number of indices that are used in turn.
 const CYCLE_MIN: u32 = 64;
 
-/// How often a reader reads a slot that is in a write section, before it waits for the lock.
+/// How often a lookup reads a slot that is in a write section, before it waits for the lock of the
+/// kind.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 128 };
 
-/// How often a reader waits for the lock before it gives up. Only a hostile process makes it wait
-/// so often.
+/// How often a lookup waits for the lock of the kind before it fails. Only a hostile process makes
+/// it wait so often.
 const WAITS_MAX: u32 = 1 << 10;
 
 // Words of a slot.
@@ -78,8 +79,9 @@ const KEY: usize = 6;
 const SECOND_OWNER: usize = 7;
 
 const LIVE: u64 = 1 << 63;
-/// The bit that says which of two words has the owner. `IPC_SET` fills the other word. Then one
-/// store of `STATE` changes the owner and the mode at once.
+/// The bit of `STATE` that selects the word with the owner: `OWNER` or `SECOND_OWNER`. `IPC_SET`
+/// fills the word that is not selected. Then one store of `STATE` changes the owner and the mode at
+/// once.
 const IS_SECOND: u64 = 1 << 62;
 const STATE_SEQ_SHIFT: u32 = 16;
 
@@ -125,8 +127,8 @@ impl IdLayout {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Object {
     pub(crate) index: u32,
-    /// The words as they are in the slot. A lookup that unpacked them into fields was slow, because
-    /// the processor waits when a load spans several stores.
+    /// The words are copied as they are in the slot. Unpacking them into smaller fields was slow:
+    /// the processor stalls when one load reads the bytes of several stores.
     state: u64,
     owner: u64,
     creator: u64,
@@ -186,8 +188,9 @@ type MayCtl = fn(&dyn SecurityHook, &Cred, Option<&Perm>, i32) -> Result<(), Err
 /// except for these functions.
 pub(crate) struct Kind {
     pub(crate) layout: fn(&Layout) -> IdLayout,
-    /// Repairs an object after the holder of the lock has died. Returns what the object adds to the
-    /// sum that a limit bounds. The repair may complete the object's removal.
+    /// Repairs an object after the holder of the lock of the kind has died. Returns what the object
+    /// adds to the sum that a limit of the kind bounds, such as the number of semaphores. The
+    /// repair may complete the object's removal.
     pub(crate) repair: fn(Ids<'_>, &Object) -> u64,
     /// Frees the remains of a removed object in a slot.
     pub(crate) end: fn(Ids<'_>, u32) -> Remains,
@@ -201,7 +204,7 @@ pub(crate) struct Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remains {
     None,
-    /// Parts of the object are left. No other object gets the slot until these are freed.
+    /// Parts of the object are left. No other object gets the slot until these parts are freed.
     Some,
 }
 
@@ -293,8 +296,8 @@ impl<'r> Ids<'r> {
             if round < SPIN_ROUNDS {
                 hint::spin_loop();
             } else {
-                // The writer holds the lock. Once this thread has taken the lock, the writer has
-                // finished.
+                // The writer of the slot holds the lock of the kind. Once this thread has taken
+                // that lock, the writer has finished.
                 drop(self.lock()?);
             }
         }
@@ -359,8 +362,8 @@ pub(crate) fn payload(shared: &Shared, ids: IdLayout, index: u32) -> Option<u64>
     (index < ids.slots && get(&slot[STATE]) & LIVE != 0).then_some(payload)
 }
 
-/// Returns the state of slot `index`, which each `IPC_SET` changes. Recovery compares it with a
-/// state in a log.
+/// Returns the state of slot `index`, which each `IPC_SET` changes. A queue notes the state before
+/// an `IPC_SET`. Recovery compares the two, to learn whether the `IPC_SET` has changed the slot.
 pub(crate) fn state(shared: &Shared, ids: IdLayout, index: u32) -> u64 {
     get(&slot(shared, ids, index)[STATE])
 }
@@ -370,9 +373,9 @@ fn owner_word(state: u64) -> usize {
     if state & IS_SECOND == 0 { OWNER } else { SECOND_OWNER }
 }
 
-/// Returns the owner of an object whose owner was changed an odd number of times. It is a separate
-/// function so that the common case is a branch: with a computed index, each lookup would wait for
-/// the state.
+/// Returns the owner from the word `SECOND_OWNER`. This is a cold function, so that a lookup
+/// branches on the state. If the state were the index of the word, each lookup would wait for the
+/// load of the state.
 #[cold]
 fn second_owner(slot: &Line) -> u64 {
     get(&slot[SECOND_OWNER])
@@ -578,8 +581,8 @@ impl IdsGuard<'_> {
             let key = &self.ids.slot(index)[KEY];
             seen = high(get(key));
             if seen == object.index + 1 {
-                // The key of this slot stays, so a reader sees the same fields before and after the
-                // store.
+                // Only the link to the next slot changes. Lookups without the lock do not use it,
+                // so this store needs no write section.
                 put(key, pair(low(get(key)), next));
                 return;
             }

@@ -189,8 +189,8 @@ impl Layout {
     }
 
     /// Returns the lines that any process may access at any time. These are all lines except those
-    /// that a pool hands out and reserves. The first line of a pool is fixed too, since a walk over
-    /// a pool reads the header after the last range.
+    /// of the pools: a pool reserves memory for its lines before their first use. The first line of
+    /// a pool is fixed too, since a walk over a pool reads the header after the last range.
     pub(crate) fn fixed(&self) -> Vec<Range<u32>> {
         let pools = self.pools();
         let starts = [0].into_iter().chain(pools.iter().map(|pool| pool.first + pool.lines));
@@ -208,7 +208,8 @@ mod tests {
         let capacity = Capacity { sems: 5, undos: 7, waits: 3, msgs: 9, ..Capacity::LEAST };
         let layout = Layout::new(&capacity).unwrap();
         let fixed: u32 = layout.fixed().iter().map(|lines| lines.end - lines.start).sum();
-        // The first line of each of the six pools is fixed. Waiting calls have two of the pools.
+        // The first line of each of the six pools is fixed. `waits` is the size of two pools: that
+        // of sets and that of queues.
         assert_eq!(layout.lines - fixed, 5 + 7 + 2 * 3 + 9 + 1 - 6);
         assert_eq!(layout.fixed().first().map(|lines| lines.start), Some(0));
     }

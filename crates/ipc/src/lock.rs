@@ -147,7 +147,8 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result
     loop {
         // ORDERING: Relaxed. Only a guess, which the exchange below checks.
         let seen = word.load(Ordering::Relaxed);
-        // A thread that has slept does not know whether other threads sleep, so it keeps the bit.
+        // A thread that has slept does not know whether other threads still sleep at the lock, so
+        // it keeps the bit `SLEEPERS`.
         let next = if seen == 0 { mine | SLEEPERS } else { seen | SLEEPERS };
         // ORDERING(ipc-lock): Acquire. As in `lock`.
         if word.compare_exchange(seen, next, Ordering::Acquire, Ordering::Relaxed).is_err() {
@@ -159,7 +160,8 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result
         if !patience.sleep(word, next)? || !is_left(shared, next) {
             continue;
         }
-        // If the lock has a new holder by now, the generation in the word makes this fail.
+        // If the lock has a new holder by now, the word has another generation, and this exchange
+        // fails.
         // ORDERING(ipc-lock): Acquire. This holder sees the work of the dead holder, for the
         // repair.
         let taken =
@@ -181,7 +183,7 @@ pub(crate) fn is_left(shared: &Shared, seen: u64) -> bool {
 pub(crate) struct Patience<'s> {
     pub(crate) shared: &'s Shared,
     wait: Wait,
-    /// The last value of the word, and the time until which the word may keep it.
+    /// The last value of the word, and the deadline by which another value must replace it.
     seen: Option<(u64, Deadline)>,
     /// The end of all sleeps together.
     end: Option<Deadline>,

@@ -184,7 +184,7 @@ impl Pool {
         self.note_joins(region);
     }
 
-    /// Takes the lock. If its holder has died, the free lists are made anew first.
+    /// Takes the lock. If its holder has died, this first rebuilds the free lists from the headers.
     ///
     /// # Errors
     ///
@@ -210,7 +210,8 @@ impl Pool {
         // ORDERING(ipc-pool): Acquire. Pairs with `give_back`: the last user of a free range has
         // ended its object.
         let header = Header(region.line(line)[HEADER].load(Ordering::Acquire));
-        // A class that does not fit was written by a hostile process.
+        // Only a hostile process writes a class, the size of the range, that is too large for the
+        // pool.
         let is_class = (1..=u64::from(CLASSES)).contains(&(header.0 & CLASS_MASK));
         (is_class && at + (1 << header.class()) <= self.lines).then_some(header)
     }
@@ -236,8 +237,8 @@ impl Pool {
         let after = taken.checked_add(1 << class).filter(|end| *end <= u64::from(self.lines))?;
         let line = self.first + u32::try_from(taken).ok()?;
         self.reserve(region, after + 1)?;
-        // The header is stored before the end of the used lines, since `rebuild` relies on the
-        // headers.
+        // The header is stored before `NEXT_FRESH`, the end of the used lines, since `rebuild`
+        // computes that end from the headers.
         let header = (u64::from(class) + 1) | USED | u64::from(whose) << WHOSE_SHIFT;
         // ORDERING(ipc-pool): Release. As in `set_whose`.
         region.line(line)[HEADER].store(header, Ordering::Release);
@@ -265,7 +266,8 @@ impl Pool {
     }
 
     /// Reserves memory for lines of the pool, and returns false if there is none. A range may lack
-    /// memory if `join` has made it of lines that no range had used. The caller holds the lock.
+    /// memory if `join` has made it of lines that were never used before. The caller holds the
+    /// lock.
     fn ensure(&self, region: &Region, lines: Range<u32>) -> bool {
         let done = get(&region.line(self.head)[RESERVED]);
         u64::from(lines.end - self.first) <= done || region.reserve(lines).is_ok()
@@ -378,7 +380,8 @@ mod tests {
         let [a, b, c] = [1, 2, 4].map(|lines| pool.alloc(shared, lines, ME, lines).unwrap());
         pool.free(shared, b, ME);
         pool.free(shared, b, ME);
-        // Sets every list and the end to `a`, which is worse than the state after any death.
+        // Sets every free list and the end of the used lines to `a`. No killed task leaves a worse
+        // state.
         (0..CLASSES).for_each(|class| put(pool.list(&shared.region, class), u64::from(a)));
         put(&shared.region.line(pool.head)[NEXT_FRESH], 0);
         pool.rebuild(&shared.region);

@@ -50,7 +50,7 @@ pub(crate) struct Identity(pub(crate) u64);
 /// How thoroughly to check whether a process has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// A few system calls are enough. If the pid was reused, the process seems alive.
+    /// Only by pidfd_open(2). If another process has the pid by now, the process seems alive.
     Quick,
     /// Also by its start time in `/proc`.
     Close,
@@ -138,7 +138,7 @@ pub(crate) fn has_other_image(identity: Identity, image: u64) -> bool {
 }
 
 /// Returns true if a process has ended, also if it is a zombie. If no descriptor of the process can
-/// be opened, kill(2) tells whether the process exists, and a zombie counts as alive.
+/// be opened, kill(2) tells whether the process exists. Then a zombie counts as alive.
 fn has_ended(pid: u32) -> bool {
     let Some(pid) = Pid::from_raw(pid.cast_signed()) else { return true };
     // The descriptor becomes readable when the last thread has ended.

@@ -105,8 +105,8 @@ pub(crate) fn reap_former(shared: &Shared, owner: Owner, index: u32) -> Result<b
     })
 }
 
-/// Ends calls, freezes and attaches of a task of the program before execve(2). Its adjustments
-/// stay.
+/// Ends the calls, frozen semaphores and attaches of a task of the program that this process ran
+/// before execve(2). The `SEM_UNDO` adjustments of the task stay.
 ///
 /// # Errors
 ///
@@ -133,8 +133,9 @@ fn with_reaper<T>(
     Ok(done)
 }
 
-/// Reaps a task that had the identity `state`. The caller holds its `REAPER`. The line stays if a
-/// process has taken it over since (`task`).
+/// Reaps a task whose process has the identity `state`. The caller holds the lock `REAPER` of the
+/// task. If another process has taken over the line of the task since (`task`), the line stays in
+/// use.
 pub(crate) fn reap_line(
     shared: &Shared,
     owner: Owner,
@@ -153,8 +154,8 @@ pub(crate) fn reap_line(
     Ok((freed.is_ok(), absent))
 }
 
-/// Ends all that the dead task has left whose line `owner` has taken over. Returns false if its
-/// attaches must stay (`shm::reap`).
+/// Ends everything that a dead task has left, after `owner` has taken over the line of that task.
+/// Returns false if its attaches must stay (`shm::reap`).
 ///
 /// # Errors
 ///
@@ -173,7 +174,8 @@ fn end_all(
     index: u32,
     end_sems: fn(&Shared, Owner, Gone) -> Result<Absent, Errno>,
 ) -> Result<(bool, Absent), Errno> {
-    // First complete the removal of a set that a dead task has begun, and thaw the words in it.
+    // First take the locks of the kinds. If a dead task held one, this completes the removal of a
+    // set that it has begun, and thaws the semaphores of the set.
     drop(Ids { shared, kind: sem::SETS, owner }.lock()?);
     drop(Ids { shared, kind: msg::QUEUES, owner }.lock()?);
     // Repair the pools whose lock a dead task held.
@@ -225,7 +227,8 @@ pub(crate) fn with_room<T>(
 /// Reaps all dead tasks, for a call that has found no room. Returns true if there were any.
 #[cold]
 pub(crate) fn makes_room(shared: &Shared, owner: Owner) -> bool {
-    // If a lock is held, a task may not be reaped. The call does not fail because of that.
+    // An error means that a live task holds a lock, so a dead task was not reaped. The call then
+    // fails with its own error, `ENOMEM`.
     reap_all(shared, owner).is_ok_and(|reaped| reaped != 0)
 }
 

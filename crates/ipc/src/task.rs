@@ -439,14 +439,17 @@ fn claim_line(shared: &Shared, pid: u32, program: &Program) -> Option<Owner> {
     })
 }
 
-/// Takes over the line of a dead task, for a process that finds no free line. A reaper needs a
-/// line, since locks and frozen words name their owner by its number.
+/// Takes over the line of a dead task, for a process that finds no free line. The dead task cannot
+/// be reaped first: a reaper needs a line of its own, since locks and frozen words name their owner
+/// by its number.
 ///
 /// The first store gives the line to this process, so no other thread begins to reap the dead task.
-/// With the new generation the locks of the dead task are left ones. With the new image those of
-/// this process are not. If this process dies, its successor ends what is left.
+/// The new generation tells other tasks that the holder of the dead task's locks has died. The new
+/// image tells them that the locks of this process have a live holder. If this process dies, its
+/// successor ends what is left.
 ///
-/// If attaches of the dead task must stay, its line does too.
+/// If attaches of the dead task must stay (`shm::reap`), its line stays too, and the search goes
+/// on.
 #[cold]
 fn take_over_line(shared: &Shared, pid: u32, program: &Program) -> Option<Owner> {
     (0..shared.layout.tasks_max).find_map(|index| {

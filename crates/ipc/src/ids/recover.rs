@@ -8,7 +8,8 @@
 use super::{BITS, IN_USE, IPC_PRIVATE, Ids, IdsGuard, KEY, Remains, STATE, USED};
 use crate::field::{get, low, pair, put};
 
-/// Completes or reverts an unfinished change of a dead task. The caller holds the lock.
+/// Completes or reverts the unfinished change that a dead holder of the lock of the kind has left.
+/// The caller holds the lock now.
 ///
 /// A live process may still use a removed object. Recovery does not wait for it: a later call frees
 /// the rest of the object.

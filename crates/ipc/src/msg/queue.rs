@@ -134,7 +134,8 @@ impl<'s> Queue<'s> {
         Self { shared, name: QueueName { index: object.index, tag } }
     }
 
-    /// Returns slot `index`, for functions that take any queue of the slot.
+    /// Returns slot `index` as a queue without a valid tag, for functions that work on any queue of
+    /// the slot.
     pub(super) fn of_slot(shared: &'s Shared, index: u32) -> Self {
         Self { shared, name: QueueName { index, tag: 0 } }
     }
@@ -393,7 +394,8 @@ impl<'s> QueueGuard<'s> {
         }
         self.messages().set([]);
         self.set_counts(|_, _| (0, 0));
-        // This store is the last one. If the task dies before it, recovery completes the end.
+        // This store comes last. If the task dies before it, recovery finds `LIVE` set in a slot
+        // without an object, and ends the queue.
         put(&self.queue.line()[LIVE], 0);
         told
     }

@@ -69,7 +69,7 @@ impl<'s> Queue<'s> {
         })
     }
 
-    /// Repairs the slot, whichever queue it has.
+    /// Repairs the queue that the slot has, whichever queue that is.
     ///
     /// # Errors
     ///
@@ -81,8 +81,8 @@ impl<'s> Queue<'s> {
     }
 }
 
-/// Repairs the slot's last queue, after its lock was taken over. `queue` may be any queue of the
-/// slot.
+/// Repairs the newest queue of a slot, after the caller has taken its lock from a dead task.
+/// `queue` may be any queue of the slot.
 pub(super) fn recover(queue: Queue<'_>, owner: Owner) {
     let locked = QueueGuard { queue: queue.last_of_slot(), owner, _held: None };
     let is_set = locked.redo_set();

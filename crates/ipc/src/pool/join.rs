@@ -59,8 +59,8 @@ impl Pool {
             return false;
         }
         let (mut start, mut count) = (self.first, 0);
-        // The lines that were never used belong to the last run, if memory for the headers there
-        // can be reserved.
+        // The lines that were never used belong to the last run of free ranges. If no memory can be
+        // reserved for headers in them, they are left out.
         let fresh = self.first + get(&head[NEXT_FRESH]).min(u64::from(self.lines)) as u32;
         let all = self.first + self.lines;
         let is_room = pieces(fresh, all).all(|(line, _)| self.ensure(region, line..line + 1));
@@ -168,8 +168,8 @@ impl Pool {
         seen
     }
 
-    /// Frees the range at `line` if `is_left` returns true under the lock. `joins` is the count of
-    /// joins when a walk found the range.
+    /// Frees the range at `line` if `is_left` returns true under the lock. [`Pool::collect_used`]
+    /// has returned `joins`, the count of joins, with the range.
     ///
     /// If the lock cannot be taken, the range is lost.
     pub(crate) fn free_seen(
