@@ -61,7 +61,8 @@ pub(crate) fn resolve() {
 extern "C" fn prepare() {
     let Some(task) = process::own_task() else { return };
     let lock = AttachLock::take();
-    // Without a pipe the parent does not wait. The child is counted as soon as it runs.
+    // If nothing is attached, or no pipe can be made, the parent does not wait. The child is then
+    // counted as soon as it runs.
     let pipe = (task.attached() != 0).then(|| pipe_with(PipeFlags::CLOEXEC));
     let pipe = pipe.and_then(Result::ok);
     FORKING.set(Some(ManuallyDrop::new(Forking { task, pipe, _lock: lock })));

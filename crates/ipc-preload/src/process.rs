@@ -72,7 +72,8 @@ struct Page {
 /// [`Page::is_program`] is false.
 static PROGRAM: OnceLock<Program> = OnceLock::new();
 
-/// True once a thread has changed its own credentials only. It is never reset.
+/// True once a thread has changed its own credentials and not those of the other threads. The flag
+/// is never reset.
 static IS_APART: AtomicBool = AtomicBool::new(false);
 
 /// The number of changes to the credentials of all threads, plus 1.
@@ -327,8 +328,7 @@ fn publish(page: &'static Page, task: Task) -> &'static Task {
 /// Returns the page that the kernel zeroes in a child, if it is mapped.
 #[inline]
 fn known_page() -> Option<&'static Page> {
-    // ORDERING(preload-page): Acquire. Pairs with the exchange in `mapped_page`: the page is set
-    // up.
+    // ORDERING(preload-page): Acquire. Pairs with the store in `map_page`: the page is set up.
     let page = PAGE.load(Ordering::Acquire);
     // SAFETY: a page whose address was stored is never unmapped, and zeroes are a valid `Page`.
     unsafe { page.as_ref() }

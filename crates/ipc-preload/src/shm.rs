@@ -110,10 +110,11 @@ pub(crate) fn resolve() {
     IS_ON.store(path().is_some(), Ordering::Relaxed);
 }
 
-/// Detaches the segments that this process had attached before execve(2).
+/// Detaches the segments that the previous program of this process had attached before execve(2).
 ///
 /// A program that cannot join the namespace prints no line here, because it may never make a call.
-/// It keeps the mark for the next program. The attaches stay counted until the process ends.
+/// The mark stays, so that the next program after a further execve(2) tries again. Until then the
+/// attaches stay counted.
 pub(crate) fn detach_former() {
     if unmark() && process::register().is_err() {
         mark();
