@@ -21,32 +21,15 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// A call under way in this thread, until it is dropped.
-struct Call {
-    outer: u32,
-}
-
-impl Call {
-    #[inline]
-    fn enter() -> Self {
-        let outer = DEPTH.get();
-        DEPTH.set(outer + 1);
-        Self { outer }
-    }
-}
-
-impl Drop for Call {
-    #[inline]
-    fn drop(&mut self) {
-        DEPTH.set(self.outer);
-    }
-}
-
-/// Makes a call as the task of this process. Returns its result as a C function does.
+/// Makes a call as the task of this process. Returns its result as a C function does. A panic in
+/// `call` aborts the process (guarantee P.1), so the count is then never read again.
 #[inline]
 pub(crate) fn make<T: Answer>(call: impl FnOnce(&'static Task) -> Result<T, Errno>) -> T {
-    let _call = Call::enter();
-    errno::answer(process::task().and_then(call))
+    let outer = DEPTH.get();
+    DEPTH.set(outer + 1);
+    let answer = errno::answer(process::task().and_then(call));
+    DEPTH.set(outer);
+    answer
 }
 
 /// Returns true if the caller, a signal handler, has interrupted a call of this thread.

@@ -19,9 +19,7 @@ pub(crate) fn without_namespace(why: &str) -> Errno {
     // ORDERING: Relaxed. Nothing is published with it.
     if !HAS_SAID.swap(true, Ordering::Relaxed) {
         let line = format!("corewalk ipc: pid {}: {why}\n", std::process::id());
-        let (bytes, len) = (line.as_ptr().cast(), line.len());
-        // SAFETY: the buffer lives during the call, and the length is that of the buffer.
-        let _written = unsafe { libc::write(libc::STDERR_FILENO, bytes, len) };
+        let _written = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
     }
     Errno::NOSYS
 }

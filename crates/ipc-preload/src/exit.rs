@@ -25,23 +25,21 @@ use crate::shm;
 
 next! {
     EXIT_NOW: fn _exit(c_int) -> !;
-    AT_QUICK_EXIT: fn __cxa_at_quick_exit(extern "C" fn(*mut c_void), *mut c_void) -> c_int;
+    AT_QUICK_EXIT: fn __cxa_at_quick_exit(extern "C" fn(), *mut c_void) -> c_int;
 }
 
 /// Looks up the functions that this module interposes, and registers `end` with at_quick_exit(3).
 pub(crate) fn resolve() {
     look_up();
-    extern "C" fn at_quick_exit(_: *mut c_void) {
-        end();
-    }
     if let Some(register) = AT_QUICK_EXIT.found() {
-        // SAFETY: the function stays loaded: a preloaded library is never unloaded.
-        let _registered = unsafe { register(at_quick_exit, std::ptr::null_mut()) };
+        // SAFETY: the function stays loaded: a preloaded library is never unloaded. It ignores the
+        // argument that the C library passes, as the functions of at_quick_exit(3) do.
+        let _registered = unsafe { register(end, std::ptr::null_mut()) };
     }
 }
 
 /// Ends the task of the process, unless another thread may be in a call.
-pub(crate) fn end() {
+pub(crate) extern "C" fn end() {
     let Some(task) = process::own_task() else { return };
     if shm::is_on() && task.attached() != 0 {
         shm::unmark();
@@ -61,6 +59,7 @@ pub(crate) fn is_alone() -> bool {
 }
 
 fn exit_now(status: c_int) -> ! {
+    end();
     match EXIT_NOW.found() {
         // SAFETY: the call takes a number and does not return.
         Some(next) => unsafe { next(status) },
@@ -71,7 +70,6 @@ fn exit_now(status: c_int) -> ! {
 /// `_exit`(2): ends the process, its undo applied.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn _exit(status: c_int) -> ! {
-    end();
     exit_now(status)
 }
 
@@ -79,6 +77,5 @@ pub extern "C" fn _exit(status: c_int) -> ! {
 #[cfg_attr(test, expect(non_snake_case, reason = "the name in C"))]
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn _Exit(status: c_int) -> ! {
-    end();
     exit_now(status)
 }

@@ -25,9 +25,10 @@
 
 use corewalk_ipc::Task;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::pipe::{PipeFlags, pipe_with};
 use std::cell::Cell;
-use std::os::fd::{FromRawFd as _, OwnedFd};
-use std::ptr;
+use std::mem::ManuallyDrop;
+use std::os::fd::OwnedFd;
 
 use crate::process::{self, AttachLock};
 use crate::shm;
@@ -38,14 +39,15 @@ const WAIT_MAX_S: i64 = 30;
 /// The state of a fork that is under way.
 struct Forking {
     task: &'static Task,
+    /// The read end and the write end of the pipe.
     pipe: Option<(OwnedFd, OwnedFd)>,
     _lock: AttachLock,
 }
 
 thread_local! {
-    /// Set from `prepare` until `parent` or `child`. A raw pointer, so the end of the thread drops
-    /// nothing.
-    static FORKING: Cell<*mut Forking> = const { Cell::new(ptr::null_mut()) };
+    /// Set from `prepare` until `parent` or `child`. With `ManuallyDrop`, the end of the thread
+    /// drops nothing.
+    static FORKING: Cell<Option<ManuallyDrop<Forking>>> = const { Cell::new(None) };
 }
 
 /// Registers the fork handlers with the C library.
@@ -59,24 +61,15 @@ pub(crate) fn resolve() {
 extern "C" fn prepare() {
     let Some(task) = process::own_task() else { return };
     let lock = AttachLock::take();
-    // Without a pipe the parent does not wait. The child is counted as soon as it runs.
-    let pipe = if task.attached() == 0 { None } else { pipe() };
-    let forking = Box::new(Forking { task, pipe, _lock: lock });
-    FORKING.with(|cell| cell.set(Box::into_raw(forking)));
-}
-
-/// Returns a pipe as a pair: the read end, then the write end.
-fn pipe() -> Option<(OwnedFd, OwnedFd)> {
-    let mut ends = [0; 2];
-    // SAFETY: there is room for both.
-    let made = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) };
-    // SAFETY: the descriptors are new, and no other value owns them.
-    let owned = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
-    (made == 0).then(|| (owned(ends[0]), owned(ends[1])))
+    // If nothing is attached, or no pipe can be made, the parent does not wait. The child is then
+    // counted as soon as it runs.
+    let pipe = (task.attached() != 0).then(|| pipe_with(PipeFlags::CLOEXEC));
+    let pipe = pipe.and_then(Result::ok);
+    FORKING.set(Some(ManuallyDrop::new(Forking { task, pipe, _lock: lock })));
 }
 
 extern "C" fn parent() {
-    let Some(mut forking) = taken() else { return };
+    let Some(mut forking) = FORKING.take().map(ManuallyDrop::into_inner) else { return };
     let Some((from_child, to_parent)) = forking.pipe.take() else { return };
     drop(to_parent);
     let mut fds = [PollFd::new(&from_child, PollFlags::IN)];
@@ -85,17 +78,11 @@ extern "C" fn parent() {
 }
 
 extern "C" fn child() {
-    let Some(forking) = taken() else { return };
+    let Some(forking) = FORKING.take().map(ManuallyDrop::into_inner) else { return };
     if forking.task.attached() != 0 {
         process::register_child(forking.task);
     }
     // The drop closes the pipe, so that the parent continues. It also releases the lock, which
     // unblocks the signals.
     drop(forking);
-}
-
-fn taken() -> Option<Box<Forking>> {
-    let forking = FORKING.with(|cell| cell.replace(ptr::null_mut()));
-    // SAFETY: the address came from `Box::into_raw`, and the exchange returns it only once.
-    (!forking.is_null()).then(|| unsafe { Box::from_raw(forking) })
 }

@@ -190,8 +190,8 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
     unsafe { next(from) }
 }
 
-/// Defines a variadic function that takes a descriptor, a command and an optional argument. A plain
-/// third argument is in the same register.
+/// Defines a variadic function that takes a descriptor, a command and an optional argument. The
+/// optional argument of a variadic function is in the register of a plain third argument.
 macro_rules! controlling {
     ($($table:ident, $name:ident, $command:ty, $closing:expr;)*) => {
         $(
@@ -206,7 +206,7 @@ macro_rules! controlling {
                 if command == $closing && is_kept(fd) {
                     return errno::answer(Err(Errno::BADF));
                 }
-                        let Some(next) = $table.found() else { return -1 };
+                let Some(next) = $table.found() else { return -1 };
                 // SAFETY: the caller's promise.
                 unsafe { next(fd, command, argument) }
             }

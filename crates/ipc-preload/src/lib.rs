@@ -63,24 +63,36 @@ mod signal;
 mod syscall;
 mod user;
 
-pub use cred::{
-    capset, initgroups, setegid, seteuid, setgid, setgroups, setns, setregid, setresgid, setresuid,
-    setreuid, setuid, unshare,
-};
-pub use exit::{_Exit, _exit};
-pub use files::{
-    __open_2, __open64_2, __openat_2, __openat64_2, creat, creat64, fopen, fopen64, freopen,
-    freopen64, open, open64, openat, openat64,
-};
-pub use handed::{close, close_range, closefrom, fcntl, fcntl64, ioctl};
+/// Exports functions, by module. Also defines `functions`, which `lookup` searches.
+macro_rules! export {
+    ($($module:ident: $($name:ident)*;)*) => {
+        $(pub use $module::{$($name),*};)*
+
+        /// Returns the functions that this library interposes, by name, without dlsym(3).
+        #[cfg(target_arch = "x86_64")]
+        fn functions() -> impl Iterator<Item = (&'static std::ffi::CStr, *const libc::c_void)> {
+            [$($((lookup::c_name(concat!(stringify!($name), "\0")), $name as *const _),)*)*].into_iter()
+        }
+    };
+}
+
+export! {
+    cred: capset initgroups setegid seteuid setgid setgroups setns setregid setresgid setresuid
+        setreuid setuid unshare;
+    exit: _Exit _exit;
+    files: __open_2 __open64_2 __openat_2 __openat64_2 creat creat64 fopen fopen64 freopen
+        freopen64 open open64 openat openat64;
+    handed: close close_range closefrom fcntl fcntl64 ioctl;
+    memory: mlockall;
+    msg: msgctl msgget msgrcv msgsnd;
+    sem: semctl semget semop semtimedop;
+    shm: shmat shmctl shmdt shmget;
+    signal: __sysv_signal bsd_signal sigaction signal sigset ssignal sysv_signal;
+    syscall: syscall;
+}
+
 #[cfg(target_arch = "x86_64")]
 pub use lookup::dlsym;
-pub use memory::mlockall;
-pub use msg::{msgctl, msgget, msgrcv, msgsnd};
-pub use sem::{semctl, semget, semop, semtimedop};
-pub use shm::{shmat, shmctl, shmdt, shmget};
-pub use signal::{__sysv_signal, bsd_signal, sigaction, signal, sigset, ssignal, sysv_signal};
-pub use syscall::syscall;
 
 /// The function that the loader runs at the start. The crate's own tests do not load the library,
 /// so they leave it out.
@@ -91,7 +103,7 @@ mod load {
         super::process::resolve();
         super::exit::resolve();
         super::cred::look_up();
-        super::signal::resolve();
+        super::signal::look_up();
         super::syscall::resolve();
         super::files::look_up();
         super::handed::resolve();
@@ -104,15 +116,11 @@ mod load {
         }
     }
 
-    extern "C" fn unload() {
-        super::exit::end();
-    }
-
     #[used]
     #[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
     static LOAD: extern "C" fn() = load;
 
     #[used]
     #[cfg_attr(not(test), unsafe(link_section = ".fini_array"))]
-    static UNLOAD: extern "C" fn() = unload;
+    static UNLOAD: extern "C" fn() = super::exit::end;
 }

@@ -52,19 +52,18 @@ pub(crate) fn lock_all(flags: c_int, next: impl Fn(c_int) -> c_int) -> c_int {
     // SAFETY: the range is a mapping of this library.
     unsafe { libc::munlock(start, namespace.len()) };
     if flags & libc::MCL_ONFAULT == 0 {
-        mappings().into_iter().filter(|range| *range != namespace).for_each(give_memory);
+        for range in mappings().into_iter().filter(|range| *range != namespace) {
+            let start = ptr::with_exposed_provenance::<c_void>(range.start);
+            // Errors are ignored, as by mlockall(2): some mappings have no memory.
+            // SAFETY: the call changes no byte, and fails if nothing is mapped in the range any
+            // more.
+            unsafe { libc::mlock(start, range.len()) };
+        }
         if flags & libc::MCL_FUTURE != 0 {
             return next(libc::MCL_FUTURE);
         }
     }
     0
-}
-
-/// Populates a locked mapping. Errors are ignored, as by mlockall(2): some mappings have no memory.
-fn give_memory(range: Range<usize>) {
-    let start = ptr::with_exposed_provenance::<c_void>(range.start);
-    // SAFETY: the call changes no byte, and fails if nothing is mapped in the range any more.
-    unsafe { libc::mlock(start, range.len()) };
 }
 
 /// Returns the mappings of this process. The kernel may report adjacent mappings as one.

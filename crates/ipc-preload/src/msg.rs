@@ -42,31 +42,20 @@ pub unsafe extern "C" fn msgsnd(
     size: size_t,
     msgflg: c_int,
 ) -> c_int {
-    // SAFETY: the caller's promise.
-    call::make(|task| unsafe { send(task, msqid, message, size, msgflg) })
-}
-
-/// # Safety
-///
-/// The caller meets the requirements of [`msgsnd`].
-unsafe fn send(
-    task: &Task,
-    msqid: c_int,
-    message: *const c_void,
-    size: size_t,
-    msgflg: c_int,
-) -> Result<c_int, Errno> {
-    let address = message.expose_provenance();
-    // SAFETY: any bits are a type.
-    let mtype = unsafe { user::read::<c_long>(address) }?;
-    if msqid < 0 || size > task.limits().msgmax as usize || mtype < 1 {
-        return Err(Errno::INVAL);
-    }
-    user::check(address.wrapping_add(TEXT), size, Access::Read)?;
-    let text = message.cast::<u8>().wrapping_add(TEXT);
-    // SAFETY: `user::check` has found `size` readable bytes at `text`.
-    let text = unsafe { std::slice::from_raw_parts(text, size) };
-    task.msgsnd(MsgId::from_raw(msqid), mtype, text, MsgFlags::from_bits_retain(msgflg)).map(|()| 0)
+    call::make(|task| {
+        let address = message.expose_provenance();
+        // SAFETY: any bits are a type.
+        let mtype = unsafe { user::read::<c_long>(address) }?;
+        if msqid < 0 || size > task.limits().msgmax as usize || mtype < 1 {
+            return Err(Errno::INVAL);
+        }
+        user::check(address.wrapping_add(TEXT), size, Access::Read)?;
+        let text = message.cast::<u8>().wrapping_add(TEXT);
+        // SAFETY: `user::check` has found `size` readable bytes at `text`.
+        let text = unsafe { std::slice::from_raw_parts(text, size) };
+        let flags = MsgFlags::from_bits_retain(msgflg);
+        task.msgsnd(MsgId::from_raw(msqid), mtype, text, flags).map(|()| 0)
+    })
 }
 
 /// msgrcv(2).
@@ -82,35 +71,22 @@ pub unsafe extern "C" fn msgrcv(
     msgtyp: c_long,
     msgflg: c_int,
 ) -> ssize_t {
-    // SAFETY: the caller's promise.
-    call::make(|task| unsafe { receive(task, msqid, message, size, msgtyp, msgflg) })
-}
-
-/// # Safety
-///
-/// The caller meets the requirements of [`msgrcv`].
-unsafe fn receive(
-    task: &Task,
-    msqid: c_int,
-    message: *mut c_void,
-    size: size_t,
-    msgtyp: c_long,
-    msgflg: c_int,
-) -> Result<ssize_t, Errno> {
-    if msqid < 0 || size > ssize_t::MAX as usize {
-        return Err(Errno::INVAL);
-    }
-    let flags = MsgFlags::from_bits_retain(msgflg);
-    let arrived = task.msgrcv_owned(MsgId::from_raw(msqid), size, msgtyp, flags)?;
-    let length = arrived.size_bytes().min(size);
-    // If the buffer cannot be written, the message is lost, as with the kernel.
-    user::check(message.expose_provenance(), TEXT + length, Access::Write)?;
-    // SAFETY: there is room for the type; `write_unaligned` allows an odd address.
-    unsafe { message.cast::<c_long>().write_unaligned(arrived.mtype()) };
-    let text = message.cast::<u8>().wrapping_add(TEXT);
-    // SAFETY: there is room for `length` bytes, and any bits are valid bytes.
-    let text = unsafe { std::slice::from_raw_parts_mut(text, length) };
-    Ok(arrived.read(text) as ssize_t)
+    call::make(|task| {
+        if msqid < 0 || size > ssize_t::MAX as usize {
+            return Err(Errno::INVAL);
+        }
+        let flags = MsgFlags::from_bits_retain(msgflg);
+        let arrived = task.msgrcv_owned(MsgId::from_raw(msqid), size, msgtyp, flags)?;
+        let length = arrived.size_bytes().min(size);
+        // If the buffer cannot be written, the message is lost, as with the kernel.
+        user::check(message.expose_provenance(), TEXT + length, Access::Write)?;
+        // SAFETY: there is room for the type; `write_unaligned` allows an odd address.
+        unsafe { message.cast::<c_long>().write_unaligned(arrived.mtype()) };
+        let text = message.cast::<u8>().wrapping_add(TEXT);
+        // SAFETY: there is room for `length` bytes, and any bits are valid bytes.
+        let text = unsafe { std::slice::from_raw_parts_mut(text, length) };
+        Ok(arrived.read(text) as ssize_t)
+    })
 }
 
 /// msgctl(2).
@@ -120,40 +96,32 @@ unsafe fn receive(
 /// The memory at `buf` may be overwritten with the result of `cmd`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn msgctl(msqid: c_int, cmd: c_int, buf: *mut c_void) -> c_int {
-    // SAFETY: the caller's promise.
-    call::make(|task| unsafe { control(task, msqid, cmd, buf.expose_provenance()) })
-}
-
-/// # Safety
-///
-/// The caller meets the requirements of [`msgctl`].
-unsafe fn control(task: &Task, msqid: c_int, cmd: c_int, buf: usize) -> Result<c_int, Errno> {
-    if msqid < 0 {
-        return Err(Errno::INVAL);
-    }
-    let id = MsgId::from_raw(msqid);
-    let stat = match cmd {
-        IPC_STAT => task.msg_stat(id)?,
-        MSG_STAT => task.msg_stat_index(msqid)?,
-        MSG_STAT_ANY => task.msg_stat_any(msqid)?,
-        IPC_RMID => return task.msg_rmid(id).map(|()| 0),
-        IPC_SET => {
-            // SAFETY: it is a structure of numbers.
-            let ds = unsafe { user::read::<libc::msqid_ds>(buf) }?;
-            let perm = ds.msg_perm;
-            let set = task.msg_set(id, perm.uid, perm.gid, perm.mode as _, ds.msg_qbytes);
-            return set.map(|()| 0);
-        }
-        IPC_INFO | MSG_INFO => {
-            let (index_max, info) = info(task, cmd)?;
-            // SAFETY: with this `cmd`, msgctl(2) writes one such structure to `buf`.
-            return unsafe { user::write(buf, info) }.map(|()| index_max);
-        }
-        _ => return Err(Errno::INVAL),
-    };
-    // SAFETY: with this `cmd`, msgctl(2) writes one such structure to `buf`.
-    unsafe { user::write(buf, msqid_ds(&stat)) }?;
-    Ok(if cmd == IPC_STAT { 0 } else { stat.id.raw() })
+    call::make(|task| {
+        let (id, buf) = (MsgId::from_raw(msqid), buf.expose_provenance());
+        let stat = match cmd {
+            _ if msqid < 0 => return Err(Errno::INVAL),
+            IPC_STAT => task.msg_stat(id)?,
+            MSG_STAT => task.msg_stat_index(msqid)?,
+            MSG_STAT_ANY => task.msg_stat_any(msqid)?,
+            IPC_RMID => return task.msg_rmid(id).map(|()| 0),
+            IPC_SET => {
+                // SAFETY: it is a structure of numbers.
+                let ds = unsafe { user::read::<libc::msqid_ds>(buf) }?;
+                let perm = ds.msg_perm;
+                let set = task.msg_set(id, perm.uid, perm.gid, perm.mode as _, ds.msg_qbytes);
+                return set.map(|()| 0);
+            }
+            IPC_INFO | MSG_INFO => {
+                let (index_max, info) = info(task, cmd)?;
+                // SAFETY: with this `cmd`, msgctl(2) writes one such structure to `buf`.
+                return unsafe { user::write(buf, info) }.map(|()| index_max);
+            }
+            _ => return Err(Errno::INVAL),
+        };
+        // SAFETY: with this `cmd`, msgctl(2) writes one such structure to `buf`.
+        unsafe { user::write(buf, msqid_ds(&stat)) }?;
+        Ok(if cmd == IPC_STAT { 0 } else { stat.id.raw() })
+    })
 }
 
 fn info(task: &Task, cmd: c_int) -> Result<(c_int, msginfo), Errno> {

@@ -22,16 +22,18 @@
 //!
 //! Source: proc(5), proc_sysvipc(5), proc_sys_kernel(5), memfd_create(2).
 
+use corewalk_base::errno_of;
 use corewalk_ipc::{Limits, MsgStat, Perm, ShmStat, Task};
 use libc::{c_char, c_int};
 use rustix::fs::{
-    MemfdFlags, OFlags, SealFlags, SeekFrom, fcntl_add_seals, fcntl_getfl, memfd_create, readlink,
-    seek,
+    MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_getfl, memfd_create, readlink,
 };
 use rustix::io::{DupFlags, Errno, FdFlags, dup3, fcntl_getfd};
 use std::ffi::CStr;
+use std::fs::File;
 use std::mem::ManuallyDrop;
 use std::os::fd::{BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::unix::fs::FileExt as _;
 
 use crate::process;
 use crate::shm;
@@ -47,29 +49,34 @@ const SHM_HEAD: &str = "       key      shmid perms                  size  cpid 
 /// The text of a file.
 type Text = fn(&Task) -> String;
 
-/// The directory, the name and the text of each file. Files whose names end with `next_id` read as
-/// -1, which means that the next id is not fixed.
-const FILES: [(&str, &str, Text); 14] = [
-    ("/proc/sysvipc/", "sem", sets),
-    ("/proc/sysvipc/", "msg", queues),
-    ("/proc/sysvipc/", "shm", segments),
-    ("/proc/sys/kernel/", "sem", |task| {
+/// The path and the text of each file. Files whose names end with `next_id` read as -1, which means
+/// that the next id is not fixed.
+const FILES: [(&str, Text); 14] = [
+    ("/proc/sysvipc/sem", sets),
+    ("/proc/sysvipc/msg", queues),
+    ("/proc/sysvipc/shm", segments),
+    ("/proc/sys/kernel/sem", |task| {
         let Limits { semmsl, semmns, semopm, semmni, .. } = task.limits();
         format!("{semmsl}\t{semmns}\t{semopm}\t{semmni}\n")
     }),
-    ("/proc/sys/kernel/", "msgmax", |task| format!("{}\n", task.limits().msgmax)),
-    ("/proc/sys/kernel/", "msgmnb", |task| format!("{}\n", task.limits().msgmnb)),
-    ("/proc/sys/kernel/", "msgmni", |task| format!("{}\n", task.limits().msgmni)),
-    ("/proc/sys/kernel/", "shmmax", |task| format!("{}\n", task.limits().shmmax)),
-    ("/proc/sys/kernel/", "shmall", |task| format!("{}\n", task.limits().shmall)),
-    ("/proc/sys/kernel/", "shmmni", |task| format!("{}\n", task.limits().shmmni)),
-    ("/proc/sys/kernel/", "shm_rmid_forced", |task| {
+    ("/proc/sys/kernel/msgmax", |task| format!("{}\n", task.limits().msgmax)),
+    ("/proc/sys/kernel/msgmnb", |task| format!("{}\n", task.limits().msgmnb)),
+    ("/proc/sys/kernel/msgmni", |task| format!("{}\n", task.limits().msgmni)),
+    ("/proc/sys/kernel/shmmax", |task| format!("{}\n", task.limits().shmmax)),
+    ("/proc/sys/kernel/shmall", |task| format!("{}\n", task.limits().shmall)),
+    ("/proc/sys/kernel/shmmni", |task| format!("{}\n", task.limits().shmmni)),
+    ("/proc/sys/kernel/shm_rmid_forced", |task| {
         format!("{}\n", i32::from(task.limits().is_shm_rmid_forced))
     }),
-    ("/proc/sys/kernel/", "sem_next_id", |_| "-1\n".to_owned()),
-    ("/proc/sys/kernel/", "msg_next_id", |_| "-1\n".to_owned()),
-    ("/proc/sys/kernel/", "shm_next_id", |_| "-1\n".to_owned()),
+    ("/proc/sys/kernel/sem_next_id", |_| "-1\n".to_owned()),
+    ("/proc/sys/kernel/msg_next_id", |_| "-1\n".to_owned()),
+    ("/proc/sys/kernel/shm_next_id", |_| "-1\n".to_owned()),
 ];
+
+/// Returns the last component of a path.
+fn last_name(path: &[u8]) -> &[u8] {
+    path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
+}
 
 /// If `fd`, which was opened by `path`, is one of the files of this module, replaces its file by a
 /// memfd.
@@ -85,26 +92,17 @@ const FILES: [(&str, &str, Text); 14] = [
 pub(crate) unsafe fn replace(fd: c_int, path: *const c_char) -> Result<(), Errno> {
     // SAFETY: the caller's promise.
     let path = unsafe { CStr::from_ptr(path) }.to_bytes();
-    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
-    if !FILES.iter().any(|(_, known, _)| known.as_bytes() == name) {
+    if !FILES.iter().any(|(known, _)| last_name(known.as_bytes()) == last_name(path)) {
         return Ok(());
     }
+    // Without a /proc there are no such files.
+    let Ok(path) = readlink(format!("/proc/self/fd/{fd}"), Vec::new()) else { return Ok(()) };
+    let is_path = |(known, _): &&(&str, Text)| known.as_bytes() == path.as_bytes();
+    let Some((known, text)) = FILES.iter().find(is_path) else { return Ok(()) };
     // SAFETY: the caller's promise.
     let file = unsafe { BorrowedFd::borrow_raw(fd) };
-    replace_file(file, fd)
-}
-
-/// Replaces `file` by a memfd with the namespace's text, if it is one of the files of this module.
-fn replace_file(file: BorrowedFd<'_>, number: c_int) -> Result<(), Errno> {
-    // Without a /proc there are no such files.
-    let Ok(path) = readlink(format!("/proc/self/fd/{number}"), Vec::new()) else { return Ok(()) };
-    let path = path.to_str().unwrap_or_default();
-    let is_path = |(folder, name, _): &&(&str, &str, Text)| {
-        path.strip_prefix(folder).is_some_and(|rest| rest == *name)
-    };
-    let Some((_, name, text)) = FILES.iter().find(is_path) else { return Ok(()) };
     let flags = fcntl_getfl(file)?;
-    if name.starts_with("shm") && !shm::is_on() || flags.contains(OFlags::PATH) {
+    if known.contains("/shm") && !shm::is_on() || flags.contains(OFlags::PATH) {
         return Ok(());
     }
     if flags & OFlags::ACCMODE != OFlags::RDONLY {
@@ -116,24 +114,19 @@ fn replace_file(file: BorrowedFd<'_>, number: c_int) -> Result<(), Errno> {
     let text = memfd(text(task).as_bytes())?;
     let mut dup = DupFlags::empty();
     dup.set(DupFlags::CLOEXEC, fcntl_getfd(file)?.contains(FdFlags::CLOEXEC));
-    // SAFETY: `number` is the number of an open descriptor that the caller owns.
-    let mut target = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
+    // SAFETY: `fd` is the number of an open descriptor that the caller owns.
+    let mut target = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(fd) });
     dup3(text, &mut target, dup)
 }
 
 /// Returns a memfd with the given text, sealed against changes.
 fn memfd(text: &[u8]) -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = memfd_create("corewalk-proc", flags)?;
-    let mut rest = text;
-    while !rest.is_empty() {
-        let written = rustix::io::write(&file, rest)?;
-        rest = &rest[written..];
-    }
-    seek(&file, SeekFrom::Start(0))?;
+    let file = File::from(memfd_create("corewalk-proc", flags)?);
+    file.write_all_at(text, 0).map_err(errno_of)?;
     let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     fcntl_add_seals(&file, seals)?;
-    Ok(file)
+    Ok(file.into())
 }
 
 fn sets(task: &Task) -> String {

@@ -72,7 +72,8 @@ struct Page {
 /// [`Page::is_program`] is false.
 static PROGRAM: OnceLock<Program> = OnceLock::new();
 
-/// True once a thread has changed its own credentials only. It is never reset.
+/// True once a thread has changed its own credentials and not those of the other threads. The flag
+/// is never reset.
 static IS_APART: AtomicBool = AtomicBool::new(false);
 
 /// The number of changes to the credentials of all threads, plus 1.
@@ -106,11 +107,8 @@ pub(crate) fn resolve() {
     // If that is not possible, the first call says so.
     map_page();
     own();
-    extern "C" fn child() {
-        own();
-    }
     // SAFETY: the function stays loaded: a preloaded library is never unloaded.
-    let _registered = unsafe { libc::pthread_atfork(None, None, Some(child)) };
+    let _registered = unsafe { libc::pthread_atfork(None, None, Some(own)) };
 }
 
 /// Maps the namespace, before the program runs. If that fails, the first call tries again and
@@ -126,8 +124,9 @@ pub(crate) fn join() {
     }
 }
 
-/// Notes that this process owns its memory, so it is no child of vfork(2).
-fn own() {
+/// Notes that this process owns its memory, so it is no child of vfork(2). Also the fork handler
+/// of a child.
+extern "C" fn own() {
     if let Some(page) = known_page() {
         // ORDERING: Relaxed. The process has one thread, and a forked child has a copy of the
         // store.
@@ -150,7 +149,10 @@ pub(crate) fn is_own() -> bool {
 /// `ENOSYS` if there is no namespace to register in.
 #[inline]
 pub(crate) fn task() -> Result<&'static Task, Errno> {
-    let task = if let Some(task) = known_task() { task } else { registered()? };
+    let task = match known_task() {
+        Some(task) => task,
+        None => register().map_err(|why| errno::without_namespace(&why))?,
+    };
     // ORDERING: Relaxed. A thread that has changed its own credentials sees its own store.
     if IS_APART.load(Ordering::Relaxed) {
         refresh_late(task);
@@ -187,15 +189,8 @@ pub(crate) fn pid() -> u32 {
 pub(crate) fn register_child(parent: &Task) {
     let page = page();
     let _lock = PageLock::take(&page.is_locked);
-    match parent.fork(pid()) {
-        Ok(task) => {
-            // ORDERING: Relaxed. The child's one thread reads its copy of the parent's memory.
-            if IS_APART.load(Ordering::Relaxed) {
-                task.set_cred(cred::current());
-            }
-            succeed_parent(&task);
-            let _ = publish(page, task);
-        }
+    match forked(parent) {
+        Ok(task) => drop(publish(page, task)),
         Err(errno) => drop(errno::without_namespace(&why_not("child", errno))),
     }
 }
@@ -256,15 +251,10 @@ pub(crate) unsafe fn take_task(own: *const Task) -> Option<Box<Task>> {
     Some(unsafe { Box::from_raw(task) })
 }
 
+/// Registers the process as a task, or returns the reason why that fails.
 #[cold]
 #[inline(never)]
-fn registered() -> Result<&'static Task, Errno> {
-    register().map_err(|why| errno::without_namespace(&why))
-}
-
-/// Registers the process as a task, or returns the reason why that fails.
 pub(crate) fn register() -> Result<&'static Task, String> {
-    let _signals = BlockedSignals::new();
     let page = known_page().ok_or(NO_PAGE)?;
     let _lock = PageLock::take(&page.is_locked);
     if let Some(task) = known_task() {
@@ -277,10 +267,7 @@ pub(crate) fn register() -> Result<&'static Task, String> {
     // The owner is not set yet if clone(2) through syscall(2) has made this process.
     own();
     let made = match forked_from() {
-        Some(parent) => parent.fork(pid()).inspect(|task| {
-            task.set_cred(cred::current());
-            succeed_parent(task);
-        }),
+        Some(parent) => forked(parent),
         // `adopt_as` takes over the task that this process had before execve(2), if any, with its
         // undo.
         None => {
@@ -297,19 +284,19 @@ pub(crate) fn register() -> Result<&'static Task, String> {
 
 /// Returns a text that says why a process cannot be registered.
 fn why_not(who: &str, errno: Errno) -> String {
-    let why = if errno == OpenError::OtherPidNamespace.errno() {
-        OpenError::OtherPidNamespace.to_string()
-    } else {
-        errno.to_string()
-    };
+    let is_elsewhere = errno == OpenError::OtherPidNamespace.errno();
+    let why = if is_elsewhere { OpenError::OtherPidNamespace } else { errno.into() };
     format!("the {who} cannot be registered: {why}")
 }
 
-/// Takes a hold and leaves a mark for a child that nattch counts by now. No call uses the child's
-/// task yet.
-fn succeed_parent(task: &Task) {
-    hold::renew(task);
+/// Returns a task for this process, which is a child of the process of `parent`. The child takes
+/// a hold and leaves a mark, since nattch counts it by now.
+fn forked(parent: &Task) -> Result<Task, Errno> {
+    let task = parent.fork(pid())?;
+    task.set_cred(cred::current());
+    hold::renew(&task);
     crate::shm::mark();
+    Ok(task)
 }
 
 /// Returns the copy of the parent's task, or none. There is one if this child was forked without
@@ -341,8 +328,7 @@ fn publish(page: &'static Page, task: Task) -> &'static Task {
 /// Returns the page that the kernel zeroes in a child, if it is mapped.
 #[inline]
 fn known_page() -> Option<&'static Page> {
-    // ORDERING(preload-page): Acquire. Pairs with the exchange in `mapped_page`: the page is set
-    // up.
+    // ORDERING(preload-page): Acquire. Pairs with the store in `map_page`: the page is set up.
     let page = PAGE.load(Ordering::Acquire);
     // SAFETY: a page whose address was stored is never unmapped, and zeroes are a valid `Page`.
     unsafe { page.as_ref() }
@@ -391,11 +377,16 @@ pub(crate) fn namespace_memory() -> Option<Range<usize>> {
     unsafe { known.as_ref() }.map(Namespace::memory)
 }
 
-/// A guard that holds a lock of the page.
-pub(crate) struct PageLock(&'static AtomicBool);
+/// A guard that holds a lock of the page, and blocks all signals.
+pub(crate) struct PageLock {
+    is_locked: &'static AtomicBool,
+    /// Dropped after the lock is released.
+    _signals: BlockedSignals,
+}
 
 impl PageLock {
     fn take(is_locked: &'static AtomicBool) -> Self {
+        let signals = BlockedSignals::new();
         let free = || {
             // ORDERING(preload-lock): Acquire. See `drop`.
             is_locked.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
@@ -403,32 +394,28 @@ impl PageLock {
         while free().is_err() {
             thread::yield_now();
         }
-        Self(is_locked)
+        Self { is_locked, _signals: signals }
     }
 }
 
 impl Drop for PageLock {
     fn drop(&mut self) {
         // ORDERING(preload-lock): Release. Stores under the lock happen before the next holder.
-        self.0.store(false, Ordering::Release);
+        self.is_locked.store(false, Ordering::Release);
     }
 }
 
-/// A guard that holds the lock of the attached segments, and blocks all signals.
-pub(crate) struct AttachLock {
-    _lock: PageLock,
-    _signals: BlockedSignals,
-}
+/// A guard that holds the lock of the attached segments.
+pub(crate) struct AttachLock(#[expect(dead_code, reason = "held until it is dropped")] PageLock);
 
 impl AttachLock {
     /// Takes the lock. This process or its parent has a task, so the page exists.
     pub(crate) fn take() -> Self {
-        let signals = BlockedSignals::new();
         let lock = PageLock::take(&page().is_attaching);
         // ORDERING: Relaxed. Only a forked child reads it, and the child has a copy of all earlier
         // stores.
         IS_ATTACHING.store(true, Ordering::Relaxed);
-        Self { _lock: lock, _signals: signals }
+        Self(lock)
     }
 }
 
@@ -439,22 +426,17 @@ impl Drop for AttachLock {
     }
 }
 
-/// The lock of the tables of handlers, with all signals blocked, until it is dropped.
-pub(crate) type TablesLock = (Option<PageLock>, BlockedSignals);
-
 /// Takes the lock of the tables of handlers. A child of vfork(2) changes no table and takes no
 /// lock.
-pub(crate) fn lock_tables() -> TablesLock {
-    let signals = BlockedSignals::new();
-    let page = known_page().filter(|_| is_own());
-    (page.map(|page| PageLock::take(&page.is_handling)), signals)
+pub(crate) fn lock_tables() -> Option<PageLock> {
+    known_page().filter(|_| is_own()).map(|page| PageLock::take(&page.is_handling))
 }
 
 /// A guard that blocks all signals in this thread.
-pub(crate) struct BlockedSignals(libc::sigset_t);
+struct BlockedSignals(libc::sigset_t);
 
 impl BlockedSignals {
-    pub(crate) fn new() -> Self {
+    fn new() -> Self {
         // SAFETY: zeroes are a valid set of signals.
         let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
         let mut before = all;

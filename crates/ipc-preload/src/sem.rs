@@ -114,69 +114,54 @@ fn duration(timeout: Option<timespec>) -> Result<Option<Duration>, Errno> {
 /// writes.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn semctl(semid: c_int, semnum: c_int, cmd: c_int, arg: usize) -> c_int {
-    // SAFETY: the caller's promise.
-    call::make(|task| unsafe { control(task, semid, semnum, cmd, arg) })
-}
-
-/// # Safety
-///
-/// The caller meets the requirements of [`semctl`].
-unsafe fn control(
-    task: &Task,
-    semid: c_int,
-    semnum: c_int,
-    cmd: c_int,
-    arg: usize,
-) -> Result<c_int, Errno> {
-    if semid < 0 {
-        return Err(Errno::INVAL);
-    }
-    let id = SemId::from_raw(semid);
-    let stat = match cmd {
-        IPC_STAT => task.sem_stat(id)?,
-        SEM_STAT => task.sem_stat_index(semid)?,
-        SEM_STAT_ANY => task.sem_stat_any(semid)?,
-        IPC_RMID => return task.sem_rmid(id).map(|()| 0),
-        IPC_SET => {
-            // SAFETY: it is a structure of numbers.
-            let perm = unsafe { user::read::<libc::semid_ds>(arg) }?.sem_perm;
-            return task.sem_set(id, perm.uid, perm.gid, perm.mode as _).map(|()| 0);
-        }
-        IPC_INFO | SEM_INFO => {
-            let (index_max, info) = info(task, cmd)?;
-            // SAFETY: with this `cmd`, semctl(2) writes one such structure to `arg`, which the
-            // program has passed.
-            return unsafe { user::write(arg, info) }.map(|()| index_max);
-        }
-        GETVAL => return task.sem_getval(id, semnum),
-        GETPID => return task.sem_getpid(id, semnum).map(u32::cast_signed),
-        GETNCNT => return task.sem_getncnt(id, semnum),
-        GETZCNT => return task.sem_getzcnt(id, semnum),
-        SETVAL => return task.sem_setval(id, semnum, arg as c_int).map(|()| 0),
-        GETALL => {
-            let values = task.sem_getall(id)?;
-            user::check(arg, size_of_val(&values[..]), Access::Write)?;
-            let to = std::ptr::with_exposed_provenance_mut::<u16>(arg);
-            // SAFETY: there is room for a value per semaphore.
-            values.iter().enumerate().for_each(|(at, value)| unsafe {
-                to.wrapping_add(at).write_unaligned(*value);
-            });
-            return Ok(0);
-        }
-        SETALL => {
-            let count = task.sem_nsems(id)?;
-            user::check(arg, count * size_of::<u16>(), Access::Read)?;
-            let from = std::ptr::with_exposed_provenance::<u16>(arg);
-            // SAFETY: there is a value per semaphore.
-            let values = (0..count).map(|at| unsafe { from.wrapping_add(at).read_unaligned() });
-            return task.sem_setall(id, &values.collect::<Vec<u16>>()).map(|()| 0);
-        }
-        _ => return Err(Errno::INVAL),
-    };
-    // SAFETY: with this `cmd`, semctl(2) writes one such structure to `arg`, which the program has
-    // passed.
-    unsafe { user::write(arg, semid_ds(&stat)) }?;
-    Ok(if cmd == IPC_STAT { 0 } else { stat.id.raw() })
+    call::make(|task| {
+        let id = SemId::from_raw(semid);
+        let stat = match cmd {
+            _ if semid < 0 => return Err(Errno::INVAL),
+            IPC_STAT => task.sem_stat(id)?,
+            SEM_STAT => task.sem_stat_index(semid)?,
+            SEM_STAT_ANY => task.sem_stat_any(semid)?,
+            IPC_RMID => return task.sem_rmid(id).map(|()| 0),
+            IPC_SET => {
+                // SAFETY: it is a structure of numbers.
+                let perm = unsafe { user::read::<libc::semid_ds>(arg) }?.sem_perm;
+                return task.sem_set(id, perm.uid, perm.gid, perm.mode as _).map(|()| 0);
+            }
+            IPC_INFO | SEM_INFO => {
+                let (index_max, info) = info(task, cmd)?;
+                // SAFETY: with this `cmd`, semctl(2) writes one such structure to `arg`, which the
+                // program has passed.
+                return unsafe { user::write(arg, info) }.map(|()| index_max);
+            }
+            GETVAL => return task.sem_getval(id, semnum),
+            GETPID => return task.sem_getpid(id, semnum).map(u32::cast_signed),
+            GETNCNT => return task.sem_getncnt(id, semnum),
+            GETZCNT => return task.sem_getzcnt(id, semnum),
+            SETVAL => return task.sem_setval(id, semnum, arg as c_int).map(|()| 0),
+            GETALL => {
+                let values = task.sem_getall(id)?;
+                let bytes = size_of_val(&values[..]);
+                user::check(arg, bytes, Access::Write)?;
+                let to = std::ptr::with_exposed_provenance_mut::<u8>(arg);
+                // SAFETY: there is room for a value per semaphore, in memory of the program.
+                unsafe { to.copy_from_nonoverlapping(values.as_ptr().cast(), bytes) };
+                return Ok(0);
+            }
+            SETALL => {
+                let count = task.sem_nsems(id)?;
+                user::check(arg, count * size_of::<u16>(), Access::Read)?;
+                let from = std::ptr::with_exposed_provenance::<u16>(arg);
+                // SAFETY: there is a value per semaphore.
+                let values = (0..count).map(|at| unsafe { from.wrapping_add(at).read_unaligned() });
+                return task.sem_setall(id, &values.collect::<Vec<u16>>()).map(|()| 0);
+            }
+            _ => return Err(Errno::INVAL),
+        };
+        // SAFETY: with this `cmd`, semctl(2) writes one such structure to `arg`, which the program
+        // has passed.
+        unsafe { user::write(arg, semid_ds(&stat)) }?;
+        Ok(if cmd == IPC_STAT { 0 } else { stat.id.raw() })
+    })
 }
 
 fn info(task: &Task, cmd: c_int) -> Result<(c_int, seminfo), Errno> {

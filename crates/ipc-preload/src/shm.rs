@@ -30,7 +30,7 @@
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use corewalk_ipc::{
     IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, Mapping, SHM_INFO, SHM_LOCK, SHM_STAT, SHM_STAT_ANY,
-    SHM_UNLOCK, SegmentFiles, ShmFlags, ShmId, ShmStat, Task,
+    SHM_UNLOCK, SegmentFiles, ShmFlags, ShmId, ShmStat,
 };
 use libc::{c_int, c_ulong, c_void, key_t, size_t};
 use rustix::fs::{AtFlags, Mode, OFlags};
@@ -62,16 +62,9 @@ next! {
     SHMCTL: fn shmctl(c_int, c_int, *mut c_void) -> c_int;
 }
 
-/// `struct shminfo`, which `IPC_INFO` writes.
-#[repr(C)]
-struct Shminfo {
-    shmmax: c_ulong,
-    shmmin: c_ulong,
-    shmmni: c_ulong,
-    shmseg: c_ulong,
-    shmall: c_ulong,
-    unused: [c_ulong; 4],
-}
+/// `struct shminfo` of C, which libc does not have: `shmmax`, `shmmin`, `shmmni`, `shmseg`,
+/// `shmall`, and four unused numbers.
+type Shminfo = [c_ulong; 9];
 
 /// `struct shm_info`, which `SHM_INFO` writes.
 #[repr(C)]
@@ -117,10 +110,11 @@ pub(crate) fn resolve() {
     IS_ON.store(path().is_some(), Ordering::Relaxed);
 }
 
-/// Detaches the segments that this process had attached before execve(2).
+/// Detaches the segments that the previous program of this process had attached before execve(2).
 ///
 /// A program that cannot join the namespace prints no line here, because it may never make a call.
-/// It keeps the mark for the next program. The attaches stay counted until the process ends.
+/// The mark stays, so that the next program after a further execve(2) tries again. Until then the
+/// attaches stay counted.
 pub(crate) fn detach_former() {
     if unmark() && process::register().is_err() {
         mark();
@@ -174,32 +168,17 @@ pub unsafe extern "C" fn shmat(shmid: c_int, address: *const c_void, shmflg: c_i
     }
     call::make(|task| {
         let _lock = AttachLock::take();
+        let (id, flags) = (ShmId::from_raw(shmid), ShmFlags::from_bits_retain(shmflg));
+        let mapping = task.shmat(id, address.expose_provenance(), flags)?;
         // SAFETY: the caller's promise.
-        unsafe { attach(task, shmid, address.expose_provenance(), shmflg) }
+        let mapped = unsafe { map(&mapping) }?;
+        if task.attached() == 0 {
+            hold::take(task);
+            mark();
+        }
+        mapping.attached_at(mapped.expose_provenance());
+        Ok(mapped)
     })
-}
-
-/// Attaches a segment. The caller holds the lock.
-///
-/// # Safety
-///
-/// The caller meets the requirements of [`shmat`].
-unsafe fn attach(
-    task: &Task,
-    shmid: c_int,
-    address: usize,
-    shmflg: c_int,
-) -> Result<*mut c_void, Errno> {
-    let flags = ShmFlags::from_bits_retain(shmflg);
-    let mapping = task.shmat(ShmId::from_raw(shmid), address, flags)?;
-    // SAFETY: the caller's promise.
-    let mapped = unsafe { map(&mapping) }?;
-    if task.attached() == 0 {
-        hold::take(task);
-        mark();
-    }
-    mapping.attached_at(mapped.expose_provenance());
-    Ok(mapped)
 }
 
 /// Maps a segment at the address that the program asks for, or at an address that the kernel
@@ -250,29 +229,17 @@ pub unsafe extern "C" fn shmdt(address: *const c_void) -> c_int {
     }
     call::make(|task| {
         let _lock = AttachLock::take();
-        // SAFETY: the caller's promise.
-        unsafe { detach(task, address.expose_provenance()) }
+        let unmapped = task.shmdt_with(address.expose_provenance(), |size_bytes| {
+            let bytes = size_bytes.next_multiple_of(page_size() as u64);
+            // SAFETY: the segment is mapped at this address, and no thread uses it.
+            unsafe { munmap(address.cast_mut(), usize::try_from(bytes).unwrap_or(0)) }
+        });
+        if task.attached() == 0 {
+            hold::give_up();
+            unmark();
+        }
+        unmapped?.map(|()| 0)
     })
-}
-
-/// Detaches a segment. The caller holds the lock.
-///
-/// # Safety
-///
-/// The caller meets the requirements of [`shmdt`].
-unsafe fn detach(task: &Task, address: usize) -> Result<c_int, Errno> {
-    let unmap = |size_bytes: u64| {
-        let bytes = size_bytes.next_multiple_of(page_size() as u64);
-        let mapped = ptr::with_exposed_provenance_mut(address);
-        // SAFETY: the segment is mapped at this address, and no thread uses it.
-        unsafe { munmap(mapped, usize::try_from(bytes).unwrap_or(0)) }
-    };
-    let unmapped = task.shmdt_with(address, unmap);
-    if task.attached() == 0 {
-        hold::give_up();
-        unmark();
-    }
-    unmapped?.map(|()| 0)
 }
 
 /// shmctl(2).
@@ -286,53 +253,44 @@ pub unsafe extern "C" fn shmctl(shmid: c_int, cmd: c_int, buf: *mut c_void) -> c
         // SAFETY: the caller's promise.
         return SHMCTL.found().map_or(-1, |next| unsafe { next(shmid, cmd, buf) });
     }
-    // SAFETY: the caller's promise.
-    call::make(|task| unsafe { control(task, shmid, cmd, buf.expose_provenance()) })
-}
-
-/// # Safety
-///
-/// The caller meets the requirements of [`shmctl`].
-unsafe fn control(task: &Task, shmid: c_int, cmd: c_int, buf: usize) -> Result<c_int, Errno> {
-    if shmid < 0 {
-        return Err(Errno::INVAL);
-    }
-    let id = ShmId::from_raw(shmid);
-    let stat = match cmd {
-        IPC_STAT => task.shm_stat(id)?,
-        SHM_STAT => task.shm_stat_index(shmid)?,
-        SHM_STAT_ANY => task.shm_stat_any(shmid)?,
-        IPC_RMID => return task.shm_rmid(id).map(|()| 0),
-        SHM_LOCK => return task.shm_lock(id).map(|()| 0),
-        SHM_UNLOCK => return task.shm_unlock(id).map(|()| 0),
-        IPC_SET => {
-            // SAFETY: it is a structure of numbers.
-            let perm = unsafe { user::read::<libc::shmid_ds>(buf) }?.shm_perm;
-            return task.shm_set(id, perm.uid, perm.gid, perm.mode as _).map(|()| 0);
-        }
-        IPC_INFO => {
-            let (totals, limits) = (task.shm_totals()?, task.limits());
-            let (shmmax, shmmni, shmall) = (limits.shmmax, limits.shmmni.into(), limits.shmall);
-            let info =
-                Shminfo { shmmax, shmmin: 1, shmmni, shmseg: shmmni, shmall, unused: [0; 4] };
-            // SAFETY: with this `cmd`, shmctl(2) writes one such structure to `buf`, which the
-            // program has passed.
-            return unsafe { user::write(buf, info) }.map(|()| totals.index_max.cast_signed());
-        }
-        SHM_INFO => {
-            let totals = task.shm_totals()?;
-            let used_ids = totals.segments.cast_signed();
-            let usage = ShmUsage { used_ids, shm_tot: totals.pages, ..ShmUsage::default() };
-            // SAFETY: with this `cmd`, shmctl(2) writes one such structure to `buf`, which the
-            // program has passed.
-            return unsafe { user::write(buf, usage) }.map(|()| totals.index_max.cast_signed());
-        }
-        _ => return Err(Errno::INVAL),
-    };
-    // SAFETY: with this `cmd`, shmctl(2) writes one such structure to `buf`, which the program has
-    // passed.
-    unsafe { user::write(buf, shmid_ds(&stat)) }?;
-    Ok(if cmd == IPC_STAT { 0 } else { stat.id.raw() })
+    call::make(|task| {
+        let (id, buf) = (ShmId::from_raw(shmid), buf.expose_provenance());
+        let stat = match cmd {
+            _ if shmid < 0 => return Err(Errno::INVAL),
+            IPC_STAT => task.shm_stat(id)?,
+            SHM_STAT => task.shm_stat_index(shmid)?,
+            SHM_STAT_ANY => task.shm_stat_any(shmid)?,
+            IPC_RMID => return task.shm_rmid(id).map(|()| 0),
+            SHM_LOCK => return task.shm_lock(id).map(|()| 0),
+            SHM_UNLOCK => return task.shm_unlock(id).map(|()| 0),
+            IPC_SET => {
+                // SAFETY: it is a structure of numbers.
+                let perm = unsafe { user::read::<libc::shmid_ds>(buf) }?.shm_perm;
+                return task.shm_set(id, perm.uid, perm.gid, perm.mode as _).map(|()| 0);
+            }
+            IPC_INFO => {
+                let (totals, limits) = (task.shm_totals()?, task.limits());
+                let (max, mni, all) = (limits.shmmax, limits.shmmni.into(), limits.shmall);
+                let info: Shminfo = [max, 1, mni, mni, all, 0, 0, 0, 0];
+                // SAFETY: with this `cmd`, shmctl(2) writes one such structure to `buf`, which the
+                // program has passed.
+                return unsafe { user::write(buf, info) }.map(|()| totals.index_max.cast_signed());
+            }
+            SHM_INFO => {
+                let totals = task.shm_totals()?;
+                let used_ids = totals.segments.cast_signed();
+                let usage = ShmUsage { used_ids, shm_tot: totals.pages, ..ShmUsage::default() };
+                // SAFETY: with this `cmd`, shmctl(2) writes one such structure to `buf`, which the
+                // program has passed.
+                return unsafe { user::write(buf, usage) }.map(|()| totals.index_max.cast_signed());
+            }
+            _ => return Err(Errno::INVAL),
+        };
+        // SAFETY: with this `cmd`, shmctl(2) writes one such structure to `buf`, which the program
+        // has passed.
+        unsafe { user::write(buf, shmid_ds(&stat)) }?;
+        Ok(if cmd == IPC_STAT { 0 } else { stat.id.raw() })
+    })
 }
 
 /// Returns the structure of `IPC_STAT`.

@@ -35,11 +35,12 @@
 //! Source: sigaction(2), signal(7) "Interruption of system calls"; System V ABI, AMD64 supplement.
 
 use corewalk_base::primitives::atomic::{AtomicPtr, Ordering};
+use libc::{SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGSTOP, SIGSYS, SIGTRAP};
 use libc::{c_int, c_long, c_void, sighandler_t};
 use std::ptr;
 
 use crate::next::{Next, next};
-use crate::process::{self, TablesLock};
+use crate::process::{self, PageLock};
 use crate::user;
 
 /// Signals are below this.
@@ -47,6 +48,10 @@ const SIGNALS: usize = 65;
 
 /// `SIG_HOLD` of sigset(3), which like `SIG_ERR` is a constant and not the address of a handler.
 const SIG_HOLD: sighandler_t = 2;
+
+/// Signals whose handlers get no entry. Instructions raise the first six, and programs cannot
+/// handle the other two.
+const LEFT_ALONE: [c_int; 8] = [SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGKILL, SIGSTOP];
 
 /// Entries, and tables.
 const ENTRIES: usize = 2;
@@ -57,10 +62,16 @@ static HANDLERS: [[AtomicPtr<c_void>; SIGNALS]; ENTRIES] =
 
 next! {
     SIGACTION: fn sigaction(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
+    SIGNAL: fn signal(c_int, sighandler_t) -> sighandler_t;
+    BSD_SIGNAL: fn bsd_signal(c_int, sighandler_t) -> sighandler_t;
+    SSIGNAL: fn ssignal(c_int, sighandler_t) -> sighandler_t;
+    SYSV_SIGNAL: fn sysv_signal(c_int, sighandler_t) -> sighandler_t;
+    SYSV_SIGNAL_2: fn __sysv_signal(c_int, sighandler_t) -> sighandler_t;
+    SIGSET: fn sigset(c_int, sighandler_t) -> sighandler_t;
 }
 
 /// A function that takes a signal and a handler, and returns the previous handler.
-type Replace = unsafe extern "C" fn(c_int, sighandler_t) -> sighandler_t;
+type Replace = Next<unsafe extern "C" fn(c_int, sighandler_t) -> sighandler_t>;
 
 /// The argument of rt_sigaction(2). Analogous to Linux's `struct kernel_sigaction`.
 #[repr(C)]
@@ -72,114 +83,85 @@ struct KernelAction {
     mask: u64,
 }
 
-/// Looks up the C library's functions that this module interposes.
-pub(crate) fn resolve() {
-    look_up();
-    for next in &REPLACING {
-        next.address();
-    }
-}
-
 /// Ends the wait that the signal has interrupted, if any. Returns the program's handler.
-fn arrived(entry: usize, signal: c_int) -> *mut c_void {
+extern "C" fn arrived<const ENTRY: usize>(signal: c_int) -> *mut c_void {
     // This runs in a signal handler. It takes no lock, allocates nothing, makes no system call and
     // keeps errno.
     if let Some(task) = process::known_task() {
         task.interrupt_own();
     }
     // ORDERING: Relaxed. The value is an address of code, and no data is published with it.
-    HANDLERS[entry][signal as usize % SIGNALS].load(Ordering::Relaxed)
+    HANDLERS[ENTRY][signal as usize % SIGNALS].load(Ordering::Relaxed)
 }
 
-/// Defines an entry, which the kernel calls as the handler. It notes the signal, and jumps to the
-/// program's handler.
-macro_rules! entry {
-    ($index:literal, $entry:ident, $arrived:ident) => {
-        extern "C" fn $arrived(signal: c_int) -> *mut c_void {
-            arrived($index, signal)
-        }
-
-        #[cfg(target_arch = "x86_64")]
-        #[unsafe(naked)]
-        unsafe extern "C" fn $entry(signal: c_int, siginfo: *mut c_void, machine: *mut c_void) {
-            std::arch::naked_asm!(
-                // Three words and the return address are four words, so the stack is aligned for
-                // the call.
-                "push rdi",
-                "push rsi",
-                "push rdx",
-                "call {arrived}",
-                "pop rdx",
-                "pop rsi",
-                "pop rdi",
-                "jmp rax",
-                arrived = sym $arrived,
-            )
-        }
-
-        #[cfg(not(target_arch = "x86_64"))]
-        unsafe extern "C-unwind" fn $entry(
-            signal: c_int,
-            siginfo: *mut c_void,
-            machine: *mut c_void,
-        ) {
-            type Handler = unsafe extern "C-unwind" fn(c_int, *mut c_void, *mut c_void);
-            // SAFETY: a program has installed this address as a handler.
-            let handler = unsafe { std::mem::transmute::<*mut c_void, Handler>($arrived(signal)) };
-            // SAFETY: the kernel has passed these arguments for the handler.
-            unsafe { handler(signal, siginfo, machine) }
-        }
-    };
+/// An entry, which the kernel calls as the handler. It notes the signal, and jumps to the program's
+/// handler.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+unsafe extern "C" fn entry<const INDEX: usize>(_: c_int, _: *mut c_void, _: *mut c_void) {
+    std::arch::naked_asm!(
+        // Three words and the return address are four words, so the stack is aligned for the call.
+        "push rdi",
+        "push rsi",
+        "push rdx",
+        "call {arrived}",
+        "pop rdx",
+        "pop rsi",
+        "pop rdi",
+        "jmp rax",
+        arrived = sym arrived::<INDEX>,
+    )
 }
 
-entry!(0, entry_0, arrived_0);
-entry!(1, entry_1, arrived_1);
+/// An entry, which the kernel calls as the handler. It notes the signal, and calls the program's
+/// handler.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe extern "C-unwind" fn entry<const INDEX: usize>(
+    signal: c_int,
+    siginfo: *mut c_void,
+    machine: *mut c_void,
+) {
+    type Handler = unsafe extern "C-unwind" fn(c_int, *mut c_void, *mut c_void);
+    // SAFETY: a program has installed this address as a handler.
+    let handler = unsafe { std::mem::transmute::<*mut c_void, Handler>(arrived::<INDEX>(signal)) };
+    // SAFETY: the kernel has passed these arguments for the handler.
+    unsafe { handler(signal, siginfo, machine) }
+}
 
 /// Returns the addresses of the entries.
 fn entries() -> [sighandler_t; ENTRIES] {
-    [(entry_0 as *const ()).expose_provenance(), (entry_1 as *const ()).expose_provenance()]
+    [entry::<0> as *const (), entry::<1> as *const ()].map(<*const ()>::expose_provenance)
 }
 
 /// Returns the index of a signal in the tables, or none if handlers of this signal get no entry.
 fn cell(signal: c_int) -> Option<usize> {
-    let is_left_alone = matches!(
-        signal,
-        libc::SIGSEGV
-            | libc::SIGBUS
-            | libc::SIGFPE
-            | libc::SIGILL
-            | libc::SIGTRAP
-            | libc::SIGSYS
-            | libc::SIGKILL
-            | libc::SIGSTOP
-    );
-    let index = usize::try_from(signal).ok().filter(|index| *index != 0 && !is_left_alone)?;
-    (index < SIGNALS).then_some(index)
+    let index = usize::try_from(signal).ok()?;
+    ((1..SIGNALS).contains(&index) && !LEFT_ALONE.contains(&signal)).then_some(index)
 }
 
-/// A call that changes or reads a handler. It holds the lock of the tables until it is dropped.
-struct Change(#[expect(dead_code, reason = "held until the change is made")] TablesLock);
-
-impl Change {
-    /// Stores a new handler in the table of the entry that is not installed, if the handler is a
-    /// function. Returns the address for the kernel to install.
-    fn begin(signal: c_int, cell: usize, handler: Option<sighandler_t>) -> (Self, sighandler_t) {
-        let change = Self(process::lock_tables());
-        // `handler` may be the address of an entry: a program that calls rt_sigaction(2) past the
-        // library sees that address.
-        let [first, second] = entries();
-        let words = [libc::SIG_DFL, libc::SIG_IGN, SIG_HOLD, libc::SIG_ERR, first, second];
-        let Some(function) = handler.filter(|handler| !words.contains(handler)) else {
-            return (change, handler.unwrap_or(0));
-        };
-        if !process::is_own() {
-            return (change, function);
-        }
-        let free = usize::from(installed_now(signal) == Some(first));
-        // ORDERING: Relaxed. See `arrived`.
-        HANDLERS[free][cell].store(ptr::with_exposed_provenance_mut(function), Ordering::Relaxed);
-        (change, entries()[free])
+/// Begins a call that changes or reads a handler. Stores a new handler in the table of the entry
+/// that is not installed, if the handler is a function. Returns the lock of the tables, to be held
+/// until the change is made, and the address for the kernel to install.
+fn begin(
+    signal: c_int,
+    cell: usize,
+    handler: Option<sighandler_t>,
+) -> (Option<PageLock>, sighandler_t) {
+    let lock = process::lock_tables();
+    // `handler` may be the address of an entry: a program that calls rt_sigaction(2) past the
+    // library sees that address.
+    let [first, second] = entries();
+    let words = [libc::SIG_DFL, libc::SIG_IGN, SIG_HOLD, libc::SIG_ERR, first, second];
+    let Some(function) = handler.filter(|handler| !words.contains(handler)) else {
+        return (lock, handler.unwrap_or(0));
+    };
+    if !process::is_own() {
+        return (lock, function);
     }
+    let free = usize::from(installed_now(signal) == Some(first));
+    // ORDERING: Relaxed. See `arrived`.
+    HANDLERS[free][cell].store(ptr::with_exposed_provenance_mut(function), Ordering::Relaxed);
+    (lock, entries()[free])
 }
 
 /// Returns the program's handler for `handler`, which the kernel has reported and which may be an
@@ -254,7 +236,7 @@ unsafe fn change<A>(
     call: impl FnOnce(*const A) -> c_long,
 ) -> c_long {
     let wanted = ours.as_mut().map(|ours| *handler(ours));
-    let (_change, installed) = Change::begin(signal, cell, wanted);
+    let (_lock, installed) = begin(signal, cell, wanted);
     if let Some(ours) = &mut ours {
         *handler(ours) = installed;
     }
@@ -282,17 +264,17 @@ fn installed_now(signal: c_int) -> Option<sighandler_t> {
 /// # Safety
 ///
 /// The caller meets the requirements of the C library's function.
-unsafe fn replace(next: &Next<Replace>, signal: c_int, handler: sighandler_t) -> sighandler_t {
-    let is_sigset = ptr::eq(next, &REPLACING[SIGSET]);
+unsafe fn replace(next: &Replace, signal: c_int, handler: sighandler_t) -> sighandler_t {
+    let is_sigset = ptr::eq(next, &SIGSET);
     let Some(next) = next.found() else { return libc::SIG_ERR };
     let Some(cell) = cell(signal) else {
         // SAFETY: the caller's promise.
         return unsafe { next(signal, handler) };
     };
-    let (change, installed) = Change::begin(signal, cell, Some(handler));
+    let (lock, installed) = begin(signal, cell, Some(handler));
     // sigset(3) also changes the signal mask. A release of the lock after the call would restore
     // the old mask, so the lock is released before it.
-    let lock = (!is_sigset).then_some(change);
+    let lock = (!is_sigset).then_some(lock);
     // SAFETY: the caller's promise.
     let before = unsafe { next(signal, installed) };
     let program = told(cell, before);
@@ -300,16 +282,9 @@ unsafe fn replace(next: &Next<Replace>, signal: c_int, handler: sighandler_t) ->
     program
 }
 
-/// Which of the functions is sigset(3).
-const SIGSET: usize = 5;
-
 /// Defines the functions that take a signal and a handler.
 macro_rules! replacing {
-    ($($index:literal, $name:ident, $symbol:literal;)*) => {
-        static REPLACING: [Next<Replace>; [$($index),*].len()] =
-            // SAFETY: the C library defines these names with this type.
-            unsafe { [$(Next::new($symbol)),*] };
-
+    ($($table:ident $name:ident)*) => {
         $(
             /// The C library's function of this name, with an entry in place of the handler.
             ///
@@ -319,17 +294,17 @@ macro_rules! replacing {
             #[cfg_attr(not(test), unsafe(no_mangle))]
             pub unsafe extern "C" fn $name(signal: c_int, handler: sighandler_t) -> sighandler_t {
                 // SAFETY: the caller's promise.
-                unsafe { replace(&REPLACING[$index], signal, handler) }
+                unsafe { replace(&$table, signal, handler) }
             }
         )*
     };
 }
 
 replacing! {
-    0, signal, c"signal";
-    1, bsd_signal, c"bsd_signal";
-    2, ssignal, c"ssignal";
-    3, sysv_signal, c"sysv_signal";
-    4, __sysv_signal, c"__sysv_signal";
-    5, sigset, c"sigset";
+    SIGNAL signal
+    BSD_SIGNAL bsd_signal
+    SSIGNAL ssignal
+    SYSV_SIGNAL sysv_signal
+    SYSV_SIGNAL_2 __sysv_signal
+    SIGSET sigset
 }

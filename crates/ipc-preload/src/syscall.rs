@@ -29,9 +29,9 @@ next! {
 /// The address of the C library's syscall(2), or null until it is looked up.
 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// The numbers of the calls that this library handles.
-#[cfg(target_arch = "x86_64")]
-const CALLS: [c_long; 17] = [
+/// The numbers of the calls that this library handles. After those from `SYS_setuid` on, which
+/// `dispatch` passes on, it reads the credentials of the calling thread again.
+const CALLS: &[c_long] = &[
     libc::SYS_msgget,
     libc::SYS_msgsnd,
     libc::SYS_msgrcv,
@@ -49,10 +49,13 @@ const CALLS: [c_long; 17] = [
     libc::SYS_close,
     libc::SYS_close_range,
     libc::SYS_mlockall,
-];
-
-/// Calls after which the library reads the credentials again. They change the calling thread only.
-const REFRESHING: [c_long; 11] = [
+    libc::SYS_openat,
+    libc::SYS_openat2,
+    // Newer machines do not have these two.
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_open,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_creat,
     libc::SYS_setuid,
     libc::SYS_setgid,
     libc::SYS_setreuid,
@@ -66,32 +69,16 @@ const REFRESHING: [c_long; 11] = [
     libc::SYS_setfsuid,
 ];
 
-/// Calls that open a file, with the path as their second argument. `proc` answers some of these
-/// files.
-const OPENING: [c_long; 2] = [libc::SYS_openat, libc::SYS_openat2];
-
-/// Calls that open a file, with the path as their first argument. Newer machines do not have them.
-#[cfg(target_arch = "x86_64")]
-const OPENING_FIRST: [c_long; 2] = [libc::SYS_open, libc::SYS_creat];
-#[cfg(not(target_arch = "x86_64"))]
-const OPENING_FIRST: [c_long; 0] = [];
-
 /// A bit for each number below 512. The bit is set if this module handles the number.
 #[cfg(target_arch = "x86_64")]
 static OURS: [u64; 8] = {
-    let bits = with(&CALLS, with(&REFRESHING, [0; 8]));
-    with(&OPENING, with(&OPENING_FIRST, bits))
-};
-
-#[cfg(target_arch = "x86_64")]
-const fn with(numbers: &[c_long], mut bits: [u64; 8]) -> [u64; 8] {
-    let mut at = 0;
-    while at < numbers.len() {
-        bits[numbers[at] as usize / 64] |= 1 << (numbers[at] as usize % 64);
+    let (mut bits, mut at) = ([0; 8], 0);
+    while at < CALLS.len() {
+        bits[CALLS[at] as usize / 64] |= 1 << (CALLS[at] as usize % 64);
         at += 1;
     }
     bits
-}
+};
 
 /// Looks up the C library's syscall(2).
 pub(crate) fn resolve() {
@@ -134,33 +121,18 @@ pub unsafe extern "C" fn syscall(
     )
 }
 
-/// syscall(2), which handles the calls of this library and passes on all others.
-///
-/// # Safety
-///
-/// The caller meets the requirements of the system call.
 #[cfg(not(target_arch = "x86_64"))]
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn syscall(
-    number: c_long,
-    a: usize,
-    b: usize,
-    c: usize,
-    d: usize,
-    e: usize,
-    f: usize,
-) -> c_long {
-    // SAFETY: the caller's promise.
-    unsafe { dispatch(number, a, b, c, d, e, f) }
-}
+pub use dispatch as syscall;
 
 /// Handles the calls of this library, and passes the others on. It truncates arguments to their
-/// types, as the kernel does.
+/// types, as the kernel does. On machines other than x86-64 it is syscall(2) itself.
 ///
 /// # Safety
 ///
 /// The caller meets the requirements of the system call.
-unsafe extern "C" fn dispatch(
+#[cfg_attr(target_arch = "x86_64", expect(unreachable_pub, reason = "public elsewhere"))]
+#[cfg_attr(all(not(test), not(target_arch = "x86_64")), unsafe(export_name = "syscall"))]
+pub unsafe extern "C" fn dispatch(
     number: c_long,
     a: usize,
     b: usize,
@@ -172,6 +144,10 @@ unsafe extern "C" fn dispatch(
     // SAFETY: the caller's promise.
     let next = |a, b| unsafe { pass_on(number, [a, b, c, d, e, f]) };
     let [int_a, int_b, int_c, int_d] = [a, b, c, d].map(|word| word as c_int);
+    let opened = |path| {
+        // SAFETY: if there is a descriptor, it is new, and the kernel has read the path.
+        unsafe { files::descriptor(next(a, b) as c_int, pointer(path)) }
+    };
     let result = match number {
         // SAFETY: the caller's promise.
         libc::SYS_semop => unsafe { sem::semop(int_a, pointer(b), c) },
@@ -211,15 +187,12 @@ unsafe extern "C" fn dispatch(
             exit::end();
             return next(a, b);
         }
-        _ if OPENING.contains(&number) || OPENING_FIRST.contains(&number) => {
-            let fd = next(a, b) as c_int;
-            let path = if OPENING.contains(&number) { b } else { a };
-            // SAFETY: if there is a descriptor, it is new, and the kernel has read the path.
-            unsafe { files::descriptor(fd, pointer(path)) }
-        }
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_open | libc::SYS_creat => opened(a),
+        libc::SYS_openat | libc::SYS_openat2 => opened(b),
         _ => {
             let result = next(a, b);
-            if REFRESHING.contains(&number) {
+            if CALLS.contains(&number) {
                 process::refresh_thread_cred();
             }
             return result;

@@ -46,7 +46,8 @@ const PAGE: usize = 4096;
 /// How far above the stack pointer an address counts as stack, in bytes.
 const STACK_MAX: usize = 128 << 10;
 
-/// `FUTEX_WAKE_OP` with the private flag, and its argument `ADD_ZERO`: add 0, and compare.
+/// `FUTEX_WAKE_OP` of futex(2) with the private flag, and its argument `ADD_ZERO`: add 0 to a word,
+/// and compare its old value.
 const WAKE_OP: usize = 5 | 128;
 const ADD_ZERO: usize = 1 << 28;
 
@@ -67,7 +68,8 @@ const RANGES: usize = 4;
 /// The accessible ranges that this thread remembers. All begin and end at page boundaries.
 struct Known {
     stack: Cell<Range>,
-    /// Of the program and its heap: to be read, and to be written.
+    /// Ranges of the program's image and heap: those that can be read, and those that can be
+    /// written.
     heap: [Cell<[Range; RANGES]>; 2],
 }
 

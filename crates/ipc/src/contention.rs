@@ -5,8 +5,9 @@
 //! the call tries again at once. A wait for a semaphore's value or for a message is not counted
 //! either.
 //!
-//! Only slow paths read the clock, and only with [`NamespaceOptions::is_contention_counted`]. Two
-//! reads of the clock take as long as a lock is held.
+//! The table `lock-share` of `corewalk-lab` reads the counts. Only slow paths read the clock, and
+//! only with [`NamespaceOptions::is_contention_counted`]. Two reads of the clock take as long as a
+//! lock is held.
 //!
 //! Source: Linux `Documentation/locking/lockstat.rst`, `contentions` and `waittime-total`.
 //!
@@ -25,19 +26,13 @@ pub struct Contention {
     pub waited_ns: u64,
 }
 
-/// The counts of waits in this process, for one namespace.
-#[derive(Default)]
-pub(crate) struct Counts {
-    is_counted: bool,
-    /// The counts have their own cache lines, apart from the fields that every call reads.
-    sums: CachePadded<Sums>,
-}
+/// The fields of [`Contention`], in their order, for this process and one namespace. They have
+/// their own cache lines, apart from the fields that every call reads.
+type Sums = CachePadded<[AtomicU64; 2]>;
 
+/// The counts of waits, or none if they are not counted.
 #[derive(Default)]
-struct Sums {
-    contentions: AtomicU64,
-    waited_ns: AtomicU64,
-}
+pub(crate) struct Counts(pub(crate) Option<Sums>);
 
 /// A wait that is being counted. Its drop ends the wait.
 pub(crate) struct Waits<'c> {
@@ -46,32 +41,25 @@ pub(crate) struct Waits<'c> {
 }
 
 impl Counts {
-    pub(crate) fn new(is_counted: bool) -> Self {
-        Self { is_counted, ..Self::default() }
-    }
-
-    /// Begins a wait, which ends when the result is dropped. Returns none if waits are not counted.
+    /// Begins a wait for another call.
     #[inline]
     pub(crate) fn begin(&self) -> Option<Waits<'_>> {
-        self.is_counted.then(|| Waits { sums: &self.sums, start_ns: futex::now().monotonic_ns })
+        self.0.as_ref().map(|sums| Waits { sums, start_ns: futex::now().monotonic_ns })
     }
 
     pub(crate) fn sum(&self) -> Contention {
         // ORDERING: Relaxed. Statistics.
-        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        Contention {
-            contentions: get(&self.sums.contentions),
-            waited_ns: get(&self.sums.waited_ns),
-        }
+        let get = |at: usize| self.0.as_ref().map_or(0, |sums| sums[at].load(Ordering::Relaxed));
+        Contention { contentions: get(0), waited_ns: get(1) }
     }
 }
 
 impl Drop for Waits<'_> {
     fn drop(&mut self) {
         let waited_ns = futex::now().monotonic_ns.saturating_sub(self.start_ns);
-        // ORDERING: Relaxed. Statistics.
-        self.sums.waited_ns.fetch_add(waited_ns, Ordering::Relaxed);
-        // ORDERING: Relaxed. As above.
-        self.sums.contentions.fetch_add(1, Ordering::Relaxed);
+        for (sum, more) in self.sums.iter().zip([1, waited_ns]) {
+            // ORDERING: Relaxed. Statistics.
+            sum.fetch_add(more, Ordering::Relaxed);
+        }
     }
 }

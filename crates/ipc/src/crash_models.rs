@@ -91,8 +91,8 @@ impl World {
         while task.waiting() == 0 {
             thread::yield_now();
         }
-        // The task waits, but it may still hold the set's lock. This call needs that lock, so it
-        // returns later.
+        // The task waits, but it may still hold the set's lock. This call takes that lock, so it
+        // returns once the task has released it.
         self.survivor.sem_getncnt(self.id, 0).unwrap();
         self.waiters.push(Waiter { task, thread });
     }

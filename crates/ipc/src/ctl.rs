@@ -51,7 +51,9 @@ pub(crate) struct Totals {
 pub(crate) fn ipcget(
     task: &Task,
     ids: &IdsGuard<'_>,
-    (key, flags, mode): (i32, GetFlags, u16),
+    key: i32,
+    flags: GetFlags,
+    mode: u16,
     check: impl FnOnce(&Object) -> Result<(), Errno>,
     make: impl FnOnce(Perm) -> Result<i32, Errno>,
 ) -> Result<i32, Errno> {
@@ -109,7 +111,8 @@ impl Task {
     pub(crate) fn obtain(
         &self,
         ids: Ids<'_>,
-        (by, id): (By, i32),
+        by: By,
+        id: i32,
         flag: u32,
         cmd: i32,
     ) -> Result<Object, Errno> {
@@ -144,7 +147,7 @@ impl Task {
         if !self.cred.may_control(&object.perm()) {
             return Err(Errno::PERM);
         }
-        self.ask(|hook, cred| (ids.kind().may_ctl)(hook, cred, Some(&object.perm()), cmd))?;
+        self.ask(|hook, cred| (ids.ids.kind.may_ctl)(hook, cred, Some(&object.perm()), cmd))?;
         Ok(object)
     }
 

@@ -27,9 +27,9 @@
 //!
 //! Source: flock(2), memfd_create(2) `F_SEAL_SHRINK`, pid_namespaces(7).
 
-use corewalk_base::Region;
 use corewalk_base::futex::{self, Deadline, Scope};
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::{Region, errno_of};
 use rustix::fs::{
     FileType, FlockOperation, Mode, OFlags, SealFlags, fcntl_add_seals, flock, fstat, ftruncate,
     open,
@@ -138,13 +138,8 @@ impl OpenError {
     }
 }
 
-/// The capacity and limits of a namespace: those of an existing file, or those that the caller
-/// wants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
-    pub(crate) capacity: Capacity,
-    pub(crate) limits: Limits,
-}
+/// The region of a namespace in a file, with the layout and the limits that its header describes.
+type Mapped = (Region, Layout, Limits);
 
 /// Defines the words of the header for the numbers and the flags of a structure.
 macro_rules! words_of {
@@ -182,8 +177,12 @@ pub(crate) fn open_path(path: &Path) -> Result<OwnedFd, OpenError> {
     Ok(file)
 }
 
-/// Maps the namespace in a file. If the file has none, makes one of the shape `wanted`.
-pub(crate) fn map(file: BorrowedFd<'_>, wanted: Shape) -> Result<(Region, Shape), OpenError> {
+/// Maps the namespace in a file. If the file has none, makes one with `capacity` and `limits`.
+pub(crate) fn map(
+    file: BorrowedFd<'_>,
+    capacity: &Capacity,
+    limits: Limits,
+) -> Result<Mapped, OpenError> {
     if FileType::from_raw_mode(fstat(file)?.st_mode) != FileType::RegularFile {
         return Err(OpenError::NotANamespace);
     }
@@ -195,13 +194,12 @@ pub(crate) fn map(file: BorrowedFd<'_>, wanted: Shape) -> Result<(Region, Shape)
     if let Some(joined) = join(file)? {
         return Ok(joined);
     }
-    let layout = Layout::new(&wanted.capacity)?;
-    let mut words = [0; HEADER_WORDS];
-    let size = read_header(file, &mut words)?;
+    let layout = Layout::new(capacity)?;
+    let (words, size) = read_header(file)?;
     // A maker that died has left no magic number, and the file size that this process would choose.
     let is_unfinished = words[MAGIC_AT] == 0 && size == u64::from(layout.lines) * LINE_BYTES;
     if size == 0 || is_unfinished {
-        return make(file, wanted, &layout);
+        return make(file, capacity, limits, layout);
     }
     Err(OpenError::NotANamespace)
 }
@@ -210,38 +208,36 @@ pub(crate) fn map(file: BorrowedFd<'_>, wanted: Shape) -> Result<(Region, Shape)
 ///
 /// The maker writes the magic number last, so this takes no lock. So a process can also join if it
 /// shares one open file with the maker, and with it the lock of flock(2).
-fn join(file: BorrowedFd<'_>) -> Result<Option<(Region, Shape)>, OpenError> {
-    let mut words = [0; HEADER_WORDS];
-    read_header(file, &mut words)?;
+fn join(file: BorrowedFd<'_>) -> Result<Option<Mapped>, OpenError> {
+    let (words, _) = read_header(file)?;
     if words[MAGIC_AT] != MAGIC {
         return Ok(None);
     }
     // The other words may have been read before the maker wrote them. So read them again after the
     // magic number.
-    read_header(file, &mut words)?;
-    let shape = validate(file, &words)?;
-    let layout = Layout::new(&shape.capacity).map_err(|_| OpenError::Damaged)?;
-    let region = map_lines(file, layout.lines)?;
-    Ok(Some((region, shape)))
-}
-
-fn map_lines(file: BorrowedFd<'_>, lines: u32) -> Result<Region, OpenError> {
-    let error = |error| OpenError::Os(Errno::from_io_error(&error).unwrap_or(Errno::NOMEM));
-    Region::shared(file, lines).map_err(error)
+    let (words, size) = read_header(file)?;
+    let (layout, limits) = validate(&words, size)?;
+    let region = Region::shared(file, layout.lines).map_err(errno_of)?;
+    Ok(Some((region, layout, limits)))
 }
 
 /// Makes a namespace in an empty file, or in a file whose maker has died.
-fn make(file: BorrowedFd<'_>, shape: Shape, layout: &Layout) -> Result<(Region, Shape), OpenError> {
+fn make(
+    file: BorrowedFd<'_>,
+    capacity: &Capacity,
+    limits: Limits,
+    layout: Layout,
+) -> Result<Mapped, OpenError> {
     lengthen(file, u64::from(layout.lines) * LINE_BYTES)?;
     // If the file cannot be sealed, it is used without a seal.
     let _sealed = fcntl_add_seals(file, SealFlags::SHRINK);
-    let region = map_lines(file, layout.lines)?;
+    let region = Region::shared(file, layout.lines).map_err(errno_of)?;
     if let Err(error) = layout.fixed().into_iter().try_for_each(|lines| region.reserve(lines)) {
         drop(region);
         // Empty the file, so that its reserved space is free and another process can make the
         // namespace.
         let _emptied = ftruncate(file, 0);
-        return Err(OpenError::Os(Errno::from_io_error(&error).unwrap_or(Errno::NOSPC)));
+        return Err(errno_of(error).into());
     }
     let set = |at: usize, value| put(&region.line(HEADER + at as u32 / 8)[at % 8], value);
     set(VERSION_AT, VERSION);
@@ -250,16 +246,17 @@ fn make(file: BorrowedFd<'_>, shape: Shape, layout: &Layout) -> Result<(Region, 
     let boot = boot_id();
     set(BOOT_AT, boot[0]);
     set(BOOT_AT + 1, boot[1]);
-    shape.capacity.words().into_iter().zip(CAPACITY_AT..).for_each(|(word, at)| set(at, word));
-    shape.limits.words().into_iter().zip(LIMITS_AT..).for_each(|(word, at)| set(at, word));
+    capacity.words().into_iter().zip(CAPACITY_AT..).for_each(|(word, at)| set(at, word));
+    limits.words().into_iter().zip(LIMITS_AT..).for_each(|(word, at)| set(at, word));
     // ORDERING: Release. A process that reads the magic number, also without the lock of the file,
     // then reads a complete header.
     region.line(HEADER)[MAGIC_AT].store(MAGIC, Ordering::Release);
-    Ok((region, shape))
+    Ok((region, layout, limits))
 }
 
-/// Returns the shape in the header. The header must fit the file, this boot and this pid namespace.
-fn validate(file: BorrowedFd<'_>, words: &[u64; HEADER_WORDS]) -> Result<Shape, OpenError> {
+/// Returns the layout and the limits in the header. The header must fit the file of `size` bytes,
+/// this boot and this pid namespace.
+fn validate(words: &[u64; HEADER_WORDS], size: u64) -> Result<(Layout, Limits), OpenError> {
     if words[MAGIC_AT] != MAGIC {
         return Err(OpenError::NotANamespace);
     }
@@ -269,8 +266,7 @@ fn validate(file: BorrowedFd<'_>, words: &[u64; HEADER_WORDS]) -> Result<Shape, 
     let capacity = Capacity::from_words(&words[CAPACITY_AT..]).ok_or(OpenError::Damaged)?;
     let limits = Limits::from_words(&words[LIMITS_AT..]).ok_or(OpenError::Damaged)?;
     let layout = Layout::new(&capacity).map_err(|_| OpenError::Damaged)?;
-    let size = u64::from(layout.lines) * LINE_BYTES;
-    let is_whole = u64::try_from(fstat(file)?.st_size).is_ok_and(|is| is >= size);
+    let is_whole = size >= u64::from(layout.lines) * LINE_BYTES;
     if words[LINES_AT] != u64::from(layout.lines) || !is_whole || !limits.are_possible() {
         return Err(OpenError::Damaged);
     }
@@ -280,11 +276,11 @@ fn validate(file: BorrowedFd<'_>, words: &[u64; HEADER_WORDS]) -> Result<Shape, 
     if words[PIDNS_AT] != pid_namespace() {
         return Err(OpenError::OtherPidNamespace);
     }
-    Ok(Shape { capacity, limits })
+    Ok((layout, limits))
 }
 
-/// Reads the header. Returns the size of the file.
-fn read_header(file: BorrowedFd<'_>, words: &mut [u64; HEADER_WORDS]) -> Result<u64, OpenError> {
+/// Returns the words of the header, and the size of the file.
+fn read_header(file: BorrowedFd<'_>) -> Result<([u64; HEADER_WORDS], u64), OpenError> {
     let mut bytes = [0; HEADER_WORDS * 8];
     let mut read = 0;
     while read < bytes.len() {
@@ -294,30 +290,25 @@ fn read_header(file: BorrowedFd<'_>, words: &mut [u64; HEADER_WORDS]) -> Result<
             more => read += more,
         }
     }
-    for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
-        *word = u64::from_ne_bytes(bytes.try_into().expect("each chunk has eight bytes"));
-    }
+    let words = bytes.as_chunks::<8>().0;
     let size = u64::try_from(fstat(file)?.st_size).unwrap_or(0);
     if size != 0 && read < bytes.len() {
         return Err(OpenError::NotANamespace);
     }
-    Ok(size)
+    Ok((std::array::from_fn(|at| u64::from_ne_bytes(words[at])), size))
 }
 
 /// Returns the boot id of the kernel, or zeroes if it cannot be read.
 fn boot_id() -> [u64; 2] {
     let text = read_small("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(32).collect();
-    let half = |at: usize| {
-        let digits = digits.get(at..at + 16).unwrap_or_default();
-        u64::from_str_radix(digits, 16).unwrap_or(0)
-    };
-    [half(0), half(16)]
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    let id = u128::from_str_radix(&digits, 16).unwrap_or(0);
+    [(id >> 64) as u64, id as u64]
 }
 
-/// Returns true if a program is known to be in another pid namespace than the users of the file. It
-/// then was forked there by a process that has the file mapped. If `/proc` cannot be read, as in an
-/// empty root directory, the pid namespace is not known.
+/// Returns true if a program is known to be in another pid namespace than the users of the file.
+/// Such a program was forked into that pid namespace by a process that has the file mapped. If
+/// `/proc` cannot be read, as in an empty root directory, the pid namespace is not known.
 pub(crate) fn is_in_other_pid_namespace(region: &Region, program: &Program) -> bool {
     let (theirs, own) = (get(&region.line(HEADER)[PIDNS_AT]), program.pid_namespace);
     theirs != 0 && own != 0 && theirs != own

@@ -16,68 +16,62 @@ bitflags! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct GetFlags: i32 {
         /// `IPC_CREAT`: make the object if there is none with the key.
-        /// Analogous to Linux's `IPC_CREAT`.
+        #[doc(alias = "IPC_CREAT")]
         const CREATE = 0o1000;
         /// `IPC_EXCL`: with `CREATE`, fail with `EEXIST` if there is an object with the key.
-        /// Analogous to Linux's `IPC_EXCL`.
+        #[doc(alias = "IPC_EXCL")]
         const EXCLUSIVE = 0o2000;
         /// `SHM_HUGETLB`: a new segment of huge pages, which shmget refuses with `EINVAL`. The
         /// other calls ignore it.
-        /// Analogous to Linux's `SHM_HUGETLB`.
+        #[doc(alias = "SHM_HUGETLB")]
         const HUGETLB = 0o4000;
     }
-}
 
-bitflags! {
     /// Flags of an operation of semop(2), as they are in [`SemBuf`](crate::SemBuf).
     #[repr(transparent)]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct SemFlags: i16 {
         /// `IPC_NOWAIT`: fail with `EAGAIN` and do not wait.
-        /// Analogous to Linux's `IPC_NOWAIT`.
+        #[doc(alias = "IPC_NOWAIT")]
         const NOWAIT = 0o4000;
         /// `SEM_UNDO`: take the operation back when the task ends.
-        /// Analogous to Linux's `SEM_UNDO`.
+        #[doc(alias = "SEM_UNDO")]
         const UNDO = 0x1000;
     }
-}
 
-bitflags! {
     /// Flags of msgsnd(2) and msgrcv(2). For msgsnd only `NOWAIT` has an effect.
     #[repr(transparent)]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct MsgFlags: i32 {
         /// `IPC_NOWAIT`: do not wait. msgsnd fails with `EAGAIN`, msgrcv with `ENOMSG`.
-        /// Analogous to Linux's `IPC_NOWAIT`.
+        #[doc(alias = "IPC_NOWAIT")]
         const NOWAIT = 0o4000;
         /// `MSG_NOERROR`: cut a message that is too long for the receiver's room.
-        /// Analogous to Linux's `MSG_NOERROR`.
+        #[doc(alias = "MSG_NOERROR")]
         const NOERROR = 0o10_000;
         /// `MSG_EXCEPT`: receive the first message of another type than the given one.
-        /// Analogous to Linux's `MSG_EXCEPT`.
+        #[doc(alias = "MSG_EXCEPT")]
         const EXCEPT = 0o20_000;
         /// `MSG_COPY`: copy the message with the given number in the queue, and leave it there.
-        /// Analogous to Linux's `MSG_COPY`.
+        #[doc(alias = "MSG_COPY")]
         const COPY = 0o40_000;
     }
-}
 
-bitflags! {
     /// Flags of shmat(2).
     #[repr(transparent)]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct ShmFlags: i32 {
         /// `SHM_RDONLY`: attach for reading only.
-        /// Analogous to Linux's `SHM_RDONLY`.
+        #[doc(alias = "SHM_RDONLY")]
         const RDONLY = 0o10_000;
         /// `SHM_RND`: round the address down to a multiple of the page size.
-        /// Analogous to Linux's `SHM_RND`.
+        #[doc(alias = "SHM_RND")]
         const ROUND = 0o20_000;
         /// `SHM_REMAP`: replace the mappings that are at the address.
-        /// Analogous to Linux's `SHM_REMAP`.
+        #[doc(alias = "SHM_REMAP")]
         const REMAP = 0o40_000;
         /// `SHM_EXEC`: allow execution of the memory.
-        /// Analogous to Linux's `SHM_EXEC`.
+        #[doc(alias = "SHM_EXEC")]
         const EXEC = 0o100_000;
     }
 }

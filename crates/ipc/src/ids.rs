@@ -32,7 +32,7 @@ mod recover;
 use corewalk_base::Line;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{IS_MODEL, hint};
-use corewalk_sync::{SeqCount, SeqWriteGuard};
+use corewalk_sync::SeqCount;
 use rustix::io::Errno;
 
 use crate::field::{get, high, low, pair, put};
@@ -56,11 +56,12 @@ pub const IPC_PRIVATE: i32 = 0;
 /// The minimum number of indices that are used in turn.
 const CYCLE_MIN: u32 = 64;
 
-/// How often a reader reads a slot that is in a write section, before it waits for the lock.
+/// How often a lookup reads a slot that is in a write section, before it waits for the lock of the
+/// kind.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 128 };
 
-/// How often a reader waits for the lock before it gives up. Only a hostile process makes it wait
-/// so often.
+/// How often a lookup waits for the lock of the kind before it fails. Only a hostile process makes
+/// it wait so often.
 const WAITS_MAX: u32 = 1 << 10;
 
 // Words of a slot.
@@ -78,8 +79,9 @@ const KEY: usize = 6;
 const SECOND_OWNER: usize = 7;
 
 const LIVE: u64 = 1 << 63;
-/// The bit that says which of two words has the owner. `IPC_SET` fills the other word. Then one
-/// store of `STATE` changes the owner and the mode at once.
+/// The bit of `STATE` that selects the word with the owner: `OWNER` or `SECOND_OWNER`. `IPC_SET`
+/// fills the word that is not selected. Then one store of `STATE` changes the owner and the mode at
+/// once.
 const IS_SECOND: u64 = 1 << 62;
 const STATE_SEQ_SHIFT: u32 = 16;
 
@@ -102,6 +104,8 @@ pub(crate) struct IdLayout {
     pub(crate) head: u32,
     /// The number of slots, a power of two.
     pub(crate) slots: u32,
+    /// The line of the first buckets of keys. The lines between it and the head have the bitmap.
+    buckets: u32,
     /// The line of the first slot.
     first_slot: u32,
 }
@@ -109,25 +113,13 @@ pub(crate) struct IdLayout {
 impl IdLayout {
     /// Returns the layout of the ids of `slots` slots, with `head` as the first line.
     pub(crate) const fn new(head: u32, slots: u32) -> Self {
-        let first_slot = head + Self::lines(slots) - slots;
-        Self { head, slots, first_slot }
+        let buckets = head + 1 + slots.div_ceil(BITS).div_ceil(8);
+        Self { head, slots, buckets, first_slot: buckets + slots.div_ceil(8) }
     }
 
     /// Returns the number of lines of `slots` slots, with their head, bitmap and buckets.
     pub(crate) const fn lines(slots: u32) -> u32 {
-        1 + Self::bitmap_lines(slots) + slots.div_ceil(8) + slots
-    }
-
-    const fn bitmap_lines(slots: u32) -> u32 {
-        slots.div_ceil(64).div_ceil(8)
-    }
-
-    const fn bitmap(&self) -> u32 {
-        self.head + 1
-    }
-
-    const fn buckets(&self) -> u32 {
-        self.bitmap() + Self::bitmap_lines(self.slots)
+        Self::new(0, slots).first_slot + slots
     }
 }
 
@@ -135,8 +127,8 @@ impl IdLayout {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Object {
     pub(crate) index: u32,
-    /// The words as they are in the slot. A lookup that unpacked them into fields was slow, because
-    /// the processor waits when a load spans several stores.
+    /// The words are copied as they are in the slot. Unpacking them into smaller fields was slow:
+    /// the processor stalls when one load reads the bytes of several stores.
     state: u64,
     owner: u64,
     creator: u64,
@@ -196,8 +188,9 @@ type MayCtl = fn(&dyn SecurityHook, &Cred, Option<&Perm>, i32) -> Result<(), Err
 /// except for these functions.
 pub(crate) struct Kind {
     pub(crate) layout: fn(&Layout) -> IdLayout,
-    /// Repairs an object after the holder of the lock has died. Returns what the object adds to the
-    /// sum that a limit bounds. The repair may complete the object's removal.
+    /// Repairs an object after the holder of the lock of the kind has died. Returns what the object
+    /// adds to the sum that a limit of the kind bounds, such as the number of semaphores. The
+    /// repair may complete the object's removal.
     pub(crate) repair: fn(Ids<'_>, &Object) -> u64,
     /// Frees the remains of a removed object in a slot.
     pub(crate) end: fn(Ids<'_>, u32) -> Remains,
@@ -211,7 +204,7 @@ pub(crate) struct Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remains {
     None,
-    /// Parts of the object are left. No other object gets the slot until these are freed.
+    /// Parts of the object are left. No other object gets the slot until these parts are freed.
     Some,
 }
 
@@ -226,7 +219,7 @@ pub(crate) struct Ids<'r> {
 
 /// The held lock of a kind.
 pub(crate) struct IdsGuard<'r> {
-    ids: Ids<'r>,
+    pub(crate) ids: Ids<'r>,
     _held: Held<'r>,
 }
 
@@ -303,8 +296,8 @@ impl<'r> Ids<'r> {
             if round < SPIN_ROUNDS {
                 hint::spin_loop();
             } else {
-                // The writer holds the lock. Once this thread has taken the lock, the writer has
-                // finished.
+                // The writer of the slot holds the lock of the kind. Once this thread has taken
+                // that lock, the writer has finished.
                 drop(self.lock()?);
             }
         }
@@ -314,6 +307,22 @@ impl<'r> Ids<'r> {
     #[inline]
     fn slot(self, index: u32) -> &'r Line {
         slot(self.shared, self.layout(), index)
+    }
+
+    /// Returns the object in slot `index`, if there is one. The caller holds the lock.
+    fn live(self, index: u32) -> Option<Object> {
+        let is_slot = index < self.layout().slots;
+        is_slot.then(|| read(self.slot(index), index)).filter(Object::is_live)
+    }
+
+    /// Returns the sequence count of slot `index`, after the end of the write section that a dead
+    /// holder of the lock may have left open. The caller holds the lock of the kind.
+    fn closed(self, index: u32) -> &'r SeqCount {
+        let seq = SeqCount::from_word(&self.slot(index)[SEQ]);
+        if SeqCount::is_write_in_progress(seq.raw_begin()) {
+            seq.write_end();
+        }
+        seq
     }
 
     fn head(self) -> &'r Line {
@@ -326,11 +335,11 @@ impl<'r> Ids<'r> {
     }
 
     fn bucket_at(self, bucket: u32) -> &'r AtomicU64 {
-        &self.shared.region.line(self.layout().buckets() + bucket / 8)[bucket as usize % 8]
+        &self.shared.region.line(self.layout().buckets + bucket / 8)[bucket as usize % 8]
     }
 
     fn bits(self, word: u32) -> &'r AtomicU64 {
-        &self.shared.region.line(self.layout().bitmap() + word / 8)[word as usize % 8]
+        &self.shared.region.line(self.layout().head + 1 + word / 8)[word as usize % 8]
     }
 
     /// Marks index `index` as used or free.
@@ -353,8 +362,8 @@ pub(crate) fn payload(shared: &Shared, ids: IdLayout, index: u32) -> Option<u64>
     (index < ids.slots && get(&slot[STATE]) & LIVE != 0).then_some(payload)
 }
 
-/// Returns the state of slot `index`, which each `IPC_SET` changes. Recovery compares it with a
-/// state in a log.
+/// Returns the state of slot `index`, which each `IPC_SET` changes. A queue notes the state before
+/// an `IPC_SET`. Recovery compares the two, to learn whether the `IPC_SET` has changed the slot.
 pub(crate) fn state(shared: &Shared, ids: IdLayout, index: u32) -> u64 {
     get(&slot(shared, ids, index)[STATE])
 }
@@ -364,9 +373,9 @@ fn owner_word(state: u64) -> usize {
     if state & IS_SECOND == 0 { OWNER } else { SECOND_OWNER }
 }
 
-/// Returns the owner of an object whose owner was changed an odd number of times. It is a separate
-/// function so that the common case is a branch: with a computed index, each lookup would wait for
-/// the state.
+/// Returns the owner from the word `SECOND_OWNER`. This is a cold function, so that a lookup
+/// branches on the state. If the state were the index of the word, each lookup would wait for the
+/// load of the state.
 #[cold]
 fn second_owner(slot: &Line) -> u64 {
     get(&slot[SECOND_OWNER])
@@ -400,8 +409,7 @@ impl IdsGuard<'_> {
 
     /// Returns the object in slot `index`. The object does not change while this guard exists.
     pub(crate) fn at(&self, index: u32) -> Option<Object> {
-        let is_slot = index < self.ids.layout().slots;
-        is_slot.then(|| read(self.ids.slot(index), index)).filter(Object::is_live)
+        self.ids.live(index)
     }
 
     /// Returns the object with this key. The key must not be `IPC_PRIVATE`.
@@ -416,10 +424,6 @@ impl IdsGuard<'_> {
             next = high(object.key);
         }
         None
-    }
-
-    pub(crate) fn kind(&self) -> &'static Kind {
-        self.ids.kind
     }
 
     /// Returns the number of objects.
@@ -501,7 +505,7 @@ impl IdsGuard<'_> {
         self.ids.set_bit(index, true);
         let slot = self.ids.slot(index);
         {
-            let _section = write(slot);
+            let _section = self.ids.closed(index).write();
             let next =
                 if perm.key == IPC_PRIVATE { 0 } else { low(get(self.ids.bucket(perm.key))) };
             put(&slot[KEY], pair(perm.key.cast_unsigned(), next));
@@ -520,15 +524,8 @@ impl IdsGuard<'_> {
     /// Removes an object: neither its id nor its key finds it any more.
     /// Analogous to Linux's `ipc_rmid`.
     pub(crate) fn unpublish(&self, object: &Object) {
-        let slot = self.ids.slot(object.index);
-        let next = high(get(&slot[KEY]));
-        {
-            let _section = write(slot);
-            put(&slot[STATE], 0);
-        }
-        if object.key() != IPC_PRIVATE {
-            self.unlink(object, next);
-        }
+        self.ids.forget_slot(object.index);
+        self.unlink(object);
         self.ids.set_bit(object.index, false);
         let in_use = &self.ids.head()[IN_USE];
         put(in_use, get(in_use).saturating_sub(1));
@@ -539,7 +536,7 @@ impl IdsGuard<'_> {
     pub(crate) fn update_perm(&self, object: &Object, uid: u32, gid: u32, mode: u16, ctime: u64) {
         let slot = self.ids.slot(object.index);
         let state = get(&slot[STATE]) & !0o777 ^ IS_SECOND | u64::from(mode & 0o777);
-        let _section = write(slot);
+        let _section = self.ids.closed(object.index).write();
         put(&slot[owner_word(state)], pair(uid, gid));
         // ORDERING(ipc-redo): Release. A thread that reads the new state also reads the new owner,
         // which the state points to.
@@ -554,24 +551,25 @@ impl IdsGuard<'_> {
     /// object that has the flags ([`Ids::forget_key`]).
     pub(crate) fn set_key_private(&self, object: &Object, flags: u16) {
         let slot = self.ids.slot(object.index);
-        let next = high(get(&slot[KEY]));
-        let _section = write(slot);
+        let _section = self.ids.closed(object.index).write();
         put(&slot[STATE], get(&slot[STATE]) | u64::from(flags));
-        if object.key() != IPC_PRIVATE {
-            self.unlink(object, next);
-        }
+        self.unlink(object);
         put(&slot[KEY], pair(IPC_PRIVATE.cast_unsigned(), 0));
     }
 
     /// Replaces the flags of an object's mode that are in `mask`.
     pub(crate) fn set_mode_flags(&self, object: &Object, mask: u16, flags: u16) {
         let slot = self.ids.slot(object.index);
-        let _section = write(slot);
+        let _section = self.ids.closed(object.index).write();
         put(&slot[STATE], get(&slot[STATE]) & !u64::from(mask) | u64::from(flags & mask));
     }
 
-    /// Removes `object` from the chain of its key. `next` is the slot after it in the chain.
-    fn unlink(&self, object: &Object, next: u32) {
+    /// Removes `object` from the chain of its key, if it has a key.
+    fn unlink(&self, object: &Object) {
+        if object.key() == IPC_PRIVATE {
+            return;
+        }
+        let next = high(get(&self.ids.slot(object.index)[KEY]));
         let bucket = self.ids.bucket(object.key());
         let mut seen = low(get(bucket));
         if seen == object.index + 1 {
@@ -583,8 +581,8 @@ impl IdsGuard<'_> {
             let key = &self.ids.slot(index)[KEY];
             seen = high(get(key));
             if seen == object.index + 1 {
-                // The key of this slot stays, so a reader sees the same fields before and after the
-                // store.
+                // Only the link to the next slot changes. Lookups without the lock do not use it,
+                // so this store needs no write section.
                 put(key, pair(low(get(key)), next));
                 return;
             }
@@ -611,16 +609,6 @@ impl IdsGuard<'_> {
         }
         None
     }
-}
-
-/// Begins a write section of a slot. The caller holds the lock of the kind.
-fn write(slot: &Line) -> SeqWriteGuard<'_> {
-    let seq = SeqCount::from_word(&slot[SEQ]);
-    if SeqCount::is_write_in_progress(seq.raw_begin()) {
-        // A holder of the lock has died in its write section, which is still open.
-        seq.write_end();
-    }
-    seq.write()
 }
 
 /// Sets the time of the last change in slot `index`. The caller holds the object's lock.

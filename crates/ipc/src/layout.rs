@@ -17,6 +17,7 @@
 
 use corewalk_base::primitives::IS_MODEL;
 use rustix::io::Errno;
+use std::cell::Cell;
 use std::ops::Range;
 
 use crate::ids::{IdLayout, SLOTS_MAX};
@@ -157,59 +158,41 @@ impl Layout {
         if !are_pools_good || !are_kinds_good || !(1..TASKS_MAX).contains(&tasks) {
             return Err(Errno::INVAL);
         }
-        let mut next = HEADER + HEADER_LINES;
-        let mut take = |lines: u32| {
-            let first = next;
-            next += lines;
-            first
-        };
-        let sem_ids = IdLayout::new(take(IdLayout::lines(sets)), sets);
-        let first_set = take(sets);
-        let first_task = take(tasks);
-        let ladder = take(LADDER_LINES);
-        let pool = |take: &mut dyn FnMut(u32) -> u32, lines, joins| {
-            let (head, first) = (take(HEAD_LINES), take(lines));
-            Pool { head, first, lines, joins }
-        };
-        let sems = pool(&mut take, sems, Joins::Keeping);
-        let undos = pool(&mut take, undos, Joins::Keeping);
-        let waits = pool(&mut take, waits, Joins::Never);
-        let msg_ids = IdLayout::new(take(IdLayout::lines(queues)), queues);
-        let first_queue = take(QUEUE_LINES * queues);
-        let shm_ids = IdLayout::new(take(IdLayout::lines(segments)), segments);
-        let first_segment = take(SEGMENT_LINES * segments);
-        let msgs = pool(&mut take, msgs, Joins::Clearing);
-        let msg_waits = pool(&mut take, msg_waits, Joins::Never);
-        let attaches = pool(&mut take, attaches, Joins::Never);
+        let next = Cell::new(HEADER + HEADER_LINES);
+        let take = |lines| next.replace(next.get() + lines);
+        let ids = |slots| IdLayout::new(take(IdLayout::lines(slots)), slots);
+        let pool = |lines, joins| Pool { head: take(HEAD_LINES), first: take(lines), lines, joins };
+        // The fields are evaluated in this order, which is the order of the parts in the region.
         Ok(Self {
-            sem_ids,
-            sets: first_set,
-            tasks: first_task,
+            sem_ids: ids(sets),
+            sets: take(sets),
+            tasks: take(tasks),
             tasks_max: tasks,
-            ladder,
-            sems,
-            undos,
-            waits,
-            msg_ids,
-            queues: first_queue,
-            shm_ids,
-            segments: first_segment,
-            msgs,
-            msg_waits,
-            attaches,
-            lines: next,
+            ladder: take(LADDER_LINES),
+            sems: pool(sems, Joins::Keeping),
+            undos: pool(undos, Joins::Keeping),
+            waits: pool(waits, Joins::Never),
+            msg_ids: ids(queues),
+            queues: take(QUEUE_LINES * queues),
+            shm_ids: ids(segments),
+            segments: take(SEGMENT_LINES * segments),
+            msgs: pool(msgs, Joins::Clearing),
+            msg_waits: pool(msg_waits, Joins::Never),
+            attaches: pool(attaches, Joins::Never),
+            lines: next.get(),
         })
     }
-}
 
-impl Layout {
+    /// Returns all pools, in the order of their lines.
+    pub(crate) fn pools(&self) -> [Pool; 6] {
+        [self.sems, self.undos, self.waits, self.msgs, self.msg_waits, self.attaches]
+    }
+
     /// Returns the lines that any process may access at any time. These are all lines except those
-    /// that a pool hands out and reserves. The first line of a pool is fixed too, since a walk over
-    /// a pool reads the header after the last range.
+    /// of the pools: a pool reserves memory for its lines before their first use. The first line of
+    /// a pool is fixed too, since a walk over a pool reads the header after the last range.
     pub(crate) fn fixed(&self) -> Vec<Range<u32>> {
-        let mut pools =
-            [self.sems, self.undos, self.waits, self.msgs, self.msg_waits, self.attaches];
-        pools.sort_unstable_by_key(|pool| pool.first);
+        let pools = self.pools();
         let starts = [0].into_iter().chain(pools.iter().map(|pool| pool.first + pool.lines));
         let ends = pools.iter().map(|pool| pool.first + 1).chain([self.lines]);
         starts.zip(ends).map(|(start, end)| start..end).collect()
@@ -225,7 +208,8 @@ mod tests {
         let capacity = Capacity { sems: 5, undos: 7, waits: 3, msgs: 9, ..Capacity::LEAST };
         let layout = Layout::new(&capacity).unwrap();
         let fixed: u32 = layout.fixed().iter().map(|lines| lines.end - lines.start).sum();
-        // The first line of each of the six pools is fixed. Waiting calls have two of the pools.
+        // The first line of each of the six pools is fixed. `waits` is the size of two pools: that
+        // of sets and that of queues.
         assert_eq!(layout.lines - fixed, 5 + 7 + 2 * 3 + 9 + 1 - 6);
         assert_eq!(layout.fixed().first().map(|lines| lines.start), Some(0));
     }

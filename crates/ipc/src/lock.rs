@@ -66,12 +66,13 @@ pub(crate) const WAIT_ALL_NS: u64 = 120_000_000_000;
 const WAIT_SHORT_NS: u64 = 1_000_000_000;
 
 /// How long a call waits for holders that do not release the lock.
+#[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// At most [`WAIT_MAX_NS`] for one holder, and [`WAIT_ALL_NS`] for all of them.
-    Long,
+    Long = WAIT_ALL_NS,
     /// [`WAIT_SHORT_NS`] for all holders.
-    Short,
+    Short = WAIT_SHORT_NS,
 }
 
 /// The owner of a lock: a task number, and a generation that distinguishes the task from earlier
@@ -122,31 +123,23 @@ pub(crate) fn lock_within<'s>(
     // ORDERING(ipc-lock): Acquire. Pairs with the Release of the unlock: this holder sees the work
     // of the last one.
     let free = word.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed);
-    let taken = if free.is_ok() { Taken::Free } else { lock_slow(shared, word, mine, wait)? };
+    let was_left = free.is_err() && lock_slow(shared, word, mine, wait)?;
     let held = Held { word, scope: shared.scope };
-    if taken == Taken::Dead
-        && let Err(errno) = recover()
-    {
+    if was_left && let Err(errno) = recover() {
         held.give_up();
         return Err(errno);
     }
     Ok(held)
 }
 
-/// The state in which the lock was when a thread took it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Taken {
-    Free,
-    Dead,
-}
-
+/// Waits for the lock and takes it. Returns true if its holder has died.
 #[cold]
-fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result<Taken, Errno> {
+fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result<bool, Errno> {
     let _waits = shared.contention.begin();
     for _ in 0..SPIN_ROUNDS {
         // ORDERING(ipc-lock): Acquire. As in `lock`.
         if word.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-            return Ok(Taken::Free);
+            return Ok(false);
         }
         hint::spin_loop();
     }
@@ -154,25 +147,27 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result
     loop {
         // ORDERING: Relaxed. Only a guess, which the exchange below checks.
         let seen = word.load(Ordering::Relaxed);
-        // A thread that has slept does not know whether other threads sleep, so it keeps the bit.
+        // A thread that has slept does not know whether other threads still sleep at the lock, so
+        // it keeps the bit `SLEEPERS`.
         let next = if seen == 0 { mine | SLEEPERS } else { seen | SLEEPERS };
         // ORDERING(ipc-lock): Acquire. As in `lock`.
         if word.compare_exchange(seen, next, Ordering::Acquire, Ordering::Relaxed).is_err() {
             continue;
         }
         if seen == 0 {
-            return Ok(Taken::Free);
+            return Ok(false);
         }
         if !patience.sleep(word, next)? || !is_left(shared, next) {
             continue;
         }
-        // If the lock has a new holder by now, the generation in the word makes this fail.
+        // If the lock has a new holder by now, the word has another generation, and this exchange
+        // fails.
         // ORDERING(ipc-lock): Acquire. This holder sees the work of the dead holder, for the
         // repair.
         let taken =
             word.compare_exchange(next, mine | SLEEPERS, Ordering::Acquire, Ordering::Relaxed);
         if taken.is_ok() {
-            return Ok(Taken::Dead);
+            return Ok(true);
         }
     }
 }
@@ -188,7 +183,7 @@ pub(crate) fn is_left(shared: &Shared, seen: u64) -> bool {
 pub(crate) struct Patience<'s> {
     pub(crate) shared: &'s Shared,
     wait: Wait,
-    /// The last value of the word, and the time until which the word may keep it.
+    /// The last value of the word, and the deadline by which another value must replace it.
     seen: Option<(u64, Deadline)>,
     /// The end of all sleeps together.
     end: Option<Deadline>,
@@ -227,10 +222,7 @@ impl<'s> Patience<'s> {
     pub(crate) fn nap(&mut self, word: &AtomicU64, seen: u64, nap_ns: u64) -> Result<bool, Errno> {
         let now = futex::now();
         let within = |ns| Deadline { monotonic_ns: now.monotonic_ns + ns };
-        let end = *self.end.get_or_insert(within(match self.wait {
-            Wait::Long => WAIT_ALL_NS,
-            Wait::Short => WAIT_SHORT_NS,
-        }));
+        let end = *self.end.get_or_insert(within(self.wait as u64));
         let (_, of_seen) = *match &mut self.seen {
             Some(last) if last.0 == seen => last,
             // The lock has another holder, so its holders make progress. The time limit starts

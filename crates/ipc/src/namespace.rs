@@ -17,9 +17,9 @@
 //!
 //! Source: ipc_namespaces(7); proc(5) `/proc/sys/kernel/sem`.
 
-use corewalk_base::Region;
 use corewalk_base::futex::Scope;
 use corewalk_base::primitives::{Arc, IS_MODEL};
+use corewalk_base::{Region, errno_of};
 use rustix::io::Errno;
 use std::fmt;
 use std::ops::Range;
@@ -28,7 +28,7 @@ use std::path::Path;
 
 use crate::backing::{Backing, Memfds};
 use crate::contention::{Contention, Counts};
-use crate::file::{self, OpenError, Shape};
+use crate::file::{self, OpenError};
 use crate::layout::{Capacity, Layout};
 use crate::limits::Limits;
 use crate::perm::{Cred, SecurityHook};
@@ -152,10 +152,8 @@ impl Namespace {
         if !options.limits.are_possible() {
             return Err(Errno::INVAL);
         }
-        let region = Region::private(layout.lines)
-            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))?;
-        let limits = options.limits;
-        Ok(Self::over(region, layout, limits, (Scope::Private, options)))
+        let region = Region::private(layout.lines).map_err(errno_of)?;
+        Ok(Self::over(region, layout, Scope::Private, options))
     }
 
     /// Returns the namespace in the file at `path`, and creates the file if it does not exist.
@@ -214,27 +212,20 @@ impl Namespace {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn open_fd(file: impl AsFd, options: NamespaceOptions) -> Result<Self, OpenError> {
-        let (limits, capacity) = (options.limits, options.capacity);
-        if !limits.are_possible() {
+        if !options.limits.are_possible() {
             return Err(Errno::INVAL.into());
         }
-        let (region, shape) = file::map(file.as_fd(), Shape { capacity, limits })?;
-        let layout = Layout::new(&shape.capacity)?;
-        Ok(Self::over(region, layout, shape.limits, (Scope::Shared, options)))
+        let (region, layout, limits) = file::map(file.as_fd(), &options.capacity, options.limits)?;
+        Ok(Self::over(region, layout, Scope::Shared, NamespaceOptions { limits, ..options }))
     }
 
-    /// Returns a namespace over a region that is laid out already. It does not use the capacity and
-    /// the limits of `options`.
-    fn over(
-        region: Region,
-        layout: Layout,
-        limits: Limits,
-        (scope, options): (Scope, NamespaceOptions),
-    ) -> Self {
-        let NamespaceOptions { hook, backing, spin_ns_max, is_contention_counted, .. } = options;
+    /// Returns a namespace over a region that is laid out already. It does not use the capacity of
+    /// `options`.
+    fn over(region: Region, layout: Layout, scope: Scope, options: NamespaceOptions) -> Self {
+        let NamespaceOptions { limits, hook, backing, spin_ns_max, .. } = options;
         let backing = backing.unwrap_or_else(|| Box::new(Memfds::default()));
         let spin_ns = spin_ns_max.min(SPIN_NS_MAX);
-        let contention = Counts::new(is_contention_counted);
+        let contention = Counts(options.is_contention_counted.then(Default::default));
         let shared = Shared { region, layout, limits, hook, backing, scope, spin_ns, contention };
         Self { shared: Arc::new(shared) }
     }
@@ -376,8 +367,8 @@ impl Namespace {
     }
 
     /// Returns how often, and for how long, calls of this process have waited for a lock or a
-    /// frozen semaphore of another call. All counts are zero without
-    /// [`NamespaceOptions::is_contention_counted`].
+    /// frozen semaphore of another call. The table `lock-share` of `corewalk-lab` reads these
+    /// counts. All counts are zero without [`NamespaceOptions::is_contention_counted`].
     ///
     /// # Examples
     ///

@@ -230,8 +230,8 @@ thread_local! {
 pub(crate) struct CredCell {
     /// Identifies the cell, also after a move.
     number: u64,
-    /// Whether a thread has its own credentials. That thread sees its own store. For other threads
-    /// the value does not matter.
+    /// Whether any thread has its own credentials. The thread that sets this flag sees its own
+    /// store. For threads without their own credentials the value only decides whether they look.
     has_own: unmodelled::AtomicBool,
     /// The effective user and group.
     ids: AtomicU64,
@@ -271,9 +271,9 @@ impl CredCell {
     pub(crate) fn set_own(&self, cred: Cred) {
         // ORDERING: Relaxed. See `has_own`.
         self.has_own.store(true, unmodelled::Ordering::Relaxed);
-        // The old value is dropped after the borrow has ended. A signal handler may make calls, and
-        // if it interrupts a borrow, it changes nothing. A call at the end of the thread changes
-        // nothing either.
+        // The old value is dropped after the borrow has ended. If a signal handler interrupts a
+        // borrow and calls this function, the call changes nothing. At the end of a thread, when
+        // `OWN` is gone, a call changes nothing either.
         let _before = OWN.try_with(|own| {
             let mut own = own.try_borrow_mut().ok()?;
             own.replace((self.number, cred))

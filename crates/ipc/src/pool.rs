@@ -112,11 +112,8 @@ impl Pool {
         let wanted = class_of(lines).ok_or(Errno::NOMEM)?;
         let _held = self.lock(shared, owner)?;
         let region = &shared.region;
-        let line = self.take(region, wanted, whose).or_else(|| {
-            let is_joined = self.join(region);
-            is_joined.then(|| self.take(region, wanted, whose)).flatten()
-        });
-        let line = line.ok_or(Errno::NOMEM)?;
+        let take = || self.take(region, wanted, whose);
+        let line = take().or_else(|| self.join(region).then(take)?).ok_or(Errno::NOMEM)?;
         self.set_whose(region, line, whose);
         Ok(line)
     }
@@ -187,7 +184,7 @@ impl Pool {
         self.note_joins(region);
     }
 
-    /// Takes the lock. If its holder has died, the free lists are made anew first.
+    /// Takes the lock. If its holder has died, this first rebuilds the free lists from the headers.
     ///
     /// # Errors
     ///
@@ -203,10 +200,8 @@ impl Pool {
     fn ranges<'r>(&self, region: &'r Region) -> impl Iterator<Item = (u32, Header)> + use<'r> {
         let pool = *self;
         let at = move |line| Some((line, pool.header(region, line)?));
-        std::iter::successors(
-            at(pool.first),
-            move |(line, header)| at(line + (1 << header.class())),
-        )
+        let next = move |(line, header): &(u32, Header)| at(line + (1 << header.class()));
+        std::iter::successors(at(pool.first), next)
     }
 
     /// Returns the header of the range at `line`, or none if no range was ever there.
@@ -215,31 +210,25 @@ impl Pool {
         // ORDERING(ipc-pool): Acquire. Pairs with `give_back`: the last user of a free range has
         // ended its object.
         let header = Header(region.line(line)[HEADER].load(Ordering::Acquire));
-        // A class that does not fit was written by a hostile process.
+        // Only a hostile process writes a class, the size of the range, that is too large for the
+        // pool.
         let is_class = (1..=u64::from(CLASSES)).contains(&(header.0 & CLASS_MASK));
         (is_class && at + (1 << header.class()) <= self.lines).then_some(header)
     }
 
     /// Takes a free range, or lines that no range has used yet. The caller holds the lock.
     fn take(&self, region: &Region, wanted: u32, whose: u32) -> Option<u32> {
-        let line = self.pop(region, wanted).filter(|line| {
-            let has_memory = self.ensure(region, *line..line + (1 << wanted));
-            if !has_memory {
-                self.push(region, *line, wanted);
-            }
-            has_memory
-        });
-        let line = line.or_else(|| self.fresh(region, wanted, whose));
-        line.or_else(|| {
-            let pop = |class| Some((self.pop(region, class)?, class));
-            let (line, class) = (wanted + 1..CLASSES).find_map(pop)?;
+        let reused = |class| {
+            let line = self.pop(region, class)?;
             if !self.ensure(region, line..line + (1 << wanted)) {
                 self.push(region, line, class);
                 return None;
             }
             self.cut(region, line, class, wanted);
             Some(line)
-        })
+        };
+        let line = reused(wanted).or_else(|| self.fresh(region, wanted, whose));
+        line.or_else(|| (wanted + 1..CLASSES).find_map(reused))
     }
 
     fn fresh(&self, region: &Region, class: u32, whose: u32) -> Option<u32> {
@@ -248,8 +237,8 @@ impl Pool {
         let after = taken.checked_add(1 << class).filter(|end| *end <= u64::from(self.lines))?;
         let line = self.first + u32::try_from(taken).ok()?;
         self.reserve(region, after + 1)?;
-        // The header is stored before the end of the used lines, since `rebuild` relies on the
-        // headers.
+        // The header is stored before `NEXT_FRESH`, the end of the used lines, since `rebuild`
+        // computes that end from the headers.
         let header = (u64::from(class) + 1) | USED | u64::from(whose) << WHOSE_SHIFT;
         // ORDERING(ipc-pool): Release. As in `set_whose`.
         region.line(line)[HEADER].store(header, Ordering::Release);
@@ -277,7 +266,8 @@ impl Pool {
     }
 
     /// Reserves memory for lines of the pool, and returns false if there is none. A range may lack
-    /// memory if `join` has made it of lines that no range had used. The caller holds the lock.
+    /// memory if `join` has made it of lines that were never used before. The caller holds the
+    /// lock.
     fn ensure(&self, region: &Region, lines: Range<u32>) -> bool {
         let done = get(&region.line(self.head)[RESERVED]);
         u64::from(lines.end - self.first) <= done || region.reserve(lines).is_ok()
@@ -390,7 +380,8 @@ mod tests {
         let [a, b, c] = [1, 2, 4].map(|lines| pool.alloc(shared, lines, ME, lines).unwrap());
         pool.free(shared, b, ME);
         pool.free(shared, b, ME);
-        // Sets every list and the end to `a`, which is worse than the state after any death.
+        // Sets every free list and the end of the used lines to `a`. No killed task leaves a worse
+        // state.
         (0..CLASSES).for_each(|class| put(pool.list(&shared.region, class), u64::from(a)));
         put(&shared.region.line(pool.head)[NEXT_FRESH], 0);
         pool.rebuild(&shared.region);

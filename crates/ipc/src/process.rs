@@ -25,8 +25,8 @@
 //! tell them apart, but other processes cannot read those. The kernel shows an image of 0 if the
 //! reader lacks permission. Then the program is unknown.
 //!
-//! If kill(2) finds a process that `/proc` does not show, it counts as alive: `/proc` may be
-//! mounted with `hidepid`.
+//! If `/proc` does not show a process, because it is mounted with `hidepid`, pidfd_open(2) tells
+//! whether the process has ended.
 //!
 //! Source: proc(5) `/proc/pid/stat`; kill(2); pidfd_open(2); Linux `fs/proc/array.c`
 //! (`do_task_stat`).
@@ -50,7 +50,7 @@ pub(crate) struct Identity(pub(crate) u64);
 /// How thoroughly to check whether a process has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// A few system calls are enough. If the pid was reused, the process seems alive.
+    /// Only by pidfd_open(2). If another process has the pid by now, the process seems alive.
     Quick,
     /// Also by its start time in `/proc`.
     Close,
@@ -80,15 +80,13 @@ impl Identity {
         if self == Self::PRIVATE {
             return false;
         }
-        if self.0 & IS_SET == 0 || !is_there(self.pid()) {
+        if self.0 & IS_SET == 0 {
             return true;
         }
-        if look == Look::Quick || self.start() == 0 {
-            return has_ended(self.pid());
-        }
-        match stat(self.pid()) {
+        let is_close = look == Look::Close && self.start() != 0;
+        match is_close.then(|| stat(self.pid())).flatten() {
             Some(stat) => stat.is_dead || stat.start & START_MASK != self.start(),
-            None => !is_there(self.pid()),
+            None => has_ended(self.pid()),
         }
     }
 }
@@ -139,19 +137,14 @@ pub(crate) fn has_other_image(identity: Identity, image: u64) -> bool {
     stat(identity.pid()).is_some_and(is_other)
 }
 
-fn is_there(pid: u32) -> bool {
-    let pid = Pid::from_raw(pid.cast_signed());
-    pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
-}
-
-/// Returns true if a process has ended, also if it is a zombie. Returns false if that is unknown
-/// because no descriptor of the process can be opened.
+/// Returns true if a process has ended, also if it is a zombie. If no descriptor of the process can
+/// be opened, kill(2) tells whether the process exists. Then a zombie counts as alive.
 fn has_ended(pid: u32) -> bool {
     let Some(pid) = Pid::from_raw(pid.cast_signed()) else { return true };
     // The descriptor becomes readable when the last thread has ended.
     let process = match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(process) => process,
-        Err(errno) => return errno == Errno::SRCH,
+        Err(_) => return test_kill_process(pid) == Err(Errno::SRCH),
     };
     let mut polled = [PollFd::new(&process, PollFlags::IN)];
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)

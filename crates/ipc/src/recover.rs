@@ -59,10 +59,11 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Er
 
 /// Like [`reap`], but returns the tasks whose calls were completed and that may have died.
 fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent), Errno> {
-    if index >= shared.layout.tasks_max || index == owner.index {
+    let line = task_line(shared, index);
+    let is_other = index < shared.layout.tasks_max && index != owner.index;
+    if !is_other || identity(line).0 == 0 || !shared.is_dead(index, None) {
         return Ok((false, Absent::new()));
     }
-    let line = task_line(shared, index);
     let _reaper = lock(shared, &line[REAPER], owner, || Ok(()))?;
     // Another thread may have reaped the task already, and the line may belong to a live task now.
     let state = identity(line);
@@ -79,11 +80,9 @@ pub(crate) fn reap_absent(shared: &Shared, owner: Owner, mut absent: Absent) {
     // region.
     for _ in 0..shared.layout.tasks_max {
         let Some(index) = absent.pop() else { return };
-        if index != owner.index && shared.is_dead(index, None) {
-            // After an error, the next caller that reaps continues.
-            let reaped = reap_one(shared, owner, index);
-            absent.extend(reaped.map(|(_, more)| more).unwrap_or_default());
-        }
+        // After an error, the next caller that reaps continues.
+        let reaped = reap_one(shared, owner, index);
+        absent.extend(reaped.map(|(_, more)| more).unwrap_or_default());
     }
 }
 
@@ -95,52 +94,48 @@ pub(crate) fn reap_absent(shared: &Shared, owner: Owner, mut absent: Absent) {
 /// The errors of [`reap`].
 #[cold]
 pub(crate) fn reap_former(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Errno> {
-    let line = task_line(shared, index);
-    let reaper = lock(shared, &line[REAPER], owner, || Ok(()))?;
-    let state = identity(line);
-    // Only the end of this process applies the adjustments of its tasks, so no other thread has
-    // reaped the task.
-    if index == owner.index || state != identity(task_line(shared, owner.index)) {
-        return Ok(false);
-    }
-    let (is_reaped, absent) = reap_line(shared, owner, index, state)?;
-    drop(reaper);
-    reap_absent(shared, owner, absent);
-    Ok(is_reaped)
+    with_reaper(shared, owner, index, || {
+        let state = identity(task_line(shared, index));
+        // Only the end of this process applies the adjustments of its tasks, so no other thread has
+        // reaped the task.
+        if index == owner.index || state != identity(task_line(shared, owner.index)) {
+            return Ok((false, Absent::new()));
+        }
+        reap_line(shared, owner, index, state)
+    })
 }
 
-/// Ends calls, freezes and attaches of a task of the program before execve(2). Its adjustments
-/// stay.
+/// Ends the calls, frozen semaphores and attaches of a task of the program that this process ran
+/// before execve(2). The `SEM_UNDO` adjustments of the task stay.
 ///
 /// # Errors
 ///
 /// The errors of [`reap`].
 #[cold]
 pub(crate) fn settle(shared: &Shared, owner: Owner, index: u32) -> Result<(), Errno> {
-    let reaper = lock(shared, &task_line(shared, index)[REAPER], owner, || Ok(()))?;
-    drop(Ids { shared, kind: sem::SETS, owner }.lock()?);
-    drop(Ids { shared, kind: msg::QUEUES, owner }.lock()?);
-    recover_pools(shared, owner)?;
-    let pid = shared.pid_of(index);
     // execve(2) detaches all segments. Attaches of uncounted children stay until the process ends.
-    let _is_whole = shm::reap(Ids { shared, kind: shm::SEGMENTS, owner }, (index, pid))?;
-    let mut absent = msg::reap(shared, owner, index)?;
-    absent.extend(sem::settle(shared, owner, Gone { task: index, pid })?);
+    let end = || end_all(shared, owner, index, sem::settle);
+    with_reaper(shared, owner, index, end).map(drop)
+}
+
+/// Runs `end` under the lock `REAPER` of the task numbered `index`. Then reaps the dead tasks whose
+/// waiting calls this has completed.
+fn with_reaper<T>(
+    shared: &Shared,
+    owner: Owner,
+    index: u32,
+    end: impl FnOnce() -> Result<(T, Absent), Errno>,
+) -> Result<T, Errno> {
+    let reaper = lock(shared, &task_line(shared, index)[REAPER], owner, || Ok(()))?;
+    let (done, absent) = end()?;
     drop(reaper);
     reap_absent(shared, owner, absent);
-    Ok(())
+    Ok(done)
 }
 
-/// Repairs the pools whose lock a dead task held.
-fn recover_pools(shared: &Shared, owner: Owner) -> Result<(), Errno> {
-    let layout = &shared.layout;
-    let sems = [layout.sems, layout.undos, layout.waits];
-    let mut pools = sems.into_iter().chain([layout.msgs, layout.msg_waits, layout.attaches]);
-    pools.try_for_each(|pool| pool.lock(shared, owner).map(drop))
-}
-
-/// Reaps a task that had the identity `state`. The caller holds its `REAPER`. The line stays if a
-/// process has taken it over since (`task`).
+/// Reaps a task whose process has the identity `state`. The caller holds the lock `REAPER` of the
+/// task. If another process has taken over the line of the task since (`task`), the line stays in
+/// use.
 pub(crate) fn reap_line(
     shared: &Shared,
     owner: Owner,
@@ -148,7 +143,7 @@ pub(crate) fn reap_line(
     state: Identity,
 ) -> Result<(bool, Absent), Errno> {
     let line = task_line(shared, index);
-    let (absent, is_whole) = end_all(shared, owner, index)?;
+    let (is_whole, absent) = end_all(shared, owner, index, sem::reap)?;
     if !is_whole {
         // The line stays in use: a child that is not counted yet has the task's segments mapped.
         return Ok((true, absent));
@@ -159,37 +154,42 @@ pub(crate) fn reap_line(
     Ok((freed.is_ok(), absent))
 }
 
-/// Ends all that the dead task has left whose line `owner` has taken over. Returns false if its
-/// attaches must stay (`shm::reap`).
+/// Ends everything that a dead task has left, after `owner` has taken over the line of that task.
+/// Returns false if its attaches must stay (`shm::reap`).
 ///
 /// # Errors
 ///
 /// Those of [`reap`].
 pub(crate) fn end_former(shared: &Shared, owner: Owner) -> Result<bool, Errno> {
     // A thread that began to reap the task before the line was taken over has this lock.
-    let reaper = lock(shared, &task_line(shared, owner.index)[REAPER], owner, || Ok(()))?;
-    let (absent, is_whole) = end_all(shared, owner, owner.index)?;
-    drop(reaper);
-    reap_absent(shared, owner, absent);
-    Ok(is_whole)
+    let end = || end_all(shared, owner, owner.index, sem::reap);
+    with_reaper(shared, owner, owner.index, end)
 }
 
-/// Reaps a task except for its line. The returned flag is false if attaches of the task stay.
-fn end_all(shared: &Shared, owner: Owner, index: u32) -> Result<(Absent, bool), Errno> {
-    // First complete the removal of a set that a dead task has begun, and thaw the words in it.
+/// Reaps a task except for its line. `end_sems` ends what the task has in semaphore sets. The
+/// returned flag is false if attaches of the task stay.
+fn end_all(
+    shared: &Shared,
+    owner: Owner,
+    index: u32,
+    end_sems: fn(&Shared, Owner, Gone) -> Result<Absent, Errno>,
+) -> Result<(bool, Absent), Errno> {
+    // First take the locks of the kinds. If a dead task held one, this completes the removal of a
+    // set that it has begun, and thaws the semaphores of the set.
     drop(Ids { shared, kind: sem::SETS, owner }.lock()?);
     drop(Ids { shared, kind: msg::QUEUES, owner }.lock()?);
-    recover_pools(shared, owner)?;
+    // Repair the pools whose lock a dead task held.
+    shared.layout.pools().iter().try_for_each(|pool| pool.lock(shared, owner).map(drop))?;
     let pid = shared.pid_of(index);
     let is_whole = shm::reap(Ids { shared, kind: shm::SEGMENTS, owner }, (index, pid))?;
     let mut absent = msg::reap(shared, owner, index)?;
-    absent.extend(sem::reap(shared, owner, Gone { task: index, pid })?);
+    absent.extend(end_sems(shared, owner, Gone { task: index, pid })?);
     // The task's unfinished call may have been the last user of a removed object, which can be
     // freed now.
     for kind in [sem::SETS, msg::QUEUES] {
         Ids { shared, kind, owner }.lock()?.end_left();
     }
-    Ok((absent, is_whole))
+    Ok((is_whole, absent))
 }
 
 /// Reaps all dead tasks. Returns their number, without tasks whose attaches stay.
@@ -200,10 +200,8 @@ fn end_all(shared: &Shared, owner: Owner, index: u32) -> Result<(Absent, bool), 
 pub(crate) fn reap_all(shared: &Shared, owner: Owner) -> Result<usize, Errno> {
     let mut count = 0;
     for index in 0..shared.layout.tasks_max {
-        if identity(task_line(shared, index)).0 != 0 && shared.is_dead(index, None) {
-            let is_reaped = reap(shared, owner, index)?;
-            count += usize::from(is_reaped && identity(task_line(shared, index)).0 == 0);
-        }
+        let is_reaped = reap(shared, owner, index)?;
+        count += usize::from(is_reaped && identity(task_line(shared, index)).0 == 0);
     }
     Ok(count)
 }
@@ -229,7 +227,8 @@ pub(crate) fn with_room<T>(
 /// Reaps all dead tasks, for a call that has found no room. Returns true if there were any.
 #[cold]
 pub(crate) fn makes_room(shared: &Shared, owner: Owner) -> bool {
-    // If a lock is held, a task may not be reaped. The call does not fail because of that.
+    // An error means that a live task holds a lock, so a dead task was not reaped. The call then
+    // fails with its own error, `ENOMEM`.
     reap_all(shared, owner).is_ok_and(|reaped| reaped != 0)
 }
 

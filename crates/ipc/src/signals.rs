@@ -5,13 +5,13 @@
 //! handler continues, as in the kernel.
 //!
 //! A handler may make a call that waits itself. Until that inner wait ends, its node replaces the
-//! node of the interrupted call, which has its mark already.
+//! node of the interrupted call here. The node of the interrupted call is marked already.
 //!
 //! # Waits that a handler leaves
 //!
 //! A handler may leave a wait by siglongjmp(3). The node of that wait stays in the queue until the
-//! task ends. It has its mark, so it takes nothing from other calls. No other task gets the node,
-//! so a second mark does no harm.
+//! task ends. The node is marked, so other calls grant it nothing. No other task gets the node, so
+//! a second mark does no harm.
 //!
 //! Source: signal-safety(7), sigsetjmp(3).
 

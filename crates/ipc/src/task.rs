@@ -11,7 +11,7 @@
 use corewalk_base::Mutex;
 use corewalk_base::futex;
 use corewalk_base::primitives::Arc;
-use corewalk_base::primitives::atomic::{AtomicU32, Ordering};
+use corewalk_base::primitives::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::io::Errno;
 use std::fmt;
 
@@ -132,7 +132,12 @@ impl Task {
         if self.shared.scope == futex::Scope::Private {
             return Ok(self);
         }
-        self.former = former_lines(&self.shared, self.owner, self.pid);
+        let own = identity(task_line(&self.shared, self.owner.index));
+        let is_former = |index: &u32| {
+            *index != self.owner.index && identity(task_line(&self.shared, *index)) == own
+        };
+        let lines = lines_for(&self.shared, self.pid).take(FORMER_WITHIN);
+        self.former = lines.filter(is_former).collect();
         for index in &self.former {
             let generation = next_generation(&self.shared);
             put(&task_line(&self.shared, *index)[GENERATION], u64::from(generation));
@@ -233,12 +238,7 @@ impl Task {
     pub fn interrupt(&self) -> usize {
         let mut count = 0;
         self.waiting.each(|node| {
-            let status = &self.shared.region.line(node)[STATUS];
-            // If a child by vfork(2) was killed, its nodes are still in the list of waiting calls.
-            if self.is_own(node) && is_interruptible(status) {
-                // ORDERING: Relaxed. Only a request: the waiting call takes the set's lock before
-                // it ends.
-                status.fetch_or(INTERRUPTED, Ordering::Relaxed);
+            if let Some(status) = self.ask_to_end(node) {
                 futex::wake(status, 1, self.shared.scope);
                 count += 1;
             }
@@ -256,12 +256,23 @@ impl Task {
     /// returns its own result.
     pub fn interrupt_own(&self) {
         let node = signals::arrived();
-        let status = &self.shared.region.line(node)[STATUS];
-        if node != 0 && self.is_own(node) && is_interruptible(status) {
-            // ORDERING: Relaxed. The same thread reads it, and takes the set's lock before the call
-            // ends.
-            status.fetch_or(INTERRUPTED, Ordering::Relaxed);
+        if node != 0 {
+            self.ask_to_end(node);
         }
+    }
+
+    /// Asks the waiting call at `node` to end, and returns its status word. Returns none if the
+    /// call is not of this task or has an outcome. If a child by vfork(2) was killed, its nodes are
+    /// still in the list of waiting calls.
+    fn ask_to_end(&self, node: u32) -> Option<&AtomicU64> {
+        let status = &self.shared.region.line(node)[STATUS];
+        if !self.is_own(node) || !is_interruptible(status) {
+            return None;
+        }
+        // ORDERING: Relaxed. Only a request: the waiting call takes the lock of its set or queue
+        // before it ends.
+        status.fetch_or(INTERRUPTED, Ordering::Relaxed);
+        Some(status)
     }
 
     /// Returns true if the node belongs to the task.
@@ -400,12 +411,8 @@ impl Task {
 /// Reaps dead tasks in the lines after the new task's own, which the next tasks may take.
 fn reap_beside(shared: &Shared, owner: Owner) {
     for step in 1..=REAPED_BESIDE {
-        let index = (owner.index + step) % shared.layout.tasks_max;
-        let is_taken = identity(task_line(shared, index)).0 != 0;
-        if is_taken && shared.is_dead(index, None) {
-            // If this fails, the next new task tries again.
-            let _reaped = recover::reap(shared, owner, index);
-        }
+        // If this fails, the next new task tries again.
+        let _reaped = recover::reap(shared, owner, (owner.index + step) % shared.layout.tasks_max);
     }
 }
 
@@ -415,15 +422,6 @@ fn reap_beside(shared: &Shared, owner: Owner) {
 fn lines_for(shared: &Shared, pid: u32) -> impl Iterator<Item = u32> + use<> {
     let max = shared.layout.tasks_max;
     (0..max).map(move |step| (pid % max + step) % max)
-}
-
-/// Returns the tasks that this process had before execve(2).
-fn former_lines(shared: &Shared, owner: Owner, pid: u32) -> Vec<u32> {
-    let own = identity(task_line(shared, owner.index));
-    let lines = lines_for(shared, pid).take(FORMER_WITHIN);
-    lines
-        .filter(|index| *index != owner.index && identity(task_line(shared, *index)) == own)
-        .collect()
 }
 
 /// Takes a free line for a task of this process. Returns none if no line is free.
@@ -441,14 +439,17 @@ fn claim_line(shared: &Shared, pid: u32, program: &Program) -> Option<Owner> {
     })
 }
 
-/// Takes over the line of a dead task, for a process that finds no free line. A reaper needs a
-/// line, since locks and frozen words name their owner by its number.
+/// Takes over the line of a dead task, for a process that finds no free line. The dead task cannot
+/// be reaped first: a reaper needs a line of its own, since locks and frozen words name their owner
+/// by its number.
 ///
 /// The first store gives the line to this process, so no other thread begins to reap the dead task.
-/// With the new generation the locks of the dead task are left ones. With the new image those of
-/// this process are not. If this process dies, its successor ends what is left.
+/// The new generation tells other tasks that the holder of the dead task's locks has died. The new
+/// image tells them that the locks of this process have a live holder. If this process dies, its
+/// successor ends what is left.
 ///
-/// If attaches of the dead task must stay, its line does too.
+/// If attaches of the dead task must stay (`shm::reap`), its line stays too, and the search goes
+/// on.
 #[cold]
 fn take_over_line(shared: &Shared, pid: u32, program: &Program) -> Option<Owner> {
     (0..shared.layout.tasks_max).find_map(|index| {

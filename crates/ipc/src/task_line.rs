@@ -47,26 +47,19 @@ impl Shared {
     /// Returns true if the process of the task numbered `index` has ended, or no such task exists.
     /// If `generation` is given, a later task with the same number does not count as alive.
     pub(crate) fn is_dead(&self, index: u32, generation: Option<u32>) -> bool {
-        if self.scope == Scope::Private {
-            return false;
-        }
-        if index >= self.layout.tasks_max {
-            return true;
-        }
         let line = task_line(self, index);
         let is_other = generation.is_some_and(|is| is != low(get(&line[GENERATION])));
-        is_other || identity(line).is_gone(Look::Close)
+        let is_none = is_other || index >= self.layout.tasks_max;
+        self.scope == Scope::Shared && (is_none || identity(line).is_gone(Look::Close))
     }
 
     /// Returns true if the task numbered `index` cannot complete its calls: it is dead, or its
     /// process now runs another program. In the second case its adjustments stay until the process
     /// ends.
     pub(crate) fn is_over(&self, index: u32, generation: Option<u32>) -> bool {
-        if self.is_dead(index, generation) {
-            return true;
-        }
         let line = task_line(self, index);
-        self.scope == Scope::Shared && has_other_image(identity(line), get(&line[IMAGE]))
+        let has_other_image = || has_other_image(identity(line), get(&line[IMAGE]));
+        self.is_dead(index, generation) || self.scope == Scope::Shared && has_other_image()
     }
 
     /// Returns true if the process of the task numbered `index` has ended, as far as a check of

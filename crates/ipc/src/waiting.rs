@@ -65,7 +65,13 @@ impl Waiting {
 
     /// Removes a node. When `leave` has returned, no thread uses the node any more.
     pub(crate) fn leave(&self, node: u32) {
-        if !self.slots_from(node).any(|slot| is_left(slot, node)) {
+        let is_left = |slot: &AtomicU32| {
+            // ORDERING: Relaxed. Only the node's own thread removes it from its slot, so the value
+            // is exact.
+            (IS_MODEL || slot.load(Ordering::Relaxed) & !LOOKED_AT == node)
+                && exchange(slot, node, 0)
+        };
+        if !self.slots_from(node).any(is_left) {
             self.more.lock().retain(|other| *other != node);
         }
     }
@@ -73,27 +79,12 @@ impl Waiting {
     /// Calls a function with each node.
     pub(crate) fn each(&self, mut look: impl FnMut(u32)) {
         for slot in &self.slots {
-            // ORDERING: Relaxed. Only a guess, which the exchange below checks.
+            // ORDERING: Relaxed. Only a guess, which `exchange` checks.
             let node = slot.load(Ordering::Relaxed) & !LOOKED_AT;
-            if node == 0 {
-                continue;
-            }
-            // ORDERING(ipc-waiting): Acquire. See `enter`.
-            let held = || {
-                slot.compare_exchange(node, node | LOOKED_AT, Ordering::Acquire, Ordering::Relaxed)
-            };
-            let is_held = loop {
-                match held() {
-                    Ok(_) => break true,
-                    // Another thread uses the node.
-                    Err(seen) if seen == node | LOOKED_AT => thread::yield_now(),
-                    Err(_) => break false,
-                }
-            };
-            if is_held {
+            if node != 0 && exchange(slot, node, node | LOOKED_AT) {
                 look(node);
-                // ORDERING(ipc-waiting): Release. Pairs with the exchange in `is_left`: the node is
-                // freed only after this thread's work on it.
+                // ORDERING(ipc-waiting): Release. Pairs with `exchange`: the node is freed only
+                // after this thread's work on it.
                 slot.store(node, Ordering::Release);
             }
         }
@@ -108,19 +99,18 @@ impl Waiting {
     }
 }
 
-/// Removes a node from a slot. Returns false if the slot does not contain it.
-fn is_left(slot: &AtomicU32, node: u32) -> bool {
-    // ORDERING: Relaxed. Only the node's own thread removes it from its slot, so the value is
-    // exact.
-    while IS_MODEL || slot.load(Ordering::Relaxed) & !LOOKED_AT == node {
-        // ORDERING(ipc-waiting): Acquire. See `each`.
-        match slot.compare_exchange(node, 0, Ordering::Acquire, Ordering::Relaxed) {
+/// Replaces `node` in `slot` by `next`. Waits while another thread uses the node. Returns false if
+/// the slot does not contain the node.
+fn exchange(slot: &AtomicU32, node: u32, next: u32) -> bool {
+    loop {
+        // ORDERING(ipc-waiting): Acquire. Pairs with `enter`: the node is complete. Also pairs with
+        // the store in `each`: the other thread's work on the node is done.
+        match slot.compare_exchange(node, next, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => return true,
             Err(seen) if seen == node | LOOKED_AT => thread::yield_now(),
             Err(_) => return false,
         }
     }
-    false
 }
 
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]

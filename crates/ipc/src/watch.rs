@@ -39,6 +39,7 @@
 
 use corewalk_base::futex::{self, Deadline, Scope};
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeSet;
 
 use crate::field::get;
 use crate::lock::Owner;
@@ -110,10 +111,8 @@ impl Turn {
 /// Checks for dead tasks on behalf of all waiting calls. The caller holds no lock.
 #[cold]
 pub(crate) fn look(shared: &Shared, owner: Owner) {
-    let mut suspects = sem::look_at_waits(shared, owner);
+    let mut suspects = BTreeSet::from_iter(sem::look_at_waits(shared, owner));
     suspects.extend(msg::look_at_waits(shared, owner));
-    suspects.sort_unstable();
-    suspects.dedup();
     let now_ms = futex::now().monotonic_ns / MS_NS;
     let is_close = now_ms % CLOSE_LOOK_MS < TURN_NS / MS_NS;
     let look = if is_close { Look::Close } else { Look::Quick };

@@ -117,7 +117,6 @@ fn task(path: &Path) -> Task {
 /// The child takes semaphore 0 with `SEM_UNDO`. It then waits at semaphore 1 for more than 100 ms,
 /// and so becomes the watcher. The test kills the child while a call of this process waits for
 /// semaphore 0.
-/// kills the child. A call of this process must notice that its holder and its watcher are dead.
 #[test]
 fn death_of_a_holder_that_was_the_watcher_is_noticed_by_the_next_call() {
     const NAME: &str = "death_of_a_holder_that_was_the_watcher_is_noticed_by_the_next_call";

@@ -5,14 +5,11 @@
 //!
 //! Source: the essay of `ids`.
 
-use corewalk_sync::SeqCount;
-
-use super::{
-    BITS, IN_USE, IPC_PRIVATE, Ids, IdsGuard, KEY, Object, Remains, SEQ, STATE, USED, read, write,
-};
+use super::{BITS, IN_USE, IPC_PRIVATE, Ids, IdsGuard, KEY, Remains, STATE, USED};
 use crate::field::{get, low, pair, put};
 
-/// Completes or reverts an unfinished change of a dead task. The caller holds the lock.
+/// Completes or reverts the unfinished change that a dead holder of the lock of the kind has left.
+/// The caller holds the lock now.
 ///
 /// A live process may still use a removed object. Recovery does not wait for it: a later call frees
 /// the rest of the object.
@@ -20,20 +17,17 @@ use crate::field::{get, low, pair, put};
 pub(super) fn recover(ids: Ids<'_>) {
     let slots = ids.slots();
     for index in 0..slots {
-        let seq = SeqCount::from_word(&ids.slot(index)[SEQ]);
-        if SeqCount::is_write_in_progress(seq.raw_begin()) {
-            seq.write_end();
-        }
+        ids.closed(index);
     }
     let (mut in_use, mut used) = (0, 0);
     (0..slots).step_by(BITS as usize).for_each(|index| put(ids.bits(index / BITS), 0));
     (0..slots).for_each(|bucket| put(ids.bucket_at(bucket), 0));
     for index in 0..slots {
-        if let Some(object) = live(ids, index) {
+        if let Some(object) = ids.live(index) {
             used += (ids.kind.repair)(ids, &object);
         }
         // The repair may have removed the object or its key, so read the slot again.
-        let Some(object) = live(ids, index) else {
+        let Some(object) = ids.live(index) else {
             ids.set_bit(index, (ids.kind.end)(ids, index) == Remains::Some);
             continue;
         };
@@ -66,7 +60,7 @@ impl IdsGuard<'_> {
             let taken = get(ids.bits(word));
             let indices =
                 (0..BITS).filter(|bit| taken >> bit & 1 != 0).map(|bit| word * BITS + bit);
-            for index in indices.filter(|index| live(ids, *index).is_none()) {
+            for index in indices.filter(|index| ids.live(*index).is_none()) {
                 is_any |= self.end_left_at(index);
             }
         }
@@ -76,7 +70,7 @@ impl IdsGuard<'_> {
     /// Frees the remains of the removed object in slot `index`. Returns true if none are left.
     pub(crate) fn end_left_at(&self, index: u32) -> bool {
         let ids = self.ids;
-        if index >= ids.slots() || live(ids, index).is_some() {
+        if index >= ids.slots() || ids.live(index).is_some() {
             return false;
         }
         let remains = (ids.kind.end)(ids, index);
@@ -89,19 +83,13 @@ impl Ids<'_> {
     /// Removes the key of the object in slot `index`. Only recovery calls this; it rebuilds the
     /// index of keys afterwards.
     pub(crate) fn forget_key(self, index: u32) {
-        let slot = self.slot(index);
-        let _section = write(slot);
-        put(&slot[KEY], pair(IPC_PRIVATE.cast_unsigned(), 0));
+        let _section = self.closed(index).write();
+        put(&self.slot(index)[KEY], pair(IPC_PRIVATE.cast_unsigned(), 0));
     }
 
     /// Removes the object in slot `index`. Only recovery calls this, like [`Ids::forget_key`].
     pub(crate) fn forget_slot(self, index: u32) {
-        let slot = self.slot(index);
-        let _section = write(slot);
-        put(&slot[STATE], 0);
+        let _section = self.closed(index).write();
+        put(&self.slot(index)[STATE], 0);
     }
-}
-
-fn live(ids: Ids<'_>, index: u32) -> Option<Object> {
-    Some(read(ids.slot(index), index)).filter(Object::is_live)
 }

@@ -5,13 +5,14 @@
 
 use rustix::io::Errno;
 
-use super::node;
+use super::node::{self, Role};
 use super::queue::{MsgStat, Queue};
 
 use crate::ctl::{By, IPC_RMID, IPC_SET, IPC_STAT, Totals, are_ids, ipcget};
 use crate::flags::GetFlags;
 use crate::handle::MsgId;
-use crate::perm::{CAP_SYS_RESOURCE, READ};
+use crate::lock::Wait;
+use crate::perm::{CAP_SYS_RESOURCE, Perm, READ};
 use crate::shared::now_s;
 use crate::task::Task;
 
@@ -65,19 +66,15 @@ impl Task {
     pub fn msgget(&self, key: i32, flags: GetFlags, mode: u16) -> Result<MsgId, Errno> {
         let limits = &self.shared.limits;
         let ids = self.msg_ids().lock()?;
-        let id = ipcget(
-            self,
-            &ids,
-            (key, flags, mode),
-            |_| Ok(()),
-            |perm| {
-                self.may_alloc(&perm)?;
-                let qbytes = limits.msgmnb.into();
-                ids.add(perm, limits.msgmni, |index| {
-                    Ok(Queue::make(&self.shared, index, qbytes, self.owner)?.name.payload())
-                })
-            },
-        )?;
+        let make = |perm: Perm| {
+            self.may_alloc(&perm)?;
+            ids.add(perm, limits.msgmni, |index| {
+                let slot = Queue::of_slot(&self.shared, index);
+                let _held = slot.hold(self.owner, Wait::Long)?;
+                Ok(slot.init(limits.msgmnb.into()).name.payload())
+            })
+        };
+        let id = ipcget(self, &ids, key, flags, mode, |_| Ok(()), make)?;
         Ok(MsgId::from_raw(id))
     }
 
@@ -156,7 +153,7 @@ impl Task {
     /// ```
     #[doc(alias = "msgctl_stat")]
     pub fn msg_stat(&self, msqid: MsgId) -> Result<MsgStat, Errno> {
-        self.msg_stat_by((By::Id, msqid.raw()), IPC_STAT)
+        self.msg_stat_by(By::Id, msqid.raw(), IPC_STAT)
     }
 
     /// Like [`Task::msg_stat`], for the queue at an index: `MSG_STAT`. The answer contains the id
@@ -184,7 +181,7 @@ impl Task {
     /// # Ok::<(), Errno>(())
     /// ```
     pub fn msg_stat_index(&self, index: i32) -> Result<MsgStat, Errno> {
-        self.msg_stat_by((By::Index, index), MSG_STAT)
+        self.msg_stat_by(By::Index, index, MSG_STAT)
     }
 
     /// Like [`Task::msg_stat_index`], but without a permission check: `MSG_STAT_ANY`.
@@ -209,7 +206,7 @@ impl Task {
     /// # Ok::<(), Errno>(())
     /// ```
     pub fn msg_stat_any(&self, index: i32) -> Result<MsgStat, Errno> {
-        self.msg_stat_by((By::AnyIndex, index), MSG_STAT_ANY)
+        self.msg_stat_by(By::AnyIndex, index, MSG_STAT_ANY)
     }
 
     /// Changes owner, group, the nine permission bits, and the limit for the bytes of a queue:
@@ -260,8 +257,8 @@ impl Task {
         guard.begin_set(qbytes);
         ids.update_perm(&object, uid, gid, mode, now_s());
         guard.set_qbytes(qbytes);
-        let mut wakes = guard.call_receivers();
-        wakes.extend(guard.call_senders());
+        let mut wakes = guard.call(Role::Receiver);
+        wakes.extend(guard.call(Role::Sender));
         guard.end_set();
         drop(guard);
         drop(ids);
@@ -304,8 +301,8 @@ impl Task {
         Ok(totals)
     }
 
-    fn msg_stat_by(&self, which: (By, i32), cmd: i32) -> Result<MsgStat, Errno> {
-        let object = self.obtain(self.msg_ids(), which, READ, cmd)?;
+    fn msg_stat_by(&self, by: By, id: i32, cmd: i32) -> Result<MsgStat, Errno> {
+        let object = self.obtain(self.msg_ids(), by, id, READ, cmd)?;
         let numbers = Queue::new(&self.shared, &object).lock(self.owner)?.numbers();
         let (id, perm) = (MsgId::from_raw(object.id()), object.perm());
         Ok(MsgStat { id, perm, ctime_s: object.ctime, ..numbers })

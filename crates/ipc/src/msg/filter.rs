@@ -9,8 +9,8 @@ use crate::flags::MsgFlags;
 /// The messages that a receiver requests: the arguments of msgrcv(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Filter {
-    msgtyp: i64,
-    msgflg: MsgFlags,
+    pub(super) msgtyp: i64,
+    pub(super) msgflg: MsgFlags,
 }
 
 impl Filter {
@@ -24,9 +24,8 @@ impl Filter {
     /// `EINVAL` for `MSG_COPY` with `MSG_EXCEPT` or without `IPC_NOWAIT`.
     #[inline]
     pub(super) fn new(msgtyp: i64, msgflg: MsgFlags) -> Result<Self, Errno> {
-        let is_copy = msgflg.contains(MsgFlags::COPY);
-        let is_nowait = msgflg.contains(MsgFlags::NOWAIT);
-        if is_copy && (!is_nowait || msgflg.contains(MsgFlags::EXCEPT)) {
+        let others = msgflg & (MsgFlags::NOWAIT | MsgFlags::EXCEPT);
+        if msgflg.contains(MsgFlags::COPY) && others != MsgFlags::NOWAIT {
             return Err(Errno::INVAL);
         }
         Ok(Self { msgtyp, msgflg })

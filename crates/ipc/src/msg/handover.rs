@@ -91,7 +91,8 @@ pub(super) fn pipelined_send(guard: &QueueGuard<'_>, message: Message<'_>, now_s
     let (mtype, size, name) = (message.mtype(), message.size(), guard.queue.name);
     for line in guard.receivers().iter() {
         let node = guard.node(line);
-        // The call will end with `EINTR`, or a signal handler has left it.
+        // The receiver's call will end with `EINTR`, or a signal handler has left it by
+        // siglongjmp(3).
         if node.status() == Status::Interrupted || !node.filter().takes(mtype) {
             continue;
         }

@@ -23,11 +23,15 @@ impl<'s> Message<'s> {
     /// `ENOMEM` if there are too few free lines.
     #[inline]
     pub(super) fn alloc(task: &'s Task, mtype: i64, text: &[u8]) -> Result<Self, Errno> {
-        let shared = &*task.shared;
+        let (shared, owner, pool) = (&*task.shared, task.owner, &task.shared.layout.msgs);
         let lines = 1 + text.len().div_ceil(LINE_BYTES) as u32;
-        let line = match take_kept(task, lines) {
-            Some(line) => line,
-            None => alloc_lines(task, lines)?,
+        let line = match take_kept(task) {
+            Some(line) if pool.len(&shared.region, line) == lines.next_power_of_two() => line,
+            other => {
+                other.into_iter().for_each(|line| pool.free(shared, line, owner));
+                let alloc = || pool.alloc(shared, lines, owner, owner.index);
+                recover::with_room(shared, owner, alloc)?
+            }
         };
         let message = Self { shared, line };
         message.fill(mtype, text);
@@ -44,53 +48,29 @@ impl<'s> Message<'s> {
         let is_small = layout.msgs.len(&self.shared.region, self.line) <= kept_max;
         // ORDERING(ipc-kept): Release. Pairs with `take_kept`: the next writer of these lines comes
         // after all reads of the message.
-        let kept = is_small
-            && task
-                .hot
-                .kept_message
-                .compare_exchange(0, self.line, Ordering::Release, Ordering::Relaxed)
-                .is_ok();
-        if !kept {
+        let (kept, order) = (&task.hot.kept_message, Ordering::Release);
+        if !is_small || kept.compare_exchange(0, self.line, order, Ordering::Relaxed).is_err() {
             self.free(task.owner);
         }
     }
 }
 
-/// Allocates lines. If too few are free, reaps dead tasks and tries again.
+/// Takes the lines that the task keeps, if there are any.
 #[inline]
-fn alloc_lines(task: &Task, lines: u32) -> Result<u32, Errno> {
-    let (shared, owner) = (&*task.shared, task.owner);
-    let alloc = || shared.layout.msgs.alloc(shared, lines, owner, owner.index);
-    recover::with_room(shared, owner, alloc)
-}
-
-/// Returns the kept lines of `task` if their number is right for a message of `lines` lines.
-/// Otherwise frees them.
-#[inline]
-fn take_kept(task: &Task, lines: u32) -> Option<u32> {
+fn take_kept(task: &Task) -> Option<u32> {
     // ORDERING: Relaxed. Only a hint: the swap below decides.
     if task.hot.kept_message.load(Ordering::Relaxed) == 0 {
         return None;
     }
     // ORDERING(ipc-kept): Acquire. See `Message::let_go`.
-    let line = Some(task.hot.kept_message.swap(0, Ordering::Acquire)).filter(|line| *line != 0)?;
-    let (pool, region) = (&task.shared.layout.msgs, &task.shared.region);
-    let is_own = pool.whose(region, line) == Some(task.owner.index);
-    if is_own && pool.len(region, line) == lines.next_power_of_two() {
-        return Some(line);
-    }
-    if is_own {
-        pool.free(&task.shared, line, task.owner);
-    }
-    None
+    let line = task.hot.kept_message.swap(0, Ordering::Acquire);
+    let whose = task.shared.layout.msgs.whose(&task.shared.region, line);
+    (line != 0 && whose == Some(task.owner.index)).then_some(line)
 }
 
-/// Frees the kept lines of a task, at its end.
+/// Frees the lines that a task keeps, at its end.
 pub(crate) fn exit_msg(task: &Task) {
-    // ORDERING(ipc-kept): Acquire. See `Message::let_go`.
-    let line = task.hot.kept_message.swap(0, Ordering::Acquire);
-    let pool = &task.shared.layout.msgs;
-    if line != 0 && pool.whose(&task.shared.region, line) == Some(task.owner.index) {
-        pool.free(&task.shared, line, task.owner);
+    if let Some(line) = take_kept(task) {
+        task.shared.layout.msgs.free(&task.shared, line, task.owner);
     }
 }

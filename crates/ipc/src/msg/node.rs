@@ -39,7 +39,8 @@ const FILTER: [usize; 2] = [0, 1];
 
 const CALLED: u64 = 1 << 1;
 
-/// The bit of `WHOSE` above the queue. It is set in each node in use.
+/// The bit of `WHOSE` that is set in each node in use. It is above the bits of the role and the
+/// queue.
 const IS_NODE: u64 = 1 << 62;
 const ROLE_SHIFT: u32 = 40;
 
@@ -49,8 +50,8 @@ pub(super) type Wakes = SmallVec<[u32; 4]>;
 /// The role of a waiting call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    Receiver,
-    Sender,
+    Receiver = 1,
+    Sender = 2,
 }
 
 /// The status of a node, as its task sees it.
@@ -166,9 +167,8 @@ impl<'s> Node<'s> {
         }
     }
 
-    /// Returns the low half of the status, without the bits that end the sleep. The task sleeps
-    /// while the word has this value. Other bits are kept, since a damaged word may have any of
-    /// them.
+    /// Returns the value on which the task sleeps: the low half of the status, without the bits
+    /// that end a sleep. Other bits are kept, since a damaged word may have any of them set.
     pub(super) fn asleep(&self) -> u32 {
         low(get(self.word()) & !(DONE | INTERRUPTED | CALLED))
     }
@@ -234,9 +234,5 @@ pub(super) fn wake(shared: &Shared, wakes: &[u32]) {
 }
 
 fn whose(role: Role, name: QueueName) -> u64 {
-    let role = match role {
-        Role::Receiver => 1,
-        Role::Sender => 2,
-    };
-    IS_NODE | role << ROLE_SHIFT | name.to_bits()
+    IS_NODE | (role as u64) << ROLE_SHIFT | name.to_bits()
 }

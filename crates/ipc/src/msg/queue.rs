@@ -134,6 +134,12 @@ impl<'s> Queue<'s> {
         Self { shared, name: QueueName { index: object.index, tag } }
     }
 
+    /// Returns slot `index` as a queue without a valid tag, for functions that work on any queue of
+    /// the slot.
+    pub(super) fn of_slot(shared: &'s Shared, index: u32) -> Self {
+        Self { shared, name: QueueName { index, tag: 0 } }
+    }
+
     /// Returns the last queue of this slot.
     pub(super) fn last_of_slot(self) -> Self {
         let tag = get(&self.second()[TAG]) as u32 & TAG_MASK;
@@ -361,23 +367,16 @@ impl<'s> QueueGuard<'s> {
         put(&line[QNUM], qnum);
     }
 
-    /// Calls the waiting senders whose messages fit now. Returns the nodes to wake.
-    /// Analogous to Linux's `ss_wakeup`.
+    /// Calls all waiting receivers, or the waiting senders whose messages fit now. Returns the
+    /// nodes to wake. Analogous to Linux's `expunge_all` and `ss_wakeup`.
     #[inline]
-    pub(super) fn call_senders(&self) -> Wakes {
-        if self.senders().is_empty() {
+    pub(super) fn call(&self, role: Role) -> Wakes {
+        if self.waiting(role).is_empty() {
             return Wakes::new();
         }
-        let waiting = self.senders().iter().map(|line| self.node(line));
-        let fitting = waiting.filter(|node| self.fits(node.size()));
-        fitting.filter(|node| node.call()).map(|node| node.line).collect()
-    }
-
-    /// Calls all waiting receivers. Returns the nodes to wake.
-    /// Analogous to Linux's `expunge_all`.
-    pub(super) fn call_receivers(&self) -> Wakes {
-        let waiting = self.receivers().iter().map(|line| self.node(line));
-        waiting.filter(|node| node.call()).map(|node| node.line).collect()
+        let waiting = self.waiting(role).iter().map(|line| self.node(line));
+        let ready = waiting.filter(|node| role == Role::Receiver || self.fits(node.size()));
+        ready.filter(|node| node.call()).map(|node| node.line).collect()
     }
 
     /// Ends the queue: frees all messages, and ends all waits with `EIDRM`. Returns the nodes to
@@ -395,7 +394,8 @@ impl<'s> QueueGuard<'s> {
         }
         self.messages().set([]);
         self.set_counts(|_, _| (0, 0));
-        // This store is the last one. If the task dies before it, recovery completes the end.
+        // This store comes last. If the task dies before it, recovery finds `LIVE` set in a slot
+        // without an object, and ends the queue.
         put(&self.queue.line()[LIVE], 0);
         told
     }

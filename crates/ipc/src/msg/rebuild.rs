@@ -23,6 +23,7 @@
 
 use corewalk_base::futex;
 use rustix::io::Errno;
+use std::collections::BTreeSet;
 
 use super::handover::pipelined_send;
 use super::message::{Message, Truth};
@@ -68,23 +69,7 @@ impl<'s> Queue<'s> {
         })
     }
 
-    /// Creates an empty queue in slot `index`, before any lookup can find it.
-    ///
-    /// # Errors
-    ///
-    /// `EIO` if the lock cannot be acquired.
-    pub(super) fn make(
-        shared: &'s Shared,
-        index: u32,
-        qbytes: u64,
-        owner: Owner,
-    ) -> Result<Self, Errno> {
-        let slot = Self { shared, name: QueueName { index, tag: 0 } };
-        let _held = slot.hold(owner, Wait::Long)?;
-        Ok(slot.init(qbytes))
-    }
-
-    /// Repairs the slot, whichever queue it has.
+    /// Repairs the queue that the slot has, whichever queue that is.
     ///
     /// # Errors
     ///
@@ -96,8 +81,8 @@ impl<'s> Queue<'s> {
     }
 }
 
-/// Repairs the slot's last queue, after its lock was taken over. `queue` may be any queue of the
-/// slot.
+/// Repairs the newest queue of a slot, after the caller has taken its lock from a dead task.
+/// `queue` may be any queue of the slot.
 pub(super) fn recover(queue: Queue<'_>, owner: Owner) {
     let locked = QueueGuard { queue: queue.last_of_slot(), owner, _held: None };
     let is_set = locked.redo_set();
@@ -106,7 +91,7 @@ pub(super) fn recover(queue: Queue<'_>, owner: Owner) {
     if !is_there {
         wakes.extend(locked.end());
     } else if is_set {
-        wakes.extend(locked.call_receivers());
+        wakes.extend(locked.call(Role::Receiver));
     }
     locked.end_set();
     node::wake(queue.shared, &wakes);
@@ -123,13 +108,13 @@ pub(super) fn rebuild(locked: &QueueGuard<'_>) -> Wakes {
         let is_own = matches!(truth, Truth::Queued(of) | Truth::Delivered(of, _) if of == name);
         is_own.then_some((line, truth))
     });
-    let mut queued = Vec::new();
+    let mut queued = BTreeSet::new();
     let mut last_ticket = 0;
     for (line, truth) in messages {
         let message = Message { shared, line };
         last_ticket = last_ticket.max(message.ticket());
         match truth {
-            Truth::Queued(_) => queued.push((message.ticket(), line)),
+            Truth::Queued(_) => drop(queued.insert((message.ticket(), line))),
             Truth::Delivered(_, node) => {
                 let node = Node { shared, line: node };
                 if node.waits_as() != Some((Role::Receiver, name)) {
@@ -147,20 +132,18 @@ pub(super) fn rebuild(locked: &QueueGuard<'_>) -> Wakes {
             Truth::Private => {}
         }
     }
-    queued.sort_unstable();
     let sizes = queued.iter().map(|(_, line)| locked.message(*line).size() as u64);
     let counts = (sizes.sum(), queued.len() as u64);
     locked.set_counts(|_, _| counts);
     locked.messages().set(queued.iter().map(|(_, line)| *line));
     for role in [Role::Receiver, Role::Sender] {
         let waiting = nodes(shared).filter(|(node, _)| node.waits_as() == Some((role, name)));
-        let mut waiting: Vec<_> = waiting.map(|(node, _)| (node.ticket(), node.line)).collect();
-        waiting.sort_unstable();
+        let waiting: BTreeSet<_> = waiting.map(|(node, _)| (node.ticket(), node.line)).collect();
         last_ticket = last_ticket.max(waiting.last().map_or(0, |(ticket, _)| *ticket));
         locked.waiting(role).set(waiting.iter().map(|(_, line)| *line));
     }
     locked.set_last_ticket(last_ticket);
-    wakes.extend(locked.call_senders());
+    wakes.extend(locked.call(Role::Sender));
     wakes
 }
 
@@ -175,43 +158,51 @@ pub(super) fn rebuild(locked: &QueueGuard<'_>) -> Wakes {
 pub(crate) fn reap(shared: &Shared, owner: Owner, task: u32) -> Result<Absent, Errno> {
     let mut absent = Absent::new();
     for (node, _) in nodes(shared).filter(|(_, whose)| *whose == task) {
-        if let Some((role, name)) = node.whose() {
-            absent.extend(end_node(shared, owner, node, (role, name))?);
-        }
-        node.free(owner);
+        absent.extend(end_node(shared, owner, node)?);
     }
-    let seen = shared.layout.msgs.collect_used(&shared.region, |line, whose| {
+    let (joins, seen) = shared.layout.msgs.collect_used(&shared.region, |line, whose| {
         (whose == task && Message { shared, line }.truth() == Truth::Private).then_some(line)
     });
-    free_private(shared, owner, task, seen);
+    free_private(shared, owner, task, joins, seen);
     Ok(absent)
 }
 
 /// Frees those of the messages in `seen` that are still private messages of the dead task `task`.
-pub(super) fn free_private(
-    shared: &Shared,
-    owner: Owner,
-    task: u32,
-    (joins, seen): (u64, Vec<u32>),
-) {
+/// `Pool::collect_used` has returned `joins` and `seen`.
+pub(super) fn free_private(shared: &Shared, owner: Owner, task: u32, joins: u64, seen: Vec<u32>) {
     let pool = &shared.layout.msgs;
     for line in seen {
         let message = Message { shared, line };
         // Another task may take a message of the dead task meanwhile. It records itself as the
         // owner before it makes the message private. So read the owner again after the truth word.
-        pool.free_seen(shared, (line, joins), owner, || {
+        pool.free_seen(shared, line, joins, owner, || {
             message.truth() == Truth::Private && pool.whose(&shared.region, line) == Some(task)
         });
     }
 }
 
-/// Unlinks a node from its list. If a message was passed to the node, passes it on to another
-/// receiver. Returns the task of that receiver if it may have died.
-pub(super) fn end_node(
+/// Unlinks a node from its list, and frees the node. If a message was passed to the node, passes it
+/// on to another receiver. Returns the task of that receiver if it may have died.
+///
+/// # Errors
+///
+/// `EIO` if a living task does not release the queue's lock. The node then stays.
+pub(super) fn end_node(shared: &Shared, owner: Owner, node: Node<'_>) -> Result<Absent, Errno> {
+    let absent = match node.whose() {
+        Some((role, name)) => leave_queue(shared, owner, node, role, name)?,
+        None => Absent::new(),
+    };
+    node.free(owner);
+    Ok(absent)
+}
+
+/// Unlinks a node, which waits or has waited in this role at this queue, for [`end_node`].
+fn leave_queue(
     shared: &Shared,
     owner: Owner,
     node: Node<'_>,
-    (role, name): (Role, QueueName),
+    role: Role,
+    name: QueueName,
 ) -> Result<Absent, Errno> {
     // Under the lock, the node is in its list or has its outcome. If the queue was removed, the
     // removal has told the node.
@@ -247,7 +238,7 @@ pub(super) fn end_node(
 
 /// Clears the remains in a slot without a queue. The caller holds the lock of the kind.
 fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
-    let slot = Queue { shared: ids.shared, name: QueueName { index, tag: 0 } };
+    let slot = Queue::of_slot(ids.shared, index);
     if slot.live() != 0 && slot.recover(ids.owner).is_err() {
         return Remains::Some;
     }
@@ -264,7 +255,7 @@ pub(super) fn nodes(shared: &Shared) -> impl Iterator<Item = (Node<'_>, u32)> {
 /// dead holder and those whose removal was interrupted. Wakes calls that have an outcome or whose
 /// queue is gone. Returns the receivers of messages that they may not have taken.
 pub(crate) fn look_at_waits(shared: &Shared, owner: Owner) -> Vec<u32> {
-    let (mut suspects, mut queues) = (Vec::new(), Vec::new());
+    let (mut suspects, mut queues) = (Vec::new(), BTreeSet::new());
     for (node, task) in nodes(shared) {
         let status = node.status();
         if matches!(status, Status::Done(Ok(_))) {
@@ -273,14 +264,12 @@ pub(crate) fn look_at_waits(shared: &Shared, owner: Owner) -> Vec<u32> {
         let name = node.waits_as().map(|(_, name)| name);
         let is_there = |name: &QueueName| Queue { shared, name: *name }.live() == name.payload();
         match name.filter(is_there).filter(|_| status == Status::Waits) {
-            Some(name) => queues.push(name.index),
+            Some(name) => drop(queues.insert(name.index)),
             None => drop(futex::wake(node.word(), 1, shared.scope)),
         }
     }
-    queues.sort_unstable();
-    queues.dedup();
     for index in queues {
-        let queue = Queue { shared, name: QueueName { index, tag: 0 } };
+        let queue = Queue::of_slot(shared, index);
         if queue.live() != 0
             && !queue.is_published()
             && let Ok(ids) = (Ids { shared, kind: QUEUES, owner }).lock()

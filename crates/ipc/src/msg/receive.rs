@@ -209,7 +209,7 @@ impl Task {
                 }
             }
         };
-        match self.receive_waiting(guard, filter, size_max, (msgtyp, msgflg)) {
+        match self.receive_waiting(guard, filter, size_max) {
             // As `recover::with_room`, but only for waiting calls.
             Err(Errno::NOMEM) if recover::makes_room(&self.shared, self.owner) => {
                 self.msgrcv_owned(msqid, size_max, msgtyp, msgflg)
@@ -266,7 +266,7 @@ impl Task {
     ) -> Arrived<'t> {
         guard.take(message, self.owner.index);
         guard.note_receive(self.pid, now_s());
-        let wakes = guard.call_senders();
+        let wakes = guard.call(Role::Sender);
         drop(guard);
         node::wake(&self.shared, &wakes);
         self.arrived(message, size_max)
@@ -285,8 +285,8 @@ impl Task {
         guard: QueueGuard<'_>,
         filter: Filter,
         size_max: usize,
-        (msgtyp, msgflg): (i64, MsgFlags),
     ) -> Result<u32, Errno> {
+        let Filter { msgtyp, msgflg } = filter;
         let size_max = if msgflg.contains(MsgFlags::NOERROR) { usize::MAX } else { size_max };
         let may = |object: &Object| self.may_receive(object, msgtyp);
         self.wait_at(guard, filter, size_max, Role::Receiver, may, |_guard, node| {

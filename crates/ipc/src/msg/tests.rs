@@ -276,13 +276,13 @@ fn message_taken_while_its_sender_is_reaped_stays_with_its_receiver() {
     let shared = &*dead.shared;
     // The dead task was writing this message, so the reaping frees it.
     Message::alloc(&dead, 1, b"written").unwrap();
-    let seen = shared.layout.msgs.collect_used(&shared.region, |line, whose| {
+    let (joins, seen) = shared.layout.msgs.collect_used(&shared.region, |line, whose| {
         assert_eq!(whose, dead.owner.index);
         Some(line)
     });
-    assert_eq!(seen.1.len(), 2);
+    assert_eq!(seen.len(), 2);
     let arrived = one.msgrcv_owned(id, 8, 5, MsgFlags::empty()).unwrap();
-    rebuild::free_private(shared, one.owner, dead.owner.index, seen);
+    rebuild::free_private(shared, one.owner, dead.owner.index, joins, seen);
     assert_eq!(used(&one), [1, 0]);
     // The next message needs other lines.
     one.msgsnd(id, 6, b"next", MsgFlags::empty()).unwrap();

@@ -159,11 +159,7 @@ pub(crate) fn exit_waits(task: &Task) -> Result<Absent, Errno> {
     let (shared, owner) = (&*task.shared, task.owner);
     let mut absent = Absent::new();
     for line in task.kept_waits(&shared.layout.msg_waits) {
-        let node = Node { shared, line };
-        if let Some(whose) = node.whose() {
-            absent.extend(end_node(shared, owner, node, whose)?);
-        }
-        node.free(owner);
+        absent.extend(end_node(shared, owner, Node { shared, line })?);
     }
     Ok(absent)
 }

@@ -112,7 +112,7 @@ impl World {
         for line in left {
             let is_kept = pool.joins == Joins::Keeping || get(&self.region().line(line)[0]) == 0;
             assert!(is_kept, "{at}: the range of the victim looks like a message");
-            pool.free_seen(shared, (line, joins), self.own(), || true);
+            pool.free_seen(shared, line, joins, self.own(), || true);
         }
         pool.audit(self.region()).unwrap_or_else(|what| panic!("{at}: {what}"));
         self.check().unwrap_or_else(|what| panic!("{at}: {what}"));

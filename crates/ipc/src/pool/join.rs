@@ -59,8 +59,8 @@ impl Pool {
             return false;
         }
         let (mut start, mut count) = (self.first, 0);
-        // The lines that were never used belong to the last run, if memory for the headers there
-        // can be reserved.
+        // The lines that were never used belong to the last run of free ranges. If no memory can be
+        // reserved for headers in them, they are left out.
         let fresh = self.first + get(&head[NEXT_FRESH]).min(u64::from(self.lines)) as u32;
         let all = self.first + self.lines;
         let is_room = pieces(fresh, all).all(|(line, _)| self.ensure(region, line..line + 1));
@@ -168,14 +168,15 @@ impl Pool {
         seen
     }
 
-    /// Frees the range at `line` if `is_left` returns true under the lock. `joins` is the count of
-    /// joins when a walk found the range.
+    /// Frees the range at `line` if `is_left` returns true under the lock. [`Pool::collect_used`]
+    /// has returned `joins`, the count of joins, with the range.
     ///
     /// If the lock cannot be taken, the range is lost.
     pub(crate) fn free_seen(
         &self,
         shared: &Shared,
-        (line, joins): (u32, u64),
+        line: u32,
+        joins: u64,
         owner: Owner,
         is_left: impl FnOnce() -> bool,
     ) {
@@ -370,11 +371,11 @@ mod tests {
             Some(77),
             "the text looks like a used range"
         );
-        pool.free_seen(shared, (middle, joins), ME, || true);
+        pool.free_seen(shared, middle, joins, ME, || true);
         assert_eq!(pool.whose(&shared.region, middle), Some(77), "the text is unchanged");
         // `free_seen` must free a real range, but only if `is_left` returns true.
         for is_left in [false, true] {
-            pool.free_seen(shared, (ranges[1], joins), ME, || is_left);
+            pool.free_seen(shared, ranges[1], joins, ME, || is_left);
             assert_eq!(pool.whose(&shared.region, ranges[1]).is_none(), is_left);
         }
     }

@@ -123,7 +123,7 @@ impl Task {
             let has = Set::new(&self.shared, object).place.nsems;
             if nsems > has { Err(Errno::INVAL) } else { Ok(()) }
         };
-        let id = ipcget(self, &ids, (key, flags, mode), check, |perm| {
+        let id = ipcget(self, &ids, key, flags, mode, check, |perm| {
             if nsems == 0 {
                 return Err(Errno::INVAL);
             }
@@ -465,7 +465,7 @@ impl Task {
     /// ```
     #[doc(alias = "semctl_stat")]
     pub fn sem_stat(&self, semid: SemId) -> Result<SemStat, Errno> {
-        self.sem_stat_by((By::Id, semid.raw()), IPC_STAT)
+        self.sem_stat_by(By::Id, semid.raw(), IPC_STAT)
     }
 
     /// Like [`Task::sem_stat`], for the set at an index: `SEM_STAT`. The result has the id of the
@@ -494,7 +494,7 @@ impl Task {
     /// ```
     #[doc(alias = "sem_obtain_object")]
     pub fn sem_stat_index(&self, index: i32) -> Result<SemStat, Errno> {
-        self.sem_stat_by((By::Index, index), SEM_STAT)
+        self.sem_stat_by(By::Index, index, SEM_STAT)
     }
 
     /// Like [`Task::sem_stat_index`], but without a permission check: `SEM_STAT_ANY`.
@@ -519,7 +519,7 @@ impl Task {
     /// # Ok::<(), Errno>(())
     /// ```
     pub fn sem_stat_any(&self, index: i32) -> Result<SemStat, Errno> {
-        self.sem_stat_by((By::AnyIndex, index), SEM_STAT_ANY)
+        self.sem_stat_by(By::AnyIndex, index, SEM_STAT_ANY)
     }
 
     /// Changes the owner, the group and the nine permission bits: `IPC_SET`.
@@ -606,7 +606,7 @@ impl Task {
 
     /// Returns the set of a command. Analogous to Linux's `sem_obtain_object_check`.
     fn sem_obtain(&self, semid: SemId, flag: u32, cmd: i32) -> Result<Set<'_>, Errno> {
-        let object = self.obtain(self.sem_ids(), (By::Id, semid.raw()), flag, cmd)?;
+        let object = self.obtain(self.sem_ids(), By::Id, semid.raw(), flag, cmd)?;
         let set = Set::new(&self.shared, &object);
         if set.may_be_owed() {
             // First reap dead tasks, so that the answer contains no unapplied adjustments or unused
@@ -650,8 +650,8 @@ impl Task {
         Ok(queue::count(&guard, num, awaited))
     }
 
-    fn sem_stat_by(&self, which: (By, i32), cmd: i32) -> Result<SemStat, Errno> {
-        let object = self.obtain(self.sem_ids(), which, READ, cmd)?;
+    fn sem_stat_by(&self, by: By, id: i32, cmd: i32) -> Result<SemStat, Errno> {
+        let object = self.obtain(self.sem_ids(), by, id, READ, cmd)?;
         let set = Set::new(&self.shared, &object);
         let (perm, ctime_s) = (object.perm(), object.ctime);
         let (otime_s, nsems) = (set.otime(), set.place.nsems);

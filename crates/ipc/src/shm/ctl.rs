@@ -81,7 +81,9 @@ impl Task {
         let id = ipcget(
             self,
             &ids,
-            (key, flags, mode),
+            key,
+            flags,
+            mode,
             |object| {
                 let segment = Segment::again(shared, &ids, object)?;
                 if segment.size_bytes() < size_bytes { Err(Errno::INVAL) } else { Ok(()) }
@@ -157,7 +159,7 @@ impl Task {
     /// ```
     #[doc(alias = "shmctl_stat")]
     pub fn shm_stat(&self, shmid: ShmId) -> Result<ShmStat, Errno> {
-        self.shm_stat_by((By::Id, shmid.raw()), IPC_STAT)
+        self.shm_stat_by(By::Id, shmid.raw(), IPC_STAT)
     }
 
     /// Like [`Task::shm_stat`], for the segment at an index: `SHM_STAT`. The answer contains the id
@@ -185,7 +187,7 @@ impl Task {
     /// # Ok::<(), Errno>(())
     /// ```
     pub fn shm_stat_index(&self, index: i32) -> Result<ShmStat, Errno> {
-        self.shm_stat_by((By::Index, index), SHM_STAT)
+        self.shm_stat_by(By::Index, index, SHM_STAT)
     }
 
     /// Like [`Task::shm_stat_index`], but without a permission check: `SHM_STAT_ANY`.
@@ -211,7 +213,7 @@ impl Task {
     /// # Ok::<(), Errno>(())
     /// ```
     pub fn shm_stat_any(&self, index: i32) -> Result<ShmStat, Errno> {
-        self.shm_stat_by((By::AnyIndex, index), SHM_STAT_ANY)
+        self.shm_stat_by(By::AnyIndex, index, SHM_STAT_ANY)
     }
 
     /// Changes owner, group and the nine permission bits: `IPC_SET`.
@@ -375,9 +377,9 @@ impl Task {
         }
     }
 
-    fn shm_stat_by(&self, which: (By, i32), cmd: i32) -> Result<ShmStat, Errno> {
-        self.reap_attachers(which.1);
-        let found = self.obtain(self.shm_ids(), which, READ, cmd)?;
+    fn shm_stat_by(&self, by: By, id: i32, cmd: i32) -> Result<ShmStat, Errno> {
+        self.reap_attachers(id);
+        let found = self.obtain(self.shm_ids(), by, id, READ, cmd)?;
         let ids = self.shm_ids().lock()?;
         Ok(Segment::again(&self.shared, &ids, &found)?.stat())
     }
