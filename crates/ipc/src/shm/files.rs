@@ -34,17 +34,17 @@
 
 use corewalk_base::primitives::thread;
 use rustix::fs::{
-    AtFlags, FlockOperation, Mode, OFlags, Stat, fchmod, fchown, flock, fstat, fstatvfs, ftruncate,
-    open, openat, unlinkat,
+    AtFlags, FlockOperation, Mode, OFlags, Stat, fchmod, fchown, flock, fstat, fstatvfs, open,
+    openat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::param::page_size;
-use rustix::process::{Gid, Resource, Uid, getrlimit};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::process::{Gid, Uid};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::backing::{Access, Backing, SegmentName};
+use crate::backing::{Access, Backing, SegmentName, lengthen};
 
 /// The permission bits that a file gets from its folder.
 const FILE_BITS: u32 = 0o666;
@@ -52,6 +52,9 @@ const FILE_BITS: u32 = 0o666;
 /// Flags for a file that another user may have made: the open follows no link, and does not wait
 /// for the other end of a FIFO.
 const FOREIGN: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
+
+/// The permissions of a new file until it gets those of the folder.
+const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 
 /// How often a task tries to lock a new hold. A check locks the hold for the time of two system
 /// calls.
@@ -159,9 +162,6 @@ impl Backing for SegmentFiles {
     fn create(&self, name: SegmentName, size_bytes: u64) -> Result<(), Errno> {
         let rounded = size_bytes.checked_next_multiple_of(page_size() as u64);
         let rounded = rounded.ok_or(Errno::NOMEM)?;
-        if getrlimit(Resource::Fsize).current.is_some_and(|most| most < rounded) {
-            return Err(Errno::NOMEM);
-        }
         let folder = self.open_folder().map_err(of_shmget)?;
         let before = SegmentName { serial: name.serial.wrapping_sub(1), ..name };
         for leftover in [before, name] {
@@ -177,20 +177,24 @@ impl Backing for SegmentFiles {
         if room.f_bavail.saturating_mul(room.f_frsize) < rounded {
             return Err(Errno::NOSPC);
         }
-        make(folder.as_fd(), name, size_bytes).map_err(of_shmget)
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | FOREIGN;
+        let file = openat(&folder, file_name(name), flags, PRIVATE).map_err(of_shmget)?;
+        let made = lengthen(&file, size_bytes).and_then(|()| hand_over(&file, &fstat(&folder)?));
+        made.map_err(|errno| {
+            let _gone = unlinkat(&folder, file_name(name), AtFlags::empty());
+            of_shmget(errno)
+        })
     }
 
     /// For [`Access::Read`] the descriptor is read-only, so mprotect(2) cannot make a mapping of it
     /// writable.
     fn open(&self, name: SegmentName, access: Access) -> Result<Arc<OwnedFd>, Errno> {
-        let folder = self.open_folder().map_err(of_shmat)?;
         let access = match access {
             Access::Read => OFlags::RDONLY,
             Access::Write => OFlags::RDWR,
         };
-        let file = openat(&folder, file_name(name), access | FOREIGN, Mode::empty());
-        let file = file.map_err(of_shmat)?;
-        Ok(Arc::new(file))
+        let open = |folder| openat(folder, file_name(name), access | FOREIGN, Mode::empty());
+        self.open_folder().and_then(open).map(Arc::new).map_err(of_shmat)
     }
 
     fn remove(&self, name: SegmentName) -> bool {
@@ -203,7 +207,7 @@ impl Backing for SegmentFiles {
     fn hold(&self, task: u32) -> Result<OwnedFd, Errno> {
         let folder = self.open_folder()?;
         let flags = OFlags::CREATE | OFlags::RDONLY | FOREIGN;
-        let file = openat(&folder, hold_name(task), flags, Mode::RUSR | Mode::WUSR)?;
+        let file = openat(&folder, hold_name(task), flags, PRIVATE)?;
         let status = fstat(&file)?;
         // Another user with write access to the folder may have linked a file of this user to the
         // name. Such a file must keep its owner.
@@ -239,16 +243,6 @@ impl Backing for SegmentFiles {
         // If this fails, the next task with this number uses the file.
         let _gone = self.open_folder().and_then(unlink);
     }
-}
-
-/// Creates a file of zeroes with the owner and permissions of the folder.
-fn make(folder: BorrowedFd<'_>, name: SegmentName, size_bytes: u64) -> Result<(), Errno> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = openat(folder, file_name(name), flags, Mode::RUSR | Mode::WUSR)?;
-    let made = ftruncate(&file, size_bytes).and_then(|()| hand_over(&file, &fstat(folder)?));
-    made.inspect_err(|_| {
-        let _gone = unlinkat(folder, file_name(name), AtFlags::empty());
-    })
 }
 
 /// Gives the file the owner, the group and the permissions of its folder.
@@ -295,6 +289,7 @@ mod tests {
     use super::*;
     use rustix::fs::statvfs;
     use std::fs;
+    use std::os::fd::AsFd as _;
     use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
     struct Folder(PathBuf);
