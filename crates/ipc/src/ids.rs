@@ -226,7 +226,7 @@ pub(crate) struct Ids<'r> {
 
 /// The held lock of a kind.
 pub(crate) struct IdsGuard<'r> {
-    ids: Ids<'r>,
+    pub(crate) ids: Ids<'r>,
     _held: Held<'r>,
 }
 

@@ -123,7 +123,7 @@ pub(crate) fn settle(shared: &Shared, owner: Owner, index: u32) -> Result<(), Er
     recover_pools(shared, owner)?;
     let pid = shared.pid_of(index);
     // execve(2) detaches all segments. Attaches of uncounted children stay until the process ends.
-    let _is_whole = shm::reap(Ids { shared, kind: shm::SEGMENTS, owner }, (index, pid))?;
+    let _is_whole = shm::reap(Ids { shared, kind: shm::SEGMENTS, owner }, index)?;
     let mut absent = msg::reap(shared, owner, index)?;
     absent.extend(sem::settle(shared, owner, Gone { task: index, pid })?);
     drop(reaper);
@@ -181,7 +181,7 @@ fn end_all(shared: &Shared, owner: Owner, index: u32) -> Result<(Absent, bool), 
     drop(Ids { shared, kind: msg::QUEUES, owner }.lock()?);
     recover_pools(shared, owner)?;
     let pid = shared.pid_of(index);
-    let is_whole = shm::reap(Ids { shared, kind: shm::SEGMENTS, owner }, (index, pid))?;
+    let is_whole = shm::reap(Ids { shared, kind: shm::SEGMENTS, owner }, index)?;
     let mut absent = msg::reap(shared, owner, index)?;
     absent.extend(sem::reap(shared, owner, Gone { task: index, pid })?);
     // The task's unfinished call may have been the last user of a removed object, which can be

@@ -305,7 +305,7 @@ fn attaches_of_a_dead_task_are_reaped_and_lists_rebuilt() {
         assert_eq!(pages.sum::<u64>(), ids.used());
     }
     assert_eq!((nattch(&one, shared), nattch(&one, marked), nattch(&one, key)), (3, 1, 1));
-    segment::reap(one.shm_ids(), (dead.owner.index, dead.pid)).unwrap();
+    segment::reap(one.shm_ids(), dead.owner.index).unwrap();
     assert_eq!((nattch(&one, shared), nattch(&one, key)), (1, 1));
     assert_eq!(one.shm_stat(shared).unwrap().lpid, 2);
     assert_eq!((one.shm_stat(marked), memory.0.count()), (Err(Errno::INVAL), 2));
