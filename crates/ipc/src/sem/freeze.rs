@@ -6,9 +6,8 @@
 //!
 //! Source: the essays of `word`, `several` and `log`.
 
-use corewalk_base::primitives::IS_MODEL;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_base::primitives::{hint, thread};
+use corewalk_base::primitives::{IS_MODEL, hint, thread};
 use rustix::io::Errno;
 
 use super::log::Log;
@@ -35,7 +34,7 @@ impl SetGuard<'_> {
     ///
     /// `EIDRM` if the set is gone. `EIO` if a live task does not thaw the word.
     pub(super) fn freeze(&self, num: u16) -> Result<Word, Errno> {
-        let word = self.exchange_long(num, |word| word.freeze_locked(self.owner.index))?;
+        let word = self.change(num, |word| word.freeze_locked(self.owner.index))?;
         // Recovery must not mistake the log of an earlier freeze for one of this freeze, so clear
         // it.
         put(&self.set.sem(num)[LOG], 0);
@@ -46,26 +45,19 @@ impl SetGuard<'_> {
     /// there are no exceptions.
     pub(super) fn kill_all(&self) -> bool {
         let mut patience = Patience::new(self.set.shared, Wait::Short);
-        let mut is_whole = true;
-        for num in 0..self.set.place.nsems as u16 {
-            // `EIDRM` means that the word has another tag. A hostile process has written the word,
-            // or a dead remover has already ended it.
-            let killed = self.exchange(num, Word::dead, &mut patience);
-            is_whole &= matches!(killed, Ok(_) | Err(Errno::IDRM));
-        }
-        is_whole
+        let mut kill = |num| self.exchange(num, Word::dead, &mut patience);
+        // `EIDRM` means that the word has another tag. A hostile process has written the word, or a
+        // dead remover has already ended it.
+        let is_left = |num: &u16| !matches!(kill(*num), Ok(_) | Err(Errno::IDRM));
+        (0..self.set.place.nsems as u16).filter(is_left).count() == 0
     }
 
-    /// Sets the bits for waiting calls in the word of semaphore `num`.
+    /// Replaces the word of semaphore `num`. Returns the word before.
     ///
     /// # Errors
     ///
     /// The errors of `freeze`.
-    pub(super) fn add_waiters(&self, num: u16, waiters: u64) -> Result<Word, Errno> {
-        self.exchange_long(num, |word| word.with_waiters(word.waiters() | waiters))
-    }
-
-    fn exchange_long(&self, num: u16, next: impl Fn(Word) -> Word) -> Result<Word, Errno> {
+    pub(super) fn change(&self, num: u16, next: impl Fn(Word) -> Word) -> Result<Word, Errno> {
         self.exchange(num, next, &mut Patience::new(self.set.shared, Wait::Long))
     }
 
@@ -79,18 +71,17 @@ impl SetGuard<'_> {
     ) -> Result<Word, Errno> {
         let set = self.set;
         let word = &set.sem(num)[WORD];
-        let mut pause = Pause { round: 0, patience };
-        let mut waits = None;
+        let (mut round, mut waits) = (0_u32, None);
         loop {
             let seen = set.word(num)?;
             if seen.is_frozen() {
                 waits = waits.or_else(|| set.shared.contention.begin());
+                round = round.saturating_add(1);
                 // Only the holder of the set's lock freezes a word in this way. This task holds the
                 // lock now, so the freezing task is dead.
-                let line = task_line(set.shared, seen.frozen_by());
                 let dead = match seen.is_frozen_locked() {
-                    true => Some(identity(line)),
-                    false => pause.wait(word, seen)?,
+                    true => Some(identity(task_line(set.shared, seen.frozen_by()))),
+                    false => pause(round, patience, word, seen)?,
                 };
                 // Read the word again after the check, since the task may have thawed it before its
                 // death.
@@ -109,35 +100,29 @@ impl SetGuard<'_> {
     }
 }
 
-/// A wait for the owner of a freeze. It spins, yields, and then sleeps.
-struct Pause<'p, 's> {
+/// Waits for the owner of a freeze: spins in the first rounds, then yields, and then sleeps.
+/// Returns the owner's identity, if the owner has died.
+#[cold]
+fn pause(
     round: u32,
-    patience: &'p mut Patience<'s>,
-}
-
-impl Pause<'_, '_> {
-    /// Returns the owner's identity, if the owner has died.
-    #[cold]
-    fn wait(&mut self, word: &AtomicU64, seen: Word) -> Result<Option<Identity>, Errno> {
-        self.round = self.round.saturating_add(1);
-        if self.round < SPIN_ROUNDS {
-            hint::spin_loop();
-        } else if self.round < SPIN_ROUNDS + YIELD_ROUNDS {
-            thread::yield_now();
-        } else {
-            // The end of a freeze is a plain store that wakes no thread, so the sleep is short.
-            self.patience.nap(word, seen.0, NAP_NS)?;
-            let rounds = (BEAT_NS / NAP_NS) as u32;
-            let is_time = self.round.is_multiple_of(rounds);
-            if is_time {
-                let (shared, owner) = (self.patience.shared, seen.frozen_by());
-                let state = identity(task_line(shared, owner));
-                let is_dead = shared.is_over(owner, None);
-                return Ok(Some(state).filter(|_| is_dead));
-            }
+    patience: &mut Patience<'_>,
+    word: &AtomicU64,
+    seen: Word,
+) -> Result<Option<Identity>, Errno> {
+    if round < SPIN_ROUNDS {
+        hint::spin_loop();
+    } else if round < SPIN_ROUNDS + YIELD_ROUNDS {
+        thread::yield_now();
+    } else {
+        // The end of a freeze is a plain store that wakes no thread, so the sleep is short.
+        patience.nap(word, seen.0, NAP_NS)?;
+        if round.is_multiple_of((BEAT_NS / NAP_NS) as u32) {
+            let (shared, owner) = (patience.shared, seen.frozen_by());
+            let state = identity(task_line(shared, owner));
+            return Ok(shared.is_over(owner, None).then_some(state));
         }
-        Ok(None)
     }
+    Ok(None)
 }
 
 /// Ends the freeze of a dead task. If the log has a valid commit, this stores the logged word,

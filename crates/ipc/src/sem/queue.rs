@@ -27,7 +27,7 @@ use super::set::{
     TICKET_MASK,
 };
 use super::txn::{Txn, Verdict};
-use super::word::{ALTER, COMPLEX, ZERO};
+use super::word::{ALTER, COMPLEX, Word, ZERO};
 use crate::field::{get, put};
 use crate::list::List;
 
@@ -115,7 +115,8 @@ pub(super) fn restore_bits(guard: &SetGuard<'_>) -> Result<(), Errno> {
     for node in waiting(guard.set) {
         let sops = node.sops(guard.set.place.nsems);
         for sop in &sops {
-            match guard.add_waiters(sop.sem_num, bit_of(&sops, *sop)) {
+            let add = |word: Word| word.with_waiters(word.waiters() | bit_of(&sops, *sop));
+            match guard.change(sop.sem_num, add) {
                 Ok(_) | Err(Errno::IDRM) => {}
                 Err(errno) => return Err(errno),
             }
