@@ -36,7 +36,7 @@ use crate::ids::Ids;
 use crate::lock::{Owner, lock};
 use crate::msg;
 use crate::process::{Identity, Look};
-use crate::sem::{self, Gone};
+use crate::sem;
 use crate::shared::Shared;
 use crate::shm;
 use crate::task_line::{Absent, IMAGE, REAPER, STATE, identity, task_line};
@@ -121,11 +121,10 @@ pub(crate) fn settle(shared: &Shared, owner: Owner, index: u32) -> Result<(), Er
     drop(Ids { shared, kind: sem::SETS, owner }.lock()?);
     drop(Ids { shared, kind: msg::QUEUES, owner }.lock()?);
     recover_pools(shared, owner)?;
-    let pid = shared.pid_of(index);
     // execve(2) detaches all segments. Attaches of uncounted children stay until the process ends.
     let _is_whole = shm::reap(Ids { shared, kind: shm::SEGMENTS, owner }, index)?;
     let mut absent = msg::reap(shared, owner, index)?;
-    absent.extend(sem::settle(shared, owner, Gone { task: index, pid })?);
+    absent.extend(sem::settle(shared, owner, index)?);
     drop(reaper);
     reap_absent(shared, owner, absent);
     Ok(())
@@ -180,10 +179,9 @@ fn end_all(shared: &Shared, owner: Owner, index: u32) -> Result<(Absent, bool), 
     drop(Ids { shared, kind: sem::SETS, owner }.lock()?);
     drop(Ids { shared, kind: msg::QUEUES, owner }.lock()?);
     recover_pools(shared, owner)?;
-    let pid = shared.pid_of(index);
     let is_whole = shm::reap(Ids { shared, kind: shm::SEGMENTS, owner }, index)?;
     let mut absent = msg::reap(shared, owner, index)?;
-    absent.extend(sem::reap(shared, owner, Gone { task: index, pid })?);
+    absent.extend(sem::reap(shared, owner, index)?);
     // The task's unfinished call may have been the last user of a removed object, which can be
     // freed now.
     for kind in [sem::SETS, msg::QUEUES] {

@@ -39,11 +39,14 @@ mod undo;
 mod word;
 
 pub(crate) use op::exit_sem;
-pub(crate) use reap::{Gone, look_at_waits, reap, settle};
+pub(crate) use reap::{look_at_waits, reap, settle};
 pub(crate) use recover::SETS;
 pub(crate) use undo::Undos;
 
+use rustix::io::Errno;
+
 use crate::flags::SemFlags;
+use crate::limits::SEMVMX;
 
 pub use ctl::{
     GETALL, GETNCNT, GETPID, GETVAL, GETZCNT, SEM_INFO, SEM_STAT, SEM_STAT_ANY, SETALL, SETVAL,
@@ -87,6 +90,21 @@ impl SemBuf {
     #[inline]
     fn is_nowait(self) -> bool {
         self.sem_flg.contains(SemFlags::NOWAIT)
+    }
+
+    /// Returns the value that the operation makes of the value of a semaphore.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if the operation has to wait; `ERANGE` if the value would exceed `SEMVMX`.
+    #[inline]
+    fn apply(self, value: i32) -> Result<i32, Errno> {
+        match value + i32::from(self.sem_op) {
+            ..0 => Err(Errno::AGAIN),
+            1.. if self.sem_op == 0 => Err(Errno::AGAIN),
+            result @ ..=SEMVMX => Ok(result),
+            _ => Err(Errno::RANGE),
+        }
     }
 }
 

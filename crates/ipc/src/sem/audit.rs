@@ -31,7 +31,7 @@ pub(crate) fn audit(task: &Task) -> Result<(), String> {
                 return Err(format!("semaphore {num} is frozen"));
             }
         }
-        listed.extend(undo::records(&guard).take(100));
+        listed.extend(undo::list(&guard).iter().take(100));
         drop(guard);
         queue::audit::audit(set)?;
         let is_granted = nodes_of(set).any(|(node, _)| node.is_granted());

@@ -2,12 +2,14 @@
 //! process for that task.
 
 use super::SemBuf;
-use super::node::{Call, Completed, Node};
+use super::node::{Call, Node};
 use super::queue;
 use super::set::Set;
 use super::txn::{Txn, Verdict};
 use super::undo;
+use crate::field::put;
 use crate::handle::SemId;
+use crate::status::AWAKE;
 use crate::task::Task;
 use crate::task_line::forget_process;
 
@@ -26,9 +28,10 @@ pub(crate) fn wait_looking(task: &Task, id: SemId, sops: &[SemBuf], is_watched: 
     let call = Call { sops, undo, pid: task.pid };
     let mut txn = Txn::new(&guard);
     let Verdict::Blocks(at) = txn.perform(call) else { panic!("the call need not wait") };
-    let node = Node::alloc(&task.shared, call, at, (task.owner, is_watched)).unwrap();
+    let node = Node::alloc(&task.shared, task.owner, call, at).unwrap();
+    put(node.status(), if is_watched { AWAKE } else { 0 });
     queue::enqueue(&mut txn, node, sops).unwrap();
-    txn.commit(Completed::default());
+    txn.commit();
     node.line
 }
 
@@ -50,7 +53,7 @@ mod tests {
     use super::super::freeze::thaw_dead;
     use super::super::set::WORD;
     use super::*;
-    use crate::field::{get, put};
+    use crate::field::get;
     use crate::process::{Identity, Look};
     use crate::status::STATUS;
     use crate::task_line::{STATE, identity, task_line};

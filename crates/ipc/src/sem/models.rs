@@ -5,13 +5,14 @@ use rustix::io::Errno;
 
 use super::SemBuf;
 use super::log::Log;
-use super::node::{Call, Completed, Node};
+use super::node::{Call, Node, tell};
 use super::set::{Set, WORD};
 use super::undo;
 use super::word::Word;
 use crate::field::{get, put};
 use crate::flags::SemFlags;
 use crate::handle::SemId;
+use crate::status::AWAKE;
 use crate::task::Task;
 
 /// Adds 1 to the first semaphore of a set, without regard to waiting calls or to the word's tag.
@@ -52,12 +53,14 @@ pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
 /// Allocates a wait node whose task polls it before it sleeps. Returns the line of the node.
 pub(crate) fn watched_node(task: &Task) -> u32 {
     let call = Call { sops: &[SemBuf::new(0, -1, SemFlags::empty())], undo: 0, pid: task.pid };
-    Node::alloc(&task.shared, call, 0, (task.owner, true)).unwrap().line
+    let node = Node::alloc(&task.shared, task.owner, call, 0).unwrap();
+    put(node.status(), AWAKE);
+    node.line
 }
 
 /// Ends the polling of a wait node. Returns true if its task then sleeps.
 pub(crate) fn sleeps(task: &Task, line: u32) -> bool {
-    let node = Node::at(&task.shared, line);
+    let node = Node { shared: &task.shared, line };
     node.stop_watching();
     // futex(2) makes this comparison.
     node.outcome().is_none()
@@ -65,14 +68,12 @@ pub(crate) fn sleeps(task: &Task, line: u32) -> bool {
 
 /// Completes the call of a wait node. Returns true if its task must be woken.
 pub(crate) fn completes(task: &Task, line: u32) -> bool {
-    let mut completed = Completed::default();
-    completed.push(Node::at(&task.shared, line), 0);
-    !completed.tell(&task.shared)[0].was_awake
+    !tell(&task.shared, [(line, 0)].into_iter().collect()).is_empty()
 }
 
 /// Like [`completes`], in two steps.
 pub(crate) fn completes_in_two_steps(task: &Task, line: u32) -> bool {
-    let status = Node::at(&task.shared, line).status();
+    let status = Node { shared: &task.shared, line }.status();
     let before = get(status);
     put(status, 1);
     before == 0

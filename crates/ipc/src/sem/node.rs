@@ -62,10 +62,10 @@ const ALTERS: u64 = 1 << 32;
 // The outcome that a commit has logged, in `SHAPE`.
 const PENDING: u64 = 1 << 33;
 const PENDING_SHIFT: u32 = 48;
-/// The bits below [`PENDING_SHIFT`] have `SetGuard::settings` after that commit.
+/// The bits below [`PENDING_SHIFT`] have the count `SETTINGS` of the set after that commit.
 const SETTINGS_SHIFT: u32 = 34;
-/// The logged outcome of a grant that is taken back, see `reap`.
-const TAKEN_BACK: i32 = 0xffff;
+/// The logged outcome of a grant that is taken back, see `reap`. The task has died, or is ending.
+pub(super) const TAKEN_BACK: i32 = 0xffff;
 
 // Fields of `PLACE`: slot and tag of the set, and the ticket. Two sets may have the same slot and
 // tag. The payload in the second line distinguishes them.
@@ -88,22 +88,16 @@ pub(super) struct Call<'a> {
     pub(super) pid: u32,
 }
 
-/// The tasks to wake after the release of the lock.
-pub(crate) type Wakes = SmallVec<[Wake; 4]>;
+/// Completed calls: the lines of their nodes, and the errnos of their outcomes.
+pub(super) type Completed = SmallVec<[(u32, i32); 4]>;
 
-/// A completed call and its task.
-#[derive(Clone, Copy)]
-pub(crate) struct Wake {
-    node: u32,
-    task: u32,
-    /// The task was polling, not sleeping ([`Node::watch`]).
-    pub(super) was_awake: bool,
-}
+/// The tasks to wake after the release of the lock: the lines of their nodes, and their numbers.
+pub(crate) type Wakes = SmallVec<[(u32, u32); 4]>;
 
 /// A waiting call.
 #[derive(Clone, Copy)]
 pub(super) struct Node<'s> {
-    shared: &'s Shared,
+    pub(super) shared: &'s Shared,
     pub(super) line: u32,
 }
 
@@ -115,9 +109,9 @@ impl<'s> Node<'s> {
     /// `ENOMEM` if the pool of nodes has no free lines.
     pub(super) fn alloc(
         shared: &'s Shared,
+        owner: Owner,
         call: Call<'_>,
         blocking: usize,
-        (owner, is_watched): (Owner, bool),
     ) -> Result<Self, Errno> {
         let count = u32::try_from(call.sops.len()).map_err(|_| Errno::TOOBIG)?;
         let lines = 1 + (1 + count).div_ceil(8);
@@ -132,7 +126,7 @@ impl<'s> Node<'s> {
         let alters = if call.sops.iter().any(|sop| sop.sem_op != 0) { ALTERS } else { 0 };
         put(&first[SHAPE], u64::from(count) | (blocking as u64) << 16 | alters);
         put(&first[PLACE], 0);
-        put(&first[STATUS], if is_watched { AWAKE } else { 0 });
+        put(&first[STATUS], 0);
         Ok(node)
     }
 
@@ -200,11 +194,6 @@ impl<'s> Node<'s> {
         status::load(self.status()) & INTERRUPTED != 0
     }
 
-    /// Returns the node at a line, without checking the content of the line.
-    pub(super) fn at(shared: &'s Shared, line: u32) -> Self {
-        Self { shared, line }
-    }
-
     /// Returns the set for which the node waits, if it still exists.
     pub(super) fn awaited(&self) -> Option<Set<'s>> {
         let place = self.place();
@@ -256,7 +245,7 @@ impl<'s> Node<'s> {
         (shape & PENDING != 0).then_some((shape >> PENDING_SHIFT) as i32)
     }
 
-    /// Logs the outcome of a commit, with its `SetGuard::settings`. With none, clears the log.
+    /// Logs the outcome of a commit, and the count `SETTINGS` after it. With none, clears the log.
     pub(super) fn set_pending(&self, pending: Option<(i32, u64)>) {
         let shape = &self.first()[SHAPE];
         let pending = pending.map_or(0, |(errno, settings)| {
@@ -266,14 +255,9 @@ impl<'s> Node<'s> {
         put(shape, get(shape) & !(PENDING | u64::MAX << SETTINGS_SHIFT) | pending);
     }
 
-    /// Returns `SetGuard::settings` at the time when the call was completed.
+    /// Returns the count `SETTINGS` of the set at the time when the call was completed.
     pub(super) fn settings(&self) -> u64 {
         (get(&self.first()[SHAPE]) & !(u64::MAX << PENDING_SHIFT)) >> SETTINGS_SHIFT
-    }
-
-    /// Returns true if the grant of this node was taken back, or is about to be.
-    pub(super) fn is_taken_back(&self) -> bool {
-        self.pending() == Some(TAKEN_BACK)
     }
 
     /// Returns the call of the node.
@@ -344,59 +328,17 @@ pub(super) fn nodes_of<'s>(set: Set<'s>) -> impl Iterator<Item = (Node<'s>, u32)
     nodes.filter(move |(node, _)| node.is_at(set))
 }
 
-/// Completed calls and their outcomes.
-#[derive(Default)]
-pub(super) struct Completed {
-    pub(super) nodes: SmallVec<[(u32, i32); 4]>,
-}
-
-impl Completed {
-    /// Returns true if one of the calls was granted.
-    pub(super) fn is_any(&self) -> bool {
-        self.nodes.iter().any(|(_, errno)| *errno == 0)
-    }
-
-    /// Returns true if `last`, the node of the last entry, also has an earlier entry.
-    pub(super) fn has_twice(&self, last: u32) -> bool {
-        let before = self.nodes.len().saturating_sub(1);
-        self.nodes[..before].iter().any(|(node, _)| *node == last)
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.nodes.is_empty()
-    }
-
-    /// Adds a node and the outcome of its call.
-    pub(super) fn push(&mut self, node: Node<'_>, errno: i32) {
-        self.nodes.push((node.line, errno));
-    }
-
-    /// Adds a node whose grant is taken back. Its task has died, or is ending.
-    pub(super) fn push_taken_back(&mut self, node: Node<'_>) {
-        self.push(node, TAKEN_BACK);
-    }
-
-    /// Logs in the nodes the outcomes that `tell` will store.
-    pub(super) fn log(&self, shared: &Shared, settings: u64) {
-        for (line, errno) in &self.nodes {
-            Node { shared, line: *line }.set_pending(Some((*errno, settings)));
-        }
-    }
-
-    /// Stores the outcomes. From then on the tasks may return from their calls. Returns the tasks
-    /// to wake.
-    pub(super) fn tell(self, shared: &Shared) -> Wakes {
-        let pool = shared.layout.waits;
-        let tell = |(node, errno): (u32, i32)| {
-            let task = pool.whose(&shared.region, node).unwrap_or(u32::MAX);
-            // ORDERING(ipc-status): Release. Pairs with `status::load`: the task sees the work for
-            // its call. After this the node is not read any more (trap I13).
-            let before =
-                shared.region.line(node)[STATUS].swap(status::done(errno), Ordering::Release);
-            Wake { node, task, was_awake: before & AWAKE != 0 }
-        };
-        self.nodes.into_iter().map(tell).collect()
-    }
+/// Stores the outcomes of completed calls. From then on the tasks may return from their calls.
+/// Returns the tasks to wake. A polling task ([`Node::watch`]) needs no wake-up.
+pub(super) fn tell(shared: &Shared, completed: Completed) -> Wakes {
+    let tell = |(node, errno)| {
+        let task = shared.layout.waits.whose(&shared.region, node).unwrap_or(u32::MAX);
+        // ORDERING(ipc-status): Release. Pairs with `status::load`: the task sees the work for
+        // its call. After this the node is not read any more (trap I13).
+        let before = shared.region.line(node)[STATUS].swap(status::done(errno), Ordering::Release);
+        (before & AWAKE == 0).then_some((node, task))
+    };
+    completed.into_iter().filter_map(tell).collect()
 }
 
 /// Wakes the tasks of completed calls. The caller holds no lock. Returns the tasks that may have
@@ -404,9 +346,8 @@ impl Completed {
 ///
 /// A polling task sees its status without a wake-up. If it has died meanwhile, a later call finds
 /// that out (`OWED`): one that is refused, that reads a value, or that waits.
-pub(crate) fn wake(shared: &Shared, wakes: &[Wake]) -> Absent {
-    let asleep = wakes.iter().filter(|wake| !wake.was_awake);
+pub(crate) fn wake(shared: &Shared, wakes: &[(u32, u32)]) -> Absent {
     let is_absent =
-        |wake: &&Wake| futex::wake(&shared.region.line(wake.node)[STATUS], 1, shared.scope) == 0;
-    asleep.filter(is_absent).map(|wake| wake.task).collect()
+        |wake: &&(u32, u32)| futex::wake(&shared.region.line(wake.0)[STATUS], 1, shared.scope) == 0;
+    wakes.iter().filter(is_absent).map(|(_, task)| *task).collect()
 }

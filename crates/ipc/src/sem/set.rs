@@ -24,9 +24,11 @@ pub(super) const LOCK: usize = 0;
 /// The word with the payload of the live set, or 0. A call compares it with the payload that its
 /// lookup found.
 pub(super) const LIVE: usize = 1;
-/// All waiting calls that change a semaphore.
+/// All waiting calls that change a semaphore. In the line of a semaphore: the waiting calls of a
+/// single decrement.
 pub(super) const ALTER_LIST: usize = 2;
-/// The list of waiting calls of several operations that all wait for zero.
+/// The list of waiting calls of several operations that all wait for zero. In the line of a
+/// semaphore: the waiting calls of a single wait for zero.
 pub(super) const CONST_LIST: usize = 3;
 /// The word with the number of waiting calls of several operations.
 pub(super) const COMPLEX_COUNT: usize = 4;
@@ -49,16 +51,13 @@ pub(super) const OWED: u64 = 2;
 /// tell whether adjustments were cleared after a grant.
 pub(super) const SETTINGS: u64 = SETTINGS_MAX << SETTINGS_SHIFT;
 const SETTINGS_MAX: u64 = (1 << 14) - 1;
-const SETTINGS_SHIFT: u32 = 8;
+pub(super) const SETTINGS_SHIFT: u32 = 8;
 
-// Words of a semaphore's line. Words 6 and 7 of the first line belong to the pool.
+// Words of a semaphore's line, apart from [`ALTER_LIST`] and [`CONST_LIST`]. Words 6 and 7 of the
+// first line belong to the pool.
 pub(super) const WORD: usize = 0;
 /// The word with the time of the last operation, and the tag of its set.
 pub(super) const OTIME: usize = 1;
-/// Waiting calls of a single decrement.
-pub(super) const SEM_ALTER_LIST: usize = 2;
-/// The list of waiting calls of a single wait for zero.
-pub(super) const SEM_CONST_LIST: usize = 3;
 /// The word with the log of an operation without the set's lock, see `log`.
 pub(super) const LOG: usize = 4;
 /// The word with the semaphore's new word in a change of several, see `txn` and `several`.
@@ -143,9 +142,8 @@ impl<'s> Set<'s> {
 
     /// Returns the set in slot `index`, if there is one.
     pub(super) fn at(shared: &'s Shared, index: u32) -> Option<Self> {
-        let set = Set { shared, index, place: Place::from_payload(0) };
-        let payload = get(&set.line()[LIVE]);
-        (payload != 0).then(|| Set { place: Place::from_payload(payload), ..set })
+        let payload = get(&shared.region.line(shared.layout.sets + index)[LIVE]);
+        (payload != 0).then(|| Set { shared, index, place: Place::from_payload(payload) })
     }
 
     /// Returns true if a dead process may have adjustments in the set, or a grant from which it did
@@ -154,12 +152,6 @@ impl<'s> Set<'s> {
         let line = self.line();
         let is_any = get(&line[UNDO_LIST]) != 0 || get(&line[COMMIT]) & OWED != 0;
         self.shared.scope == Scope::Shared && is_any
-    }
-
-    /// Returns true if a process may have died while it waited for semaphore `num`.
-    pub(super) fn has_absent(&self, num: u16) -> bool {
-        let waits = self.word(num).is_ok_and(|word| word.waiters() != 0);
-        self.shared.scope == Scope::Shared && waits
     }
 
     /// Returns true if the slot still has this set, published or not.
@@ -211,35 +203,6 @@ impl<'s> SetGuard<'s> {
     pub(super) fn field(&self, word: usize) -> &'s AtomicU64 {
         &self.set.line()[word]
     }
-
-    /// Returns true if a lookup can find the set.
-    pub(super) fn is_published(&self) -> bool {
-        self.set.is_published()
-    }
-
-    /// Returns a 14-bit count, which changes when `SETVAL` or `SETALL` clears adjustments of
-    /// granted calls.
-    pub(super) fn settings(&self) -> u64 {
-        settings_of(get(self.field(COMMIT)))
-    }
-
-    /// Clears [`OWED`], because no dead task has a grant any more.
-    pub(super) fn forget_owed(&self) {
-        let commit = get(self.field(COMMIT));
-        if commit & OWED != 0 {
-            put(self.field(COMMIT), commit & !OWED);
-        }
-    }
-}
-
-/// Returns [`SETTINGS`] of a word `COMMIT`, as a number.
-pub(super) fn settings_of(commit: u64) -> u64 {
-    (commit & SETTINGS) >> SETTINGS_SHIFT
-}
-
-/// Returns the bits [`SETTINGS`] of a word `COMMIT`, raised by one.
-pub(super) fn next_settings(commit: u64) -> u64 {
-    ((commit & SETTINGS) + (1 << SETTINGS_SHIFT)) & SETTINGS
 }
 
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]

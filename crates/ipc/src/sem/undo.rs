@@ -32,8 +32,10 @@ use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::{Line, Mutex};
 use rustix::io::Errno;
 
+use super::SemBuf;
 use super::set::{Set, SetGuard, UNDO_LIST};
 use crate::field::{get, high, low, pair, put};
+use crate::limits::SEMAEM;
 use crate::list::List;
 use crate::lock::Owner;
 use crate::shared::Shared;
@@ -84,6 +86,17 @@ pub(super) fn store_adj(shared: &Shared, record: u32, num: u16, adj: i32) {
     cell(shared, record, num)[ADJ].store(u64::from(adj as i16 as u16), Ordering::Release);
 }
 
+/// Returns an adjustment after one more operation.
+///
+/// # Errors
+///
+/// `ERANGE` if the adjustment would exceed `SEMAEM`.
+#[inline]
+pub(super) fn adjusted(adj: i32, sop: SemBuf) -> Result<i32, Errno> {
+    let adj = adj - i32::from(sop.sem_op);
+    if (-SEMAEM - 1..=SEMAEM).contains(&adj) { Ok(adj) } else { Err(Errno::RANGE) }
+}
+
 /// Writes the redo log: the adjustment that `store_adj` is about to store.
 pub(super) fn log_adj(shared: &Shared, record: u32, num: u16, adj: i32) {
     let redo = LOG_VALID | u64::from(adj as i16 as u16);
@@ -111,16 +124,9 @@ pub(super) fn unlog_adj(shared: &Shared, record: u32, num: u16) {
 /// The undo records of a task.
 pub(crate) struct Undos {
     /// The line numbers of the task's records. Some may have been freed with their set.
-    records: Mutex<Vec<u32>>,
+    pub(super) records: Mutex<Vec<u32>>,
     /// A cache of records, with the slot of the set as the index; see [`cached`].
     cache: Box<[AtomicU64]>,
-}
-
-impl Undos {
-    /// Takes all records.
-    pub(super) fn take(&self) -> Vec<u32> {
-        std::mem::take(&mut *self.records.lock())
-    }
 }
 
 impl Default for Undos {
@@ -141,10 +147,8 @@ pub(super) fn find_alloc(guard: &SetGuard<'_>, undos: &Undos) -> Result<u32, Err
     if let Some(record) = cached(set, undos, task) {
         return Ok(record);
     }
-    let record = match records(guard).find(|record| is_of_set(set, *record, task)) {
-        Some(record) => record,
-        None => alloc(guard, undos)?,
-    };
+    let found = list(guard).iter().find(|record| is_of_set(set, *record, task));
+    let record = found.map_or_else(|| alloc(guard, undos), Ok)?;
     let entry = u64::from(record) | cache_check(set) << 32;
     // ORDERING: Relaxed. See `cached`.
     undos.cache[set.index as usize % UNDO_CACHE].store(entry, Ordering::Relaxed);
@@ -213,26 +217,16 @@ pub(super) fn is_record_of(shared: &Shared, record: u32, task: u32) -> Option<u3
 /// Returns true if a line is the record of task `task` for this set, and is in the set's list.
 pub(super) fn is_at(guard: &SetGuard<'_>, record: u32, task: u32) -> bool {
     let is_own = is_record_of(guard.set.shared, record, task) == Some(guard.set.index);
-    is_own && records(guard).any(|other| other == record)
+    is_own && list(guard).iter().any(|other| other == record)
 }
 
 /// Returns the list of the undo records of a set.
-fn list<'s>(guard: &SetGuard<'s>) -> List<'s> {
+pub(super) fn list<'s>(guard: &SetGuard<'s>) -> List<'s> {
     let shared = guard.set.shared;
     // A hostile process may make the list a ring. So a walk ends after as many records as fit into
     // the pool. Each record has a line for each semaphore.
     let max = shared.layout.undos.lines / (1 + guard.set.place.nsems);
     List { region: &shared.region, ends: guard.field(UNDO_LIST), links: SET_LINKS, max }
-}
-
-/// Returns the undo records of a set.
-pub(super) fn records<'s>(guard: &SetGuard<'s>) -> impl Iterator<Item = u32> + use<'s> {
-    list(guard).iter()
-}
-
-/// Frees all records of a set. The words of its semaphores are dead already.
-pub(super) fn free_all(guard: &SetGuard<'_>) {
-    records(guard).for_each(|record| free(guard, record));
 }
 
 /// Removes a record from its set's list, zeroes its lines and frees them.
@@ -275,9 +269,4 @@ pub(super) fn rebuild(guard: &SetGuard<'_>) {
         (is_record && is_of_set(set, record, task)).then_some(record)
     });
     list(guard).set(records);
-}
-
-/// Returns the number of the task to which a record belongs.
-pub(super) fn task_of(shared: &Shared, record: u32) -> u32 {
-    low(get(&shared.region.line(record)[WHOSE]))
 }
