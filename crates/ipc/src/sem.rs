@@ -71,7 +71,8 @@ pub struct SemBuf {
     pub sem_num: u16,
     /// The number to add. If it is 0, the operation waits until the semaphore is zero.
     pub sem_op: i16,
-    /// Whether the operation may wait, and whether it is undone when the task ends.
+    /// The flags of the operation: whether it may wait, and whether it is undone when the task
+    /// ends.
     pub sem_flg: SemFlags,
 }
 
@@ -92,7 +93,7 @@ impl SemBuf {
         self.sem_flg.contains(SemFlags::NOWAIT)
     }
 
-    /// Returns the value that the operation makes of the value of a semaphore.
+    /// Returns the value of a semaphore after this operation. `value` is the value before it.
     ///
     /// # Errors
     ///

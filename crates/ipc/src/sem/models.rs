@@ -1,4 +1,5 @@
-//! For controls: operations that leave out one step of the protocol. The models must detect them.
+//! For control tests: operations that leave out one step of the protocol. The models must detect
+//! each of them.
 
 use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
@@ -20,8 +21,8 @@ pub(crate) fn blind_add(task: &Task, id: SemId) -> Result<(), Errno> {
     let object = task.sem_ids().obtain_object_check(id.raw())?;
     let cell = &Set::new(&task.shared, &object).sem(0)[WORD];
     for _ in 0..4 {
-        // ORDERING: Acquire. The order is strong enough; this control leaves out the check of the
-        // tag.
+        // ORDERING: Acquire. The order is that of the real operation; this control test leaves out
+        // the check of the tag.
         let seen = Word(cell.load(Ordering::Acquire));
         let next = seen.with(seen.value() + 1, task.pid);
         // ORDERING: AcqRel. As above.
@@ -41,7 +42,8 @@ pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
         .expect("an undo record from an earlier call");
     let seen = set.word(0)?;
     let next = seen.with(seen.value() + 1, task.pid);
-    // ORDERING: AcqRel. The order is strong enough; this control leaves out the freeze.
+    // ORDERING: AcqRel. The order is that of the real operation; this control test leaves out the
+    // freeze.
     let swapped =
         set.sem(0)[WORD].compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed);
     swapped.map_err(|_| Errno::IDRM)?;
@@ -58,7 +60,7 @@ pub(crate) fn watched_node(task: &Task) -> u32 {
     node.line
 }
 
-/// Ends the polling of a wait node. Returns true if its task then sleeps.
+/// Ends the polling of a wait node. Returns true if the task of the node then sleeps.
 pub(crate) fn sleeps(task: &Task, line: u32) -> bool {
     let node = Node { shared: &task.shared, line };
     node.stop_watching();
@@ -66,7 +68,7 @@ pub(crate) fn sleeps(task: &Task, line: u32) -> bool {
     node.outcome().is_none()
 }
 
-/// Completes the call of a wait node. Returns true if its task must be woken.
+/// Completes the call of a wait node. Returns true if the task of the node must be woken.
 pub(crate) fn completes(task: &Task, line: u32) -> bool {
     !tell(&task.shared, [(line, 0)].into_iter().collect()).is_empty()
 }

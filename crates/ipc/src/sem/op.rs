@@ -44,13 +44,16 @@ use crate::task::Task;
 use crate::task_line::Absent;
 use crate::watch::{self, TURN_NS, Turn};
 
-/// How often a call may lose a race for a word before it takes the lock.
+/// How often a call tries its compare-exchange of a semaphore's word before it takes the set's
+/// lock.
 const TRIES_MAX: u32 = if IS_MODEL { 2 } else { 1000 };
 
-/// How often a call reads a semaphore before it queues. All reads together take less than 1 us.
+/// How often a call that has to wait reads the semaphore's word before it queues. All reads
+/// together take less than 1 us.
 const LOOKS: u32 = 32;
 
-/// The shortest time between two close checks of a set's tasks, by all calls together.
+/// The shortest time between two close checks for dead tasks at one set. The time of the last check
+/// is in the set's line, so all calls share it.
 const LOOK_MS: u64 = TURN_NS / 1_000_000 * 9 / 10;
 
 impl Task {
@@ -172,7 +175,7 @@ impl Task {
         done
     }
 
-    /// Performs one operation in one step.
+    /// Performs a call of one operation by a compare-exchange of the semaphore's word.
     ///
     /// # Errors
     ///
@@ -191,8 +194,8 @@ impl Task {
                 return Err(None);
             }
             let result = match sop.apply(seen.value()) {
-                // A dead task may have the permit that this call needs. Then the slow path must
-                // reap that task.
+                // With `OWED` or undo records, a dead task may have the permit that this call
+                // needs. The slow path must first reap that task.
                 Err(Errno::AGAIN) if !sop.is_nowait() || set.may_be_owed() => return Err(None),
                 result => result?,
             };
@@ -223,9 +226,9 @@ impl Task {
         Err(None)
     }
 
-    /// Returns true if an operation that has to wait becomes possible within the time that it takes
-    /// to queue the call. A task on another processor often makes it possible in that time. Then
-    /// neither task takes the set's lock.
+    /// Reads the word of a semaphore for about as long as it takes to queue a call. Returns true if
+    /// the operation, which has to wait, becomes possible in that time. A task on another processor
+    /// often makes the operation possible so soon. Then neither task takes the set's lock.
     #[cold]
     pub(super) fn is_soon_possible(&self, set: Set<'_>, sop: SemBuf) -> bool {
         let is_possible =
@@ -244,7 +247,7 @@ impl Task {
         is_soon
     }
 
-    /// Performs a call under the set's lock, or queues it and waits.
+    /// Performs a call of semop(2) under the set's lock, or queues the call and waits.
     #[cold]
     fn semop_locked(&self, set: Set<'_>, sops: &[SemBuf], deadline: Deadline) -> Result<(), Errno> {
         let guard = set.lock(self.owner)?;
@@ -282,8 +285,8 @@ impl Task {
                 let result = if result == Err(Errno::IO) { node.leave() } else { Some(result) };
                 match result {
                     Some(_) => node.free(self.owner),
-                    // The node is still in its queues. A freed node could get a new user, which
-                    // would be in these queues.
+                    // The wait node is still in the queues of the set, so it must not be freed.
+                    // Otherwise the next user of the node would be in these queues.
                     None => self.keep_wait(node.line),
                 }
                 result.unwrap_or(Err(Errno::IO))
@@ -291,8 +294,8 @@ impl Task {
         }
     }
 
-    /// Returns the time until which a wait polls before it sleeps. Returns none if polling is not
-    /// useful, or if the wait's deadline comes first.
+    /// Returns the time until which a wait polls before it sleeps. Returns none if polling is off
+    /// or was useless lately, or if the deadline of the wait comes first.
     pub(super) fn watch_until(&self, deadline: Deadline) -> Option<Deadline> {
         let spin_ns = self.shared.spin_ns;
         if spin_ns == 0 || !Spin::Queued.is_worth_it() {
@@ -302,7 +305,8 @@ impl Task {
         (deadline > end).then_some(end)
     }
 
-    /// Waits until the call of `node` is completed, or the call gives up.
+    /// Sleeps until another task completes the call of `node`, or until the timeout, a signal or
+    /// the removal of the set ends the wait.
     fn wait(&self, set: Set<'_>, node: Node<'_>, deadline: Deadline) -> Result<(), Errno> {
         let mut turn = Turn::first();
         loop {
@@ -327,15 +331,16 @@ impl Task {
                     self.end_if_gone(set, node)?;
                 }
                 Ended::Woken if IS_MODEL || node.outcome().is_some() => {}
-                // The watcher also wakes a call whose set is gone, so check that.
+                // The watcher also wakes a waiting call whose set is gone, so check whether the set
+                // exists.
                 Ended::Woken => self.end_if_gone(set, node)?,
             }
         }
     }
 
-    /// Ends the wait if the set is gone but the call was not told. This happens if the process that
-    /// removed the set died, or could not finish the removal. If the set's lock cannot be taken,
-    /// the wait continues.
+    /// Ends a wait at a set that was removed, if the remover has stored no outcome for the call.
+    /// This happens if the removing process died, or could not finish the removal. If the set's
+    /// lock cannot be taken, the wait continues.
     ///
     /// # Errors
     ///
@@ -353,13 +358,13 @@ impl Task {
         }
     }
 
-    /// Reaps dead tasks that have adjustments or grants in the set, as `concern` selects. Their
-    /// permits may go to other dead tasks, which are then reaped too. Returns true if a task was
-    /// reaped.
+    /// Reaps the dead tasks that have adjustments, grants or waiting calls in a set; `concern`
+    /// selects which. The reaping may grant permits to other dead tasks, which are then reaped too.
+    /// Returns true if a task was reaped.
     #[cold]
     pub(super) fn look_after(&self, set: Set<'_>, concern: Concern) -> bool {
-        // Each round reaps at least one task. So the number of tasks bounds the loop, whatever the
-        // region contains.
+        // Each round reaps at least one task. So the number of tasks bounds the loop, even if a
+        // hostile process has written the region.
         let rounds = 0..self.shared.layout.tasks_max;
         rounds.take_while(|_| self.look_once(set, concern)).count() != 0
     }
@@ -367,8 +372,8 @@ impl Task {
     fn look_once(&self, set: Set<'_>, concern: Concern) -> bool {
         let Ok(guard) = set.lock(self.owner) else { return false };
         let tasks = tasks_of(&guard, concern);
-        // A close check also detects that a pid was reused. It is expensive, so it is made only
-        // from time to time.
+        // A close check reads `/proc`, so it also detects that a pid was reused. It is expensive,
+        // so at most one is made in [`LOOK_MS`].
         let (ticket, now_ms) = (get(guard.field(TICKET)), futex::now().monotonic_ns / 1_000_000);
         let past_ms = now_ms.wrapping_sub(ticket >> TICKET_BITS) & (u64::MAX >> TICKET_BITS);
         let look = if past_ms >= LOOK_MS { Look::Close } else { Look::Quick };
@@ -380,8 +385,8 @@ impl Task {
         gone.filter(|task| recover::reap(&self.shared, self.owner, **task) == Ok(true)).count() != 0
     }
 
-    /// Wakes the tasks of completed calls. If such a task has died, its grant is taken back. The
-    /// caller holds no lock.
+    /// Wakes the tasks whose waiting calls were completed. If such a task has died, takes its grant
+    /// back. The caller must hold no lock, since this may reap.
     pub(super) fn wake(&self, wakes: Wakes) {
         let absent = node::wake(&self.shared, &wakes);
         if !absent.is_empty() {
@@ -389,8 +394,8 @@ impl Task {
         }
     }
 
-    /// Removes the node from its queues and returns `errno`. If the call was completed meanwhile,
-    /// returns its outcome instead.
+    /// Ends a wait with `errno`, and removes its node from the queues. If another task has
+    /// completed the call meanwhile, returns the outcome of the call instead.
     fn give_up(&self, set: Set<'_>, node: Node<'_>, errno: Errno) -> Result<(), Errno> {
         let guard = set.lock_remains(self.owner, Wait::Long);
         if let Some(outcome) = node.outcome() {
@@ -401,8 +406,9 @@ impl Task {
     }
 }
 
-/// First ends the waits of the task that could not leave their queues. Then applies its
-/// adjustments, set by set. Returns the tasks that got a grant by this and may have died.
+/// Ends what a live task has in semaphore sets, at its exit. First removes the nodes of failed
+/// waits that are still queued. Then applies the task's adjustments, set by set. Returns the tasks
+/// that this has granted permits and that may have died.
 ///
 /// # Errors
 ///

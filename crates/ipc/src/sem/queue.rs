@@ -44,7 +44,8 @@ fn lists_of<'s>(set: Set<'s>, node: Node<'_>) -> impl Iterator<Item = List<'s>> 
     of_sem.into_iter().chain(of_set)
 }
 
-/// Puts a node at the end of its queues. This is a part of `txn`, which has tried its call.
+/// Puts a node at the end of its queues, as a part of `txn`. The transaction has frozen the words
+/// of the semaphores, and has found that the call must wait (trap I5).
 pub(super) fn enqueue(txn: &mut Txn<'_, '_>, node: Node<'_>, sops: &[SemBuf]) -> Result<(), Errno> {
     for sop in sops {
         txn.frozen(sop.sem_num)?.waiters |= bit_of(sops, *sop);
@@ -57,7 +58,8 @@ pub(super) fn enqueue(txn: &mut Txn<'_, '_>, node: Node<'_>, sops: &[SemBuf]) ->
     Ok(())
 }
 
-/// Returns the bit of a semaphore's word which says that a call with these operations waits.
+/// Returns the bit of a semaphore's word that says that a call waits there. `sops` are the
+/// operations of the call, and `sop` is the one on that semaphore.
 pub(super) fn bit_of(sops: &[SemBuf], sop: SemBuf) -> u64 {
     match (sops.len(), sop.sem_op) {
         (1, 0) => ZERO,
@@ -97,7 +99,8 @@ pub(super) fn rebuild(guard: &SetGuard<'_>) {
     }
 }
 
-/// Sets the bits for waiting calls in the words of the semaphores.
+/// Sets the bits for waiting calls in the words of the semaphores, as the queues of the set demand.
+/// Recovery does this, since a dead task may have queued a node and not set the bit.
 ///
 /// # Errors
 ///
@@ -141,7 +144,7 @@ fn clear(guard: &SetGuard<'_>) {
 pub(super) enum Changed<'a> {
     /// The semaphores of these operations of semop(2).
     By(&'a [SemBuf]),
-    /// The semaphores with these numbers. The change is not an operation of semop(2).
+    /// The semaphores with these numbers. The change is by semctl(2) or by the end of a task.
     Nums(&'a [u16]),
 }
 
@@ -153,7 +156,8 @@ pub(super) enum Changed<'a> {
 /// `EIO` if another task does not thaw a semaphore. The caller then must not commit.
 pub(super) fn update(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<(), Errno> {
     let guard = txn.guard;
-    // If the update fails, nodes that have left their queues still wait. So link all nodes again.
+    // If the update fails, nothing is committed. So the nodes that have left their queues still
+    // wait, and are linked again.
     update_all(txn, changed).inspect_err(|_| rebuild(guard))
 }
 
@@ -187,8 +191,8 @@ fn update_zero(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<(), Errno>
         Changed::By(sops) => sops.iter().try_for_each(|sop| check(sop.sem_num))?,
         Changed::Nums(nums) => nums.iter().try_for_each(|num| check(*num))?,
     }
-    // If a semaphore is zero, these calls are tried again, so that `GETZCNT` counts each at the
-    // operation that blocks it.
+    // If a semaphore is zero, the calls of several waits for zero are tried again. This updates the
+    // operation that blocks each, at which `GETZCNT` counts the call.
     let is_any_zero = has_zero
         || matches!(changed, Changed::Nums(_))
             && get(txn.guard.field(CONST_LIST)) != 0
@@ -228,8 +232,8 @@ fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>) -> Result<(), Errno> {
         let Some(verdict) = look_at(txn, node) else { break };
         if verdict == Verdict::Done {
             update_zero(txn, Changed::By(&sops))?;
-            // A decrement makes no older decrement possible, so the walk continues. After other
-            // changes it must start again.
+            // A completed decrement makes no older decrement possible, so the walk continues. Any
+            // other completed call may do so, and then the walk starts again.
             if is_complex || get(txn.guard.field(COMPLEX_COUNT)) != 0 {
                 lines = list.iter();
             }
@@ -238,11 +242,11 @@ fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Tries the call of a node. Notes the operation that blocks it, or completes the call and takes
-/// the node out of its queues. Returns none if the call was completed before. Then a hostile
-/// process has made the queue a ring.
+/// Tries the waiting call of a node. If the call is possible or fails, completes it, and takes the
+/// node out of its queues. Otherwise notes which operation blocks the call. Returns none if the
+/// transaction has completed this call before: then a hostile process has made the queue a ring.
 fn look_at(txn: &mut Txn<'_, '_>, node: Node<'_>) -> Option<Verdict> {
-    // The call will end with `EINTR`, or a signal handler has left it.
+    // An interrupted call gets no grant: it will end with `EINTR`, or a signal handler has left it.
     if node.is_interrupted() {
         return Some(Verdict::Blocks(0));
     }
@@ -265,12 +269,14 @@ fn look_at(txn: &mut Txn<'_, '_>, node: Node<'_>) -> Option<Verdict> {
     Some(verdict)
 }
 
-/// Ends all waits of a set with `EIDRM`. The caller holds the lock and removes the set.
+/// Empties the queues of a set that is being removed. Returns the waiting calls, each with the
+/// outcome `EIDRM`.
 pub(super) fn end_all(guard: &SetGuard<'_>) -> Completed {
     let set = guard.set;
     let zeroes = (0..set.place.nsems as u16).map(|num| queue(set, Some(num), CONST_LIST));
     let lists = [CONST_LIST, ALTER_LIST].map(|list| queue(set, None, list)).into_iter();
-    // All queues together have at most as many nodes as the pool, so this bounds the walk.
+    // All queues together have at most as many nodes as the pool. So this limit ends the walk over
+    // a ring.
     let max = set.shared.layout.waits.lines as usize;
     let nodes = lists.chain(zeroes).flat_map(List::iter).take(max);
     let completed = nodes.map(|line| (line, Errno::IDRM.raw_os_error())).collect();
@@ -278,8 +284,8 @@ pub(super) fn end_all(guard: &SetGuard<'_>) -> Completed {
     completed
 }
 
-/// Returns how many calls wait for semaphore `num`: in [`ALTER_LIST`] those that wait for a larger
-/// value (`GETNCNT`), in [`CONST_LIST`] those that wait for zero (`GETZCNT`).
+/// Returns how many calls wait for semaphore `num`. With [`ALTER_LIST`] these are the calls that
+/// wait for a larger value (`GETNCNT`). With [`CONST_LIST`] they wait for zero (`GETZCNT`).
 /// Analogous to Linux's `count_semcnt`.
 pub(super) fn count(guard: &SetGuard<'_>, num: u16, list: usize) -> i32 {
     let set = guard.set;

@@ -7,8 +7,8 @@
 //! Otherwise its operations without `SEM_UNDO` are reverted, or nothing. The end of the process
 //! then reverts the operations with `SEM_UNDO`, with its other adjustments.
 //!
-//! At the end of a live task, this also happens to a call that failed with `EIO` while its node was
-//! queued (`exit`).
+//! The end of a live task (`exit_sem`) also takes grants back in this way: those to calls that
+//! failed with `EIO` while their nodes were queued.
 //!
 //! `SETVAL` and `SETALL` clear adjustments, and their values do not contain earlier grants. So a
 //! grant from before such a call is not taken back (`set::SETTINGS`).
@@ -46,7 +46,8 @@ use crate::shared::{Shared, now_s};
 use crate::status::is_waiting;
 use crate::task_line::{Absent, identity, task_line};
 
-/// The state for an end of task `gone`, which ends or has died. The task `owner` does the work.
+/// The cleanup after the task numbered `gone`, which ends or has died. The task `owner` does the
+/// work.
 #[derive(Clone, Copy)]
 pub(super) struct Reaper<'s> {
     pub(super) shared: &'s Shared,
@@ -54,8 +55,9 @@ pub(super) struct Reaper<'s> {
     pub(super) gone: u32,
 }
 
-/// Ends everything that `gone` has in semaphore sets. `owner` holds its `REAPER`. This may grant
-/// calls of other tasks. Returns those of their tasks that may have died; the caller reaps them.
+/// Ends everything that the task `gone` has in semaphore sets. The task `owner` holds the lock
+/// `REAPER` of `gone`. The cleanup may grant waiting calls of other tasks. Returns those of the
+/// granted tasks that may have died; the caller reaps them.
 ///
 /// # Errors
 ///
@@ -72,7 +74,7 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, gone: u32) -> Result<Absent, E
     Ok(absent)
 }
 
-/// Ends the freezes and waiting calls of `gone`, like [`reap`], but keeps its adjustments.
+/// Ends the freezes and waiting calls of the task `gone`, like [`reap`], but keeps its adjustments.
 ///
 /// # Errors
 ///
@@ -112,8 +114,8 @@ impl<'s> Reaper<'s> {
         Ok(())
     }
 
-    /// Ends the waiting call of the node at a line, if its set still exists. If the call was
-    /// granted, takes the grant back. Then frees the node.
+    /// Ends the waiting call of the node at a line, and frees the node. If the set still exists and
+    /// has granted the call, takes the grant back.
     pub(super) fn end_node(self, line: u32) -> Result<Absent, Errno> {
         let node = Node { shared: self.shared, line };
         let mut wakes = Wakes::new();
@@ -137,11 +139,12 @@ impl<'s> Reaper<'s> {
         if let Some(index) = undo::is_record_of(shared, line, gone)
             && let Some(set) = Set::at(shared, index)
             && let Some(guard) = set.lock_remains(self.owner, Wait::Long)?
-            // The set may be gone, and the record's line may belong to another task or set now.
+            // Check the record again under the lock: the set may have been removed, and the
+            // record's line may belong to another task or set now.
             && undo::is_at(&guard, line, gone)
         {
-            // A set that is not published is one whose removal could not be completed. Its values
-            // do not matter.
+            // A set that is not published is a removed one with remains. No call reads its values
+            // any more, so the adjustments need not be applied.
             if set.is_published() {
                 let mut txn = Txn::new(&guard);
                 let nums = apply(&mut txn, line, shared.pid_of(gone))?;
@@ -151,8 +154,8 @@ impl<'s> Reaper<'s> {
             }
             undo::free(&guard, line);
         }
-        // The line has no complete record, or its set is gone. If the line belongs to the task,
-        // free it.
+        // The line may have an incomplete record, or one of a removed set. If the line still
+        // belongs to the task, free it.
         if shared.layout.undos.whose(&shared.region, line) == Some(gone) {
             undo::discard(shared, line, self.owner);
         }
@@ -160,15 +163,17 @@ impl<'s> Reaper<'s> {
     }
 }
 
-/// Applies a record as part of `txn`. Returns the semaphores that it has changed.
+/// Adds the adjustments of an undo record to the values, as part of `txn`. Returns the numbers of
+/// the changed semaphores.
 ///
-/// Values are limited to the range from 0 to `SEMVMX`, since a task that ends does not wait.
+/// A value that would leave the range from 0 to `SEMVMX` becomes the nearest value in it, since a
+/// task that ends does not wait.
 fn apply(txn: &mut Txn<'_, '_>, record: u32, pid: u32) -> Result<Vec<u16>, Errno> {
     let set = txn.set();
     let mut nums = Vec::new();
     for num in 0..set.place.nsems as u16 {
-        // No other task adds to these adjustments, and only the holder of the lock clears them. So
-        // a 0 that is read without a freeze is right.
+        // Only the task of the record changes its adjustments without the set's lock, and that task
+        // has ended. So an adjustment that reads as 0 without a freeze is 0.
         let adj = undo::load_adj(set.shared, record, num);
         if adj != 0 {
             let value = (txn.frozen(num)?.value + adj).clamp(0, SEMVMX);
@@ -189,8 +194,8 @@ fn take_back(guard: &SetGuard<'_>, gone: u32, node: Node<'_>) -> Result<Wakes, E
     }
     let sops = node.sops(guard.set.place.nsems);
     let mut whole: Sops = sops.iter().rev().filter(|sop| sop.sem_op != 0).copied().collect();
-    // Only a hostile process stores the number that has no opposite. Its operation is a decrement
-    // that is never possible.
+    // The lowest number has no opposite, and stays a decrement. It is never possible, so the call
+    // is not reverted. Only a hostile process stores it, since no such decrement is granted.
     whole.iter_mut().for_each(|sop| sop.sem_op = sop.sem_op.wrapping_neg());
     let plain: Sops = whole.iter().filter(|sop| !sop.is_undo()).copied().collect();
     let Call { undo, .. } = node.call(&sops);
@@ -214,8 +219,7 @@ fn take_back(guard: &SetGuard<'_>, gone: u32, node: Node<'_>) -> Result<Wakes, E
 /// The remains of a dead task that matter to a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Concern {
-    /// The task has adjustments, or a grant from which it may not have returned. Both change
-    /// values.
+    /// The task has adjustments, or an unacknowledged grant. Its death then changes values.
     Values,
     /// Values, and waiting calls.
     Waits,
@@ -243,9 +247,9 @@ pub(super) fn tasks_of(guard: &SetGuard<'_>, concern: Concern) -> BTreeSet<u32> 
     tasks
 }
 
-/// Looks after the calls that wait at sets, for the watcher. Repairs the sets whose lock has a dead
-/// holder and those whose removal was interrupted. Wakes calls that were completed or whose set is
-/// gone. Returns the tasks whose death would change the outcome of a waiting call.
+/// Checks all calls that wait at sets, for the watcher. Repairs a set whose lock has a dead holder,
+/// and completes an interrupted removal. Wakes a call that was completed or whose set is gone.
+/// Returns the tasks whose death would change the outcome of a waiting call.
 pub(crate) fn look_at_waits(shared: &Shared, owner: Owner) -> Vec<u32> {
     let (mut suspects, mut sets) = (Vec::new(), BTreeSet::new());
     for (line, task) in shared.layout.waits.used(&shared.region) {

@@ -4,11 +4,11 @@
 //! (`freeze`), and a set that it has removed only in part. A function that takes the lock of a set
 //! first repairs the set, if the last holder has died.
 //!
-//! Recovery relies on the words of the semaphores, `COMMIT` and the logs that it makes valid, the
-//! nodes, and the undo records. It rebuilds queues and lists from these.
+//! Recovery relies on the words of the semaphores, the wait nodes, the undo records, and the word
+//! `COMMIT`, which says whether the logs are valid. It rebuilds queues and lists from these.
 //!
 //! Each step has the same result if it is repeated. So if the recovering task dies too, the next
-//! one starts again.
+//! task that takes the lock starts recovery again.
 //!
 //! Source: the essays of `txn`, `several` and `log`; `ARCHITECTURE.md`.
 
@@ -39,8 +39,9 @@ impl<'s> Set<'s> {
     ///
     /// # Errors
     ///
-    /// `EIDRM` if the set was removed, even if remains of it are left. Every path checks this once
-    /// it has the lock (trap I3). `EIO` if the holder is alive and does not release the lock.
+    /// `EIDRM` if the set was removed, even if remains of it are left. Every call checks for a
+    /// removal after it has taken the lock (trap I3). `EIO` if the holder is alive and does not
+    /// release the lock.
     pub(super) fn lock(self, owner: Owner) -> Result<SetGuard<'s>, Errno> {
         let guard = self.lock_remains(owner, Wait::Long)?;
         guard.filter(|guard| guard.set.is_published()).ok_or(Errno::IDRM)
@@ -60,7 +61,8 @@ impl<'s> Set<'s> {
         Ok(Some(self.lock_new(owner, wait)?).filter(|guard| guard.set.is_there()))
     }
 
-    /// Takes the lock of a set that is about to be published in this slot.
+    /// Takes the lock of a slot, whichever set it has. `semget` uses this for a set that it is
+    /// about to publish.
     pub(super) fn lock_new(self, owner: Owner, wait: Wait) -> Result<SetGuard<'s>, Errno> {
         let held = lock_within(self.shared, &self.line()[LOCK], owner, wait, || {
             let set = Set::at(self.shared, self.index);
@@ -77,9 +79,9 @@ impl SetGuard<'_> {
     /// The caller holds the lock of the kind. If it dies here, the next holder of that lock ends
     /// the rest.
     ///
-    /// A stopped process may have frozen a semaphore. When it continues, it stores into that word,
-    /// and perhaps into its undo record. So these lines are not freed, and only the waits are
-    /// ended.
+    /// A stopped process may have frozen a semaphore. When the process continues, it stores into
+    /// that word, and perhaps into its undo record. So in this case the function ends only the
+    /// waits, and frees no lines.
     pub(super) fn remove(self) -> (Wakes, Remains) {
         let set = self.set;
         let is_whole = self.kill_all();
@@ -92,7 +94,8 @@ impl SetGuard<'_> {
         if !is_whole {
             return (wakes, Remains::Some);
         }
-        // This store comes last. If this task dies before it, recovery ends the set.
+        // Clear `LIVE` last. If this task dies before the store, recovery finds the set and ends
+        // it.
         put(self.field(LIVE), 0);
         let owner = self.owner;
         drop(self);
@@ -130,20 +133,20 @@ fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
     guard.field(COMMIT).store(OWED | commit & SETTINGS, Ordering::Release);
     queue::rebuild(guard);
     queue::restore_bits(guard)?;
-    // The holder of a lock must not reap. `OWED` is set, so later calls find the tasks that may
-    // have died.
+    // The holder of a lock must not reap, so ignore the tasks that may have died. `OWED` is set, so
+    // later calls find these tasks.
     let _absent = wake(set.shared, &wakes);
     Ok(())
 }
 
-/// If the commit is valid, returns the waiting calls whose outcomes it has logged. If not, makes
-/// the logs in the nodes void.
+/// With a valid commit, returns the waiting calls whose outcomes the dead task has logged in their
+/// nodes. Otherwise makes these logs void.
 fn settle_nodes(set: Set<'_>, is_committed: bool) -> Completed {
     let mut completed = Completed::new();
     for (node, _) in nodes_of(set) {
         let Some(errno) = node.pending() else { continue };
-        // A task that already has its outcome may have continued. It gets no second outcome, except
-        // if its grant is taken back.
+        // A task whose node already has an outcome may have continued. It gets no second outcome,
+        // unless its grant is taken back.
         let is_to_be_told = node.outcome().is_none() || errno == TAKEN_BACK;
         match (is_committed, is_to_be_told) {
             (true, true) => completed.push((node.line, errno)),
@@ -161,7 +164,8 @@ fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
     match set.lock_remains(ids.owner, Wait::Short) {
         Ok(Some(guard)) => {
             let (wakes, remains) = guard.remove();
-            // This grants nothing, so it does not matter which of the tasks have died.
+            // A removal grants no permits, so it does not matter which of the woken tasks have
+            // died.
             let _absent = wake(shared, &wakes);
             remains
         }

@@ -2,8 +2,8 @@
 //!
 //! The call freezes the words one after the other, in the order of the semaphores. Operations on
 //! different semaphores do not depend on each other, so their order does not change whether all are
-//! possible. If one is not possible, the call takes the lock, and finds out under it which
-//! operation fails.
+//! possible. If one is not possible, the call takes the set's lock, and finds out under the lock
+//! which operation fails.
 //!
 //! If a call finds a word frozen, it thaws its own words and begins again, a few times. If it finds
 //! a word with a waiting call, it takes the lock. A call never waits while it has a frozen word. So
@@ -39,8 +39,8 @@ use crate::task::Task;
 /// The largest number of operations.
 const SOPS_MAX: usize = 4;
 
-/// How often a call begins again before it takes the lock, and how often it spins before each try.
-/// The spins take about as long as a freeze.
+/// How often a call that meets a frozen word begins again before it takes the set's lock, and how
+/// often it spins before each try. The spins take about as long as a freeze.
 const TRIES_MAX: u32 = if IS_MODEL { 2 } else { 16 };
 const PAUSES: u32 = if IS_MODEL { 1 } else { 8 };
 
@@ -48,11 +48,13 @@ const PAUSES: u32 = if IS_MODEL { 1 } else { 8 };
 enum Not {
     /// The word is frozen, or another task has just changed it.
     Free,
-    /// The call fails with this error. Without an error it needs the lock.
+    /// The operations are not possible: the call fails with this error, or needs the set's lock if
+    /// there is none.
     Possible(Option<Errno>),
 }
 
-/// The frozen words: for each one its semaphore, the word before, and the new value.
+/// The words that a call has frozen: the number of the semaphore, the word before the freeze, and
+/// the new value.
 struct Frozen<'s> {
     set: Set<'s>,
     words: [(u16, Word, i32); SOPS_MAX],
@@ -60,7 +62,7 @@ struct Frozen<'s> {
 }
 
 impl Task {
-    /// Performs a few operations.
+    /// Performs a call of a few operations, without the set's lock if possible.
     ///
     /// # Errors
     ///
@@ -88,8 +90,9 @@ impl Task {
                 }
                 Err(Not::Possible(errno)) => {
                     frozen.give_up();
-                    // In the order of the call, another operation may fail first. Also, a dead task
-                    // may have units that this call needs. In both cases the call needs the lock.
+                    // If the operations were sorted, another one may fail first in the order of the
+                    // call. Also, a dead task may have units that the call needs. In both cases the
+                    // call takes the set's lock.
                     let is_left = !was_sorted || (errno == Some(Errno::AGAIN) && set.may_be_owed());
                     return Err(errno.filter(|_| !is_left));
                 }

@@ -4,8 +4,8 @@
 //! and works on copies. At its end it stores all changes, or thaws the words unchanged.
 //!
 //! A call without the set's lock that finds a frozen word waits, or takes the lock. So does a
-//! query. A word is thawed only by the store of its new value. So no other call sees one word
-//! changed and another one not.
+//! query. The store of its new value thaws a word. So no other call sees a state in which one word
+//! has changed and another one has not.
 //!
 //! If a change completes a waiting call, the changes of that call belong to the same transaction.
 //! So no other call can come between an increment and the decrement that waited for it.
@@ -20,9 +20,9 @@
 //!    the status of the completed calls.
 //! 4. It clears `COMMITTING`.
 //!
-//! Each of these is a release store, so another process sees them in this order. If the task dies
-//! before step 2, recovery thaws the frozen words unchanged. If it dies later, recovery stores the
-//! logged changes again (`recover`). A change of one word, without an adjustment and without a
+//! Each of these stores is a release store, so another process sees them in this order. If the task
+//! dies before step 2, recovery thaws the frozen words unchanged. If it dies later, recovery stores
+//! the logged changes again (`recover`). A change of one word, without an adjustment and without a
 //! completed call, is a single store. It needs no log.
 //!
 //! Only the holder of the set's lock waits while it has frozen words. So there is no deadlock.
@@ -79,8 +79,8 @@ pub(super) struct Txn<'g, 's> {
     cells: SmallVec<[Cell; 4]>,
     /// The waiting calls that the transaction completes.
     pub(super) completed: Completed,
-    /// Whether the transaction is a `SETVAL` or `SETALL`. These clear adjustments, also those of
-    /// granted calls whose tasks have not returned yet.
+    /// Whether the transaction is a `SETVAL` or `SETALL`. These two commands clear adjustments,
+    /// also those of granted calls whose tasks have not returned yet.
     pub(super) is_setting: bool,
 }
 
@@ -99,8 +99,8 @@ impl<'g, 's> Txn<'g, 's> {
         self.completed.iter().any(|(_, errno)| *errno == 0)
     }
 
-    /// Returns the value of semaphore `num` without freezing its word. It is the value in the
-    /// transaction's copy, or in the word if there is no copy.
+    /// Returns the value of semaphore `num` without freezing its word. If the transaction has a
+    /// copy of the word, this is the value in the copy.
     pub(super) fn peek(&self, num: u16) -> Option<i32> {
         match self.find(num) {
             Ok(at) => Some(self.frozen[at].value),
@@ -115,7 +115,7 @@ impl<'g, 's> Txn<'g, 's> {
         Ok(())
     }
 
-    /// Carries out all operations of `call` on the copies, or none.
+    /// Carries out all operations of `call` on the transaction's copies of the words, or none.
     /// Analogous to Linux's `perform_atomic_semop`.
     pub(super) fn perform(&mut self, call: Call<'_>) -> Verdict {
         for (at, sop) in call.sops.iter().enumerate() {
@@ -160,7 +160,7 @@ impl<'g, 's> Txn<'g, 's> {
     }
 
     /// Stores the changes, thaws all words, and stores the outcomes of completed calls. Returns the
-    /// tasks to wake after the release of the lock.
+    /// tasks to wake after the release of the set's lock.
     pub(super) fn commit(mut self) -> Wakes {
         let complex = get(self.guard.field(COMPLEX_COUNT)) != 0;
         let set = self.set();
@@ -169,7 +169,8 @@ impl<'g, 's> Txn<'g, 's> {
         let changed = self.frozen.iter().filter(is_changed).count();
         let has_cells = self.cells.iter().any(|cell| cell.before != cell.adj);
         let before = get(self.guard.field(COMMIT));
-        // Without `OWED`, there is no grant that the clearing of adjustments could affect.
+        // Without `OWED`, no grant is unacknowledged, so the clearing of adjustments need not be
+        // counted.
         let is_setting = self.is_setting && before & OWED != 0;
         let needs_log = changed > 1 || has_cells || !self.completed.is_empty() || is_setting;
         let settings = before.wrapping_add(u64::from(is_setting) << SETTINGS_SHIFT) & SETTINGS;
@@ -255,8 +256,8 @@ impl<'g, 's> Txn<'g, 's> {
 }
 
 impl Frozen {
-    /// Returns the new word of the semaphore. Clears the bits for waiting calls that are not queued
-    /// any more.
+    /// Returns the new word of the semaphore: the copy's value and pid, and a bit for each kind of
+    /// call that still waits.
     fn after(&self, set: Set<'_>, complex: bool) -> Word {
         let line = set.sem(self.num);
         let bit = |list: usize, bit| if get(&line[list]) == 0 { 0 } else { bit };

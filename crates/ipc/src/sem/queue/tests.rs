@@ -67,8 +67,8 @@ fn ring_of_waits_for_zero_ends_when_a_call_comes_again() {
 
 #[test]
 fn ring_of_calls_that_fail_ends_when_one_comes_again() {
-    // With one more unit of the first semaphore, the second operation would overflow, so the calls
-    // fail.
+    // With one more unit of the first semaphore, the calls get past their first operation. Then the
+    // value of the second semaphore would exceed its maximum, so the calls fail.
     let sops = [
         DOWN,
         SemBuf::new(1, 20_000, SemFlags::empty()),
@@ -97,7 +97,7 @@ fn count_of_a_ring_is_no_more_than_there_can_be() {
 }
 
 /// Trap X7 (`docs/developing/traps.md`): a wake-up must not examine the other waiting calls. An
-/// examined call records which of its operations blocks, so the test detects it.
+/// examination records in the node which operation blocks the call, so the test detects it.
 #[test]
 fn wake_up_of_one_waiter_does_not_look_at_the_others() {
     const UNTOUCHED: usize = 7;
