@@ -29,7 +29,7 @@ pub(crate) struct Own {
     pub(super) made: Vec<u32>,
     /// The attached segments by address.
     attached: BTreeMap<usize, Attached>,
-    /// True if the task has asked for a hold, which the end of the task must remove.
+    /// True if the task has asked for a hold (`backing`), which the end of the task must remove.
     has_hold: bool,
 }
 
@@ -85,14 +85,14 @@ impl Mapping<'_> {
         self.shmflg.contains(ShmFlags::EXEC)
     }
 
-    /// Records that the segment was mapped at `address`. If another segment was attached there,
-    /// this detaches it.
+    /// Records that the segment was mapped at `address`. If another segment was attached at that
+    /// address, detaches the other segment.
     pub fn attached_at(mut self, address: usize) {
         let task = self.task;
         self.is_kept = true;
         let before = task.shm.lock().attached.insert(address, self.attached);
-        // Without the lock, the attach is counted all the same. Only its time and pid are not
-        // recorded.
+        // If the lock cannot be acquired, the attach counts all the same. Only its time and pid are
+        // not recorded.
         let _noted = locked(task.shm_ids(), |ids, gone| {
             if let Ok(segment) = Segment::named(ids, self.attached.name) {
                 segment.note(ATIME, task.pid);
@@ -115,7 +115,8 @@ impl AsFd for Mapping<'_> {
 impl Drop for Mapping<'_> {
     fn drop(&mut self) {
         if !self.is_kept {
-            // The mapping has failed, so the time and pid of an attach are not recorded.
+            // The host has not made the mapping, so the attach is removed without a record of time
+            // and pid.
             self.task.uncount(self.attached.name);
         }
     }
@@ -166,8 +167,8 @@ impl Task {
         let shared = &*self.shared;
         let mut found = self.shm_ids().obtain_object_check(shmid.raw())?;
         if found.mode() & SHM_DEST != 0 {
-            // The segment may exist only because a dead task that has it attached is not reaped
-            // yet.
+            // A marked segment may exist only because a dead task has it attached and is not reaped
+            // yet. So reap first, and look again.
             self.reap_attachers(shmid.raw());
             found = self.shm_ids().obtain_object_check(shmid.raw())?;
         }
@@ -178,7 +179,8 @@ impl Task {
         let name = name_of(&found);
         let size_bytes = recover::with_room(shared, self.owner, || {
             let ids = self.shm_ids().lock()?;
-            // Trap I2: look up the segment again under the lock before the attach is counted.
+            // Trap I2: look up the segment again under the lock before the attach is counted, since
+            // it may have been removed.
             let segment = Segment::named(&ids, name)?;
             segment.attach(self.owner.index, 1)?;
             Ok(segment.size_bytes())
@@ -270,8 +272,8 @@ impl Task {
     /// task has no undo adjustments.
     ///
     /// If processes share the namespace, the child calls this on its copy of the parent's task.
-    /// After that it must forget that copy, because only the process that created a task may end
-    /// it.
+    /// After the call the child must forget that copy, because only the process that created a task
+    /// may end the task.
     ///
     /// # Errors
     ///
@@ -326,7 +328,7 @@ impl Task {
 
     /// Undoes the count of [`Task::shmat`].
     fn uncount(&self, name: SegmentName) {
-        // If the lock cannot be acquired, the end of the task removes the count.
+        // If the lock cannot be acquired, the attach stays counted.
         let _uncounted = locked(self.shm_ids(), |ids, gone| {
             Segment::named(ids, name).map(|segment| segment.detach(self.owner.index, 1, gone))
         });
@@ -363,7 +365,8 @@ pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
 
 fn detach(task: &Task, ids: &IdsGuard<'_>, name: SegmentName, gone: &mut Gone) {
     if let Ok(segment) = Segment::named(ids, name) {
-        // Record first, so that a kill in between leaves a detach that is recorded.
+        // Record the time first. If the task is killed before the detach, its reaper detaches the
+        // segment.
         segment.note(DTIME, task.pid);
         segment.detach(task.owner.index, 1, gone);
     }

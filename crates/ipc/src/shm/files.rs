@@ -5,8 +5,8 @@
 //! gets the owner, the group and the permission bits of the folder, without execute bits.
 //!
 //! A process that has changed its user or its root directory may be unable to reach the folder by
-//! its path. It opens the folder through an inherited descriptor ([`SegmentFiles::of_descriptor`]).
-//! So no parent folder needs to permit access for the process.
+//! its path. Such a process opens the folder through an inherited descriptor
+//! ([`SegmentFiles::of_descriptor`]). So the parents of the folder need not permit access.
 //!
 //! # Files of killed processes
 //!
@@ -20,7 +20,7 @@
 //! The hold of a task (`backing`) is an empty file `task-NUMBER` with an exclusive lock of
 //! flock(2). The lock lasts until the open file is closed and unmapped in all processes. A check
 //! takes a shared lock, so checks do not block each other. When the task has no attaches any more,
-//! the file is removed, or the next task with that number uses it.
+//! the file is removed. If that fails, the next task with the same number uses the file.
 //!
 //! # Limits
 //!
@@ -53,11 +53,11 @@ const FILE_BITS: u32 = 0o666;
 /// for the other end of a FIFO.
 const FOREIGN: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
-/// The permissions of a new file until it gets those of the folder.
+/// The permissions of a new file, until the file gets the permissions of the folder.
 const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// How often a task tries to lock a new hold. A check locks the hold for the time of two system
-/// calls.
+/// How often a task tries to lock the file of its hold. A check of the hold locks the file too, for
+/// the time of two system calls.
 const HOLD_TRIES: u32 = 1000;
 
 /// Memory of segments as files in a folder.
@@ -149,8 +149,8 @@ impl SegmentFiles {
         }
     }
 
-    /// Returns true if the folder is known to be removed. A process with another root directory, or
-    /// one that has closed the descriptor, cannot know that, so it gets false.
+    /// Returns true if the folder is known to be removed. A process cannot know that if it has
+    /// another root directory or has closed the descriptor. Then the function returns false.
     fn is_gone(&self) -> bool {
         let Folder::Path(path) = &self.folder else { return false };
         let is_parent_there = path.parent().is_some_and(Path::is_dir);
@@ -165,8 +165,8 @@ impl Backing for SegmentFiles {
         let folder = self.open_folder().map_err(of_shmget)?;
         let before = SegmentName { serial: name.serial.wrapping_sub(1), ..name };
         for leftover in [before, name] {
-            // A leftover file of this slot is rare, but may occupy the space that the new segment
-            // needs.
+            // A killed process may have left a file of this slot. The file may occupy the space
+            // that the new segment needs.
             let _gone = unlinkat(&folder, file_name(leftover), AtFlags::empty());
         }
         let room = fstatvfs(&folder).map_err(of_shmget)?;
@@ -209,8 +209,8 @@ impl Backing for SegmentFiles {
         let flags = OFlags::CREATE | OFlags::RDONLY | FOREIGN;
         let file = openat(&folder, hold_name(task), flags, PRIVATE)?;
         let status = fstat(&file)?;
-        // Another user with write access to the folder may have linked a file of this user to the
-        // name. Such a file must keep its owner.
+        // Another user with write access to the folder may have made the name a hard link to some
+        // file of this user. Such a file must keep its owner.
         let is_only_here = status.st_nlink == 1;
         if is_only_here && status.st_uid == rustix::process::geteuid().as_raw() {
             hand_over(&file, &fstat(&folder)?)?;
@@ -232,15 +232,15 @@ impl Backing for SegmentFiles {
             let file = openat(folder, hold_name(task), flags, Mode::empty())?;
             flock(file, FlockOperation::NonBlockingLockShared)
         };
-        // If this process may not look, it assumes that the hold exists, so that another process
-        // decides.
+        // If this process cannot open the folder, it assumes that the hold exists. Then the task is
+        // left to a process that can check.
         let Ok(folder) = self.open_folder() else { return !self.is_gone() };
         !matches!(look(folder), Ok(()) | Err(Errno::NOENT))
     }
 
     fn forget(&self, task: u32) {
         let unlink = |folder| unlinkat(folder, hold_name(task), AtFlags::empty());
-        // If this fails, the next task with this number uses the file.
+        // If the file cannot be removed, the next task with this number uses it for its hold.
         let _gone = self.open_folder().and_then(unlink);
     }
 }
@@ -251,7 +251,7 @@ fn hand_over(file: &OwnedFd, folder: &Stat) -> Result<(), Errno> {
     if (own.st_uid, own.st_gid) != (folder.st_uid, folder.st_gid) {
         let user = (own.st_uid != folder.st_uid).then(|| Uid::from_raw(folder.st_uid));
         let group = Some(Gid::from_raw(folder.st_gid));
-        // If this process may not change the owner of the file, it remains the owner.
+        // A process that may not change the owner of the file remains its owner.
         let _kept = fchown(file, user, group);
     }
     fchmod(file, Mode::from_raw_mode(folder.st_mode & FILE_BITS))

@@ -1,8 +1,8 @@
 //! The state of a segment and its attaches. The lock of the kind protects all of it.
 //!
 //! The records are the truth about attaches. The word `WHOSE` of a record has the segment, and is 0
-//! in a free record. The pool's header of the record has the task. So the list of a segment's
-//! records can be rebuilt from the records.
+//! in a free record. The header that the pool keeps for the record has the task. So the list of a
+//! segment's records can be rebuilt from the records.
 //!
 //! # Death of a task
 //!
@@ -50,7 +50,7 @@ pub(super) const ATIME: usize = 2;
 pub(super) const DTIME: usize = 3;
 /// The word with the pids of the creator and of the process that attached or detached last.
 const PIDS: usize = 4;
-/// The word with the number of the creator plus one while it runs, otherwise 0; and
+/// The word with the task number of the creator plus one, or 0 once the creator has ended, and
 /// [`WAS_ATTACHED`].
 const CREATOR: usize = 5;
 /// The word with the serial number of the last segment of this slot, and [`HAS_MEMORY`].
@@ -70,7 +70,8 @@ const SERIAL_MASK: u64 = (1 << 48) - 1;
 /// The bit of a payload that is always set, so that no payload is 0.
 const PAYLOAD: u64 = 1 << 63;
 
-/// The bit of `WHOSE` that is set in each record. Below it are the serial number and the slot.
+/// The bit of `WHOSE` that is set in each record. The bits below it are the serial number and the
+/// slot of the segment.
 const IS_RECORD: u64 = 1 << 63;
 
 /// Segments, for the code that all kinds share.
@@ -82,7 +83,8 @@ pub(crate) const SEGMENTS: &Kind = &Kind {
     may_ctl: |hook, cred, perm, cmd| hook.shm_shmctl(cred, perm, cmd),
 };
 
-/// Removed segments. Their memory must be removed after the lock was released.
+/// The names of removed segments, whose memory must be removed after the lock of the kind was
+/// released.
 pub(super) type Gone = Vec<SegmentName>;
 
 /// An existing segment. While this value exists, the caller holds the lock of the kind.
@@ -124,7 +126,7 @@ pub(super) fn name_of(object: &Object) -> SegmentName {
 /// segment.
 pub(super) fn make(ids: Ids<'_>, index: u32, size_bytes: u64, pid: u32) -> (u64, SegmentName) {
     let shared = ids.shared;
-    // The last segment of the slot may still have memory, because its remover died or is not
+    // The previous segment of the slot may still have memory, because its remover died or is not
     // finished.
     give_back_left(shared, index);
     let line = line(shared, index);
@@ -216,8 +218,8 @@ impl<'g, 's> Segment<'g, 's> {
         Ok(())
     }
 
-    /// Removes up to `count` attaches of a task from the segment. Removes the segment if this was
-    /// the last attach, and the segment is marked or removal is forced.
+    /// Removes up to `count` attaches of a task from the segment. If the segment then has no
+    /// attach, and is marked or removal is forced, removes the segment.
     pub(super) fn detach(&self, task: u32, count: u64, gone: &mut Gone) {
         let shared = self.shared();
         if let Some(record) = self.find(task) {
@@ -244,7 +246,7 @@ impl<'g, 's> Segment<'g, 's> {
     /// Removes the segment if it has no attach, and is marked or removal is forced.
     /// Analogous to Linux's `shm_may_destroy` and `shm_destroy`.
     fn destroy_if_due(&self, gone: &mut Gone) {
-        // Read the object again, since the segment may have been marked after it was looked up.
+        // Read the object again, since `self` may be older than the mark of the segment.
         let object = self.ids.at(self.object.index).unwrap_or(self.object);
         let is_marked = self.shared().limits.is_shm_rmid_forced || object.mode() & SHM_DEST != 0;
         if is_marked && self.records().is_empty() {
@@ -255,15 +257,16 @@ impl<'g, 's> Segment<'g, 's> {
         }
     }
 
-    /// `IPC_RMID`: marks the segment, and removes it unless it is attached. If the task dies in
-    /// between, recovery removes it.
+    /// `IPC_RMID`: marks the segment, and removes it unless it is attached. If the task dies after
+    /// the mark, recovery removes the segment.
     /// Analogous to Linux's `do_shm_rmid`.
     pub(super) fn remove(&self, gone: &mut Gone) {
         self.ids.set_key_private(&self.object, SHM_DEST);
         self.destroy_if_due(gone);
     }
 
-    /// Handles the end of the segment's creator. If removal is forced, an unattached segment goes.
+    /// If `task` is the creator of the segment, notes that the creator has ended. Then removes the
+    /// segment if it has no attach and removal is forced.
     /// Analogous to Linux's `exit_shm`.
     pub(super) fn orphan(&self, task: u32, gone: &mut Gone) {
         let creator = &self.line()[CREATOR];
@@ -326,11 +329,12 @@ pub(super) fn pages(size_bytes: u64) -> Option<u64> {
 /// Removes the memory of a removed segment.
 pub(super) fn give_back(shared: &Shared, name: SegmentName) {
     if !shared.backing.remove(name) {
-        // This task may not remove the memory, so a later one does.
+        // This task lacks the permission to remove the memory, so a later task does.
         return;
     }
     let word = &line(shared, name.index)[SERIAL];
-    // If a new segment uses the slot by now, the word has another serial number and must stay.
+    // If a new segment uses the slot by now, the word has its serial number. Then the exchange
+    // fails, so that the new segment keeps `HAS_MEMORY`.
     // ORDERING: Relaxed. No data is published with it, and removing the memory twice is safe.
     let _noted = word.compare_exchange(
         name.serial | HAS_MEMORY,
@@ -340,8 +344,8 @@ pub(super) fn give_back(shared: &Shared, name: SegmentName) {
     );
 }
 
-/// Removes the memory of the last segment of slot `index`, if that segment is removed. The caller
-/// holds the lock of the kind.
+/// Removes the memory that a removed segment has left in slot `index`. The caller holds the lock of
+/// the kind, and the slot has no segment.
 fn give_back_left(shared: &Shared, index: u32) {
     let serial = get(&line(shared, index)[SERIAL]);
     if serial & HAS_MEMORY != 0 {
@@ -349,7 +353,8 @@ fn give_back_left(shared: &Shared, index: u32) {
     }
 }
 
-/// Removes the memory of all removed segments, except in slot `but`, which is being filled.
+/// Removes the memory that removed segments have left in any slot. Slot `but` is left out, since
+/// the caller is filling it.
 pub(crate) fn give_back_all(shared: &Shared, ids: &IdsGuard<'_>, but: Option<u32>) {
     for index in (0..shared.layout.shm_ids.slots).filter(|index| Some(*index) != but) {
         if ids.at(index).is_none() {
@@ -377,8 +382,8 @@ pub(crate) fn reap(ids: Ids<'_>, task: u32) -> Result<bool, Errno> {
                 continue;
             };
             let is_attached = segment.find(task).is_some();
-            // Without a hold, no uncounted child has the attaches, since a child unmaps the hold
-            // only after it is counted.
+            // Only if the task has no hold are the attaches removed. Then no uncounted child has
+            // them, since a child unmaps the hold only after it is counted.
             if is_attached && !*is_held.get_or_insert_with(|| shared.backing.is_held(task)) {
                 segment.note(DTIME, shared.pid_of(task));
                 segment.detach(task, u64::MAX, gone);
@@ -391,7 +396,7 @@ pub(crate) fn reap(ids: Ids<'_>, task: u32) -> Result<bool, Errno> {
             return Ok(false);
         }
         shared.backing.forget(task);
-        // When the task died, it was making or freeing the rest of its records.
+        // The remaining records of the task are those that it was making or freeing when it died.
         let pool = shared.layout.attaches;
         for (record, _) in pool.used(&shared.region).filter(|(_, whose)| *whose == task) {
             put(&shared.region.line(record)[WHOSE], 0);
@@ -410,8 +415,9 @@ fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
 /// Repairs a segment and returns its number of pages. The caller has taken over the lock of the
 /// kind from a dead task.
 ///
-/// This rebuilds the list from the records. It removes the key of a marked segment. If the last
-/// detach should have removed the segment, it removes the segment.
+/// The function rebuilds the list of the segment from the records. If the segment is marked, it
+/// removes the key. If the dead task should have removed the segment at the last detach, it removes
+/// the segment.
 pub(super) fn recover_slot(ids: Ids<'_>, object: &Object) -> u64 {
     let (shared, index) = (ids.shared, object.index);
     let line = line(shared, index);
