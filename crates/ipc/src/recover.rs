@@ -36,7 +36,7 @@ use crate::ids::Ids;
 use crate::lock::{Owner, lock};
 use crate::msg;
 use crate::process::{Identity, Look};
-use crate::sem::{self, Gone};
+use crate::sem;
 use crate::shared::Shared;
 use crate::shm;
 use crate::task_line::{Absent, IMAGE, REAPER, STATE, identity, task_line};
@@ -172,7 +172,7 @@ fn end_all(
     shared: &Shared,
     owner: Owner,
     index: u32,
-    end_sems: fn(&Shared, Owner, Gone) -> Result<Absent, Errno>,
+    end_sems: fn(&Shared, Owner, u32) -> Result<Absent, Errno>,
 ) -> Result<(bool, Absent), Errno> {
     // First take the locks of the kinds. If a dead task held one, this completes the removal of a
     // set that it has begun, and thaws the semaphores of the set.
@@ -180,10 +180,9 @@ fn end_all(
     drop(Ids { shared, kind: msg::QUEUES, owner }.lock()?);
     // Repair the pools whose lock a dead task held.
     shared.layout.pools().iter().try_for_each(|pool| pool.lock(shared, owner).map(drop))?;
-    let pid = shared.pid_of(index);
-    let is_whole = shm::reap(Ids { shared, kind: shm::SEGMENTS, owner }, (index, pid))?;
+    let is_whole = shm::reap(Ids { shared, kind: shm::SEGMENTS, owner }, index)?;
     let mut absent = msg::reap(shared, owner, index)?;
-    absent.extend(end_sems(shared, owner, Gone { task: index, pid })?);
+    absent.extend(end_sems(shared, owner, index)?);
     // The task's unfinished call may have been the last user of a removed object, which can be
     // freed now.
     for kind in [sem::SETS, msg::QUEUES] {

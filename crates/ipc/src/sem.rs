@@ -39,11 +39,14 @@ mod undo;
 mod word;
 
 pub(crate) use op::exit_sem;
-pub(crate) use reap::{Gone, look_at_waits, reap, settle};
+pub(crate) use reap::{look_at_waits, reap, settle};
 pub(crate) use recover::SETS;
 pub(crate) use undo::Undos;
 
+use rustix::io::Errno;
+
 use crate::flags::SemFlags;
+use crate::limits::SEMVMX;
 
 pub use ctl::{
     GETALL, GETNCNT, GETPID, GETVAL, GETZCNT, SEM_INFO, SEM_STAT, SEM_STAT_ANY, SETALL, SETVAL,
@@ -68,7 +71,8 @@ pub struct SemBuf {
     pub sem_num: u16,
     /// The number to add. If it is 0, the operation waits until the semaphore is zero.
     pub sem_op: i16,
-    /// Whether the operation may wait, and whether it is undone when the task ends.
+    /// The flags of the operation: whether it may wait, and whether it is undone when the task
+    /// ends.
     pub sem_flg: SemFlags,
 }
 
@@ -87,6 +91,21 @@ impl SemBuf {
     #[inline]
     fn is_nowait(self) -> bool {
         self.sem_flg.contains(SemFlags::NOWAIT)
+    }
+
+    /// Returns the value of a semaphore after this operation. `value` is the value before it.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if the operation has to wait; `ERANGE` if the value would exceed `SEMVMX`.
+    #[inline]
+    fn apply(self, value: i32) -> Result<i32, Errno> {
+        match value + i32::from(self.sem_op) {
+            ..0 => Err(Errno::AGAIN),
+            1.. if self.sem_op == 0 => Err(Errno::AGAIN),
+            result @ ..=SEMVMX => Ok(result),
+            _ => Err(Errno::RANGE),
+        }
     }
 }
 

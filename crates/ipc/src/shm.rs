@@ -8,16 +8,17 @@
 //! | `ctl` | shmget and shmctl |
 //!
 //! The library keeps ids, permissions, limits, times, pids and the number of attaches. It maps no
-//! memory. `Task::shmat` checks and counts, and returns a descriptor. The host program maps that,
-//! and reports the address by [`Mapping::attached_at`]. `Task::shmdt` returns the size to unmap.
+//! memory. `Task::shmat` checks and counts, and returns a descriptor. The host program maps the
+//! descriptor, and reports the address by [`Mapping::attached_at`]. `Task::shmdt` returns the size
+//! to unmap.
 //!
 //! # Attaches
 //!
 //! Each pair of a task and a segment that it has attached has one *record* with a count.
 //! `shm_nattch` is the sum of the counts. The records also show which segments a dead task had
 //! attached. `Task::fork` copies the attaches of the parent to its child. A task that ends detaches
-//! all its segments. A call removes the attaches of killed tasks before it returns a segment's
-//! numbers, removes it, or attaches one that is marked for removal.
+//! all its segments. Three kinds of calls first remove the attaches of killed tasks from a segment.
+//! They return its numbers, remove it, or attach it while it is marked for removal.
 //!
 //! # Removal
 //!

@@ -1,4 +1,4 @@
-//! A check of the semaphore sets of a namespace that no call uses, for the crash models.
+//! A check of all semaphore sets of a namespace, for the crash models. No call may be running.
 
 use super::node::nodes_of;
 use super::queue;
@@ -31,7 +31,7 @@ pub(crate) fn audit(task: &Task) -> Result<(), String> {
                 return Err(format!("semaphore {num} is frozen"));
             }
         }
-        listed.extend(undo::records(&guard).take(100));
+        listed.extend(undo::list(&guard).iter().take(100));
         drop(guard);
         queue::audit::audit(set)?;
         let is_granted = nodes_of(set).any(|(node, _)| node.is_granted());
@@ -67,7 +67,7 @@ pub(crate) fn audit(task: &Task) -> Result<(), String> {
     Ok(())
 }
 
-/// For a control: clears the logs of all sets and semaphores, so that recovery finds none.
+/// For a control test: clears the logs of all sets and semaphores, so that recovery finds none.
 pub(crate) fn forget_logs(task: &Task) {
     for set in sets(task) {
         crate::field::put(&set.line()[COMMIT], 0);
@@ -77,14 +77,14 @@ pub(crate) fn forget_logs(task: &Task) {
     }
 }
 
-/// For a control: clears `OWED` in all sets, as if no grant were unacknowledged.
+/// For a control test: clears the bit `OWED` in all sets, as if no grant were unacknowledged.
 pub(crate) fn forget_owed(task: &Task) {
     for commit in sets(task).map(|set| &set.line()[COMMIT]) {
         crate::field::put(commit, get(commit) & !OWED);
     }
 }
 
-/// For a control: frees all locks of sets and pools, so that recovery repairs nothing.
+/// For a control test: frees all locks of sets and pools, so that recovery repairs nothing.
 pub(crate) fn forget_locks(task: &Task) {
     let shared = &*task.shared;
     let layout = &shared.layout;

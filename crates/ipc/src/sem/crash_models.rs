@@ -2,7 +2,7 @@
 //!
 //! A permit is one unit of a semaphore. The victim makes the granting call, and is killed before
 //! each of its stores. Then the survivor tries to take the permit, before any other task reaps the
-//! dead ones. If the permit is there after recovery, the survivor must get it.
+//! dead ones. If the try was refused, the permit must not be free after recovery.
 //!
 //! The dead tasks neither sleep nor poll their wait nodes, as after a kill.
 //!
@@ -139,14 +139,14 @@ enum Protocol {
     WithoutOwed,
 }
 
-/// Checks that the survivor got the permit at least once. It must also have been refused at least
-/// once, where that is possible.
+/// Checks that the survivor got the permit after some stop. It must also have been refused after
+/// another stop, except where the death of the victim grants the permit.
 fn assert_all_reached(case: Case, tries: [u32; 2]) {
     assert_eq!(tries.map(|count| count > 0), [!case.is_granted_by_death, true], "not reached");
 }
 
-/// Counts two outcomes: the survivor was refused, or got the permit. Returns a description of the
-/// fault, if there is one.
+/// Stops the victim before each of its stores. Counts how often the survivor was then refused, and
+/// how often it got the permit. Returns a description of the fault, if there is one.
 fn stop_everywhere(case: Case, is_watched: bool, protocol: Protocol) -> Result<[u32; 2], String> {
     let mut tries = [0; 2];
     for stores in 0..STORES_MAX {

@@ -7,15 +7,16 @@
 //! Source: semget(2), semctl(2); Linux `ipc/sem.c` (`newary`, `freeary`, `semctl_main`,
 //! `semctl_setval`, `semctl_stat`, `semctl_down`).
 
+use corewalk_base::futex::Scope;
 use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
 
-use super::queue::{self, Awaited, Changed};
+use super::queue::{self, Changed};
 use super::reap::Concern;
 use super::recover::free_lost;
 use super::set::{
-    ALTER_LIST, COMMIT, COMPLEX_COUNT, CONST_LIST, LIVE, LOG, OTIME, Place, REDO, SEM_ALTER_LIST,
-    SEM_CONST_LIST, Set, SetGuard, TICKET, UNDO_LIST, WORD,
+    ALTER_LIST, COMMIT, COMPLEX_COUNT, CONST_LIST, LIVE, LOG, OTIME, Place, REDO, Set, TICKET,
+    UNDO_LIST, WORD,
 };
 use super::txn::Txn;
 use super::undo;
@@ -143,25 +144,24 @@ impl Task {
     fn make_set(&self, index: u32, nsems: u32) -> Result<u64, Errno> {
         let shared = &*self.shared;
         let base = shared.layout.sems.alloc(shared, nsems, self.owner, index)?;
-        let set = Set { shared, index, place: Place { base, nsems, tag: 0 } };
+        let mut set = Set { shared, index, place: Place { base, nsems, tag: 0 } };
         let tags = (0..nsems as u16).map(|num| Word(get(&set.sem(num)[WORD])).tag());
-        let place = Place { tag: next_tag(tags), ..set.place };
-        let set = Set { place, ..set };
+        set.place.tag = next_tag(tags);
         let guard = set.lock_new(self.owner, Wait::Long)?;
         for num in 0..nsems as u16 {
             let line = set.sem(num);
-            [OTIME, SEM_ALTER_LIST, SEM_CONST_LIST, LOG, REDO]
+            [OTIME, ALTER_LIST, CONST_LIST, LOG, REDO]
                 .into_iter()
                 .for_each(|word| put(&line[word], 0));
             // ORDERING(ipc-word): Release. A thread that has this line's number from an earlier set
             // sees the new tag, or none of these stores.
-            line[WORD].store(Word::new(place.tag).0, Ordering::Release);
+            line[WORD].store(Word::new(set.place.tag).0, Ordering::Release);
         }
         [ALTER_LIST, CONST_LIST, COMPLEX_COUNT, UNDO_LIST, COMMIT, TICKET]
             .into_iter()
             .for_each(|word| put(guard.field(word), 0));
-        put(guard.field(LIVE), place.payload());
-        Ok(place.payload())
+        put(guard.field(LIVE), set.place.payload());
+        Ok(set.place.payload())
     }
 
     /// Removes a set: `IPC_RMID`. Waiting calls fail with `EIDRM`.
@@ -198,10 +198,7 @@ impl Task {
         let ids = self.sem_ids().lock()?;
         let object = self.obtain_own(&ids, semid.raw(), IPC_RMID)?;
         let set = Set::new(&self.shared, &object);
-        let guard = match set.lock(self.owner) {
-            Err(Errno::IDRM) => None,
-            guard => Some(guard?),
-        };
+        let guard = set.lock_remains(self.owner, Wait::Long)?;
         ids.unpublish(&object);
         ids.set_used(ids.used().saturating_sub(u64::from(set.place.nsems)));
         let Some(guard) = guard else {
@@ -305,7 +302,7 @@ impl Task {
     /// ```
     #[doc(alias = "count_semcnt")]
     pub fn sem_getncnt(&self, semid: SemId, semnum: i32) -> Result<i32, Errno> {
-        self.sem_count(semid, semnum, GETNCNT, Awaited::Increase)
+        self.sem_count(semid, semnum, GETNCNT, ALTER_LIST)
     }
 
     /// Returns the number of calls that wait until a semaphore is zero: `GETZCNT`.
@@ -337,7 +334,7 @@ impl Task {
     /// # Ok::<(), rustix::io::Errno>(())
     /// ```
     pub fn sem_getzcnt(&self, semid: SemId, semnum: i32) -> Result<i32, Errno> {
-        self.sem_count(semid, semnum, GETZCNT, Awaited::Zero)
+        self.sem_count(semid, semnum, GETZCNT, CONST_LIST)
     }
 
     /// Returns all values at one instant: `GETALL`.
@@ -365,7 +362,7 @@ impl Task {
         let set = self.sem_obtain(semid, READ, GETALL)?;
         let guard = set.lock(self.owner)?;
         let mut txn = Txn::new(&guard);
-        (0..set.place.nsems as u16).map(|num| Ok(txn.value(num)? as u16)).collect()
+        (0..set.place.nsems as u16).map(|num| Ok(txn.frozen(num)?.value as u16)).collect()
     }
 
     /// Sets a value, and clears all adjustments of the semaphore: `SETVAL`.
@@ -401,8 +398,7 @@ impl Task {
         // Linux returns `EACCES` here, whatever the error of the security module is.
         let asked = self.ask(|hook, cred| hook.sem_semctl(cred, Some(&object.perm()), SETVAL));
         asked.map_err(|_| Errno::ACCESS)?;
-        let guard = set.lock(self.owner)?;
-        self.set_values(guard, &[num], |_| value)
+        self.set_values(set, &[num], |_| value)
     }
 
     /// Sets all values, and clears all adjustments of the set: `SETALL`.
@@ -435,9 +431,8 @@ impl Task {
         if values.iter().any(|value| i32::from(*value) > SEMVMX) {
             return Err(Errno::RANGE);
         }
-        let guard = set.lock(self.owner)?;
         let nums: Vec<u16> = (0..set.place.nsems as u16).collect();
-        self.set_values(guard, &nums, |num| i32::from(values[usize::from(num)]))
+        self.set_values(set, &nums, |num| i32::from(values[usize::from(num)]))
     }
 
     /// Returns the description of a set: `IPC_STAT`.
@@ -629,25 +624,21 @@ impl Task {
         let guard = set.lock(self.owner)?;
         let word = guard.freeze(num)?;
         set.thaw(num, word);
-        drop(guard);
         Ok(word)
     }
 
-    fn sem_count(
-        &self,
-        semid: SemId,
-        semnum: i32,
-        cmd: i32,
-        awaited: Awaited,
-    ) -> Result<i32, Errno> {
+    /// Returns the number of calls in a queue of a semaphore, and of calls of several operations
+    /// that wait for the same change.
+    fn sem_count(&self, semid: SemId, semnum: i32, cmd: i32, list: usize) -> Result<i32, Errno> {
         let set = self.sem_obtain(semid, READ, cmd)?;
         let num = in_range(set, semnum)?;
-        if set.has_absent(num) {
+        let has_waiters = set.word(num).is_ok_and(|word| word.waiters() != 0);
+        if has_waiters && self.shared.scope == Scope::Shared {
             // Dead tasks must not be counted.
             self.look_after(set, Concern::Waits);
         }
         let guard = set.lock(self.owner)?;
-        Ok(queue::count(&guard, num, awaited))
+        Ok(queue::count(&guard, num, list))
     }
 
     fn sem_stat_by(&self, by: By, id: i32, cmd: i32) -> Result<SemStat, Errno> {
@@ -661,20 +652,22 @@ impl Task {
     /// Sets values, and completes the waiting calls that have become possible.
     fn set_values(
         &self,
-        guard: SetGuard<'_>,
+        set: Set<'_>,
         nums: &[u16],
         value: impl Fn(u16) -> i32,
     ) -> Result<(), Errno> {
+        let guard = set.lock(self.owner)?;
         let mut txn = Txn::new(&guard);
-        txn.note_setting();
+        txn.is_setting = true;
         for num in nums {
             txn.set_value(*num, value(*num), self.pid)?;
-            undo::records(&guard).try_for_each(|record| txn.set_adj(record, *num, 0))?;
+            for record in undo::list(&guard).iter() {
+                txn.cell(record, *num)?.adj = 0;
+            }
         }
-        let completed = queue::update(&mut txn, Changed::Nums(nums))?;
-        let is_any = completed.is_any();
-        let wakes = txn.commit(completed);
-        let set = guard.set;
+        queue::update(&mut txn, Changed::Nums(nums))?;
+        let is_any = txn.has_granted();
+        let wakes = txn.commit();
         let now_s = now_s();
         touch_ctime(self.sem_ids(), set.index, now_s);
         if is_any {
@@ -696,11 +689,10 @@ fn in_range(set: Set<'_>, semnum: i32) -> Result<u16, Errno> {
 ///
 /// Tags of a line increase, and wrap around. If two tags differ by more than half of all tags, the
 /// larger number is the older tag.
-fn next_tag(mut tags: impl Iterator<Item = u64>) -> u64 {
-    let first = tags.next().unwrap_or(0);
+fn next_tag(tags: impl Iterator<Item = u64>) -> u64 {
     let is_later = |tag: u64, other: u64| tag.wrapping_sub(other) & TAG_MASK <= TAG_MASK / 2;
-    let last = tags.fold(first, |last, tag| if is_later(tag, last) { tag } else { last });
-    (last + 1) & TAG_MASK
+    let last = tags.reduce(|last, tag| if is_later(tag, last) { tag } else { last });
+    (last.unwrap_or(0) + 1) & TAG_MASK
 }
 
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]

@@ -1,17 +1,19 @@
-//! For tests: the state that a task leaves if it is killed while it waits. The tests need no
-//! process for that task.
+//! For tests: makes the state that a task leaves if it is killed while it waits. The task needs no
+//! process of its own.
 
 use super::SemBuf;
-use super::node::{Call, Completed, Node};
+use super::node::{Call, Node};
 use super::queue;
 use super::set::Set;
 use super::txn::{Txn, Verdict};
 use super::undo;
+use crate::field::put;
 use crate::handle::SemId;
+use crate::status::AWAKE;
 use crate::task::Task;
 use crate::task_line::forget_process;
 
-/// Queues a call of `task`, with the same steps as a real call before its sleep. No thread sleeps.
+/// Queues a call of `task` with all steps of a real call before its sleep. No thread sleeps.
 /// Returns the line of the node.
 pub(crate) fn wait_without_sleep(task: &Task, id: SemId, sops: &[SemBuf]) -> u32 {
     wait_looking(task, id, sops, false)
@@ -26,9 +28,10 @@ pub(crate) fn wait_looking(task: &Task, id: SemId, sops: &[SemBuf], is_watched: 
     let call = Call { sops, undo, pid: task.pid };
     let mut txn = Txn::new(&guard);
     let Verdict::Blocks(at) = txn.perform(call) else { panic!("the call need not wait") };
-    let node = Node::alloc(&task.shared, call, at, (task.owner, is_watched)).unwrap();
+    let node = Node::alloc(&task.shared, task.owner, call, at).unwrap();
+    put(node.status(), if is_watched { AWAKE } else { 0 });
     queue::enqueue(&mut txn, node, sops).unwrap();
-    txn.commit(Completed::default());
+    txn.commit();
     node.line
 }
 
@@ -50,7 +53,7 @@ mod tests {
     use super::super::freeze::thaw_dead;
     use super::super::set::WORD;
     use super::*;
-    use crate::field::{get, put};
+    use crate::field::get;
     use crate::process::{Identity, Look};
     use crate::status::STATUS;
     use crate::task_line::{STATE, identity, task_line};
@@ -68,8 +71,8 @@ mod tests {
         namespace.register(Cred::root(), pid).unwrap()
     }
 
-    /// Two sets that follow each other in a slot may have the same tag. The undo record of the
-    /// first must not be used for the second.
+    /// Two sets that follow each other in a slot may have the same tag. An operation on the second
+    /// set must not use the undo record of the first.
     #[test]
     fn undo_record_of_the_set_before_is_not_taken_for_that_of_the_next() {
         let namespace = namespace(1);
@@ -227,8 +230,8 @@ mod tests {
         assert_eq!(waits.used(&holder.shared.region).count(), 0, "the node is free");
     }
 
-    /// A task froze a word, died and was reaped. If the next task with its number then freezes the
-    /// word, that freeze must stay.
+    /// A task that froze a word dies and is reaped. Then the next task with the same number freezes
+    /// the word. The end of the dead task's freeze must leave the freeze of the next task alone.
     #[test]
     fn freeze_by_the_next_task_with_a_dead_ones_number_stays() {
         let namespace = namespace(1);
@@ -263,8 +266,8 @@ mod tests {
     const LOCK: SemBuf = SemBuf::new(0, -1, SemFlags::UNDO);
     const PLAIN: SemBuf = SemBuf::new(0, -1, SemFlags::empty());
 
-    /// A signal interrupts a wait, and its thread runs again only after units are there. The wait
-    /// must get none.
+    /// A signal interrupts a wait. Before the thread of the wait runs again, another task adds a
+    /// unit. The interrupted wait must not get the unit.
     #[test]
     fn interrupted_wait_is_granted_nothing() {
         let namespace = namespace(1);
@@ -281,8 +284,9 @@ mod tests {
         assert_eq!((other.sem_getval(id, 0), other.sem_getncnt(id, 0)), (Ok(1), Ok(0)));
     }
 
-    /// `SETVAL` clears the adjustment, so the end of the task must not apply it. A grant without
-    /// adjustment must not be taken back either, since the new value does not contain it.
+    /// A task dies after it was granted a permit and `SETVAL` then set the value. `SETVAL` has
+    /// cleared the adjustment, so nothing must be undone. A grant without adjustment must not be
+    /// taken back either, since the new value does not contain it.
     #[test]
     fn value_set_after_a_grant_stays_when_the_grant_is_dropped() {
         for lock in [LOCK, PLAIN] {
@@ -298,8 +302,9 @@ mod tests {
         }
     }
 
-    /// One transaction of `SETVAL` sets the value, clears adjustments and grants. Its own grant
-    /// must count as later than the clearing, so the death of the task takes it back.
+    /// One transaction of `SETVAL` sets the value, clears adjustments, and grants a permit to a
+    /// waiting task. The grant must count as later than the clearing. So the death of the granted
+    /// task takes the grant back.
     #[test]
     fn lock_granted_by_setval_to_a_dead_task_is_free_again() {
         let namespace = namespace(1);
@@ -313,8 +318,9 @@ mod tests {
         assert_eq!(other.sem_getval(id, 0), Ok(1));
     }
 
-    /// The call gives a permit with `SEM_UNDO`, and takes another one. Another task has used the
-    /// permit that it gave. So the grant is taken back in part, or not at all.
+    /// A dead task was granted a call that adds to one semaphore with `SEM_UNDO` and takes from
+    /// another. A live task has used the added permit. So the grant cannot be taken back as a
+    /// whole: only the part without `SEM_UNDO` is, or nothing.
     #[test]
     fn grant_is_taken_back_in_part_or_not_at_all_if_not_possible_as_a_whole() {
         let give = SemBuf::new(1, 1, SemFlags::UNDO);

@@ -6,9 +6,8 @@
 //!
 //! Source: the essays of `word`, `several` and `log`.
 
-use corewalk_base::primitives::IS_MODEL;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_base::primitives::{hint, thread};
+use corewalk_base::primitives::{IS_MODEL, hint, thread};
 use rustix::io::Errno;
 
 use super::log::Log;
@@ -20,8 +19,8 @@ use crate::lock::{BEAT_NS, Patience, Wait};
 use crate::process::Identity;
 use crate::task_line::{identity, task_line};
 
-/// How often a thread reads a frozen word before it yields, and yields before it sleeps. A freeze
-/// takes a few dozen instructions, unless its owner is preempted.
+/// How often a thread reads a frozen word before it yields the processor, and how often it yields
+/// before it sleeps. A freeze takes a few dozen instructions, unless its owner is preempted.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 200 };
 const YIELD_ROUNDS: u32 = if IS_MODEL { u32::MAX - 1 } else { 20 };
 
@@ -35,37 +34,30 @@ impl SetGuard<'_> {
     ///
     /// `EIDRM` if the set is gone. `EIO` if a live task does not thaw the word.
     pub(super) fn freeze(&self, num: u16) -> Result<Word, Errno> {
-        let word = self.exchange_long(num, |word| word.freeze_locked(self.owner.index))?;
-        // Recovery must not mistake the log of an earlier freeze for one of this freeze, so clear
-        // it.
+        let word = self.change(num, |word| word.freeze_locked(self.owner.index))?;
+        // Clear the log, since recovery must not take the log of an earlier freeze for that of this
+        // freeze.
         put(&self.set.sem(num)[LOG], 0);
         Ok(word)
     }
 
-    /// Marks all semaphores dead, except those that another task keeps frozen. Returns true if
-    /// there are no exceptions.
+    /// Marks all semaphores of the set dead, except those that another task keeps frozen. Returns
+    /// true if it has marked all.
     pub(super) fn kill_all(&self) -> bool {
         let mut patience = Patience::new(self.set.shared, Wait::Short);
-        let mut is_whole = true;
-        for num in 0..self.set.place.nsems as u16 {
-            // `EIDRM` means that the word has another tag. A hostile process has written the word,
-            // or a dead remover has already ended it.
-            let killed = self.exchange(num, Word::dead, &mut patience);
-            is_whole &= matches!(killed, Ok(_) | Err(Errno::IDRM));
-        }
-        is_whole
+        let mut kill = |num| self.exchange(num, Word::dead, &mut patience);
+        // `EIDRM` means that the word has another tag or is dead: a hostile process has written it,
+        // or a remover that died has marked it. So such a word counts as marked.
+        let is_left = |num: &u16| !matches!(kill(*num), Ok(_) | Err(Errno::IDRM));
+        (0..self.set.place.nsems as u16).filter(is_left).count() == 0
     }
 
-    /// Sets the bits for waiting calls in the word of semaphore `num`.
+    /// Replaces the word of semaphore `num`. Returns the word before.
     ///
     /// # Errors
     ///
     /// The errors of `freeze`.
-    pub(super) fn add_waiters(&self, num: u16, waiters: u64) -> Result<Word, Errno> {
-        self.exchange_long(num, |word| word.with_waiters(word.waiters() | waiters))
-    }
-
-    fn exchange_long(&self, num: u16, next: impl Fn(Word) -> Word) -> Result<Word, Errno> {
+    pub(super) fn change(&self, num: u16, next: impl Fn(Word) -> Word) -> Result<Word, Errno> {
         self.exchange(num, next, &mut Patience::new(self.set.shared, Wait::Long))
     }
 
@@ -79,21 +71,21 @@ impl SetGuard<'_> {
     ) -> Result<Word, Errno> {
         let set = self.set;
         let word = &set.sem(num)[WORD];
-        let mut pause = Pause { round: 0, patience };
-        let mut waits = None;
+        let (mut round, mut waits) = (0_u32, None);
         loop {
             let seen = set.word(num)?;
             if seen.is_frozen() {
                 waits = waits.or_else(|| set.shared.contention.begin());
-                // Only the holder of the set's lock freezes a word in this way. This task holds the
-                // lock now, so the freezing task is dead.
-                let line = task_line(set.shared, seen.frozen_by());
+                round = round.saturating_add(1);
+                // Only the holder of the set's lock freezes a word in the locked way
+                // (`Word::freeze_locked`). This task holds the lock now, so the freezing task is
+                // dead.
                 let dead = match seen.is_frozen_locked() {
-                    true => Some(identity(line)),
-                    false => pause.wait(word, seen)?,
+                    true => Some(identity(task_line(set.shared, seen.frozen_by()))),
+                    false => pause(round, patience, word, seen)?,
                 };
-                // Read the word again after the check, since the task may have thawed it before its
-                // death.
+                // Read the word again after the check of the task, since the task may have thawed
+                // the word before its death.
                 if let Some(dead) = dead.filter(|_| set.word(num) == Ok(seen)) {
                     thaw_dead(self, num, seen, dead);
                 }
@@ -109,39 +101,33 @@ impl SetGuard<'_> {
     }
 }
 
-/// A wait for the owner of a freeze. It spins, yields, and then sleeps.
-struct Pause<'p, 's> {
+/// Waits a moment for the task that has frozen a word. Spins in the first rounds, yields the
+/// processor in the next ones, and then sleeps. Returns the identity of the task if it has died.
+#[cold]
+fn pause(
     round: u32,
-    patience: &'p mut Patience<'s>,
-}
-
-impl Pause<'_, '_> {
-    /// Returns the owner's identity, if the owner has died.
-    #[cold]
-    fn wait(&mut self, word: &AtomicU64, seen: Word) -> Result<Option<Identity>, Errno> {
-        self.round = self.round.saturating_add(1);
-        if self.round < SPIN_ROUNDS {
-            hint::spin_loop();
-        } else if self.round < SPIN_ROUNDS + YIELD_ROUNDS {
-            thread::yield_now();
-        } else {
-            // The end of a freeze is a plain store that wakes no thread, so the sleep is short.
-            self.patience.nap(word, seen.0, NAP_NS)?;
-            let rounds = (BEAT_NS / NAP_NS) as u32;
-            let is_time = self.round.is_multiple_of(rounds);
-            if is_time {
-                let (shared, owner) = (self.patience.shared, seen.frozen_by());
-                let state = identity(task_line(shared, owner));
-                let is_dead = shared.is_over(owner, None);
-                return Ok(Some(state).filter(|_| is_dead));
-            }
+    patience: &mut Patience<'_>,
+    word: &AtomicU64,
+    seen: Word,
+) -> Result<Option<Identity>, Errno> {
+    if round < SPIN_ROUNDS {
+        hint::spin_loop();
+    } else if round < SPIN_ROUNDS + YIELD_ROUNDS {
+        thread::yield_now();
+    } else {
+        // The end of a freeze is a plain store that wakes no thread, so the sleep is short.
+        patience.nap(word, seen.0, NAP_NS)?;
+        if round.is_multiple_of((BEAT_NS / NAP_NS) as u32) {
+            let (shared, owner) = (patience.shared, seen.frozen_by());
+            let state = identity(task_line(shared, owner));
+            return Ok(shared.is_over(owner, None).then_some(state));
         }
-        Ok(None)
     }
+    Ok(None)
 }
 
-/// Ends the freeze of a dead task. If the log has a valid commit, this stores the logged word,
-/// otherwise the present value.
+/// Ends the freeze of a dead task. With a valid commit, stores the word that the task has logged in
+/// `REDO`. Otherwise thaws the word with its present value.
 pub(super) fn settle(set: Set<'_>, num: u16, seen: Word, is_committed: bool) {
     let redo = Word(get(&set.sem(num)[REDO]));
     if is_committed && redo.is_of(set.place.tag) && !redo.is_frozen() {
@@ -149,7 +135,8 @@ pub(super) fn settle(set: Set<'_>, num: u16, seen: Word, is_committed: bool) {
         set.sem(num)[WORD].store(redo.0, Ordering::Release);
         return;
     }
-    // If the task died before it wrote a log, the present log may belong to an earlier freeze.
+    // Make the log void. If the task died before it wrote a log, the present log belongs to an
+    // earlier freeze. Without this store it could seem to belong to the next freeze.
     Log::Void.write(&set, num, seen);
     let pid = set.shared.pid_of(seen.frozen_by());
     set.thaw(num, seen.with(seen.value(), pid));
@@ -175,8 +162,9 @@ pub(super) fn thaw_dead(guard: &SetGuard<'_>, num: u16, seen: Word, dead: Identi
     let frozen = |num| {
         let word = set.word(num).ok()?;
         let is_left = word.is_frozen() && !word.is_frozen_locked() && word.frozen_by() == task;
-        // Read the identity last. A later task with this number stores its identity before it
-        // freezes a word, so this read would show it.
+        // Read the identity after the word. A later task with the dead one's number stores its
+        // identity before it freezes a word. So this read shows the later task, if the freeze is
+        // its own.
         (is_left && identity(task_line(set.shared, task)) == dead).then_some(word)
     };
     for is_turn_of_first in [false, true] {

@@ -12,8 +12,8 @@
 //! In all cases but the last, recovery thaws the word with its present value.
 //!
 //! A log belongs to a freeze if its phase equals that of the frozen word. The phase flips at each
-//! end of a freeze. A log from two freezes ago has the same phase. So every freeze must write this
-//! word, if only to make the log void.
+//! end of a freeze. But a log from two freezes ago has the same phase again. So every freeze must
+//! write the log, even if only to make it void.
 
 use super::set::{LOG, Set};
 use super::word::Word;
@@ -60,8 +60,8 @@ impl Log {
         Self::Single { record: log as u32, adj: i32::from((log >> ADJ_SHIFT) as u16 as i16) }
     }
 
-    /// Writes the log of a freeze of semaphore `num`. `word` is its word before or during the
-    /// freeze.
+    /// Writes this log for a freeze of semaphore `num`. `word` is the semaphore's word before or
+    /// during the freeze, whose phase the log gets.
     #[inline]
     pub(super) fn write(self, set: &Set<'_>, num: u16, word: Word) {
         let phase = VALID | word.phase() << PHASE_SHIFT;

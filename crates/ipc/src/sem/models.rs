@@ -1,17 +1,19 @@
-//! For controls: operations that leave out one step of the protocol. The models must detect them.
+//! For control tests: operations that leave out one step of the protocol. The models must detect
+//! each of them.
 
 use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
 
 use super::SemBuf;
 use super::log::Log;
-use super::node::{Call, Completed, Node};
+use super::node::{Call, Node, tell};
 use super::set::{Set, WORD};
 use super::undo;
 use super::word::Word;
 use crate::field::{get, put};
 use crate::flags::SemFlags;
 use crate::handle::SemId;
+use crate::status::AWAKE;
 use crate::task::Task;
 
 /// Adds 1 to the first semaphore of a set, without regard to waiting calls or to the word's tag.
@@ -19,8 +21,8 @@ pub(crate) fn blind_add(task: &Task, id: SemId) -> Result<(), Errno> {
     let object = task.sem_ids().obtain_object_check(id.raw())?;
     let cell = &Set::new(&task.shared, &object).sem(0)[WORD];
     for _ in 0..4 {
-        // ORDERING: Acquire. The order is strong enough; this control leaves out the check of the
-        // tag.
+        // ORDERING: Acquire. The order is that of the real operation; this control test leaves out
+        // the check of the tag.
         let seen = Word(cell.load(Ordering::Acquire));
         let next = seen.with(seen.value() + 1, task.pid);
         // ORDERING: AcqRel. As above.
@@ -40,7 +42,8 @@ pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
         .expect("an undo record from an earlier call");
     let seen = set.word(0)?;
     let next = seen.with(seen.value() + 1, task.pid);
-    // ORDERING: AcqRel. The order is strong enough; this control leaves out the freeze.
+    // ORDERING: AcqRel. The order is that of the real operation; this control test leaves out the
+    // freeze.
     let swapped =
         set.sem(0)[WORD].compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed);
     swapped.map_err(|_| Errno::IDRM)?;
@@ -52,27 +55,27 @@ pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
 /// Allocates a wait node whose task polls it before it sleeps. Returns the line of the node.
 pub(crate) fn watched_node(task: &Task) -> u32 {
     let call = Call { sops: &[SemBuf::new(0, -1, SemFlags::empty())], undo: 0, pid: task.pid };
-    Node::alloc(&task.shared, call, 0, (task.owner, true)).unwrap().line
+    let node = Node::alloc(&task.shared, task.owner, call, 0).unwrap();
+    put(node.status(), AWAKE);
+    node.line
 }
 
-/// Ends the polling of a wait node. Returns true if its task then sleeps.
+/// Ends the polling of a wait node. Returns true if the task of the node then sleeps.
 pub(crate) fn sleeps(task: &Task, line: u32) -> bool {
-    let node = Node::at(&task.shared, line);
+    let node = Node { shared: &task.shared, line };
     node.stop_watching();
     // futex(2) makes this comparison.
     node.outcome().is_none()
 }
 
-/// Completes the call of a wait node. Returns true if its task must be woken.
+/// Completes the call of a wait node. Returns true if the task of the node must be woken.
 pub(crate) fn completes(task: &Task, line: u32) -> bool {
-    let mut completed = Completed::default();
-    completed.push(Node::at(&task.shared, line), 0);
-    !completed.tell(&task.shared)[0].was_awake
+    !tell(&task.shared, [(line, 0)].into_iter().collect()).is_empty()
 }
 
 /// Like [`completes`], in two steps.
 pub(crate) fn completes_in_two_steps(task: &Task, line: u32) -> bool {
-    let status = Node::at(&task.shared, line).status();
+    let status = Node { shared: &task.shared, line }.status();
     let before = get(status);
     put(status, 1);
     before == 0

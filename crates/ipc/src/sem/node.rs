@@ -8,22 +8,22 @@
 //!
 //! A task may poll its status before it sleeps ([`Node::watch`]). Until then the status has the bit
 //! `AWAKE`. The waker completes the call with one exchange of the status. If the old status had
-//! `AWAKE`, the task sees the outcome by itself. Otherwise the waker wakes it by futex(2). If that
-//! call finds no sleeping thread, the task may have died. The death of a polling task is not
-//! noticed in this way.
+//! `AWAKE`, the task sees the outcome by itself. Otherwise the waker wakes it by futex(2). If
+//! futex(2) finds no sleeping thread, the task may have died. The waker does not notice the death
+//! of a polling task in this way.
 //!
 //! # Grants without acknowledgement
 //!
 //! A task acknowledges the outcome of its call by freeing its node. The commit of a grant sets
 //! `OWED` in the set's line, which means that grants may be unacknowledged. A call that is refused,
-//! or reads a value, then first checks whether the task of such a grant has died (`reap`). The
-//! waker needs no system call for this, and it works even if the waker dies.
+//! or reads a value, then first checks whether the task of such a grant has died (`reap`). So the
+//! waker needs no system call to find out whether the task lives. The bit stays if the waker dies.
 //!
 //! # Memory
 //!
 //! A node belongs to its task, and a freed node keeps its type. After its store of the status, the
-//! waker reads nothing from the node (trap I13). So its wake-up may reach the next user of the
-//! node, as a spurious wake-up.
+//! waker reads nothing from the node (trap I13). So the futex(2) wake-up of the waker may reach the
+//! next user of the node. That user takes it for a spurious wake-up.
 //!
 //! Source: Linux `ipc/sem.c` (`struct sem_queue`, `wake_up_sem_queue_prepare`).
 
@@ -62,18 +62,21 @@ const ALTERS: u64 = 1 << 32;
 // The outcome that a commit has logged, in `SHAPE`.
 const PENDING: u64 = 1 << 33;
 const PENDING_SHIFT: u32 = 48;
-/// The bits below [`PENDING_SHIFT`] have `SetGuard::settings` after that commit.
+/// The shift of the count `SETTINGS` that the set had after the commit. The bits of the count end
+/// below [`PENDING_SHIFT`].
 const SETTINGS_SHIFT: u32 = 34;
-/// The logged outcome of a grant that is taken back, see `reap`.
-const TAKEN_BACK: i32 = 0xffff;
+/// The logged outcome of a call whose grant is taken back, because its task has died or is ending;
+/// see `reap`.
+pub(super) const TAKEN_BACK: i32 = 0xffff;
 
-// Fields of `PLACE`: slot and tag of the set, and the ticket. Two sets may have the same slot and
-// tag. The payload in the second line distinguishes them.
+// Fields of the word `PLACE`: slot and tag of the set, and the ticket. Two sets in turn may have
+// the same slot and tag. The set's payload in the node's second line tells them apart.
 const PLACE_SET: u64 = 1;
 const PLACE_TAG_SHIFT: u32 = 16;
 const TICKET_SHIFT: u32 = u64::BITS - TICKET_BITS;
 
-/// The largest number of operations of a node, even if a hostile process writes a larger one.
+/// The largest number of operations of a wait node. A larger number was written by a hostile
+/// process.
 const SOPS_MAX: usize = 1 << 15;
 
 /// A copy of the operations of a node.
@@ -88,36 +91,32 @@ pub(super) struct Call<'a> {
     pub(super) pid: u32,
 }
 
-/// The tasks to wake after the release of the lock.
-pub(crate) type Wakes = SmallVec<[Wake; 4]>;
+/// Waiting calls that were completed: the line of the node and the errno of the outcome, or 0.
+pub(super) type Completed = SmallVec<[(u32, i32); 4]>;
 
-/// A completed call and its task.
-#[derive(Clone, Copy)]
-pub(crate) struct Wake {
-    node: u32,
-    task: u32,
-    /// The task was polling, not sleeping ([`Node::watch`]).
-    pub(super) was_awake: bool,
-}
+/// The tasks to wake after the release of the set's lock: the line of the wait node and the number
+/// of the task.
+pub(crate) type Wakes = SmallVec<[(u32, u32); 4]>;
 
 /// A waiting call.
 #[derive(Clone, Copy)]
 pub(super) struct Node<'s> {
-    shared: &'s Shared,
+    pub(super) shared: &'s Shared,
     pub(super) line: u32,
 }
 
 impl<'s> Node<'s> {
-    /// Returns a node for `call`, which waits because of operation `blocking`.
+    /// Allocates a wait node for `call`. The operation with the index `blocking` is the one that
+    /// has to wait.
     ///
     /// # Errors
     ///
     /// `ENOMEM` if the pool of nodes has no free lines.
     pub(super) fn alloc(
         shared: &'s Shared,
+        owner: Owner,
         call: Call<'_>,
         blocking: usize,
-        (owner, is_watched): (Owner, bool),
     ) -> Result<Self, Errno> {
         let count = u32::try_from(call.sops.len()).map_err(|_| Errno::TOOBIG)?;
         let lines = 1 + (1 + count).div_ceil(8);
@@ -132,7 +131,7 @@ impl<'s> Node<'s> {
         let alters = if call.sops.iter().any(|sop| sop.sem_op != 0) { ALTERS } else { 0 };
         put(&first[SHAPE], u64::from(count) | (blocking as u64) << 16 | alters);
         put(&first[PLACE], 0);
-        put(&first[STATUS], if is_watched { AWAKE } else { 0 });
+        put(&first[STATUS], 0);
         Ok(node)
     }
 
@@ -143,9 +142,9 @@ impl<'s> Node<'s> {
 
     /// Polls until the call is completed, at most until `end`. Returns true if polling was useful.
     ///
-    /// Each round yields the processor, for example to the task that will complete the call. If an
-    /// unrelated thread gets the processor instead, the yield returns late. Then polling was not
-    /// useful, whatever the outcome is.
+    /// Polling yields the processor after each read of the status, for example to the task that
+    /// will complete the call. If an unrelated thread gets the processor instead, the yield returns
+    /// after `end`. Then polling was not useful, even if the call was completed.
     pub(super) fn watch(&self, end: Deadline) -> bool {
         let mut is_late = IS_MODEL;
         // ORDERING: Relaxed. Only a guess: `outcome` reads the status again.
@@ -183,14 +182,15 @@ impl<'s> Node<'s> {
         self.outcome() == Some(Ok(()))
     }
 
-    /// Returns the low half of the status, without the bits that end a sleep. The task sleeps while
-    /// the word has this value, even if a hostile process has written it.
+    /// Returns the low half of the status word without the bits that end a sleep: the value to
+    /// compare in futex(2). The task then sleeps even if a hostile process has set other bits.
     pub(super) fn asleep(&self) -> u32 {
         low(get(self.status()) & !(DONE | INTERRUPTED))
     }
 
-    /// Interrupts a wait whose node must stay in its queues, so that it gets no grant. Returns the
-    /// outcome of the call if it has one already.
+    /// Marks a wait as interrupted, so that no task grants its call. The node stays in its queues,
+    /// because the set's lock could not be taken. Returns the outcome of the call if it has one
+    /// already.
     pub(super) fn leave(&self) -> Option<Result<(), Errno>> {
         // ORDERING(ipc-status): Acquire. As in `status::load`.
         status::outcome(self.status().fetch_or(INTERRUPTED, Ordering::Acquire))
@@ -198,11 +198,6 @@ impl<'s> Node<'s> {
 
     pub(super) fn is_interrupted(&self) -> bool {
         status::load(self.status()) & INTERRUPTED != 0
-    }
-
-    /// Returns the node at a line, without checking the content of the line.
-    pub(super) fn at(shared: &'s Shared, line: u32) -> Self {
-        Self { shared, line }
     }
 
     /// Returns the set for which the node waits, if it still exists.
@@ -224,15 +219,16 @@ impl<'s> Node<'s> {
         &self.shared.region.line(self.line.wrapping_add(1))[0]
     }
 
-    /// Makes the node wait for a set, with this ticket. From now on `rebuild` finds the node.
+    /// Makes the node wait for a set. From now on `queue::rebuild` finds the node, and sorts it by
+    /// `ticket`.
     pub(super) fn begin(&self, set: Set<'_>, ticket: u64) {
         put(self.payload(), set.place.payload());
         // ORDERING(ipc-place): Release. Pairs with `Node::place`: a thread that finds the node
-        // waiting sees it complete.
+        // waiting sees all fields of the node.
         self.first()[PLACE].store(place_of(set) | ticket << TICKET_SHIFT, Ordering::Release);
     }
 
-    /// Notes that the node waits for no set. The caller has removed it from its queues.
+    /// Notes that the node waits for no set. The caller has removed the node from its queues.
     pub(super) fn end(&self) {
         // ORDERING(ipc-place): Release. Pairs with `Node::place`: a thread that reads 0 sees the
         // node in no queue.
@@ -256,7 +252,8 @@ impl<'s> Node<'s> {
         (shape & PENDING != 0).then_some((shape >> PENDING_SHIFT) as i32)
     }
 
-    /// Logs the outcome of a commit, with its `SetGuard::settings`. With none, clears the log.
+    /// Logs in the node the outcome that a transaction gives its call, with the count `SETTINGS` of
+    /// the set. With none, clears the log.
     pub(super) fn set_pending(&self, pending: Option<(i32, u64)>) {
         let shape = &self.first()[SHAPE];
         let pending = pending.map_or(0, |(errno, settings)| {
@@ -266,14 +263,9 @@ impl<'s> Node<'s> {
         put(shape, get(shape) & !(PENDING | u64::MAX << SETTINGS_SHIFT) | pending);
     }
 
-    /// Returns `SetGuard::settings` at the time when the call was completed.
+    /// Returns the count `SETTINGS` of the set at the time when the call was completed.
     pub(super) fn settings(&self) -> u64 {
         (get(&self.first()[SHAPE]) & !(u64::MAX << PENDING_SHIFT)) >> SETTINGS_SHIFT
-    }
-
-    /// Returns true if the grant of this node was taken back, or is about to be.
-    pub(super) fn is_taken_back(&self) -> bool {
-        self.pending() == Some(TAKEN_BACK)
     }
 
     /// Returns the call of the node.
@@ -315,7 +307,8 @@ impl<'s> Node<'s> {
         sops.filter(|sop| u32::from(sop.sem_num) < nsems).collect()
     }
 
-    /// Returns true if the numbers of all semaphores in its operations are below `nsems`.
+    /// Returns true if all operations of the node are on semaphores with numbers below `nsems`. A
+    /// hostile process may have written others.
     pub(super) fn is_within(&self, nsems: u32) -> bool {
         (0..self.count()).all(|at| u32::from(self.sop(at).sem_num) < nsems)
     }
@@ -344,69 +337,27 @@ pub(super) fn nodes_of<'s>(set: Set<'s>) -> impl Iterator<Item = (Node<'s>, u32)
     nodes.filter(move |(node, _)| node.is_at(set))
 }
 
-/// Completed calls and their outcomes.
-#[derive(Default)]
-pub(super) struct Completed {
-    pub(super) nodes: SmallVec<[(u32, i32); 4]>,
-}
-
-impl Completed {
-    /// Returns true if one of the calls was granted.
-    pub(super) fn is_any(&self) -> bool {
-        self.nodes.iter().any(|(_, errno)| *errno == 0)
-    }
-
-    /// Returns true if `last`, the node of the last entry, also has an earlier entry.
-    pub(super) fn has_twice(&self, last: u32) -> bool {
-        let before = self.nodes.len().saturating_sub(1);
-        self.nodes[..before].iter().any(|(node, _)| *node == last)
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.nodes.is_empty()
-    }
-
-    /// Adds a node and the outcome of its call.
-    pub(super) fn push(&mut self, node: Node<'_>, errno: i32) {
-        self.nodes.push((node.line, errno));
-    }
-
-    /// Adds a node whose grant is taken back. Its task has died, or is ending.
-    pub(super) fn push_taken_back(&mut self, node: Node<'_>) {
-        self.push(node, TAKEN_BACK);
-    }
-
-    /// Logs in the nodes the outcomes that `tell` will store.
-    pub(super) fn log(&self, shared: &Shared, settings: u64) {
-        for (line, errno) in &self.nodes {
-            Node { shared, line: *line }.set_pending(Some((*errno, settings)));
-        }
-    }
-
-    /// Stores the outcomes. From then on the tasks may return from their calls. Returns the tasks
-    /// to wake.
-    pub(super) fn tell(self, shared: &Shared) -> Wakes {
-        let pool = shared.layout.waits;
-        let tell = |(node, errno): (u32, i32)| {
-            let task = pool.whose(&shared.region, node).unwrap_or(u32::MAX);
-            // ORDERING(ipc-status): Release. Pairs with `status::load`: the task sees the work for
-            // its call. After this the node is not read any more (trap I13).
-            let before =
-                shared.region.line(node)[STATUS].swap(status::done(errno), Ordering::Release);
-            Wake { node, task, was_awake: before & AWAKE != 0 }
-        };
-        self.nodes.into_iter().map(tell).collect()
-    }
+/// Stores the outcomes of completed calls in their nodes. From then on the tasks may return from
+/// their calls. Returns the sleeping tasks, which the caller must wake. A polling task
+/// ([`Node::watch`]) needs no wake-up.
+pub(super) fn tell(shared: &Shared, completed: Completed) -> Wakes {
+    let tell = |(node, errno)| {
+        let task = shared.layout.waits.whose(&shared.region, node).unwrap_or(u32::MAX);
+        // ORDERING(ipc-status): Release. Pairs with `status::load`: the task sees the work for
+        // its call. After this the node is not read any more (trap I13).
+        let before = shared.region.line(node)[STATUS].swap(status::done(errno), Ordering::Release);
+        (before & AWAKE == 0).then_some((node, task))
+    };
+    completed.into_iter().filter_map(tell).collect()
 }
 
 /// Wakes the tasks of completed calls. The caller holds no lock. Returns the tasks that may have
 /// died.
 ///
-/// A polling task sees its status without a wake-up. If it has died meanwhile, a later call finds
-/// that out (`OWED`): one that is refused, that reads a value, or that waits.
-pub(crate) fn wake(shared: &Shared, wakes: &[Wake]) -> Absent {
-    let asleep = wakes.iter().filter(|wake| !wake.was_awake);
+/// A polling task sees the outcome without a wake-up. If a polling task has died, `OWED` makes a
+/// later call check that: a call that is refused, reads a value, or waits.
+pub(crate) fn wake(shared: &Shared, wakes: &[(u32, u32)]) -> Absent {
     let is_absent =
-        |wake: &&Wake| futex::wake(&shared.region.line(wake.node)[STATUS], 1, shared.scope) == 0;
-    asleep.filter(is_absent).map(|wake| wake.task).collect()
+        |wake: &&(u32, u32)| futex::wake(&shared.region.line(wake.0)[STATUS], 1, shared.scope) == 0;
+    wakes.iter().filter(is_absent).map(|(_, task)| *task).collect()
 }

@@ -17,39 +17,44 @@
 //! Source: document 002; Linux `ipc/sem.c` (`do_semtimedop`); semop(2).
 
 use corewalk_base::futex::{self, Deadline, Ended};
-use corewalk_base::primitives::IS_MODEL;
 use corewalk_base::primitives::atomic::Ordering;
-use corewalk_base::primitives::hint;
+use corewalk_base::primitives::{IS_MODEL, hint};
 use rustix::io::Errno;
 use std::time::Duration;
 
 use super::SemBuf;
 use super::log::Log;
-use super::node::{self, Call, Completed, Node, Wakes};
+use super::node::{self, Call, Node, Wakes};
 use super::queue::{self, Changed};
-use super::reap::{Concern, Gone, Reaper, tasks_of};
-use super::set::{Set, WORD};
+use super::reap::{Concern, Reaper, tasks_of};
+use super::set::{Set, TICKET, TICKET_BITS, TICKET_MASK, WORD};
 use super::txn::{Txn, Verdict};
 use super::undo;
 use super::word::Word;
+use crate::field::{get, put};
 use crate::handle::SemId;
-use crate::ids::Object;
-use crate::limits::{SEMAEM, SEMVMX};
 use crate::lock::Wait;
 use crate::perm::{READ, WRITE};
 use crate::process::Look;
 use crate::recover;
 use crate::shared::now_s;
 use crate::spin::Spin;
+use crate::status::AWAKE;
 use crate::task::Task;
 use crate::task_line::Absent;
-use crate::watch::{self, Turn};
+use crate::watch::{self, TURN_NS, Turn};
 
-/// How often a call may lose a race for a word before it takes the lock.
-const TRIES_MAX: u32 = if corewalk_base::primitives::IS_MODEL { 2 } else { 1000 };
+/// How often a call tries its compare-exchange of a semaphore's word before it takes the set's
+/// lock.
+const TRIES_MAX: u32 = if IS_MODEL { 2 } else { 1000 };
 
-/// How often a call reads a semaphore before it queues. All reads together take less than 1 us.
+/// How often a call that has to wait reads the semaphore's word before it queues. All reads
+/// together take less than 1 us.
 const LOOKS: u32 = 32;
+
+/// The shortest time between two close checks for dead tasks at one set. The time of the last check
+/// is in the set's line, so all calls share it.
+const LOOK_MS: u64 = TURN_NS / 1_000_000 * 9 / 10;
 
 impl Task {
     /// Performs all operations as one atomic change. Waits until they are possible.
@@ -135,30 +140,30 @@ impl Task {
         }
         let object = self.sem_ids().obtain_object_check(semid.raw())?;
         let set = Set::new(&self.shared, &object);
-        if let [sop] = sops {
-            if u32::from(sop.sem_num) >= set.place.nsems {
-                return Err(Errno::FBIG);
-            }
-            self.may_semop(&object, sop.sem_op != 0)?;
-            if let Some(done) = self.semop_single(set, *sop) {
-                return done;
-            }
-            let is_long =
-                timeout.is_none_or(|timeout| timeout.as_nanos() > self.shared.spin_ns.into());
-            if is_long
-                && self.is_soon_possible(set, *sop)
-                && let Some(done) = self.semop_single(set, *sop)
-            {
-                return done;
-            }
-        } else {
-            if sops.iter().any(|sop| u32::from(sop.sem_num) >= set.place.nsems) {
-                return Err(Errno::FBIG);
-            }
-            self.may_semop(&object, is_alter(sops))?;
-            if let Some(done) = self.semop_several(set, sops) {
-                return done;
-            }
+        let (num_max, is_alter) = match sops {
+            [sop] => (Some(sop.sem_num), sop.sem_op != 0),
+            _ => (sops.iter().map(|sop| sop.sem_num).max(), is_alter(sops)),
+        };
+        if num_max.is_some_and(|num| u32::from(num) >= set.place.nsems) {
+            return Err(Errno::FBIG);
+        }
+        self.permission(&object, if is_alter { WRITE } else { READ })?;
+        self.ask(|hook, cred| hook.sem_semop(cred, &object.perm(), is_alter))?;
+        let is_long =
+            || timeout.is_none_or(|timeout| timeout.as_nanos() > self.shared.spin_ns.into());
+        let tried = match sops {
+            [sop] => match self.semop_single(set, *sop) {
+                Err(None) if is_long() && self.is_soon_possible(set, *sop) => {
+                    self.semop_single(set, *sop)
+                }
+                tried => tried,
+            },
+            _ => self.semop_several(set, sops),
+        };
+        match tried {
+            Ok(()) => return Ok(()),
+            Err(Some(errno)) => return Err(errno),
+            Err(None) => {}
         }
         let deadline = timeout.map_or(Deadline::NEVER, deadline_after);
         let done =
@@ -170,42 +175,32 @@ impl Task {
         done
     }
 
+    /// Performs a call of one operation by a compare-exchange of the semaphore's word.
+    ///
+    /// # Errors
+    ///
+    /// The errno of the call, or none if the operation needs the set's lock.
     #[inline]
-    fn may_semop(&self, object: &Object, is_alter: bool) -> Result<(), Errno> {
-        self.permission(object, if is_alter { WRITE } else { READ })?;
-        self.ask(|hook, cred| hook.sem_semop(cred, &object.perm(), is_alter))
-    }
-
-    /// Performs one operation in one step. Returns none if the operation needs the set's lock.
-    #[inline]
-    fn semop_single(&self, set: Set<'_>, sop: SemBuf) -> Option<Result<(), Errno>> {
+    fn semop_single(&self, set: Set<'_>, sop: SemBuf) -> Result<(), Option<Errno>> {
         let record = if sop.is_undo() && sop.sem_op != 0 {
-            undo::cached(set, &self.undos, self.owner.index)?
+            undo::cached(set, &self.undos, self.owner.index).ok_or(None)?
         } else {
             0
         };
         let cell = &set.sem(sop.sem_num)[WORD];
         for _ in 0..TRIES_MAX {
-            let seen = match set.word(sop.sem_num) {
-                Ok(seen) => seen,
-                Err(errno) => return Some(Err(errno)),
-            };
+            let seen = set.word(sop.sem_num)?;
             if seen.is_frozen() {
-                return None;
+                return Err(None);
             }
-            let op = i32::from(sop.sem_op);
-            let (value, result) = (seen.value(), seen.value() + op);
-            if result < 0 || (op == 0 && value != 0) {
-                // A dead task may have the permit that this call needs. Then the slow path must
-                // reap that task.
-                let is_refused = sop.is_nowait() && !set.may_be_owed();
-                return is_refused.then_some(Err(Errno::AGAIN));
-            }
-            if result > SEMVMX {
-                return Some(Err(Errno::RANGE));
-            }
-            if seen.concerns(op, result) {
-                return None;
+            let result = match sop.apply(seen.value()) {
+                // With `OWED` or undo records, a dead task may have the permit that this call
+                // needs. The slow path must first reap that task.
+                Err(Errno::AGAIN) if !sop.is_nowait() || set.may_be_owed() => return Err(None),
+                result => result?,
+            };
+            if seen.concerns(sop.sem_op.into(), result) {
+                return Err(None);
             }
             let after = seen.with(result, self.pid);
             let next = if record == 0 { after } else { seen.freeze(self.owner.index) };
@@ -214,58 +209,45 @@ impl Task {
             let swapped =
                 cell.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed);
             if swapped.is_ok() {
-                if record != 0 && !self.undo_single(set, sop, record, seen, after) {
-                    return Some(Err(Errno::RANGE));
+                if record != 0 {
+                    let adj = undo::load_adj(set.shared, record, sop.sem_num);
+                    let next = undo::adjusted(adj, sop).inspect_err(|_| {
+                        Log::Void.write(&set, sop.sem_num, seen);
+                        set.thaw(sop.sem_num, seen);
+                    })?;
+                    Log::Single { record, adj }.write(&set, sop.sem_num, seen);
+                    undo::store_adj(set.shared, record, sop.sem_num, next);
+                    set.thaw(sop.sem_num, after);
                 }
                 set.touch_otime(sop.sem_num, now_s());
-                return Some(Ok(()));
+                return Ok(());
             }
         }
-        None
+        Err(None)
     }
 
-    /// Returns true if an operation that has to wait becomes possible within the time that it takes
-    /// to queue the call. A task on another processor often makes it possible in that time. Then
-    /// neither task takes the set's lock.
+    /// Reads the word of a semaphore for about as long as it takes to queue a call. Returns true if
+    /// the operation, which has to wait, becomes possible in that time. A task on another processor
+    /// often makes the operation possible so soon. Then neither task takes the set's lock.
     #[cold]
     pub(super) fn is_soon_possible(&self, set: Set<'_>, sop: SemBuf) -> bool {
-        let is_possible = |word: Word| {
-            let result = word.value() + i32::from(sop.sem_op);
-            !word.is_frozen() && if sop.sem_op == 0 { result == 0 } else { result >= 0 }
-        };
+        let is_possible =
+            |word: Word| !word.is_frozen() && sop.apply(word.value()) != Err(Errno::AGAIN);
         let has_to_wait = !sop.is_nowait() && !set.word(sop.sem_num).is_ok_and(is_possible);
         if !has_to_wait || self.shared.spin_ns == 0 || !Spin::Instant.is_worth_it() {
             return false;
         }
         let is_frozen = set.word(sop.sem_num).is_ok_and(Word::is_frozen);
-        let _waits = if is_frozen { self.shared.contention.begin() } else { None };
-        let mut looks = (0..LOOKS).map(|_| {
+        let _waits = is_frozen.then(|| self.shared.contention.begin());
+        let is_soon = (0..LOOKS).any(|_| {
             hint::spin_loop();
             set.word(sop.sem_num).is_ok_and(is_possible)
         });
-        let is_soon = looks.any(|is_possible| is_possible);
         Spin::Instant.tell(is_soon);
         is_soon
     }
 
-    /// Stores the adjustment and the word of an operation that has frozen the word. Returns false
-    /// if the adjustment is out of range. In that case nothing has changed.
-    #[inline]
-    fn undo_single(&self, set: Set<'_>, sop: SemBuf, record: u32, seen: Word, after: Word) -> bool {
-        let adj = undo::load_adj(&self.shared, record, sop.sem_num);
-        let next = adj - i32::from(sop.sem_op);
-        let is_in_range = (-SEMAEM - 1..=SEMAEM).contains(&next);
-        if is_in_range {
-            Log::Single { record, adj }.write(&set, sop.sem_num, seen);
-            undo::store_adj(&self.shared, record, sop.sem_num, next);
-        } else {
-            Log::Void.write(&set, sop.sem_num, seen);
-        }
-        set.thaw(sop.sem_num, if is_in_range { after } else { seen });
-        is_in_range
-    }
-
-    /// Performs a call under the set's lock, or queues it and waits.
+    /// Performs a call of semop(2) under the set's lock, or queues the call and waits.
     #[cold]
     fn semop_locked(&self, set: Set<'_>, sops: &[SemBuf], deadline: Deadline) -> Result<(), Errno> {
         let guard = set.lock(self.owner)?;
@@ -276,12 +258,10 @@ impl Task {
         match txn.perform(call) {
             Verdict::Fails(errno) => Err(errno),
             Verdict::Done => {
-                let completed = if is_alter(sops) && txn.has_waiters() {
-                    queue::update(&mut txn, Changed::By(sops))?
-                } else {
-                    Completed::default()
-                };
-                let wakes = txn.commit(completed);
+                if is_alter(sops) && txn.frozen.iter().any(|frozen| frozen.before.waiters() != 0) {
+                    queue::update(&mut txn, Changed::By(sops))?;
+                }
+                let wakes = txn.commit();
                 set.touch_otime(sops[0].sem_num, now_s());
                 drop(guard);
                 self.wake(wakes);
@@ -289,23 +269,24 @@ impl Task {
             }
             Verdict::Blocks(at) => {
                 let watch = self.watch_until(deadline);
-                let node = Node::alloc(&self.shared, call, at, (self.owner, watch.is_some()))?;
-                if let Err(errno) = queue::enqueue(&mut txn, node, sops) {
-                    node.free(self.owner);
-                    return Err(errno);
-                }
+                let node = Node::alloc(&self.shared, self.owner, call, at)?;
+                put(node.status(), if watch.is_some() { AWAKE } else { 0 });
+                queue::enqueue(&mut txn, node, sops).inspect_err(|_| node.free(self.owner))?;
                 let begun = self.begin_wait(node.line);
-                txn.commit(Completed::default());
+                txn.commit();
                 drop(guard);
-                let result = self.wait(set, node, (deadline, watch));
+                if let Some(end) = watch {
+                    Spin::Queued.tell(node.watch(end));
+                }
+                let result = self.wait(set, node, deadline);
                 if !self.end_wait(begun) {
                     return Err(Errno::INTR);
                 }
                 let result = if result == Err(Errno::IO) { node.leave() } else { Some(result) };
                 match result {
                     Some(_) => node.free(self.owner),
-                    // The node is still in its queues. A freed node could get a new user, which
-                    // would be in these queues.
+                    // The wait node is still in the queues of the set, so it must not be freed.
+                    // Otherwise the next user of the node would be in these queues.
                     None => self.keep_wait(node.line),
                 }
                 result.unwrap_or(Err(Errno::IO))
@@ -313,8 +294,8 @@ impl Task {
         }
     }
 
-    /// Returns the time until which a wait polls before it sleeps. Returns none if polling is not
-    /// useful, or if the wait's deadline comes first.
+    /// Returns the time until which a wait polls before it sleeps. Returns none if polling is off
+    /// or was useless lately, or if the deadline of the wait comes first.
     pub(super) fn watch_until(&self, deadline: Deadline) -> Option<Deadline> {
         let spin_ns = self.shared.spin_ns;
         if spin_ns == 0 || !Spin::Queued.is_worth_it() {
@@ -324,16 +305,9 @@ impl Task {
         (deadline > end).then_some(end)
     }
 
-    /// Waits until the call of `node` is completed, or the call gives up.
-    fn wait(
-        &self,
-        set: Set<'_>,
-        node: Node<'_>,
-        (deadline, watch): (Deadline, Option<Deadline>),
-    ) -> Result<(), Errno> {
-        if let Some(end) = watch {
-            Spin::Queued.tell(node.watch(end));
-        }
+    /// Sleeps until another task completes the call of `node`, or until the timeout, a signal or
+    /// the removal of the set ends the wait.
+    fn wait(&self, set: Set<'_>, node: Node<'_>, deadline: Deadline) -> Result<(), Errno> {
         let mut turn = Turn::first();
         loop {
             if self.is_copy() {
@@ -348,9 +322,7 @@ impl Task {
             let end = turn.end(self.shared.scope, deadline);
             match futex::wait(node.status(), node.asleep(), end, self.shared.scope) {
                 _ if self.is_copy() => {}
-                Ended::TimedOut if end == deadline => {
-                    return self.give_up(set, node, Errno::AGAIN);
-                }
+                Ended::TimedOut if end == deadline => return self.give_up(set, node, Errno::AGAIN),
                 Ended::Interrupted => return self.give_up(set, node, Errno::INTR),
                 Ended::TimedOut => {
                     if turn.is_watcher(&self.shared) {
@@ -359,15 +331,16 @@ impl Task {
                     self.end_if_gone(set, node)?;
                 }
                 Ended::Woken if IS_MODEL || node.outcome().is_some() => {}
-                // The watcher also wakes a call whose set is gone, so check that.
+                // The watcher also wakes a waiting call whose set is gone, so check whether the set
+                // exists.
                 Ended::Woken => self.end_if_gone(set, node)?,
             }
         }
     }
 
-    /// Ends the wait if the set is gone but the call was not told. This happens if the process that
-    /// removed the set died, or could not finish the removal. If the set's lock cannot be taken,
-    /// the wait continues.
+    /// Ends a wait at a set that was removed, if the remover has stored no outcome for the call.
+    /// This happens if the removing process died, or could not finish the removal. If the set's
+    /// lock cannot be taken, the wait continues.
     ///
     /// # Errors
     ///
@@ -380,37 +353,40 @@ impl Task {
             ids.end_left_at(set.index);
         }
         match set.lock_remains(self.owner, Wait::Long) {
-            Err(Errno::IDRM) => node.outcome().unwrap_or(Err(Errno::IDRM)),
+            Ok(None) => node.outcome().unwrap_or(Err(Errno::IDRM)),
             _ => Ok(()),
         }
     }
 
-    /// Reaps dead tasks that have adjustments or grants in the set, as `concern` selects. Their
-    /// permits may go to other dead tasks, which are then reaped too. Returns true if a task was
-    /// reaped.
+    /// Reaps the dead tasks that have adjustments, grants or waiting calls in a set; `concern`
+    /// selects which. The reaping may grant permits to other dead tasks, which are then reaped too.
+    /// Returns true if a task was reaped.
     #[cold]
     pub(super) fn look_after(&self, set: Set<'_>, concern: Concern) -> bool {
-        // Each round reaps at least one task. So the number of tasks bounds the loop, whatever the
-        // region contains.
+        // Each round reaps at least one task. So the number of tasks bounds the loop, even if a
+        // hostile process has written the region.
         let rounds = 0..self.shared.layout.tasks_max;
-        let reaped = rounds.take_while(|_| self.look_once(set, concern));
-        reaped.count() != 0
+        rounds.take_while(|_| self.look_once(set, concern)).count() != 0
     }
 
     fn look_once(&self, set: Set<'_>, concern: Concern) -> bool {
         let Ok(guard) = set.lock(self.owner) else { return false };
-        let tasks = tasks_of(&guard, self.owner, concern);
-        // A close check also detects that a pid was reused. It is expensive, so it is made only
-        // from time to time.
-        let is_close = guard.is_time_to_look(futex::now());
-        let look = if is_close { Look::Close } else { Look::Quick };
+        let tasks = tasks_of(&guard, concern);
+        // A close check reads `/proc`, so it also detects that a pid was reused. It is expensive,
+        // so at most one is made in [`LOOK_MS`].
+        let (ticket, now_ms) = (get(guard.field(TICKET)), futex::now().monotonic_ns / 1_000_000);
+        let past_ms = now_ms.wrapping_sub(ticket >> TICKET_BITS) & (u64::MAX >> TICKET_BITS);
+        let look = if past_ms >= LOOK_MS { Look::Close } else { Look::Quick };
+        if look == Look::Close {
+            put(guard.field(TICKET), ticket & TICKET_MASK | now_ms << TICKET_BITS);
+        }
         drop(guard);
         let gone = tasks.iter().filter(|task| self.shared.is_gone(**task, look));
         gone.filter(|task| recover::reap(&self.shared, self.owner, **task) == Ok(true)).count() != 0
     }
 
-    /// Wakes the tasks of completed calls. If such a task has died, its grant is taken back. The
-    /// caller holds no lock.
+    /// Wakes the tasks whose waiting calls were completed. If such a task has died, takes its grant
+    /// back. The caller must hold no lock, since this may reap.
     pub(super) fn wake(&self, wakes: Wakes) {
         let absent = node::wake(&self.shared, &wakes);
         if !absent.is_empty() {
@@ -418,20 +394,21 @@ impl Task {
         }
     }
 
-    /// Removes the node from its queues and returns `errno`. If the call was completed meanwhile,
-    /// returns its outcome instead.
+    /// Ends a wait with `errno`, and removes its node from the queues. If another task has
+    /// completed the call meanwhile, returns the outcome of the call instead.
     fn give_up(&self, set: Set<'_>, node: Node<'_>, errno: Errno) -> Result<(), Errno> {
         let guard = set.lock_remains(self.owner, Wait::Long);
         if let Some(outcome) = node.outcome() {
             return outcome;
         }
-        queue::withdraw(&guard?, node);
+        queue::withdraw(&guard?.ok_or(Errno::IDRM)?, node);
         Err(errno)
     }
 }
 
-/// First ends the waits of the task that could not leave their queues. Then applies its
-/// adjustments, set by set. Returns the tasks that got a grant by this and may have died.
+/// Ends what a live task has in semaphore sets, at its exit. First removes the nodes of failed
+/// waits that are still queued. Then applies the task's adjustments, set by set. Returns the tasks
+/// that this has granted permits and that may have died.
 ///
 /// # Errors
 ///
@@ -439,19 +416,15 @@ impl Task {
 /// after the process has ended.
 pub(crate) fn exit_sem(task: &Task) -> Result<Absent, Errno> {
     let mut absent = Absent::new();
+    let reaper = Reaper { shared: &task.shared, owner: task.owner, gone: task.owner.index };
     for line in task.kept_waits(&task.shared.layout.waits) {
-        absent.extend(own_reaper(task).end_node(line)?);
+        absent.extend(reaper.end_node(line)?);
     }
-    for record in task.undos.take().into_iter().rev() {
-        absent.extend(own_reaper(task).end_record(record)?);
+    let records = std::mem::take(&mut *task.undos.records.lock());
+    for record in records.into_iter().rev() {
+        absent.extend(reaper.end_record(record)?);
     }
     Ok(absent)
-}
-
-/// Returns a reaper with which a live task ends its own calls and adjustments.
-fn own_reaper(task: &Task) -> Reaper<'_> {
-    let gone = Gone { task: task.owner.index, pid: task.pid };
-    Reaper { shared: &task.shared, owner: task.owner, gone }
 }
 
 fn is_alter(sops: &[SemBuf]) -> bool {

@@ -22,43 +22,35 @@ use rustix::io::Errno;
 
 use super::SemBuf;
 use super::node::{Completed, Node, SEM_LINKS, SET_LINKS, nodes_of};
-use super::set::{
-    ALTER_LIST, COMPLEX_COUNT, CONST_LIST, SEM_ALTER_LIST, SEM_CONST_LIST, Set, SetGuard, TICKET,
-    TICKET_MASK,
-};
+use super::set::{ALTER_LIST, COMPLEX_COUNT, CONST_LIST, Set, SetGuard, TICKET, TICKET_MASK};
 use super::txn::{Txn, Verdict};
-use super::word::{ALTER, COMPLEX, ZERO};
+use super::word::{ALTER, COMPLEX, Word, ZERO};
 use crate::field::{get, put};
 use crate::list::List;
 
-/// Returns a queue of the set.
-fn set_list(set: Set<'_>, list: usize) -> List<'_> {
+/// Returns the queue [`ALTER_LIST`] or [`CONST_LIST`] of a semaphore, or of the set.
+fn queue(set: Set<'_>, num: Option<u16>, list: usize) -> List<'_> {
+    let (line, links) = num.map_or((set.line(), SET_LINKS), |num| (set.sem(num), SEM_LINKS));
     let (region, max) = (&set.shared.region, set.shared.layout.waits.lines);
-    List { region, ends: &set.line()[list], links: SET_LINKS, max }
-}
-
-/// Returns a queue of semaphore `num`.
-fn sem_list(set: Set<'_>, num: u16, list: usize) -> List<'_> {
-    let (region, max) = (&set.shared.region, set.shared.layout.waits.lines);
-    List { region, ends: &set.sem(num)[list], links: SEM_LINKS, max }
+    List { region, ends: &line[list], links, max }
 }
 
 /// Returns the queues in which a node must be.
 fn lists_of<'s>(set: Set<'s>, node: Node<'_>) -> impl Iterator<Item = List<'s>> + use<'s> {
     let (is_alter, is_complex) = (node.is_alter(), node.is_complex());
-    let list = if is_alter { SEM_ALTER_LIST } else { SEM_CONST_LIST };
-    let of_sem = (!is_complex).then(|| sem_list(set, node.sop(0).sem_num, list));
     let list = if is_alter { ALTER_LIST } else { CONST_LIST };
-    let of_set = (is_alter || is_complex).then(|| set_list(set, list));
+    let of_sem = (!is_complex).then(|| queue(set, Some(node.sop(0).sem_num), list));
+    let of_set = (is_alter || is_complex).then(|| queue(set, None, list));
     of_sem.into_iter().chain(of_set)
 }
 
-/// Puts a node at the end of its queues. This is a part of `txn`, which has tried its call.
+/// Puts a node at the end of its queues, as a part of `txn`. The transaction has frozen the words
+/// of the semaphores, and has found that the call must wait (trap I5).
 pub(super) fn enqueue(txn: &mut Txn<'_, '_>, node: Node<'_>, sops: &[SemBuf]) -> Result<(), Errno> {
     for sop in sops {
-        txn.set_waiters(sop.sem_num, bit_of(sops, *sop))?;
+        txn.frozen(sop.sem_num)?.waiters |= bit_of(sops, *sop);
     }
-    let guard = txn.guard();
+    let guard = txn.guard;
     let ticket = get(guard.field(TICKET));
     put(guard.field(TICKET), ticket & !TICKET_MASK | ticket.wrapping_add(1) & TICKET_MASK);
     node.begin(guard.set, ticket & TICKET_MASK);
@@ -66,7 +58,8 @@ pub(super) fn enqueue(txn: &mut Txn<'_, '_>, node: Node<'_>, sops: &[SemBuf]) ->
     Ok(())
 }
 
-/// Returns the bit of a semaphore's word which says that a call with these operations waits.
+/// Returns the bit of a semaphore's word that says that a call waits there. `sops` are the
+/// operations of the call, and `sop` is the one on that semaphore.
 pub(super) fn bit_of(sops: &[SemBuf], sop: SemBuf) -> u64 {
     match (sops.len(), sop.sem_op) {
         (1, 0) => ZERO,
@@ -102,11 +95,12 @@ pub(super) fn rebuild(guard: &SetGuard<'_>) {
     let mut waiting: Vec<_> = waiting(guard.set).map(|node| (node.turn(next), node.line)).collect();
     waiting.sort_unstable();
     for (_, line) in waiting {
-        link(guard, Node::at(guard.set.shared, line));
+        link(guard, Node { shared: guard.set.shared, line });
     }
 }
 
-/// Sets the bits for waiting calls in the words of the semaphores.
+/// Sets the bits for waiting calls in the words of the semaphores, as the queues of the set demand.
+/// Recovery does this, since a dead task may have queued a node and not set the bit.
 ///
 /// # Errors
 ///
@@ -115,7 +109,8 @@ pub(super) fn restore_bits(guard: &SetGuard<'_>) -> Result<(), Errno> {
     for node in waiting(guard.set) {
         let sops = node.sops(guard.set.place.nsems);
         for sop in &sops {
-            match guard.add_waiters(sop.sem_num, bit_of(&sops, *sop)) {
+            let add = |word: Word| word.with_waiters(word.waiters() | bit_of(&sops, *sop));
+            match guard.change(sop.sem_num, add) {
                 Ok(_) | Err(Errno::IDRM) => {}
                 Err(errno) => return Err(errno),
             }
@@ -136,7 +131,7 @@ fn clear(guard: &SetGuard<'_>) {
     [ALTER_LIST, CONST_LIST, COMPLEX_COUNT].into_iter().for_each(|list| put(guard.field(list), 0));
     for num in 0..set.place.nsems as u16 {
         let line = set.sem(num);
-        for list in [SEM_ALTER_LIST, SEM_CONST_LIST] {
+        for list in [ALTER_LIST, CONST_LIST] {
             if get(&line[list]) != 0 {
                 put(&line[list], 0);
             }
@@ -149,7 +144,7 @@ fn clear(guard: &SetGuard<'_>) {
 pub(super) enum Changed<'a> {
     /// The semaphores of these operations of semop(2).
     By(&'a [SemBuf]),
-    /// The semaphores with these numbers. The change is not an operation of semop(2).
+    /// The semaphores with these numbers. The change is by semctl(2) or by the end of a task.
     Nums(&'a [u16]),
 }
 
@@ -159,173 +154,147 @@ pub(super) enum Changed<'a> {
 /// # Errors
 ///
 /// `EIO` if another task does not thaw a semaphore. The caller then must not commit.
-pub(super) fn update(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<Completed, Errno> {
-    let updated = update_all(txn, changed);
-    if updated.is_err() {
-        // The update has failed, so nodes that have left their queues still wait. Link all nodes
-        // again.
-        rebuild(txn.guard());
-    }
-    updated
+pub(super) fn update(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<(), Errno> {
+    let guard = txn.guard;
+    // If the update fails, nothing is committed. So the nodes that have left their queues still
+    // wait, and are linked again.
+    update_all(txn, changed).inspect_err(|_| rebuild(guard))
 }
 
-fn update_all(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<Completed, Errno> {
-    let mut completed = Completed::default();
-    update_zero(txn, changed, &mut completed)?;
-    if get(txn.guard().field(COMPLEX_COUNT)) != 0 {
-        scan(txn, None, &mut completed)?;
-        return Ok(completed);
+fn update_all(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<(), Errno> {
+    update_zero(txn, changed)?;
+    if get(txn.guard.field(COMPLEX_COUNT)) != 0 {
+        return scan(txn, None);
     }
-    let mut scan_sem = |num| scan(txn, Some(num), &mut completed);
     match changed {
         // Only an increment can make a waiting decrement possible.
         Changed::By(sops) => {
             let mut added = sops.iter().filter(|sop| sop.sem_op > 0);
-            added.try_for_each(|sop| scan_sem(sop.sem_num))?;
+            added.try_for_each(|sop| scan(txn, Some(sop.sem_num)))
         }
-        Changed::Nums(nums) => nums.iter().try_for_each(|num| scan_sem(*num))?,
+        Changed::Nums(nums) => nums.iter().try_for_each(|num| scan(txn, Some(*num))),
     }
-    Ok(completed)
 }
 
 /// Carries out waits for zero.
 /// Analogous to Linux's `do_smart_wakeup_zero`.
-fn update_zero(
-    txn: &mut Txn<'_, '_>,
-    changed: Changed<'_>,
-    completed: &mut Completed,
-) -> Result<(), Errno> {
-    let set = txn.set();
+fn update_zero(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<(), Errno> {
     let mut has_zero = false;
-    let mut check = |txn: &mut Txn<'_, '_>, num: u16| -> Result<(), Errno> {
-        if txn.value(num)? == 0 {
+    let mut check = |num| -> Result<(), Errno> {
+        if txn.frozen(num)?.value == 0 {
             has_zero = true;
-            scan_const(txn, sem_list(set, num, SEM_CONST_LIST), completed);
+            scan_const(txn, Some(num));
         }
         Ok(())
     };
     match changed {
-        Changed::By(sops) => sops.iter().try_for_each(|sop| check(txn, sop.sem_num))?,
-        Changed::Nums(nums) => nums.iter().try_for_each(|num| check(txn, *num))?,
+        Changed::By(sops) => sops.iter().try_for_each(|sop| check(sop.sem_num))?,
+        Changed::Nums(nums) => nums.iter().try_for_each(|num| check(*num))?,
     }
-    let list = set_list(set, CONST_LIST);
-    // If a semaphore is zero, these calls are tried again, so that `GETZCNT` counts each at the
-    // operation that blocks it.
-    if has_zero || (matches!(changed, Changed::Nums(_)) && !list.is_empty() && any_zero(txn)) {
-        scan_const(txn, list, completed);
+    // If a semaphore is zero, the calls of several waits for zero are tried again. This updates the
+    // operation that blocks each, at which `GETZCNT` counts the call.
+    let is_any_zero = has_zero
+        || matches!(changed, Changed::Nums(_))
+            && get(txn.guard.field(CONST_LIST)) != 0
+            // Unless a semaphore is frozen, its value may change meanwhile.
+            && (0..txn.set().place.nsems as u16).any(|num| txn.peek(num) == Some(0));
+    if is_any_zero {
+        scan_const(txn, None);
     }
     Ok(())
 }
 
-/// Returns true if a semaphore of the set is zero. Unless it is frozen, the value may change
-/// meanwhile.
-fn any_zero(txn: &Txn<'_, '_>) -> bool {
-    (0..txn.set().place.nsems as u16).any(|num| txn.peek(num) == Some(0))
-}
-
+/// Carries out the waits for zero in the queue of semaphore `num`, or of the set.
 /// Analogous to Linux's `wake_const_ops`.
-fn scan_const(txn: &mut Txn<'_, '_>, list: List<'_>, completed: &mut Completed) {
-    for line in list.iter() {
-        let node = Node::at(txn.set().shared, line);
-        if let Verdict::Blocks(_) = look_at(txn, node, completed) {
-            continue;
-        }
-        if completed.has_twice(line) {
-            break; // The walk met this node before, so the queue is a ring.
-        }
-        dequeue(txn.guard(), node);
-    }
+fn scan_const(txn: &mut Txn<'_, '_>, num: Option<u16>) {
+    let shared = txn.set().shared;
+    let mut lines = queue(txn.set(), num, CONST_LIST).iter();
+    let _is_whole = lines.all(|line| look_at(txn, Node { shared, line }).is_some());
 }
 
 /// Carries out the waiting calls of the queue of semaphore `num`, or of the set, until none is
 /// possible. No single decrement is possible once its semaphore is 0. So the walk ends there (trap
 /// X7).
 /// Analogous to Linux's `update_queue`.
-fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>, completed: &mut Completed) -> Result<(), Errno> {
+fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>) -> Result<(), Errno> {
     let set = txn.set();
-    let list = match num {
-        Some(num) => sem_list(set, num, SEM_ALTER_LIST),
-        None => set_list(set, ALTER_LIST),
-    };
+    let list = queue(set, num, ALTER_LIST);
     let mut lines = list.iter();
     while let Some(line) = lines.next() {
-        if num.map(|num| txn.value(num)).transpose()? == Some(0) {
+        if let Some(num) = num
+            && txn.frozen(num)?.value == 0
+        {
             break;
         }
-        let node = Node::at(set.shared, line);
+        let node = Node { shared: set.shared, line };
         let is_complex = node.is_complex();
         let sops = node.sops(set.place.nsems);
-        match look_at(txn, node, completed) {
-            Verdict::Blocks(_) => {}
-            // The walk has seen this node before, so a hostile process has made the queue a ring.
-            _ if completed.has_twice(line) => break,
-            Verdict::Fails(_) => dequeue(txn.guard(), node),
-            Verdict::Done => {
-                dequeue(txn.guard(), node);
-                update_zero(txn, Changed::By(&sops), completed)?;
-                // A decrement makes no older decrement possible, so the walk continues. After other
-                // changes it must start again.
-                if is_complex || get(txn.guard().field(COMPLEX_COUNT)) != 0 {
-                    lines = list.iter();
-                }
+        let Some(verdict) = look_at(txn, node) else { break };
+        if verdict == Verdict::Done {
+            update_zero(txn, Changed::By(&sops))?;
+            // A completed decrement makes no older decrement possible, so the walk continues. Any
+            // other completed call may do so, and then the walk starts again.
+            if is_complex || get(txn.guard.field(COMPLEX_COUNT)) != 0 {
+                lines = list.iter();
             }
         }
     }
     Ok(())
 }
 
-/// Tries the call of a node, and notes its outcome or the operation that blocks it.
-fn look_at(txn: &mut Txn<'_, '_>, node: Node<'_>, completed: &mut Completed) -> Verdict {
-    // The call will end with `EINTR`, or a signal handler has left it.
+/// Tries the waiting call of a node. If the call is possible or fails, completes it, and takes the
+/// node out of its queues. Otherwise notes which operation blocks the call. Returns none if the
+/// transaction has completed this call before: then a hostile process has made the queue a ring.
+fn look_at(txn: &mut Txn<'_, '_>, node: Node<'_>) -> Option<Verdict> {
+    // An interrupted call gets no grant: it will end with `EINTR`, or a signal handler has left it.
     if node.is_interrupted() {
-        return Verdict::Blocks(0);
+        return Some(Verdict::Blocks(0));
     }
     let sops = node.sops(txn.set().place.nsems);
     let verdict = txn.perform(node.call(&sops));
-    match verdict {
-        Verdict::Blocks(at) => node.set_blocking(at),
-        Verdict::Done => completed.push(node, 0),
-        Verdict::Fails(errno) => completed.push(node, errno.raw_os_error()),
+    let errno = match verdict {
+        Verdict::Blocks(at) => {
+            node.set_blocking(at);
+            return Some(verdict);
+        }
+        Verdict::Done => 0,
+        Verdict::Fails(errno) => errno.raw_os_error(),
+    };
+    let is_again = txn.completed.iter().any(|(line, _)| *line == node.line);
+    txn.completed.push((node.line, errno));
+    if is_again {
+        return None;
     }
-    verdict
+    dequeue(txn.guard, node);
+    Some(verdict)
 }
 
-/// Ends all waits of a set with `EIDRM`. The caller holds the lock and removes the set.
+/// Empties the queues of a set that is being removed. Returns the waiting calls, each with the
+/// outcome `EIDRM`.
 pub(super) fn end_all(guard: &SetGuard<'_>) -> Completed {
     let set = guard.set;
-    let zeroes = (0..set.place.nsems as u16).map(|num| sem_list(set, num, SEM_CONST_LIST));
-    let lists = [CONST_LIST, ALTER_LIST].map(|list| set_list(set, list)).into_iter().chain(zeroes);
-    // All queues together have at most as many nodes as the pool, so this bounds the walk.
-    let nodes = lists.flat_map(List::iter).take(set.shared.layout.waits.lines as usize);
+    let zeroes = (0..set.place.nsems as u16).map(|num| queue(set, Some(num), CONST_LIST));
+    let lists = [CONST_LIST, ALTER_LIST].map(|list| queue(set, None, list)).into_iter();
+    // All queues together have at most as many nodes as the pool. So this limit ends the walk over
+    // a ring.
+    let max = set.shared.layout.waits.lines as usize;
+    let nodes = lists.chain(zeroes).flat_map(List::iter).take(max);
     let completed = nodes.map(|line| (line, Errno::IDRM.raw_os_error())).collect();
     clear(guard);
-    Completed { nodes: completed }
+    completed
 }
 
-/// The change that counted calls wait for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Awaited {
-    /// `GETNCNT`: a larger value.
-    Increase,
-    /// `GETZCNT`: zero.
-    Zero,
-}
-
-/// Returns how many calls wait for semaphore `num`.
+/// Returns how many calls wait for semaphore `num`. With [`ALTER_LIST`] these are the calls that
+/// wait for a larger value (`GETNCNT`). With [`CONST_LIST`] they wait for zero (`GETZCNT`).
 /// Analogous to Linux's `count_semcnt`.
-pub(super) fn count(guard: &SetGuard<'_>, num: u16, awaited: Awaited) -> i32 {
+pub(super) fn count(guard: &SetGuard<'_>, num: u16, list: usize) -> i32 {
     let set = guard.set;
-    let single = match awaited {
-        Awaited::Increase => SEM_ALTER_LIST,
-        Awaited::Zero => SEM_CONST_LIST,
-    };
-    let singles = sem_list(set, num, single).iter().count();
-    let lists = [ALTER_LIST, CONST_LIST].map(|list| set_list(set, list));
+    let singles = queue(set, Some(num), list).iter().count();
+    let lists = [ALTER_LIST, CONST_LIST].map(|list| queue(set, None, list));
     let several = lists.into_iter().flat_map(List::iter).filter(|line| {
-        let node = Node::at(set.shared, *line);
+        let node = Node { shared: set.shared, line: *line };
         let sop = node.blocking();
-        let is_zero = sop.sem_op == 0;
-        let is_awaited = is_zero == (awaited == Awaited::Zero) && sop.sem_op <= 0;
+        let is_awaited = (sop.sem_op == 0) == (list == CONST_LIST) && sop.sem_op <= 0;
         node.is_complex() && sop.sem_num == num && is_awaited
     });
     i32::try_from(singles + several.count()).unwrap_or(i32::MAX)

@@ -4,11 +4,11 @@
 //! (`freeze`), and a set that it has removed only in part. A function that takes the lock of a set
 //! first repairs the set, if the last holder has died.
 //!
-//! Recovery relies on the words of the semaphores, `COMMIT` and the logs that it makes valid, the
-//! nodes, and the undo records. It rebuilds queues and lists from these.
+//! Recovery relies on the words of the semaphores, the wait nodes, the undo records, and the word
+//! `COMMIT`, which says whether the logs are valid. It rebuilds queues and lists from these.
 //!
 //! Each step has the same result if it is repeated. So if the recovering task dies too, the next
-//! one starts again.
+//! task that takes the lock starts recovery again.
 //!
 //! Source: the essays of `txn`, `several` and `log`; `ARCHITECTURE.md`.
 
@@ -16,18 +16,18 @@ use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
 
 use super::freeze::settle;
-use super::node::{Completed, Wakes, nodes_of, wake};
+use super::node::{Completed, TAKEN_BACK, Wakes, nodes_of, tell, wake};
 use super::queue;
-use super::set::{COMMIT, COMMITTING, LIVE, LOCK, OWED, Place, SETTINGS, Set, SetGuard};
+use super::set::{COMMIT, COMMITTING, LIVE, LOCK, OWED, SETTINGS, Set, SetGuard};
 use super::undo;
 use crate::field::{get, put};
-use crate::ids::{Ids, Kind, Object, Remains};
+use crate::ids::{Ids, Kind, Remains};
 use crate::lock::{Owner, Wait, lock_within};
 
 /// Semaphore sets, for the code that all kinds share.
 pub(crate) const SETS: &Kind = &Kind {
     layout: |layout| layout.sem_ids,
-    repair: size_of,
+    repair: |ids, object| Set::new(ids.shared, object).place.nsems.into(),
     end: end_slot,
     sweep: free_lost,
     may_ctl: |hook, cred, perm, cmd| hook.sem_semctl(cred, perm, cmd),
@@ -39,30 +39,30 @@ impl<'s> Set<'s> {
     ///
     /// # Errors
     ///
-    /// `EIDRM` if the set was removed, even if remains of it are left. Every path checks this once
-    /// it has the lock (trap I3). `EIO` if the holder is alive and does not release the lock.
+    /// `EIDRM` if the set was removed, even if remains of it are left. Every call checks for a
+    /// removal after it has taken the lock (trap I3). `EIO` if the holder is alive and does not
+    /// release the lock.
     pub(super) fn lock(self, owner: Owner) -> Result<SetGuard<'s>, Errno> {
         let guard = self.lock_remains(owner, Wait::Long)?;
-        if !guard.is_published() {
-            return Err(Errno::IDRM);
-        }
-        Ok(guard)
+        guard.filter(|guard| guard.set.is_published()).ok_or(Errno::IDRM)
     }
 
-    /// Like [`Set::lock`], but also locks a removed set of which remains are left.
+    /// Like [`Set::lock`], but also locks a removed set of which remains are left. Returns none if
+    /// no remains are left and all waiting calls have ended.
     ///
     /// # Errors
     ///
-    /// `EIDRM` if no remains are left and all waiting calls have ended. `EIO` as for [`Set::lock`].
-    pub(super) fn lock_remains(self, owner: Owner, wait: Wait) -> Result<SetGuard<'s>, Errno> {
-        let guard = self.lock_new(owner, wait)?;
-        if get(&self.line()[LIVE]) != self.place.payload() {
-            return Err(Errno::IDRM);
-        }
-        Ok(guard)
+    /// `EIO` as for [`Set::lock`].
+    pub(super) fn lock_remains(
+        self,
+        owner: Owner,
+        wait: Wait,
+    ) -> Result<Option<SetGuard<'s>>, Errno> {
+        Ok(Some(self.lock_new(owner, wait)?).filter(|guard| guard.set.is_there()))
     }
 
-    /// Takes the lock of a set that is about to be published in this slot.
+    /// Takes the lock of a slot, whichever set it has. `semget` uses this for a set that it is
+    /// about to publish.
     pub(super) fn lock_new(self, owner: Owner, wait: Wait) -> Result<SetGuard<'s>, Errno> {
         let held = lock_within(self.shared, &self.line()[LOCK], owner, wait, || {
             let set = Set::at(self.shared, self.index);
@@ -70,37 +70,32 @@ impl<'s> Set<'s> {
         })?;
         Ok(SetGuard { set: self, owner, _held: Some(held) })
     }
-
-    /// Ends a set that no lookup finds any more: its semaphores, waits and undo records. The caller
-    /// holds the lock of the kind. If it dies here, the next holder of that lock ends the rest.
-    ///
-    /// # Errors
-    ///
-    /// `EIDRM` if the set has ended already. `EIO` if a live task does not release the set's lock.
-    fn remove(self, owner: Owner) -> Result<(Wakes, Remains), Errno> {
-        Ok(self.lock_remains(owner, Wait::Short)?.remove())
-    }
 }
 
 impl SetGuard<'_> {
-    /// Ends a set that no lookup finds any more, as a recovery does. Analogous to Linux's
-    /// `freeary`.
+    /// Ends a set that no lookup finds any more: its semaphores, waits and undo records. Analogous
+    /// to Linux's `freeary`.
     ///
-    /// A stopped process may have frozen a semaphore. When it continues, it stores into that word,
-    /// and perhaps into its undo record. So these lines are not freed, and only the waits are
-    /// ended.
+    /// The caller holds the lock of the kind. If it dies here, the next holder of that lock ends
+    /// the rest.
+    ///
+    /// A stopped process may have frozen a semaphore. When the process continues, it stores into
+    /// that word, and perhaps into its undo record. So in this case the function ends only the
+    /// waits, and frees no lines.
     pub(super) fn remove(self) -> (Wakes, Remains) {
         let set = self.set;
         let is_whole = self.kill_all();
         let completed = queue::end_all(&self);
         if is_whole {
-            undo::free_all(&self);
+            // The words of the semaphores are dead already.
+            undo::list(&self).iter().for_each(|record| undo::free(&self, record));
         }
-        let wakes = completed.tell(set.shared);
+        let wakes = tell(set.shared, completed);
         if !is_whole {
             return (wakes, Remains::Some);
         }
-        // This store comes last. If this task dies before it, recovery ends the set.
+        // Clear `LIVE` last. If this task dies before the store, recovery finds the set and ends
+        // it.
         put(self.field(LIVE), 0);
         let owner = self.owner;
         drop(self);
@@ -127,33 +122,34 @@ fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
         if let Ok(word) = set.word(num)
             && word.is_frozen_locked()
         {
-            undo::records(guard)
-                .for_each(|record| undo::settle_adj(set.shared, record, num, is_committed));
+            for record in undo::list(guard).iter() {
+                undo::settle_adj(set.shared, record, num, is_committed);
+            }
             settle(set, num, word, is_committed);
         }
     }
-    let wakes = settle_nodes(set, is_committed).tell(set.shared);
+    let wakes = tell(set.shared, settle_nodes(set, is_committed));
     // ORDERING(ipc-commit): Release. As in `Txn::commit`.
     guard.field(COMMIT).store(OWED | commit & SETTINGS, Ordering::Release);
     queue::rebuild(guard);
     queue::restore_bits(guard)?;
-    // The holder of a lock must not reap. `OWED` is set, so later calls find the tasks that may
-    // have died.
+    // The holder of a lock must not reap, so ignore the tasks that may have died. `OWED` is set, so
+    // later calls find these tasks.
     let _absent = wake(set.shared, &wakes);
     Ok(())
 }
 
-/// If the commit is valid, returns the waiting calls whose outcomes it has logged. If not, makes
-/// the logs in the nodes void.
+/// With a valid commit, returns the waiting calls whose outcomes the dead task has logged in their
+/// nodes. Otherwise makes these logs void.
 fn settle_nodes(set: Set<'_>, is_committed: bool) -> Completed {
-    let mut completed = Completed::default();
+    let mut completed = Completed::new();
     for (node, _) in nodes_of(set) {
         let Some(errno) = node.pending() else { continue };
-        // A task that already has its outcome may have continued. It gets no second outcome, except
-        // if its grant is taken back.
-        let is_to_be_told = node.outcome().is_none() || node.is_taken_back();
+        // A task whose node already has an outcome may have continued. It gets no second outcome,
+        // unless its grant is taken back.
+        let is_to_be_told = node.outcome().is_none() || errno == TAKEN_BACK;
         match (is_committed, is_to_be_told) {
-            (true, true) => completed.push(node, errno),
+            (true, true) => completed.push((node.line, errno)),
             (false, true) => node.set_pending(None),
             (_, false) => {}
         }
@@ -161,22 +157,19 @@ fn settle_nodes(set: Set<'_>, is_committed: bool) -> Completed {
     completed
 }
 
-/// Returns the number of semaphores of a set.
-fn size_of(ids: Ids<'_>, object: &Object) -> u64 {
-    u64::from(Set::new(ids.shared, object).place.nsems)
-}
-
 /// Ends the remains of a set in a slot that has no object. The caller holds the kind's lock.
 fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
     let shared = ids.shared;
     let Some(set) = Set::at(shared, index) else { return Remains::None };
-    match set.remove(ids.owner) {
-        Ok((wakes, remains)) => {
-            // This grants nothing, so it does not matter which of the tasks have died.
+    match set.lock_remains(ids.owner, Wait::Short) {
+        Ok(Some(guard)) => {
+            let (wakes, remains) = guard.remove();
+            // A removal grants no permits, so it does not matter which of the woken tasks have
+            // died.
             let _absent = wake(shared, &wakes);
             remains
         }
-        Err(Errno::IDRM) => Remains::None,
+        Ok(None) => Remains::None,
         Err(_) => Remains::Some,
     }
 }
@@ -186,9 +179,8 @@ pub(super) fn free_lost(ids: Ids<'_>) {
     let shared = ids.shared;
     let pool = shared.layout.sems;
     let (_, lost) = pool.collect_used(&shared.region, |line, index| {
-        let set = shared.region.line(shared.layout.sets.wrapping_add(index));
-        let place = Place::from_payload(get(&set[LIVE]));
-        (index >= ids.slots() || place.base != line).then_some(line)
+        let set = (index < ids.slots()).then(|| Set::at(shared, index)).flatten();
+        set.is_none_or(|set| set.place.base != line).then_some(line)
     });
     lost.into_iter().for_each(|line| pool.free(shared, line, ids.owner));
 }

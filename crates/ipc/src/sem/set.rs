@@ -4,9 +4,9 @@
 //! lines. So operations on different semaphores write no common line. Only the holder of the set's
 //! lock writes the line of the set. An operation of one step does not read that line.
 //!
-//! Protected by the set's lock: the words below, the queues in the lines of the semaphores, the
-//! undo records of the set, and its wait nodes while their calls wait. The word of a semaphore and
-//! its undo cells belong to the task that has frozen the word.
+//! The set's lock protects the words of the set's line and the queues in the lines of the
+//! semaphores. It also protects the undo records of the set, and its wait nodes while their calls
+//! wait. The word of a semaphore and its undo cells belong to the task that has frozen the word.
 
 use corewalk_base::Line;
 use corewalk_base::futex::Scope;
@@ -21,12 +21,14 @@ use crate::shared::Shared;
 
 // Words of a set's line.
 pub(super) const LOCK: usize = 0;
-/// The word with the payload of the live set, or 0. A call compares it with the payload that its
-/// lookup found.
+/// The word with the payload of the live set, or 0. A call that has taken the lock compares this
+/// word with the payload that its lookup found.
 pub(super) const LIVE: usize = 1;
-/// All waiting calls that change a semaphore.
+/// The list of all waiting calls that change a semaphore. In a semaphore's line, the same word is
+/// the list of waiting calls of a single decrement.
 pub(super) const ALTER_LIST: usize = 2;
-/// The list of waiting calls of several operations that all wait for zero.
+/// The list of waiting calls of several operations that all wait for zero. In a semaphore's line,
+/// the same word is the list of waiting calls of a single wait for zero.
 pub(super) const CONST_LIST: usize = 3;
 /// The word with the number of waiting calls of several operations.
 pub(super) const COMPLEX_COUNT: usize = 4;
@@ -42,26 +44,25 @@ pub(super) const TICKET: usize = 7;
 /// A logged change is being stored.
 pub(super) const COMMITTING: u64 = 1;
 /// The bit of `COMMIT` that says: calls were granted, and their tasks may have died before they
-/// returned. The store that makes such a grant valid sets the bit. Recovery sets it too, since
-/// [`UNDO_LIST`] was empty during it. A check that finds no such call clears it.
+/// returned. The store that makes such a grant valid sets the bit. Recovery sets the bit too, since
+/// it empties [`UNDO_LIST`] for a moment. A check that finds no unacknowledged grant clears the
+/// bit.
 pub(super) const OWED: u64 = 2;
-/// The bits of `COMMIT` that count how often `SETVAL` or `SETALL` ran while [`OWED`] was set. They
-/// tell whether adjustments were cleared after a grant.
+/// The bits of `COMMIT` that count how often `SETVAL` or `SETALL` ran while [`OWED`] was set. The
+/// count tells whether adjustments were cleared after a grant.
 pub(super) const SETTINGS: u64 = SETTINGS_MAX << SETTINGS_SHIFT;
 const SETTINGS_MAX: u64 = (1 << 14) - 1;
-const SETTINGS_SHIFT: u32 = 8;
+pub(super) const SETTINGS_SHIFT: u32 = 8;
 
-// Words of a semaphore's line. Words 6 and 7 of the first line belong to the pool.
+// Words of a semaphore's line, apart from [`ALTER_LIST`] and [`CONST_LIST`]. Words 6 and 7 of the
+// first line belong to the pool.
 pub(super) const WORD: usize = 0;
 /// The word with the time of the last operation, and the tag of its set.
 pub(super) const OTIME: usize = 1;
-/// Waiting calls of a single decrement.
-pub(super) const SEM_ALTER_LIST: usize = 2;
-/// The list of waiting calls of a single wait for zero.
-pub(super) const SEM_CONST_LIST: usize = 3;
 /// The word with the log of an operation without the set's lock, see `log`.
 pub(super) const LOG: usize = 4;
-/// The word with the semaphore's new word in a change of several, see `txn` and `several`.
+/// The redo log of a semaphore: the new word that a change of several semaphores is about to store,
+/// see `txn` and `several`.
 pub(super) const REDO: usize = 5;
 
 const BASE_BITS: u32 = 27;
@@ -108,7 +109,8 @@ pub(super) struct SetGuard<'s> {
     pub(super) set: Set<'s>,
     /// The task that holds the lock.
     pub(super) owner: Owner,
-    /// None while this thread takes the lock over from a dead task.
+    /// The held lock. None while this thread repairs the set after it has taken the lock over from
+    /// a dead task.
     pub(super) _held: Option<Held<'s>>,
 }
 
@@ -143,23 +145,16 @@ impl<'s> Set<'s> {
 
     /// Returns the set in slot `index`, if there is one.
     pub(super) fn at(shared: &'s Shared, index: u32) -> Option<Self> {
-        let set = Set { shared, index, place: Place::from_payload(0) };
-        let payload = get(&set.line()[LIVE]);
-        (payload != 0).then(|| Set { place: Place::from_payload(payload), ..set })
+        let payload = get(&shared.region.line(shared.layout.sets + index)[LIVE]);
+        (payload != 0).then(|| Set { shared, index, place: Place::from_payload(payload) })
     }
 
-    /// Returns true if a dead process may have adjustments in the set, or a grant from which it did
-    /// not return.
+    /// Returns true if a dead process may have adjustments in the set, or a grant that its task has
+    /// not acknowledged.
     pub(super) fn may_be_owed(&self) -> bool {
         let line = self.line();
         let is_any = get(&line[UNDO_LIST]) != 0 || get(&line[COMMIT]) & OWED != 0;
         self.shared.scope == Scope::Shared && is_any
-    }
-
-    /// Returns true if a process may have died while it waited for semaphore `num`.
-    pub(super) fn has_absent(&self, num: u16) -> bool {
-        let waits = self.word(num).is_ok_and(|word| word.waiters() != 0);
-        self.shared.scope == Scope::Shared && waits
     }
 
     /// Returns true if the slot still has this set, published or not.
@@ -189,8 +184,8 @@ impl<'s> Set<'s> {
     /// Records `now_s` as the time of an operation on semaphore `num`.
     #[inline]
     pub(super) fn touch_otime(&self, num: u16, now_s: u64) {
-        // The time may be stored after the removal of the set. It has the tag of the set, so the
-        // next set in these lines ignores it.
+        // This store of the time may come after the removal of the set. The time contains the tag
+        // of the set, so the next set in these lines ignores it.
         let otime = self.place.tag << TAG_SHIFT | now_s & ((1 << TAG_SHIFT) - 1);
         let cell = &self.sem(num)[OTIME];
         if get(cell) != otime {
@@ -211,35 +206,6 @@ impl<'s> SetGuard<'s> {
     pub(super) fn field(&self, word: usize) -> &'s AtomicU64 {
         &self.set.line()[word]
     }
-
-    /// Returns true if a lookup can find the set.
-    pub(super) fn is_published(&self) -> bool {
-        self.set.is_published()
-    }
-
-    /// Returns a 14-bit count, which changes when `SETVAL` or `SETALL` clears adjustments of
-    /// granted calls.
-    pub(super) fn settings(&self) -> u64 {
-        settings_of(get(self.field(COMMIT)))
-    }
-
-    /// Clears [`OWED`], because no dead task has a grant any more.
-    pub(super) fn forget_owed(&self) {
-        let commit = get(self.field(COMMIT));
-        if commit & OWED != 0 {
-            put(self.field(COMMIT), commit & !OWED);
-        }
-    }
-}
-
-/// Returns [`SETTINGS`] of a word `COMMIT`, as a number.
-pub(super) fn settings_of(commit: u64) -> u64 {
-    (commit & SETTINGS) >> SETTINGS_SHIFT
-}
-
-/// Returns the bits [`SETTINGS`] of a word `COMMIT`, raised by one.
-pub(super) fn next_settings(commit: u64) -> u64 {
-    ((commit & SETTINGS) + (1 << SETTINGS_SHIFT)) & SETTINGS
 }
 
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]

@@ -2,8 +2,8 @@
 //!
 //! The call freezes the words one after the other, in the order of the semaphores. Operations on
 //! different semaphores do not depend on each other, so their order does not change whether all are
-//! possible. If one is not possible, the call takes the lock, and finds out under it which
-//! operation fails.
+//! possible. If one is not possible, the call takes the set's lock, and finds out under the lock
+//! which operation fails.
 //!
 //! If a call finds a word frozen, it thaws its own words and begins again, a few times. If it finds
 //! a word with a waiting call, it takes the lock. A call never waits while it has a frozen word. So
@@ -33,15 +33,14 @@ use super::SemBuf;
 use super::log::Log;
 use super::set::{REDO, Set, WORD};
 use super::word::Word;
-use crate::limits::SEMVMX;
 use crate::shared::now_s;
 use crate::task::Task;
 
 /// The largest number of operations.
 const SOPS_MAX: usize = 4;
 
-/// How often a call begins again before it takes the lock, and how often it spins before each try.
-/// The spins take about as long as a freeze.
+/// How often a call that meets a frozen word begins again before it takes the set's lock, and how
+/// often it spins before each try. The spins take about as long as a freeze.
 const TRIES_MAX: u32 = if IS_MODEL { 2 } else { 16 };
 const PAUSES: u32 = if IS_MODEL { 1 } else { 8 };
 
@@ -49,11 +48,13 @@ const PAUSES: u32 = if IS_MODEL { 1 } else { 8 };
 enum Not {
     /// The word is frozen, or another task has just changed it.
     Free,
-    /// The call fails with this error. Without an error it needs the lock.
+    /// The operations are not possible: the call fails with this error, or needs the set's lock if
+    /// there is none.
     Possible(Option<Errno>),
 }
 
-/// The frozen words: for each one its semaphore, the word before, and the new value.
+/// The words that a call has frozen: the number of the semaphore, the word before the freeze, and
+/// the new value.
 struct Frozen<'s> {
     set: Set<'s>,
     words: [(u16, Word, i32); SOPS_MAX],
@@ -61,11 +62,14 @@ struct Frozen<'s> {
 }
 
 impl Task {
-    /// Performs a few operations. Returns none if the call needs the set's lock.
-    pub(super) fn semop_several(&self, set: Set<'_>, sops: &[SemBuf]) -> Option<Result<(), Errno>> {
-        let has_undo = sops.iter().any(|sop| sop.is_undo());
-        if sops.len() > SOPS_MAX || has_undo {
-            return None;
+    /// Performs a call of a few operations, without the set's lock if possible.
+    ///
+    /// # Errors
+    ///
+    /// The errno of the call, or none if the call needs the set's lock.
+    pub(super) fn semop_several(&self, set: Set<'_>, sops: &[SemBuf]) -> Result<(), Option<Errno>> {
+        if sops.len() > SOPS_MAX || sops.iter().any(|sop| sop.is_undo()) {
+            return Err(None);
         }
         let mut sorted = [SemBuf::default(); SOPS_MAX];
         let sorted = &mut sorted[..sops.len()];
@@ -82,14 +86,15 @@ impl Task {
                     drop(waits);
                     frozen.commit(self.pid);
                     set.touch_otime(sops[0].sem_num, now_s());
-                    return Some(Ok(()));
+                    return Ok(());
                 }
                 Err(Not::Possible(errno)) => {
                     frozen.give_up();
-                    // In the order of the call, another operation may fail first. Also, a dead task
-                    // may have units that this call needs. In both cases the call needs the lock.
+                    // If the operations were sorted, another one may fail first in the order of the
+                    // call. Also, a dead task may have units that the call needs. In both cases the
+                    // call takes the set's lock.
                     let is_left = !was_sorted || (errno == Some(Errno::AGAIN) && set.may_be_owed());
-                    return errno.filter(|_| !is_left).map(Err);
+                    return Err(errno.filter(|_| !is_left));
                 }
                 Err(Not::Free) => frozen.give_up(),
             }
@@ -98,7 +103,7 @@ impl Task {
                 hint::spin_loop();
             }
         }
-        None
+        Err(None)
     }
 }
 
@@ -106,19 +111,14 @@ impl Frozen<'_> {
     /// Carries out one operation on the copies.
     #[inline]
     fn add(&mut self, sop: SemBuf, owner: u32) -> Result<(), Not> {
-        let is_last = self.count > 0 && self.words[self.count - 1].0 == sop.sem_num;
-        if !is_last {
+        if self.count == 0 || self.words[self.count - 1].0 != sop.sem_num {
             self.freeze(sop.sem_num, owner)?;
         }
         let value = &mut self.words[self.count - 1].2;
-        let result = *value + i32::from(sop.sem_op);
-        if result < 0 || (sop.sem_op == 0 && *value != 0) {
-            return Err(Not::Possible(sop.is_nowait().then_some(Errno::AGAIN)));
-        }
-        if result > SEMVMX {
-            return Err(Not::Possible(Some(Errno::RANGE)));
-        }
-        *value = result;
+        *value = sop.apply(*value).map_err(|errno| {
+            let is_final = errno != Errno::AGAIN || sop.is_nowait();
+            Not::Possible(is_final.then_some(errno))
+        })?;
         Ok(())
     }
 
@@ -132,18 +132,13 @@ impl Frozen<'_> {
         if seen.waiters() != 0 {
             return Err(Not::Possible(None));
         }
+        let (cell, next) = (&self.set.sem(num)[WORD], seen.freeze(owner));
         // ORDERING(ipc-word): AcqRel. As for a single operation.
-        let swapped = self.set.sem(num)[WORD].compare_exchange(
-            seen.0,
-            seen.freeze(owner).0,
-            Ordering::AcqRel,
-            Ordering::Relaxed,
-        );
+        let swapped = cell.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed);
         swapped.map_err(|_| Not::Free)?;
-        let first = if self.count == 0 { num } else { self.words[0].0 };
-        Log::Several { first, is_committed: false }.write(&self.set, num, seen);
         self.words[self.count] = (num, seen, seen.value());
         self.count += 1;
+        Log::Several { first: self.words[0].0, is_committed: false }.write(&self.set, num, seen);
         Ok(())
     }
 

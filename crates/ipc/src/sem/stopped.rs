@@ -36,8 +36,8 @@ fn set<'t>(task: &'t Task, id: SemId) -> Set<'t> {
     Set::new(&task.shared, &task.sem_ids().obtain_object_check(id.raw()).unwrap())
 }
 
-/// Freezes the first semaphore of a set, like an operation that stops there. Returns a function
-/// that ends the freeze.
+/// Freezes the first semaphore of a set, like an operation whose process is stopped during the
+/// freeze. Returns a function that ends the freeze.
 fn stop<'t>(task: &'t Task, id: SemId) -> impl FnOnce() + use<'t> {
     let set = set(task, id);
     let before = set.word(0).unwrap();
@@ -99,8 +99,8 @@ fn remains_of_a_removed_set_end_with_the_stopped_process() {
     assert_eq!(used(&other), [0, 0, 0]);
 }
 
-/// A waiting call must end a set whose removal was not completed, also if other tasks believe that
-/// the remover is still at work.
+/// A set is unpublished, but its removal is not completed, and the remover lives. A waiting call
+/// must end the set by itself.
 #[test]
 fn waiter_at_an_unpublished_set_ends_the_set() {
     let namespace = namespace(2);
@@ -218,8 +218,8 @@ fn undo_record_that_waits_for_its_pool_blocks_no_other_operation() {
             other.semop(id, &[SemBuf::new(1, -1, SemFlags::UNDO)]).unwrap();
         }
         drop(pool);
-        // If this took longer than the time limit for a lock, the call has failed and changed
-        // nothing.
+        // If the loop took longer than the time limit for a lock, the call of the waiting task has
+        // failed, and must have changed nothing.
         let done = waits.join().unwrap();
         assert!(matches!(done, Ok(()) | Err(Errno::IO)), "{done:?}");
         assert_eq!(other.sem_getval(id, 0), Ok(i32::from(done.is_ok())));
@@ -263,8 +263,8 @@ fn waits_for_a_word_are_counted() {
             other.sem_setval(id, 0, 1)
         }];
     for (at, call) in calls.into_iter().enumerate() {
-        // The task that holds the set's lock should find the word frozen. It may come after the
-        // thaw, so try often.
+        // The task that holds the set's lock should find the word frozen. But its read may come
+        // after the thaw, so repeat until a wait was counted.
         let is_counted = (0..1000).any(|_| {
             let before = namespace.contention();
             let go_on = stop(&holder, id);

@@ -43,7 +43,8 @@ fn changed(task: &Task, act: impl FnOnce()) -> BTreeSet<usize> {
 fn operations_on_different_semaphores_change_no_common_line() {
     let task = task();
     let id = task.semget(IPC_PRIVATE, 4, GetFlags::empty(), 0o600).unwrap();
-    // These operations make the undo record, and set the times of the last operation.
+    // The first operations allocate the undo record, and set the times of the last operation. So
+    // the operations after them change only the lines that each needs.
     (0..4).for_each(|num| task.semop(id, &[SemBuf::new(num, 1, SemFlags::UNDO)]).unwrap());
     let by = |sops: &[SemBuf]| changed(&task, || task.semop(id, sops).unwrap());
     for undo in [SemFlags::empty(), SemFlags::UNDO] {

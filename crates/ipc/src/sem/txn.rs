@@ -4,8 +4,8 @@
 //! and works on copies. At its end it stores all changes, or thaws the words unchanged.
 //!
 //! A call without the set's lock that finds a frozen word waits, or takes the lock. So does a
-//! query. A word is thawed only by the store of its new value. So no other call sees one word
-//! changed and another one not.
+//! query. The store of its new value thaws a word. So no other call sees a state in which one word
+//! has changed and another one has not.
 //!
 //! If a change completes a waiting call, the changes of that call belong to the same transaction.
 //! So no other call can come between an increment and the decrement that waited for it.
@@ -20,9 +20,9 @@
 //!    the status of the completed calls.
 //! 4. It clears `COMMITTING`.
 //!
-//! Each of these is a release store, so another process sees them in this order. If the task dies
-//! before step 2, recovery thaws the frozen words unchanged. If it dies later, recovery stores the
-//! logged changes again (`recover`). A change of one word, without an adjustment and without a
+//! Each of these stores is a release store, so another process sees them in this order. If the task
+//! dies before step 2, recovery thaws the frozen words unchanged. If it dies later, recovery stores
+//! the logged changes again (`recover`). A change of one word, without an adjustment and without a
 //! completed call, is a single store. It needs no log.
 //!
 //! Only the holder of the set's lock waits while it has frozen words. So there is no deadlock.
@@ -32,15 +32,14 @@ use rustix::io::Errno;
 use smallvec::SmallVec;
 
 use super::SemBuf;
-use super::node::{Call, Completed, Wakes};
+use super::node::{Call, Completed, Node, Wakes, tell};
 use super::set::{
-    COMMIT, COMMITTING, COMPLEX_COUNT, OWED, REDO, SEM_ALTER_LIST, SEM_CONST_LIST, SETTINGS, Set,
-    SetGuard, next_settings, settings_of,
+    ALTER_LIST, COMMIT, COMMITTING, COMPLEX_COUNT, CONST_LIST, OWED, REDO, SETTINGS,
+    SETTINGS_SHIFT, Set, SetGuard,
 };
 use super::undo;
 use super::word::{ALTER, COMPLEX, Word, ZERO};
 use crate::field::get;
-use crate::limits::{SEMAEM, SEMVMX};
 
 /// The result of trying a call on the copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,65 +53,58 @@ pub(super) enum Verdict {
 }
 
 /// A word that the transaction has frozen.
-struct Frozen {
+pub(super) struct Frozen {
     num: u16,
-    before: Word,
-    value: i32,
-    pid: u32,
+    pub(super) before: Word,
+    pub(super) value: i32,
+    pub(super) pid: u32,
     /// The bits for waiting calls that `queue::enqueue` sets in the new word.
-    waiters: u64,
+    pub(super) waiters: u64,
 }
 
 /// An adjustment that the transaction has read.
-struct Cell {
+pub(super) struct Cell {
     record: u32,
     num: u16,
     before: i32,
-    adj: i32,
+    pub(super) adj: i32,
 }
 
 /// Changes under a set's lock. A drop without [`Txn::commit`] discards them.
 pub(super) struct Txn<'g, 's> {
-    guard: &'g SetGuard<'s>,
+    pub(super) guard: &'g SetGuard<'s>,
     /// Sorted by number.
-    frozen: SmallVec<[Frozen; 4]>,
+    pub(super) frozen: SmallVec<[Frozen; 4]>,
     /// Sorted by number and record.
     cells: SmallVec<[Cell; 4]>,
-    /// Whether the transaction is a `SETVAL` or `SETALL`, which clears adjustments.
-    is_setting: bool,
+    /// The waiting calls that the transaction completes.
+    pub(super) completed: Completed,
+    /// Whether the transaction is a `SETVAL` or `SETALL`. These two commands clear adjustments,
+    /// also those of granted calls whose tasks have not returned yet.
+    pub(super) is_setting: bool,
 }
 
 impl<'g, 's> Txn<'g, 's> {
     pub(super) fn new(guard: &'g SetGuard<'s>) -> Self {
-        Self { guard, frozen: SmallVec::new(), cells: SmallVec::new(), is_setting: false }
+        let (frozen, cells, completed) = (SmallVec::new(), SmallVec::new(), Completed::new());
+        Self { guard, frozen, cells, completed, is_setting: false }
     }
 
     pub(super) fn set(&self) -> Set<'s> {
         self.guard.set
     }
 
-    /// Returns the guard of the set's lock.
-    pub(super) fn guard(&self) -> &'g SetGuard<'s> {
-        self.guard
+    /// Returns true if the transaction grants a waiting call its operations.
+    pub(super) fn has_granted(&self) -> bool {
+        self.completed.iter().any(|(_, errno)| *errno == 0)
     }
 
-    /// Returns true if a call may wait for one of the semaphores that the transaction has frozen.
-    pub(super) fn has_waiters(&self) -> bool {
-        self.frozen.iter().any(|frozen| frozen.before.waiters() != 0)
-    }
-
-    /// Returns the value of semaphore `num` in this transaction.
-    pub(super) fn value(&mut self, num: u16) -> Result<i32, Errno> {
-        Ok(self.frozen(num)?.value)
-    }
-
-    /// Returns the value of semaphore `num` without freezing its word. It is the value in the
-    /// transaction's copy, or in the word if there is no copy.
+    /// Returns the value of semaphore `num` without freezing its word. If the transaction has a
+    /// copy of the word, this is the value in the copy.
     pub(super) fn peek(&self, num: u16) -> Option<i32> {
-        let own = self.frozen.binary_search_by_key(&num, |frozen| frozen.num).ok();
-        match own {
-            Some(at) => Some(self.frozen[at].value),
-            None => self.set().word(num).ok().map(|word| word.value()),
+        match self.find(num) {
+            Ok(at) => Some(self.frozen[at].value),
+            Err(_) => self.set().word(num).ok().map(Word::value),
         }
     }
 
@@ -123,30 +115,7 @@ impl<'g, 's> Txn<'g, 's> {
         Ok(())
     }
 
-    /// Notes that the transaction clears adjustments. This includes adjustments of granted calls
-    /// whose tasks have not returned yet.
-    pub(super) fn note_setting(&mut self) {
-        self.is_setting = true;
-    }
-
-    /// Notes the bits of a call that is about to wait for semaphore `num`.
-    pub(super) fn set_waiters(&mut self, num: u16, waiters: u64) -> Result<(), Errno> {
-        self.frozen(num)?.waiters |= waiters;
-        Ok(())
-    }
-
-    /// Returns the adjustment of `record` for semaphore `num`.
-    pub(super) fn adj(&mut self, record: u32, num: u16) -> Result<i32, Errno> {
-        Ok(self.cell(record, num)?.adj)
-    }
-
-    /// Sets an adjustment.
-    pub(super) fn set_adj(&mut self, record: u32, num: u16, adj: i32) -> Result<(), Errno> {
-        self.cell(record, num)?.adj = adj;
-        Ok(())
-    }
-
-    /// Carries out all operations of `call` on the copies, or none.
+    /// Carries out all operations of `call` on the transaction's copies of the words, or none.
     /// Analogous to Linux's `perform_atomic_semop`.
     pub(super) fn perform(&mut self, call: Call<'_>) -> Verdict {
         for (at, sop) in call.sops.iter().enumerate() {
@@ -171,20 +140,12 @@ impl<'g, 's> Txn<'g, 's> {
 
     /// Carries out one operation, if that is possible now.
     fn step(&mut self, call: Call<'_>, sop: SemBuf, at: usize) -> Result<Verdict, Errno> {
-        let value = self.value(sop.sem_num)?;
-        let result = value + i32::from(sop.sem_op);
-        if result < 0 || (sop.sem_op == 0 && value != 0) {
-            let verdict = Verdict::Blocks(at);
-            return Ok(if sop.is_nowait() { Verdict::Fails(Errno::AGAIN) } else { verdict });
-        }
-        if result > SEMVMX {
-            return Err(Errno::RANGE);
-        }
+        match sop.apply(self.frozen(sop.sem_num)?.value) {
+            Err(Errno::AGAIN) if !sop.is_nowait() => return Ok(Verdict::Blocks(at)),
+            result => result?,
+        };
         if sop.is_undo() {
-            let adj = self.adj(call.undo, sop.sem_num)? - i32::from(sop.sem_op);
-            if !(-SEMAEM - 1..=SEMAEM).contains(&adj) {
-                return Err(Errno::RANGE);
-            }
+            undo::adjusted(self.cell(call.undo, sop.sem_num)?.adj, sop)?;
         }
         self.add(call, sop, i32::from(sop.sem_op))?;
         Ok(Verdict::Done)
@@ -199,21 +160,24 @@ impl<'g, 's> Txn<'g, 's> {
     }
 
     /// Stores the changes, thaws all words, and stores the outcomes of completed calls. Returns the
-    /// tasks to wake after the release of the lock.
-    pub(super) fn commit(mut self, completed: Completed) -> Wakes {
+    /// tasks to wake after the release of the set's lock.
+    pub(super) fn commit(mut self) -> Wakes {
         let complex = get(self.guard.field(COMPLEX_COUNT)) != 0;
         let set = self.set();
-        let changed = self.frozen.iter().filter(|frozen| frozen.is_changed()).count();
+        let is_changed =
+            |word: &&Frozen| (word.value, word.pid) != (word.before.value(), word.before.pid());
+        let changed = self.frozen.iter().filter(is_changed).count();
         let has_cells = self.cells.iter().any(|cell| cell.before != cell.adj);
         let before = get(self.guard.field(COMMIT));
-        // Without `OWED`, there is no grant that the clearing of adjustments could affect.
+        // Without `OWED`, no grant is unacknowledged, so the clearing of adjustments need not be
+        // counted.
         let is_setting = self.is_setting && before & OWED != 0;
-        let needs_log = changed > 1 || has_cells || !completed.is_empty() || is_setting;
-        let settings = if is_setting { next_settings(before) } else { before & SETTINGS };
-        let granted = if completed.is_any() { OWED } else { 0 };
+        let needs_log = changed > 1 || has_cells || !self.completed.is_empty() || is_setting;
+        let settings = before.wrapping_add(u64::from(is_setting) << SETTINGS_SHIFT) & SETTINGS;
+        let granted = if self.has_granted() { OWED } else { 0 };
         let after = before & OWED | granted | settings;
         if needs_log {
-            self.log(set, complex, &completed, settings_of(after));
+            self.log(set, complex, settings >> SETTINGS_SHIFT);
             // ORDERING(ipc-commit): Release. Recovery that sees `COMMITTING` sees the complete log.
             self.guard.field(COMMIT).store(COMMITTING | after, Ordering::Release);
         }
@@ -224,7 +188,7 @@ impl<'g, 's> Txn<'g, 's> {
         for frozen in self.frozen.drain(..) {
             set.thaw(frozen.num, frozen.after(set, complex));
         }
-        let wakes = completed.tell(set.shared);
+        let wakes = tell(set.shared, std::mem::take(&mut self.completed));
         if needs_log {
             // ORDERING(ipc-commit): Release. Recovery that sees the log void sees all changes
             // stored.
@@ -234,7 +198,7 @@ impl<'g, 's> Txn<'g, 's> {
     }
 
     /// Writes the log, so that recovery can store the changes if this task dies.
-    fn log(&self, set: Set<'_>, complex: bool, completed: &Completed, settings: u64) {
+    fn log(&self, set: Set<'_>, complex: bool, settings: u64) {
         for frozen in &self.frozen {
             let after = frozen.after(set, complex);
             // ORDERING(ipc-commit): Release. Stored before `COMMITTING`, see `commit`.
@@ -243,20 +207,23 @@ impl<'g, 's> Txn<'g, 's> {
         for cell in self.cells.iter().filter(|cell| cell.before != cell.adj) {
             undo::log_adj(set.shared, cell.record, cell.num, cell.adj);
         }
-        completed.log(set.shared, settings);
+        for (line, errno) in &self.completed {
+            Node { shared: set.shared, line: *line }.set_pending(Some((*errno, settings)));
+        }
     }
 
+    fn find(&self, num: u16) -> Result<usize, usize> {
+        self.frozen.binary_search_by_key(&num, |frozen| frozen.num)
+    }
+
+    /// Returns the copy of semaphore `num`. Freezes its word, unless it is frozen already.
+    ///
+    /// # Errors
+    ///
+    /// The errors of `SetGuard::freeze`.
     #[inline]
-    fn frozen(&mut self, num: u16) -> Result<&mut Frozen, Errno> {
-        // Most calls have few operations in ascending order, so a short scan is faster.
-        let found = if self.frozen.len() <= 4 {
-            let at = self.frozen.iter().take_while(|frozen| frozen.num < num).count();
-            let is_there = self.frozen.get(at).is_some_and(|frozen| frozen.num == num);
-            if is_there { Ok(at) } else { Err(at) }
-        } else {
-            self.frozen.binary_search_by_key(&num, |frozen| frozen.num)
-        };
-        let at = match found {
+    pub(super) fn frozen(&mut self, num: u16) -> Result<&mut Frozen, Errno> {
+        let at = match self.find(num) {
             Ok(at) => at,
             Err(at) => {
                 let before = self.guard.freeze(num)?;
@@ -268,8 +235,12 @@ impl<'g, 's> Txn<'g, 's> {
         Ok(&mut self.frozen[at])
     }
 
-    /// Returns an adjustment. Its semaphore is frozen.
-    fn cell(&mut self, record: u32, num: u16) -> Result<&mut Cell, Errno> {
+    /// Returns the copy of an adjustment. Freezes the word of its semaphore.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Txn::frozen`].
+    pub(super) fn cell(&mut self, record: u32, num: u16) -> Result<&mut Cell, Errno> {
         self.frozen(num)?;
         let key = (num, record);
         let at = match self.cells.binary_search_by_key(&key, |cell| (cell.num, cell.record)) {
@@ -285,17 +256,13 @@ impl<'g, 's> Txn<'g, 's> {
 }
 
 impl Frozen {
-    fn is_changed(&self) -> bool {
-        self.value != self.before.value() || self.pid != self.before.pid()
-    }
-
-    /// Returns the new word of the semaphore. Clears the bits for waiting calls that are not queued
-    /// any more.
+    /// Returns the new word of the semaphore: the copy's value and pid, and a bit for each kind of
+    /// call that still waits.
     fn after(&self, set: Set<'_>, complex: bool) -> Word {
         let line = set.sem(self.num);
         let bit = |list: usize, bit| if get(&line[list]) == 0 { 0 } else { bit };
         let old_complex = if complex { self.before.waiters() & COMPLEX } else { 0 };
-        let waiters = bit(SEM_ALTER_LIST, ALTER) | bit(SEM_CONST_LIST, ZERO) | old_complex;
+        let waiters = bit(ALTER_LIST, ALTER) | bit(CONST_LIST, ZERO) | old_complex;
         self.before.with(self.value, self.pid).with_waiters(waiters | self.waiters)
     }
 }

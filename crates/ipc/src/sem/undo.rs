@@ -8,12 +8,13 @@
 //! # Owners
 //!
 //! A record is in the list of its set, which the set's lock protects. The task also keeps the line
-//! numbers of its records in its own memory. The removal of the set frees the records. So a task
-//! that ends takes the set's lock, and then checks whether the record is still its own (trap I8).
+//! numbers of its records in its own memory. The removal of a set frees the set's records. So a
+//! task that ends takes the set's lock, and then checks whether the record still belongs to it
+//! (trap I8).
 //!
-//! Neither list decides whether a line is a record. A line is a record if its word `WHOSE` names a
-//! task and a set, and the pool's header names the same task. A task that frees another task's
-//! record first makes itself the owner in the header.
+//! Neither the set's list nor the task's list decides whether a line is a record. A line is a
+//! record if its word `WHOSE` names a task and a set, and the pool's header names the same task. A
+//! task that frees another task's record first makes itself the owner in the header.
 //!
 //! # A single operation
 //!
@@ -32,14 +33,17 @@ use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::{Line, Mutex};
 use rustix::io::Errno;
 
+use super::SemBuf;
 use super::set::{Set, SetGuard, UNDO_LIST};
 use crate::field::{get, high, low, pair, put};
+use crate::limits::SEMAEM;
 use crate::list::List;
 use crate::lock::Owner;
 use crate::shared::Shared;
 
 // Words of a record's first line. Words 6 and 7 belong to the pool.
-/// [`IS_RECORD`], the task, and the slot of the set.
+/// The word with [`IS_RECORD`], the task (low half), and the slot of the set (high half). It is 0
+/// in a line that is no record.
 const WHOSE: usize = 0;
 /// The neighbours in the set's list.
 const SET_LINKS: usize = 1;
@@ -58,7 +62,8 @@ const IS_RECORD: u64 = 1 << 63;
 
 const LOG_VALID: u64 = 1 << 63;
 
-/// The number of records in a task's list before it removes those that were freed.
+/// The length from which a task removes freed records from its list, each time that the length is a
+/// power of two.
 const UNDOS_KEPT: usize = 64;
 
 /// The number of entries in a task's cache of undo records.
@@ -84,6 +89,18 @@ pub(super) fn store_adj(shared: &Shared, record: u32, num: u16, adj: i32) {
     cell(shared, record, num)[ADJ].store(u64::from(adj as i16 as u16), Ordering::Release);
 }
 
+/// Returns the adjustment after an operation with `SEM_UNDO`: `adj` less the number that the
+/// operation adds.
+///
+/// # Errors
+///
+/// `ERANGE` if the adjustment would exceed `SEMAEM`.
+#[inline]
+pub(super) fn adjusted(adj: i32, sop: SemBuf) -> Result<i32, Errno> {
+    let adj = adj - i32::from(sop.sem_op);
+    if (-SEMAEM - 1..=SEMAEM).contains(&adj) { Ok(adj) } else { Err(Errno::RANGE) }
+}
+
 /// Writes the redo log: the adjustment that `store_adj` is about to store.
 pub(super) fn log_adj(shared: &Shared, record: u32, num: u16, adj: i32) {
     let redo = LOG_VALID | u64::from(adj as i16 as u16);
@@ -91,7 +108,8 @@ pub(super) fn log_adj(shared: &Shared, record: u32, num: u16, adj: i32) {
     cell(shared, record, num)[REDO_ADJ].store(redo, Ordering::Release);
 }
 
-/// Completes or discards the redo log of a dead task. The semaphore's word is still frozen.
+/// Ends the redo log that a dead task has left in a cell: with a valid commit, stores the logged
+/// adjustment. The semaphore's word is still frozen.
 pub(super) fn settle_adj(shared: &Shared, record: u32, num: u16, is_committed: bool) {
     let redo = get(&cell(shared, record, num)[REDO_ADJ]);
     if redo & LOG_VALID != 0 {
@@ -111,16 +129,9 @@ pub(super) fn unlog_adj(shared: &Shared, record: u32, num: u16) {
 /// The undo records of a task.
 pub(crate) struct Undos {
     /// The line numbers of the task's records. Some may have been freed with their set.
-    records: Mutex<Vec<u32>>,
-    /// A cache of records, with the slot of the set as the index; see [`cached`].
+    pub(super) records: Mutex<Vec<u32>>,
+    /// A cache of the records, indexed by the slot of the set; see [`cached`].
     cache: Box<[AtomicU64]>,
-}
-
-impl Undos {
-    /// Takes all records.
-    pub(super) fn take(&self) -> Vec<u32> {
-        std::mem::take(&mut *self.records.lock())
-    }
 }
 
 impl Default for Undos {
@@ -141,10 +152,8 @@ pub(super) fn find_alloc(guard: &SetGuard<'_>, undos: &Undos) -> Result<u32, Err
     if let Some(record) = cached(set, undos, task) {
         return Ok(record);
     }
-    let record = match records(guard).find(|record| is_of_set(set, *record, task)) {
-        Some(record) => record,
-        None => alloc(guard, undos)?,
-    };
+    let found = list(guard).iter().find(|record| is_of_set(set, *record, task));
+    let record = found.map_or_else(|| alloc(guard, undos), Ok)?;
     let entry = u64::from(record) | cache_check(set) << 32;
     // ORDERING: Relaxed. See `cached`.
     undos.cache[set.index as usize % UNDO_CACHE].store(entry, Ordering::Relaxed);
@@ -153,8 +162,8 @@ pub(super) fn find_alloc(guard: &SetGuard<'_>, undos: &Undos) -> Result<u32, Err
 
 /// Returns the undo record of task `task` for the set, if it is in the task's cache.
 ///
-/// The record is valid while the set exists. A caller that then freezes a word of the set knows
-/// that the set exists.
+/// The record is valid while the set exists. A caller that afterwards freezes a word of the set,
+/// with the right tag, knows that the set exists.
 #[inline]
 pub(super) fn cached(set: Set<'_>, undos: &Undos, task: u32) -> Option<u32> {
     // ORDERING: Relaxed. Only a guess, which is checked below.
@@ -163,7 +172,8 @@ pub(super) fn cached(set: Set<'_>, undos: &Undos, task: u32) -> Option<u32> {
     (is_hit && is_of_set(set, low(entry), task)).then_some(low(entry))
 }
 
-/// Returns the key of a set within its cache entry: the tag, and the high bits of the slot.
+/// Returns the high half of a cache entry, which identifies the set: its tag, and the high bits of
+/// its slot.
 #[inline]
 fn cache_check(set: Set<'_>) -> u64 {
     set.place.tag << 8 | (u64::from(set.index) / UNDO_CACHE as u64) & 0xff
@@ -213,26 +223,16 @@ pub(super) fn is_record_of(shared: &Shared, record: u32, task: u32) -> Option<u3
 /// Returns true if a line is the record of task `task` for this set, and is in the set's list.
 pub(super) fn is_at(guard: &SetGuard<'_>, record: u32, task: u32) -> bool {
     let is_own = is_record_of(guard.set.shared, record, task) == Some(guard.set.index);
-    is_own && records(guard).any(|other| other == record)
+    is_own && list(guard).iter().any(|other| other == record)
 }
 
 /// Returns the list of the undo records of a set.
-fn list<'s>(guard: &SetGuard<'s>) -> List<'s> {
+pub(super) fn list<'s>(guard: &SetGuard<'s>) -> List<'s> {
     let shared = guard.set.shared;
     // A hostile process may make the list a ring. So a walk ends after as many records as fit into
     // the pool. Each record has a line for each semaphore.
     let max = shared.layout.undos.lines / (1 + guard.set.place.nsems);
     List { region: &shared.region, ends: guard.field(UNDO_LIST), links: SET_LINKS, max }
-}
-
-/// Returns the undo records of a set.
-pub(super) fn records<'s>(guard: &SetGuard<'s>) -> impl Iterator<Item = u32> + use<'s> {
-    list(guard).iter()
-}
-
-/// Frees all records of a set. The words of its semaphores are dead already.
-pub(super) fn free_all(guard: &SetGuard<'_>) {
-    records(guard).for_each(|record| free(guard, record));
 }
 
 /// Removes a record from its set's list, zeroes its lines and frees them.
@@ -245,12 +245,13 @@ pub(super) fn free(guard: &SetGuard<'_>, record: u32) {
 pub(super) fn discard(shared: &Shared, record: u32, owner: Owner) {
     let first = shared.region.line(record);
     let pool = shared.layout.undos;
-    // From here on, the line is not a record. If this task dies, its reaper frees the lines.
+    // From here on, the line is no record, and its lines belong to this task. If this task dies,
+    // its reaper frees them.
     pool.set_whose(&shared.region, record, owner.index);
     // ORDERING(ipc-record): Release. As in `alloc`.
     first[WHOSE].store(0, Ordering::Release);
-    // The line may become a cell of another record, where the old link would look like a redo log.
-    // So clear it.
+    // Clear the link to other records. The line may become a cell of another record, where the old
+    // link would look like a redo log.
     put(&first[SET_LINKS], 0);
     let cells = pool.len(&shared.region, record).saturating_sub(1);
     for num in 0..get(&first[CELLS]).min(u64::from(cells)) as u16 {
@@ -275,9 +276,4 @@ pub(super) fn rebuild(guard: &SetGuard<'_>) {
         (is_record && is_of_set(set, record, task)).then_some(record)
     });
     list(guard).set(records);
-}
-
-/// Returns the number of the task to which a record belongs.
-pub(super) fn task_of(shared: &Shared, record: u32) -> u32 {
-    low(get(&shared.region.line(record)[WHOSE]))
 }

@@ -48,8 +48,8 @@ const WAITERS: u64 = ALTER | ZERO | COMPLEX;
 const TAG_SHIFT: u32 = 21;
 const PID_SHIFT: u32 = 42;
 
-/// Two parts of the pid of a frozen word: the task that froze it, and whether it holds the set's
-/// lock.
+/// The two parts of the pid field of a frozen word: the number of the task that froze the word, and
+/// whether that task holds the set's lock.
 const OWNER: u32 = IS_LOCKED - 1;
 const IS_LOCKED: u32 = 1 << 21;
 
@@ -143,7 +143,7 @@ impl Word {
         self.is_frozen() && self.pid() & IS_LOCKED != 0
     }
 
-    /// Returns the word after the end of a freeze. `self` is the word before or after that change.
+    /// Returns the word as the end of a freeze stores it: not frozen, and with the other phase.
     #[inline]
     pub(super) fn thaw(self) -> Self {
         Self(self.0 & !FROZEN ^ PHASE)

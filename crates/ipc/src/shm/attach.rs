@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use super::segment::{Gone, SHM_DEST, Segment, locked, name_of};
+use super::segment::{ATIME, DTIME, Gone, SHM_DEST, Segment, locked, name_of};
 use crate::backing::{Access, SegmentName};
 use crate::flags::ShmFlags;
 use crate::handle::ShmId;
@@ -29,7 +29,7 @@ pub(crate) struct Own {
     pub(super) made: Vec<u32>,
     /// The attached segments by address.
     attached: BTreeMap<usize, Attached>,
-    /// True if the task has asked for a hold, which the end of the task must remove.
+    /// True if the task has asked for a hold (`backing`), which the end of the task must remove.
     has_hold: bool,
 }
 
@@ -45,8 +45,7 @@ struct Attached {
 #[must_use = "the segment is detached again when this is dropped"]
 pub struct Mapping<'t> {
     task: &'t Task,
-    name: SegmentName,
-    size_bytes: u64,
+    attached: Attached,
     memory: Arc<OwnedFd>,
     address: Option<usize>,
     shmflg: ShmFlags,
@@ -58,7 +57,7 @@ impl Mapping<'_> {
     /// whole pages.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
-        self.size_bytes
+        self.attached.size_bytes
     }
 
     /// Returns the address for the mapping, a multiple of the page size. With `None` the host
@@ -86,27 +85,23 @@ impl Mapping<'_> {
         self.shmflg.contains(ShmFlags::EXEC)
     }
 
-    /// Records that the segment was mapped at `address`. If another segment was attached there,
-    /// this detaches it.
+    /// Records that the segment was mapped at `address`. If another segment was attached at that
+    /// address, detaches the other segment.
     pub fn attached_at(mut self, address: usize) {
         let task = self.task;
         self.is_kept = true;
-        let attached = Attached { name: self.name, size_bytes: self.size_bytes };
-        let insert = || task.shm.lock().attached.insert(address, attached);
-        let noted = locked(task.shm_ids(), |ids, gone| {
-            if let Some(segment) = Segment::named(&task.shared, ids, self.name) {
-                segment.note_attach(task.pid);
+        let before = task.shm.lock().attached.insert(address, self.attached);
+        // If the lock cannot be acquired, the attach counts all the same. Only its time and pid are
+        // not recorded.
+        let _noted = locked(task.shm_ids(), |ids, gone| {
+            if let Ok(segment) = Segment::named(ids, self.attached.name) {
+                segment.note(ATIME, task.pid);
             }
-            if let Some(before) = insert() {
+            if let Some(before) = before {
                 detach(task, ids, before.name, gone);
             }
             Ok(())
         });
-        if noted.is_err() {
-            // Without the lock, the attach is counted all the same. Only its time and pid are not
-            // recorded.
-            insert();
-        }
     }
 }
 
@@ -120,8 +115,9 @@ impl AsFd for Mapping<'_> {
 impl Drop for Mapping<'_> {
     fn drop(&mut self) {
         if !self.is_kept {
-            // The mapping has failed, so the time and pid of an attach are not recorded.
-            self.task.uncount(self.name);
+            // The host has not made the mapping, so the attach is removed without a record of time
+            // and pid.
+            self.task.uncount(self.attached.name);
         }
     }
 }
@@ -171,8 +167,8 @@ impl Task {
         let shared = &*self.shared;
         let mut found = self.shm_ids().obtain_object_check(shmid.raw())?;
         if found.mode() & SHM_DEST != 0 {
-            // The segment may exist only because a dead task that has it attached is not reaped
-            // yet.
+            // A marked segment may exist only because a dead task has it attached and is not reaped
+            // yet. So reap first, and look again.
             self.reap_attachers(shmid.raw());
             found = self.shm_ids().obtain_object_check(shmid.raw())?;
         }
@@ -180,17 +176,19 @@ impl Task {
         let execute = if shmflg.contains(ShmFlags::EXEC) { 0o111 } else { 0 };
         self.permission(&found, READ | write | execute)?;
         self.ask(|hook, cred| hook.shm_shmat(cred, &found.perm(), shmflg))?;
+        let name = name_of(&found);
         let size_bytes = recover::with_room(shared, self.owner, || {
             let ids = self.shm_ids().lock()?;
-            // Trap I2: look up the segment again under the lock before the attach is counted.
-            let segment = Segment::again(shared, &ids, &found)?;
-            segment.attach(self.owner.index, 1, self.owner)?;
+            // Trap I2: look up the segment again under the lock before the attach is counted, since
+            // it may have been removed.
+            let segment = Segment::named(&ids, name)?;
+            segment.attach(self.owner.index, 1)?;
             Ok(segment.size_bytes())
         })?;
-        let name = name_of(&found);
         let access = if write == 0 { Access::Read } else { Access::Write };
         let memory = shared.backing.open(name, access).inspect_err(|_| self.uncount(name))?;
-        Ok(Mapping { task: self, name, size_bytes, memory, address, shmflg, is_kept: false })
+        let attached = Attached { name, size_bytes };
+        Ok(Mapping { task: self, attached, memory, address, shmflg, is_kept: false })
     }
 
     /// Detaches the segment at `address` and returns its size in bytes. The host unmaps it before
@@ -274,8 +272,8 @@ impl Task {
     /// task has no undo adjustments.
     ///
     /// If processes share the namespace, the child calls this on its copy of the parent's task.
-    /// After that it must forget that copy, because only the process that created a task may end
-    /// it.
+    /// After the call the child must forget that copy, because only the process that created a task
+    /// may end the task.
     ///
     /// # Errors
     ///
@@ -320,9 +318,9 @@ impl Task {
             if child.shm.lock().attached.contains_key(address) {
                 return Ok(());
             }
-            let segment = Segment::named(&self.shared, &ids, attached.name).ok_or(Errno::IDRM)?;
-            segment.attach(child.owner.index, 1, child.owner)?;
-            segment.note_attach(self.pid);
+            let segment = Segment::named(&ids, attached.name)?;
+            segment.attach(child.owner.index, 1)?;
+            segment.note(ATIME, self.pid);
             child.shm.lock().attached.insert(*address, *attached);
             Ok(())
         })
@@ -330,13 +328,9 @@ impl Task {
 
     /// Undoes the count of [`Task::shmat`].
     fn uncount(&self, name: SegmentName) {
-        // If the lock cannot be acquired, the end of the task removes the count.
+        // If the lock cannot be acquired, the attach stays counted.
         let _uncounted = locked(self.shm_ids(), |ids, gone| {
-            if let Some(segment) = Segment::named(&self.shared, ids, name) {
-                segment.detach(self.owner.index, 1, self.owner);
-                segment.destroy_if_due(gone);
-            }
-            Ok(())
+            Segment::named(ids, name).map(|segment| segment.detach(self.owner.index, 1, gone))
         });
     }
 }
@@ -350,25 +344,19 @@ impl Task {
 pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
     let Own { made, attached, has_hold } = std::mem::take(&mut *task.shm.lock());
     let shared = &*task.shared;
-    if made.is_empty() && attached.is_empty() {
-        if has_hold {
-            shared.backing.forget(task.owner.index);
-        }
-        return Ok(());
-    }
     if !attached.is_empty() && shared.backing.is_held(task.owner.index) {
         return Err(Errno::BUSY);
     }
-    // If the lock cannot be acquired, another task reaps the attaches later.
-    locked(task.shm_ids(), |ids, gone| {
-        attached.values().for_each(|attached| detach(task, ids, attached.name, gone));
-        for index in made {
-            if let Some(segment) = Segment::at(shared, ids, index) {
+    if !made.is_empty() || !attached.is_empty() {
+        // If the lock cannot be acquired, another task reaps the attaches later.
+        locked(task.shm_ids(), |ids, gone| {
+            attached.values().for_each(|attached| detach(task, ids, attached.name, gone));
+            for segment in made.into_iter().filter_map(|index| Segment::at(ids, index)) {
                 segment.orphan(task.owner.index, gone);
             }
-        }
-        Ok(())
-    })?;
+            Ok(())
+        })?;
+    }
     if has_hold {
         shared.backing.forget(task.owner.index);
     }
@@ -376,22 +364,19 @@ pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
 }
 
 fn detach(task: &Task, ids: &IdsGuard<'_>, name: SegmentName, gone: &mut Gone) {
-    if let Some(segment) = Segment::named(&task.shared, ids, name) {
-        // Record first, so that a kill in between leaves a detach that is recorded.
-        segment.note_detach(task.pid);
-        segment.detach(task.owner.index, 1, task.owner);
-        segment.destroy_if_due(gone);
+    if let Ok(segment) = Segment::named(ids, name) {
+        // Record the time first. If the task is killed before the detach, its reaper detaches the
+        // segment.
+        segment.note(DTIME, task.pid);
+        segment.detach(task.owner.index, 1, gone);
     }
 }
 
 /// Returns the address for the mapping, or `None` if the host chooses.
 fn rounded(address: usize, shmflg: ShmFlags) -> Result<Option<usize>, Errno> {
-    let is_remap = shmflg.contains(ShmFlags::REMAP);
     let start = address - address % page_size();
-    if address != start && !shmflg.contains(ShmFlags::ROUND) {
-        return Err(Errno::INVAL);
-    }
-    if start == 0 && is_remap {
+    let is_aligned = address == start || shmflg.contains(ShmFlags::ROUND);
+    if !is_aligned || (start == 0 && shmflg.contains(ShmFlags::REMAP)) {
         return Err(Errno::INVAL);
     }
     // An address that is rounded down to 0 is still an address, at which the host fails to map.

@@ -1,9 +1,9 @@
 //! Crash models of segments: a task is stopped before each store of its call, and the recovering
 //! task before each store of recovery.
 //!
-//! The result of each stop must equal that of a death before the call, or of one after it, as in
-//! `crate::crash_models` for semaphores. No record and no memory may be left. The backing keeps its
-//! state in words whose stores are stopped with the task's.
+//! After each stop and recovery, the state must be that of a death before the call or after it. The
+//! models of semaphores (`crate::crash_models`) demand the same. No record and no memory may be
+//! left. The backing keeps its state in words whose stores are stopped with the task's.
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 

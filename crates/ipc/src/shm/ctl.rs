@@ -5,12 +5,12 @@
 
 use rustix::io::Errno;
 
-use super::segment::{self, SHM_LOCKED, Segment, ShmStat, locked, pages};
+use super::segment::{self, SHM_LOCKED, Segment, ShmStat, locked, name_of, pages};
 
 use crate::ctl::{By, IPC_RMID, IPC_SET, IPC_STAT, Totals, are_ids, ipcget};
 use crate::flags::GetFlags;
 use crate::handle::ShmId;
-use crate::ids::{IdsGuard, SLOTS_MAX};
+use crate::ids::{IdsGuard, Object, SLOTS_MAX};
 use crate::perm::{CAP_IPC_LOCK, Perm, READ};
 use crate::recover;
 use crate::shared::now_s;
@@ -76,21 +76,13 @@ impl Task {
         flags: GetFlags,
         mode: u16,
     ) -> Result<ShmId, Errno> {
-        let shared = &*self.shared;
         let ids = self.shm_ids().lock()?;
-        let id = ipcget(
-            self,
-            &ids,
-            key,
-            flags,
-            mode,
-            |object| {
-                let segment = Segment::again(shared, &ids, object)?;
-                if segment.size_bytes() < size_bytes { Err(Errno::INVAL) } else { Ok(()) }
-            },
-            |perm| self.new_segment(&ids, perm, size_bytes, flags),
-        )?;
-        Ok(ShmId::from_raw(id))
+        let check = |object: &Object| {
+            let has = Segment::named(&ids, name_of(object))?.size_bytes();
+            if has < size_bytes { Err(Errno::INVAL) } else { Ok(()) }
+        };
+        let make = |perm| self.new_segment(&ids, perm, size_bytes, flags);
+        Ok(ShmId::from_raw(ipcget(self, &ids, key, flags, mode, check, make)?))
     }
 
     /// Analogous to Linux's `newseg`.
@@ -113,10 +105,8 @@ impl Task {
             return Err(Errno::INVAL);
         }
         self.may_alloc(&perm)?;
-        let mut made = 0;
         let id = ids.add(perm, limits.shmmni, |index| {
-            let whose = (self.owner.index, self.pid);
-            let (payload, name) = segment::make(shared, index, size_bytes, whose);
+            let (payload, name) = segment::make(ids.ids, index, size_bytes, self.pid);
             let mut created = shared.backing.create(name, size_bytes);
             if created == Err(Errno::NOSPC) {
                 // Removed segments may still have memory, if the task that removed them could not
@@ -125,11 +115,10 @@ impl Task {
                 created = shared.backing.create(name, size_bytes);
             }
             created.inspect_err(|_| segment::give_back(shared, name))?;
-            made = index;
             Ok(payload)
         })?;
         ids.set_used(used);
-        self.shm.lock().made.push(made);
+        self.shm.lock().made.push(id.cast_unsigned() & (SLOTS_MAX - 1));
         Ok(id)
     }
 
@@ -276,7 +265,7 @@ impl Task {
         self.reap_attachers(shmid.raw());
         locked(self.shm_ids(), |ids, gone| {
             let object = self.obtain_own(ids, shmid.raw(), IPC_RMID)?;
-            Segment::again(&self.shared, ids, &object)?.remove(gone);
+            Segment::named(ids, name_of(&object))?.remove(gone);
             Ok(())
         })
     }
@@ -347,7 +336,7 @@ impl Task {
         let found = self.shm_ids().obtain_object_check(shmid.raw())?;
         self.ask(|hook, cred| hook.shm_shmctl(cred, Some(&found.perm()), cmd))?;
         let ids = self.shm_ids().lock()?;
-        let segment = Segment::again(&self.shared, &ids, &found)?;
+        let segment = Segment::named(&ids, name_of(&found))?;
         let (euid, _) = self.cred.ids();
         let perm = segment.object.perm();
         if euid != perm.uid && euid != perm.cuid && !self.cred.is_capable(CAP_IPC_LOCK) {
@@ -363,16 +352,11 @@ impl Task {
     /// If a task cannot be reaped now, the number of attaches stays too high. For a caller that
     /// waits for 0, a number that is too high is safe.
     pub(super) fn reap_attachers(&self, shmid: i32) {
-        let Ok(id) = u32::try_from(shmid) else { return };
-        let shared = &*self.shared;
-        let attachers = {
-            let Ok(ids) = self.shm_ids().lock() else { return };
-            let Some(segment) = Segment::at(shared, &ids, id & (SLOTS_MAX - 1)) else { return };
-            segment.attachers()
-        };
-        for task in attachers {
-            if task != self.owner.index && shared.is_dead(task, None) {
-                let _reaped = recover::reap(shared, self.owner, task);
+        let index = shmid.cast_unsigned() & (SLOTS_MAX - 1);
+        let attachers = |ids| Segment::at(&ids, index).map(|segment| segment.attachers());
+        for task in self.shm_ids().lock().ok().and_then(attachers).unwrap_or_default() {
+            if task != self.owner.index && self.shared.is_dead(task, None) {
+                let _reaped = recover::reap(&self.shared, self.owner, task);
             }
         }
     }
@@ -381,6 +365,6 @@ impl Task {
         self.reap_attachers(id);
         let found = self.obtain(self.shm_ids(), by, id, READ, cmd)?;
         let ids = self.shm_ids().lock()?;
-        Ok(Segment::again(&self.shared, &ids, &found)?.stat())
+        Ok(Segment::named(&ids, name_of(&found))?.stat())
     }
 }

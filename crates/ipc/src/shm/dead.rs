@@ -1,9 +1,9 @@
 //! Attaches of killed tasks.
 //!
 //! A kernel detaches the segments of a process when the process ends. So `shm_nattch` counts only
-//! living processes. PostgreSQL relies on that: 0 means that no process of a killed server is left.
-//! In this library the records of a dead task stay until another task reaps them. So a call that
-//! uses the number first reaps dead tasks.
+//! living processes. PostgreSQL relies on that: if `shm_nattch` is 0, no process of a killed server
+//! is left. In this library the records of a dead task stay until another task reaps them. So a
+//! call that uses `shm_nattch` first reaps dead tasks.
 //!
 //! Source: shmctl(2) `shm_nattch`; PostgreSQL `src/backend/port/sysv_shmem.c`
 //! (`PGSharedMemoryAttach`).
@@ -20,8 +20,8 @@ use crate::{
     SHM_DEST, SegmentName, SemBuf, SemFlags, ShmFlags, ShmId, Task,
 };
 
-/// A backing with two switches. With the first, an uncounted child seems to have the hold. With the
-/// second, memory cannot be removed.
+/// A backing with two switches. The first switch makes an uncounted child seem to have the hold.
+/// The second switch makes each removal of memory fail.
 #[derive(Clone, Default)]
 struct Scene(Arc<(Memfds, AtomicBool, AtomicBool)>);
 
@@ -137,8 +137,8 @@ fn attaches_of_the_dead_stay_while_a_child_has_them_and_undo_does_not() {
     // The child is counted now, and unmaps the hold of its parent.
     let child = other.fork(std::process::id()).unwrap();
     scene.is_held(false);
-    // An existing task reaps here. The registration of a new task could reap too, to get a free
-    // line.
+    // Let an existing task reap. A new task would not do, since its registration may reap too, to
+    // get a free line.
     assert_eq!(crate::recover::reap_all(&one.shared, one.owner), Ok(1));
     assert_eq!(ids.map(|id| one.shm_stat(id).unwrap().nattch), [1, 1]);
     drop(child);

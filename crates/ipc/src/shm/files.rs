@@ -5,8 +5,8 @@
 //! gets the owner, the group and the permission bits of the folder, without execute bits.
 //!
 //! A process that has changed its user or its root directory may be unable to reach the folder by
-//! its path. It opens the folder through an inherited descriptor ([`SegmentFiles::of_descriptor`]).
-//! So no parent folder needs to permit access for the process.
+//! its path. Such a process opens the folder through an inherited descriptor
+//! ([`SegmentFiles::of_descriptor`]). So the parents of the folder need not permit access.
 //!
 //! # Files of killed processes
 //!
@@ -20,7 +20,7 @@
 //! The hold of a task (`backing`) is an empty file `task-NUMBER` with an exclusive lock of
 //! flock(2). The lock lasts until the open file is closed and unmapped in all processes. A check
 //! takes a shared lock, so checks do not block each other. When the task has no attaches any more,
-//! the file is removed, or the next task with that number uses it.
+//! the file is removed. If that fails, the next task with the same number uses the file.
 //!
 //! # Limits
 //!
@@ -34,17 +34,17 @@
 
 use corewalk_base::primitives::thread;
 use rustix::fs::{
-    AtFlags, FlockOperation, Mode, OFlags, Stat, fchmod, fchown, flock, fstat, fstatvfs, ftruncate,
-    open, openat, unlinkat,
+    AtFlags, FlockOperation, Mode, OFlags, Stat, fchmod, fchown, flock, fstat, fstatvfs, open,
+    openat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::param::page_size;
-use rustix::process::{Gid, Resource, Uid, getrlimit};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::process::{Gid, Uid};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::backing::{Access, Backing, SegmentName};
+use crate::backing::{Access, Backing, SegmentName, lengthen};
 
 /// The permission bits that a file gets from its folder.
 const FILE_BITS: u32 = 0o666;
@@ -53,8 +53,11 @@ const FILE_BITS: u32 = 0o666;
 /// for the other end of a FIFO.
 const FOREIGN: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
-/// How often a task tries to lock a new hold. A check locks the hold for the time of two system
-/// calls.
+/// The permissions of a new file, until the file gets the permissions of the folder.
+const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
+
+/// How often a task tries to lock the file of its hold. A check of the hold locks the file too, for
+/// the time of two system calls.
 const HOLD_TRIES: u32 = 1000;
 
 /// Memory of segments as files in a folder.
@@ -146,8 +149,8 @@ impl SegmentFiles {
         }
     }
 
-    /// Returns true if the folder is known to be removed. A process with another root directory, or
-    /// one that has closed the descriptor, cannot know that, so it gets false.
+    /// Returns true if the folder is known to be removed. A process cannot know that if it has
+    /// another root directory or has closed the descriptor. Then the function returns false.
     fn is_gone(&self) -> bool {
         let Folder::Path(path) = &self.folder else { return false };
         let is_parent_there = path.parent().is_some_and(Path::is_dir);
@@ -159,14 +162,11 @@ impl Backing for SegmentFiles {
     fn create(&self, name: SegmentName, size_bytes: u64) -> Result<(), Errno> {
         let rounded = size_bytes.checked_next_multiple_of(page_size() as u64);
         let rounded = rounded.ok_or(Errno::NOMEM)?;
-        if getrlimit(Resource::Fsize).current.is_some_and(|most| most < rounded) {
-            return Err(Errno::NOMEM);
-        }
         let folder = self.open_folder().map_err(of_shmget)?;
         let before = SegmentName { serial: name.serial.wrapping_sub(1), ..name };
         for leftover in [before, name] {
-            // A leftover file of this slot is rare, but may occupy the space that the new segment
-            // needs.
+            // A killed process may have left a file of this slot. The file may occupy the space
+            // that the new segment needs.
             let _gone = unlinkat(&folder, file_name(leftover), AtFlags::empty());
         }
         let room = fstatvfs(&folder).map_err(of_shmget)?;
@@ -177,20 +177,24 @@ impl Backing for SegmentFiles {
         if room.f_bavail.saturating_mul(room.f_frsize) < rounded {
             return Err(Errno::NOSPC);
         }
-        make(folder.as_fd(), name, size_bytes).map_err(of_shmget)
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | FOREIGN;
+        let file = openat(&folder, file_name(name), flags, PRIVATE).map_err(of_shmget)?;
+        let made = lengthen(&file, size_bytes).and_then(|()| hand_over(&file, &fstat(&folder)?));
+        made.map_err(|errno| {
+            let _gone = unlinkat(&folder, file_name(name), AtFlags::empty());
+            of_shmget(errno)
+        })
     }
 
     /// For [`Access::Read`] the descriptor is read-only, so mprotect(2) cannot make a mapping of it
     /// writable.
     fn open(&self, name: SegmentName, access: Access) -> Result<Arc<OwnedFd>, Errno> {
-        let folder = self.open_folder().map_err(of_shmat)?;
         let access = match access {
             Access::Read => OFlags::RDONLY,
             Access::Write => OFlags::RDWR,
         };
-        let file = openat(&folder, file_name(name), access | FOREIGN, Mode::empty());
-        let file = file.map_err(of_shmat)?;
-        Ok(Arc::new(file))
+        let open = |folder| openat(folder, file_name(name), access | FOREIGN, Mode::empty());
+        self.open_folder().and_then(open).map(Arc::new).map_err(of_shmat)
     }
 
     fn remove(&self, name: SegmentName) -> bool {
@@ -203,10 +207,10 @@ impl Backing for SegmentFiles {
     fn hold(&self, task: u32) -> Result<OwnedFd, Errno> {
         let folder = self.open_folder()?;
         let flags = OFlags::CREATE | OFlags::RDONLY | FOREIGN;
-        let file = openat(&folder, hold_name(task), flags, Mode::RUSR | Mode::WUSR)?;
+        let file = openat(&folder, hold_name(task), flags, PRIVATE)?;
         let status = fstat(&file)?;
-        // Another user with write access to the folder may have linked a file of this user to the
-        // name. Such a file must keep its owner.
+        // Another user with write access to the folder may have made the name a hard link to some
+        // file of this user. Such a file must keep its owner.
         let is_only_here = status.st_nlink == 1;
         if is_only_here && status.st_uid == rustix::process::geteuid().as_raw() {
             hand_over(&file, &fstat(&folder)?)?;
@@ -228,27 +232,17 @@ impl Backing for SegmentFiles {
             let file = openat(folder, hold_name(task), flags, Mode::empty())?;
             flock(file, FlockOperation::NonBlockingLockShared)
         };
-        // If this process may not look, it assumes that the hold exists, so that another process
-        // decides.
+        // If this process cannot open the folder, it assumes that the hold exists. Then the task is
+        // left to a process that can check.
         let Ok(folder) = self.open_folder() else { return !self.is_gone() };
         !matches!(look(folder), Ok(()) | Err(Errno::NOENT))
     }
 
     fn forget(&self, task: u32) {
         let unlink = |folder| unlinkat(folder, hold_name(task), AtFlags::empty());
-        // If this fails, the next task with this number uses the file.
+        // If the file cannot be removed, the next task with this number uses it for its hold.
         let _gone = self.open_folder().and_then(unlink);
     }
-}
-
-/// Creates a file of zeroes with the owner and permissions of the folder.
-fn make(folder: BorrowedFd<'_>, name: SegmentName, size_bytes: u64) -> Result<(), Errno> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = openat(folder, file_name(name), flags, Mode::RUSR | Mode::WUSR)?;
-    let made = ftruncate(&file, size_bytes).and_then(|()| hand_over(&file, &fstat(folder)?));
-    made.inspect_err(|_| {
-        let _gone = unlinkat(folder, file_name(name), AtFlags::empty());
-    })
 }
 
 /// Gives the file the owner, the group and the permissions of its folder.
@@ -257,7 +251,7 @@ fn hand_over(file: &OwnedFd, folder: &Stat) -> Result<(), Errno> {
     if (own.st_uid, own.st_gid) != (folder.st_uid, folder.st_gid) {
         let user = (own.st_uid != folder.st_uid).then(|| Uid::from_raw(folder.st_uid));
         let group = Some(Gid::from_raw(folder.st_gid));
-        // If this process may not change the owner of the file, it remains the owner.
+        // A process that may not change the owner of the file remains its owner.
         let _kept = fchown(file, user, group);
     }
     fchmod(file, Mode::from_raw_mode(folder.st_mode & FILE_BITS))
@@ -295,6 +289,7 @@ mod tests {
     use super::*;
     use rustix::fs::statvfs;
     use std::fs;
+    use std::os::fd::AsFd as _;
     use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
     struct Folder(PathBuf);

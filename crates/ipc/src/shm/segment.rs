@@ -1,8 +1,8 @@
 //! The state of a segment and its attaches. The lock of the kind protects all of it.
 //!
-//! The records are the truth about attaches. The word `WHOSE` of a record has the task and the
-//! segment, and is 0 in a free record. So the list of a segment's records can be rebuilt from the
-//! records.
+//! The records are the truth about attaches. The word `WHOSE` of a record has the segment, and is 0
+//! in a free record. The header that the pool keeps for the record has the task. So the list of a
+//! segment's records can be rebuilt from the records.
 //!
 //! # Death of a task
 //!
@@ -28,10 +28,9 @@ use rustix::param::page_size;
 use crate::backing::SegmentName;
 use crate::field::{get, high, low, pair, put};
 use crate::handle::ShmId;
-use crate::ids::{Ids, IdsGuard, Kind, Object, Remains};
+use crate::ids::{INDEX_BITS, Ids, IdsGuard, Kind, Object, Remains};
 use crate::layout::SEGMENT_LINES;
 use crate::list::List;
-use crate::lock::Owner;
 use crate::perm::Perm;
 use crate::shared::{Shared, now_s};
 
@@ -45,11 +44,13 @@ pub const SHM_LOCKED: u16 = 0o2000;
 const SIZE: usize = 0;
 /// The list of the segment's records.
 const ATTACHES: usize = 1;
-const ATIME: usize = 2;
-const DTIME: usize = 3;
+/// The time of the last attach.
+pub(super) const ATIME: usize = 2;
+/// The time of the last detach.
+pub(super) const DTIME: usize = 3;
 /// The word with the pids of the creator and of the process that attached or detached last.
 const PIDS: usize = 4;
-/// The word with the number of the creator plus one while it runs, otherwise 0; and
+/// The word with the task number of the creator plus one, or 0 once the creator has ended, and
 /// [`WAS_ATTACHED`].
 const CREATOR: usize = 5;
 /// The word with the serial number of the last segment of this slot, and [`HAS_MEMORY`].
@@ -69,12 +70,9 @@ const SERIAL_MASK: u64 = (1 << 48) - 1;
 /// The bit of a payload that is always set, so that no payload is 0.
 const PAYLOAD: u64 = 1 << 63;
 
-/// The bit of `WHOSE` that is set in each record. Below it are the slot (15 bits), the task (22
-/// bits) and a part of the serial number.
+/// The bit of `WHOSE` that is set in each record. The bits below it are the serial number and the
+/// slot of the segment.
 const IS_RECORD: u64 = 1 << 63;
-const TASK_SHIFT: u32 = 15;
-const TASK_MASK: u32 = (1 << 22) - 1;
-const WHOSE_SERIAL_SHIFT: u32 = 37;
 
 /// Segments, for the code that all kinds share.
 pub(crate) const SEGMENTS: &Kind = &Kind {
@@ -85,15 +83,12 @@ pub(crate) const SEGMENTS: &Kind = &Kind {
     may_ctl: |hook, cred, perm, cmd| hook.shm_shmctl(cred, perm, cmd),
 };
 
-/// Removed segments. Their memory must be removed after the lock was released.
-#[derive(Default)]
-#[must_use]
-pub(super) struct Gone(Vec<SegmentName>);
+/// The names of removed segments, whose memory must be removed after the lock of the kind was
+/// released.
+pub(super) type Gone = Vec<SegmentName>;
 
 /// An existing segment. While this value exists, the caller holds the lock of the kind.
-#[derive(Clone, Copy)]
 pub(super) struct Segment<'g, 's> {
-    shared: &'s Shared,
     ids: &'g IdsGuard<'s>,
     pub(super) object: Object,
 }
@@ -129,13 +124,9 @@ pub(super) fn name_of(object: &Object) -> SegmentName {
 
 /// Fills the line of a new segment in slot `index`. Returns the payload and the name of the
 /// segment.
-pub(super) fn make(
-    shared: &Shared,
-    index: u32,
-    size_bytes: u64,
-    (task, pid): (u32, u32),
-) -> (u64, SegmentName) {
-    // The last segment of the slot may still have memory, because its remover died or is not
+pub(super) fn make(ids: Ids<'_>, index: u32, size_bytes: u64, pid: u32) -> (u64, SegmentName) {
+    let shared = ids.shared;
+    // The previous segment of the slot may still have memory, because its remover died or is not
     // finished.
     give_back_left(shared, index);
     let line = line(shared, index);
@@ -146,7 +137,7 @@ pub(super) fn make(
         (ATIME, 0),
         (DTIME, 0),
         (PIDS, pair(pid, 0)),
-        (CREATOR, u64::from(task) + 1),
+        (CREATOR, u64::from(ids.owner.index) + 1),
         (SERIAL, serial | HAS_MEMORY),
     ] {
         put(&line[word], value);
@@ -159,40 +150,23 @@ pub(super) fn line(shared: &Shared, index: u32) -> &Line {
 }
 
 impl<'g, 's> Segment<'g, 's> {
-    /// Returns the segment that a lookup without the lock has found.
+    /// Returns the segment with this name.
     ///
     /// # Errors
     ///
     /// `EIDRM` if that segment is gone, even if another segment has its id.
-    pub(super) fn again(
-        shared: &'s Shared,
-        ids: &'g IdsGuard<'s>,
-        found: &Object,
-    ) -> Result<Self, Errno> {
-        let object = ids.obtain_object_check(found.id()).map_err(|_| Errno::IDRM)?;
-        if object.payload != found.payload {
-            return Err(Errno::IDRM);
-        }
-        Ok(Self { shared, ids, object })
-    }
-
-    /// Returns the segment with this name, or `None` if the segment is gone.
-    pub(super) fn named(
-        shared: &'s Shared,
-        ids: &'g IdsGuard<'s>,
-        name: SegmentName,
-    ) -> Option<Self> {
-        let object = ids.at(name.index).filter(|object| name_of(object) == name)?;
-        Some(Self { shared, ids, object })
+    pub(super) fn named(ids: &'g IdsGuard<'s>, name: SegmentName) -> Result<Self, Errno> {
+        let segment = Self::at(ids, name.index).filter(|segment| name_of(&segment.object) == name);
+        segment.ok_or(Errno::IDRM)
     }
 
     /// Returns the segment in slot `index`.
-    pub(super) fn at(shared: &'s Shared, ids: &'g IdsGuard<'s>, index: u32) -> Option<Self> {
-        Some(Self { shared, ids, object: ids.at(index)? })
+    pub(super) fn at(ids: &'g IdsGuard<'s>, index: u32) -> Option<Self> {
+        Some(Self { ids, object: ids.at(index)? })
     }
 
-    pub(super) fn name(&self) -> SegmentName {
-        name_of(&self.object)
+    fn shared(&self) -> &'s Shared {
+        self.ids.ids.shared
     }
 
     pub(super) fn size_bytes(&self) -> u64 {
@@ -202,6 +176,7 @@ impl<'g, 's> Segment<'g, 's> {
     pub(super) fn stat(&self) -> ShmStat {
         let line = self.line();
         let pids = get(&line[PIDS]);
+        let counts = self.records().iter().map(|record| get(&self.record(record)[COUNT]));
         ShmStat {
             id: ShmId::from_raw(self.object.id()),
             perm: self.object.perm(),
@@ -211,21 +186,14 @@ impl<'g, 's> Segment<'g, 's> {
             ctime_s: self.object.ctime,
             cpid: low(pids),
             lpid: high(pids),
-            nattch: self.nattch(),
+            // Analogous to Linux's `shm_nattch`.
+            nattch: counts.fold(0, u64::saturating_add),
         }
-    }
-
-    /// Returns the number of attaches.
-    /// Analogous to Linux's `shm_nattch`.
-    pub(super) fn nattch(&self) -> u64 {
-        let counts = self.records().iter().map(|record| get(&self.record(record)[COUNT]));
-        counts.fold(0, u64::saturating_add)
     }
 
     /// Returns the tasks that have the segment attached.
     pub(super) fn attachers(&self) -> Vec<u32> {
-        let whose = self.records().iter().map(|record| get(&self.record(record)[WHOSE]));
-        whose.map(|whose| (whose >> TASK_SHIFT) as u32 & TASK_MASK).collect()
+        self.records().iter().filter_map(|record| self.whose(record)).collect()
     }
 
     /// Adds `count` attaches of a task to the segment.
@@ -233,69 +201,72 @@ impl<'g, 's> Segment<'g, 's> {
     /// # Errors
     ///
     /// `ENOMEM` if there is no free attach record.
-    pub(super) fn attach(&self, task: u32, count: u64, owner: Owner) -> Result<(), Errno> {
-        let whose = self.whose(task);
-        if let Some(record) = self.find(whose) {
+    pub(super) fn attach(&self, task: u32, count: u64) -> Result<(), Errno> {
+        if let Some(record) = self.find(task) {
             let cell = &self.record(record)[COUNT];
             put(cell, get(cell).saturating_add(count));
             return Ok(());
         }
-        let pool = &self.shared.layout.attaches;
-        let record = pool.alloc(self.shared, 1, owner, task)?;
+        let shared = self.shared();
+        let record = shared.layout.attaches.alloc(shared, 1, self.ids.ids.owner, task)?;
         let line = self.record(record);
         put(&line[COUNT], count);
-        put(&line[WHOSE], whose);
+        put(&line[WHOSE], whose(&self.object));
         self.records().push(record);
         let creator = &self.line()[CREATOR];
         put(creator, get(creator) | WAS_ATTACHED);
         Ok(())
     }
 
-    /// Removes up to `count` attaches of a task from the segment.
-    pub(super) fn detach(&self, task: u32, count: u64, owner: Owner) {
-        let Some(record) = self.find(self.whose(task)) else { return };
-        let cell = &self.record(record)[COUNT];
-        let left = get(cell).saturating_sub(count);
-        put(cell, left);
-        if left == 0 {
-            put(&self.record(record)[WHOSE], 0);
-            self.records().unlink(record);
-            self.shared.layout.attaches.free(self.shared, record, owner);
+    /// Removes up to `count` attaches of a task from the segment. If the segment then has no
+    /// attach, and is marked or removal is forced, removes the segment.
+    pub(super) fn detach(&self, task: u32, count: u64, gone: &mut Gone) {
+        let shared = self.shared();
+        if let Some(record) = self.find(task) {
+            let cell = &self.record(record)[COUNT];
+            let left = get(cell).saturating_sub(count);
+            put(cell, left);
+            if left == 0 {
+                put(&self.record(record)[WHOSE], 0);
+                self.records().unlink(record);
+                shared.layout.attaches.free(shared, record, self.ids.ids.owner);
+            }
         }
+        self.destroy_if_due(gone);
     }
 
-    /// Records the time of an attach, and the pid of its process.
-    pub(super) fn note_attach(&self, pid: u32) {
-        self.note(ATIME, pid);
-    }
-
-    /// Records the time of a detach, and the pid of its process.
-    pub(super) fn note_detach(&self, pid: u32) {
-        self.note(DTIME, pid);
+    /// Records the time of an attach ([`ATIME`]) or a detach ([`DTIME`]), and the pid of its
+    /// process.
+    pub(super) fn note(&self, time: usize, pid: u32) {
+        let line = self.line();
+        put(&line[time], now_s());
+        put(&line[PIDS], pair(low(get(&line[PIDS])), pid));
     }
 
     /// Removes the segment if it has no attach, and is marked or removal is forced.
-    /// Analogous to Linux's `shm_may_destroy`.
-    pub(super) fn destroy_if_due(&self, gone: &mut Gone) {
-        // Read the mode again, since the segment may have been marked after it was looked up.
+    /// Analogous to Linux's `shm_may_destroy` and `shm_destroy`.
+    fn destroy_if_due(&self, gone: &mut Gone) {
+        // Read the object again, since `self` may be older than the mark of the segment.
         let object = self.ids.at(self.object.index).unwrap_or(self.object);
-        let is_marked = self.shared.limits.is_shm_rmid_forced || object.mode() & SHM_DEST != 0;
+        let is_marked = self.shared().limits.is_shm_rmid_forced || object.mode() & SHM_DEST != 0;
         if is_marked && self.records().is_empty() {
-            self.destroy(gone);
+            let pages = pages(self.size_bytes()).unwrap_or(0);
+            self.ids.set_used(self.ids.used().saturating_sub(pages));
+            self.ids.unpublish(&object);
+            gone.push(name_of(&object));
         }
     }
 
-    /// `IPC_RMID`: marks the segment if it is attached, otherwise removes it.
+    /// `IPC_RMID`: marks the segment, and removes it unless it is attached. If the task dies after
+    /// the mark, recovery removes the segment.
     /// Analogous to Linux's `do_shm_rmid`.
     pub(super) fn remove(&self, gone: &mut Gone) {
-        if self.records().is_empty() {
-            self.destroy(gone);
-        } else {
-            self.ids.set_key_private(&self.object, SHM_DEST);
-        }
+        self.ids.set_key_private(&self.object, SHM_DEST);
+        self.destroy_if_due(gone);
     }
 
-    /// Handles the end of the segment's creator. If removal is forced, an unattached segment goes.
+    /// If `task` is the creator of the segment, notes that the creator has ended. Then removes the
+    /// segment if it has no attach and removal is forced.
     /// Analogous to Linux's `exit_shm`.
     pub(super) fn orphan(&self, task: u32, gone: &mut Gone) {
         let creator = &self.line()[CREATOR];
@@ -307,38 +278,26 @@ impl<'g, 's> Segment<'g, 's> {
         self.destroy_if_due(gone);
     }
 
-    /// Analogous to Linux's `shm_destroy`.
-    fn destroy(&self, gone: &mut Gone) {
-        let pages = pages(self.size_bytes()).unwrap_or(0);
-        self.ids.set_used(self.ids.used().saturating_sub(pages));
-        self.ids.unpublish(&self.object);
-        gone.0.push(self.name());
+    /// Returns the record of a task.
+    fn find(&self, task: u32) -> Option<u32> {
+        self.records().iter().find(|record| self.whose(*record) == Some(task))
     }
 
-    fn note(&self, time: usize, pid: u32) {
-        let line = self.line();
-        put(&line[time], now_s());
-        put(&line[PIDS], pair(low(get(&line[PIDS])), pid));
-    }
-
-    fn find(&self, whose: u64) -> Option<u32> {
-        self.records().iter().find(|record| get(&self.record(*record)[WHOSE]) == whose)
+    /// Returns the task of a record.
+    fn whose(&self, record: u32) -> Option<u32> {
+        self.shared().layout.attaches.whose(&self.shared().region, record)
     }
 
     fn records(&self) -> List<'s> {
-        list(self.shared, self.line())
-    }
-
-    fn whose(&self, task: u32) -> u64 {
-        whose(&self.object, task)
+        list(self.shared(), self.line())
     }
 
     fn record(&self, record: u32) -> &'s Line {
-        self.shared.region.line(record)
+        self.shared().region.line(record)
     }
 
     fn line(&self) -> &'s Line {
-        line(self.shared, self.object.index)
+        line(self.shared(), self.object.index)
     }
 }
 
@@ -352,11 +311,11 @@ pub(super) fn locked<'r, T>(
     ids: Ids<'r>,
     act: impl FnOnce(&IdsGuard<'r>, &mut Gone) -> Result<T, Errno>,
 ) -> Result<T, Errno> {
-    let mut gone = Gone::default();
+    let mut gone = Gone::new();
     let guard = ids.lock()?;
     let done = act(&guard, &mut gone);
     drop(guard);
-    gone.0.into_iter().for_each(|name| give_back(ids.shared, name));
+    gone.into_iter().for_each(|name| give_back(ids.shared, name));
     done
 }
 
@@ -370,11 +329,12 @@ pub(super) fn pages(size_bytes: u64) -> Option<u64> {
 /// Removes the memory of a removed segment.
 pub(super) fn give_back(shared: &Shared, name: SegmentName) {
     if !shared.backing.remove(name) {
-        // This task may not remove the memory, so a later one does.
+        // This task lacks the permission to remove the memory, so a later task does.
         return;
     }
     let word = &line(shared, name.index)[SERIAL];
-    // If a new segment uses the slot by now, the word has another serial number and must stay.
+    // If a new segment uses the slot by now, the word has its serial number. Then the exchange
+    // fails, so that the new segment keeps `HAS_MEMORY`.
     // ORDERING: Relaxed. No data is published with it, and removing the memory twice is safe.
     let _noted = word.compare_exchange(
         name.serial | HAS_MEMORY,
@@ -384,8 +344,8 @@ pub(super) fn give_back(shared: &Shared, name: SegmentName) {
     );
 }
 
-/// Removes the memory of the last segment of slot `index`, if that segment is removed. The caller
-/// holds the lock of the kind.
+/// Removes the memory that a removed segment has left in slot `index`. The caller holds the lock of
+/// the kind, and the slot has no segment.
 fn give_back_left(shared: &Shared, index: u32) {
     let serial = get(&line(shared, index)[SERIAL]);
     if serial & HAS_MEMORY != 0 {
@@ -393,7 +353,8 @@ fn give_back_left(shared: &Shared, index: u32) {
     }
 }
 
-/// Removes the memory of all removed segments, except in slot `but`, which is being filled.
+/// Removes the memory that removed segments have left in any slot. Slot `but` is left out, since
+/// the caller is filling it.
 pub(crate) fn give_back_all(shared: &Shared, ids: &IdsGuard<'_>, but: Option<u32>) {
     for index in (0..shared.layout.shm_ids.slots).filter(|index| Some(*index) != but) {
         if ids.at(index).is_none() {
@@ -411,24 +372,23 @@ pub(crate) fn give_back_all(shared: &Shared, ids: &IdsGuard<'_>, but: Option<u32
 /// # Errors
 ///
 /// `EIO` if the lock cannot be acquired.
-pub(crate) fn reap(ids: Ids<'_>, (task, pid): (u32, u32)) -> Result<bool, Errno> {
+pub(crate) fn reap(ids: Ids<'_>, task: u32) -> Result<bool, Errno> {
     let (shared, owner, slots) = (ids.shared, ids.owner, ids.slots());
     let mut is_held = None;
     locked(ids, |ids, gone| {
         for index in 0..slots {
-            let Some(segment) = Segment::at(shared, ids, index) else {
+            let Some(segment) = Segment::at(ids, index) else {
                 give_back_left(shared, index);
                 continue;
             };
-            let is_attached = segment.find(segment.whose(task)).is_some();
-            // Without a hold, no uncounted child has the attaches, since a child unmaps the hold
-            // only after it is counted.
+            let is_attached = segment.find(task).is_some();
+            // Only if the task has no hold are the attaches removed. Then no uncounted child has
+            // them, since a child unmaps the hold only after it is counted.
             if is_attached && !*is_held.get_or_insert_with(|| shared.backing.is_held(task)) {
-                segment.note_detach(pid);
-                segment.detach(task, u64::MAX, owner);
-                segment.destroy_if_due(gone);
+                segment.note(DTIME, shared.pid_of(task));
+                segment.detach(task, u64::MAX, gone);
             }
-            if let Some(segment) = Segment::at(shared, ids, index) {
+            if let Some(segment) = Segment::at(ids, index) {
                 segment.orphan(task, gone);
             }
         }
@@ -436,7 +396,7 @@ pub(crate) fn reap(ids: Ids<'_>, (task, pid): (u32, u32)) -> Result<bool, Errno>
             return Ok(false);
         }
         shared.backing.forget(task);
-        // When the task died, it was making or freeing the rest of its records.
+        // The remaining records of the task are those that it was making or freeing when it died.
         let pool = shared.layout.attaches;
         for (record, _) in pool.used(&shared.region).filter(|(_, whose)| *whose == task) {
             put(&shared.region.line(record)[WHOSE], 0);
@@ -455,12 +415,16 @@ fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
 /// Repairs a segment and returns its number of pages. The caller has taken over the lock of the
 /// kind from a dead task.
 ///
-/// This rebuilds the list from the records. It removes the key of a marked segment. If the last
-/// detach should have removed the segment, it removes the segment.
+/// The function rebuilds the list of the segment from the records. If the segment is marked, it
+/// removes the key. If the dead task should have removed the segment at the last detach, it removes
+/// the segment.
 pub(super) fn recover_slot(ids: Ids<'_>, object: &Object) -> u64 {
     let (shared, index) = (ids.shared, object.index);
-    let records = rebuild(shared, object);
     let line = line(shared, index);
+    let is_own = |record: &u32| get(&shared.region.line(*record)[WHOSE]) == whose(object);
+    let used = shared.layout.attaches.used(&shared.region).map(|(record, _)| record);
+    let records = list(shared, line);
+    records.set(used.filter(is_own));
     let is_marked = object.mode() & SHM_DEST != 0;
     if is_marked {
         ids.forget_key(index);
@@ -477,31 +441,13 @@ pub(super) fn recover_slot(ids: Ids<'_>, object: &Object) -> u64 {
     pages(get(&line[SIZE])).unwrap_or(0)
 }
 
-/// Rebuilds the list of a segment's records.
-fn rebuild<'s>(shared: &'s Shared, object: &Object) -> List<'s> {
-    let line = line(shared, object.index);
-    let own = whose(object, 0);
-    let is_own = |record: &u32| {
-        let whose = get(&shared.region.line(*record)[WHOSE]);
-        whose & !(((1 << 22) - 1) << TASK_SHIFT) == own
-    };
-    let used = shared.layout.attaches.used(&shared.region).map(|(record, _)| record);
-    let records = list(shared, line);
-    records.set(used.filter(is_own));
-    records
-}
-
 /// Returns the list of the records of the segment with this line.
 pub(super) fn list<'s>(shared: &'s Shared, line: &'s Line) -> List<'s> {
     let max = shared.layout.attaches.lines;
     List { region: &shared.region, ends: &line[ATTACHES], links: LINKS, max }
 }
 
-/// Returns the word `WHOSE` of the record of `task` for a segment.
-fn whose(object: &Object, task: u32) -> u64 {
-    let SegmentName { index, serial } = name_of(object);
-    IS_RECORD
-        | u64::from(index)
-        | u64::from(task) << TASK_SHIFT
-        | (serial << WHOSE_SERIAL_SHIFT & !IS_RECORD)
+/// Returns the word `WHOSE` of the records of a segment.
+fn whose(object: &Object) -> u64 {
+    IS_RECORD | name_of(object).serial << INDEX_BITS | u64::from(object.index)
 }

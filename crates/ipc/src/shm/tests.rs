@@ -121,8 +121,8 @@ fn forced_removal_removes_unattached_segments_and_orphans() {
     assert_eq!(memory.0.count(), 0);
 }
 
-/// Trap I14: a process has created segments in two namespaces. In each, its end must remove those
-/// that the limits of that namespace demand.
+/// Trap I14: a process has created segments in two namespaces. In each namespace, the end of the
+/// process must remove the segments that the limits of that namespace demand.
 #[test]
 fn creator_in_two_namespaces_orphans_its_segments_in_each() {
     let (forced, forced_memory) = namespace(true);
@@ -141,8 +141,8 @@ fn creator_in_two_namespaces_orphans_its_segments_in_each() {
     assert_eq!(task(&plain, 3).shm_stat(stays).map(|stat| stat.id), Ok(stays));
 }
 
-/// A new segment of another task uses the slot of an old one. The end of the old creator must not
-/// remove the new segment.
+/// A new segment of another task uses the slot of an old segment. The end of the old creator must
+/// not remove the new segment.
 #[test]
 fn creator_of_an_old_segment_does_not_orphan_the_next_in_its_slot() {
     let (namespace, memory) = namespace(true);
@@ -305,11 +305,11 @@ fn attaches_of_a_dead_task_are_reaped_and_lists_rebuilt() {
         assert_eq!(pages.sum::<u64>(), ids.used());
     }
     assert_eq!((nattch(&one, shared), nattch(&one, marked), nattch(&one, key)), (3, 1, 1));
-    segment::reap(one.shm_ids(), (dead.owner.index, dead.pid)).unwrap();
+    segment::reap(one.shm_ids(), dead.owner.index).unwrap();
     assert_eq!((nattch(&one, shared), nattch(&one, key)), (1, 1));
     assert_eq!(one.shm_stat(shared).unwrap().lpid, 2);
     assert_eq!((one.shm_stat(marked), memory.0.count()), (Err(Errno::INVAL), 2));
-    // Its own end then finds no attaches.
+    // The end of the reaped task then finds no attaches.
     drop(dead);
     assert_eq!((nattch(&one, shared), nattch(&one, key)), (1, 1));
 }

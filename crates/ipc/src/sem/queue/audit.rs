@@ -1,9 +1,6 @@
 //! A check of the queues of a semaphore set that no call uses, for the crash models.
 
-use super::{
-    ALTER_LIST, COMPLEX_COUNT, CONST_LIST, List, Node, SEM_ALTER_LIST, SEM_CONST_LIST, Set, bit_of,
-    get, nodes_of, sem_list, set_list,
-};
+use super::{ALTER_LIST, COMPLEX_COUNT, CONST_LIST, List, Node, Set, bit_of, get, nodes_of, queue};
 
 /// Returns a description of the first fault in the queues of a set.
 pub(crate) fn audit(set: Set<'_>) -> Result<(), String> {
@@ -22,13 +19,14 @@ pub(crate) fn audit(set: Set<'_>) -> Result<(), String> {
             Err(format!("queue {name} has {there:?} instead of {wanted:?}"))
         }
     };
-    expect("alter", set_list(set, ALTER_LIST), &|node| node.is_alter())?;
-    expect("const", set_list(set, CONST_LIST), &|node| !node.is_alter() && node.is_complex())?;
+    expect("alter", queue(set, None, ALTER_LIST), &|node| node.is_alter())?;
+    let complex_zero = |node: &Node<'_>| !node.is_alter() && node.is_complex();
+    expect("const", queue(set, None, CONST_LIST), &complex_zero)?;
     for num in 0..set.place.nsems as u16 {
         let is_of = |node: &Node<'_>| !node.is_complex() && node.sop(0).sem_num == num;
-        let alter = sem_list(set, num, SEM_ALTER_LIST);
+        let alter = queue(set, Some(num), ALTER_LIST);
         expect("alter of a semaphore", alter, &|node| is_of(node) && node.is_alter())?;
-        let zero = sem_list(set, num, SEM_CONST_LIST);
+        let zero = queue(set, Some(num), CONST_LIST);
         expect("zero of a semaphore", zero, &|node| is_of(node) && !node.is_alter())?;
     }
     let complex = waiting.iter().filter(|node| node.is_complex()).count() as u64;

@@ -50,9 +50,9 @@ fn completed(task: &Task, id: SemId, value: i32) -> usize {
     let guard = set(task, id).lock(task.owner).unwrap();
     let mut txn = Txn::new(&guard);
     txn.set_value(0, value, 1).unwrap();
-    let completed = update(&mut txn, Changed::Nums(&[0])).unwrap();
-    let count = completed.nodes.len();
-    txn.commit(completed);
+    update(&mut txn, Changed::Nums(&[0])).unwrap();
+    let count = txn.completed.len();
+    txn.commit();
     count
 }
 
@@ -67,8 +67,8 @@ fn ring_of_waits_for_zero_ends_when_a_call_comes_again() {
 
 #[test]
 fn ring_of_calls_that_fail_ends_when_one_comes_again() {
-    // With one more unit of the first semaphore, the second operation would overflow, so the calls
-    // fail.
+    // With one more unit of the first semaphore, the calls get past their first operation. Then the
+    // value of the second semaphore would exceed its maximum, so the calls fail.
     let sops = [
         DOWN,
         SemBuf::new(1, 20_000, SemFlags::empty()),
@@ -86,7 +86,7 @@ fn removal_of_a_set_with_rings_tells_no_more_than_there_can_be() {
         task.sem_setval(id, 1, 1).unwrap();
         close_ring(&task, wait_without_sleep(&task, id, &[SemBuf::new(1, 0, SemFlags::empty())]));
         let guard = set(&task, id).lock(task.owner).unwrap();
-        assert_eq!(end_all(&guard).nodes.len(), WAITS as usize, "{sops:?}");
+        assert_eq!(end_all(&guard).len(), WAITS as usize, "{sops:?}");
     }
 }
 
@@ -97,7 +97,7 @@ fn count_of_a_ring_is_no_more_than_there_can_be() {
 }
 
 /// Trap X7 (`docs/developing/traps.md`): a wake-up must not examine the other waiting calls. An
-/// examined call records which of its operations blocks, so the test detects it.
+/// examination records in the node which operation blocks the call, so the test detects it.
 #[test]
 fn wake_up_of_one_waiter_does_not_look_at_the_others() {
     const UNTOUCHED: usize = 7;
@@ -106,7 +106,7 @@ fn wake_up_of_one_waiter_does_not_look_at_the_others() {
     let task = Namespace::new(options).unwrap().register(Cred::root(), 1).unwrap();
     let id = task.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
     let lines = [(); 100].map(|()| wait_without_sleep(&task, id, &[DOWN]));
-    let nodes = lines.map(|line| Node::at(&task.shared, line));
+    let nodes = lines.map(|line| Node { shared: &task.shared, line });
     nodes.iter().for_each(|node| node.set_blocking(UNTOUCHED));
     assert_eq!(completed(&task, id, 1), 1);
     let is_looked_at =
@@ -117,6 +117,6 @@ fn wake_up_of_one_waiter_does_not_look_at_the_others() {
     let wide = wait_without_sleep(&task, id, &[SemBuf::new(1, -5, SemFlags::empty())]);
     let narrow = wait_without_sleep(&task, id, &[SemBuf::new(1, -1, SemFlags::empty())]);
     task.semop(id, &[SemBuf::new(1, 1, SemFlags::empty())]).unwrap();
-    let outcomes = [wide, narrow].map(|line| Node::at(&task.shared, line).outcome());
+    let outcomes = [wide, narrow].map(|line| Node { shared: &task.shared, line }.outcome());
     assert_eq!(outcomes, [None, Some(Ok(()))]);
 }
