@@ -30,6 +30,7 @@ mod io;
 mod listing;
 mod lookup;
 mod names;
+mod numbers;
 mod paths;
 mod rename;
 mod revalidate;
@@ -54,6 +55,7 @@ use crate::key_lock::{KeyLocks, SHARDS_FEW};
 use crate::mount::Mounts;
 use crate::name::Name;
 use crate::slot::{DentrySlot, InodeSlot};
+use numbers::Numbers;
 use paths::Paths;
 use rename::{InFlightMoves, InFlightRenames};
 
@@ -194,6 +196,8 @@ pub(crate) struct Superblock {
     root_ino: u64,
     /// The path locks, for a back end by path.
     paths: Option<Paths>,
+    /// The numbers of its inodes, for a back end that has none.
+    numbers: Numbers,
 }
 
 /// All file systems of a namespace. A file system is added and never removed, so the superblock
@@ -585,7 +589,8 @@ impl fmt::Debug for InodeRef<'_> {
 /// # Errors
 /// `ENOTDIR` if the root is not a directory; the errors of `fs`.
 pub(crate) fn root_of(fs: &dyn FileSystem) -> Result<Attr, Errno> {
-    fs.root().and_then(|attr| if attr.is_dir() { Ok(attr) } else { Err(Errno::NOTDIR) })
+    let attr = numbers::of_root(fs.root()?);
+    if attr.is_dir() { Ok(attr) } else { Err(Errno::NOTDIR) }
 }
 
 impl Supers {
@@ -598,7 +603,8 @@ impl Supers {
         let mut used = self.used.lock();
         let index = *used;
         let place = self.list.get(index as usize).ok_or(Errno::NFILE)?;
-        place.set(Superblock { fs, root_ino, paths }).ok().expect("each index is used once");
+        let superblock = Superblock { fs, root_ino, paths, numbers: Numbers::new() };
+        place.set(superblock).ok().expect("each index is used once");
         *used += 1;
         Ok(index)
     }

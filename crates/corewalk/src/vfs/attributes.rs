@@ -103,7 +103,7 @@ impl Vfs {
         // Adjust the link count before the path lock is released, so that the hidden name is not
         // removed in between.
         let attr = self
-            .ask(inode, |fs, node| Ok(self.without_hidden_link(inode.slot, fs.getattr(node)?)))?;
+            .ask(inode, |fs, node| Ok(self.reported(inode.slot, fs.getattr(node)?)))?;
         // The permission record must not be older than the attributes that a client gets. Ignore a
         // difference in `has_acl` alone, because the back end may report an ACL without having
         // looked for one.
@@ -204,7 +204,7 @@ impl Vfs {
         let set = self.prepare(cred, inode, &perm, set, attr_lock)?;
         let change = || {
             self.with_inode(inode.slot, |fs, node| {
-                Ok(self.without_hidden_link(inode.slot, fs.setattr(node, &set)?))
+                Ok(self.reported(inode.slot, fs.setattr(node, &set)?))
             })
         };
         match set.mode.is_none() && set.uid.is_none() && set.gid.is_none() {

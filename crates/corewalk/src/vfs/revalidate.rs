@@ -115,6 +115,7 @@ impl Vfs {
         let Answer { attr, changes, .. } = self.ask_for_name(dir, lookup_key);
         // `enter` takes a reference even if the answer is another inode. When that reference is
         // dropped, the cache sends the back end the `forget` for it.
+        let attr = attr.map(|attr| self.numbered(dir.now.inode, attr, Some(found.inode)));
         let entered = attr.and_then(|attr| self.enter(dir.now.inode, &attr, changes, None));
         let is_same = entered.is_ok_and(|inode| inode.slot == found.inode);
         if is_same {
