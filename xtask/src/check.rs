@@ -22,7 +22,7 @@ use std::{
     process::Command,
 };
 
-/// The possible names of the main branch. The first one that exists is used.
+/// The possible names of the main branch, of which the first existing one is used.
 const MAIN: [&str; 2] = ["origin/main", "main"];
 
 /// Files whose change affects all crates.
@@ -68,8 +68,8 @@ struct Package {
     name: String,
     /// The directory of the crate, relative to the root, with a slash at the end.
     folder: String,
-    /// The first words of all lines in the manifest of the crate. The names of all its dependencies
-    /// are among them.
+    /// The first words of all lines in the crate's manifest, among which are the names of its
+    /// dependencies.
     dependencies: Vec<String>,
     has_library: bool,
     has_program: bool,
@@ -80,7 +80,7 @@ struct Package {
 struct Plan {
     /// The packages for clippy.
     linted: BTreeSet<String>,
-    /// The packages to test. Each has the arguments for cargo that select its test targets.
+    /// The packages to test, each with the arguments for cargo that select its test targets.
     tested: Vec<(String, Vec<String>)>,
 }
 
@@ -169,7 +169,7 @@ fn package_name(manifest: &str) -> Option<String> {
     package.split('"').nth(1).map(str::to_owned)
 }
 
-/// Returns the key of a line in a manifest, for example `corewalk` for `corewalk.workspace = true`.
+/// Returns the key of a line in a manifest: `corewalk` for the line `corewalk.workspace = true`.
 fn first_word(line: &str) -> Option<String> {
     line.trim().split(['.', '=', ' ']).next().map(str::to_owned)
 }

@@ -2,8 +2,8 @@
 //! ARM.
 //!
 //! Each check has its own target directory, so that one check does not make another one rebuild
-//! anything. A crate has models if one of its files names the cfg of the model checker. A run
-//! without a test fails. Otherwise models that are not compiled any more would go unnoticed.
+//! anything. A crate has models if one of its files names the cfg of the model checker. A check
+//! that runs no test fails. Otherwise models that are not compiled any more would go unnoticed.
 //!
 //! `docs/developing/testing.md` describes the limits of each tool.
 //!
@@ -36,8 +36,8 @@ const ARM_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-mbc
 
 /// The crates with unsafe code whose unit tests run under miri.
 const UNSAFE_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-testkit"];
-/// The module of `corewalk-testkit` whose tests miri leaves out. The module has no unsafe code, and
-/// its tests took two fifths of the time of the step `miri`.
+/// The module of `corewalk-testkit` whose tests miri leaves out. It has no unsafe code, and its
+/// tests took two fifths of the step's time.
 const SAFE_MODULE: &str = "linearize::tests::";
 
 /// Runs the models under loom.
@@ -162,7 +162,8 @@ pub(crate) fn aarch64(root: &Path) -> Outcome {
     tests_ran(&mut tests, root, "aarch64")
 }
 
-/// Runs the tests of each crate that names `cfg`. They are compiled with that cfg.
+/// Compiles each crate that has models under `cfg` with that cfg, and runs its models. In a
+/// library, `filter` selects them.
 fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
     let found = match model_targets(root, cfg) {
         Ok(found) => found,
@@ -175,7 +176,7 @@ fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
         let mut command = models_of(root, cfg, &package);
         let what = match &target {
             // Run only the models. Other unit tests would use the model checker's atomics outside
-            // of a model, and would panic.
+            // of a model, which panics.
             ModelTarget::Library => {
                 command.args(["--lib", filter]);
                 format!("{cfg} {package}")
@@ -205,7 +206,7 @@ fn models_of(root: &Path, cfg: &str, package: &str) -> Command {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ModelTarget {
     /// The library of a crate. Its models are in modules whose names start with the name of the
-    /// tool.
+    /// model checker.
     Library,
     /// A file in `tests/` with this name, which contains only models.
     Test(String),
@@ -242,7 +243,8 @@ fn has_models(file: &RustFile, cfg: &str) -> bool {
 fn cargo(root: &Path, target: &str) -> Command {
     let mut command = Command::new("cargo");
     command.current_dir(root).env("CARGO_TARGET_DIR", target_folder(root).join(target));
-    // Remove the variable that selects the toolchain of xtask, since a check may need another one.
+    // Remove the variable that fixes the toolchain to that of xtask, since a check may need another
+    // one.
     command.env_remove("RUSTUP_TOOLCHAIN").env_remove("RUSTFLAGS");
     command
 }
@@ -257,7 +259,7 @@ fn is_quiet_success(command: &mut Command) -> bool {
     process::run(command, LIMIT) == Ended::Well
 }
 
-/// Runs `command`, which is a `cargo test`. Fails if no test has passed.
+/// Runs the `cargo test` in `command`. Fails if no test has passed.
 fn tests_ran(command: &mut Command, root: &Path, what: &str) -> Outcome {
     let folder = target_folder(root);
     let log = folder.join(format!("{}.log", what.replace(' ', "-")));

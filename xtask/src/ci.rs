@@ -40,7 +40,7 @@ pub(crate) enum Extent {
 pub(crate) enum Tests<'a> {
     /// From a step of this run.
     Run,
-    /// The caller of xtask has already run the tests. The field is their exit status.
+    /// The caller of xtask has already run the tests. The field is the exit status of that run.
     Ended(&'a str),
 }
 
@@ -59,15 +59,15 @@ pub(crate) fn run(root: &Path, extent: Extent, tests: Tests<'_>) -> Outcome {
         cargo(root, &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
     });
     tally.step("documentation", || documentation(root));
-    // Two threads change two flags of one entry 100 million times, which takes about 20 s. No
-    // change may be lost (trap T33).
+    // Trap T33: two threads change two flags of one entry 100 million times, and no change may be
+    // lost. This takes about 20 s.
     tally.step("flags", || {
         cargo(root, &["run", "--profile", "models", "-p", "corewalk-mbcache", "--example", "flags"])
     });
     tally.step("ipc-torture", || torture(root, 10_000));
     tally.step("ipc-hostile", || hostile(root, 1_000_000));
-    // Makes a million calls by path to a back end, while other threads rename the directories
-    // above. No rename may make a path invalid during a call (trap X1).
+    // Trap X1: makes a million calls by path to a back end, while other threads rename directories
+    // of the paths. No path may become invalid during a call.
     tally.step("storm", || {
         let mut command = Command::new("cargo");
         command.current_dir(root).env("COREWALK_STORM_CALLS", "1000000");
@@ -222,8 +222,8 @@ impl Tally {
         }
     }
 
-    /// Ends the tally like [`Tally::finish`], for steps that are parts of one step. If a part was
-    /// skipped, the outcome is that the whole step was skipped.
+    /// Ends the tally like [`Tally::finish`], for steps that are parts of a larger step. If a part
+    /// was skipped, the larger step counts as skipped.
     pub(crate) fn finish_as_one(self) -> Outcome {
         let left_out = self.left_out.join(", ");
         match self.finish() {
@@ -244,11 +244,11 @@ fn children_cpu() -> Duration {
     children_ticks(&stat).map_or(Duration::ZERO, |ticks| Duration::from_millis(ticks * 10))
 }
 
-/// Returns the sum of `cutime` and `cstime` in `stat`, in ticks of 10 ms. `stat` is the text of
-/// `/proc/PID/stat`.
+/// Returns the processor time of ended children, in ticks of 10 ms: the sum of `cutime` and
+/// `cstime` in `stat`, the text of `/proc/PID/stat`.
 fn children_ticks(stat: &str) -> Option<u64> {
-    // The fields start after the name of the program. The name may contain spaces, and ends at the
-    // last parenthesis.
+    // The other fields start after the name of the program, which may contain spaces and ends at
+    // the last parenthesis.
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut fields = rest.split(' ').skip(13).map(str::parse::<u64>);
     Some(fields.next()?.ok()? + fields.next()?.ok()?)

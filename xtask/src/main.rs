@@ -55,7 +55,7 @@ pub(crate) enum Outcome {
     Passed,
     /// The task failed. The text gives the reason in one line.
     Failed(String),
-    /// The task cannot run on this machine. The text gives the reason.
+    /// The task cannot run on this machine, for the reason in the text.
     Skipped(String),
 }
 

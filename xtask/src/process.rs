@@ -50,7 +50,7 @@ impl Ended {
         }
     }
 
-    /// Returns the outcome of the command `what`. It is a pass only for exit status 0.
+    /// Returns the outcome of the command `what`: a pass for exit status 0, otherwise a failure.
     pub(crate) fn outcome(self, what: &str) -> Outcome {
         match self {
             Self::Well => Outcome::Passed,
@@ -116,7 +116,7 @@ pub(crate) fn poll(child: &mut Child, limit: Duration) -> Option<Ended> {
 /// Kills `child` and its process group, and waits for it.
 pub(crate) fn kill(child: &mut Child) -> Ended {
     signal(&format!("-{}", child.id()), "KILL");
-    // Kill the child itself too, in case it is not the leader of its group.
+    // Kill the child by its own pid too, in case it does not lead its process group.
     let _ = child.kill();
     poll(child, KILL_TIMEOUT).unwrap_or(Ended::Stuck)
 }

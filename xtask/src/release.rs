@@ -66,8 +66,8 @@ pub(crate) fn interfaces(root: &Path) -> Outcome {
     process::run(&mut compare, STEP_LIMIT).outcome("cargo semver-checks")
 }
 
-/// Builds all published crates from their packages, so that a file that a package lacks makes the
-/// build fail.
+/// Builds all published crates from their packages. So a file that is missing in a package makes
+/// the build fail.
 pub(crate) fn packages(root: &Path) -> Outcome {
     let mut words = vec!["publish", "--dry-run", "--workspace"];
     UNPUBLISHED.iter().for_each(|name| words.extend(["--exclude", name]));

@@ -7,8 +7,8 @@
 //!
 //! # Limits
 //!
-//! The scanner does not expand macros and does not follow `include!`. Both would be needed only
-//! rarely in this repository.
+//! The scanner does not expand macros and does not follow `include!`. This repository rarely needs
+//! either.
 //!
 //! Source: The Rust Reference, "Lexical structure".
 
@@ -218,8 +218,8 @@ impl Scanner {
         before.is_some_and(|letter| letter.is_alphanumeric() || *letter == '_')
     }
 
-    /// Returns the number of `#` of the raw string that starts here. Returns None if no raw string
-    /// starts here.
+    /// Returns the number of `#` if a raw string starts at the current position. Otherwise returns
+    /// None.
     fn raw_hashes(&self) -> Option<usize> {
         let prefix = match (self.peek(0)?, self.peek(1)?) {
             ('r', _) => 1,

@@ -90,8 +90,7 @@ const SKIPPED_STATUS: i32 = 77;
 /// Maximum number of attempts to download a tool.
 const INSTALL_TRIES: u32 = 3;
 
-/// The programs that are needed to build and run pjdfstest. Each has the name of its Debian
-/// package.
+/// The programs that pjdfstest needs to be built and run, with the names of their Debian packages.
 const PJDFSTEST_NEEDS: &[(&str, &str)] =
     &[("setfacl", "acl"), ("cc", "gcc"), ("libacl.so", "libacl1-dev")];
 
@@ -101,7 +100,7 @@ const XATTR_NEEDS: &[(&str, &str)] = &[("mkfs.ext4", "e2fsprogs")];
 /// A suite.
 struct Suite {
     name: &'static str,
-    /// The programs and libraries that the suite needs. Each has the name of its package.
+    /// The programs and libraries that the suite needs, with the names of their packages.
     needs: &'static [(&'static str, &'static str)],
     /// The time limit of the whole suite.
     limit: Duration,
@@ -222,7 +221,7 @@ pub(crate) fn run_one(root: &Path, name: &str) -> Outcome {
         let line = format!("{path} does not exist; run cargo build --release -p corewalk-cli");
         return Outcome::Failed(line);
     }
-    // The suites of System V IPC need no `/dev/fuse`, since they mount nothing.
+    // The suites of System V IPC mount nothing, so they need no `/dev/fuse`.
     if !name.starts_with("ipc-") && !Path::new("/dev/fuse").exists() {
         return Outcome::Skipped("there is no /dev/fuse".to_owned());
     }
@@ -249,8 +248,8 @@ pub(crate) fn run_one(root: &Path, name: &str) -> Outcome {
     }
 }
 
-/// Runs the suite `name` in this process. [`run_one`] has started the process in its own mount and
-/// pid namespaces.
+/// Runs the suite `name` in this process, which [`run_one`] has started in new mount and pid
+/// namespaces.
 pub(crate) fn run_inside(root: &Path, name: &str) -> Outcome {
     let Some(suite) = find(name) else {
         return Outcome::Failed(format!("unknown suite {name}"));
@@ -264,8 +263,8 @@ pub(crate) fn run_inside(root: &Path, name: &str) -> Outcome {
     (suite.run)(&site)
 }
 
-/// Returns the exit status that reports the outcome. The process in the namespaces ends with it,
-/// and [`run_one`] reads it.
+/// Returns the exit status by which the process in the namespaces reports an outcome to
+/// [`run_one`].
 pub(crate) fn inside_status(outcome: &Outcome) -> ExitCode {
     match outcome {
         Outcome::Passed => ExitCode::SUCCESS,

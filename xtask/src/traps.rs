@@ -33,7 +33,7 @@ const RACES: &str = "docs/developing/races.md";
 /// The directory of this program. Its tests contain samples of doc comments, which cover no trap.
 const OWN_FOLDER: &str = "xtask/";
 
-/// Tells whether a trap without a test and without an argument makes the task fail.
+/// Tells whether the task fails if a trap has neither a test nor an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Strictness {
     /// List all traps, the open ones included.
@@ -46,7 +46,7 @@ pub(crate) enum Strictness {
 type Trap = (char, u32);
 
 /// Prints the tests, or the argument, of each trap. With [`Strictness::Demand`] prints only the
-/// traps that have neither. A check has other output, which must not scroll away.
+/// traps that have neither, since the output of other checks must not scroll away.
 pub(crate) fn run(root: &Path, strictness: Strictness) -> Outcome {
     let files = match source::collect_rust(root) {
         Ok(files) => files,
@@ -91,8 +91,8 @@ fn demanded() -> impl Iterator<Item = Trap> {
     DEMANDED.into_iter().flat_map(|(letter, numbers)| numbers.map(move |number| (letter, number)))
 }
 
-/// Returns the traps that tests of `file` cite. Each trap comes with the file, the line and the
-/// name of the test.
+/// Returns the traps that tests of `file` cite, each with the file, the line and the name of the
+/// test.
 fn citations(file: &RustFile) -> Vec<(Trap, String)> {
     let mut found = Vec::new();
     let mut docs = String::new();
@@ -117,7 +117,7 @@ fn citations(file: &RustFile) -> Vec<(Trap, String)> {
     found
 }
 
-/// Returns true for a comment line. It may be between a doc comment and its item.
+/// Returns true for a comment line, which may be between a doc comment and its item.
 fn is_between(line: &Line) -> bool {
     line.code.trim().is_empty() && !line.comment.is_empty()
 }

@@ -49,8 +49,8 @@ enum Kind {
 }
 
 impl Budget {
-    /// Returns a budget of which `used` units are taken. `limit` is its limit, or None for no
-    /// limit.
+    /// Returns a budget of which `used` units are already taken. `limit` is None for a budget
+    /// without a limit.
     #[must_use]
     pub fn new(limit: Option<u64>, used: u64) -> Budget {
         Budget(match limit {
@@ -69,13 +69,13 @@ impl Budget {
     ///
     /// # Errors
     ///
-    /// `ENOSPC`: the limit does not allow it. Taking 0 always succeeds.
+    /// `ENOSPC` if the limit does not allow `amount` more. Taking 0 always succeeds.
     pub fn take(&self, amount: u64) -> Result<(), Errno> {
         if self.take_up_to(1, amount) == 1 { Ok(()) } else { Err(Errno::NOSPC) }
     }
 
-    /// Takes `unit` repeatedly, up to `count` times, until the limit does not allow another one.
-    /// Returns how often it was taken.
+    /// Takes amounts of `unit`, up to `count` of them, as many as the limit allows. Returns the
+    /// number of amounts taken.
     #[must_use = "what was taken is to be given back"]
     pub fn take_up_to(&self, count: u64, unit: u64) -> u64 {
         match &self.0 {
@@ -85,8 +85,8 @@ impl Budget {
             }
             Kind::Limited { limit, used, refusals } => {
                 let mut granted = 0;
-                // ORDERING: Relaxed, on success and on failure. The count is a single word, and no
-                // other memory is published with it.
+                // ORDERING: Relaxed, on success and on failure. The count is a single word that
+                // publishes no other memory.
                 let _ = used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
                     let room = limit.saturating_sub(used);
                     granted = room.checked_div(unit).map_or(count, |units| units.min(count));
@@ -107,19 +107,18 @@ impl Budget {
         match &self.0 {
             Kind::Unlimited { used } => used.add(-(amount as i64)),
             Kind::Limited { used, .. } => {
-                // ORDERING: Relaxed. The count is a single word, and no other memory is published
-                // with it.
+                // ORDERING: Relaxed. The count is a single word that publishes no other memory.
                 let before = used.fetch_sub(amount, Ordering::Relaxed);
                 debug_assert!(before >= amount, "more was given back than taken");
             }
         }
     }
 
-    /// Replaces a taken amount `before` by `after`.
+    /// Replaces the amount `before`, which the caller has taken, by `after`.
     ///
     /// # Errors
     ///
-    /// `ENOSPC`: the limit does not allow the difference. Then the budget is unchanged.
+    /// `ENOSPC` if the limit does not allow the difference. Then the budget is unchanged.
     ///
     /// # Examples
     ///
@@ -144,8 +143,8 @@ impl Budget {
     #[must_use]
     pub fn used(&self) -> u64 {
         match &self.0 {
-            // The shards are read one after the other. If other threads change them meanwhile, the
-            // sum may be negative.
+            // `sum` reads the shards of the counter one after the other. If other threads change
+            // shards meanwhile, the sum may be negative.
             Kind::Unlimited { used } => used.sum().max(0) as u64,
             // ORDERING: Relaxed. A statistic.
             Kind::Limited { used, .. } => used.load(Ordering::Relaxed),
@@ -265,7 +264,7 @@ mod loom_models {
         assert_all_reached(&two_at_the_limit(|budget| budget.take(2).is_ok()));
     }
 
-    /// If the check of the limit and the increment are two steps, both threads succeed.
+    /// Control: check of the limit and increment are two steps, so both threads may succeed.
     #[test]
     #[should_panic(expected = "U.1: ")]
     fn control_take_in_two_steps_is_caught() {

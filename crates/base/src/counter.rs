@@ -2,8 +2,8 @@
 //!
 //! Statistics and byte budgets change on every operation and are seldom read. One atomic word for
 //! all threads would move its cache line between cores at every change. That costs 20 to 30 ns on a
-//! virtual machine with two cores, and more with more cores. Here each shard has its own line, and
-//! the reader visits all of them.
+//! virtual machine with two cores, and more with more cores. Here each shard of the counter has its
+//! own cache line, and `sum` reads all of them.
 //!
 //! # Guarantees
 //!
@@ -16,8 +16,8 @@
 //! # Limits
 //!
 //! The counter is no reference count: no decision may rest on a sum of zero while other threads
-//! add. So no protocol depends on it, and model checkers need not see it. It may therefore be a
-//! `static` in every build.
+//! add. So no protocol depends on the counter, and model checkers need not see its words. It may
+//! therefore be a `static` in every build.
 //!
 //! Analogous to Linux's `struct percpu_counter`.
 //!

@@ -9,7 +9,7 @@ use std::io::{Error, ErrorKind};
 
 use rustix::io::Errno;
 
-/// The errno of each kind of `io::Error`. It is used for errors that carry no OS error number.
+/// The errno of each kind of `io::Error`, for errors that carry no OS error number.
 const KINDS: [(ErrorKind, Errno); 20] = [
     (ErrorKind::AlreadyExists, Errno::EXIST),
     (ErrorKind::CrossesDevices, Errno::XDEV),

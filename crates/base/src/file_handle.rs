@@ -1,9 +1,9 @@
 //! File handles of the host, as safe calls.
 //!
 //! A handle names a file of a mounted file system for the file's whole life. It survives renames,
-//! and works while no process has the file open. File servers identify files by it and reopen them.
-//! No well-kept crate has the two system calls. The other crates of this workspace forbid unsafe
-//! code, so the calls are here.
+//! and works while no process has the file open. File servers identify files by handles and reopen
+//! them. No well-kept crate has the two system calls. The other crates of this workspace forbid
+//! unsafe code, so the calls are here.
 //!
 //! # Limits
 //!
@@ -48,7 +48,7 @@ pub struct FileHandle {
 impl FileHandle {
     /// Returns the handle of `name` in the directory `dir`. A symbolic link is not followed.
     ///
-    /// An empty name means the file that `dir` itself refers to.
+    /// With an empty `name`, returns the handle of the file behind `dir`.
     ///
     /// # Errors
     ///
@@ -96,7 +96,8 @@ impl FileHandle {
         &self.bytes[..self.len as usize]
     }
 
-    /// Opens the file, on the file system that contains `mount`, with `flags` of open(2).
+    /// Opens the file of this handle with `flags` of open(2). `mount` is any file on the same file
+    /// system.
     ///
     /// # Errors
     ///

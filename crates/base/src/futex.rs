@@ -3,9 +3,9 @@
 //! [`crate::park`] keeps its queue in this process. A word in a mapping of several processes needs
 //! the kernel's queue: futex(2), on the low 32 bits of the word.
 //!
-//! A wait always has a deadline. After a signal handler with `SA_RESTART`, the kernel restarts a
-//! wait that has no deadline. But a wait of semop(2) must not be restarted. Under a model checker a
-//! wait yields once and reports that it was woken.
+//! A wait always has a deadline. Without one, the kernel would restart the wait after a signal
+//! handler with `SA_RESTART`, but semop(2) must then return `EINTR`. Under a model checker a wait
+//! yields once and reports that it was woken.
 //!
 //! # Rules
 //!
@@ -30,8 +30,8 @@ pub enum Scope {
 /// The reason for the end of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// A thread woke the sleeper, or the word had another value. A wait may also end without either
-    /// reason.
+    /// Another thread woke the sleeper, or the word had another value. A wait may also end in this
+    /// way for no reason.
     Woken,
     /// The deadline has passed.
     TimedOut,
@@ -94,7 +94,8 @@ mod imp {
 
     /// Wakes at most `count` threads that sleep on `word`. Returns the number of woken threads.
     pub fn wake(word: &AtomicU64, count: u32, scope: Scope) -> usize {
-        // The call cannot fail, because the word is aligned and mapped, and any `count` is valid.
+        // futex(2) cannot fail here, because the word is aligned and mapped, and any `count` is
+        // valid.
         futex::wake(low_half(word), flags(scope), count.min(i32::MAX as u32)).unwrap_or(0)
     }
 
@@ -105,13 +106,14 @@ mod imp {
         }
     }
 
-    /// Returns the half of `word` that the kernel compares. Rust code accesses only the whole word.
+    /// Returns the low half of `word`, which the kernel compares. Rust code accesses only the whole
+    /// word.
     fn low_half(word: &AtomicU64) -> &AtomicU32 {
         let half = usize::from(cfg!(target_endian = "big"));
         let start = std::ptr::from_ref(word).cast::<AtomicU32>().wrapping_add(half);
         // SAFETY: the half is a part of the word. It is aligned to four bytes, any bits are valid,
-        // and it lives as long as the word. Rust code uses only its address; the one access is the
-        // kernel's.
+        // and it lives as long as the word. Rust code uses only the address of the half; the kernel
+        // alone reads it.
         unsafe { &*start }
     }
 }
@@ -133,7 +135,7 @@ mod imp {
     /// Yields once if the low half of `word` is `value`.
     pub fn wait(word: &AtomicU64, value: u32, _deadline: Deadline, _scope: Scope) -> Ended {
         // ORDERING: Relaxed. The load only decides whether to sleep. The caller reads the word
-        // again, with the ordering that its protocol needs.
+        // again with the ordering of its protocol.
         if word.load(Ordering::Relaxed) & u64::from(u32::MAX) == u64::from(value) {
             thread::yield_now();
         }

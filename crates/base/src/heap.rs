@@ -1,8 +1,8 @@
 //! Freed memory of the heap, given back to the system.
 //!
-//! An allocator keeps freed pages, and gives back only those at the end of its heap. One living
-//! object at the end keeps all freed pages before it resident. A program that has freed many
-//! objects calls [`give_back_freed`].
+//! An allocator returns to the system only the free pages at the end of its heap. One living object
+//! at the end keeps all freed pages before it resident. A program that has freed many objects calls
+//! [`give_back_freed`].
 //!
 //! Source: malloc_trim(3).
 #![expect(unsafe_code, reason = "the C library is called")]

@@ -2,9 +2,10 @@
 //! model checker.
 //!
 //! On the machine these are the locks of `parking_lot`. They spin briefly and then sleep, so
-//! waiters of a preempted holder use no processor time. They have no poisoning, so a panic of a
-//! lock holder does not turn every later call into an error. Under loom and shuttle they are thin
-//! wrappers around the locks of the model checker. A protocol is therefore written once for both.
+//! threads that wait for a preempted lock holder use no processor time. They have no poisoning, so
+//! a panic of a lock holder does not turn every later call into an error. Under loom and shuttle
+//! they are thin wrappers around the locks of the model checker. A protocol is therefore written
+//! once for both.
 //!
 //! # Fairness
 //!
@@ -39,8 +40,8 @@ mod modelled {
         result.unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Returns the guard of a model checker's `try_` call, even if the lock is poisoned. Returns
-    /// None if another thread holds the lock.
+    /// Returns the guard that a model checker's `try_lock` and similar calls return, even if the
+    /// lock is poisoned. Returns None if another thread holds the lock.
     fn unpoison_try<G>(result: Result<G, std::sync::TryLockError<G>>) -> Option<G> {
         match result {
             Ok(guard) => Some(guard),

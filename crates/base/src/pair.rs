@@ -1,7 +1,7 @@
 //! Two atomic words in one register, which compare a whole cache line in fewer instructions.
 //!
-//! A lock-free reader compares a name, or eight tags, with shared words and then validates. One
-//! word takes a load, an exclusive or and an or, and all these instructions wait for the same cache
+//! A lock-free reader compares a name, or eight tags, with shared words and then validates them.
+//! For each word it needs a load, an exclusive or and an or, all of which wait for the same cache
 //! line. Two or three lookups in flight fill the processor's buffer of waiting instructions. Then
 //! the buffer limits the lookups, not the memory. Registers of two words halve the number of
 //! instructions.
@@ -9,7 +9,7 @@
 //! # Guarantees
 //!
 //! - W.1: each word of a pair is loaded like [`AtomicU64::load`], with the named ordering. The two
-//!   loads may happen at different instants. A half word is a part of a word that was loaded in
+//!   loads may happen at different instants. `half_of` returns a half of a word that was loaded in
 //!   this way.
 //!
 //! # Mechanism
@@ -104,16 +104,16 @@ impl WordPair {
         chosen::is_zero(self.0)
     }
 
-    /// Compares each of the sixteen bytes with `byte`. Bit i of the result is set if byte i is
-    /// equal. Byte 0 is the lowest byte of the first word.
+    /// Compares each of the sixteen bytes of the pair with `byte`. Bit i of the result is set if
+    /// byte i is equal. Byte 0 is the lowest byte of the first word.
     #[inline(always)]
     #[must_use]
     pub fn bytes_equal(self, byte: u8) -> u32 {
         chosen::bytes_equal(self.0, byte)
     }
 
-    /// Compares the eight lanes of 16 bits with `lane`. Returns the set of equal lanes. Lane 0 is
-    /// the lowest lane of the first word.
+    /// Compares each of the eight lanes of 16 bits of the pair with `lane`. Returns the set of
+    /// equal lanes. Lane 0 is the lowest lane of the first word.
     #[inline(always)]
     #[must_use]
     pub fn lanes_equal(self, lane: u16) -> Lanes {
@@ -129,11 +129,11 @@ impl WordPair {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lanes(u32);
 
-/// The number of one of eight lanes.
+/// The number of a lane, one of eight.
 ///
 /// # Invariants
 ///
-/// The value is twice the lane's number, which is below 8.
+/// The field is twice the lane's number, which is below 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane(u32);
 
@@ -142,8 +142,8 @@ impl Iterator for Lanes {
 
     #[inline(always)]
     fn next(&mut self) -> Option<Lane> {
-        // INVARIANT: each set bit is at a position that is twice a lane's number. So the position
-        // of the lowest set bit is too.
+        // INVARIANT: the position of each set bit is twice a lane's number, and so is that of the
+        // lowest one.
         let lowest = (self.0 != 0).then(|| Lane(self.0.trailing_zeros()))?;
         self.0 &= self.0 - 1;
         Some(lowest)
@@ -158,7 +158,7 @@ impl Lane {
         self.0 as usize / 2
     }
 
-    /// Returns one half word of `words`: that with the lane's number. The four pairs contain eight
+    /// Returns the half word of `words` that has this lane's number. The four words contain eight
     /// half words, the lower half of each word first. The load is `Acquire`.
     #[inline(always)]
     #[must_use]
@@ -191,7 +191,7 @@ mod sse2 {
     pub(super) fn load(words: &[AtomicU64; 2]) -> Pair {
         let pair;
         // SAFETY: the 16 bytes behind the reference are readable. The processor reads each aligned
-        // word whole, so the instruction has the effect of two relaxed loads.
+        // 8-byte word whole, so the instruction has the effect of two relaxed loads.
         unsafe {
             asm!("movdqu {}, [{}]", out(xmm_reg) pair, in(reg) words.as_ptr(),
                 options(readonly, nostack, preserves_flags));
@@ -203,8 +203,8 @@ mod sse2 {
     pub(super) fn load_acquire(words: &[AtomicU64; 2]) -> Pair {
         let pair;
         // SAFETY: the 16 bytes behind the reference are readable, and the processor reads each
-        // aligned word whole. The processor does not reorder a load with later accesses. The
-        // compiler moves no access across the block of assembly, because it is not marked
+        // aligned 8-byte word whole. The processor does not reorder a load with later accesses. Nor
+        // does the compiler move an access across the assembly, because the assembly is not marked
         // `readonly`.
         unsafe {
             asm!("movdqu {}, [{}]", out(xmm_reg) pair, in(reg) words.as_ptr(),
@@ -255,8 +255,8 @@ mod sse2 {
         let half;
         // SAFETY: `twice` is at most 14 (invariant of `Lane`), so the four bytes lie behind the
         // reference and are readable. They are half of one aligned word, which the processor reads
-        // whole, so the instruction reads memory as a load of that word does. Later accesses stay
-        // behind it, as in `load_acquire`.
+        // whole. So the instruction reads memory like a load of that word. No later access moves
+        // before it, as in `load_acquire`.
         unsafe {
             asm!("mov {:e}, dword ptr [{} + 2 * {}]", out(reg) half, in(reg) words.as_ptr(),
                 in(reg) u64::from(twice), options(nostack, preserves_flags));
@@ -345,7 +345,8 @@ mod tests {
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
-            // Keep only a few random bits of each lane, so that some lanes are equal.
+            // Keep only a few random bits of each lane, so that some lanes of two random words are
+            // equal.
             random & 0x0003_0001_0003_0001
         };
         for _ in 0..if cfg!(miri) { 20 } else { 10_000 } {

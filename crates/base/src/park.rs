@@ -35,10 +35,10 @@ use crate::primitives::atomic::{AtomicU64, Ordering};
 /// The kind of a thread that sleeps on the word of a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sleeper {
-    /// The sleeper takes the lock when it wakes. Its own unlock then wakes the others.
+    /// The sleeper takes the lock when it wakes. Its own unlock then wakes the other sleepers.
     Locker,
-    /// The sleeper only waits until the lock is free, and does not take it. So it wakes no other
-    /// thread.
+    /// The sleeper only waits until the lock is free, and does not take the lock. So it wakes no
+    /// other thread.
     Passer,
 }
 
@@ -47,29 +47,28 @@ pub fn wait(word: &AtomicU64, mask: u64, value: u64) {
     wait_as(word, mask, value, Sleeper::Passer);
 }
 
-/// Wakes every thread that sleeps on `word`. The caller has changed the word.
+/// Wakes every thread that sleeps on `word`. The caller has changed the word before.
 pub fn wake_all(word: &AtomicU64) {
     imp::wake_all(word);
 }
 
-/// Sleeps as [`wait`] does. `sleeper` tells [`unlock`] whether this thread takes the lock next.
+/// Sleeps as [`wait`] does. `sleeper` tells [`unlock`] whether this thread will take the lock.
 pub fn wait_as(word: &AtomicU64, mask: u64, value: u64, sleeper: Sleeper) {
     imp::wait(word, mask, value, sleeper);
 }
 
-/// Clears the bit `locked` of `word`. Wakes one sleeper that takes the lock, and all sleepers that
-/// only wait until the lock is free.
+/// Clears the bit `locked` of `word`. Wakes one [`Sleeper::Locker`], and every [`Sleeper::Passer`].
 ///
-/// The bit `waiters` is cleared too, unless another thread that takes the lock still sleeps. If the
-/// bit stays set, the next holder of the lock must call `unlock` as well.
+/// The call also clears the bit `waiters`, unless another `Locker` still sleeps. If the bit stays
+/// set, the next holder of the lock must call `unlock` as well.
 pub fn unlock(word: &AtomicU64, locked: u64, waiters: u64) {
     imp::unlock(word, locked, waiters);
 }
 
 /// Returns true while a sleeper must go on sleeping.
 fn must_wait(word: &AtomicU64, mask: u64, value: u64) -> bool {
-    // ORDERING: Relaxed. The load only decides whether to sleep. The caller reads the word again
-    // after the wait, with the ordering that its protocol needs.
+    // ORDERING: Relaxed. The load only decides whether to sleep. After the wait, the caller reads
+    // the word again with the ordering of its protocol.
     word.load(Ordering::Relaxed) & mask == value
 }
 
@@ -91,8 +90,8 @@ mod imp {
             Sleeper::Passer => PASSER,
         };
         // SAFETY: the closures neither panic nor call into parking_lot: the first reads one word,
-        // the others do nothing. The key is the address of a word that the caller borrows, so no
-        // other user of parking_lot sleeps on it.
+        // and the others do nothing. The key is the address of a word that the caller borrows. So
+        // no other user of parking_lot sleeps on it.
         unsafe {
             parking_lot_core::park(
                 key(word),
@@ -120,15 +119,15 @@ mod imp {
             }
             FilterOp::Unpark
         };
-        // SAFETY: the closures neither panic nor call into parking_lot: the first compares tokens,
-        // the second does one atomic operation. The key is the address of a word that the caller
+        // SAFETY: the closures neither panic nor call into parking_lot: `pick` compares tokens, and
+        // the other makes one atomic operation. The key is the address of a word that the caller
         // borrows.
         unsafe {
             parking_lot_core::unpark_filter(key(word), pick, |result| {
                 let clear = if result.have_more_threads { locked } else { locked | waiters };
-                // ORDERING(lockref-unlock): Release. Pairs with the acquisition by the next holder,
-                // which then sees the writes of this holder. The queue is locked here. So a thread
-                // that is about to sleep is already in the queue, or it sees the cleared bits.
+                // ORDERING(lockref-unlock): Release. The next holder of the lock sees the writes of
+                // this holder. This closure runs under the lock of the queue. So a thread that is
+                // about to sleep is already in the queue, or it sees the cleared bits.
                 word.fetch_and(!clear, Ordering::Release);
                 DEFAULT_UNPARK_TOKEN
             });
@@ -150,9 +149,8 @@ mod imp {
     pub(super) fn wake_all(_word: &AtomicU64) {}
 
     pub(super) fn unlock(word: &AtomicU64, locked: u64, waiters: u64) {
-        // ORDERING(lockref-unlock): Release. Pairs with the acquisition by the next holder, which
-        // then sees the writes of this holder. In a model a sleeper polls the word, so no wake-up
-        // is needed.
+        // ORDERING(lockref-unlock): Release. The next holder of the lock sees the writes of this
+        // holder. In a model a sleeper polls the word, so no wake-up is needed.
         word.fetch_and(!(locked | waiters), Ordering::Release);
     }
 }
@@ -198,12 +196,12 @@ mod tests {
         let turns = |word: &AtomicU64, mine: u64| {
             for _ in 0..ROUNDS {
                 // ORDERING(park-turn): Acquire. Pairs with the `fetch_add` by which the other
-                // thread ends its turn, so that its steps are visible.
+                // thread ends its turn. This thread then sees what the other thread did before.
                 while word.load(Ordering::Acquire) % 2 != mine {
                     wait(word, 1, 1 - mine);
                 }
-                // ORDERING(park-turn): Release. Pairs with the load of the other thread. The
-                // addition ends this thread's turn, and starts the turn of the other thread.
+                // ORDERING(park-turn): Release. Pairs with the other thread's load. The addition
+                // ends this thread's turn and starts that of the other thread.
                 word.fetch_add(1, Ordering::Release);
                 wake_all(word);
             }
@@ -214,7 +212,7 @@ mod tests {
         });
         turns(&word, 0);
         other.join().unwrap();
-        // ORDERING: Relaxed. The threads were joined, so this load happens after all their steps.
+        // ORDERING: Relaxed. The threads were joined, so this load sees all their additions.
         assert_eq!(word.load(Ordering::Relaxed), 2 * ROUNDS);
     }
 }

@@ -93,8 +93,8 @@ pub const IS_MODEL: bool = cfg!(any(corewalk_loom, corewalk_shuttle));
 /// Number of shards; a power of two.
 ///
 /// A structure with one cache line per shard takes 2 KiB. More shards would help only if more than
-/// 32 threads ran at once. Under a model checker there are two shards, and every thread uses the
-/// first.
+/// 32 threads ran at once. Under a model checker there are two shards, of which every thread uses
+/// the first.
 pub const SHARDS: usize = if IS_MODEL { 2 } else { 32 };
 
 /// Returns true if a panic is unwinding this thread. This also works in a model.
@@ -103,10 +103,9 @@ pub fn is_panicking() -> bool {
     std::thread::panicking()
 }
 
-/// Returns the calling thread's shard, below [`SHARDS`]. It is the same for the thread's whole
-/// life.
+/// Returns the shard of the calling thread, below [`SHARDS`]. A thread keeps its shard for life.
 ///
-/// A thread whose thread-local storage is destroyed gets shard 0.
+/// While a thread's thread-local storage is being destroyed, the thread gets shard 0.
 #[inline]
 #[must_use]
 pub fn shard_index() -> usize {
@@ -116,8 +115,8 @@ pub fn shard_index() -> usize {
     thread_local! {
         static SHARD: usize = {
             static NEXT: unmodelled::AtomicUsize = unmodelled::AtomicUsize::new(0);
-            // ORDERING: Relaxed. The numbers only spread threads over shards. No other memory is
-            // published with them.
+            // ORDERING: Relaxed. The numbers only spread threads over shards, and publish no other
+            // memory.
             NEXT.fetch_add(1, unmodelled::Ordering::Relaxed) % SHARDS
         };
     }

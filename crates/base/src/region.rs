@@ -183,8 +183,8 @@ mod mapped {
             match unsafe { mm::madvise(start.cast(), end - first, Advice::LinuxPopulateWrite) } {
                 // `EINVAL` means that the kernel does not know the advice.
                 Ok(()) | Err(Errno::INVAL) => Ok(()),
-                // `EFAULT` means that a write to the page would have raised `SIGBUS`, because the
-                // file system is full.
+                // `EFAULT` means that a write to the page would have raised `SIGBUS`: the file
+                // system is full.
                 Err(Errno::FAULT) => Err(Errno::NOSPC.into()),
                 Err(errno) => Err(errno.into()),
             }

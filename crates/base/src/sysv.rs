@@ -80,8 +80,8 @@ pub struct MsgQueue {
 ///
 /// The errors of unshare(2): `EPERM` without the privilege.
 pub fn unshare_ipc() -> Result<(), Errno> {
-    // SAFETY: the argument of the call is a number. The call changes which IPC objects this thread
-    // can reach, and changes no memory.
+    // SAFETY: the argument is a number. The call changes which IPC objects this thread can reach,
+    // and changes no memory.
     check(unsafe { libc::unshare(libc::CLONE_NEWIPC) }).map(drop)
 }
 
@@ -119,7 +119,7 @@ impl SemSet {
     pub fn op(&self, sops: &[Sop]) -> Result<(), Errno> {
         let first = sops.as_ptr().cast::<libc::sembuf>().cast_mut();
         // SAFETY: the operations live during the call, and the passed length is their number. `Sop`
-        // has the layout of `struct sembuf`, and the kernel only reads it.
+        // has the layout of `struct sembuf`, which the kernel only reads.
         check(unsafe { libc::semop(self.id, first, sops.len()) }).map(drop)
     }
 
@@ -131,8 +131,8 @@ impl SemSet {
     pub fn values(&self, count: u16) -> Result<Vec<u16>, Errno> {
         // The buffer is long enough for the largest possible set.
         let mut values = vec![0_u16; 1 << 16];
-        // SAFETY: the command writes one value per semaphore, and the buffer has room for the
-        // largest set.
+        // SAFETY: `GETALL` writes one value per semaphore, and the buffer has space for the largest
+        // set.
         check(unsafe { libc::semctl(self.id, 0, libc::GETALL, values.as_mut_ptr()) })?;
         values.truncate(usize::from(count));
         Ok(values)

@@ -35,8 +35,8 @@ impl<const N: usize> Tally<N> {
     }
 
     /// Runs `model` as [`Tally::of`] does, but only in schedules with at most `preemptions`
-    /// preemptions. Use it for models of many steps. A switch from a thread that waits is not
-    /// counted as a preemption.
+    /// preemptions. A switch away from a waiting thread does not count as a preemption. Use this
+    /// function for models of many steps.
     ///
     /// # Panics
     ///
@@ -54,8 +54,8 @@ impl<const N: usize> Tally<N> {
         let model = Arc::new(model);
         builder.check(move || {
             let (model, tally) = (Arc::clone(&model), tally.clone());
-            // loom gives the first thread of a model a stack of 4096 words. That is too small for a
-            // model of a whole cache, so run the model on a thread with a larger stack.
+            // loom gives the first thread of a model a stack of 4096 words, too small for a model
+            // of a whole cache. So run the model on a thread with a larger stack.
             let thread = loom::thread::Builder::new().stack_size(STACK_WORDS);
             let body = thread.spawn(move || model(tally)).expect("a model gives a thread");
             if let Err(panic) = body.join() {

@@ -15,8 +15,8 @@ pub(crate) enum Failure {
     Usage(String),
     /// The command line is valid, but the command failed. Exit status 1.
     Failed(String),
-    /// The command has failed, and has other exit statuses than most commands. The fields are the
-    /// exit status and the line to print.
+    /// The command has failed, and its exit statuses differ from those of most commands. The fields
+    /// are the exit status and the line to print.
     Command(u8, String),
     /// The command has failed, and this process or its child has already printed why. The field is
     /// the exit status.
@@ -24,7 +24,7 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// Returns the failure of an operation. `subject` names its object, for example a path.
+    /// Returns the failure of an operation on `subject`, for example on a path.
     pub(crate) fn of(subject: impl Display, reason: impl Display) -> Failure {
         Failure::Failed(format!("{subject}: {reason}"))
     }
@@ -49,11 +49,11 @@ impl Failure {
     }
 }
 
-/// Runs `step` and suppresses the messages of panics. Use it for a step that catches panics and
-/// turns them into a result.
+/// Runs the closure `step` and suppresses the messages of panics. Use it for a `step` that catches
+/// panics and turns them into a result.
 ///
-/// If a panic leaves `step`, the result is a failure with the message and the place of the panic.
-/// The panic hook belongs to the whole process, so messages of panics in other threads are lost
+/// If a panic leaves `step`, the result is a failure with the message and the code location of the
+/// panic. The panic hook belongs to the whole process. So panics of other threads print no message
 /// meanwhile.
 pub(crate) fn without_panic_messages<R>(step: impl FnOnce() -> R) -> Result<R, Failure> {
     let last = Arc::new(Mutex::new(String::new()));

@@ -17,7 +17,8 @@ use crate::source::{Source, open_when_free};
 
 /// Exit status if the store has errors. They were not corrected.
 const ERRORS_LEFT: u8 = 4;
-/// Exit status if the check itself failed, or if its result could not be printed.
+/// Exit status for an operational error: the check itself failed, or its result could not be
+/// printed.
 const OPERATIONAL: u8 = 8;
 /// Exit status for an invalid command line.
 pub(crate) const USAGE: u8 = 16;
@@ -62,7 +63,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if report.findings.is_empty() { Ok(()) } else { Err(Failure::Reported(ERRORS_LEFT)) }
 }
 
-/// Returns `failure` with the exit status that fsck(8) has for an operational error.
+/// Returns `failure` with exit status 8, which fsck(8) has for an operational error.
 fn operational(failure: Failure) -> Failure {
     match failure {
         Failure::Failed(line) => Failure::Command(OPERATIONAL, line),

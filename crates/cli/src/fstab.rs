@@ -8,8 +8,8 @@
 //!
 //! # Exit status
 //!
-//! The exit statuses are those of mount(8): 1 for an invalid command line, 32 if the mount failed.
-//! mount(8) passes them on.
+//! The exit statuses are those of mount(8), which passes them on: 1 for an invalid command line, 32
+//! if the mount failed.
 //!
 //! Source: mount(8) "External helpers" and "Exit status".
 
@@ -59,13 +59,13 @@ struct Arguments {
     is_verbose: bool,
 }
 
-/// Returns true if the name of this process is that of a helper of mount(8).
+/// Returns true if this process was started by a name such as `mount.corewalk`, as mount(8) does.
 pub(crate) fn is_called() -> bool {
     let name = std::env::args_os().next().unwrap_or_default();
     Path::new(&name).file_name().is_some_and(|name| name.as_bytes().starts_with(NAME_PREFIX))
 }
 
-/// Mounts as a helper of mount(8), reports a failure, and returns the exit status.
+/// Mounts as the external helper of mount(8), reports a failure, and returns the exit status.
 pub(crate) fn run() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
@@ -85,7 +85,7 @@ fn mount(arguments: Arguments) -> Result<(), Failure> {
     }
     let line = mount::start(&plain)?;
     if arguments.is_verbose {
-        // Ignore an error. The mount is ready, even if this line cannot be printed.
+        // Ignore an error of the write. The mount is ready, even if this message cannot be printed.
         let _ = std::io::stdout().write_all(&line);
     }
     Ok(())

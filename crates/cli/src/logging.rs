@@ -25,7 +25,7 @@ struct Stderr;
 
 static STDERR: Stderr = Stderr;
 
-/// Starts the log, and installs a panic hook that writes to it.
+/// Starts the log, and installs a panic hook that writes to the log.
 pub(crate) fn start() {
     if log::set_logger(&STDERR).is_ok() {
         log::set_max_level(LevelFilter::Warn);
@@ -52,7 +52,7 @@ impl Log for Stderr {
 /// Writes a line to `out`. Drops the line if `out` is closed or cannot take the line without
 /// blocking.
 fn write_line(out: &impl AsFd, text: &str) {
-    // Protects the free space in the pipe. This thread holds the mutex from poll(2) to write(2), so
+    // Protects the free space in the pipe. A thread holds the mutex from poll(2) to write(2), so
     // that no other thread fills the pipe in between.
     static WRITE: Mutex<()> = Mutex::new(());
     let _guard = WRITE.lock();

@@ -69,8 +69,8 @@ enum Command {
 
 fn main() -> ExitCode {
     match thread::Builder::new().stack_size(STACK_BYTES).spawn(run) {
-        // The command has panicked, and the log has the message. Rust's exit status after a panic
-        // is 101.
+        // The thread of the command has panicked, and the log has the message. Rust's exit status
+        // after a panic is 101.
         Ok(command) => command.join().unwrap_or(ExitCode::from(101)),
         Err(error) => Failure::of("cannot start a thread", error).report(),
     }
@@ -104,14 +104,14 @@ fn run() -> ExitCode {
 
 /// Reports why clap did not accept the command line, and returns the exit status.
 ///
-/// Help and version are printed as clap prints them. A mistake is printed as one line, and the exit
-/// status is `status`.
+/// Help and version are printed as clap prints them. Any other mistake is printed as one line, and
+/// the exit status is `status`.
 fn refuse(error: &clap::Error, status: u8) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp
         | ErrorKind::DisplayVersion
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            // Ignore an error. If the help text cannot be written, the pipe has no reader any more.
+            // Ignore an error: if the help text cannot be written, the pipe has no reader any more.
             let _ = error.print();
             ExitCode::from(error.exit_code() as u8)
         }

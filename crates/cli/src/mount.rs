@@ -151,8 +151,8 @@ pub(crate) fn check(arguments: &Arguments) -> Result<(), Failure> {
     arguments.plan().map(drop)
 }
 
-/// Starts the server in the background. Returns the line that the server prints when the mount is
-/// ready.
+/// Starts the server of a mount in the background. Returns the line that the server prints when the
+/// mount is ready.
 pub(crate) fn start(arguments: &Arguments) -> Result<Vec<u8>, Failure> {
     check(arguments)?;
     daemon::start(&arguments.source, &arguments.mountpoint, &arguments.options)
@@ -200,8 +200,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         daemon::detach();
     }
     let served = mount.wait_or_unmount(signals);
-    // Sync the store even if the mount was only detached. Programs that still have files open in it
-    // cannot reach the server any more.
+    // Sync the store even if the mount was only detached. Programs with open files in the detached
+    // mount cannot reach the server any more.
     let synced = opened.store.map_or(Ok(()), |store| store.sync());
     drop(created);
     synced.map_err(|error| {
@@ -224,8 +224,8 @@ fn announce(source: &OsStr, path: &Path) -> Result<(), Failure> {
 
 /// A mount point that this command has created. Dropping the value removes the directory.
 ///
-/// The directory is found through a descriptor of its parent, so a rename of a directory above does
-/// no harm. If its name leads to another directory by then, that directory is not removed.
+/// The directory is found through a descriptor of its parent, so renames of directories above do no
+/// harm. If the name leads to another directory by then, that directory is not removed.
 struct CreatedMountpoint {
     parent: OwnedFd,
     path: PathBuf,

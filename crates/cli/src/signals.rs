@@ -14,7 +14,7 @@ use std::sync::Arc;
 use corewalk_base::signal_is_ignored;
 use signal_hook::consts::SIGXFSZ;
 
-/// Makes a write beyond `ulimit -f` fail with `EFBIG`. Otherwise it would end the process.
+/// Makes a write beyond `ulimit -f` fail with `EFBIG`. Without this, SIGXFSZ would end the process.
 ///
 /// If SIGXFSZ was ignored when this process started, it stays ignored, also in commands that this
 /// process runs.

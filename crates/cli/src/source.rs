@@ -42,7 +42,7 @@ pub(crate) enum Source {
 /// An open source.
 pub(crate) struct Opened {
     pub(crate) fs: Arc<dyn FileSystem>,
-    /// The store, if the file system is one. The server syncs the store when it ends.
+    /// The store, if the file system is a store. The server syncs it at the end.
     pub(crate) store: Option<Arc<Store>>,
 }
 

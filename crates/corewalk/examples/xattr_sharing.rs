@@ -141,8 +141,9 @@ fn label(files: usize) {
             };
             for pass in 0..3 {
                 if pass == 2 {
-                    // Sleep for a few clock ticks, so that the second labels are older than the
-                    // epoch that `share_xattrs` began. The third ones are shared at once then.
+                    // Sleep for a few clock ticks before the third labels are set. The second
+                    // labels are older than the epoch that `share_xattrs` began, so the third
+                    // labels are shared at once.
                     thread::sleep(std::time::Duration::from_millis(30));
                 }
                 let start = Instant::now();

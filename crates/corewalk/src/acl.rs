@@ -58,7 +58,7 @@ const ENTRY_BYTES: usize = 8;
 /// A valid ACL; see the module documentation.
 ///
 /// # Invariants
-/// A.1 to A.3; sorted by tag and id.
+/// The entries keep A.1 to A.3 of the module documentation. They are sorted by tag and id.
 ///
 /// # Examples
 /// ```
@@ -183,8 +183,8 @@ impl Acl {
     }
 
     /// Returns the mode and the access ACL of a file made with `mode` in a directory whose default
-    /// ACL is `self`. The access ACL is None if the mode is equivalent to it. The umask is not
-    /// used. A new directory also inherits `self` as its default ACL.
+    /// ACL is `self`. The access ACL is None if the mode alone expresses it. The umask is ignored.
+    /// A new directory also inherits `self` as its default ACL.
     ///
     /// # Examples
     /// ```
@@ -285,8 +285,8 @@ impl Entry {
     }
 }
 
-/// The class of users for which an entry is. The number of a tag is also its number in the stored
-/// form.
+/// The class of users that an ACL entry is for. The number of a tag is also its number in the
+/// stored form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u16)]
 pub enum Tag {
@@ -317,8 +317,8 @@ impl Tag {
     }
 }
 
-/// Returns the shift of the bits of `tag` in the mode. Returns None if the mode has no bits for
-/// `tag`. `group` is the tag that the group bits mirror.
+/// Returns the shift of the permission bits of `tag` in the mode: 6, 3 or 0. Returns None if the
+/// mode has no bits for `tag`. `group` is the tag whose permissions the group bits mirror.
 fn class_shift(tag: Tag, group: Tag) -> Option<u32> {
     match tag {
         Tag::UserObj => Some(6),

@@ -33,8 +33,8 @@ pub mod mode {
 
 /// The usual block size of a file and of a file system, in bytes.
 const BLKSIZE: u32 = 4096;
-/// With `relatime`, a read updates an access time of this age, in seconds, even if the file has not
-/// changed: one day.
+/// With `relatime`, a read updates an access time that is at least this many seconds old (one day),
+/// even if the file has not changed.
 const RELATIME_SECS: i64 = 24 * 60 * 60;
 
 /// The rule by which a read updates the access time; see mount(8).
@@ -206,7 +206,7 @@ pub struct Attr {
     /// The inode number. No two existing inodes have the same number. A back end that has no numbers
     /// reports 0 for every file, and the cache numbers the files.
     pub ino: u64,
-    /// The generation. The same `ino` and generation are never given to another file of the mount.
+    /// The generation. No other file of the mount ever gets the same `ino` and generation.
     pub generation: u64,
     /// File type and permission bits.
     pub mode: u32,
@@ -240,7 +240,7 @@ pub struct Attr {
 }
 
 /// How long a client, such as the kernel, may use an answer before it asks again. `None` means the
-/// time of the server's options. These times bind only clients: the namespace itself keeps names
+/// default of the server's options. These times bind only clients: the cache itself keeps names
 /// until they change or are invalidated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ttl {
@@ -367,8 +367,8 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     /// New modification time.
     pub mtime: Option<SetTime>,
-    /// New change time. A kernel that keeps change times itself (writeback cache) sets it. If the
-    /// field is None, the back end sets the change time.
+    /// New change time. A kernel that keeps change times itself (FUSE writeback cache) sets this
+    /// field. If the field is None, the back end sets the change time.
     pub ctime: Option<Timespec>,
 }
 
@@ -411,8 +411,8 @@ pub struct StatFs {
 }
 
 impl Default for StatFs {
-    /// Returns a file system without blocks and inodes. Its block size is 4096, its longest name
-    /// has 255 bytes.
+    /// Returns the attributes of a file system without blocks and inodes. Its block size is 4096,
+    /// and its longest name has 255 bytes.
     fn default() -> StatFs {
         let (blocks, bfree, bavail, files, ffree) = (0, 0, 0, 0, 0);
         let namelen = crate::name::NAME_MAX as u32;

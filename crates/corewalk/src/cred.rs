@@ -1,9 +1,9 @@
 //! The credentials and capabilities of a caller.
 //!
-//! A [`Cred`] is the file system credentials of a task in Linux: `fsuid`, `fsgid`, supplementary
-//! groups and the capabilities that concern files. On a FUSE mount with `default_permissions` the
-//! kernel has already checked permissions. A server of such a mount uses [`Cred::prechecked`],
-//! which sets the owner of new files and passes all checks.
+//! A [`Cred`] holds what Linux calls the file system credentials of a task: `fsuid`, `fsgid`,
+//! supplementary groups and the capabilities that concern files. On a FUSE mount with
+//! `default_permissions` the kernel has already checked permissions. A server of such a mount uses
+//! [`Cred::prechecked`], which sets the owner of new files and passes all checks.
 //!
 //! Source: credentials(7), capabilities(7).
 

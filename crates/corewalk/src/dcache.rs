@@ -1,15 +1,16 @@
 //! The dentry cache: the known names of each directory.
 //!
-//! A lookup hashes (number of the directory, name), scans one line of the table and compares one
-//! dentry. It takes no lock and writes nothing. A change is made by the holder of the in-lookup
-//! lock of the name (`key_lock`), after the back end has made it. Readers see a change at one
-//! instant: the end of a write section, or for a new name the entry into the table.
+//! A lookup hashes (number of the directory, name), scans one cache line of the hash table and
+//! compares one dentry. It takes no lock and writes nothing. A thread that changes a name holds the
+//! in-lookup lock of the name (`key_lock`). It calls the back end first, and then changes the
+//! cache. Readers see a change at one instant: the end of a write section, or for a new name the
+//! entry into the table.
 //!
-//! The children of a directory know it by its slot and its child generation. So one increment of
-//! the generation invalidates a directory of any size: no lookup finds the children any more.
-//! Later, reclaim evicts such a stale child, or a thread that enters the child's name again puts
-//! the child back. That thread finds the stale child, because the hash of a name does not depend on
-//! the generation.
+//! A child stores the slot and the child generation of its directory as its parent key. So one
+//! increment of the generation invalidates a directory of any size: no lookup finds the children
+//! any more. Later, reclaim evicts such a stale child, or a thread that enters the child's name
+//! again puts the child back. That thread finds the stale child, because the hash of a name does
+//! not depend on the generation.
 //!
 //! # Guarantees
 //! - C.1: a cached answer is that of the last committed change, or of a fill that no change,
@@ -49,7 +50,8 @@ pub(crate) use change::{DentryInode, Mounted};
 pub(crate) use listings::{ListingMark, Listings};
 pub(crate) use reclaim::Hand;
 
-/// The owner of the cache. The cache tells it which inodes were dropped.
+/// The owner of the cache. The cache tells the host which inodes it has dropped, and which it needs
+/// to drop.
 pub(crate) trait Host: Send + Sync {
     /// Tells the host that the cache has dropped an inode. The slot of the inode is free once this
     /// method returns.
@@ -71,10 +73,10 @@ pub(crate) struct Dcache {
     /// The in-lookup locks of names. Only the holder of the lock of a name enters a dentry under
     /// the name, or moves one to it. Analogous to Linux's `in_lookup_hashtable`.
     pub(crate) in_lookup: KeyLocks,
-    /// The listings that can fill the cache, and the changes of names during these listings.
+    /// The counts of directory listings in progress, and of the name changes during them.
     pub(crate) listings: Listings,
-    /// Protects the parents of all directories. Write-locked while a directory moves; a shared lock
-    /// keeps directories in place. Analogous to Linux's `rename_lock`.
+    /// Protects the parent of every directory. A thread that moves a directory holds the lock for
+    /// writing. A shared lock keeps directories in place. Analogous to Linux's `rename_lock`.
     pub(crate) topology: SeqRwLock,
     hand: Hand,
     pub(crate) counters: Counters,
@@ -173,8 +175,8 @@ impl Dcache {
         }
     }
 
-    /// Returns the dentry of a name. None does not prove that the name has no dentry; use
-    /// [`Dcache::find_exact`] for such a proof.
+    /// Returns the dentry of a name. The lookup takes no lock, so None does not prove that the name
+    /// has no dentry. Use [`Dcache::find_exact`] for such a proof.
     #[inline]
     pub(crate) fn find(
         &self,
@@ -207,8 +209,8 @@ impl Dcache {
     }
 
     /// Like [`Dcache::find_plain`], but looks only at the first entry whose tag matches. The dentry
-    /// must have the flags in `needed`. `before` is called with the slot before the line of the
-    /// dentry is loaded.
+    /// found must have the flags in `needed`. `before` is called with the slot before the cache
+    /// line of the dentry is loaded, so that the caller can prefetch more.
     #[inline(always)]
     pub(crate) fn find_at_once(
         &self,
@@ -247,13 +249,13 @@ impl Dcache {
     }
 
     /// Returns the slot of the inode called `name` in the directory `ino` of the first file system,
-    /// with a reference. Does not look the directory up: instead the lookup checks that the child
-    /// is in this directory. Returns None if the caller must take the slow path, for example
-    /// because the name is not cached, is negative, or changes meanwhile.
+    /// with a reference. The function does not look the directory up. Instead it checks that the
+    /// child which it finds is in this directory. Returns None if the caller must take the slow
+    /// path, for example because the name is not cached, is negative, or changes meanwhile.
     ///
-    /// The answer is valid at the instant at which the parent's generation is loaded. The dentry
-    /// did not change between its read before that load and the validation after the reference was
-    /// taken.
+    /// The answer is valid at the instant at which the parent's generation is loaded. The dentry is
+    /// read before that load and validated after the reference was taken. So it did not change in
+    /// between.
     #[inline]
     pub(crate) fn get_by_ino(&self, ino: u64, name: &[u8]) -> Option<InodeSlot> {
         let lookup_key = LookupKey::new(Name::unchecked(name), &self.keys);
@@ -287,17 +289,18 @@ impl Dcache {
     }
 
     /// Returns true if `key`, the parent key of a child in the first file system, is the key of the
-    /// directory with the number `ino`. The caller validates the child, which holds its parent. So
-    /// the number of the parent is fixed (D.3, D.4), and the answer is valid when its generation is
-    /// loaded. A removed directory has another generation, so its flags need no check.
+    /// directory with the number `ino`. The caller validates the child, and a child holds a
+    /// reference on its parent. So the inode number of the parent cannot change (invariants D.3 and
+    /// D.4). The answer is valid at the instant at which the parent's generation is loaded. A
+    /// removed directory has another generation, so its flags need no check.
     #[inline]
     fn is_parent(&self, key: ParentKey, ino: u64) -> bool {
         let now = self.dentries.line(key.parent()).directory_words();
         now.ino == ino && now.child_generation as u32 == key.0 as u32
     }
 
-    /// Returns the key of a name's in-lookup lock. The key does not depend on the generation,
-    /// because a name has the same lock before and after an invalidation.
+    /// Returns the key of a name's in-lookup lock. The key does not contain the directory's child
+    /// generation. So a name has the same lock before and after an invalidation.
     pub(crate) fn in_lookup_key(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) -> u64 {
         lookup_key.hash.child(u64::from(directory.get()) << 32)
     }
@@ -307,8 +310,8 @@ impl Dcache {
         name_hash.child(self.dentries.directory_id(parent)) as u32
     }
 
-    /// Returns the hash under which the table has a dentry with this image. The caller holds the
-    /// dentry's lock or owns the dentry.
+    /// Returns the hash under which the table lists the dentry in `slot`, whose content is `image`.
+    /// The caller holds the dentry's lock or owns the dentry.
     fn hash_of(&self, slot: DentrySlot, image: &Image) -> u32 {
         let mut copy = NameCopy::new();
         self.dentries.copy_name(slot, image.body, &mut copy);
@@ -366,7 +369,7 @@ impl Dcache {
         }
     }
 
-    /// Drops `n` references on an inode, and tells the back end if they were the last.
+    /// Drops `n` references on an inode, and tells the host if they were the last.
     pub(crate) fn put_inode(&self, inode: InodeSlot, n: u64) {
         if self.inodes.put(inode, n) {
             let (superblock, ino) = (self.inodes.superblock(inode), self.inodes.ino(inode));
@@ -409,8 +412,8 @@ impl Dcache {
         }
     }
 
-    /// Returns the slot of the parent of a dentry, and the sequence under which it was read. The
-    /// root is its own parent.
+    /// Returns the slot of the parent of a dentry, and the sequence under which the dentry was
+    /// read. The root is its own parent.
     pub(crate) fn parent(&self, slot: DentrySlot) -> (DentrySlot, Seq) {
         loop {
             let seen = self.dentries.snapshot(slot);
@@ -432,8 +435,8 @@ impl Dcache {
         }
     }
 
-    /// Returns true if `slot` is `ancestor` or below it. The caller holds `topology`, so no
-    /// directory moves. Without that lock the answer may be wrong.
+    /// Returns true if the dentry in `slot` is `ancestor` or below it. The caller holds the lock
+    /// `topology`, so no directory moves. Without that lock the answer may be wrong.
     pub(crate) fn is_subdir(&self, slot: DentrySlot, ancestor: DentrySlot) -> bool {
         let mut at = slot;
         loop {
@@ -456,7 +459,8 @@ impl Dcache {
     }
 }
 
-/// Ends the life of an inode when it is dropped, even if the back end has panicked.
+/// A guard that frees the slot of an inode when the guard is dropped, even if the back end has
+/// panicked.
 struct EndOfInode<'a> {
     dcache: &'a Dcache,
     inode: InodeSlot,

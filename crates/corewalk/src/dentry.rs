@@ -2,9 +2,9 @@
 //!
 //! Analogous to Linux's `struct dentry`. A dentry lives in a slot of eight words that is never
 //! unmapped, so each word that a reader can reach is valid memory. The sequence in word 0 tells
-//! whether the words that were read belong together. So a reader does not trust a torn name, and
-//! needs no guard. The reference count and the state of reclaim lie in a second record on another
-//! line ([`Cold`]), which the walk does not touch.
+//! whether the words that were read belong together. So a reader detects a torn name, and needs no
+//! lock. The reference count and the state of reclaim lie in a second record on another cache line
+//! ([`Cold`]), which the walk does not touch.
 //!
 //! ```text
 //! word 0  sequence: odd while the dentry changes; never repeats, also not when the slot is reused
@@ -52,8 +52,8 @@ pub(crate) use parent_key::ParentKey;
 /// Number of name words in the dentry itself: 40 bytes, or 24 bytes for a directory. Loom models
 /// use fewer words, so that they have fewer steps.
 pub(crate) const INLINE_WORDS: usize = if cfg!(corewalk_loom) { 3 } else { 5 };
-/// Number of words at the end of the name words that a directory uses for its number and its child
-/// generation instead.
+/// The dentry of a directory uses this many of its last name words for the inode number and the
+/// child generation instead.
 const DIRECTORY_WORDS: usize = 2;
 /// Name words that fit in the dentry of a directory.
 pub(crate) const DIRECTORY_ROOM: usize = INLINE_WORDS - DIRECTORY_WORDS;
@@ -67,14 +67,15 @@ const COLD_WORDS: usize = 2;
 /// below /usr, 14 % are long. The smallest class, half a cache line, holds 91 % of those; the
 /// second holds nearly all others.
 const LONG_WORDS: [usize; 3] = if cfg!(corewalk_loom) { [1, 1, 2] } else { [4, 8, 32] };
-/// Shift of the size class in the reference to a long name. The slot number is in the bits below.
+/// Shift of the size class in the reference to the slot of a long name. The slot number is in the
+/// bits below.
 const LONG_SIZE_SHIFT: u32 = 32;
 
-/// The slots of one namespace: dentries with their cold records and long names. They also record
-/// which halves of a slot are in use.
+/// The slots of one namespace: dentries with their cold records and long names. The cold records
+/// also tell which halves of a slot (dentry, inode) are in use.
 pub(crate) struct Dentries {
-    /// Words 1 to 7 of a dentry are protected by the lock of its cold record (D.1). Readers use the
-    /// sequence in word 0.
+    /// Words 1 to 7 of a dentry are protected by the lock of its cold record (D.1). Readers take no
+    /// lock: they validate with the sequence in word 0.
     hot: SlotArena<WORDS>,
     /// The lockref and the cold word of each slot.
     cold: SlotArena<COLD_WORDS>,
@@ -181,8 +182,8 @@ impl Dentries {
         Snapshot { seq, key, body }
     }
 
-    /// Returns an even sequence. If a writer is slow, the reader sleeps on the writer's lock (trap
-    /// T30).
+    /// Returns an even sequence. If a writer is slow, the reader sleeps on the dentry's lock, which
+    /// the writer holds (trap T30).
     #[inline]
     pub(crate) fn stable_seq(&self, slot: DentrySlot) -> Seq {
         let seq = self.line(slot).seq();
@@ -199,8 +200,8 @@ impl Dentries {
             corewalk_base::primitives::hint::spin_loop();
         }
         loop {
-            // A write section runs under the dentry's lock. This thread now has the lock, so the
-            // sequence is even.
+            // A write section runs under the dentry's lock. When this thread gets the lock, that
+            // section has ended.
             drop(self.lockref(slot).lock());
             let seq = self.line(slot).seq();
             if !seq.is_odd() {
@@ -215,7 +216,8 @@ impl Dentries {
     }
 
     /// Returns zero if no write section has begun since the even sequence `seq`. A reader of
-    /// several dentries combines the results and branches once, after [`SeqCount::end_of_reads`].
+    /// several dentries calls [`SeqCount::end_of_reads`] first. Then it combines the results, and
+    /// branches once.
     #[inline(always)]
     pub(crate) fn difference(&self, slot: DentrySlot, seq: Seq) -> u64 {
         self.seq(slot).difference(seq.0)
@@ -255,7 +257,8 @@ impl Dentries {
         }
         let reference = load(&words[3 + inline]);
         let wanted = words_of(name.len() - 8 * inline);
-        // A slot of the smallest class contains only words of the name, so compare all of them.
+        // `store_long` fills all words of a slot of the smallest class. So compare all of them,
+        // with a fixed length.
         let wanted = wanted.max(LONG_WORDS[0]);
         let Some(stored) = self.rest_of(reference).get(..wanted) else { return false };
         let mut compare = |stored: &[AtomicU64]| {
@@ -270,9 +273,9 @@ impl Dentries {
         difference == 0
     }
 
-    /// Returns the words that a reference to the rest of a long name leads to. A torn read may
-    /// yield other bytes as the reference. The reader's validation then fails, but even such a
-    /// reference must not lead out of the arena.
+    /// Returns the words of the long slot to which `reference` leads. A torn read may yield other
+    /// bytes as the reference. The reader's validation then fails, but even such a reference must
+    /// not lead out of the arena.
     fn rest_of(&self, reference: u64) -> &[AtomicU64] {
         let slot = reference as u32;
         if slot >= self.large.max_slots() {
@@ -320,8 +323,8 @@ impl Dentries {
         self.words(slot)[WORDS - 1].load(Ordering::Relaxed)
     }
 
-    /// Returns the child generation of a directory, which is a single word. The caller's later
-    /// loads happen after this load.
+    /// Returns the child generation of a directory. It is a single word, so the caller needs no
+    /// validation. The caller's later loads happen after this load.
     #[inline]
     pub(crate) fn child_generation_now(&self, slot: DentrySlot) -> u64 {
         // ORDERING: Acquire. Pairs with the release fence of the write section that stored this
@@ -330,14 +333,15 @@ impl Dentries {
         self.words(slot)[WORDS - 1].load(Ordering::Acquire)
     }
 
-    /// Returns the words of a directory. The caller validates them with the sequence.
+    /// Returns the inode number and the child generation of a directory. The caller validates them
+    /// with the sequence.
     #[inline]
     pub(crate) fn directory_words(&self, slot: DentrySlot) -> DirectoryWords {
         self.line(slot).directory_words()
     }
 
-    /// Returns the number that stands for a directory in the hashes of its children. It is fixed
-    /// while the dentry is held (D.3).
+    /// Returns the number that stands for a directory in the hashes of its children. The number is
+    /// fixed as long as a thread holds a reference on the directory's dentry (D.3).
     #[inline]
     pub(crate) fn directory_id(&self, slot: DentrySlot) -> u64 {
         let words = self.words(slot);
@@ -380,9 +384,9 @@ impl Dentries {
 
     // Writing.
 
-    /// Allocates a slot for a dentry, without references: the slot of the inode in `beside` if its
-    /// dentry half is free, otherwise a slot of `group`. `beside` may be none; otherwise the caller
-    /// holds a reference on that inode. Returns None when `slots_max` dentries are in use.
+    /// Allocates a slot for a dentry, without references. Uses the slot of the inode `beside` if
+    /// its dentry half is free, otherwise a slot of `group`. `beside` may be none; otherwise the
+    /// caller holds a reference on that inode. Returns None if no slot is left.
     pub(crate) fn alloc(&self, beside: InodeSlot, group: Group) -> Option<DentrySlot> {
         self.count.add(1);
         let slot = self.alloc_half(Half::Dentry, beside.get(), group);
@@ -399,9 +403,10 @@ impl Dentries {
         self.free_half(Half::Dentry, slot.get());
     }
 
-    /// Allocates a slot for an inode: the slot of the dentry in `beside` if its inode half is free,
-    /// otherwise a slot of `group`. `beside` may be none; otherwise the caller holds a reference on
-    /// that dentry. For [`Group::Few`], a slot of the group is preferred to `beside`.
+    /// Allocates a slot for an inode. Uses the slot of the dentry `beside` if its inode half is
+    /// free, otherwise a slot of `group`. `beside` may be none; otherwise the caller holds a
+    /// reference on that dentry. For [`Group::Few`], a slot of the group is preferred to the slot
+    /// of `beside`.
     pub(crate) fn alloc_inode(&self, beside: DentrySlot, group: Group) -> Option<InodeSlot> {
         let alloc = |beside: DentrySlot| self.alloc_half(Half::Inode, beside.get(), group);
         let slot = match group {
@@ -417,9 +422,10 @@ impl Dentries {
     }
 
     /// Allocates a half of the slot `beside` if that half is free. Otherwise allocates a half of a
-    /// slot of `group`. `beside` is 0 for none.
+    /// slot of `group`. `beside` is 0 if there is no such slot.
     fn alloc_half(&self, half: Half, beside: u32, group: Group) -> Option<u32> {
-        // The caller holds the other half of the slot, so no other thread can allocate the slot.
+        // The caller keeps the other half in use. So the slot is not free, and no other thread can
+        // allocate it.
         if beside != 0 && self.cold_of(beside).take(half) {
             return Some(beside);
         }
@@ -437,7 +443,7 @@ impl Dentries {
     }
 
     /// Builds the image of a dentry called `name`, and stores the rest of a long name. If `inode`
-    /// is no slot, the dentry is negative. The caller stores the image or gives it to
+    /// is `InodeSlot::NONE`, the dentry is negative. The caller stores the image or gives it to
     /// [`Dentries::drop_image`]. Returns None if no slot is left for a long name.
     pub(crate) fn new_image(
         &self,
@@ -496,7 +502,7 @@ impl Dentries {
         self.words(slot)[WORDS - 1].store(child_generation, Ordering::Relaxed);
     }
 
-    /// Frees the long slot of an image that is no longer stored.
+    /// Frees the slot of the image's long name, if it has one. No dentry has this image.
     pub(crate) fn drop_image(&self, image: &Image) {
         match image.long() {
             0 => {}
@@ -608,15 +614,16 @@ impl Line<'_> {
                 return true;
             }
         }
-        // A name that is inline in the dentry of a file may be too long for the dentry of a
-        // directory, which has fewer inline words.
+        // The dentry of a directory has fewer inline words than that of a file. So a name of few
+        // bytes may still be in a long slot.
         let len = lookup_key.name.as_bytes().len();
         let is_long = seen.body.flags().contains(LONG_NAMED) && seen.body.len() == len;
         is_long && dentries.is_named_at_length(self, seen.body, lookup_key.name.as_bytes())
     }
 
-    /// Returns the snapshot if the dentry has the name `lookup_key` under `key` and is plain. The
-    /// caller validates it with the sequence.
+    /// Returns the snapshot if the dentry has the name `lookup_key` under `key` and is plain:
+    /// neither a symbolic link nor a mount point. The caller validates the snapshot with the
+    /// sequence.
     #[inline(always)]
     pub(crate) fn plain(&self, key: ParentKey, lookup_key: &ShortLookupKey) -> Option<Snapshot> {
         let seq = self.seq();
@@ -632,7 +639,8 @@ impl Line<'_> {
         is_it.then_some(Snapshot { seq, key, body })
     }
 
-    /// Returns the name words. The last two words of a directory are its directory words.
+    /// Returns the name words. In a directory, the last two are its inode number and its child
+    /// generation.
     #[inline]
     pub(crate) fn name_words(&self) -> [u64; INLINE_WORDS] {
         // ORDERING: Relaxed. Data of a sequence section.

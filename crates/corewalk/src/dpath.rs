@@ -2,10 +2,10 @@
 //!
 //! A pass collects the names up to the root, each with its sequence in a read set, and then
 //! validates the read set. If it is valid, all names existed together at the instant between the
-//! two steps, so the path existed (traps T1, T8, P8). There is no global rename sequence, so only a
-//! change of the dentry or of an ancestor makes a pass fail. After a few passes the translation
-//! takes `topology` shared, which keeps directories in place, and locks the leaf. So no storm of
-//! renames can make it retry for ever, which is trap T9.
+//! collection and the validation, so the path existed (traps T1, T8, P8). There is no global rename
+//! sequence, so only a change of the dentry or of an ancestor makes a pass fail. After a few passes
+//! the translation takes the lock `topology` shared, which keeps directories in place, and locks
+//! the leaf. So no storm of renames can make it retry for ever, which is trap T9.
 //!
 //! The result includes the kind of path, from which the formattings of d_path and getcwd follow
 //! (trap T11).
@@ -25,7 +25,8 @@ pub(crate) use path_buffer::PathBuffer;
 
 /// Passes without a lock.
 const OPTIMISTIC_PASSES: u32 = 4;
-/// The second attempt of a translation into a lent buffer can check this many names without a lock.
+/// A translation into a caller's buffer allocates nothing. If a path has too many names for the
+/// usual read set, a second attempt uses a read set of this many names.
 const DEEP: usize = 1024;
 
 /// Names of an inode that are translated besides the first.
@@ -50,8 +51,8 @@ pub enum PathKind {
 pub(crate) enum Route<'m> {
     /// From the dentry to the root of its file system.
     Names(DentrySlot),
-    /// The route of a translation: from a dentry in a mount to a root, which is also a mount and a
-    /// dentry. If no root is given, the route ends at the root of the namespace.
+    /// From a dentry in a mount to a root, given as the number of a mount and a dentry. If no root
+    /// is given, the route ends at the root of the namespace.
     Mounts((&'m Mount, DentrySlot), Option<(u64, DentrySlot)>),
 }
 
@@ -73,8 +74,8 @@ impl Route<'_> {
 }
 
 impl<const N: usize> PathBuffer<'_, N> {
-    /// Collects a path that existed at one instant. The caller holds a reference on the dentry at
-    /// its beginning.
+    /// Collects a path that existed at one instant. The caller holds a reference on the leaf, the
+    /// dentry at which `route` begins.
     pub(crate) fn collect(&mut self, dcache: &Dcache, route: Route<'_>) {
         for _ in 0..OPTIMISTIC_PASSES {
             self.clear();
@@ -99,7 +100,7 @@ impl<const N: usize> PathBuffer<'_, N> {
 }
 
 /// Writes a path that existed at one instant to the end of `buf`, and returns where it begins. The
-/// caller holds a reference on the dentry at the beginning of `route`. The function allocates
+/// caller holds a reference on the leaf, the dentry at which `route` begins. The function allocates
 /// nothing.
 ///
 /// # Errors
@@ -162,7 +163,8 @@ pub(crate) fn append_inode_path(
     }
 }
 
-/// Returns other paths of an inode: those by other names than [`append_inode_path`] tries first.
+/// Returns paths of an inode by its other names: all but the name that [`append_inode_path`] tries
+/// first.
 pub(crate) fn other_inode_paths(dcache: &Dcache, inode: InodeSlot) -> Vec<Vec<u8>> {
     let aliases = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
     let mut buffer = PathBuffer::new();
@@ -246,8 +248,8 @@ fn names_of<T>(
     }
 }
 
-/// Returns the path to a dentry. Returns None if it is not an alias of the inode, or not below the
-/// root.
+/// Returns the path to the dentry `name`. Returns None if the dentry is not an alias of the inode,
+/// or not below the root.
 pub(crate) fn chain_of_name(dcache: &Dcache, name: DentrySlot, inode: InodeSlot) -> Option<Chain> {
     let mut buffer = PathBuffer::new();
     let mut passes = 0;
@@ -255,7 +257,7 @@ pub(crate) fn chain_of_name(dcache: &Dcache, name: DentrySlot, inode: InodeSlot)
         let _still = (passes >= OPTIMISTIC_PASSES).then(|| dcache.topology.read_shared());
         buffer.clear();
         buffer.prepend(dcache, name, DentrySlot::NONE, Pass::Optimistic);
-        // If another dentry takes a slot of the path meanwhile, the sequence of the slot changes.
+        // If a slot of the path gets another dentry meanwhile, the sequence of the slot changes.
         // Then the path does not validate.
         let inode_of = |slot| dcache.dentries.snapshot(slot).body.inode();
         let inodes: Vec<InodeSlot> = buffer.slots().map(inode_of).collect();

@@ -25,13 +25,13 @@ pub enum Addressing {
     /// By its inode number. [`Node::path`] fails with `EOPNOTSUPP`.
     #[default]
     Number,
-    /// By its path, as long as it has a name. The back end itself must keep a file without a name
-    /// usable, for example by an open descriptor (F.4).
+    /// By its path, as long as the file has a name. The back end itself must keep a file without a
+    /// name usable, for example by an open descriptor (F.4).
     Path,
     /// By its path alone. An unlinked open file gets a hidden name in the root directory until it
     /// is closed. A replaced file gets one until it is forgotten. The back end sees a `rename` or a
-    /// `link` to that name, and later a `remove`. If the back end refuses both, the file is removed
-    /// at once, and later calls for it fail with `ESTALE`.
+    /// `link` to that name, and later a `remove`. If the back end refuses both `rename` and `link`,
+    /// the file is removed at once, and later calls for it fail with `ESTALE`.
     PathOnly,
 }
 
@@ -97,7 +97,8 @@ impl<'a> Node<'a> {
 
     /// Returns a path of this inode from the root of its file system: `/` for the root, `/a/b`
     /// below it. The path stays valid until the call returns (F.6). Renames of this file and of the
-    /// directories above it wait for that. A rename that already runs makes this method wait.
+    /// directories above it wait until then. If such a rename already runs, this method waits for
+    /// it.
     ///
     /// # Errors
     /// `ENOENT` if the inode has no name any more, or for a detached node; `EOPNOTSUPP` for a back
@@ -304,8 +305,9 @@ bitflags! {
 /// - If `readdir` reports attributes, the inode is usable without a `lookup`. The cache may drop
 ///   the report without a `forget`. So a back end that keeps state per looked-up inode reports
 ///   none.
-/// - During a call, it must not call the `Vfs` for the same names, nor change the attributes of the
-///   same inode. Between [`Node::path`] and the end of the call it must not call the `Vfs` at all.
+/// - During a call, the back end must not call the `Vfs` for the same names, nor change the
+///   attributes of the same inode. Between [`Node::path`] and the end of the call it must not call
+///   the `Vfs` at all.
 ///
 /// # Errors
 /// Any method may return `EIO` if the storage fails, and `ESTALE` for an inode that is gone. A back
@@ -463,7 +465,8 @@ pub trait FileSystem: Send + Sync + 'static {
     /// once, however other entries change.
     ///
     /// The back end may return after any entry, for example at the end of a page of its storage.
-    /// The caller then calls again with the last cookie. A call that reports no entry is the end.
+    /// The caller then calls again with the last cookie. A call that reports no entry means the end
+    /// of the directory.
     fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno>;
 
     /// Reads at `offset` into `buf` and returns the number of bytes. The number is smaller than the

@@ -16,7 +16,8 @@ use std::hash::BuildHasher;
 
 use crate::name::name_word;
 
-/// Number of words at the beginning of a name that are hashed in the first step.
+/// Number of words at the beginning of a name that [`HashKeys::short_name`] hashes. A name with
+/// more words is hashed in further steps.
 pub(crate) const SHORT_WORDS: usize = 3;
 
 /// The secrets of the hashes of one namespace.
@@ -48,8 +49,8 @@ impl HashKeys {
         }
     }
 
-    /// Returns the hash of the name alone. `words` are the first words of the name. A name of at
-    /// most [`SHORT_WORDS`] words needs no more of them.
+    /// Returns the hash of the name alone. `words` are the first words of the name. The hash of a
+    /// name of at most [`SHORT_WORDS`] words uses only that many of them.
     #[inline(always)]
     pub(crate) fn name<const N: usize>(&self, name: &[u8], words: &[u64; N]) -> NameHash {
         let [.., k2, k3, _, _] = self.names;
@@ -72,13 +73,13 @@ impl HashKeys {
     pub(crate) fn short_name(&self, len: usize, words: [u64; SHORT_WORDS]) -> NameHash {
         let [k0, k1, _, _, k4, k5] = self.names;
         let first = fold(words[0] ^ k0, words[1] ^ k1);
-        // The small number of a directory is added to this word later. Multiply by a secret factor,
-        // so that the number and the length do not cancel out.
+        // The number of a directory, which is often small, is added to this word later. Multiply
+        // the length by a secret factor, so that the number and the length do not cancel out.
         let first = first.wrapping_add((len as u64).wrapping_mul(k4));
         NameHash { first, second: words[2] ^ k5 }
     }
 
-    /// Returns the hash of a long name, where `start` is the hash of its first words and length.
+    /// Returns the hash of a long name. `start` is the hash of its length and its first words.
     /// Nearly all long names have at most four more words. These are hashed without a branch on the
     /// length. Both factors of each product contain a secret, so no client can make a factor 0.
     #[inline(never)]

@@ -2,8 +2,9 @@
 //!
 //! Analogous to Linux's `struct inode`. An inode has two records on different cache lines. A walk
 //! reads the permission record: mode, owner, ACL flag, dentries. Changes of attributes and of names
-//! write it. Handles write the reference record: count and number. So taking a reference does not
-//! disturb a walk. The reference record is small, so many of them fit the processor's caches.
+//! write that record. Taking and dropping a reference writes the reference record: count and
+//! number. So taking a reference does not disturb a walk. The reference record is small, so many of
+//! them fit the processor's caches.
 //!
 //! Inodes have no slots of their own: each takes the inode half of a slot of the dentries.
 //!
@@ -84,7 +85,7 @@ impl Perm {
 
 /// The inodes of one namespace. Analogous to Linux's `inode_hashtable`.
 pub(crate) struct Inodes {
-    /// Reference records. A number changes only in a slot that no other thread uses.
+    /// Reference records. An inode number changes only in a slot that no other thread uses.
     refs: SlotArena<REF_WORDS>,
     /// Permission records, with the head of the alias chain. Written under the lock of the inode's
     /// lockref.
@@ -93,10 +94,11 @@ pub(crate) struct Inodes {
     keys: HashKeys,
     stale_generations: StaleGenerations,
     count: ShardedCounter,
-    /// The number of attribute changes that have begun or ended so far. A fill that overlaps a
-    /// change does not trust its own answer.
+    /// The number of attribute changes that have begun, plus the number of those that have ended.
+    /// If it changes during a fill, the fill does not trust the attributes in its answer.
     changes: ShardedCounter,
-    /// Held by a thread that clears the number of a dead inode. Then the thread notifies `gone`.
+    /// A thread holds this mutex while it clears the number of a dead inode. Then the thread
+    /// notifies the condition variable `gone`.
     dying: Mutex<()>,
     /// Waited on under `dying`.
     gone: Condvar,
@@ -238,8 +240,9 @@ impl Inodes {
         }
     }
 
-    /// Returns the slots of the stale generations of this number, with a reference on each. The
-    /// caller calls [`Inodes::get`] first, because its inode may have become stale meanwhile.
+    /// Returns the slots of the inodes with this number and a stale generation, with a reference on
+    /// each. The caller calls [`Inodes::get`] first. An inode that becomes stale after that call is
+    /// then found by this one.
     #[inline]
     pub(crate) fn stale_generations(&self, superblock: u32, ino: u64) -> Vec<InodeSlot> {
         self.stale_generations.get(superblock, ino, |slot| self.lockref(slot).get_not_dead())
@@ -251,8 +254,9 @@ impl Inodes {
     }
 
     /// Returns the slot of the inode with this number, without a reference. After reading through
-    /// the slot, the caller checks with [`Inodes::is`] that the slot still has that inode. None
-    /// does not prove that the cache lacks the inode.
+    /// the slot, the caller checks with [`Inodes::is`] that the slot still has that inode. `before`
+    /// is called with each slot that may match, before it is read. None does not prove that the
+    /// cache lacks the inode.
     #[inline]
     pub(crate) fn peek(
         &self,
@@ -330,9 +334,9 @@ impl Inodes {
         let mut guard = self.lockref(slot).lock();
         guard.revive();
         guard.add(1);
-        // ORDERING: Release fence. The slot may have served a name before. A reader that finds this
-        // number through that name sees that the name's sequence moved on. Pairs with the Acquire
-        // fence in `SeqCount::read_retry`.
+        // ORDERING: Release fence. The former content of a dentry may have referred to this slot. A
+        // reader that finds the new number through that content also sees that the dentry's
+        // sequence has changed. Pairs with the Acquire fence in `SeqCount::read_retry`.
         fence(Ordering::Release);
         // ORDERING: Relaxed. Published by the table entry.
         self.ref_words(slot)[1].store(attr.ino, Ordering::Relaxed);
@@ -449,7 +453,7 @@ impl Inodes {
 
     /// Works like [`Inodes::remove_alias`]. But if the dentry is the only alias of an inode that
     /// has other users, keeps the alias and returns false. The check and the removal are one step.
-    /// Otherwise two threads could each see the other's alias, and remove the last two.
+    /// Otherwise two threads could each see the other's alias, and remove both.
     pub(crate) fn remove_alias_unless_needed(
         &self,
         slot: InodeSlot,
@@ -547,7 +551,8 @@ impl Inodes {
 
     /// Returns the kind of file, which never changes.
     pub(crate) fn kind(&self, slot: InodeSlot) -> FileKind {
-        // ORDERING: Relaxed. The type bits do not change as long as the caller holds a reference.
+        // ORDERING: Relaxed. The type bits of the mode do not change as long as the caller holds a
+        // reference.
         let mode = self.perm_words(slot)[MODE].load(Ordering::Relaxed) & MODE_MASK;
         FileKind::from_mode(mode as u32).unwrap_or(FileKind::Regular)
     }
@@ -569,8 +574,8 @@ impl Inodes {
     pub(crate) fn begin_change(&self, slot: InodeSlot) -> Ticket {
         self.changes.add(1);
         let _guard = self.lockref(slot).lock();
-        // ORDERING: Relaxed. This thread holds the inode's lock. Threads that read the count hold
-        // this lock too.
+        // ORDERING: Relaxed. This thread holds the inode's lock. Threads that read the number of
+        // running changes hold this lock too.
         self.perm_words(slot)[STATE].fetch_add(1, Ordering::Relaxed);
         self.mark_unknown(slot)
     }
@@ -585,13 +590,15 @@ impl Inodes {
         // count, which makes the fill's answer untrusted.
         self.changes.add(1);
         if !perm.is_some_and(|perm| self.install_locked(slot, ticket, perm)) {
-            // Another change overlapped this one, so their order in the back end is not known. Make
-            // all outstanding tickets invalid, so that no older answer is installed.
+            // The back end gave no answer, or another change overlapped this one, so that their
+            // order in the back end is not known. Make all outstanding tickets invalid, so that no
+            // older answer is installed.
             let _ = self.mark_unknown(slot);
         }
     }
 
-    /// Returns a ticket for a question to the back end. The permissions are unknown at that time.
+    /// Returns a ticket. The caller takes it before it asks the back end for the unknown
+    /// permissions, and passes it to [`Inodes::install`] with the answer.
     pub(crate) fn ticket(&self, slot: InodeSlot) -> Ticket {
         // ORDERING(perm): Acquire. The question to the back end happens after this load. So a
         // change that begins after the question makes the ticket invalid.
@@ -643,7 +650,8 @@ impl Inodes {
         let before = word.load(Ordering::Relaxed);
         let version = ((before >> VERSION_SHIFT) + 1) | 1;
         let rest = before & (MODE_MASK | HAS_ACL);
-        // ORDERING: Relaxed. The fence below orders this store before the later store of the owner.
+        // ORDERING: Relaxed. The fence below orders this store of the version before the later
+        // store of the owner.
         word.store((version << VERSION_SHIFT) | rest, Ordering::Relaxed);
         // ORDERING(perm-unknown): Release fence. Pairs with the fence in `perm`, so that a reader
         // that sees a newer owner also sees this odd version.
@@ -675,7 +683,7 @@ impl Inodes {
         self.count.sum().max(0) as u64
     }
 
-    /// Returns the bytes of the index. The bytes of the slots are counted by the dentries.
+    /// Returns the bytes of the inode table. [`Dentries::bytes`] counts the bytes of the slots.
     pub(crate) fn table_bytes(&self) -> u64 {
         self.table.bytes()
     }

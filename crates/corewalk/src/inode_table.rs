@@ -1,9 +1,9 @@
 //! A table of inode numbers and names, for a server that stores and finds its files itself.
 //!
-//! Each server in user space that has files without numbers keeps a table: inode numbers, the names
-//! of each directory, the lookups that its kernel holds, and often a `HashMap<u64, PathBuf>`. An
-//! [`InodeTable`] is such a table. It checks no permissions, does no I/O and starts no threads. The
-//! server makes a change in its storage first, and then tells the table.
+//! Each server in user space whose files have no inode numbers keeps a table: inode numbers, the
+//! names of each directory, the lookups that its kernel holds, and often a `HashMap<u64, PathBuf>`.
+//! An [`InodeTable`] is such a table. It checks no permissions, does no I/O and starts no threads.
+//! The server makes a change in its storage first, and then tells the table.
 //!
 //! # How it works
 //! An `InodeTable` is a [`Vfs`] over a file system that knows no names and agrees with each change
@@ -175,8 +175,8 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
             self.vfs.rename(&self.cred, old, new, RenameMode::Replace)
         };
         match rename() {
-            // The table has an older file under the target name than the one that the storage has
-            // replaced. So remove that file first.
+            // The table's entry of the target name is out of date: the storage has replaced another
+            // file. So remove the outdated entry first.
             Err(Errno::ISDIR | Errno::NOTDIR | Errno::NOTEMPTY)
                 if from.0.is_directory() && to.0.is_directory() =>
             {

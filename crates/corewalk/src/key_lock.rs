@@ -10,23 +10,24 @@
 //! it cancels the fill: the holder must not cache the answer, which may be stale (trap T25).
 //!
 //! # How it works
-//! A shard is a word and a list under a mutex. The only lock of a shard is a key in the word: one
-//! exchange takes the lock, and one releases it. A thread that finds another key in the word moves
-//! that key to the list first, and leaves [`LISTED`] in the word. So does a thread that must wait,
-//! and a thread that cancels a fill. From then on everything happens under the mutex, until the
-//! list is empty and the word is 0 again.
+//! A shard is an atomic word, and a list under a mutex. If a shard has only one lock, the word
+//! contains its key: one compare-exchange takes the lock, and another one releases it. A thread
+//! that finds another key in the word moves that key to the list first, and leaves [`LISTED`] in
+//! the word. A thread that must wait, and a thread that cancels a fill, do the same. From then on
+//! everything happens under the mutex, until the list is empty and the word is 0 again.
 //!
 //! # Invariants
 //! - K.1: the word is 0 (no lock is held), a key with [`ALONE`] (the only lock), or [`LISTED`] (all
 //!   locks are in the list). The word changes to [`LISTED`], and from there to 0, only under the
 //!   mutex.
-//! - K.2: a lock whose fill is cancelled is in the list. So an exchange of its key in the word
-//!   succeeds only if the fill is not cancelled. A later `cancel_fill` sees everything that the
-//!   holder did before such an exchange.
+//! - K.2: a lock whose fill is cancelled is in the list. So a compare-exchange of its key in the
+//!   word succeeds only if the fill is not cancelled. A later `cancel_fill` sees everything that
+//!   the holder did before such an exchange.
 //!
 //! # Locks
-//! The mutex of a shard is a leaf. In-lookup locks are taken before any dentry lock, two of them in
-//! the order of their keys. So renames do not deadlock (trap P9).
+//! The mutex of a shard is a leaf: no other lock is taken under it. In-lookup locks are taken
+//! before any dentry lock, two of them in the order of their keys. So renames do not deadlock (trap
+//! P9).
 //!
 //! Source: Linux `d_alloc_parallel`, `d_wait_lookup`; the traps T21 to T25.
 
@@ -48,8 +49,8 @@ const LISTED: u64 = 2;
 /// lock.
 const NO_KEY: u64 = ALONE | LISTED;
 
-/// The in-lookup locks or the attribute locks of a namespace. The user of the locks says
-/// what they protect.
+/// The in-lookup locks of a namespace, or its attribute locks. The owner of the value says what
+/// they protect.
 pub(crate) struct KeyLocks {
     shards: Box<[OwnLine<Shard>]>,
 }
@@ -60,8 +61,8 @@ struct Shard {
     word: AtomicU64,
     /// The holders while `word` is [`LISTED`]. Protected by its own mutex.
     held: Mutex<Vec<Holder>>,
-    /// Notified when a lock for which threads wait is released. These threads wait with the mutex
-    /// of `held`.
+    /// Notified when a lock is released for which threads wait. The waiting threads use it with the
+    /// mutex of `held`.
     released: Condvar,
 }
 
@@ -203,8 +204,9 @@ impl Shard {
 
     #[inline]
     fn is_fill_cancelled(&self, key: u64) -> bool {
-        // Use an exchange and not a load. Then a later `cancel_fill` sees everything that the
-        // holder did before this (K.2), so one of the two threads knows of the other.
+        // Use a compare-exchange and not a load. Then a later `cancel_fill` sees everything that
+        // the holder did before this step (K.2). So the holder sees the cancellation, or the
+        // cancelling thread sees the holder's change.
         // ORDERING(key-lock): Release. A thread that later takes the lock, or cancels its fill,
         // sees everything that the holder did.
         // ORDERING: Relaxed on failure. The mutex is taken next.
@@ -217,7 +219,8 @@ impl Shard {
         is_alone.is_err() && self.held.lock().iter().any(|h| h.key == key && h.is_fill_cancelled)
     }
 
-    /// Moves the lock that is in the word to the list. Afterwards the word is [`LISTED`].
+    /// Moves the lock whose key is in the word, if there is one, to the list. Afterwards the word
+    /// is [`LISTED`].
     fn list(&self, held: &mut Vec<Holder>) {
         // ORDERING(key-lock): Acquire. Pairs with `release`, so that this thread sees everything
         // done under locks that were already released. If this thread moves a lock to the list, it
@@ -232,7 +235,7 @@ impl Shard {
     fn unlist(&self, held: &[Holder]) {
         if held.is_empty() {
             // ORDERING(key-lock): Release. Pairs with the acquisition of a lock, so that the next
-            // holder sees everything done under the locks of the list.
+            // holder sees everything done under the locks that were in the list.
             self.word.store(0, Ordering::Release);
         }
     }

@@ -4,13 +4,14 @@
 //! the flag for mount points, or at the root of a mount. A change copies the table. Mounts and
 //! unmounts are rare, and one lock serialises them.
 //!
-//! # Lifetime of a mount Each mount but the root mount counts its users: the table, and every
-//! [`PathRef`] into it. An unmount marks it dead in the step that checks for other users, and from
-//! then on no walk can end in it. A walk in progress is not a user: its pointer keeps the memory of
-//! the mount, but not the mount alive. When the walk ends, or goes up to the parent mount, it
-//! checks that the mount is alive. If the mount is dead, the walk begins again. (Counting pointers
-//! instead would include those of retired tables, and would miss walks that are just entering a
-//! mount.)
+//! # Lifetime of a mount
+//!
+//! Each mount but the root mount counts its users: the table, and every [`PathRef`] into it. An
+//! unmount marks the mount dead in the step that checks for other users. From then on no walk can
+//! end in the mount. A walk in progress is not a user: its pointer keeps the memory of the mount,
+//! but does not keep the mount alive. When the walk ends, or goes up to the parent mount, it checks
+//! that the mount is alive. If the mount is dead, the walk begins again. (Counting pointers instead
+//! would include those of retired tables, and would miss walks that are just entering a mount.)
 //!
 //! # Invariants
 //! - M.1: a live mount keeps a reference on its mount point, and keeps its parent mount alive. So a
@@ -20,13 +21,15 @@
 //!   lock.
 //!
 //! # Locks
-//! The in-lookup lock of the mount point's name, then `change`, then the lock of a mount's count or
-//! of a dentry. No back end is called under `change`.
+//! The in-lookup lock of the mount point's name, then the mutex `change`, then the lock of a
+//! mount's count or of a dentry. No back end is called under `change`.
 //!
-//! # What it refuses It refuses a second mount on the same directory of the same mount, and the
-//! unmount of a mount in use (there is no lazy unmount). An unmounted file system stays as long as
-//! the namespace, with the entry of its root, because its inodes may be in use. So a namespace
-//! accepts at most 1024 file systems during its life.
+//! # What it refuses
+//!
+//! The module refuses a second mount on the same directory of the same mount, and the unmount of a
+//! mount in use (there is no lazy unmount). An unmounted file system stays as long as the
+//! namespace, with the entry of its root, because its inodes may be in use. So a namespace accepts
+//! at most 1024 file systems during its life.
 //!
 //! Source: mount(2), umount(2); Linux `fs/namespace.c` (`mount_hashtable`, `mnt_parent`,
 //! `propagate_mount_busy`, `legitimize_mnt`).
@@ -156,11 +159,11 @@ impl Mounts {
 
     /// Mounts the file system with the root dentry `root` on the dentry `point` of the mount
     /// `parent`. The new mount takes over the caller's reference on `root`. `mark` runs once the
-    /// mount is in the table, under `change`. It takes the mount's reference on `point` and marks
-    /// the dentry.
+    /// mount is in the table, under `change`. `mark` takes the mount's reference on `point` and
+    /// marks the dentry as a mount point.
     ///
     /// # Errors
-    /// `EBUSY` if something is mounted there. Then nothing has changed.
+    /// `EBUSY` if something is mounted on `point` already. Then nothing has changed.
     pub(crate) fn add(
         &self,
         parent: &Arc<Mount>,
@@ -170,8 +173,8 @@ impl Mounts {
     ) -> Result<(), Errno> {
         let mut last = self.change.lock();
         if self.is_taken(parent, point) {
-            // A mount on a root takes no in-lookup lock, so another thread may have mounted there
-            // meanwhile.
+            // A mount on a root takes no in-lookup lock, because a root has no name. So another
+            // thread may have mounted on `point` meanwhile.
             return Err(Errno::BUSY);
         }
         *last += 1;
@@ -187,9 +190,9 @@ impl Mounts {
         Ok(())
     }
 
-    /// Unmounts `mount`, to which the caller has the only path. `unmark` runs once the mount has
-    /// left the table, under `change`. It removes the mark of the mount point. The caller then
-    /// drops the references of the mount on its mount point and on its root.
+    /// Unmounts `mount`, on which the caller holds the only [`MountRef`]. `unmark` runs once the
+    /// mount has left the table, under `change`. `unmark` removes the mark of the mount point. The
+    /// caller then drops the references of the mount on its mount point and on its root.
     ///
     /// # Errors
     /// `EBUSY` if the mount has other users, or has a mount in it; `EINVAL` for the root mount.

@@ -57,8 +57,9 @@ impl<'a> Name<'a> {
         }
     }
 
-    /// Returns bytes as a name for a lookup in the cache, which finds no invalid name. A caller
-    /// that passes the bytes to a back end uses [`Name::new`].
+    /// Returns `bytes` as a name without a check, for a lookup in the cache. The cache has no
+    /// invalid name, so the lookup of one misses. A caller that passes the bytes to a back end uses
+    /// [`Name::new`].
     #[inline]
     pub(crate) fn unchecked(bytes: &'a [u8]) -> Name<'a> {
         Name(bytes)
@@ -76,7 +77,7 @@ impl fmt::Debug for Name<'_> {
     }
 }
 
-/// A byte, eight times.
+/// A word of eight bytes, each of which is 1.
 const LANES: u64 = 0x0101_0101_0101_0101;
 /// Number of words of a name that are checked without a branch on the length. Most names have no
 /// more words.
@@ -100,8 +101,7 @@ pub(crate) fn padded(bytes: &[u8]) -> u64 {
     };
     match len {
         0 => 0,
-        // The positions of the two reads may overlap. Then a byte is combined with itself, which
-        // changes nothing.
+        // The reads may overlap. Then a byte is combined with itself, which changes nothing.
         1..4 => byte(0) | byte(len / 2) | byte(len - 1),
         4..8 => four(0) | four(len - 4),
         _ => eight(bytes, 0),
@@ -134,8 +134,8 @@ pub(crate) fn name_words<const N: usize>(name: &[u8]) -> [u64; N] {
 }
 
 /// Returns true if there is a `/` or a NUL in `bytes`. Lengths of names are hard to predict, so
-/// most names are checked without a branch on the length. The check tests eight bytes at a time. If
-/// the name has no more, it tests the last eight again.
+/// most names are checked without a branch on the length. The check tests eight bytes at a time.
+/// For a short name, it tests the last eight bytes several times.
 #[inline]
 fn has_slash_or_nul(bytes: &[u8]) -> bool {
     let bad = |word: u64| zeroes(word) | zeroes(word ^ (u64::from(b'/') * LANES));
@@ -148,7 +148,7 @@ fn has_slash_or_nul(bytes: &[u8]) -> bool {
     usual != 0 || rest.iter().any(|&byte| byte == b'/' || byte == 0)
 }
 
-/// Number of bytes of a path in which one step searches for slashes.
+/// Number of bytes of a path that one search for slashes covers.
 const GROUP: usize = 64;
 
 /// The slashes of a path, found sixteen bytes at a time.

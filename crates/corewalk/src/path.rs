@@ -13,7 +13,8 @@ use crate::mount::MountRef;
 use crate::slot::DentrySlot;
 use crate::vfs::{InodeRef, Vfs};
 
-/// A counted place in a namespace, such as a root, a working directory or an open file.
+/// A place in a namespace (a mount and a dentry) with counted references, such as a root, a working
+/// directory or an open file.
 ///
 /// Analogous to Linux's `struct path`.
 ///
@@ -51,12 +52,12 @@ impl<'v> PathRef<'v> {
     }
 
     /// Returns the path from `root` at one instant, and the kind of path. The path of `root` itself
-    /// is `/` and [`PathKind::Linked`], a path below is `/a/b`. Mounts on the way are part of the
-    /// instant.
+    /// is `/` and [`PathKind::Linked`], a path below is `/a/b`. The mounts on the path are those of
+    /// the same instant.
     ///
     /// The call makes at most four passes without a lock. A pass fails only if the place or an
-    /// ancestor changes meanwhile. After that the call makes one pass that keeps all directories in
-    /// place. Such passes of several translations run together.
+    /// ancestor changes meanwhile. After that the call makes one pass under a lock that keeps all
+    /// directories in place. Several calls can hold this lock at the same time.
     #[must_use]
     pub fn path_of(&self, root: &PathRef<'_>) -> (Vec<u8>, PathKind) {
         let mut buffer = PathBuffer::new();
@@ -66,8 +67,8 @@ impl<'v> PathRef<'v> {
 
     /// Like [`PathRef::path_of`], but writes the path to the end of `buf`. The bytes before the
     /// path may be overwritten. The call allocates nothing, however long the path is. If a path has
-    /// more names than the usual read set, a later pass uses a read set of 1024 names. For a path
-    /// of even more names, the call takes the lock.
+    /// more names than fit in the usual read set, a later pass uses a read set of 1024 names. For a
+    /// path of even more names, the call takes the lock.
     ///
     /// # Errors
     /// `ENAMETOOLONG` if the path does not fit. No NUL follows the path, so a buffer of its length
@@ -105,8 +106,8 @@ impl<'v> PathRef<'v> {
             && buffer.top == of.dentry
     }
 
-    /// Returns the route of a translation from this place to `root`, or to the root of the
-    /// namespace.
+    /// Returns the route of a path translation from this place to `root`. If `root` is None, the
+    /// route ends at the root of the namespace.
     fn route(&self, root: Option<&PathRef<'_>>) -> Route<'_> {
         Route::Mounts((&self.mount, self.dentry), root.map(|root| (root.mount.id, root.dentry)))
     }

@@ -68,8 +68,8 @@ impl<const N: usize> ReadSet<N> {
         InlineSteps { len: self.len, read_set: self }
     }
 
-    /// Returns true if the read set had no room for some steps. Such a read set cannot prove
-    /// anything.
+    /// Returns true if the read set had no room for some of the dentries. Such a read set does not
+    /// prove that nothing has changed.
     pub(crate) fn is_truncated(&self) -> bool {
         self.growth == Growth::Refused && self.len > N
     }
@@ -90,7 +90,7 @@ impl<const N: usize> ReadSet<N> {
         self.len
     }
 
-    /// Returns true if no dentry of the read set has changed since its step.
+    /// Returns true if no dentry of the read set has changed since it was added.
     #[inline]
     pub(crate) fn is_unchanged(&self, dentries: &Dentries) -> bool {
         // Branch only once, because nearly always all steps are unchanged. A step with an odd
@@ -110,8 +110,8 @@ impl<const N: usize> ReadSet<N> {
     }
 }
 
-/// The inline steps of a read set, to which a fast path appends. Dropping this value stores the new
-/// length.
+/// The inline steps of a read set (dentries with their sequences), to which a fast path appends.
+/// Dropping this value stores the new length.
 pub(crate) struct InlineSteps<'a, const N: usize = STEPS> {
     read_set: &'a mut ReadSet<N>,
     /// A copy of the read set's length. The compiler can keep the copy in a register.

@@ -36,8 +36,8 @@ use corewalk_sync::SlotArena;
 
 use crate::slot::Slot;
 
-/// The number of stripe locks. It is also the number of buckets in the smallest table. A power of
-/// two.
+/// The number of stripes, the groups of buckets that share one lock. It is also the number of
+/// buckets in the smallest table. A power of two.
 #[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
 const STRIPES: u32 = 256;
 #[cfg(all(corewalk_shuttle, not(corewalk_loom)))]
@@ -52,7 +52,8 @@ const ENTRIES: usize = 8;
 const RESTS: usize = 2;
 const SLOTS: usize = 3;
 const LINK: usize = 7;
-/// The number of bits of a hash that its bucket's number determines, in a table of any size.
+/// The number of low bits of a hash that the number of its bucket determines, in a table of any
+/// size.
 const STRIPE_BITS: u32 = STRIPES.trailing_zeros();
 
 /// A multimap from a hash to the slot of a `K`. Its readers store nothing.
@@ -61,13 +62,14 @@ pub(crate) struct Table<K> {
     size: Size,
     /// The buckets. Written under the lock of their stripe.
     buckets: SlotArena<WORDS>,
-    /// The overflow lines. A line is written under the lock of the stripe whose bucket uses it.
+    /// The overflow lines: cache lines that continue a full bucket. A line is written under the
+    /// lock of the stripe whose bucket uses it.
     overflow: SlotArena<WORDS>,
     /// The table grows when a stripe holds more entries per bucket than this number. At that time
     /// the mean of all stripes is about one entry less.
     load: u32,
-    /// Each lock protects its state, and the entries of all buckets whose numbers end in the number
-    /// of the stripe.
+    /// Each lock protects the state of its stripe and the entries of the stripe's buckets. The
+    /// numbers of these buckets end in the bits of the stripe's number.
     stripes: Box<[OwnLine<Mutex<StripeState>>]>,
     /// Held during a split. Protects the stores to `size`.
     grow: Mutex<()>,
@@ -82,9 +84,8 @@ pub(crate) struct Extent {
     mask: u32,
 }
 
-/// The number of buckets in the lower half of a word, and the mask for it in the upper half. The
-/// mask is that of the next power of two. Both are in one word, so a single load gives the bucket
-/// of a hash.
+/// The number of buckets in the lower half of a word, and in the upper half the mask of the next
+/// power of two. A single load of the word suffices to find the bucket of a hash.
 struct Size(AtomicU64);
 
 /// The state of a stripe. The stripe's lock protects it, and also the stripe's buckets.
@@ -93,7 +94,8 @@ struct StripeState {
     entries: u32,
 }
 
-/// A locked stripe. A lookup in it is exact, and its entries can be changed.
+/// A locked stripe: the buckets that share one lock. A lookup in a locked stripe is exact, and its
+/// entries can be changed.
 pub(crate) struct Stripe<'a, K> {
     table: &'a Table<K>,
     hash: u32,
@@ -132,8 +134,9 @@ impl<K: Copy> Table<K> {
         Extent::of(self.size.0.load(Ordering::Acquire))
     }
 
-    /// Calls `probe` with each slot that may be stored under `hash`, until `probe` returns Some.
-    /// `probe` may be called with [`Slot::NONE`].
+    /// Calls `probe` with each slot that may be stored under `hash`, until `probe` returns Some. A
+    /// slot may have another hash with the same tag, so `probe` checks it. `probe` may be called
+    /// with [`Slot::NONE`].
     #[inline]
     pub(crate) fn find<R>(
         &self,
@@ -156,8 +159,8 @@ impl<K: Copy> Table<K> {
         }
     }
 
-    /// Returns the first slot that may be stored under `hash` in the first line of its bucket.
-    /// `extent` is a size that the table has had.
+    /// Returns the first slot that may be stored under `hash` in the first cache line of its
+    /// bucket. `extent` is a current or an earlier size of the table.
     #[inline(always)]
     pub(crate) fn first_within(&self, extent: Extent, hash: u32) -> Option<Slot<K>> {
         let line = self.buckets.get(extent.bucket_of(hash));
@@ -292,7 +295,7 @@ impl<K: Copy> Stripe<'_, K> {
             && let Some(index) = self.link_of(before)
         {
             // A reader that is about to read the freed line finds it empty, or in use for another
-            // bucket. Then the entries do not match its hash.
+            // bucket. The entries of another bucket do not match the reader's hash.
             // ORDERING: Relaxed. Links change only under the stripe's lock.
             before[LINK].store(line[LINK].load(Ordering::Relaxed), Ordering::Relaxed);
             self.table.overflow.free(index);
@@ -308,8 +311,8 @@ impl<K: Copy> Stripe<'_, K> {
 
     /// Returns the bucket of the hash. It is stable while the stripe is locked.
     fn bucket(&self) -> u32 {
-        // ORDERING: Relaxed. Only a thread with this stripe's lock splits its buckets. Other splits
-        // change the size, but not the bucket of this hash.
+        // ORDERING: Relaxed. Only a thread with this stripe's lock splits a bucket of the stripe.
+        // Splits of other buckets change the size, but not the bucket of this hash.
         bucket_of(self.hash, self.table.size.0.load(Ordering::Relaxed))
     }
 
@@ -360,8 +363,8 @@ impl<K: Copy> Stripe<'_, K> {
         }
     }
 
-    /// Moves entries from overflow lines to free positions of the first line, and frees empty
-    /// lines.
+    /// Moves entries of a bucket from overflow lines to free positions of its first line, and frees
+    /// empty overflow lines.
     fn close_ranks(&self, bucket: u32) {
         let first = self.table.buckets.get(bucket);
         while let Some(index) = self.link_of(first) {
@@ -427,8 +430,8 @@ fn matches(line: &Line, hash: u32) -> Lanes {
 #[inline(always)]
 fn slot_at(line: &Line, lane: Lane) -> u32 {
     let slots = line[SLOTS..].first_chunk().expect("there are four words of slots");
-    // ORDERING(table-slot): Acquire. Pairs with the store of the slot number. A reader may see this
-    // number before the tag. The slot's content was stored before both.
+    // ORDERING(table-slot): Acquire. Pairs with the store of the slot number in `store_slot`. A
+    // reader may see this number before the tag. The slot's content was stored before both.
     lane.half_of(slots)
 }
 
@@ -439,7 +442,8 @@ fn slot_of(line: &Line, entry: usize) -> u32 {
     (pair >> (32 * (entry % 2))) as u32
 }
 
-/// Returns the bits of an entry's hash that word 2 contains. The caller holds the stripe's lock.
+/// Returns the eight bits of an entry's hash that are in neither its tag nor the number of its
+/// stripe. The caller holds the stripe's lock.
 fn rest_of(line: &Line, entry: usize) -> u8 {
     // ORDERING: Relaxed. Read under the stripe's lock only.
     (line[RESTS].load(Ordering::Relaxed) >> (8 * entry)) as u8

@@ -2,7 +2,7 @@
 //!
 //! [`Tmpfs`] keeps directories, files, links, device nodes, extended attributes and ACLs in the
 //! memory of the process. It behaves like the kernel's tmpfs. Servers are tested against it, and
-//! can mount it. It is also an example of a [`FileSystem`]: it gets one name at a time, and does no
+//! can mount it. It is also an example of a [`FileSystem`]: each call gets one name, and makes no
 //! path walk and no permission check.
 //!
 //! # Mechanism
@@ -12,17 +12,18 @@
 //! a cookie that stays valid while the directory changes. A file (`data`, `pages`) has pages of
 //! 4096 bytes and tracks holes exactly. Operations on names (`names`) lock directories in the order
 //! of their slots. Equal sets of extended attributes and ACLs are stored once (`xattr`). Two
-//! budgets (`budget`) limit bytes and inodes; without limits each thread counts for itself.
+//! budgets (`budget`) limit bytes and inodes; without limits each thread has counters of its own.
 //!
 //! # Lock order
 //! Locks are taken in this order: the bytes of one file; directories in ascending order of their
-//! slots; one inode that is not a directory. Then come the slot of a shared set of attributes, and
-//! the free lists of slots and the queue of deferred de-duplication. `names` shows that this order
-//! prevents deadlock. The turn to de-duplicate queued sets comes before all of them. No lock is
-//! held while the caller's sink runs in `readdir`; a lock is held only while one batch is copied.
+//! slots; one inode that is not a directory. Then comes the lock of a shared set of attributes. The
+//! locks of the free lists of slots and of the queue of deferred de-duplication come last. `names`
+//! shows that this order prevents deadlock. The lock that lets one thread at a time de-duplicate
+//! the queued sets comes before all of these locks. No lock is held while the caller's sink runs in
+//! `readdir`; a lock is held only while one batch is copied.
 //!
 //! # Differences from Linux
-//! - `FALLOC_FL_ZERO_RANGE`, `COLLAPSE_RANGE` and `INSERT_RANGE` work.
+//! - `FALLOC_FL_ZERO_RANGE`, `FALLOC_FL_COLLAPSE_RANGE` and `FALLOC_FL_INSERT_RANGE` work.
 //! - Inode numbers are never reused (trap P11). They have 64 bits; the upper half counts the
 //!   earlier uses of the slot. So 32-bit programs need `_FILE_OFFSET_BITS=64`, as with `inode64` of
 //!   tmpfs(5).
@@ -246,7 +247,8 @@ impl Tmpfs {
     /// again. `step` must hold no lock when it fails. Some `ENOSPC` errors are not about `space`:
     /// too many attribute names, or too many inodes. In these cases de-duplication does not help.
     fn retry_after_sharing<T>(&self, step: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
-        // Another thread may de-duplicate between the refusal and the second count of the queue.
+        // Use the larger of two queue lengths, from before and after `step`. Another thread may
+        // de-duplicate in between, which may have freed enough space for a retry.
         let (refusals, queued) = (self.space.refusals(), self.xattrs.queued());
         match step() {
             Err(Errno::NOSPC)
@@ -366,8 +368,8 @@ impl Tmpfs {
         Ok(inode.attr())
     }
 
-    /// Sets permission bits in the access ACL, if there is one. `ENOSPC` if a shared ACL cannot be
-    /// copied.
+    /// Sets permission bits in the access ACL, if the inode has one. Fails with `ENOSPC` if the ACL
+    /// is shared and there is no space for a copy.
     fn chmod_acl(&self, inode: &mut Inode, mode: Option<u32>, now: Timespec) -> Result<(), Errno> {
         let Some(mode) = mode else { return Ok(()) };
         let Some(acl) = inode.attributes.acl(AclKind::Access) else { return Ok(()) };

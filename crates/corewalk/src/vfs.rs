@@ -234,8 +234,8 @@ impl Vfs {
             pressure: OnceLock::new(),
         });
         let host = Box::new(Arc::clone(&supers));
-        // The limit keeps the slot numbers out of the range that the tables use for marks of their
-        // own.
+        // Slot numbers must fit into 30 bits, because each dentry record stores the slot of its
+        // inode's next alias in 30 bits (`dentry::cold`).
         let entries_max = options.entries_max.clamp(1024, 1 << 30);
         let dcache = Dcache::new(entries_max, options.hash_seed, host).map_err(|_| Errno::NOMEM)?;
         dcache.set_budget(options.cache_bytes);
@@ -444,7 +444,7 @@ impl fmt::Debug for Vfs {
 }
 
 /// The statistics of a namespace. A field counts entries or events, unless its name ends with
-/// bytes.
+/// `bytes`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -649,8 +649,9 @@ mod tests {
         assert!(!vfs.forget(0, 1));
     }
 
-    /// Directories must get slots of the group of directories, even if the cache had negative
-    /// dentries of their names. The inode of a directory must have the slot number of its dentry.
+    /// Directories must get slots on pages that only directories use, even if the cache had
+    /// negative dentries of their names. The inode of a directory must have the slot number of its
+    /// dentry.
     #[test]
     fn directories_lie_together() {
         let vfs = new();
@@ -672,8 +673,8 @@ mod tests {
         assert!(batches[0].iter().all(|batch| !batches[1].contains(batch)), "{batches:?}");
     }
 
-    /// Trap T15: a name that another file has taken must refer to the new file alone. Here the
-    /// cache does not have the name, and the back end reports the new file for it.
+    /// Trap T15: a name that another file has taken must refer to the new file alone. In this test
+    /// the cache does not have the name, and the back end reports the new file for it.
     #[test]
     fn name_that_another_file_has_taken_leads_to_the_new_file() {
         let vfs = new();
@@ -716,8 +717,8 @@ mod tests {
         assert_eq!(inode_of(moved), []);
     }
 
-    /// Trap T32: if the child generation of a directory wraps around, names from before must not be
-    /// found. Only the part of the generation that keys contain wraps around.
+    /// Trap T32: if the child generation of a directory wraps around, names that were cached before
+    /// must not be found. Only the bits of the generation that a parent key contains wrap around.
     #[test]
     fn name_from_before_a_generation_wrap_is_not_found() {
         let vfs = new();

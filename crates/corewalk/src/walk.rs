@@ -14,8 +14,8 @@
 //! # Confined walks
 //! With [`WalkFlags::BENEATH`] or [`WalkFlags::IN_ROOT`] the result is below the root of the walk
 //! at the instant of the answer, even if directories are moved out of that root (trap T20). The
-//! read set includes the way up from the result. A ref-walk keeps directories in place for that
-//! check.
+//! read set includes the directories from the result up to that root. A ref-walk keeps directories
+//! in place while it checks them.
 //!
 //! Source: path_resolution(7), openat2(2), Linux path-lookup.rst.
 
@@ -306,8 +306,8 @@ impl<'v, 'a> Walk<'v, 'a> {
     ) -> Walk<'v, 'a> {
         let mut seen = vfs.dcache.dentries.snapshot(start.dentry);
         if seen.body.is_negative() {
-            // A walk may start at a directory that has been removed. Trap T17 is such a walk that
-            // reaches a freed entry.
+            // The dentry of a removed directory is negative. A walk may still start there, so take
+            // the inode from `start`, which holds it (trap T17).
             seen.body = seen.body.with_inode(start.inode.slot);
         }
         Walk {
@@ -398,7 +398,8 @@ impl<'v, 'a> Walk<'v, 'a> {
         Ok(Resolved { ino, dentry })
     }
 
-    /// Returns `error` if the read set is still valid. Otherwise the walk must begin again.
+    /// Returns `error` if the read set is still valid. Otherwise returns [`Stop::Retry`], because
+    /// the walk must begin again.
     pub(crate) fn validated(&self, error: Errno) -> Stop {
         match self.validate() {
             Ok(()) => Stop::Fail(error),

@@ -42,8 +42,8 @@ fn make<'v>(vfs: &'v Vfs, dir: &InodeRef<'_>, name: &str, mode: u32) -> InodeRef
     vfs.make(&Cred::root(), dir, name, Make::new(mode, 0, 0)).unwrap().0
 }
 
-/// Returns a namespace whose cache has all names of the test. The namespace is leaked, because it
-/// must outlive the seal.
+/// Returns a namespace whose cache has all names of the test. The namespace is leaked, because its
+/// memory must outlive the read-only protection.
 fn build() -> Warm {
     let fs = std::sync::Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let options = VfsOptions::default().with_hash_seed(1).with_entries_max(1 << 16);

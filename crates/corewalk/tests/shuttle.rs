@@ -281,8 +281,8 @@ fn lookup_during_reclaim_finds_existing_files() {
     check(|| reclaim_against_lookup(path_of_held));
 }
 
-/// Control for trap T18: the inode is looked up by its number after its reference was dropped. The
-/// test must catch that.
+/// Control for trap T18: a thread drops its reference on an inode, and then looks the inode up by
+/// its number. The test must catch that.
 #[test]
 #[should_panic(expected = "no path")]
 fn control_path_without_a_reference_is_caught() {
@@ -323,8 +323,8 @@ fn invalidate_against_fill(before: Before, tell: fn(&Vfs)) {
     assert_eq!(lookup(&vfs, "f"), Ok(next), "T25: a stale answer stayed");
 }
 
-/// Traps T25, P12: a stale answer must not be entered after an invalidation. Here only the name is
-/// invalidated.
+/// Traps T25, P12: a stale answer must not be entered after an invalidation. In this test only the
+/// name is invalidated.
 #[test]
 fn fill_during_an_invalidation_of_the_name_is_not_stale() {
     let tell = |vfs: &Vfs| vfs.invalidate(&vfs.root(), name("f")).unwrap();
@@ -332,7 +332,7 @@ fn fill_during_an_invalidation_of_the_name_is_not_stale() {
     check(move || invalidate_against_fill(Before::AnotherFile, tell));
 }
 
-/// Traps T25, P12: a stale answer must not be entered after an invalidation. Here the whole
+/// Traps T25, P12: a stale answer must not be entered after an invalidation. In this test the whole
 /// directory is invalidated.
 #[test]
 fn fill_during_an_invalidation_of_the_directory_is_not_stale() {
@@ -416,8 +416,8 @@ enum Met {
     Left,
 }
 
-/// A file system is unmounted during a walk into it. `holds` decides which references the walker
-/// keeps.
+/// Unmounts a file system during a walk into it. `holds` decides which references the walking
+/// thread keeps. Returns the order of the walk and the umount.
 fn umount_against_walk(holds: Hold) -> Met {
     let vfs = new();
     make(&vfs, None, "m", S_IFDIR);
@@ -472,8 +472,8 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
     assert!(reached.iter().all(|&count| count > 0), "below, busy, left: {reached:?}");
 }
 
-/// Control: the walker keeps no references, so the file system is unmounted during the walk. The
-/// test must catch that.
+/// Control: the walking thread keeps no references, so the file system is unmounted during the
+/// walk. The test must catch that.
 #[test]
 #[should_panic(expected = "unmounted under a walker")]
 fn control_walk_without_references_is_caught() {
@@ -559,8 +559,8 @@ fn listing_during_changes_brings_no_name_back() {
     });
 }
 
-/// Control for trap T25: the listing begins only after the entries were read. The test must catch
-/// that.
+/// Control for trap T25: the listing begins only after its entries were read, so it misses changes
+/// before its begin. The test must catch that.
 #[test]
 #[should_panic(expected = "a name was brought back")]
 fn control_listing_that_begins_late_is_caught() {
@@ -580,9 +580,10 @@ fn control_listing_that_begins_late_is_caught() {
 #[test]
 fn lookup_in_a_removed_directory_finds_no_other_files() {
     check(|| {
-        // The back end moves `d` elsewhere before `other` is renamed over `d`. The cache takes `d`
-        // for removed and finds it again, while its old dentry is held. So `d` gets a dentry in
-        // another slot than its inode. Only such a slot can be reused by another dentry.
+        // The back end moves the directory `d` elsewhere just before `other` is renamed over the
+        // name `d`. So the cache takes the directory for removed. It then finds the directory under
+        // its new name, while the test still holds the old dentry. So the new dentry is in another
+        // slot than the inode. Only such a slot can be reused by another dentry.
         let vfs = over(Arc::new(HookedTmpfs::new(|fs: &Tmpfs, call| {
             if call != Call::Rename(b"other") {
                 return Ok(());
@@ -696,7 +697,8 @@ fn directory_stays_found_when_a_file_takes_the_slot() {
     });
 }
 
-/// Control for trap T16: for a moment the directory has no name. The test must catch that.
+/// Control for trap T16: the new directory is renamed away and back, so for a moment the name is
+/// missing. The test must catch that.
 #[test]
 #[should_panic(expected = "found no more")]
 fn control_directory_without_a_name_for_a_moment_is_caught() {
@@ -707,7 +709,7 @@ fn control_directory_without_a_name_for_a_moment_is_caught() {
                 20,
                 |vfs| {
                     // Pause for as long as a lookup takes. Otherwise few schedules would run a
-                    // lookup at this point.
+                    // lookup between the two renames.
                     let pause = || (0..20).for_each(|_| thread::yield_now());
                     let d = make(vfs, None, "d", S_IFDIR);
                     for _ in 0..3 {

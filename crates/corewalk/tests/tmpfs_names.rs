@@ -492,8 +492,8 @@ fn inode_number_never_repeats() {
     assert_eq!(fs.statfs().unwrap().files - fs.statfs().unwrap().ffree, 1);
 }
 
-/// If an old and the current number of one slot are passed as the two directories of one call, the
-/// call must not deadlock.
+/// If a call gets an old and the current inode number of one slot as its two directories, it must
+/// not deadlock.
 #[test]
 fn old_and_new_number_of_a_slot_do_not_deadlock() {
     let _watchdog = Watchdog::start("two numbers of one slot", Duration::from_secs(60));
@@ -541,9 +541,9 @@ fn check_links(fs: &Tmpfs, dirs: &[u64], all: &[u64]) {
     }
 }
 
-/// Trap P9: concurrent renames must not deadlock. All threads rename all pairs of names in three
-/// directories (one inside another) onto each other in every mode, while names are removed, linked
-/// and made again. Calls for one name overlap here. A back end need not support that, but tmpfs
+/// Trap P9: concurrent renames must not deadlock. There are three directories, one inside another.
+/// All threads rename all pairs of names onto each other in every mode, and also remove, link and
+/// make names. In this test calls for one name overlap. A back end need not support that, but tmpfs
 /// does.
 #[test]
 fn rename_of_all_pairs_neither_deadlocks_nor_loses_links() {
@@ -613,8 +613,8 @@ fn lookup_during_rename_over_finds_old_or_new() {
                 fs.forget(old.ino);
             } else {
                 match fs.lookup(dir(ROOT), name(b"target")) {
-                    // The inode was replaced and forgotten after its lookup. That happens only
-                    // here, because other callers hold a reference on their inodes.
+                    // The inode was replaced and forgotten after the reader found it. Only this
+                    // test sees that, because other callers hold a reference on their inodes.
                     Ok(_) | Err(Errno::STALE) => {}
                     other => panic!("{other:?}"),
                 }

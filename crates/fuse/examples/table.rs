@@ -1,5 +1,5 @@
-//! A server that uses the crate fuser directly, and an [`InodeTable`] as its table of inodes. It
-//! shows a directory of the host, read-only.
+//! A server that uses the crate fuser directly, and an [`InodeTable`] for its inodes. It shows a
+//! directory of the host, read-only.
 //!
 //! ```console
 //! mkdir /tmp/table
@@ -7,7 +7,7 @@
 //! ls /tmp/table
 //! ```
 //!
-//! The server has its own requests, attributes and reads. The table has the inode numbers, the
+//! The server itself handles requests, attributes and reads. The table keeps the inode numbers, the
 //! names, the paths and the lookups that the kernel holds.
 
 use std::ffi::OsStr;
@@ -28,8 +28,8 @@ const TTL: Duration = Duration::from_secs(1);
 
 struct Shown {
     from: PathBuf,
-    /// The user data is the inode number on the host. If the host now has another number under a
-    /// name, the name belongs to another file.
+    /// The user data of each inode is its number on the host. If a name now has another number
+    /// there, the name belongs to another file.
     table: InodeTable<u64>,
 }
 
@@ -52,7 +52,7 @@ impl Shown {
             self.table.removed(&dir, named)?;
             return Err(Errno::NOENT);
         };
-        // The host may have replaced the file after the name was entered in the table.
+        // The host may have replaced the file after the table got its name.
         if self.table.child(parent, name.as_bytes()).is_ok_and(|it| *it.data() != metadata.ino()) {
             self.table.removed(&dir, named)?;
         }

@@ -13,9 +13,9 @@
 //! - The adapter does not request file locks. So the kernel manages them itself, as for a local
 //!   file system.
 //! - A kernel that checks permissions clears set-user-ID, and set-group-ID with execution by the
-//!   group, except in an open that truncates. Otherwise the adapter requests that the kernel leaves
-//!   these bits to the server (`FUSE_HANDLE_KILLPRIV`). The server always decides about
-//!   set-group-ID without execution by the group (`Server::change`).
+//!   group, except in an open that truncates. If the server checks permissions, the adapter
+//!   requests that the kernel leaves these bits to the server (`FUSE_HANDLE_KILLPRIV`). The server
+//!   always decides about set-group-ID without execution by the group (`Server::change`).
 //!
 //! # Panics of a back end
 //! Each request runs under `catch_unwind`. If it panics, the answer is `EIO`. The cache and the
@@ -119,13 +119,13 @@ impl Adapter {
             InitFlags::FUSE_ASYNC_DIO,
             InitFlags::FUSE_HAS_IOCTL_DIR,
             // With this feature the kernel may look up `.` and `..`. It does so when a process
-            // opens a file handle whose inode the kernel has forgotten.
+            // opens a file handle of an inode that the kernel has forgotten.
             InitFlags::FUSE_EXPORT_SUPPORT,
         ];
         match options.readdirplus {
             ReaddirPlus::Never => {}
-            // Do not ask the kernel for listings with attributes. With a timeout of 0 the kernel
-            // could not use the attributes, since it looks up each name again.
+            // Do not request listings with attributes. With a timeout of 0 the kernel could not use
+            // the attributes, since it looks up each name again.
             ReaddirPlus::Auto if options.entry_timeout.is_zero() => {}
             ReaddirPlus::Auto => {
                 wanted.push(InitFlags::FUSE_DO_READDIRPLUS);
@@ -148,8 +148,8 @@ impl Adapter {
         if self.server.opens_are_free() && can_skip {
             self.opening = Opening::Free;
         } else {
-            // With this feature the kernel leaves `O_TRUNC` to the server's open, which checks the
-            // permission.
+            // With this feature the kernel leaves `O_TRUNC` to the server's `open`, which checks
+            // the permission.
             wanted.push(InitFlags::FUSE_ATOMIC_O_TRUNC);
         }
         for feature in wanted {
@@ -182,6 +182,6 @@ fn guarded<T>(
 }
 
 thread_local! {
-    /// The buffer for read requests. It is kept from one request to the next.
+    /// The buffer for read requests, which each thread reuses for all its requests.
     static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }

@@ -22,7 +22,7 @@ use rustix::fs::{Mode, OFlags};
 /// The limit is enough for 4096 groups of ten digits.
 const STATUS_BYTES_MAX: usize = 64 << 10;
 
-/// The capabilities that affect a file system, each with its number in the kernel.
+/// The capabilities that matter to a file system, each with the kernel's number for it.
 const CAPS: [(u32, Caps); 8] = [
     (0, Caps::CHOWN),
     (1, Caps::DAC_OVERRIDE),
@@ -79,8 +79,8 @@ impl Caller {
         Cred::prechecked(self.uid, self.gid)
     }
 
-    /// Returns the current credentials of the caller. The capabilities of the caller count only if
-    /// it is in the user namespace `ours`.
+    /// Returns the current credentials of the caller. Its capabilities count only if the caller is
+    /// in the user namespace `ours`.
     pub(crate) fn resolve(self, ours: Option<UserNamespace>) -> Cred {
         let nobody = Cred::user(self.uid, self.gid, &[]).with_caps(Caps::empty());
         let status = match self.pid {
@@ -101,7 +101,7 @@ impl Caller {
 }
 
 impl UserNamespace {
-    /// Returns the user namespace of this process, or `None` if it cannot be determined.
+    /// Returns the user namespace of the server process, or `None` if it cannot be determined.
     pub(crate) fn ours() -> Option<UserNamespace> {
         UserNamespace::of(std::process::id())
     }
@@ -135,7 +135,8 @@ impl Status {
                 word.and_then(|word| u64::from_str_radix(word, 16).ok()).unwrap_or(0)
             };
             match &line[..colon] {
-                // The line has four numbers: the real, effective, saved and file system user IDs.
+                // The line `Uid:` has four numbers: the real, effective, saved and file system user
+                // IDs.
                 b"Uid" => status.fsuid = words.nth(3).and_then(|word| word.parse().ok()),
                 b"Groups" => status.groups = words.filter_map(|word| word.parse().ok()).collect(),
                 b"CapPrm" => status.permitted = hex(words.next()),
@@ -183,7 +184,7 @@ mod tests {
 
     #[test]
     fn caller_that_is_gone_has_no_rights() {
-        // Use a process number that no process has. All numbers of processes are below 2^22.
+        // Use a pid that no process has: all pids are below 2^22.
         let cred = Caller { uid: 0, gid: 0, pid: u32::MAX }.resolve(UserNamespace::ours());
         assert_eq!((cred.uid, cred.groups.len(), cred.caps), (0, 0, Caps::empty()));
     }
@@ -209,7 +210,7 @@ mod tests {
         let mut found = cred.groups.clone();
         found.sort_unstable();
         assert_eq!(found, groups);
-        // The user ID in this request differs from the fsuid of the process. So the caller has no
+        // The user ID in the request differs from the fsuid of the process, so the caller has no
         // capability.
         let other = Caller { uid: uid + 1, ..caller };
         assert_eq!(other.resolve(UserNamespace::ours()).caps, Caps::empty());

@@ -76,8 +76,8 @@ pub struct Mount {
 pub struct Mountpoint {
     /// The path at the time of the mount.
     path: PathBuf,
-    /// The number of the mount and the number of its device. When the mount is gone, a later mount
-    /// may get both numbers.
+    /// The numbers of the mount and of its device. After the mount is gone, a later mount may get
+    /// both.
     identity: table::Identity,
     /// The device, which shows whether the connection still exists.
     device: Arc<Device>,
@@ -88,7 +88,7 @@ pub struct Mountpoint {
 pub enum Unmounted {
     /// The mount is gone.
     Done,
-    /// The mount was in use, so it was detached. No path leads to it any more, and it ends when its
+    /// The mount was in use, so it was detached: no path leads to it any more. It ends when its
     /// last user closes it.
     Detached,
     /// The mount was gone before.
@@ -175,14 +175,14 @@ impl Mount {
     pub fn wait(mut self) -> Result<(), MountError> {
         let session = self.session.take().expect("only `wait` and `drop` take the session");
         let mut ended = end(session);
-        // When a detached mount ends, most threads read `ENODEV`, but a few read `ECONNABORTED`.
-        // After an abort of the connection, threads read `ECONNABORTED` too, but then the mount
-        // still exists.
+        // When a detached mount ends, most threads read `ENODEV` from the device, but a few read
+        // `ECONNABORTED`. After an abort of the connection all read `ECONNABORTED`, but then the
+        // mount still exists.
         let is_aborted = ended == Err(MountError::System("serving requests", Errno::CONNABORTED));
         if is_aborted && self.point.find() == Ok(None) {
             ended = Ok(());
         }
-        // Unmount. After an abort the mount still exists, but has no server.
+        // After an abort the mount still exists, but has no server. So unmount it.
         if let Err(error) = self.point.unmount() {
             log::error!("cannot unmount {}, it stays mounted: {error}", self.point.path.display());
         }
@@ -191,8 +191,8 @@ impl Mount {
 }
 
 impl Mountpoint {
-    /// Returns the path at the time of the mount, without symbolic links. If a directory above the
-    /// mount has been renamed since, the mount now has another path.
+    /// Returns the path of the mount when it was made, without symbolic links. A rename of a
+    /// directory above does not change this path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -208,8 +208,8 @@ impl Mountpoint {
         if device::unmount(&path, device::Force::None).is_ok() {
             return Ok(Unmounted::Done);
         }
-        // The unmount may have failed because the mount is in use, or because its path has changed.
-        // So look for the path again.
+        // Either the mount is in use, or its path has changed meanwhile. So look for the path
+        // again.
         let Some(path) = self.find()? else { return Ok(Unmounted::Already) };
         device::unmount(&path, device::Force::Detach)?;
         Ok(Unmounted::Detached)
@@ -227,9 +227,9 @@ impl Mountpoint {
         if met.is_none_or(|met| met.identity != self.identity) {
             return Err(Errno::BUSY);
         }
-        // As long as the connection exists, a mount with these numbers is this mount. After that,
-        // it is this mount only if it is dead, because its connection was aborted. A live mount has
-        // got the numbers after this mount was gone.
+        // While the connection exists, a mount with these numbers is this mount. Afterwards a dead
+        // mount with them is this mount, whose connection was aborted. A live mount has got the
+        // numbers after the end of this mount.
         let is_ours = !self.device.is_disconnected() || table::is_dead(&path);
         Ok(is_ours.then_some(path))
     }
@@ -254,8 +254,8 @@ fn start(adapter: Adapter, device: &Device, mount: &MountOptions) -> Result<Runn
         .map_err(|error| system("negotiating with the kernel", &error))?;
     let notifier = session.notifier();
     server.set_drop_attributes(Box::new(move |node| {
-        // Offset -1 tells the kernel to drop only the attributes. For that the kernel does not lock
-        // the inode.
+        // Offset -1 tells the kernel to drop only the attributes, for which it does not lock the
+        // inode.
         if let Err(error) = notifier.inval_inode(INodeNo(node), -1, 0) {
             log::debug!("cannot make the kernel drop the attributes of node {node}: {error}");
         }
@@ -279,8 +279,8 @@ fn end(session: JoinHandle<std::io::Result<()>>) -> Result<(), MountError> {
 impl Drop for Mount {
     fn drop(&mut self) {
         let Some(session) = self.session.take() else {
-            // The session has already ended. Dropping the field `shrinker` ends the shrinker
-            // thread.
+            // The session has already ended. Dropping the field `shrinker` ends the thread of the
+            // shrinker.
             return;
         };
         match self.point.unmount() {

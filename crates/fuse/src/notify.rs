@@ -4,7 +4,8 @@
 //! To drop a name, the kernel locks the directory. A process that waits for the answer to a request
 //! in that directory holds the same lock. If the thread that serves this request dropped the name,
 //! it would wait for itself. So a back end must not call these functions while it serves a request.
-//! Notifications because of the budget of the cache are in [`shrinker`](crate::shrinker).
+//! The module [`shrinker`](crate::shrinker) sends the notifications that keep the cache in its
+//! budget.
 //!
 //! Source: Linux `fuse_reverse_inval_entry` and `fuse_reverse_inval_inode`.
 
@@ -63,7 +64,7 @@ impl KernelCache {
                 Err(Errno::NOENT) => {}
                 result => result?,
             },
-            // The directory is not in use, so the kernel has cached no name in it.
+            // The directory is not in use, so the kernel cannot have cached a name in it.
             Err(Errno::STALE) => return Ok(()),
             Err(error) => return Err(error),
         }
@@ -79,7 +80,7 @@ impl KernelCache {
     pub fn invalidate_inode(&self, ino: u64) -> Result<(), Errno> {
         match self.server.vfs().inode(ino) {
             Ok(inode) => self.server.vfs().invalidate_attributes(&inode),
-            // The inode is not in use, so the kernel has cached nothing of it.
+            // The inode is not in use, so the kernel cannot have cached anything of it.
             Err(Errno::STALE) => return Ok(()),
             Err(error) => return Err(error),
         }

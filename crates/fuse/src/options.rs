@@ -104,8 +104,8 @@ pub enum WriteCache {
 pub enum ReaddirPlus {
     /// Never: a listing contains names and types only.
     Never,
-    /// The kernel asks for attributes in a listing if it expects that the program reads them. If
-    /// names have no timeout, the kernel never asks for them.
+    /// The kernel requests attributes in a listing if it expects that the program reads them. If
+    /// names have no timeout, the kernel requests none.
     Auto,
     /// Always.
     Always,
@@ -115,10 +115,10 @@ pub enum ReaddirPlus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Conflict {
-    /// The server checks permissions, and a timeout is not 0. Then the kernel would answer from its
+    /// The server checks permissions, but a timeout is not 0. Then the kernel would answer from its
     /// cache without a permission check.
     CachedNames,
-    /// The server checks permissions, and the kernel collects writes. Collected writes do not name
+    /// The server checks permissions, but the kernel collects writes. Collected writes do not name
     /// the user, so the server could not check them.
     CachedWrites,
     /// The longest write is shorter than 4096 bytes or longer than 16 MiB.

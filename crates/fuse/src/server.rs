@@ -15,8 +15,8 @@
 //! A returned [`EntryOut`] is already counted. The transport must deliver it to the kernel, or call
 //! [`Server::forget`] for it. The kernel keeps a delivered entry even if the calling process has
 //! died meanwhile. When the connection ends, all counts end with it. A forget names a node number
-//! and no name. So a late forget cannot drop another file that has the name by then (traps P1 and
-//! P2).
+//! and no name. So a late forget cannot drop another file that has got the name meanwhile (traps P1
+//! and P2).
 //!
 //! # Guarantees
 //! - A.1: the cookies of a directory are those of the back end plus 2. Cookies 1 and 2 are the
@@ -55,12 +55,12 @@ use counters::Tallies;
 /// The node number of the root in the protocol.
 pub(crate) const ROOT_NODE: u64 = 1;
 
-/// The node number that a listing with attributes has for an entry whose lookup failed.
+/// The node number that a listing with attributes reports for an entry whose lookup failed.
 ///
-/// Such an entry should have no node, which is number 0. But fuser sends one number both as that of
-/// the node and as that of the directory entry. The C library skips directory entries with number
-/// 0. The entry has a timeout of 0, so the kernel never uses this node. Before it does anything
-/// with the name, it looks the name up and gets the error.
+/// Such an entry should have node number 0, which means no node. But fuser sends one number for
+/// both the node and the directory entry, and the C library skips directory entries with number 0.
+/// The entry has a timeout of 0, so the kernel never uses this node. Before the kernel uses the
+/// name, it looks the name up and gets the error.
 pub(crate) const NO_NODE: u64 = u64::MAX;
 
 /// A server of one file system, which counts the lookups that the kernel holds.
@@ -139,8 +139,8 @@ impl Server {
     /// `EINVAL` for options that [conflict](Options::check); the errors of [`Vfs::new`].
     pub fn new(fs: Arc<dyn FileSystem>, options: Options) -> Result<Server, Errno> {
         options.check().map_err(|_| Errno::INVAL)?;
-        // If the back end finds files only by path, the namespace keeps unlinked files until they
-        // are closed. So it must know which files are open.
+        // A back end by path finds no unlinked files, so the namespace keeps them until they are
+        // closed. For that it must know which files are open.
         let has_open_state = fs.has_open_state() || fs.addressing() == Addressing::PathOnly;
         let fsync_waits = fs.fsync_waits();
         let vfs = Vfs::new(fs, options.vfs.clone())?;
@@ -162,8 +162,9 @@ impl Server {
         &self.vfs
     }
 
-    /// Sets the function that makes the kernel drop the attributes of a node. The server calls it
-    /// on the thread of the request that has changed them. The function can be set only once.
+    /// Sets the function that makes the kernel drop the cached attributes of a node. The server
+    /// calls it on the thread of the request that has changed the attributes. The function can be
+    /// set only once.
     pub(crate) fn set_drop_attributes(&self, drop_attributes: DropAttributes) {
         let is_first = self.drop_attributes.set(drop_attributes).is_ok();
         debug_assert!(is_first, "a server is mounted once");
@@ -235,8 +236,8 @@ impl Server {
         self.hand_out(found.inode, attr)
     }
 
-    /// Looks up `name` in `dir`. If other programs may change the directory, the back end is asked
-    /// even for a cached name.
+    /// Looks up `name` in `dir`. If other programs may change the directory, asks the back end even
+    /// for a cached name.
     fn look_up(
         &self,
         cred: &Cred,
@@ -252,7 +253,7 @@ impl Server {
     /// Returns `node` itself for the name `.`, or its parent directory for `..`.
     ///
     /// The kernel sends such lookups if a process opens a file handle of an inode that the kernel
-    /// has forgotten. It does so for the inode and for the directories above.
+    /// has forgotten. It sends them for the inode and for the directories above it.
     ///
     /// # Errors
     /// `ESTALE` if the inode is gone.
@@ -276,8 +277,8 @@ impl Server {
         self.hand_out(inode, attr)
     }
 
-    /// Returns `n` lookups of `node` that the kernel holds. If the kernel holds fewer, the server
-    /// only counts and logs the wrong forget.
+    /// Takes back `n` lookups of `node`, which the kernel no longer holds. If the kernel holds
+    /// fewer, the server only counts and logs the wrong forget.
     pub fn forget(&self, node: u64, n: u64) {
         self.tallies.requests.add(1);
         if node == ROOT_NODE || node == NO_NODE {
@@ -325,8 +326,8 @@ impl Server {
         let inode = self.inode_refreshed(node)?;
         let mut set = change.set;
         if set.size.is_some() {
-            // Leave out the time that the kernel adds for truncate(2), since a truncation sets it
-            // anyway.
+            // A truncation sets the time of the last change anyway. So leave out the time that the
+            // kernel adds for truncate(2).
             set.mtime = set.mtime.filter(|time| *time != SetTime::Now);
         }
         let attr = self.change(caller, &inode, |cred| {
@@ -354,39 +355,42 @@ impl Server {
         self.counted(node)
     }
 
-    /// Returns the counted inode of a node, as `inode` does, but counts no request. A request that
-    /// names two nodes uses it for the second one.
+    /// Returns the counted inode of a node, as `inode` does, but counts no request. It is for the
+    /// second node of a request that names two.
     fn counted(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.vfs.inode(self.translate(node))?;
         let (ownership, permissions) = (self.options.ownership, self.options.permissions);
         if ownership == Ownership::Shared && permissions == Permissions::Server {
-            // Other programs may have changed owner and mode. So read both again for the permission
-            // check.
+            // Other programs may have changed owner and mode. So the permission check must read
+            // both again.
             self.vfs.invalidate_attributes(&inode);
         }
         Ok(inode)
     }
 
-    /// Returns the counted inode like `inode`. If other programs may change owner and mode, the
-    /// next use of these asks the back end again. That is for requests whose effect depends on
-    /// owner and mode even if the kernel checks permissions. For example, a new file inherits from
-    /// them, or a change clears some bits. Other requests need them only for a permission check
-    /// that the kernel has made. For these requests, each further question would cost a `stat`.
+    /// Returns the counted inode of a node, as `inode` does. If other programs may change owner and
+    /// mode, the next use of these asks the back end again.
+    ///
+    /// Call this for requests that depend on owner and mode even if the kernel checks permissions.
+    /// For example, a new file inherits from them, or a change clears some bits. Other requests
+    /// need them only for the permission check, which the kernel has made. For those, asking again
+    /// would cost a `stat` each.
     fn inode_refreshed(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.inode(node)?;
         self.refresh(&inode);
         Ok(inode)
     }
 
-    /// If other programs may change owner and mode, makes the next use of them ask the back end.
+    /// If other programs may change owner and mode, drops them from the cache, so that the next use
+    /// asks the back end.
     fn refresh(&self, inode: &InodeRef<'_>) {
         if self.options.ownership == Ownership::Shared {
             self.vfs.invalidate_attributes(inode);
         }
     }
 
-    /// Returns `name`. If other programs may change `dir`, first compares the cached answer for
-    /// `name` with the back end.
+    /// Returns `name`. If other programs may change `dir`, first compares the cache's answer for
+    /// `name` with the back end's.
     fn revalidated<'a>(&self, dir: &InodeRef<'_>, name: Name<'a>) -> Result<Name<'a>, Errno> {
         match self.options.ownership {
             Ownership::Exclusive => {}
@@ -395,7 +399,7 @@ impl Server {
         Ok(name)
     }
 
-    /// Returns the inode number of a node number, or the node number of an inode number.
+    /// Translates a node number to an inode number, or an inode number to a node number.
     pub(crate) fn translate(&self, number: u64) -> u64 {
         match number {
             ROOT_NODE => self.root,
@@ -411,12 +415,12 @@ impl Server {
         Ok(name)
     }
 
-    /// Turns a reference to an inode into a lookup that the kernel holds.
+    /// Turns a reference to an inode into a lookup that the kernel holds, and returns its entry.
     fn hand_out(&self, inode: InodeRef<'_>, attr: Attr) -> Result<EntryOut, Errno> {
         let node = self.translate(inode.ino());
         if node == 0 || node == ROOT_NODE || node == NO_NODE {
-            // In the protocol, each of these numbers has another meaning. So no inode that was
-            // looked up may have one of them.
+            // Each of these numbers has another meaning in the protocol, so no inode that was
+            // looked up may have one.
             return Err(Errno::IO);
         }
         let generation = inode.generation();
@@ -433,8 +437,8 @@ impl Server {
         }
     }
 
-    /// Runs `change`, which changes content, size or owner of `inode`. Passes `change` credentials,
-    /// which decide whether the set-group-ID bit is cleared.
+    /// Runs `change`, which changes content, size or owner of `inode`. The credentials that it gets
+    /// decide whether the set-group-ID bit is cleared.
     ///
     /// A kernel that checks permissions clears set-user-ID, and set-group-ID with execution by the
     /// group. It does not clear set-group-ID without execution by the group, so the server does.
@@ -452,15 +456,15 @@ impl Server {
         if let Some(drop_attributes) = self.drop_attributes.get()
             && self.vfs.has_lone_set_group_id(inode) != Ok(true)
         {
-            // Make the kernel drop the mode that it has cached, perhaps for a day. The answer to a
-            // write cannot tell the kernel the new mode.
+            // The answer to a write cannot tell the kernel the new mode, and the kernel may have
+            // cached the old one for a day. So make the kernel drop it.
             drop_attributes(self.translate(inode.ino()));
         }
         changed
     }
 
-    /// Returns credentials like `cred`, but with the real groups of the caller and its real
-    /// `CAP_FSETID`. A request does not carry these, and they decide whether set-group-ID stays. If
+    /// Returns credentials like `cred`, but with the caller's real groups and its real
+    /// `CAP_FSETID`, which decide whether set-group-ID stays. A request does not carry these. If
     /// the kernel has checked the permissions, all other capabilities are set.
     fn cred_in_groups(&self, caller: Caller) -> Cred {
         let cred = caller.resolve(self.namespace);

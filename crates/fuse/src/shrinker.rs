@@ -51,22 +51,22 @@ use crate::server::Server;
 const TICK: Duration = Duration::from_secs(1);
 /// The pause between two rounds, during which forgets arrive.
 const ROUND: Duration = Duration::from_millis(1);
-/// Maximum number of entries that the kernel is requested to forget in one round.
+/// Maximum number of entries that one round requests the kernel to forget.
 const REQUEST_MAX: u64 = 4096;
-/// Maximum number of rounds that the shrinker waits if an entry that it has requested is still in
-/// use.
+/// Maximum number of rounds in which the shrinker tries to evict an entry after its request. The
+/// entry may still be in use.
 const TRIES_MAX: u32 = 16;
-/// If this many rounds in a row evict nothing, the shrinker rests. Each further round without an
-/// eviction doubles the pause.
+/// If more rounds than this in a row evict nothing, the shrinker rests. The pause doubles with each
+/// such round.
 const FRUITLESS_MAX: u32 = 6;
-/// The pause after `FRUITLESS_MAX` rounds without an eviction. In such rounds all requested entries
-/// are in use.
+/// The rest after more than `FRUITLESS_MAX` rounds without an eviction, because all requested
+/// entries are in use.
 const REST: Duration = Duration::from_millis(200);
 /// The approximate memory of one entry in bytes: its dentry, its inode, and its slots in the
 /// tables.
 const ENTRY_BYTES: u64 = 128;
-/// If the cache is over its budget, it shrinks to its budget minus 1 / `SPARE_SHARE` of it. So it
-/// does not exceed its budget again at once.
+/// A cache over its budget shrinks to 1 / `SPARE_SHARE` below the budget. So it does not exceed the
+/// budget again at once.
 const SPARE_SHARE: u64 = 16;
 
 /// The handle of the shrinker thread. Dropping it ends the thread.
@@ -164,9 +164,9 @@ impl ShrinkThread {
         missing
     }
 
-    /// Evicts entries that the kernel has forgotten, and entries that are not in use. Then requests
-    /// the kernel to forget more entries, as many as the cache still has too many. Returns the
-    /// number of evicted entries.
+    /// Evicts entries that the kernel has forgotten, and entries that are not in use. If more must
+    /// go, requests the kernel to forget as many pinned entries. Returns the number of evicted
+    /// entries.
     fn round(&mut self, missing: u64) -> u64 {
         let vfs = self.server.vfs();
         let mut evicted = 0;
@@ -197,7 +197,7 @@ impl ShrinkThread {
         evicted
     }
 
-    /// Tells the kernel to drop these nodes. If the kernel does not know this notification, later
+    /// Tells the kernel to drop `nodes`. If the kernel does not know `FUSE_NOTIFY_PRUNE`, later
     /// rounds drop entries by name.
     fn prune_nodes(&mut self, nodes: &[u64]) {
         match self.device.notify_prune(nodes) {
@@ -218,9 +218,9 @@ impl ShrinkThread {
     }
 }
 
-/// Waits for `pause`. Returns false if the thread must end. A wake-up ends a pause of `TICK` early.
-/// It does not end a pause between rounds, since the shrinker then already knows that the cache is
-/// over its budget.
+/// Waits for `pause`. Returns false if the thread must end. A wake-up ends a pause of `TICK` early,
+/// but not a pause between rounds. In the latter the shrinker already knows that the cache is over
+/// its budget.
 fn has_waited(woken: &Receiver<Wake>, pause: Duration) -> bool {
     let end = Instant::now() + pause;
     loop {
@@ -235,16 +235,16 @@ fn has_waited(woken: &Receiver<Wake>, pause: Duration) -> bool {
 
 impl Pressure for WakeOnPressure {
     fn please_forget(&self, _: u64, _: Name<'_>) {
-        // Ignore a full queue: one message is enough, because the shrinker itself looks for pinned
-        // entries.
+        // Ignore a full queue: one message is enough, because the shrinker looks for pinned entries
+        // itself.
         let _ = self.0.try_send(Wake::OverBudget);
     }
 }
 
 impl Drop for Shrinker {
     fn drop(&mut self) {
-        // If the queue contains an earlier message, this call blocks until the thread has received
-        // it.
+        // If the queue contains an earlier message, this call blocks until the shrinker thread has
+        // received it.
         let _ = self.wakes.send(Wake::Stop);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()

@@ -27,8 +27,8 @@ use crate::hostfs::{AclSupport, HostFs, magic, reopen};
 const SET_ID: u32 = S_ISUID | S_ISGID;
 
 impl HostFs {
-    /// Returns the attributes of the file behind a descriptor. They may say that the file has an
-    /// ACL although it has none.
+    /// Returns the attributes of the file behind a descriptor, without reading its ACL. So they may
+    /// say that the file has an ACL although it has none.
     pub(crate) fn attr_maybe_acl(&self, fd: BorrowedFd<'_>) -> Result<Attr, Errno> {
         let status = self.status(fd, b"")?;
         let may_have_acl = self.has_acl(&status, || Ok(true))?;
@@ -43,8 +43,8 @@ impl HostFs {
         Ok(self.attr(&status, has_acl))
     }
 
-    /// Returns true if a file has an ACL. Calls `ask` to read it, unless the type of the file or
-    /// the host file system excludes ACLs.
+    /// Returns true if a file has an ACL. Calls the closure `ask` to read the ACL, unless the type
+    /// of the file or the host file system excludes ACLs.
     pub(crate) fn has_acl(
         &self,
         status: &Statx,
@@ -81,15 +81,15 @@ impl HostFs {
         let shared = self.at(node)?;
         let fd = shared.as_fd();
         let before = self.status(fd, b"")?;
-        // Open the file before any change. So nothing changes if the file cannot be opened for
-        // writing.
+        // Open the file before any attribute is changed. So an open for writing that fails changes
+        // nothing.
         let writable = match set.size {
             Some(_) => Some(self.writable(node, fd)?),
             None => None,
         };
         if let Err(error) = change(node, fd, &before, set, writable) {
-            // Ignore errors of the restoration. They mean that another program has changed the file
-            // meanwhile.
+            // Restore the old owner and mode. Ignore errors of these calls: they mean that another
+            // program has changed the file meanwhile.
             let changes_owner = set.uid.is_some() || set.gid.is_some();
             if changes_owner {
                 let _ = chown(fd, Some(before.stx_uid), Some(before.stx_gid));

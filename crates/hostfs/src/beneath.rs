@@ -18,10 +18,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use corewalk::Errno;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
 
-/// Maximum length in bytes of the part of a path that one system call resolves.
+/// Maximum length in bytes of the part of a path that is passed to one openat2(2) call.
 const PIECE_MAX: usize = 4000;
-/// Maximum number of calls of openat2(2) for one path. A call fails if a concurrent rename disturbs
-/// it.
+/// Maximum number of retries of openat2(2), which fails with `EAGAIN` if a concurrent rename
+/// disturbs it.
 const AGAIN_MAX: u32 = 64;
 
 /// The two ways in which a path can be resolved.
@@ -34,7 +34,8 @@ pub(crate) enum Resolver {
 }
 
 impl Resolver {
-    /// Returns the method with openat2(2) if this host has that call, otherwise the slower method.
+    /// Returns [`Resolver::Openat2`] if this host has that call, otherwise
+    /// [`Resolver::Components`].
     pub(crate) fn detect(root: BorrowedFd<'_>) -> Resolver {
         match beneath(root, b".", OFlags::PATH | OFlags::DIRECTORY) {
             Ok(_) => Resolver::Openat2,
@@ -96,8 +97,8 @@ fn beneath(dir: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, E
     result
 }
 
-/// Splits `path` in two after a component. The first part has at most `max` bytes, unless its only
-/// component is longer.
+/// Splits `path` in two at a slash. The first part has at most `max` bytes, unless it is a single
+/// component that is longer.
 fn split_piece(path: &[u8], max: usize) -> (&[u8], &[u8]) {
     if path.len() <= max {
         return (path, b"");

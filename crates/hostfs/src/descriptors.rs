@@ -56,11 +56,11 @@ impl Shares {
 
 /// The descriptors of one file system.
 pub(crate) struct Descriptors {
-    /// All kept descriptors. Protected by its own mutex, under which no descriptor is opened or
-    /// closed.
+    /// All kept descriptors. Protected by its own mutex. Descriptors are opened and closed outside
+    /// of it.
     kept: Mutex<Kept>,
-    /// Maximum number of open and fresh files together. Calls that run in parallel may exceed it by
-    /// one file each.
+    /// Maximum number of open and fresh files together. Calls check it before they open a file, so
+    /// each parallel call may exceed it by one file.
     open_max: usize,
     next_handle: AtomicU64,
 }
@@ -69,7 +69,7 @@ pub(crate) struct Descriptors {
 struct Kept {
     reusable: Recent,
     orphans: Recent,
-    /// Fresh files by inode number. Each has the access mode with which it was opened.
+    /// Fresh files (created in order to be opened) by inode number, with their access modes.
     fresh: HashMap<u64, (OFlags, OwnedFd), RandomState>,
     /// Open files by inode number and handle.
     open: BTreeMap<(u64, u64), Open>,
@@ -81,8 +81,8 @@ struct Open {
     fd: SharedFd,
 }
 
-/// Descriptors by inode number, at most `max`. The clock algorithm evicts descriptors. Its hand
-/// skips slots that were used since it last passed them, and evicts the first unused one.
+/// Descriptors by inode number, at most `max`. The clock algorithm evicts them: its hand skips
+/// slots that were used since it last passed them, and evicts the first unused one.
 struct Recent {
     max: usize,
     hand: usize,
@@ -127,7 +127,8 @@ impl Descriptors {
         drop(evicted);
     }
 
-    /// Keeps a descriptor of an inode that is about to lose its last name.
+    /// Keeps a descriptor of an inode that is about to lose its last name, for calls until
+    /// `forget`.
     pub(crate) fn keep_orphan(&self, ino: u64, fd: SharedFd) {
         let mut kept = self.kept.lock();
         let gone = (kept.reusable.remove(ino), kept.orphans.insert(ino, fd));
@@ -135,8 +136,8 @@ impl Descriptors {
         drop(gone);
     }
 
-    /// Drops the descriptor that [`Descriptors::keep_orphan`] has kept for a removal. The removal
-    /// has failed, so the inode still has its name.
+    /// Drops the descriptor that [`Descriptors::keep_orphan`] has kept, after the removal has
+    /// failed. The inode still has its name.
     pub(crate) fn adopt_orphan(&self, ino: u64) {
         let orphan = self.kept.lock().orphans.remove(ino);
         drop(orphan);
@@ -150,23 +151,25 @@ impl Descriptors {
         drop(gone);
     }
 
-    /// Closes all reusable descriptors. The process has no descriptor left, and a call needs one.
+    /// Closes all reusable descriptors. It is called when the process has no descriptor left for a
+    /// call.
     pub(crate) fn drop_reusable(&self) {
         let all = self.kept.lock().reusable.take();
         drop(all);
     }
 
-    /// Keeps a new file, which was opened with `access`, for the open that is expected next.
+    /// Keeps the descriptor of a new file, opened with `access`, for the client's open of that
+    /// file.
     pub(crate) fn keep_fresh(&self, ino: u64, access: OFlags, fd: OwnedFd) {
         let replaced = self.kept.lock().fresh.insert(ino, (access, fd));
         drop(replaced);
     }
 
-    /// Removes and returns the fresh file with this inode number, if it was opened with `access`.
+    /// Removes and returns the descriptor of a fresh file, if the file was opened with `access`.
     pub(crate) fn take_fresh(&self, ino: u64, access: OFlags) -> Option<OwnedFd> {
         let mut kept = self.kept.lock();
-        // The open may come from another client than the creation, with another access mode. Then
-        // the fresh file is of no use.
+        // The open may come from another client than the creation, and with another access mode.
+        // Then the descriptor cannot serve it.
         kept.fresh.get(&ino).filter(|(kept, _)| *kept == access)?;
         kept.fresh.remove(&ino).map(|(_, fd)| fd)
     }
@@ -184,15 +187,14 @@ impl Descriptors {
 
     /// Registers an open file and returns its handle.
     pub(crate) fn add_open(&self, ino: u64, access: OFlags, fd: OwnedFd) -> u64 {
-        // ORDERING: Relaxed. Two files must get different handles, which any atomic addition
-        // ensures.
+        // ORDERING: Relaxed. Handles must only be different, and the atomic addition ensures that.
         let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
         let open = Open { access, fd: Arc::new(fd) };
         self.kept.lock().open.insert((ino, handle), open);
         handle
     }
 
-    /// Returns the open file with this handle, or `None` if no open file of the inode has it.
+    /// Returns the open file of this inode with this handle, or `None` if there is none.
     pub(crate) fn get_open(&self, ino: u64, handle: u64) -> Option<SharedFd> {
         self.kept.lock().open.get(&(ino, handle)).map(|open| Arc::clone(&open.fd))
     }
@@ -223,7 +225,8 @@ impl Recent {
         Some(Arc::clone(&slot.fd))
     }
 
-    /// Inserts a descriptor. Returns the evicted one, which the caller drops outside of the lock.
+    /// Inserts a descriptor. Returns the evicted descriptor, which the caller drops outside of the
+    /// lock.
     fn insert(&mut self, ino: u64, fd: SharedFd) -> Option<SharedFd> {
         if self.max == 0 {
             return Some(fd);
@@ -244,8 +247,8 @@ impl Recent {
         Some(evicted.fd)
     }
 
-    /// Returns the index of the first slot, from the clock hand on, that was not used since the
-    /// hand passed it.
+    /// Returns the index of the slot to evict: the first one, from the clock hand on, that was not
+    /// used since the hand passed it.
     fn next_unused(&mut self) -> usize {
         loop {
             let at = self.hand % self.slots.len();
@@ -290,8 +293,7 @@ mod tests {
         descriptors.keep(3, fd());
         assert!(descriptors.get(2).is_none());
         assert!(descriptors.get(1).is_some() && descriptors.get(3).is_some());
-        // Both descriptors were used. So the clock hand passes both of them once before it evicts
-        // one.
+        // Both kept descriptors were used. So the clock hand passes both once before it evicts one.
         descriptors.keep(4, fd());
         let kept = [1, 3, 4].map(|ino| descriptors.get(ino).is_some());
         assert_eq!(kept.iter().filter(|kept| **kept).count(), 2);

@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use corewalk_base::Mutex;
 use foldhash::fast::RandomState;
 
-/// Maximum number of directories in the cache. If it is reached, all directories are dropped.
+/// Maximum number of directories in the cache. An insertion into the full cache drops them all.
 const DIRECTORIES_MAX: usize = 256;
 
 /// The cached inode numbers of directories. The key is the path that led to the directory.

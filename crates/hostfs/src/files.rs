@@ -21,8 +21,8 @@ use crate::descriptors::SharedFd;
 use crate::hostfs::{HostFs, reopen};
 
 impl HostFs {
-    /// Opens a regular file and returns its handle. Returns 0 for other kinds, which need no open
-    /// file on the host.
+    /// Opens a regular file and returns its handle. Returns handle 0 for files of other types,
+    /// which need no open file on the host.
     pub(crate) fn open_file(&self, node: Node<'_>, flags: u32) -> Result<u64, Errno> {
         if node.kind() != FileKind::Regular {
             return Ok(0);
@@ -43,8 +43,8 @@ impl HostFs {
         })
     }
 
-    /// Runs `call` with the open file of the handle. If that file has an unsuitable access mode,
-    /// opens the file again and runs `call` with it.
+    /// Runs `call` with the file that has this open handle. If there is none, or its access mode
+    /// does not suit, opens the file again and runs `call` with that.
     fn with_file<R>(
         &self,
         node: Node<'_>,
@@ -142,8 +142,8 @@ impl HostFs {
     }
 }
 
-/// Writes all bytes, if necessary in several pieces. Returns the number of written bytes. It is
-/// smaller if a later piece fails.
+/// Writes all bytes, if necessary in several pieces. Returns the number of written bytes, which is
+/// smaller than requested if a later piece fails.
 fn put_all(
     file: &SharedFd,
     bytes: &[u8],
@@ -167,8 +167,8 @@ fn put_at(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
     pwrite(file, bytes, offset)
 }
 
-/// Writes at the end of the file. If the host has no such call, writes at `offset`, where the end
-/// was when the client sent the call.
+/// Appends to the file with pwritev2(2). If the host does not support `RWF_APPEND`, writes at
+/// `offset`, which was the end when the client sent the call.
 fn put_at_end(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
     match pwritev2(file, &[IoSlice::new(bytes)], offset, ReadWriteFlags::APPEND) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => pwrite(file, bytes, offset),

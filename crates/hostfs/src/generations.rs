@@ -21,31 +21,31 @@ use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use foldhash::fast::RandomState;
 
-/// Number of the low bits of a generation that count the inodes with the same number and the same
-/// time of creation.
+/// Number of low bits of a generation that hold the count. The count tells inodes with the same
+/// number and the same time of creation apart.
 const COUNT_BITS: u32 = 12;
-/// Maximum number of recorded inodes that were removed young. If more are removed, all records are
-/// dropped.
+/// Maximum number of recorded inodes that were removed within [`YOUNG_US`] of their creation. If
+/// there would be more, all records are dropped.
 const YOUNG_DEAD_MAX: usize = 4096;
-/// An inode below this age, in microseconds, is young. The clock of every host file system ticks
-/// more often than this.
+/// Inodes below this age, in microseconds, are young. The clock of every host file system ticks
+/// more often. So the number of an older inode never returns with the same time of creation.
 const YOUNG_US: u64 = 1_000_000;
 
-/// The counts of inode numbers that the host has reused within a tick of its clock.
+/// Counts the reuses of inode numbers within one tick of the clock of the host file system.
 #[derive(Default)]
 pub(crate) struct Generations {
     /// Protected by its own mutex.
     known: Mutex<Known>,
-    /// True if `counts` is not empty. While it is false, no call has to lock `known`. It is stored
-    /// while `known` is locked, and is never cleared.
+    /// True if `counts` is not empty. While it is false, readers need not lock `known`. The flag is
+    /// set while `known` is locked, and never cleared.
     has_counts: AtomicBool,
 }
 
 /// The records. All fields are protected by `Generations::known`.
 #[derive(Default)]
 struct Known {
-    /// The inodes that were removed young, by inode number. The value is the time of creation and
-    /// the count of each.
+    /// The inodes that were removed shortly after their creation, by inode number. Each value is
+    /// the time of creation and the count of the inode.
     young_dead: HashMap<u64, (u64, u64), RandomState>,
     /// The counts of the inodes whose count is not 0, by inode number and time of creation.
     counts: HashMap<(u64, u64), u64, RandomState>,
@@ -55,9 +55,9 @@ impl Generations {
     /// Returns the generation of inode `ino`, which was created at `birth`.
     pub(crate) fn of(&self, ino: u64, birth: Timespec) -> u64 {
         let birth = micros(birth);
-        // ORDERING: Relaxed. The count of this inode was stored before another thread got the
-        // inode. The way by which it got the inode orders this load after the store. Counts of
-        // other inodes do not matter.
+        // ORDERING: Relaxed. `note_birth` stored the flag before any other thread got the inode.
+        // The synchronization by which this thread got it orders that store before this load.
+        // Counts of other inodes do not matter.
         let count = if self.has_counts.load(Ordering::Relaxed) {
             self.known.lock().counts.get(&(ino, birth)).copied()
         } else {
@@ -94,8 +94,8 @@ impl Generations {
             && same == birth
         {
             known.counts.insert((ino, birth), count + 1);
-            // ORDERING: Relaxed. No other thread has the inode yet. The way by which a thread gets
-            // it later orders this store before the load in `of`.
+            // ORDERING: Relaxed. No other thread has the new inode yet. The synchronization that
+            // publishes the inode orders this store before the load in `of`.
             self.has_counts.store(true, Ordering::Relaxed);
         }
     }

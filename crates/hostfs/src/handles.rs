@@ -38,8 +38,8 @@ use crate::beneath::no_follow;
 use crate::descriptors::SharedFd;
 use crate::hostfs::{HostFs, magic, stat_fd};
 
-/// Maximum number of attempts to read status and handle of one file by its name. Between the two
-/// calls, another program may give the name to another file.
+/// Maximum number of attempts to read status and handle of one file by its name. Two system calls
+/// do that, and another program may give the name to another file in between.
 const TRIES_MAX: u32 = 16;
 /// Maximum number of steps from a directory up to the root.
 const DEPTH_MAX: u32 = 1 << 16;
@@ -51,22 +51,22 @@ pub(crate) struct Handles {
     /// The handle of the root directory. It is the template for the handles of other files.
     root: FileHandle,
     layout: Option<Layout>,
-    /// True if the root is that of the whole file system. Then all files with a handle are beneath
-    /// the root.
+    /// True if the root directory is the root of the whole host file system. Then every file that
+    /// has a handle is beneath the root.
     is_whole: bool,
-    /// The host's generations of files that were found by number and have no name in the dentry
-    /// cache. Protected by its own mutex.
+    /// The host's generations of files that `attr_by_number` found and that have no name in the
+    /// dentry cache. Protected by its own mutex.
     nameless: Mutex<HashMap<u64, u32, RandomState>>,
 }
 
-/// The order of inode number and generation in the handles of a file system.
+/// The order of inode number and generation in the file handles of a host file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
     /// The inode number and the generation, 32 bits each. ext4, f2fs and most others use it.
     Short,
-    /// The generation (32 bits) and the inode number (64 bits), as in tmpfs.
+    /// The generation (32 bits) before the inode number (64 bits), as in tmpfs.
     Tmpfs,
-    /// The inode number (64 bits) and the generation (32 bits), as in XFS.
+    /// The inode number (64 bits) before the generation (32 bits), as in XFS.
     Xfs,
     /// The inode number (64 bits), the subvolume (64 bits) and the generation (32 bits), as in
     /// btrfs.
@@ -105,10 +105,11 @@ impl Layout {
         }
     }
 
-    /// Returns the handle of inode `ino`, or `None` if none can be made.
+    /// Returns the file handle of inode `ino`, or `None` if no handle can be made without a
+    /// generation.
     ///
-    /// A handle made without a generation leads to an inode of any generation, if the file system
-    /// has such handles.
+    /// On ext4-like file systems and btrfs, a handle with generation 0 leads to an inode of any
+    /// generation.
     fn handle(self, root: &FileHandle, ino: u64, generation: Option<u32>) -> Option<FileHandle> {
         let any = matches!(self, Layout::Short | Layout::Btrfs).then_some(0);
         let mut bytes = root.bytes().to_vec();
@@ -132,7 +133,7 @@ impl Handles {
         Some(Handles { root, layout, is_whole: is_whole(fd), nameless: Mutex::default() })
     }
 
-    /// Returns the generation in `handle`, or `None` if the handle belongs to another inode than
+    /// Returns the generation in `handle`, or `None` if the handle belongs to an inode other than
     /// `ino`.
     fn generation(&self, handle: &FileHandle, ino: u64) -> Option<u32> {
         let layout = self.layout.filter(|_| {
@@ -142,26 +143,26 @@ impl Handles {
             Some(layout) => {
                 (layout.number(handle) == ino).then(|| word(handle, layout.generation_at()))
             }
-            // The handle has an unknown layout, so use its hash. Two handles of one inode number
-            // have the same hash with a probability of 1 in 2^32.
+            // The layout of the handle is unknown, so its hash is the generation. Two handles with
+            // one inode number have the same hash with a probability of 1 in 2^32.
             None => Some(handle.bytes().iter().fold(handle.kind() as u32, |hash, &byte| {
                 (hash.rotate_left(8) ^ u32::from(byte)).wrapping_mul(0x9e37_79b1)
             })),
         }
     }
 
-    /// Drops the recorded generation of an inode that the dentry cache has evicted.
+    /// Drops the recorded generation of an inode without a name that the dentry cache has evicted.
     pub(crate) fn forget(&self, ino: u64) {
         self.nameless.lock().remove(&ino);
     }
 }
 
 impl HostFs {
-    /// Returns the status and the generation of `name` in a directory, or of the directory itself
-    /// for an empty name.
+    /// Returns the status and the generation of `name` in a directory. With an empty name, returns
+    /// those of the directory itself.
     ///
-    /// The lower half of the generation is the host's generation, since the kernel keeps only that
-    /// half. The upper half is the time of creation.
+    /// The lower half of the generation comes from the host, since the kernel keeps only that half.
+    /// The upper half is the time of creation.
     pub(crate) fn status_and_generation(
         &self,
         dir: BorrowedFd<'_>,
@@ -176,8 +177,8 @@ impl HostFs {
         Err(Errno::STALE)
     }
 
-    /// Returns the generation of the file with this status, which had the name `name` when the
-    /// status was read. Returns `None` if another file has the name now.
+    /// Returns the generation of the file `name`, whose status the caller has read before. Returns
+    /// `None` if another file has the name now.
     pub(crate) fn generation(
         &self,
         dir: BorrowedFd<'_>,
@@ -197,8 +198,8 @@ impl HostFs {
         }
     }
 
-    /// Returns true if `name`, whose status is `status`, is the inode of `node`, and not a later
-    /// inode with the same number.
+    /// Returns true if the file `name`, whose status is `status`, is the inode of `node`. Returns
+    /// false for a later inode with the same number.
     pub(crate) fn is_node(
         &self,
         node: Node<'_>,
@@ -235,17 +236,17 @@ impl HostFs {
         Ok(self.attr(&status, has_acl).with_generation(generation))
     }
 
-    /// Opens a file that has no name in the dentry cache. The client knows its number from
-    /// `attr_by_number`.
+    /// Opens a file that has no name in the dentry cache. `attr_by_number` has recorded its
+    /// generation before.
     pub(crate) fn open_nameless(&self, ino: u64) -> Result<OwnedFd, Errno> {
         let handles = self.handles.as_ref().ok_or(Errno::STALE)?;
         let generation = handles.nameless.lock().get(&ino).copied();
         self.open_number(ino, Some(generation.ok_or(Errno::STALE)?))
     }
 
-    /// Returns a descriptor of an inode after another program has renamed it, or a directory above
-    /// it, on the host. Returns `None` if the inode cannot be found by number or is not beneath the
-    /// root.
+    /// Returns a descriptor of an inode after another program has renamed it on the host, or a
+    /// directory above it. Returns `None` if the inode cannot be found by number or is not beneath
+    /// the root.
     ///
     /// # Errors
     /// `ENFILE`, `ENOMEM`, `EIO`.
@@ -294,7 +295,7 @@ impl HostFs {
         }
     }
 
-    /// Returns true if the file behind a descriptor is certainly beneath the root.
+    /// Returns true if the file behind a descriptor is certainly beneath the root directory.
     fn is_beneath(&self, fd: BorrowedFd<'_>, kind: FileKind) -> Result<bool, Errno> {
         match kind {
             FileKind::Directory => self.is_directory_beneath(fd),
@@ -324,8 +325,8 @@ impl HostFs {
         Ok(false)
     }
 
-    /// Returns true if the host shows a path for the file, and the same path, resolved beneath the
-    /// root, leads to the file.
+    /// Returns true if the host shows a path for the file in `/proc`, and that path, resolved
+    /// beneath the root, leads to the file again.
     fn has_path_beneath(&self, fd: BorrowedFd<'_>) -> Result<bool, Errno> {
         let shown = |fd| readlinkat(CWD, magic(fd), Vec::new()).map(std::ffi::CString::into_bytes);
         let (path, root) = (shown(fd)?, shown(self.root.as_fd())?);
@@ -339,8 +340,8 @@ impl HostFs {
     }
 }
 
-/// Returns true if a directory is the root of a mount that shows a whole file system, not a part of
-/// one.
+/// Returns true if the mount of the directory `root` shows a whole file system and not only a part
+/// of one.
 fn is_whole(root: BorrowedFd<'_>) -> bool {
     let flags = AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT;
     let Ok(status) = statx(root, c"", flags, StatxFlags::MNT_ID) else { return false };
@@ -352,8 +353,8 @@ fn is_whole(root: BorrowedFd<'_>) -> bool {
     // Read bytes, because paths in this table need not be UTF-8.
     let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     table.split(|&b| b == b'\n').any(|line| {
-        // The fields of a line are mount ID, parent ID, device, and the directory of the device
-        // that is mounted.
+        // The fields of a line of `mountinfo` are mount ID, parent ID, device, and the directory of
+        // the device that is mounted.
         let mut fields = line.split(|&b| b == b' ');
         fields.next() == Some(id.as_bytes()) && fields.nth(2) == Some(b"/")
     })

@@ -29,8 +29,8 @@ use crate::handles::Handles;
 /// The fields that each statx(2) call asks for.
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
-/// The magic numbers (statfs(2)) of file systems that store their files themselves: btrfs, ext4,
-/// f2fs, tmpfs, xfs. File systems that use others, such as overlayfs, are not in the list.
+/// The magic numbers (statfs(2)) of local file systems: btrfs, ext4, f2fs, tmpfs, xfs. File systems
+/// on top of others, such as overlayfs, are not in the list.
 const LOCAL: [u32; 5] = [0x9123_683e, 0xef53, 0xf2f5_2010, 0x0102_1994, 0x5846_5342];
 
 /// The options of a [`HostFs`].
@@ -112,7 +112,7 @@ pub struct HostFs {
     pub(crate) owner: (u32, u32),
 }
 
-/// Tells whether a host file system gets attributes from another machine or process.
+/// Tells whether a host file system gets attributes from another machine or another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
     /// The host file system is local. So the attributes in the kernel are always current.
@@ -182,8 +182,8 @@ impl HostFs {
         if let Some(fd) = self.kept(ino) {
             return Ok(fd);
         }
-        // The inode has no name. It may have been removed while this call waited. The removal has
-        // kept a descriptor, so look for one again.
+        // The inode has no name, perhaps because it was removed while this call waited. A removal
+        // keeps a descriptor, so look for one again.
         let Ok(path) = node.path() else {
             return self.descriptors.get(ino).map_or_else(|| self.nameless(ino), Ok);
         };
@@ -203,8 +203,8 @@ impl HostFs {
         self.descriptors.get(ino).ok_or(Errno::STALE)
     }
 
-    /// Returns a descriptor of an inode that has no name in the dentry cache, if `attr_by_number`
-    /// has found the inode before.
+    /// Opens an inode without a name in the dentry cache by its number, if `attr_by_number` has
+    /// found the inode before.
     fn nameless(&self, ino: u64) -> Result<SharedFd, Errno> {
         let fd = Arc::new(self.open_nameless(ino)?);
         self.descriptors.keep(ino, Arc::clone(&fd));
@@ -270,8 +270,8 @@ impl HostFs {
     }
 
     /// Returns the attributes of an inode. They may say that the inode has an ACL although it has
-    /// none. Only a directory is opened for this call, since its descriptor helps to find other
-    /// files.
+    /// none. The call opens only directories and keeps their descriptors, which serve all files in
+    /// them.
     ///
     /// # Errors
     /// As [`HostFs::at`] and [`HostFs::status`].
@@ -287,7 +287,7 @@ impl HostFs {
         self.attr_maybe_acl(self.at(node)?.as_fd())
     }
 
-    /// Reads the attributes of an inode by the descriptor of its directory and its name. Returns
+    /// Reads the attributes of an inode by its name and the descriptor of its directory. Returns
     /// `None` if the inode's first path in the dentry cache does not lead to the inode.
     fn attr_by_name(&self, node: Node<'_>) -> Option<Attr> {
         let path = node.path().ok()?;
@@ -309,9 +309,9 @@ impl HostFs {
         }
     }
 
-    /// Returns a descriptor of the directory to which `path` leads, or has led earlier. In the
-    /// latter case the directory is wrong, so the caller has to check the inode number of each file
-    /// that it finds there.
+    /// Returns a descriptor of the directory to which `path` leads, or led earlier. The earlier
+    /// directory may be the wrong one. So the caller must check the inode number of each file that
+    /// it finds there.
     fn directory(&self, path: &[u8]) -> Option<SharedFd> {
         if let Some(ino) = self.directory_paths.get(path)
             && let Some(fd) = self.descriptors.get(ino)
@@ -327,9 +327,9 @@ impl HostFs {
 
     /// Returns the status of `name` in a directory, or of the directory itself for an empty name.
     ///
-    /// A file system that is mounted on `name` is not served, and is never called. It may be the
-    /// very mount from which this call comes, and then it could not answer. The kernel knows the
-    /// device of a mount without calling its file system.
+    /// A file system that is mounted on `name` is not served, and this call never waits for it. It
+    /// may be the very mount that this process serves, which could not answer now. The kernel knows
+    /// the device number of a mount without asking its file system.
     ///
     /// # Errors
     /// `EXDEV` if `name` is the root of a mount, or on another file system.
@@ -591,7 +591,7 @@ mod tests {
         let d = lookup(&vfs.root(), b"d");
         let (a, e) = (lookup(&d, b"a"), lookup(&d, b"e"));
         let b = lookup(&e, b"b");
-        // No descriptor is kept. So each call has to find the directory by its path.
+        // No descriptor is kept. So each call has to find its directory by path.
         fs.descriptors.drop_reusable();
         for _ in 0..2 {
             assert_eq!((vfs.getattr(&a).unwrap().size, vfs.getattr(&b).unwrap().size), (5, 5));

@@ -96,7 +96,7 @@ fn offset_of(cookie: u64) -> u64 {
     }
 }
 
-/// Returns corewalk's file type, or `None` if the host does not report it.
+/// Returns corewalk's file type for one of the host, or `None` if the host reports no type.
 fn kind_of(kind: FileType) -> Option<FileKind> {
     Some(match kind {
         FileType::RegularFile => FileKind::Regular,

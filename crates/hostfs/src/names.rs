@@ -7,10 +7,11 @@
 //! group is created with its final mode. The resulting mode is checked, because the host may change
 //! it.
 //!
-//! Before an inode loses its last name, a descriptor of it is kept. So calls can use the inode
-//! until the cache forgets it. Just before a removal the file at the name is checked. So a file
-//! that another program has put there is usually not removed. A rename first asks the host not to
-//! replace a file. Only if a file has the new name, that file is looked up and replaced.
+//! Before an inode loses its last name, a descriptor of the inode is kept. So calls can use the
+//! inode until the cache forgets it. Just before a removal, the file at the name is checked. So a
+//! file that another program has put there is usually not removed. A rename first asks the host not
+//! to replace a file (`RENAME_NOREPLACE`). Only if the new name exists, its file is looked up and
+//! replaced.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -180,8 +181,8 @@ impl HostFs {
         let rename =
             |flags| renameat_with(&old_dir, from.as_bytes(), &new_dir, to.as_bytes(), flags);
         match rename(flags) {
-            // The host cannot rename with flags: its file system returns `EINVAL`, or its kernel
-            // returns `ENOSYS`.
+            // The new name exists (`EEXIST`), or the host cannot rename with flags. In the latter
+            // case its file system returns `EINVAL` or its kernel `ENOSYS`.
             Err(Errno::EXIST | Errno::INVAL | Errno::NOSYS) if mode == RenameMode::Replace => {}
             done => return done,
         }
@@ -194,8 +195,8 @@ impl HostFs {
         done
     }
 
-    /// Returns the status of a file that is about to lose a name, and a descriptor of it. The
-    /// descriptor is None if the process has no descriptor left.
+    /// Returns the status of the file `name`, which is about to be removed, and a descriptor of it.
+    /// The descriptor is `None` if the process has no descriptor left.
     fn open_before_removal(
         &self,
         dir: BorrowedFd<'_>,
@@ -208,8 +209,8 @@ impl HostFs {
         }
     }
 
-    /// Keeps a descriptor of a file that is about to lose its last name. Does nothing for a file
-    /// with other names.
+    /// Keeps a descriptor of a file that is about to lose its last name. Does nothing if the file
+    /// has other names.
     fn keep_before_removal(&self, status: &Statx, fd: Option<SharedFd>) -> Last {
         let is_dir = u32::from(status.stx_mode) & S_IFMT == corewalk::attr::mode::S_IFDIR;
         if status.stx_nlink > 1 && !is_dir {
@@ -244,7 +245,7 @@ fn open_path(dir: BorrowedFd<'_>, name: Name<'_>) -> Result<OwnedFd, Errno> {
     openat(dir, name.as_bytes(), OFlags::PATH | no_follow(), Mode::empty())
 }
 
-/// Opens a new file. A directory is opened for reading if its mode permits that.
+/// Opens a new file with `O_PATH`, or a directory for reading if its mode permits that.
 fn open_made(dir: BorrowedFd<'_>, name: Name<'_>, kind: FileKind) -> Result<OwnedFd, Errno> {
     if kind == FileKind::Directory {
         let flags = OFlags::DIRECTORY | no_follow();
@@ -258,8 +259,8 @@ fn open_made(dir: BorrowedFd<'_>, name: Name<'_>, kind: FileKind) -> Result<Owne
 
 /// Creates a file of type `kind` with the permission bits `mode`.
 ///
-/// For a regular file, returns a descriptor with `flags` and with the access mode of the open that
-/// follows. If no open follows, the descriptor is for reading.
+/// For a regular file, returns a descriptor with `flags` and the access mode of the client's open
+/// that follows. If no open follows, the descriptor is for reading.
 fn create(
     dir: BorrowedFd<'_>,
     name: Name<'_>,

@@ -88,7 +88,8 @@ impl HostFs {
         }
     }
 
-    /// Sets or removes an ACL. Sets the mode of the file to the one that follows from the ACL.
+    /// Sets or removes an ACL of a file. Then sets the mode of the file to `mode`, if the caller
+    /// passes one.
     pub(crate) fn set_acl_of(
         &self,
         fd: BorrowedFd<'_>,
@@ -104,7 +105,7 @@ impl HostFs {
                 Err(error) => return Err(error),
             },
         }
-        // The host has set the permission bits from the ACL. Set the other mode bits too.
+        // Setting an ACL on the host has set the permission bits. Set the other mode bits too.
         mode.map_or(Ok(()), |mode| chmod(fd, mode))
     }
 }
@@ -116,8 +117,8 @@ fn xattr_name(kind: AclKind) -> &'static [u8] {
     }
 }
 
-/// Returns the value that `call` writes to a buffer. If the value does not fit, calls it again with
-/// a buffer of the largest size.
+/// Returns the value that the system call `call` writes to a buffer. If the value does not fit
+/// (`ERANGE`), repeats the call with a buffer of the largest size.
 fn fetch(call: impl Fn(&mut Vec<u8>) -> Result<usize, Errno>) -> Result<Vec<u8>, Errno> {
     let mut buf = Vec::with_capacity(USUAL_BYTES);
     match call(&mut buf) {

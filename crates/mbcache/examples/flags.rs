@@ -31,8 +31,8 @@ pub(crate) fn lost_of(changes: u64) -> u64 {
     })
 }
 
-/// Sets the referenced bit, and lets reclaim clear it, in turn. Returns how often the bit was not
-/// as this thread had left it.
+/// In each round, sets the referenced bit of the entry and lets reclaim clear it. Returns how often
+/// such a change was lost.
 fn referenced(cache: &Mbcache, rounds: u64) -> u64 {
     let mut lost = 0;
     for _ in 0..rounds {
@@ -47,8 +47,8 @@ fn referenced(cache: &Mbcache, rounds: u64) -> u64 {
     lost
 }
 
-/// Clears and sets the reusable flag of the entry. A handle keeps the entry meanwhile. Returns how
-/// often the flag was not as this thread had left it.
+/// In each round, clears and sets the reusable flag of the entry, which a handle keeps in the
+/// cache. Returns how often such a change was lost.
 fn reusable(cache: &Mbcache, rounds: u64) -> u64 {
     let mut lost = 0;
     for _ in 0..rounds {

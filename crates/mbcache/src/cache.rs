@@ -193,7 +193,8 @@ impl Mbcache {
         Self::with_secret(options, Secret::random())
     }
 
-    /// As [`Mbcache::new`], with the secret of the hash. A test gives a fixed one.
+    /// Returns an empty cache, like [`Mbcache::new`], whose hash uses `secret`. Tests pass a fixed
+    /// secret.
     pub(crate) fn with_secret(options: MbcacheOptions, secret: Secret) -> io::Result<Mbcache> {
         let lines = (options.budget_bytes / LINE_BYTES).min(LINES_MAX) as u32;
         if u64::from(lines) * u64::from(SLOTS) < SLOTS_PER_ENTRY {
@@ -454,8 +455,8 @@ impl Mbcache {
         is_reusable && self.create(key, value) != Err(CreateError::Full)
     }
 
-    /// Examines `entries` entries, each at most once. It drops an entry that has no handle and was
-    /// not used since reclaim last examined it. Returns the number of dropped entries.
+    /// Examines `entries` entries, each at most once. Drops those entries that have no handle and
+    /// were not used since reclaim last examined them. Returns the number of dropped entries.
     ///
     /// This is the shrinker, a clock algorithm. Its hand moves over all slots, and skips free ones.
     ///

@@ -49,13 +49,14 @@ pub enum Change {
 /// ```
 #[derive(Debug)]
 pub struct Deferral<T> {
-    /// Held while waiting objects are handled. Protects no data: one thread at a time has it.
+    /// Held while waiting objects are handled. Protects no data: it only makes the calls of `share`
+    /// run one after the other.
     turn: Mutex<()>,
     /// The waiting objects. Protected by its mutex.
     queue: Mutex<Vec<T>>,
     /// Number of waiting objects, including those that a running `share` handles.
     len: AtomicU64,
-    /// The number of waiting objects from which on no further object begins to wait.
+    /// Maximum number of waiting objects. While so many wait, no further object begins to wait.
     max: u64,
 }
 
@@ -80,8 +81,9 @@ impl<T> Deferral<T> {
 
     /// Adds an object that does not wait yet.
     pub fn push(&self, object: T) {
-        // ORDERING: Relaxed. The queue has a lock. Readers of the count use it as a hint, or are
-        // ordered after this call by other means, such as the object's lock.
+        // ORDERING: Relaxed. The count orders no data, because the queue has a lock. Readers of the
+        // count use it as a hint, or are ordered after this call by other means, such as the
+        // object's lock.
         self.len.fetch_add(1, Ordering::Relaxed);
         self.queue.lock().push(object);
     }
@@ -134,15 +136,15 @@ mod tests {
             assert!(deferral.defers(Change::Again), "{object}");
             deferral.push(object);
         }
-        // D.1: a further object does not wait, and the waiting ones stay.
+        // Guarantee D.1: a further object does not wait, and the waiting ones stay.
         assert!(!deferral.defers(Change::Again));
         assert!(deferral.defers(Change::Waiting));
         deferral.share(|objects| assert_eq!(objects, Vec::from_iter(0..MAX)));
         assert!(deferral.defers(Change::Again));
     }
 
-    /// While `share` handles objects, they still count as waiting. Otherwise a thread without space
-    /// would take the space for used, which the handler is about to free.
+    /// While `share` handles objects, they still count as waiting. Otherwise a thread that finds no
+    /// space would give up, although the handler is about to free space.
     #[test]
     fn objects_wait_until_they_are_handled() {
         let deferral = Deferral::new(9);
@@ -156,9 +158,10 @@ mod tests {
         assert!(deferral.is_empty());
     }
 
-    /// D.2: `share` must not return while another thread handles an object that was pushed before.
-    /// Otherwise a commit would not contain the result. The first handler yields often, so that
-    /// the other thread would return too early if it did not wait.
+    /// Guarantee D.2: `share` must not return while another thread handles an object that was
+    /// pushed before. Otherwise a commit that follows `share` would not contain the result. The
+    /// first handler yields often, so that the other thread would return too early if it did not
+    /// wait.
     #[test]
     fn share_waits_for_the_handler_of_another_thread() {
         let (has_begun, is_done) = (Mutex::new(false), Mutex::new(false));

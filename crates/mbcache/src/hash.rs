@@ -22,7 +22,7 @@ impl Secret {
         Secret([first, fold(first, 0xa076_1d64_78bd_642f) | 1])
     }
 
-    /// Returns the hash of `key`. Any of its bits can be used without the others.
+    /// Returns the hash of `key`. A caller may use any part of its bits.
     #[inline]
     pub(crate) fn hash(&self, key: u64) -> u64 {
         fold(key ^ self.0[0], self.0[1])

@@ -175,8 +175,9 @@ impl Index {
 
     /// Returns the entry of a pair, and its state.
     ///
-    /// The preferred slot has its own branch, because it usually has the entry. So the processor
-    /// predicts the branch, and begins the next call while it waits for the cache line.
+    /// The preferred slot of the value is checked in a branch of its own, because it usually has
+    /// the entry. So the processor predicts the branch, and begins the next call while it waits for
+    /// the cache line.
     #[inline(always)]
     pub(crate) fn look_up(&self, home: u32, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
         let [first, _] = self.both(home, pair.1);
@@ -189,7 +190,7 @@ impl Index {
         if found.is_none() {
             // ORDERING(mbcache-refill): Acquire fence. Pairs with the Release fence in `fill`. The
             // search may have read words of a later entry in a slot. Then the caller sees the work
-            // of the last holder of the earlier entry there.
+            // of the last holder of the earlier entry in that slot.
             fence(Ordering::Acquire);
         }
         found
@@ -279,9 +280,9 @@ impl Index {
                 if words == pair && slots::is_still(slot.words, state) {
                     return Err(Refused::Exists);
                 }
-                // No thread can enter another pair of this home, because the caller has its lock.
-                // So if the slot has an entry of this home, key and value belong together.
-                // Otherwise they do not matter.
+                // No thread can enter another pair of this home, because the caller has the lock of
+                // the home. So if the slot has an entry of this home, key and value belong
+                // together. Otherwise they do not matter.
                 let is_ours = || words.0 == pair.0 || self.home(words.0) == home;
                 is_needed |= distance == reach && is_ours();
             }
@@ -352,7 +353,7 @@ impl Index {
     fn trim(&self, home: u32, reach: u64) {
         // ORDERING(mbcache-refill): Acquire fence. Pairs with the Release fence in `fill`. The
         // caller may have read words of a later entry in a slot. Then this thread sees the work of
-        // the holders of the earlier entry there.
+        // the holders of the earlier entry in that slot.
         fence(Ordering::Acquire);
         // ORDERING(mbcache-reach): Release. Pairs with the load in `reach_of`. A search that ends
         // at the lower reach does not read the slots behind it. But it sees the work of the last
@@ -413,8 +414,8 @@ impl Index {
     #[cold]
     fn count_entered(&self, line: u32) {
         self.counted.add(1);
-        // The sum of the counter reads a cache line of each thread. So compute it only if the
-        // number of the line is a multiple of `rare`.
+        // To sum up the sharded counter is slow, because it reads a cache line of each thread. So
+        // compute the sum only if the number of the line is a multiple of `rare`.
         let rare = 4 * self.sample;
         let bound = i64::from(self.count * SLOTS / self.sample) * 3 / 4;
         if line & (rare - 1) == 0 && self.counted.sum() > bound {
@@ -422,7 +423,7 @@ impl Index {
         }
     }
 
-    /// Subtracts an ended entry from the count, if the line of the slot is counted.
+    /// Subtracts an ended entry from the count, if entries in the line of the slot are counted.
     #[inline]
     pub(crate) fn note_ended(&self, number: u32) {
         if self.is_counted(number) {
@@ -460,7 +461,7 @@ impl Index {
     }
 
     /// Drops the entry of a slot, unless the entry has a handle or its referenced bit is set.
-    /// Clears that bit.
+    /// Clears a referenced bit that is set.
     fn look(&self, slot: Slot<'_>) -> Look {
         let state = slots::state(slot.words);
         if !state.is_live() {
@@ -488,13 +489,15 @@ impl Index {
         Locked { line, _order }
     }
 
-    /// Locks a line other than the caller's home, if the lock is free. It does not wait.
+    /// Locks a line other than the home line of the caller's key, if the lock is free. Does not
+    /// wait.
     fn try_lock(&self, line: u32) -> Option<Locked<'_>> {
         let line = self.line(line);
         try_lock(line).then(|| Locked { line, _order: None })
     }
 
-    /// Returns the line that is `further` lines after `line`. The line after the last is line 0.
+    /// Returns the line that is `further` lines after `line`. The lines form a ring: line 0 follows
+    /// the last line.
     #[inline(always)]
     fn line_at(&self, line: u32, further: u32) -> u32 {
         let at = line + further;

@@ -39,7 +39,7 @@ impl Shared {
     }
 
     /// Checks that the cache has `entries` entries, and that each one is within the reach of its
-    /// home line (I.1).
+    /// home line (invariant I.1).
     fn check_counts(&self, entries: u64) {
         assert_eq!(
             self.cache.stats().entries,
@@ -111,8 +111,8 @@ fn entry_that_is_visible_is_counted() {
     }));
 }
 
-/// Control of T36: one step makes the entry visible, and a second step stores the state word anew.
-/// A change between the two steps is lost, so the model must fail.
+/// Control of trap T36: one step makes the entry visible, and a second step stores the state word
+/// anew. A change between the two steps is lost, so the model must fail.
 #[test]
 #[should_panic(expected = "T36")]
 fn control_entry_that_is_completed_later_is_caught() {
@@ -143,15 +143,15 @@ fn create_against_create(create: fn(&Mbcache) -> bool) -> [usize; 2] {
     })
 }
 
-/// I.2: if two threads create the same pair at once, the cache must contain it once. The lock of
-/// the home line orders the two.
+/// Invariant I.2: if two threads create the same pair at once, the cache must contain it once. The
+/// lock of the home line orders the two.
 #[test]
 fn pair_that_two_create_is_there_once() {
     assert_all_reached(&create_against_create(|cache| cache.create(KEY, 7).is_ok()));
 }
 
-/// Control of I.2: the lock of the home line is released between the search for the pair and its
-/// creation. The model must fail.
+/// Control of invariant I.2: the lock of the home line is released between the search for the pair
+/// and its creation. The model must fail.
 #[test]
 #[should_panic(expected = "a pair was created twice")]
 fn control_look_before_the_lock_is_caught() {
@@ -204,8 +204,8 @@ fn create_against_neighbour(other: fn(&Mbcache, u32)) -> [usize; 2] {
     })
 }
 
-/// S.1: two threads whose keys have different home lines must not fill the same slot at once. The
-/// lock of the slot's line prevents that.
+/// Invariant S.1: two threads whose keys have different home lines must not fill the same slot at
+/// once. The lock of the slot's line prevents that.
 #[test]
 fn slot_that_two_homes_want_is_filled_once() {
     assert_all_reached(&create_against_neighbour(|cache, home| {
@@ -213,8 +213,8 @@ fn slot_that_two_homes_want_is_filled_once() {
     }));
 }
 
-/// Control of S.1: one thread fills a slot of its own home line without the lock of that line. The
-/// model must fail.
+/// Control of invariant S.1: one thread fills a slot of its own home line without the lock of that
+/// line. The model must fail.
 #[test]
 #[should_panic(expected = "S.1: two entries were put in a slot")]
 fn control_slot_that_is_filled_without_the_lock_is_caught() {
@@ -248,8 +248,8 @@ fn search_against_change(change: fn(&Mbcache)) -> [usize; 2] {
     })
 }
 
-/// G.1, I.1: an entry in a line after its home line must be found, even if another entry ends and a
-/// third one is created meanwhile.
+/// Guarantee G.1 and invariant I.1: an entry in a line after its home line must be found, even if
+/// another entry ends and a third one is created meanwhile.
 #[test]
 fn entry_behind_its_home_is_found_while_others_come_and_go() {
     assert_all_reached(&search_against_change(|cache| {
@@ -258,14 +258,15 @@ fn entry_behind_its_home_is_found_while_others_come_and_go() {
     }));
 }
 
-/// Control of I.1: `change` lowers the reach although an entry still needs it. The model must fail.
+/// Control of invariant I.1: another thread lowers the reach although an entry still needs it. The
+/// model must fail.
 #[test]
 #[should_panic(expected = "G.1: an entry that stayed was missed")]
 fn control_reach_that_is_lowered_too_soon_is_caught() {
     search_against_change(|cache| {
         let word = &cache.index.line(home(cache))[REACH];
-        // ORDERING: Release, both stores. That is strong enough. The fault under test is the wrong
-        // reach.
+        // ORDERING: Release, for both stores. The ordering is strong enough: the fault of this
+        // control is the wrong reach.
         word.store(0, Ordering::Release);
         cache.create(KEY, 4).unwrap();
         // ORDERING: Release. As above.
@@ -333,7 +334,7 @@ fn entry_that_is_missed_behind_the_reach_is_over() {
     }));
 }
 
-/// Control of T34: the reach is lowered with a Relaxed store. The model must fail.
+/// Control of trap T34: the reach is lowered with a Relaxed store. The model must fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_reach_that_is_lowered_without_an_order_is_caught() {
@@ -354,8 +355,8 @@ fn entry_that_is_missed_by_later_words_is_over() {
     }));
 }
 
-/// Control of T34: the search lacks the fence after a miss. So the deleter may miss the work of the
-/// last holder, and the model must fail.
+/// Control of trap T34: the search lacks the fence after a miss. So the deleter may miss the work
+/// of the last holder, and the model must fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_miss_by_later_words_without_a_fence_is_caught() {
@@ -422,8 +423,8 @@ fn value_that_is_found_behind_its_home_is_not_freed() {
     }));
 }
 
-/// Control of T34: the deletion checks the count of handles in one step, and removes the entry in a
-/// second step. The model must fail.
+/// Control of trap T34: the deletion checks the count of handles in one step, and removes the entry
+/// in a second step. The model must fail.
 #[test]
 #[should_panic(expected = "T34: ")]
 fn control_deletion_in_two_steps_is_caught() {
@@ -438,8 +439,8 @@ fn control_deletion_in_two_steps_is_caught() {
     });
 }
 
-/// Control of T34: the deletion removes the entry in one step, but with a Relaxed ordering. The
-/// model must fail.
+/// Control of trap T34: the deletion removes the entry in one step, but with a Relaxed ordering.
+/// The model must fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_relaxed_deletion_is_caught() {
@@ -476,14 +477,14 @@ fn entry_that_is_held_is_not_reclaimed() {
     assert_all_reached(&find_against_shrink(|cache| cache.scan(1)));
 }
 
-/// Control of T35: reclaim removes the entry although it has a handle, and the holder frees it
+/// Control of trap T35: reclaim removes the entry although it has a handle, and the holder frees it
 /// later, as in an old Linux. The model must fail.
 #[test]
 #[should_panic(expected = "T35: an entry in use was not in the index")]
 fn control_reclaim_of_a_held_entry_is_caught() {
     find_against_shrink(|cache| {
-        // ORDERING: AcqRel. That is strong enough. The fault under test is that handles are
-        // ignored.
+        // ORDERING: AcqRel. The ordering is strong enough: the fault of this control is that it
+        // ignores handles.
         slot_of(cache, 1).words[STATE].fetch_and(!LIVE, Ordering::AcqRel);
         1
     });
@@ -516,8 +517,8 @@ fn create_delete_and_shrink_keep_the_counts() {
     assert_all_reached(&create_delete_and_shrink(|cache| cache.scan(6)));
 }
 
-/// Control of T35: reclaim checks the entry in one step, and removes it in a second step. The model
-/// must fail.
+/// Control of trap T35: reclaim checks the entry in one step, and removes it in a second step. The
+/// model must fail.
 #[test]
 #[should_panic(expected = "T36: the index has another number of entries")]
 fn control_reclaim_in_two_steps_is_caught() {
@@ -531,7 +532,7 @@ fn control_reclaim_in_two_steps_is_caught() {
     });
 }
 
-/// Each of two threads changes another flag of one entry. The first uses `clear_reusable`, the
+/// Two threads change different flags of one entry: the first calls `clear_reusable`, and the
 /// second sets the referenced bit.
 fn flags(clear_reusable: fn(&Mbcache)) -> [usize; 1] {
     Tally::of_bounded(3, move |tally| {
@@ -558,8 +559,8 @@ fn flags_that_are_changed_at_once_are_both_kept() {
     }));
 }
 
-/// Control of T33: a flag is changed by a load and a store, like a bit field in C. The model must
-/// fail.
+/// Control of trap T33: a flag is changed by a load and a store, like a bit field in C. The model
+/// must fail.
 #[test]
 #[should_panic(expected = "T33: ")]
 fn control_flag_that_is_changed_in_two_steps_is_caught() {
@@ -613,8 +614,8 @@ fn control_refill_without_a_fence_is_caught() {
         words[slots::KEY].store(key_of(cache, home(cache)), Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         words[slots::VALUE].store(4, Ordering::Relaxed);
-        // ORDERING: Release. That is strong enough. The fault under test is that a reader may see
-        // the stores above too early.
+        // ORDERING: Release. The ordering is strong enough: the fault of this control is the
+        // missing fence before the stores of the words.
         words[STATE].store(2 * NEXT | REUSABLE | LIVE, Ordering::Release);
     });
 }
@@ -662,15 +663,15 @@ fn entry_that_has_room_again_while_its_last_handle_is_put_is_found() {
     assert_all_reached(&put_against_room(|entry| drop(entry)));
 }
 
-/// Control of T39: the drop of the handle checks the reusable flag in one step, and removes the
-/// entry in a second step. The model must fail.
+/// Control of trap T39: the drop of the handle checks the reusable flag in one step, and removes
+/// the entry in a second step. The model must fail.
 #[test]
 #[should_panic(expected = "T39: a value with room is not found")]
 fn control_full_entry_that_is_taken_out_in_two_steps_is_caught() {
     put_against_room(|entry| {
         let word = &entry.slot.words[STATE];
-        // ORDERING: AcqRel, and Release below. Both are strong enough. The fault under test is the
-        // second step.
+        // ORDERING: AcqRel, and Release below. Both are strong enough: the fault of this control is
+        // that it takes two steps.
         let state = word.load(Ordering::Acquire);
         if state & REUSABLE != 0 {
             return drop(entry);
@@ -714,8 +715,8 @@ fn loop_over_values_that_come_and_go_meets_none_twice() {
     assert_all_reached(&iterate_against_reuse(|cache, entry, _| cache.find_next(entry)));
 }
 
-/// Control of T40: the loop starts again from the first entry, and skips as many entries as it has
-/// returned before. The model must fail.
+/// Control of trap T40: the loop starts again from the first entry, and skips as many entries as it
+/// has returned before. The model must fail.
 #[test]
 #[should_panic(expected = "T40: a value was met twice")]
 fn control_loop_that_counts_what_it_met_is_caught() {
@@ -747,14 +748,14 @@ fn wait_against_finder(wait: fn(&Words, State)) -> [usize; 1] {
 }
 
 /// Trap T34: the last user of a value must wait for the threads that found the value. A handle that
-/// is taken after the last one was dropped must not prolong the wait (G.1).
+/// is taken after the last one was dropped must not prolong the wait (guarantee G.1).
 #[test]
 fn wait_is_over_though_another_handle_is_taken() {
     assert_all_reached(&wait_against_finder(slots::sleep_while_awaited));
 }
 
-/// Control of G.1: the thread waits until the count of handles is 0, so a later handle prolongs its
-/// wait. The model must fail.
+/// Control of guarantee G.1: the thread waits until the count of handles is 0, so a later handle
+/// prolongs its wait. The model must fail.
 #[test]
 #[should_panic(expected = "G.1: a handle that was taken later is waited for")]
 fn control_wait_that_looks_for_handles_is_caught() {

@@ -20,10 +20,10 @@ mod checked {
     /// The thread's lock.
     pub(crate) struct Held(());
 
-    /// Records that this thread has a lock, until the returned value is dropped.
+    /// Records that this thread has locked a home line, until the returned value is dropped.
     ///
     /// # Panics
-    /// If this thread has such a lock already.
+    /// If this thread has a home line locked already.
     pub(crate) fn enter() -> Held {
         assert!(!IS_HELD.replace(true), "T42: a thread locks two homes");
         Held(())
@@ -61,8 +61,8 @@ mod tests {
         }
     }
 
-    /// Control of T42: the check must find a thread that locks two home lines at once, even if no
-    /// deadlock occurs.
+    /// Control of trap T42: the check must find a thread that locks two home lines at once, even if
+    /// no deadlock occurs.
     #[test]
     #[should_panic(expected = "T42: a thread locks two homes")]
     fn control_two_homes_are_caught() {

@@ -85,7 +85,7 @@ pub(crate) enum Spare {
 /// The effects of a [`put`] on the entry.
 pub(crate) struct Put {
     pub(crate) is_ended: bool,
-    /// True if this was the last handle, and a thread waits until the entry has no handle.
+    /// True if the last handle was given up, and a thread waits until the entry has no handle.
     pub(crate) wakes: bool,
 }
 
@@ -149,7 +149,8 @@ pub(crate) fn is_still(words: &Words, state: State) -> bool {
     state.is_same_entry(self::state(words))
 }
 
-/// Makes a slot that is not live the entry of `pair`. The caller has the lock of its line (S.1).
+/// Makes a slot that is not live the entry of `pair`. The caller has the lock of the slot's line
+/// (invariant S.1).
 #[inline]
 pub(crate) fn fill(words: &Words, pair: (u64, u64), _locked: &Locked<'_>) {
     let before = state(words);
@@ -293,7 +294,7 @@ fn change(
 /// error.
 ///
 /// If this succeeds, words that the caller has read since it loaded `seen` belong to that state.
-/// The words of a later entry are stored after the end of this entry, which is later than this
+/// For the words of a later entry are stored only after this entry has ended, and so after this
 /// step.
 #[inline(always)]
 fn step(words: &Words, seen: State, new: u64) -> Result<(), State> {

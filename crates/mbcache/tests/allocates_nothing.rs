@@ -60,7 +60,7 @@ fn every_call_allocates_nothing() {
     assert!(cache.stats().reclaimed > 1_000, "{:?}", cache.stats());
 }
 
-/// Control of T41: the measurement must count a single allocation.
+/// Control of trap T41: the measurement must count a single allocation.
 #[test]
 fn control_one_allocation_is_counted() {
     let cache = Mbcache::new(MbcacheOptions::default().with_budget_bytes(96_000)).unwrap();
@@ -98,7 +98,7 @@ fn allocations_of_waits(cache: &Mbcache, waits: u64) -> Vec<u64> {
     })
 }
 
-/// G.5: only the first sleep of a thread may allocate; its later sleeps must not.
+/// Guarantee G.5: only the first sleep of a thread may allocate; its later sleeps must not.
 #[test]
 fn waits_of_a_thread_allocate_the_first_time_only() {
     let _watchdog = Watchdog::start("waits of a thread", Duration::from_secs(120));

@@ -196,8 +196,8 @@ fn blocks_under_put_and_release_are_never_freed_in_use() {
     println!("{:?}", store.cache.stats());
 }
 
-/// Control of T34: the store ignores the result of `delete_or_get`, and frees a block that is in
-/// use. The check at the end of the test must find that.
+/// Control of trap T34: the store ignores the result of `delete_or_get`, and frees a block that is
+/// in use. The check at the end of the test must find that.
 #[test]
 #[should_panic(expected = "T34: a freed block is in use")]
 fn control_block_that_is_freed_while_it_is_found_is_caught() {
@@ -219,15 +219,15 @@ fn block_changed_in_place_is_shared_with_its_equal() {
     let (one, other) = (store.put(1), store.put(2));
     assert_eq!(store.change_in_place(other, 1), one);
     assert_eq!((store.in_use(), store.cache.stats().entries), (1, 1));
-    // The third block finds no equal one. The search for its new content must not find the block
-    // itself.
+    // No other block has the new content of the third block. The search for that content must not
+    // find the third block itself.
     let third = store.put(3);
     assert_eq!(store.change_in_place(third, 4), third);
     assert_eq!(store.put(4), third);
     assert_eq!(store.put(3), store.put(3));
 }
 
-/// Control of T38: the changed block is entered into the index before the search for an equal
+/// Control of trap T38: the changed block is entered into the index before the search for an equal
 /// block, so the search must find the block itself.
 #[test]
 fn control_block_that_is_entered_first_finds_itself() {
@@ -265,7 +265,8 @@ fn finds_among_full_blocks_meet_none_of_them() {
     assert_eq!(looks, hits, "T39: a full block was looked at");
 }
 
-/// Control of T39: if the store does not call `note_users`, searches examine full blocks in vain.
+/// Control of trap T39: if the store does not call `note_users`, searches examine full blocks in
+/// vain.
 #[test]
 fn control_finds_without_the_flag_meet_full_blocks() {
     let (looks, hits) = many_files(Tell::Nothing).looks_and_hits();

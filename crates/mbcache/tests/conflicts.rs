@@ -17,7 +17,7 @@ use std::sync::mpsc;
 #[global_allocator]
 static SEAL: Seal = Seal::new();
 
-/// The number of keys from which the test takes those with separate home lines.
+/// The number of candidate keys. The test uses those of them that have separate home lines.
 const KEYS: u64 = 300;
 /// The number of keys on which each thread runs each operation.
 const SAMPLES: u64 = 8;
@@ -25,7 +25,7 @@ const SAMPLES: u64 = 8;
 type Op = (&'static str, fn(&System, u64));
 
 /// The operations to compare. Each gets a key with two values: value 0 has its referenced bit set,
-/// and value 1 has a handle.
+/// and a thread has a handle of value 1.
 const OPS: [Op; 8] = [
     ("get", |system, key| assert!(system.cache.get(key, 0))),
     ("first get", |system, key| assert!(system.cache.get(key, 1))),
@@ -158,7 +158,7 @@ fn operations_on_different_homes_write_no_common_line() {
             "nothing seen"
         );
         // All operations write to the line of their key, except two: a `get` of a pair whose
-        // referenced bit is set (G.6), and a deletion that is refused.
+        // referenced bit is set (guarantee G.6), and a deletion that is refused.
         for (name, lines) in &one {
             let is_read = ["get", "delete what is held"].contains(name);
             assert!(lines.iter().all(|l| l.written.is_empty() == is_read), "{name}");

@@ -15,8 +15,8 @@ fn flags_of_one_entry_under_two_threads_are_kept() {
     assert_eq!(flags::lost_of(400_000), 0, "T33: a flag was lost");
 }
 
-/// Control of T33: two flags of one word must get lost if they are changed by a load and a store,
-/// like bit fields in C.
+/// Control of trap T33: two flags of one word must get lost if they are changed by a load and a
+/// store, like bit fields in C.
 #[test]
 fn control_flags_that_are_changed_in_two_steps_are_lost() {
     const CHANGES_MAX: u64 = 1 << 32;

@@ -2,7 +2,7 @@
 //!
 //! The model knows which pairs exist and which of them a search may find. It also knows their
 //! referenced bits and handles. The cache may drop pairs only in `scan`, and only pairs without a
-//! handle and without the bit.
+//! handle and without a referenced bit.
 
 use corewalk_mbcache::{CreateError, Entry, Mbcache, MbcacheOptions};
 use proptest::prelude::*;

@@ -1,7 +1,7 @@
 //! Guarantee G.6: a `get` of a pair whose referenced bit is set must store nothing.
 //!
 //! The test makes the memory of a cache read-only, and calls `get` for its pairs and for missing
-//! ones. Two controls make a small store, and must fail: a `get` that sets the bit, and a
+//! ones. Two controls write to that memory, and must fail: a `get` that sets the bit, and a
 //! `find_first` that counts a handle.
 #![cfg(not(miri))]
 

@@ -82,8 +82,8 @@ fn waits_beside_finders_all_end() {
     assert!(waited[0] >= WAITS, "no deletion had to wait");
 }
 
-/// G.1: a thread must wait only for the handles that exist when its wait starts, and not for later
-/// ones.
+/// Guarantee G.1: a thread must wait only for the handles that exist when its wait starts, and not
+/// for later ones.
 #[test]
 fn thread_that_waits_is_not_kept_by_a_finder_that_came_later() {
     let _watchdog = Watchdog::start("a thread beside a later finder", LIMIT / 4);

@@ -11,9 +11,9 @@
 //! blocks. A large request takes blocks from the tree.
 //!
 //! # Invariants
-//! - A.1: a block is in exactly one place: the tree, a window, an extent, or the list of a layer
-//!   whose commit frees it. A freed block is allocated again only after a commit without its old
-//!   extent is durable (see `journal`).
+//! - A.1: a block is in exactly one place: the tree, a window, an extent, or the list of blocks
+//!   that a transaction frees at its commit. A freed block is allocated again only after a commit
+//!   without its old extent is durable (see `journal`).
 //!
 //! # Locks
 //! The mutex of a window is locked before the mutex of the tree. No other lock is taken under them.
@@ -23,10 +23,11 @@ use std::collections::BTreeMap;
 use corewalk_base::primitives::{SHARDS, shard_index};
 use corewalk_base::{Mutex, OwnLine};
 
-/// Number of blocks (1 MiB in all) that an empty window takes from the tree of free runs.
+/// Number of blocks (1 MiB in all) of a new window: a run that a shard of threads takes from the
+/// tree of free runs.
 const WINDOW_BLOCKS: u64 = 256;
-/// A request for at least this many blocks is large: it takes blocks from the tree of free runs and
-/// not from a window.
+/// A request for at least this many blocks is large. It takes blocks from the tree of free runs,
+/// and not from the window of its shard of threads.
 const LARGE_BLOCKS: u64 = 64;
 /// Maximum number of free runs that a search examines. If none of these runs is long enough, the
 /// request takes the longest of them, or the device grows.
@@ -41,10 +42,11 @@ pub(crate) struct Run {
 
 /// The allocator of the free blocks of a data device.
 pub(crate) struct Allocator {
-    /// One window for each shard of threads. Each window is protected by its own mutex.
+    /// One window, a run of blocks taken from the tree, for each shard of threads. Each window is
+    /// protected by its own mutex.
     windows: Box<[OwnLine<Mutex<Run>>]>,
-    /// The free runs outside of windows. Protected by its own mutex. A thread that holds the mutex
-    /// of a window may lock it.
+    /// The runs of free blocks that are in no window. Protected by its own mutex, which a thread
+    /// that holds the mutex of a window may lock.
     tree: Mutex<Tree>,
 }
 
@@ -62,8 +64,8 @@ struct Tree {
 }
 
 impl Allocator {
-    /// Returns the allocator of a device. `used` has its allocated runs, sorted and without
-    /// overlaps.
+    /// Returns the allocator of a device. `used` yields the allocated runs of the device, sorted
+    /// and without overlaps.
     pub(crate) fn new(used: impl IntoIterator<Item = Run>) -> Allocator {
         let mut tree = Tree::default();
         for run in used {
@@ -117,9 +119,9 @@ impl Tree {
                 self.cut(start, len, start, wanted)
             }
             _ => {
-                // None of the examined runs fits, so extend the device. The next search starts
-                // behind the longest of these runs, or at the first run of the tree if there were
-                // none.
+                // None of the examined free runs is long enough, so extend the device. The next
+                // search starts behind the longest of them. If this search found no run at all, the
+                // next one starts at block 0.
                 self.rover = best.map_or(0, |(start, len)| start + len);
                 let run = Run { start: self.end, len: wanted };
                 self.end += wanted;

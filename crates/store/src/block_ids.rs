@@ -29,7 +29,7 @@ pub(crate) struct BlockIds {
 struct List {
     /// Protected by its own mutex.
     numbers: Mutex<Vec<u64>>,
-    /// Length of `numbers`. It is written under the mutex of `numbers`, but read without it.
+    /// Length of `numbers`. Written under the mutex of `numbers`, but read without this mutex.
     len: AtomicU64,
 }
 
@@ -81,7 +81,8 @@ mod tests {
 
     use super::*;
 
-    /// U.2: a thread that makes blocks must reuse the ids of blocks that other threads have freed.
+    /// Invariant U.2: a thread that makes blocks must reuse the ids of blocks that other threads
+    /// have freed.
     #[test]
     fn numbers_that_others_have_freed_are_given_out_again() {
         const BLOCKS: u64 = 100;
@@ -99,7 +100,7 @@ mod tests {
         }
     }
 
-    /// U.1: no id may be used twice, even if several threads take ids at the same time.
+    /// Invariant U.1: no id may be used twice, even if several threads take ids at the same time.
     #[test]
     fn no_number_is_given_out_twice() {
         let numbers = BlockIds::from(1);

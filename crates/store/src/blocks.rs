@@ -3,8 +3,8 @@
 //! A block has an id, a content and a count of users, in two records, so that a new user does not
 //! rewrite the content. The content of a *shared* block never changes, except when its only user
 //! sets another content. Then a new block takes over its id. Shared blocks stay in memory while
-//! they are in use. The [`ShareIndex`] finds blocks with equal contents. Each block enters it when
-//! it is read from disk or made. The steps follow the protocol of `corewalk-mbcache`.
+//! they are in use. The [`ShareIndex`] finds blocks with equal contents. A shared block enters the
+//! index when it is read from disk or made. The steps follow the protocol of `corewalk-mbcache`.
 //!
 //! A *private* block has one user, and only that inode refers to it in memory. Its record has no
 //! hash ([`UNHASHED`]), and the block is in neither the table nor the index. So a change of the
@@ -25,19 +25,20 @@
 //!   index. Otherwise the lookup could find the changing block itself (trap T38).
 //! - K.5: a block is in memory at most once. It is in the table before its id is visible, and until
 //!   its records are removed. A block made and freed in one transaction leaves no record.
-//! - K.6: the users of a block are locked before it is put into the table, until it is in the
-//!   index. So the index knows the blocks of all updates (H.5), and no freed block enters it.
+//! - K.6: the count of users of a block is locked before the block is put into the table, until the
+//!   block is in the index. So the index has a block before its count changes (rule H.5 of
+//!   [`ShareIndex`]), and no freed block enters the index.
 //! - K.7: unused blocks take no more memory than used ones, or at most [`SHARD_BYTES`] per shard. A
 //!   shard is scanned for unused blocks after at most [`SHARD_BLOCKS`] new ones.
-//! - K.8: a private block is reached only through its inode. The table lacks it, and `get_for`
-//!   refuses its record for a stale id from the index. Record and table entry of a block change
-//!   together, under the mutex of the shard.
+//! - K.8: a private block is reached only through its inode. The table does not contain it.
+//!   `get_for` refuses its record if the id comes from the index, because such an id is outdated.
+//!   Record and table entry of a block change together, under the mutex of the shard.
 //!
 //! # Locks
-//! The mutex of the users of a block is the lock of the block. Records, the index and the mutex of
-//! a shard may be locked under it. Records may also be locked under the mutex of a shard. An inode
-//! is locked before all of these. A thread locks one block at a time, except a new one that no
-//! other thread has seen.
+//! The mutex of the count of users is the lock of a block. Records, the index and the mutex of a
+//! shard may be locked under it. Records may also be locked under the mutex of a shard. An inode is
+//! locked before all of these. A thread locks one block at a time, except a new one that no other
+//! thread has seen.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -55,15 +56,15 @@ use crate::store::StoreStats;
 
 /// Number of shards of the table of shared blocks.
 const SHARDS: usize = 64;
-/// Maximum number of blocks of a shard that is not scanned. A scan drops the unused blocks.
+/// After this many new blocks at the latest, a shard is scanned and its unused blocks are dropped.
 const SHARD_BLOCKS: usize = 1024;
 /// A shard with more bytes of content than this is scanned, and its unused blocks are dropped.
 const SHARD_BYTES: usize = 512 << 10;
 /// The longest content that is shared, in bytes. Longer contents are rarely equal, and to compare
 /// them is slow.
 const SHARED_BYTES_MAX: usize = 128 << 10;
-/// Maximum number of different contents with one key that `find` compares. After that, the hash of
-/// all bytes is the key.
+/// Maximum number of different contents with one index key that `find` compares. After that, `find`
+/// searches with the hash of all bytes as the key.
 const COMPARISONS_MAX: u32 = 4;
 
 /// The attribute blocks of a store.
@@ -188,8 +189,8 @@ impl Block {
         view.put(Key::of(Kind::XattrUsers, self.id), &self.users_record(users).encode());
     }
 
-    /// Saves a new block, whose id has no committed records. If the block is freed before a commit,
-    /// the transaction needs no record of the removal.
+    /// Saves the records of a new block. No committed record has its id. So if the block is freed
+    /// before the commit, the commit writes nothing for it.
     fn save_new(&self, view: &View) {
         view.put_new(Key::of(Kind::XattrUsers, self.id), &self.users_record(1).encode());
         view.put_new_shared(Key::of(Kind::Xattr, self.id), self.content.clone());
@@ -229,7 +230,7 @@ impl Blocks {
         let get = |counter: &ShardedCounter| counter.sum().max(0) as u64;
         (stats.xattr_blocks, stats.xattr_users) = (get(&self.blocks), get(&self.users));
         (stats.xattr_hits, stats.xattr_misses) = (get(&self.hits), get(&self.misses));
-        // Count one block per set, since nearly every attribute set fits into one block.
+        // Assume that each attribute set takes one block of 4096 bytes, as nearly all sets do.
         stats.xattr_saved_blocks = stats.xattr_users.saturating_sub(stats.xattr_blocks);
         let index = self.index.stats();
         (stats.xattr_entries, stats.xattr_reclaimed) = (index.entries, index.reclaimed);
@@ -250,8 +251,8 @@ impl Blocks {
         // lock, so the record is current.
         let users = view.get(&Key::of(Kind::XattrUsers, id))?.ok_or(Errno::IO)?;
         let UsersRecord { hash, users, len } = UsersRecord::decode(&users)?;
-        // K.8: a block whose record has no hash is private. An outdated id from the index must not
-        // lead to it.
+        // Invariant K.8: a block whose record has no hash is private. An outdated id from the index
+        // must not lead to such a block.
         if hash == UNHASHED && origin == LookupOrigin::Index {
             return Err(Errno::IO);
         }
@@ -265,8 +266,8 @@ impl Blocks {
         };
         let hash = Hash { stored: hash, key };
         let block = Block::new(id, content, hash, users);
-        // K.6: lock the block before it is put into the table, and until it is in the index.
-        // Otherwise another thread could free it before the index has it.
+        // Invariant K.6: lock the block before it is put into the table, and unlock it after it is
+        // in the index. Otherwise another thread could free it before the index has it.
         let users = block.users.lock();
         shard.keep(&block);
         drop(shard);
@@ -297,8 +298,8 @@ impl Blocks {
         Ok(self.make(hash, content, view))
     }
 
-    /// De-duplicates a private block. Returns true if the block of the inode has another id now, so
-    /// that the record of the inode must change. The call never needs space.
+    /// De-duplicates a private block. Returns true if the inode now uses a block with another id,
+    /// so that the record of the inode must change. The call never needs space.
     pub(crate) fn share_late(&self, own: &mut Arc<Block>, view: &View, space: &Budget) -> bool {
         if own.is_hashed() || !self.can_share(&own.content) {
             return false;
@@ -336,7 +337,8 @@ impl Blocks {
         self.users.add(-1);
     }
 
-    /// Replaces the content for one user of the block `own`. The user may get another block.
+    /// Replaces the content for one user of the block `own`. Sets `own` to the block that the user
+    /// has then, which may be another one.
     ///
     /// # Errors
     /// `ENOSPC`; `EIO` if the count of users is damaged. Nothing has changed in that case.
@@ -351,8 +353,8 @@ impl Blocks {
         let can_share = self.can_share(content);
         if when == When::Late || !can_share {
             match self.keep_private(own, content, view, space) {
-                // There is no space for a new block. A shared block with equal content takes no
-                // space, so look for one.
+                // There is no space for a private block. So look for a shared block with equal
+                // content, which takes no space.
                 Err(Errno::NOSPC) if can_share => {}
                 done => return done,
             }
@@ -367,8 +369,8 @@ impl Blocks {
         Ok(())
     }
 
-    /// Replaces the content for one user of `own`, like [`Blocks::replace`]. The caller has found
-    /// no other block with the new content. Returns the block that now has it.
+    /// Replaces the content for one user of the block `old`, like [`Blocks::replace`]. The caller
+    /// has found no block with the new content. Returns the block that the user has then.
     fn replace_with_new(
         &self,
         old: &Arc<Block>,
@@ -387,7 +389,8 @@ impl Blocks {
             self.leave(old, users, view);
             return Ok(self.make(hash, content, view));
         }
-        // K.4: the block was removed from the index, so no other thread can find it and add a user.
+        // Invariant K.4: `lock_to_leave` has removed the block from the index. So no other thread
+        // can find the block and add a user.
         *users = 0;
         let new = Block::new(old.id, content.into(), hash, 1);
         let new_users = new.users.lock();
@@ -404,7 +407,7 @@ impl Blocks {
         Ok(new)
     }
 
-    /// Replaces the content for one user of `own`, in a private block.
+    /// Gives one user of the block `own` a private block with the new content.
     ///
     /// # Errors
     /// As [`Blocks::replace`].
@@ -438,7 +441,8 @@ impl Blocks {
         }
         *users = 0;
         let new = Block::private(own.id, content.into());
-        // K.8: change the record and the table entry together, under the mutex of the shard.
+        // Invariant K.8: change the record of the block and its entry in the table under one lock
+        // of the shard. Otherwise `get_for` could see only one of the two changes.
         let mut shard = self.shard(own.id).lock();
         new.save(view);
         new.save_users(1, view);
@@ -455,7 +459,8 @@ impl Blocks {
         let block = Block::new(own.id, own.content.clone(), hash, 1);
         let users = block.users.lock();
         let mut shard = self.shard(block.id).lock();
-        // K.8: change the record and the table entry together, under the mutex of the shard.
+        // Invariant K.8: change the record of the block and its entry in the table under one lock
+        // of the shard. Otherwise `get_for` could see only one of the two changes.
         block.save_users(1, view);
         shard.keep(&block);
         drop(shard);
@@ -464,8 +469,8 @@ impl Blocks {
         block
     }
 
-    /// Enters a block into the index, unless its content is too long or it has no hash. Such a
-    /// block is not shared.
+    /// Enters a block into the index. Does nothing for a block that is never shared: its content is
+    /// too long, or it has no hash.
     fn enter(&self, block: &Block, users: u32) {
         if block.is_hashed() && block.content.len() <= SHARED_BYTES_MAX {
             self.index.insert(block.hash.key, block.id, users);
@@ -531,8 +536,8 @@ impl Blocks {
         let block = Block::new(self.ids.take(), content.into(), hash, 1);
         let users = block.users.lock();
         let mut shard = self.shard(block.id).lock();
-        // K.5: save the records before the block is in the table. Otherwise a thread with an
-        // outdated id could find an incomplete block.
+        // Invariant K.5: save the records before the block is in the table. Otherwise a thread with
+        // an outdated id could find an incomplete block.
         block.save_new(view);
         shard.keep(&block);
         drop(shard);
@@ -557,13 +562,14 @@ impl Blocks {
         self.is_sharing && content.len() <= SHARED_BYTES_MAX
     }
 
-    /// Locks the users of a block from which one user is to be removed. If that is the only user,
-    /// the block is removed from the index first. Otherwise the caller has to call `left` of the
-    /// index after it has unlocked the users. Private blocks are not in the index.
+    /// Locks the count of users of a block, from which the caller will remove one user. If the
+    /// block has no other user, removes the block from the index first. Otherwise the caller must
+    /// call `ShareIndex::left` after it has unlocked the count. Private blocks are not in the
+    /// index.
     ///
     /// # Errors
-    /// `EIO` if the block has no users: more inodes name it than were counted, against K.1. The
-    /// space of the block was already freed.
+    /// `EIO` if the count is 0. Then more inodes use the block than were counted, against invariant
+    /// K.1, and the space of the block was already freed.
     fn lock_to_leave<'a>(&self, block: &'a Block) -> Result<LockedUsers<'a>, Errno> {
         if block.is_private {
             return Ok(LockedUsers { users: block.users.lock(), is_last: true });
@@ -586,8 +592,8 @@ impl Blocks {
             drop(users);
             self.index.left(block.id);
             self.index.wait(key, block.id);
-            // Another thread may have added a user meanwhile. Then put the block back into the
-            // index.
+            // Another thread may have added a user during the wait. Then make sure that the index
+            // has the block.
             let users = block.users.lock();
             if *users > 1 {
                 self.enter(block, *users);
@@ -611,8 +617,8 @@ impl Blocks {
     /// Removes a user from a block that has other users, and unlocks the block.
     fn leave(&self, block: &Block, mut users: MutexGuard<'_, u32>, view: &View) {
         *users -= 1;
-        // An earlier version shared longer contents too. Their blocks are not in the index, so the
-        // index need not be told.
+        // Do not inform the index of a block with a content longer than `SHARED_BYTES_MAX`. An
+        // earlier version shared such blocks, but they are not in the index.
         if block.is_hashed() && block.content().len() <= SHARED_BYTES_MAX {
             self.index.note_users(block.hash.key, block.id, *users);
         }
@@ -628,15 +634,16 @@ impl Blocks {
 }
 
 impl Shard {
-    /// Adds a block that no other thread has seen to the table. The caller has locked its users.
+    /// Adds a block to the table. No other thread has seen the block, and the caller has locked its
+    /// count of users.
     fn keep(&mut self, block: &Arc<Block>) {
         debug_assert!(block.users.try_lock().is_none(), "K.6");
         self.bytes += block.content.len();
         let old = self.blocks.insert(block.id, block.clone());
         self.bytes -= old.map_or(0, |old| old.content.len());
         self.kept += 1;
-        // The bounds may be too high, because many more blocks were in use at the last scan. So
-        // scan also after `SHARD_BLOCKS` new blocks.
+        // The bounds are too high if many more blocks were in use at the last scan than now. So
+        // scan the shard also after `SHARD_BLOCKS` new blocks.
         let has_few =
             self.blocks.len() <= self.bound.max(SHARD_BLOCKS) && self.kept <= SHARD_BLOCKS;
         if has_few && self.bytes <= self.bytes_bound.max(SHARD_BYTES) {
@@ -675,8 +682,8 @@ mod tests {
         shard.keep(block);
     }
 
-    /// K.7: unused long contents are dropped by their bytes, long before their number reaches
-    /// `SHARD_BLOCKS`.
+    /// Invariant K.7: unused blocks with long contents must be dropped by their bytes, long before
+    /// their number reaches `SHARD_BLOCKS`.
     #[test]
     fn contents_that_nobody_uses_are_bounded_in_bytes() {
         let mut shard = Shard::default();
@@ -707,13 +714,13 @@ mod tests {
         assert!(shard.blocks.len() <= 2, "the last, and one more");
     }
 
-    /// K.7: after a peak of used blocks the bound is high. It must not keep many unused blocks in
-    /// memory.
+    /// Invariant K.7: after a peak of used blocks, the bound for the next scan is high.
+    /// Nevertheless few unused blocks may stay in memory.
     #[test]
     fn bound_of_a_peak_is_not_kept() {
         let mut shard = Shard::default();
-        // At the last scan the shard had about 4 times `SHARD_BLOCKS` blocks. The bound alone would
-        // delay the next scan until the shard has twice as many.
+        // The last scan finds about 4 times `SHARD_BLOCKS` used blocks, and sets `bound` to twice
+        // as many. Without another condition, the next scan would come only then.
         let peak = 5 * SHARD_BLOCKS as u64;
         let used: Vec<_> = (0..peak).map(|id| block(id, 10)).collect();
         used.iter().for_each(|block| keep(&mut shard, block));
@@ -723,7 +730,8 @@ mod tests {
         assert!(shard.blocks.len() <= SHARD_BLOCKS, "{} blocks", shard.blocks.len());
     }
 
-    /// While contents are short, unused blocks are dropped by their number and not by their bytes.
+    /// In a shard with short contents, unused blocks must be dropped by their number and not by
+    /// their bytes.
     #[test]
     fn short_contents_are_kept() {
         let mut shard = Shard::default();

@@ -35,15 +35,15 @@ enum Step {
     Sync,
 }
 
-/// The pending calls, and the content that the device will have after them. Protected by
-/// `BufferedDevice::waiting`.
+/// The pending calls on the device below, and an overlay with the content that this device will
+/// have after them. Protected by the mutex `BufferedDevice::waiting`.
 #[derive(Debug)]
 struct Waiting {
     overlay: Overlay,
     steps: Vec<Step>,
 }
 
-/// A device that buffers its writes. The module's documentation describes the rules.
+/// A device that keeps its writes in memory until [`BufferedDevice::release`].
 #[derive(Debug)]
 pub(crate) struct BufferedDevice {
     device: Arc<dyn Device>,
@@ -63,10 +63,10 @@ impl BufferedDevice {
         Ok(BufferedDevice { device, waiting, is_released: AtomicBool::new(false) })
     }
 
-    /// Applies the pending writes and stops buffering.
+    /// Applies the pending writes to the device below, and stops buffering.
     ///
     /// # Errors
-    /// The error of the device below. The failed call and the later ones are dropped.
+    /// The error of the device below. The failed call and all pending calls after it are dropped.
     pub(crate) fn release(&self) -> io::Result<()> {
         let mut waiting = self.waiting.lock();
         for step in waiting.iter_mut().flat_map(|waiting| waiting.steps.drain(..)) {
@@ -78,13 +78,14 @@ impl BufferedDevice {
         }
         *waiting = None;
         // ORDERING(buffered): Release. Pairs with the load in `choose`. A thread that loads true
-        // there sees the device below with all pending writes applied.
+        // there sees all pending writes applied to the device below.
         self.is_released.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Before the release, calls `held` with the pending writes. After the release, calls
-    /// `released` with the device below.
+    /// Performs a call on the device with one of two functions. Until [`BufferedDevice::release`]
+    /// has succeeded, calls `held` with the pending writes, and afterwards `released` with the
+    /// device below.
     fn choose<R>(
         &self,
         held: impl FnOnce(&mut Waiting) -> io::Result<R>,
@@ -196,8 +197,8 @@ mod tests {
         device.write_at(5, b"end").unwrap();
     }
 
-    /// H.1: a read through the `BufferedDevice` sees pending writes at once. The device below gets
-    /// them at the release.
+    /// Invariant H.1: a read through the `BufferedDevice` sees pending writes at once. The device
+    /// below gets these writes only at the release.
     #[test]
     fn changes_wait_until_they_are_released() {
         let below = Arc::new(Overlay::new(None).unwrap());
@@ -213,7 +214,7 @@ mod tests {
         assert_eq!(bytes(&*below)[0], b'O');
     }
 
-    /// H.1: after a failed release the device below gets no more writes.
+    /// Invariant H.1: after a failed release the device below gets no more writes.
     #[test]
     fn release_that_fails_stops_there() {
         let below = Arc::new(Unsynced(Overlay::new(None).unwrap()));

@@ -1,7 +1,7 @@
 //! The content of a regular file: its size, and the extents that hold its bytes.
 //!
 //! A write goes straight to the data device, which the host caches. A transaction records only
-//! where the bytes are. For holes and reserved blocks the same rules apply as in `corewalk::tmpfs`.
+//! where the bytes are. Holes and reserved blocks behave as in `corewalk::tmpfs`.
 //!
 //! # After a crash
 //! - Blocks that belonged to the file at the last commit are overwritten in place, as in ext4 with
@@ -237,8 +237,8 @@ impl Content {
         }
     }
 
-    /// Does those steps of a change of size that can fail, so that the change itself cannot fail. A
-    /// reader of the file sees no difference yet.
+    /// Performs the steps of a size change that can fail, so that [`Content::set_size`] cannot fail
+    /// afterwards. A reader of the file sees no change yet.
     pub(crate) fn prepare_size(&mut self, tx: FileTx<'_>, size: u64) -> Result<(), Errno> {
         if size > SIZE_MAX {
             return Err(Errno::FBIG);
@@ -324,7 +324,8 @@ impl Content {
     pub(crate) fn discard(&mut self, tx: FileTx<'_>) -> Result<(), Errno> {
         self.remove(tx, 0..u64::MAX)?;
         self.flush(tx);
-        // A freed file is not saved, so ignore which extents were moved.
+        // A freed file has no record to save. So reset `has_moved`, which asks for a save of the
+        // record.
         (self.size, self.has_moved) = (0, false);
         self.is_dead = true;
         Ok(())
@@ -387,7 +388,7 @@ impl Content {
         Ok(())
     }
 
-    /// Zeroes the bytes of the last block from the size up to `end` (D.1).
+    /// Zeroes the bytes of the last block from the size up to `end` (invariant D.1).
     fn zero_end(&mut self, tx: FileTx<'_>, end: u64) -> Result<(), Errno> {
         let block_end = self.size.next_multiple_of(BLOCK_BYTES);
         if end <= self.size {
@@ -449,7 +450,8 @@ fn write_padded(tx: FileTx<'_>, physical: u64, within: u64, bytes: &[u8]) -> Res
     if within == 0 && padding == 0 {
         return tx.journal.write_data(tx.view, start, bytes);
     }
-    // This copy is rare or short, because nearly all large writes are aligned to blocks.
+    // Copying the bytes costs little: nearly all large writes are aligned to blocks and need no
+    // padding.
     let zeros = &ZEROS[..];
     let padded = [&zeros[..within as usize], bytes, &zeros[..padding]].concat();
     tx.journal.write_data(tx.view, start, &padded)

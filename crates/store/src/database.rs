@@ -98,7 +98,8 @@ impl Database {
         &self.loss
     }
 
-    /// Writes records as one transaction. Returns a snapshot of the database after it.
+    /// Writes records as one transaction. Returns a snapshot of the database after this
+    /// transaction.
     ///
     /// # Errors
     /// The error of the device. After an error the database refuses all calls.
@@ -132,9 +133,9 @@ impl Database {
                 };
                 done.map_err(|error| failed(error.into()))
             })?;
-            // Drop the table here, because redb learns of its changes only then. If this thread
-            // panics, `Fragile` would leak the table. Then the commit would lack its changes, and
-            // no other transaction could begin.
+            // Drop redb's table here, because redb learns of the table's changes only then. If this
+            // thread panics, `Fragile` would leak the table. Then the commit would lack its
+            // changes, and no other transaction could begin.
             drop(table.into_inner());
             transaction.into_inner().commit().map_err(|error| failed(error.into()))
         })
@@ -281,14 +282,15 @@ impl Snapshot {
     }
 }
 
-/// The guard of the redb calls for one open database. After a panic of redb it makes no more calls.
+/// Makes the calls of redb for one open database. After a panic of redb, it refuses all further
+/// calls.
 #[derive(Clone, Default)]
 struct Calls {
     has_panicked: Arc<AtomicBool>,
 }
 
 impl Calls {
-    /// Runs `call`, which calls redb, and catches its panic (B.1).
+    /// Runs `call`, which calls redb, and catches its panic (rule B.1).
     ///
     /// # Errors
     /// The error of `call`. `InvalidData` if `call` panics, or an earlier call has panicked.
@@ -311,8 +313,8 @@ impl Calls {
     }
 }
 
-/// A redb object that is leaked instead of dropped if redb has panicked, or the thread panics
-/// (B.2).
+/// A redb object that is leaked instead of dropped if redb has panicked, or the thread panics (rule
+/// B.2).
 struct Fragile<T> {
     /// None after the object was taken out.
     inner: Option<T>,
@@ -406,8 +408,8 @@ mod tests {
         bytes(&*device)
     }
 
-    /// Damages a random page. Overwrites the page with zeros, gives it an unknown kind, or changes
-    /// numbers in it.
+    /// Damages a random page. The damage overwrites the page with zeros, gives it an unknown kind,
+    /// or changes numbers in it.
     fn damage(device: &dyn Device, rng: &mut Rng) -> String {
         let bytes = bytes(device);
         let used = |page: &usize| bytes[page * PAGE..][..PAGE].iter().any(|&byte| byte != 0);
@@ -422,8 +424,8 @@ mod tests {
         format!("page {page}, damage {how}")
     }
 
-    /// A commit must be complete even if a destructor makes it while its thread panics. redb learns
-    /// of the changes of a table only when the table is dropped, so the table must not be leaked.
+    /// A commit that a destructor makes while its thread panics must be complete. redb learns of
+    /// the changes of a table only when the table is dropped, so the table must not be leaked.
     #[test]
     fn write_during_a_panic_of_the_caller_is_whole() {
         struct WriteOnDrop<'a>(&'a Database);

@@ -92,8 +92,8 @@ const FILLED_BYTES_MAX: u64 = 32 << 20;
 /// A file of the host.
 ///
 /// A small write at the end of the file also writes zeros behind its bytes. A later write to these
-/// blocks and its sync are then one write for the host. A new block would cost a transaction in the
-/// journal of the host's file system.
+/// blocks and its sync then cost the host one write. For a new block, the file system of the host
+/// would also write to its journal.
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
@@ -156,9 +156,9 @@ impl Device for FileDevice {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut end = self.end.lock();
-        // Set the length in one step, before the zeros are written. redb refuses a file whose
-        // length is not the one in its header. A kill before all zeros are written leaves holes.
-        // Later `reserve` allocates space for them.
+        // Set the length in one step, before the zeros are written, because redb refuses a file
+        // whose length is not the one in its header. A kill before all zeros are written leaves
+        // holes, for which `reserve` allocates space later.
         self.file.set_len(len)?;
         if let Err(error) = self.fill(*end, len.min(*end + FILLED_BYTES_MAX)) {
             self.file.set_len(*end)?;

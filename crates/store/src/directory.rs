@@ -11,8 +11,8 @@
 //!   entry.
 //!
 //! # Limits
-//! A seventeenth name with one 58-bit hash fails with `ENOSPC`. The hash is keyed, so that an
-//! attacker cannot craft names that collide (trap T54).
+//! The seventeenth name with the same 58-bit hash fails with `ENOSPC`. The hash is keyed, so that
+//! an attacker cannot craft names that collide (trap T54).
 //!
 //! The caller holds the lock of the directory's inode.
 //!
@@ -60,8 +60,8 @@ impl<'a> Hashed<'a> {
     }
 }
 
-/// The record with all entries whose names have one hash. A change of the directory makes it
-/// invalid.
+/// The record with all entries whose names have one hash. It is outdated once the directory has
+/// changed.
 pub(crate) struct NameRecord<'a> {
     key: Key,
     name: &'a [u8],
@@ -71,8 +71,8 @@ pub(crate) struct NameRecord<'a> {
 }
 
 impl<'a> NameRecord<'a> {
-    /// Looks `name` up in the directory `dir`, whose state is `state`. `EIO` if its record cannot
-    /// be read.
+    /// Looks `name` up in the directory `dir`, whose state is `state`. `EIO` if the record of the
+    /// name's hash cannot be read.
     pub(crate) fn find(
         dir: u64,
         state: &State,
@@ -103,7 +103,7 @@ impl<'a> NameRecord<'a> {
         self.key == other.key
     }
 
-    /// Returns a free slot for the name. `ENOSPC` if the record has none.
+    /// Returns a free slot for the name in the record. `ENOSPC` if there is none.
     pub(crate) fn check_room(&self) -> Result<u8, Errno> {
         let is_free = |slot: u8| !self.entries().flatten().any(|entry| entry.slot == slot);
         (0..SLOTS).find(|&slot| is_free(slot)).ok_or(Errno::NOSPC)
@@ -156,8 +156,8 @@ impl<'a> NameRecord<'a> {
 /// Checks that the directory `dir` has no entries. `state` is its locked state.
 ///
 /// # Errors
-/// `ENOTEMPTY` if its count of entries is not 0. `EIO` if the count is 0 but there are entries, or
-/// if they cannot be read.
+/// `ENOTEMPTY` if the count of entries in `state` is not 0. `EIO` if the count is 0 but there are
+/// entries, or if the entries cannot be read.
 pub(crate) fn check_empty(dir: u64, state: &State, view: &View) -> Result<(), Errno> {
     if state.record.size > 0 {
         return Err(Errno::NOTEMPTY);
@@ -184,7 +184,8 @@ impl Batch {
         view.collect_from(Kind::Name, dir, from, &mut self.records)
     }
 
-    /// Reports the entries of the batch that come behind `cookie`. `EIO` for an invalid entry.
+    /// Calls `sink` with the entries of the batch that come behind `cookie`, until `sink` asks to
+    /// stop. `EIO` for an invalid entry.
     pub(crate) fn report(
         &self,
         cookie: u64,
@@ -210,7 +211,7 @@ impl Batch {
 /// Returns the hash under which a name is stored.
 pub(crate) fn hash_of_name(name: Name<'_>, secret: &Secret) -> u64 {
     let hash = secret.hash(name.as_bytes()) >> (u64::BITS - HASH_BITS);
-    // C.1: a cookie, and so a hash, is never 0.
+    // Invariant C.1: a cookie, and so a hash, is never 0.
     hash.max(1)
 }
 

@@ -16,7 +16,8 @@ const LOGGED_BYTES_MAX: u64 = 64 << 10;
 /// Maximum number of ranges in one log entry.
 const RANGES_MAX: usize = 64;
 
-/// The ranges written since the last [`Dirty::take`]. A flag replaces them if they are too many.
+/// The ranges written since the last [`Dirty::take`]. If they are too many, a flag replaces the
+/// ranges.
 #[derive(Default)]
 pub(crate) struct Dirty {
     /// Protected by its own mutex.
@@ -44,9 +45,9 @@ impl Dirty {
         written.bytes += len as u64;
         if written.bytes > LOGGED_BYTES_MAX || written.ranges.len() == RANGES_MAX {
             written.ranges = Vec::new();
-            // ORDERING: Relaxed. `take` must see the flag. It runs after the transaction barrier
-            // was closed, which orders this store before the load. For `is_large` the flag is a
-            // hint.
+            // ORDERING: Relaxed. `take` must see the flag. `take` runs after the transaction
+            // barrier was closed, which orders this store before the load there. For `is_large` the
+            // flag is a hint.
             self.is_large.store(true, Ordering::Relaxed);
         } else if written.ranges.last() != Some(&(offset, len as u32)) {
             written.ranges.push((offset, len as u32));

@@ -34,7 +34,7 @@ pub(crate) struct ExtentMap {
 /// The part of an extent or a hole from a given block to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// The first block on the device, and true if it is written. None in a hole.
+    /// The first block on the device, and true if the extent is written. None in a hole.
     pub(crate) found: Option<(u64, bool)>,
     /// The number of blocks up to the end of the extent or hole.
     pub(crate) len: u64,
@@ -144,13 +144,13 @@ impl ExtentMap {
     pub(crate) fn mark(&mut self, blocks: Range<u64>, is_written: bool) {
         let end = blocks.end;
         for key in self.cut_out(blocks) {
-            // Skip an extent that was merged into its neighbour: the merge has marked it already.
+            // `join` may have merged this extent into its neighbour. Then it is already marked.
             if let Some(extent) = self.map.remove(&key) {
                 self.touched.push(key);
                 self.join(key, Extent { is_written, ..extent });
             }
         }
-        // The extent behind the range may continue the new extent. Then the two are merged.
+        // Merge the extent behind the range with the marked one, if it continues that one.
         if let Some(behind) = self.map.remove(&end) {
             self.touched.push(end);
             self.join(end, behind);
@@ -191,7 +191,8 @@ impl ExtentMap {
         }
     }
 
-    /// Adds an extent to the map, and merges it with a neighbour before or behind it (E.1).
+    /// Adds an extent to the map, and merges it with a neighbour before or behind it (invariant
+    /// E.1).
     fn join(&mut self, mut logical: u64, mut extent: Extent) {
         let goes_on = |before: &Extent, after: &Extent| {
             before.physical + before.len == after.physical && before.is_written == after.is_written
@@ -319,7 +320,8 @@ mod tests {
                 }
                 let count = model.iter().flatten().count() as u64;
                 prop_assert_eq!((map.blocks(), map.allocated_in(0..40)), (count, count));
-                // E.1: extents do not overlap, and extents that continue each other are merged.
+                // Invariant E.1: extents do not overlap, and extents that continue each other are
+                // merged.
                 let all: Vec<_> = map.map.iter().collect();
                 for pair in all.windows(2) {
                     let ((a, x), (b, y)) = (pair[0], pair[1]);

@@ -78,7 +78,8 @@ impl Store {
         if !inode.state.read().is_read_noted(self.atime.of(inode.kind), now()) {
             return;
         }
-        // A store that refuses changes still allows reads, so ignore the error.
+        // A store that refuses changes still allows reads. So skip the new access time without an
+        // error.
         let Ok(view) = self.journal.change() else { return };
         let mut state = inode.state.write();
         if !state.is_dead {
@@ -121,8 +122,8 @@ impl Store {
         state.check()?;
         let before = state.record;
         self.load_block(&mut state, view)?;
-        // Move the block out of the state. A clone would change the block's reference count, on
-        // which threads with other users of the block contend.
+        // Move the attribute block out of `state` instead of cloning it. Clones contend on the
+        // block's reference count, which threads with other inodes of the block also change.
         let block = state.block.take();
         let changed = change(&mut state, block.as_ref().map_or(&[], |block| block.content()));
         state.block = block;
@@ -139,9 +140,9 @@ impl Store {
         Ok(self.journal.given_blocks()?.saturating_sub(self.space.used()))
     }
 
-    /// Returns how many blocks files can still get while the host has `host_free` free blocks:
-    /// those, and the unused blocks of the data device. Returns 0 while the host has no space for
-    /// the reserve, since no file can grow then.
+    /// Returns how many more blocks files can get: the `host_free` free blocks of the host, and the
+    /// unused blocks of the data device. Returns 0 while the host has no space for the reserve,
+    /// since no file can grow then.
     fn room(&self, host_free: u64) -> Result<u64, Errno> {
         let missing = if self.journal.has_reserve() { 0 } else { RESERVE_BYTES / BLOCK_BYTES };
         match host_free.checked_sub(missing) {
@@ -371,16 +372,16 @@ impl FileSystem for Store {
     }
 
     fn fsync(&self, node: Node<'_>, _: u64, data_only: bool) -> Result<(), Errno> {
-        // An inode that is not in memory has no uncommitted changes except in its record. So load
-        // it from the record.
+        // If the inode is not in memory, all its changes are in its record. So load it from the
+        // record.
         let inode = self.inode(node)?;
         let tid = inode.dirty_tid(data_only);
         if self.journal.is_running(tid.max(inode.data_tid())) {
             self.late.share();
         }
         self.journal.commit_up_to(tid)?;
-        // If `data_tid` was not durable, the commit above has synced the data. Otherwise sync the
-        // data now.
+        // If transaction `data_tid` was not durable, its commit has just synced the data. Otherwise
+        // sync the data now.
         self.journal.sync_data(inode.data_tid())
     }
 
@@ -552,8 +553,8 @@ mod tests {
             let inode = store.table.find(attr.ino).unwrap();
             store.remove(root, name, file).unwrap();
             store.forget(attr.ino);
-            // Put the inode back into the table. So the test acts like a thread that has looked the
-            // inode up before it was forgotten.
+            // Put the inode back into the table, as if a thread had looked the inode up before it
+            // was forgotten.
             store.table.insert(inode);
             assert_eq!(change(&store, file), Err(Errno::STALE));
             store.table.remove(attr.ino);
@@ -598,8 +599,8 @@ mod tests {
         remove(b"kept", file);
         assert_eq!(store.room(host), Ok(host + blocks));
 
-        // Give up the reserve. Files cannot grow without it. So only the free space of the host
-        // beyond the size of the reserve counts as free.
+        // Without the reserve files cannot grow. So after it is given up, only the free space of
+        // the host beyond the size of the reserve counts as free.
         store.journal.give_up_reserve();
         let reserve = RESERVE_BYTES / BLOCK_BYTES;
         assert_eq!(store.room(reserve - 1), Ok(0));

@@ -295,7 +295,8 @@ struct Check {
     orphans: HashSet<u64>,
     /// The inodes and kinds of all names, by directory.
     entries: HashMap<u64, Vec<(u64, FileKind)>>,
-    /// For each file, the logical end of the extents read so far, and their number of blocks.
+    /// For each file, the logical end of the extents that were read so far, and the number of their
+    /// blocks.
     extents: HashMap<u64, (u64, u64)>,
     /// All used runs of the device. Each has its first block, the block behind its last one, and
     /// its inode.
@@ -420,7 +421,8 @@ impl Check {
         self.report.orphans = self.orphans.len() as u64;
     }
 
-    /// Checks names against inodes. Returns the number of names and of subdirectories by inode.
+    /// Checks that names and inodes agree. Returns, for each inode, the number of its names and of
+    /// its subdirectories.
     fn compare_names(&mut self) -> HashMap<u64, (u32, u32)> {
         let mut links: HashMap<u64, (u32, u32)> = HashMap::new();
         let mut found = Vec::new();

@@ -11,7 +11,7 @@
 //! # Samples
 //! Names and most sets are hashed as a whole. Of an input longer than [`WHOLE_MAX`] bytes,
 //! [`Secret::hash`] takes the length and [`SAMPLES`] pieces, evenly spaced from the first byte to
-//! the last. Hashing 4 KiB takes longer than comparing them. Sets with one hash are compared byte
+//! the last. To hash 4 KiB takes longer than to compare 4 KiB. Sets with one hash are compared byte
 //! by byte anyway, before they share a block. Sets that differ only between the pieces have the
 //! same hash. After several such sets `blocks` uses [`Secret::hash_whole`].
 //!
@@ -88,8 +88,8 @@ impl Secret {
     }
 }
 
-/// Adds sixteen bytes to `hash`. Both factors depend on the secret, so an input cannot make a
-/// factor 0.
+/// Mixes sixteen bytes into `hash`. Both factors of the multiplication depend on the secret, so no
+/// crafted input can make a factor 0.
 #[inline(always)]
 fn mix(secret: &[u64; 8], hash: u64, pair: &[u8; 16]) -> u64 {
     let (words, _) = pair.as_chunks::<8>();
@@ -108,7 +108,7 @@ fn fold(a: u64, b: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// The hash of these inputs must never change, because it is part of the format.
+    /// The hashes of fixed inputs must never change, because the hash is part of the format.
     #[test]
     fn hash_is_that_of_the_format() {
         let secret = Secret::new(7);

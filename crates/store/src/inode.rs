@@ -126,15 +126,15 @@ impl Inode {
 
     /// Notes that this transaction changes the data.
     pub(crate) fn mark_data(&self, view: &View) {
-        // ORDERING: Relaxed. `data_tid` must see this store only if the store happened before that
-        // call.
+        // ORDERING: Relaxed. A call of `data_tid` must see this store only if the store happened
+        // before the call.
         self.dirty_data.store(view.tid, Ordering::Relaxed);
     }
 
     /// Notes that this transaction changes extents or size.
     pub(crate) fn mark_content(&self, view: &View) {
-        // ORDERING: Relaxed. `dirty_tid` must see this store only if the store happened before that
-        // call.
+        // ORDERING: Relaxed. A call of `dirty_tid` must see this store only if the store happened
+        // before the call.
         self.dirty_content.store(view.tid, Ordering::Relaxed);
     }
 
@@ -148,8 +148,8 @@ impl Inode {
             true => view.put_new(key, &bytes),
             false => view.put(key, &bytes),
         }
-        // ORDERING: Relaxed. `dirty_tid` must see this store only if the store happened before that
-        // call.
+        // ORDERING: Relaxed. A call of `dirty_tid` must see this store only if the store happened
+        // before the call.
         self.dirty.store(view.tid, Ordering::Relaxed);
     }
 
@@ -247,7 +247,7 @@ impl State {
     }
 
     /// Returns the ACL if it has to be stored. An access ACL that the mode expresses in full is not
-    /// stored (N.3).
+    /// stored (invariant N.3).
     pub(crate) fn kept_acl<'a>(&self, kind: AclKind, acl: Option<&'a Acl>) -> Option<&'a Acl> {
         let permissions = self.record.mode & 0o777;
         let says_more = |acl: &&Acl| acl.equivalent_mode() != Some(permissions);

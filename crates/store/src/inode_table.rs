@@ -91,7 +91,8 @@ impl InodeTable {
         self.shard(inode.ino).write().inodes.insert(inode.ino, inode);
     }
 
-    /// Drops an inode from memory. If a thread still uses the inode, it is dropped later (T.2).
+    /// Drops an inode from memory. If a thread still uses the inode, it is dropped later (invariant
+    /// T.2).
     pub(crate) fn release(&self, inode: Arc<Inode>) {
         let mut shard = self.shard(inode.ino).write();
         shard.drop_deferred();

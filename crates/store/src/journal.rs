@@ -135,13 +135,14 @@ pub(crate) type Handle<'a> = RwLockReadGuard<'a, View>;
 
 /// The journal of a store. Analogous to Linux's `struct journal_s`.
 pub(crate) struct Journal {
-    /// One copy of the view per shard of threads, each protected by its own lock. An operation
-    /// reads the copy of its shard. A commit locks all copies exclusively to freeze the running
-    /// layer.
+    /// The transaction barrier: one copy of the [`View`] per shard of threads, each protected by
+    /// its own lock. An operation reads the copy of its shard. A commit locks all copies
+    /// exclusively to freeze the running layer.
     barrier: Box<[OwnLine<RwLock<View>>]>,
     /// Protected by its own mutex.
     state: Mutex<State>,
-    /// Notified when `state` changes. A thread waits for it with `state` locked.
+    /// A condition variable, notified when `state` changes. A thread waits for it with `state`
+    /// locked.
     changed: Condvar,
     /// The open database. Protected by its own mutex.
     opened: Mutex<Opened>,
@@ -173,7 +174,7 @@ struct State {
     /// The last durable transaction, and the last one in the database.
     committed: u64,
     based: u64,
-    /// True if the log holds file data, or a commit is about to append some (J.6).
+    /// True if the log holds file data, or a commit is about to append some (guarantee J.6).
     has_logged_data: bool,
     is_committing: bool,
     /// The number of threads that are inside `commit_up_to`, and the number of such threads when
@@ -191,7 +192,8 @@ struct Counts {
     database: AtomicU64,
     logged: AtomicU64,
     logged_bytes: AtomicU64,
-    /// Transactions that went to the database because a write or a sync of the log failed.
+    /// Number of transactions that went to the database because a write or a sync of the log
+    /// failed.
     log_failures: AtomicU64,
     /// Calls whose transaction was committed by another thread.
     shared: AtomicU64,
@@ -199,7 +201,7 @@ struct Counts {
     data_syncs: AtomicU64,
     /// Records written to the database.
     records: AtomicU64,
-    /// Operations that had to wait for a commit because the running layer was heavy.
+    /// Number of operations that had to wait for a commit because the running layer was heavy.
     waits: AtomicU64,
 }
 
@@ -441,8 +443,8 @@ impl Journal {
     /// Wakes the committer, unless it was woken already.
     pub(crate) fn poke(&self) {
         // ORDERING(poke): AcqRel. Pairs with the swap in `forget_poke`. If the swap in
-        // `forget_poke` comes later, its thread sees the new transaction. Otherwise this swap
-        // returns false, and this thread sends the wake-up.
+        // `forget_poke` comes later, the committer sees the new transaction there. Otherwise this
+        // swap returns false, and this thread wakes the committer.
         if self.is_poked.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -456,8 +458,8 @@ impl Journal {
     /// Marks the committer as asleep. Wakes it again if there is something to commit.
     pub(crate) fn forget_poke(&self) {
         // ORDERING(poke): AcqRel. Pairs with the swap in `poke`. If the swap in `poke` came first,
-        // the view that is read below has its transaction. Otherwise the swap in `poke` returns
-        // false, and its thread sends the wake-up.
+        // the view that is read below has the new transaction. Otherwise the swap in `poke` returns
+        // false, and that thread wakes the committer.
         self.is_poked.swap(false, Ordering::AcqRel);
         let view = self.view();
         let has_work = view.running.has_begun() || view.logged.is_some();
@@ -477,8 +479,8 @@ impl Journal {
         // of the host. The commit can then still use the reserve.
         let is_failed = self.is_failed.load(Ordering::Relaxed);
         if !is_failed && !self.is_read_only && self.is_full.load(Ordering::Relaxed) {
-            // A commit has `opened` locked while it uses the space of the reserve. So lock it here.
-            // Otherwise this thread would take the space away from the commit.
+            // Allocate the reserve anew only if `opened` can be locked. Otherwise a commit has it
+            // locked and uses the space of the reserve.
             let is_renewed = self.opened.try_lock().is_some_and(|_idle| self.renew_reserve());
             if !is_renewed {
                 return Err(Errno::NOSPC);
@@ -598,7 +600,8 @@ impl Journal {
             return;
         }
         let mut log = self.log.lock();
-        // Ignore an error. The log still exists, so the next mount reads it.
+        // Ignore an error: the superblock then still requires the log, which exists and is read by
+        // the next mount.
         if log.is_empty() && log.superblock_with(0) != log.superblock() {
             let _ = self.write_super(log.superblock_with(0));
         }
@@ -612,8 +615,8 @@ impl Journal {
     }
 
     fn fail(&self) {
-        // ORDERING: Relaxed. A thread that must see the flag checks it under `state`, or gets the
-        // same error from the device.
+        // ORDERING: Relaxed. A thread that must see the flag loads it with `state` locked, or gets
+        // the same error from the device.
         self.is_failed.store(true, Ordering::Relaxed);
     }
 

@@ -10,8 +10,8 @@
 //! and their inodes stay queued.
 //!
 //! # Invariants
-//! - L.1: an inode with `is_waiting` is queued, or taken by the thread that shares, or out of
-//!   memory. It is queued once, and once more for each time that it was out of memory.
+//! - L.1: an inode with `is_waiting` is queued, or handled by the thread in `Deferral::share`, or
+//!   out of memory. It is queued once, and once more for each time that it was out of memory.
 //! - L.2: a block without a hash that may be shared belongs to a queued inode, or to one that was
 //!   queued at a crash. The next change of the latter shares it.
 //! - L.3: at most [`QUEUED_MAX`] inodes are queued, plus one per thread that checks at the same
@@ -26,8 +26,8 @@
 //! a time. Two threads might otherwise move two inodes to each other's block.
 //!
 //! # Locks
-//! The turn of the `Deferral` comes before the transaction barrier and every other lock. Its queue
-//! is a leaf.
+//! The mutex `turn` of the `Deferral` comes before the transaction barrier and every other lock.
+//! Its queue is a leaf.
 
 use std::sync::Arc;
 
@@ -43,18 +43,19 @@ use crate::journal::{Journal, View};
 /// Maximum number of queued inodes: 2 MiB of attribute sets, as much as the second-level caches of
 /// two processors hold. Beyond that, a private copy costs as much as de-duplication.
 const QUEUED_MAX: u64 = 512;
-/// Number of inodes that `share` handles under one handle of the journal. A commit of another
-/// thread waits for such a step.
+/// Number of inodes that `share` handles under one handle of the journal. The handle delays the
+/// commits of other threads, so the number is small.
 const BATCH: usize = 32;
 
-/// The inodes whose sets are de-duplicated at the commit. The module's documentation describes it.
+/// The inodes whose attribute sets are de-duplicated at the next commit.
 pub(crate) struct Late {
     is_on: bool,
     journal: Arc<Journal>,
     table: Arc<InodeTable>,
     blocks: Arc<Blocks>,
     space: Arc<Budget>,
-    /// The id of each inode's block when the inode was queued, and the inode number.
+    /// For each queued inode, the id that its attribute block had when the inode was queued, and
+    /// the inode number.
     queued: Deferral<(u64, u64)>,
 }
 

@@ -28,7 +28,8 @@ use crate::record::{Key, Kind};
 
 /// Number of shards; a power of two.
 const SHARDS: usize = 64;
-/// Number of bytes by which a shard grows before the layer adds up the sizes of its shards.
+/// When a shard has grown by so many bytes, the layer checks the sum of the sizes of all its
+/// shards.
 const ADD_UP_BYTES: i64 = 64 << 10;
 /// Estimated size of a record without its value, in bytes.
 const RECORD_BYTES: i64 = 96;
@@ -59,7 +60,8 @@ struct Shard {
     points: HashMap<Key, Slot, foldhash::fast::FixedState>,
     ranges: BTreeMap<Key, Slot>,
     freed: Vec<Run>,
-    /// Growth in bytes since the size of the layer was last checked.
+    /// Growth of this shard in bytes since the layer last checked the sum of the sizes of its
+    /// shards.
     grown: i64,
 }
 
@@ -86,8 +88,8 @@ impl Layer {
         self.put_slot(key, Slot { record, is_new: false });
     }
 
-    /// Adds a record that is new (Y.1). If the layer has the key already, the layer knows better
-    /// whether the record is new.
+    /// Adds a record that is new (invariant Y.1) unless the layer already has its key. In that case
+    /// the layer knows whether the record is new.
     pub(crate) fn put_new(&self, key: Key, value: Arc<[u8]>) {
         self.put_slot(key, Slot { record: Some(value), is_new: true });
     }
@@ -196,8 +198,8 @@ impl Layer {
     /// first such operation.
     #[inline]
     pub(crate) fn begin(&self) -> bool {
-        // ORDERING: Relaxed, for load and swap. The flag only wakes the committer. If it misses the
-        // flag, it checks for new transactions again later.
+        // ORDERING: Relaxed, for load and swap. The flag only wakes the committer. If the committer
+        // misses the flag, it checks for new transactions again later.
         !self.has_begun.load(Ordering::Relaxed) && !self.has_begun.swap(true, Ordering::Relaxed)
     }
 
@@ -248,8 +250,9 @@ mod tests {
         }
     }
 
-    /// The record existed before both layers, and the later layer removes it. The absorbed removal
-    /// must remain. If the earlier layer has made the record, no trace of it may remain.
+    /// A layer absorbs a later layer that removes a record. If the record existed before both
+    /// layers, the removal must remain. If the earlier layer made the record, no trace of it may
+    /// remain.
     #[test]
     fn absorbed_removals_leave_a_trace_of_what_was_before() {
         let (old, new, again) =

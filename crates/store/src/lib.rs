@@ -23,15 +23,16 @@
 //! - S.1: [`Store::sync`] *confirms* all earlier changes: they are durable when it returns. `fsync`
 //!   confirms a file and its names, but not the rename of a directory above it.
 //! - S.2: after a crash and the replay of the log, the store is in the state of some commit. Only
-//!   overwritten bytes of a file may be newer. No file shows bytes of another file. With
-//!   [`StoreOptions::is_dirsync`], a change of a directory is durable when its call returns.
+//!   bytes that a write has overwritten in place may be newer. No file shows bytes of another file.
+//!   With [`StoreOptions::is_dirsync`], a change of a directory is durable when its call returns.
 //! - S.3: a full host gives `ENOSPC`, and a failed read `EIO`. Any other failure of a commit makes
 //!   the store read-only: `fsync` gives `EIO`, changes `EROFS`. Durable files are not lost.
-//! - S.4: a mount of a mounted directory, or of an unknown format version, is refused.
+//! - S.4: a mount of a directory that is mounted already, or of a store with an unknown format
+//!   version, is refused.
 //! - S.5: a refused mount has changed no byte of the store, but may have made the file `lock`. A
 //!   failure during the replay of the log loses no durable data.
-//! - S.6: a mount refuses a database with a damaged page, and a block that two extents use. A
-//!   damaged page may hide an extent, whose blocks would look free and be overwritten.
+//! - S.6: a mount refuses a database with a damaged page, and two extents that use the same block.
+//!   A damaged page may hide an extent, whose blocks would look free and be overwritten.
 //!
 //! # Examples
 //! ```

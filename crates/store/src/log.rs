@@ -154,8 +154,8 @@ impl Log {
         }
     }
 
-    /// Writes both end marks over entries of an earlier generation. If the write is torn, one mark
-    /// is enough.
+    /// Writes both end marks over entries of an earlier generation. One mark is enough, so the
+    /// write may be torn.
     fn mark(&mut self) -> io::Result<()> {
         if self.capacity == 0 {
             return Ok(());
@@ -248,8 +248,8 @@ impl Entry<'_> {
             return Ok(None);
         }
         log.seal(log.number, payload);
-        // A mount would take the file data of this entry for the second end mark. So the
-        // transaction has to go to the database.
+        // The file data of this entry looks like the second end mark, and a mount would mistake it
+        // for the mark. So the transaction has to go to the database.
         let words = [log.superblock.generation, END].map(u64::to_le_bytes);
         if log.end == 0
             && log.buffer.get(MARK_WORDS).is_some_and(|bytes| bytes == words.as_flattened())

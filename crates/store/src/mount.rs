@@ -88,7 +88,7 @@ impl Mount {
     /// Checks the store on `devices`. `database` is its open database.
     ///
     /// # Errors
-    /// Each [`OpenError`] for an existing store. In that case nothing has changed (N.1).
+    /// Each [`OpenError`] for an existing store. In that case nothing has changed (invariant N.1).
     pub(crate) fn look(devices: Devices, database: BufferedDatabase) -> Result<Mount, OpenError> {
         let snapshot = database.database.snapshot()?;
         let superblock = read_super(&snapshot)?;
@@ -97,8 +97,8 @@ impl Mount {
         let found = found.map_err(|errno| refusal(&snapshot, errno))?;
         drop(snapshot);
         let len = devices.data.len()?;
-        // The log may have file data that belongs behind the end of the device. The replay will
-        // write it.
+        // The replay may write file data of the log behind the end of the device. So include this
+        // data in the length that is compared with the extents of the log.
         for (end, is_logged) in [(found.based_end, false), (found.data_end, true)] {
             let expected = end.saturating_mul(BLOCK_BYTES);
             let there = if is_logged { len.max(log.data_end) } else { len };
@@ -128,7 +128,7 @@ impl Mount {
     }
 }
 
-/// Opens the database of a store. Makes a database if the device is empty.
+/// Opens the database of a store on the device `meta`. Makes a database if that device is empty.
 pub(crate) fn open_database(devices: &Devices, cache_bytes: usize) -> Result<Database, OpenError> {
     match is_ours(&*devices.meta)? {
         true => Ok(Database::open(&devices.meta, cache_bytes)?),
@@ -175,8 +175,8 @@ pub(crate) struct Scan {
     pub(crate) inodes: u64,
     pub(crate) last_ino: u64,
     pub(crate) runs: Vec<Run>,
-    /// The first block of the device behind all written extents. `based_end` ignores the extents
-    /// that are only in the log.
+    /// The first block of the device behind all written extents in the database and the log.
+    /// `based_end` is the same for the database alone.
     data_end: u64,
     based_end: u64,
     pub(crate) blocks: u64,

@@ -257,7 +257,8 @@ impl Store {
         Ok(attr)
     }
 
-    /// Removes a link from an inode. A removed directory has no other name, so its count becomes 0.
+    /// Removes a link from an inode. A removed directory has no other name, so its link count
+    /// becomes 0.
     fn unlink(&self, locks: &mut Locks<'_>, inode: &Inode, view: &View) -> Result<(), Errno> {
         let change = |state: &mut State| {
             state.record.nlink = match inode.kind {
@@ -340,7 +341,7 @@ impl Rename<'_, '_> {
         self.whole(rest)
     }
 
-    /// Swaps the inodes of the two names; `other` is that of the new name.
+    /// Swaps the inodes of the two names; `other` leads to the inode of the new name.
     fn exchange(&mut self, other: Link) -> Result<(), Errno> {
         self.check_loop()?;
         if other.ino == self.old.0.ino {
@@ -410,8 +411,8 @@ impl Rename<'_, '_> {
         Ok([in_new, in_old])
     }
 
-    /// Saves both directories. If they are the same, the second record replaces the first. The
-    /// second record contains the changes of both.
+    /// Saves the records of the new and the old directory of a rename. If these are the same
+    /// directory, the second record replaces the first, and contains the changes of both.
     fn save_directories(&mut self, counted: [InodeRecord; 2]) -> Result<(), Errno> {
         let now = now();
         for (dir, counted) in [self.new.0, self.old.0].into_iter().zip(counted) {

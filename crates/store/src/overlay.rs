@@ -43,8 +43,8 @@ pub(crate) struct Overlay {
 #[derive(Debug, Default)]
 struct Written {
     len: u64,
-    /// Length of the part of the device below that reads still show (V.1). A truncation makes it
-    /// shorter for ever.
+    /// Length of the part of the device below that reads still show (invariant V.1). It never
+    /// grows: a truncation makes this part shorter for ever.
     shown: u64,
     blocks: HashMap<u64, Vec<u8>>,
 }

@@ -36,9 +36,9 @@ const LINKABLE: u32 = 1;
 /// Flag of an inode with an access ACL.
 const HAS_ACL: u32 = 2;
 
-/// The largest inode number, id of an attribute block, and generation. Numbers are assigned from 1
-/// on, so no store reaches this maximum. A larger number is damage. The number after it might wrap
-/// around to one that is in use.
+/// The maximum of inode numbers, of ids of attribute blocks, and of generations. Numbers are
+/// assigned from 1 on, so no store reaches this maximum. A larger number is damage. The number
+/// after such a damaged one might wrap around to a number that is in use.
 pub(crate) const NUMBER_MAX: u64 = 1 << 62;
 
 /// Maximum number of entries of a directory. With more entries, the size of the directory in
@@ -246,8 +246,8 @@ impl InodeRecord {
         let size = self.size.checked_add(got.0).filter(|&size| size <= ENTRIES_MAX);
         let nlink = self.nlink.checked_add(got.1).ok_or(Errno::MLINK)?;
         let size = size.ok_or(Errno::MLINK)?.checked_sub(lost.0).ok_or(Errno::IO)?;
-        // For a directory, count only the links from subdirectories. Its own name and its entry `.`
-        // are links too.
+        // A directory that loses subdirectories must keep at least two links: its own name and its
+        // entry `.`.
         let least = if lost.1 > 0 { 2 } else { 0 };
         let nlink = nlink.checked_sub(lost.1).filter(|&nlink| nlink >= least).ok_or(Errno::IO)?;
         (self.size, self.nlink) = (size, nlink);

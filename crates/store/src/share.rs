@@ -98,12 +98,12 @@ pub trait ShareIndex: Send + Sync + 'static {
     /// Informs the index of the number of users of a block. The caller holds the lock of the block.
     fn note_users(&self, key: u64, block: u64, users: u32);
 
-    /// Announces that a user is about to leave a block (H.4). The caller holds the lock of no
+    /// Announces that a user is about to leave a block (rule H.4). The caller holds the lock of no
     /// block.
     fn leave(&self, _block: u64) {}
 
-    /// Ends `leave`, after the user has left the block or has failed to leave it. The caller holds
-    /// the lock of no block.
+    /// Ends the announcement of `leave`, after the user has left the block or has failed to leave
+    /// it. The caller holds the lock of no block.
     fn left(&self, _block: u64) {}
 
     /// Removes a pair, if the index has it. The caller holds the lock of the block and has called
@@ -117,8 +117,8 @@ pub trait ShareIndex: Send + Sync + 'static {
     /// Returns the maximum number of users that a block may have.
     fn users_max(&self) -> u32;
 
-    /// Returns the number of entries, and the number of entries that were dropped to make room. The
-    /// default is for an index that does not count them.
+    /// Returns the number of entries, and the number of entries that were dropped to make room. By
+    /// default both are 0, for an index that does not count them.
     fn stats(&self) -> Stats {
         Stats::default()
     }
@@ -172,8 +172,8 @@ impl ShareIndex for MbcacheIndex {
     }
 
     fn wait(&self, key: u64, block: u64) {
-        // If the other thread has dropped its handle by now, this call removes the pair. That does
-        // no harm: the caller decides again, and inserts the pair if it needs it.
+        // If the other thread has dropped its handle by now, `delete_or_get` removes the pair. That
+        // does no harm: the caller decides again, and inserts the pair if it still needs the pair.
         if let Some(busy) = self.0.delete_or_get(key, block) {
             busy.wait();
         }
@@ -228,8 +228,8 @@ mod tests {
     use super::*;
     use crate::{Store, StoreOptions, fsck};
 
-    /// The default index, with counters and checks of the rules H.1 to H.5. Each mutex protects the
-    /// value inside it.
+    /// The default index, with counters and with checks of the rules H.1 to H.5 of [`ShareIndex`].
+    /// Each mutex protects the value inside it.
     struct Watched {
         index: MbcacheIndex,
         looks: Mutex<u64>,
@@ -349,7 +349,8 @@ mod tests {
     }
 
     const CONTENTS: usize = 200;
-    /// Maximum number of blocks that are compared with one content: four for each of its two keys.
+    /// Maximum number of blocks that are compared with one content: four for each of its two index
+    /// keys.
     const LOOKS_MAX: u64 = 2 * 4;
 
     #[test]
@@ -426,8 +427,8 @@ mod tests {
         assert!(broken.is_empty(), "{broken:?}");
     }
 
-    /// H.5: one thread reads a block, and another thread finds it in memory. The second thread must
-    /// not update the block before the index has it.
+    /// Rule H.5: one thread reads a block from disk, and another thread finds the block in memory.
+    /// The second thread must not update the block before the index has it.
     #[test]
     fn blocks_that_are_read_are_entered_before_their_users_are_counted() {
         const PAIRS: usize = 300;

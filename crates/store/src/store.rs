@@ -153,7 +153,8 @@ pub struct StoreStats {
     pub logged_commits: u64,
     /// Bytes that these commits wrote to the log.
     pub logged_bytes: u64,
-    /// Transactions that went to the database because a write or a sync of the log failed.
+    /// Number of transactions that went to the database because a write or a sync of the log
+    /// failed.
     pub log_failures: u64,
     /// Sync calls whose changes were committed by another thread.
     pub shared_commits: u64,
@@ -161,7 +162,7 @@ pub struct StoreStats {
     pub records: u64,
     /// Syncs of the host's files, for commits and for file data.
     pub syncs: u64,
-    /// Operations that waited for a commit because the running transaction was too large.
+    /// Number of operations that waited for a commit because the running transaction was too large.
     pub waits: u64,
     /// Inodes, including the root directory.
     pub inodes: u64,
@@ -171,8 +172,8 @@ pub struct StoreStats {
     pub xattr_blocks: u64,
     /// Inodes that use an attribute block.
     pub xattr_users: u64,
-    /// Inodes whose attribute sets will be de-duplicated at the next commit. Until then each may
-    /// use a private block.
+    /// Number of inodes whose attribute sets will be de-duplicated at the next commit. Until then
+    /// each may use a private block.
     pub xattr_waiting: u64,
     /// Blocks of 4096 bytes saved by the sharing of attribute blocks.
     pub xattr_saved_blocks: u64,
@@ -191,7 +192,7 @@ pub struct StoreStats {
     /// Length of the log in bytes. It is 0 if the mount could not make a log, because the host
     /// failed or had no space for it.
     pub log_bytes: u64,
-    /// True if the reserve is allocated, which a commit uses on a full host.
+    /// True if the reserve is allocated: space on the host that a commit uses if the host is full.
     pub has_reserve: bool,
     /// True if changes are refused because the mount is read-only or a commit has failed.
     pub is_read_only: bool,
@@ -353,7 +354,8 @@ impl Store {
             let _ = devices.log.set_len(0);
             devices.take_reserve()
         };
-        // Without a reserve, make no log: commits on a full host need its space.
+        // Without a reserve, make no log: commits on a full host need the space that the log would
+        // take.
         let log_bytes = if has_reserve { options.log_bytes } else { 0 };
         let log = Log::new(devices.log.clone(), superblock, log_bytes);
         let secret = Secret::new(superblock.seed);
@@ -603,7 +605,7 @@ impl Drop for Store {
     fn drop(&mut self) {
         self.journal.set_poke(None);
         if let Some(flusher) = self.flusher.take() {
-            // Ignore an error of `join`. It only says that the committer has panicked.
+            // Ignore an error of `join`, which only says that the committer has panicked.
             let _ = flusher.join();
         }
         self.late.share();

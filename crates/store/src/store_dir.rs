@@ -41,7 +41,8 @@ const FILES: [&str; 6] = [LOCK, META, META_NEW, DATA, RESERVE, LOG];
 pub enum OpenError {
     /// A process has the store open.
     Busy,
-    /// The directory has other files than those of a store, or the devices have other contents.
+    /// The directory has other files than those of a store, or the devices have other contents than
+    /// a store.
     Foreign,
     /// There is no store, and the options do not allow to make one.
     Missing,
@@ -295,7 +296,8 @@ impl StoreDir {
         if is_missing(path)? { Err(OpenError::Missing) } else { Ok(()) }
     }
 
-    /// Locks the directory. With a shared lock, the devices keep their changes in memory.
+    /// Locks the directory of a store. With a shared lock, [`StoreDir::devices`] keep their changes
+    /// in memory.
     fn lock(path: &Path, lock: File, how: FlockOperation) -> Result<StoreDir, OpenError> {
         let is_overlaid = matches!(how, FlockOperation::NonBlockingLockShared);
         match flock(&lock, how) {

@@ -3,9 +3,9 @@
 //! A lock-free reader may follow a link to an object that is freed and reused meanwhile. If the
 //! memory of the object could change its type, every reader would need a guard that delays the
 //! freeing. Such a guard costs 8 to 11 ns per section (crossbeam-epoch on a Xeon). Here a slot is
-//! `WORDS` atomic words from the arena's creation to its drop, freed or not. A late reader always
-//! loads a valid word. A sequence count or generation in the slot tells the reader whether the
-//! words belong together.
+//! `WORDS` atomic words from the arena's creation to its drop, freed or not. So a reader that comes
+//! late always loads a valid word. A sequence count or generation in the slot tells the reader
+//! whether the words belong together.
 //!
 //! The arena reserves the address space of all slots at once. The kernel adds memory page by page,
 //! at the first access. A thread allocates from its shard, and shards trade slots with a common
@@ -53,17 +53,16 @@ use crossbeam_utils::CachePadded;
 use memory::SlotMemory;
 use std::{fmt, io, sync::OnceLock};
 
-/// Number of slots that a shard moves in one step: to the depot, from the depot, or from fresh
-/// memory.
+/// Number of slots that a shard moves at once: to the depot, from the depot, or from fresh memory.
 const BATCH: usize = if corewalk_base::primitives::IS_MODEL { 2 } else { 64 };
 
 /// Distance between two slots of [`Group::Few`] that are handed out one after the other.
 ///
-/// The owner of an arena may have more words per slot in an array of its own, for example four
-/// counts per cache line. The words of two slots at this distance are on different cache lines.
+/// The owner of an arena may keep more words per slot in an array of its own, for example four
+/// counts per cache line. At this distance, the words of two slots are on different cache lines.
 const STRIDE: u64 = 4;
 
-/// If the depot has at least this many free slots of one group, objects of the other group may use
+/// Number of free slots of one group in the depot from which on objects of the other group may use
 /// some of them.
 const SPARE: usize = 16 * BATCH;
 
@@ -88,14 +87,14 @@ const SPARE: usize = 16 * BATCH;
 /// ```
 #[repr(C)]
 pub struct SlotArena<const WORDS: usize> {
-    /// The slots. A reader needs only this field. It never changes, and shares no cache line with
-    /// words that an allocation writes.
+    /// The slots. A lookup by index needs only this field. It never changes, and shares no cache
+    /// line with words that an allocation writes.
     memory: SlotMemory<WORDS>,
     name: &'static str,
-    /// The first index that was never handed to a shard. It is atomic and only grows.
+    /// The first index that was never handed to a shard. Threads raise it by compare-exchange.
     next_fresh: CachePadded<AtomicU64>,
-    /// The free slots that no shard has. Protected by its own mutex. A thread that locks both takes
-    /// the mutex of the shard first.
+    /// The free slots that no shard has. Protected by its own mutex. A thread that also locks a
+    /// shard locks the shard first.
     depot: CachePadded<Mutex<Free>>,
     shards: [OwnLine<Shard>; SHARDS],
     /// One bit per batch of slots, which is set if the batch belongs to [`Group::Few`]. Allocated
@@ -107,9 +106,9 @@ pub struct SlotArena<const WORDS: usize> {
 /// The group of slots that an object is allocated in.
 ///
 /// If a few often-read objects are spread over the pages of many others, a read of such an object
-/// often misses the processor's TLB. So the arena has two groups of slots, each with batches of its
-/// own. The objects of a group therefore lie close together in memory. A name cache puts its
-/// directories into one group, because a path translation reads one directory per name.
+/// often misses the processor's TLB. So the arena has two groups of slots, and each batch of
+/// neighbouring slots belongs to one group. A name cache puts its directories into a group of their
+/// own, because a path translation reads one directory per name.
 ///
 /// # Examples
 ///
@@ -147,8 +146,8 @@ struct Free([Vec<u32>; 2]);
 struct Shard {
     /// Protected by its own mutex.
     free: Mutex<Free>,
-    /// Number of allocations minus number of frees of this shard. Negative if the shard frees slots
-    /// of other shards. Written under the mutex of `free`. Any thread reads it.
+    /// Number of allocations minus number of frees by this shard. Negative if the shard has freed
+    /// slots that other shards allocated. Written under the mutex of `free`, read by any thread.
     in_use: AtomicI64,
 }
 
@@ -206,8 +205,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     /// A scan over all objects needs no index at or above this number.
     #[must_use]
     pub fn len_touched(&self) -> u32 {
-        // ORDERING: Relaxed. The number never passes `max_slots`. If a slot is handed out during
-        // the scan, the scan may miss it, as if the scan had run a moment earlier.
+        // ORDERING: Relaxed. The number never passes `max_slots`. A scan may miss a slot that is
+        // handed out meanwhile, as if the scan had run a moment earlier.
         let next = self.next_fresh.load(Ordering::Relaxed);
         u32::try_from(next).expect("next_fresh never passes max_slots")
     }
@@ -232,8 +231,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     pub fn extend_to(&self, index: u32) {
         assert!(index < self.max_slots(), "slot {index} is out of range");
         let now = u64::from(index) + 1;
-        // ORDERING: Relaxed. The counter only gives each caller its own numbers. The load comes
-        // first, so that a call with a lower or repeated index stores nothing.
+        // ORDERING: Relaxed. The counter only gives each caller its own numbers. The load spares a
+        // call with a lower or repeated index the store.
         if self.next_fresh.load(Ordering::Relaxed) >= now {
             return;
         }
@@ -306,8 +305,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         let slots = free.of(group);
         slots.push(index);
         if slots.len() >= 2 * BATCH {
-            // Move the oldest slots, because a late reader of these slots has had the most time to
-            // finish.
+            // Move the oldest slots, because late readers of their former objects have had the most
+            // time to finish.
             self.depot.lock().of(group).extend(slots.drain(..BATCH));
         }
     }
@@ -317,7 +316,7 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         let batch = index as usize / BATCH;
         let is_few = self.few.get().is_some_and(|few| {
             // ORDERING: Relaxed. The bit is set before the slot is first handed out, and the caller
-            // got the slot's number after that.
+            // got the slot's number afterwards.
             few[batch / 64].load(Ordering::Relaxed) >> (batch % 64) & 1 != 0
         });
         if is_few { Group::Few } else { Group::Many }
@@ -332,8 +331,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         few[batch / 64].fetch_or(1 << (batch % 64), Ordering::Relaxed);
     }
 
-    /// Fills a shard's empty list from the depot. If the depot has no slots, fills it with fresh
-    /// slots.
+    /// Fills a shard's empty list of `group` from the depot. If the depot has no slots, takes fresh
+    /// ones.
     ///
     /// If the depot has no slot of `group` but many of the other group, the other group has shrunk.
     /// Then the shard takes slots of the other group before fresh ones.
@@ -354,7 +353,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         }
     }
 
-    /// Moves a batch of fresh slots to `free`. If the last batch is not whole, moves its rest.
+    /// Moves a batch of fresh slots to the list `free`. At the end of the arena the batch may be
+    /// shorter.
     fn take_fresh(&self, group: Group, free: &mut Vec<u32>) {
         let max = u64::from(self.max_slots());
         // ORDERING: Relaxed. The counter only gives each caller its own numbers. The words of a
@@ -374,8 +374,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
                         self.note_few(start);
                     }
                     self.memory.note_handed_out(start, end);
-                    // Push the lowest index last, so that it is popped first. Then a few objects
-                    // use only the first pages.
+                    // Push the lowest index last, so that it is popped first. So an arena with few
+                    // objects touches only its first pages.
                     let as_index = |n| u32::try_from(n).expect("below max_slots");
                     let stride = if group == Group::Few { STRIDE } else { 1 };
                     let every = |first: u64| {
@@ -390,8 +390,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         }
     }
 
-    /// Returns a slot from any shard or from the depot. It is called if the thread's shard, the
-    /// depot and the fresh memory have no slot.
+    /// Returns a slot from any shard or from the depot. It is the last resort if the thread's
+    /// shard, the depot and the fresh memory have no slot.
     #[cold]
     fn steal(&self, group: Group) -> Option<u32> {
         let first = shard_index();
@@ -407,7 +407,7 @@ impl Free {
         &mut self.0[group as usize]
     }
 
-    /// Pops a slot of `group`. If `group` has no slot, pops one of the other group.
+    /// Pops a free slot of `group`, or of the other group if `group` has none.
     fn pop(&mut self, group: Group) -> Option<u32> {
         let [many, few] = &mut self.0;
         let (own, other) = if group == Group::Many { (many, few) } else { (few, many) };
@@ -426,7 +426,7 @@ impl Shard {
     }
 }
 
-/// Returns the end of the batch that contains the fresh slot `start`.
+/// Returns the index after the last slot of the batch that contains the fresh slot `start`.
 fn end_of_batch(start: u64) -> u64 {
     (start / BATCH as u64 + 1) * BATCH as u64
 }

@@ -113,8 +113,8 @@ impl Lockref {
     ///
     /// # Examples
     ///
-    /// This example finds an object in type-stable memory without a lock, and counts it only if it
-    /// still lives:
+    /// This example finds an object in type-stable memory without a lock, and takes a reference
+    /// only if the object still lives:
     ///
     /// ```
     /// use corewalk_sync::{Lockref, SlotArena};
@@ -146,7 +146,7 @@ impl Lockref {
     #[must_use]
     pub fn from_word(word: &AtomicU64) -> &Self {
         // SAFETY: `Lockref` is a transparent newtype of `AtomicU64` and every bit pattern is valid.
-        // The lifetime is that of the argument.
+        // The returned reference has the lifetime of the argument.
         unsafe { &*std::ptr::from_ref(word).cast::<Self>() }
     }
 
@@ -168,8 +168,8 @@ impl Lockref {
         self.word.load(Ordering::Acquire) & DEAD != 0
     }
 
-    /// Returns true if the lock is held at this moment. The answer may be out of date at once, so
-    /// it is only for assertions and `Debug`.
+    /// Returns true if the lock is held at this moment. Another thread may take or release the lock
+    /// at any time, so use the answer only for assertions and `Debug`.
     #[inline]
     #[must_use]
     pub fn is_locked(&self) -> bool {
@@ -274,7 +274,7 @@ impl Lockref {
         Some(guard)
     }
 
-    /// Takes the lock and returns the guard. If the lock is held, spins briefly and then sleeps.
+    /// Takes the lock and returns the guard. Waits for another holder: spins briefly, then sleeps.
     #[inline]
     pub fn lock(&self) -> LockrefGuard<'_> {
         self.try_lock().unwrap_or_else(|| self.lock_slow())
@@ -288,7 +288,7 @@ impl Lockref {
         let mut word = self.word.load(Ordering::Relaxed);
         while word & LOCKED == 0 {
             // ORDERING(lockref-unlock): Acquire. The new holder sees the writes of the last holder,
-            // and the work that was done under dropped references.
+            // and the work that other threads did before they dropped references.
             match self.word.compare_exchange_weak(
                 word,
                 word | LOCKED,
@@ -302,14 +302,14 @@ impl Lockref {
         None
     }
 
-    /// Replaces the word by `next(word)`. If the word is locked, waits first.
+    /// Replaces the word by `next(word)`. If the lock is held, waits first. The closure `next`
+    /// changes only the count.
     ///
-    /// Returns the new word, or the word for which `next` returned None. `next` changes the count
-    /// only.
+    /// Returns the new word. If `next` returns None, returns the unchanged word as the error.
     #[inline]
     fn change(&self, next: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
-        // ORDERING: Relaxed. This load only finds the value to replace. The compare-exchange below
-        // orders the change.
+        // ORDERING: Relaxed. This load only finds the value to replace. The compare-exchange orders
+        // the change.
         let word = self.word.load(Ordering::Relaxed);
         if word & LOCKED == 0 {
             match next(word) {
@@ -340,8 +340,8 @@ impl Lockref {
     #[inline]
     fn exchange(&self, old: u64, new: u64) -> Result<u64, u64> {
         // ORDERING(lockref-unlock): AcqRel. Acquire: a thread that takes a reference sees the
-        // writes of the last lock holder. Release: work done under a dropped reference happens
-        // before the thread that finds no reference left.
+        // writes of the last lock holder. Release: work done under a reference, before this thread
+        // drops it, happens before the thread that finds no reference left.
         self.word.compare_exchange_weak(old, new, Ordering::AcqRel, Ordering::Relaxed)
     }
 
@@ -355,7 +355,7 @@ impl Lockref {
         }
     }
 
-    /// Waits until the word is unlocked. Returns the unlocked word. Spins first, and then sleeps.
+    /// Waits until the lock is free, and returns the unlocked word. Spins first, and then sleeps.
     fn wait_unlocked(&self, sleeper: Sleeper) -> u64 {
         let mut rounds = 0;
         loop {
@@ -373,11 +373,11 @@ impl Lockref {
         }
     }
 
-    /// Sleeps until the lock is free. `word` is the word that the caller has read, with the lock
-    /// held. If the word has changed since, the call returns at once.
+    /// Sleeps until the lock is free. `word` is the locked word that the caller has read. If the
+    /// word has changed since, the call returns at once.
     fn sleep(&self, word: u64, sleeper: Sleeper) {
-        // ORDERING: Relaxed. The bit only asks the holder for a wake-up. No other memory is
-        // published with it.
+        // ORDERING: Relaxed. The bit only asks the lock holder for a wake-up, and publishes no
+        // other memory.
         let asked =
             self.word.compare_exchange(word, word | WAITERS, Ordering::Relaxed, Ordering::Relaxed);
         if asked.is_ok() {
@@ -444,7 +444,7 @@ impl LockrefGuard<'_> {
     #[inline]
     pub fn mark_dead(&mut self) {
         // ORDERING(lockref-unlock): Release. Pairs with the loads of the dead bit, so that a reader
-        // that sees the bit also sees the writes before it.
+        // that sees the bit also sees the writes before it was set.
         self.lockref.word.fetch_or(DEAD, Ordering::Release);
     }
 
@@ -461,23 +461,24 @@ impl LockrefGuard<'_> {
     /// store the new generation before the call.
     #[inline]
     pub fn revive(&mut self) {
-        // ORDERING(lockref-unlock): Release. Pairs with the reference that a reader takes: a reader
-        // that finds the object alive also sees the writes before it. The new generation is one of
-        // these.
+        // ORDERING(lockref-unlock): Release. Pairs with the compare-exchange by which a reader
+        // takes a reference. A reader that finds the object alive also sees its new generation and
+        // the other earlier writes.
         self.lockref.word.fetch_and(!DEAD, Ordering::Release);
     }
 
-    /// Changes the count under the lock. Returns the new word, or the word that `next` refused.
+    /// Replaces the word by `next(word)` under the lock. Returns the new word, or as an error the
+    /// word for which `next` returned None.
     fn change_count(&self, next: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
         let word = &self.lockref.word;
         // ORDERING: Relaxed. This thread holds the lock. Only the bit for waiting threads can
-        // change meanwhile, and the unlock publishes the count.
+        // change meanwhile. The unlock publishes the count.
         let mut seen = word.load(Ordering::Relaxed);
         loop {
             let new = next(seen).ok_or(seen)?;
             // ORDERING(lockref-unlock): AcqRel. A thread that takes a reference sees the writes of
-            // the last lock holder. Work done under a dropped reference happens before the thread
-            // that finds no reference left.
+            // the last lock holder. Work done under a reference, before its drop, happens before
+            // the thread that finds no reference left.
             match word.compare_exchange_weak(seen, new, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Ok(new),
                 Err(now) => seen = now,
@@ -504,8 +505,8 @@ impl Drop for LockrefGuard<'_> {
         // ORDERING: Relaxed. This thread holds the lock, so other threads change only the bit for
         // waiting threads.
         let seen = word.load(Ordering::Relaxed);
-        // ORDERING(lockref-unlock): Release. Pairs with the next lock or count, so that its thread
-        // sees the writes of this holder.
+        // ORDERING(lockref-unlock): Release. Pairs with the next lock or change of the count. The
+        // thread that makes it sees the writes of this holder.
         let freed = seen & WAITERS == 0
             && word
                 .compare_exchange(seen, seen & !LOCKED, Ordering::Release, Ordering::Relaxed)
@@ -525,7 +526,7 @@ fn add(word: u64, n: u64) -> Option<u64> {
     Some(word + (n << COUNT_SHIFT))
 }
 
-/// Returns `word` with `n` fewer references, or `None` if it has fewer than `n`.
+/// Returns `word` with `n` references fewer, or `None` if its count is below `n`.
 #[inline]
 fn sub(word: u64, n: u64) -> Option<u64> {
     if n > word >> COUNT_SHIFT {

@@ -88,12 +88,13 @@ impl SeqCount {
         Self { count: AtomicU64::new(0) }
     }
 
-    /// Returns a view of `word` as a counter. If the word is even, no writer is inside a section.
+    /// Returns a view of `word` as a counter. An even word means that no writer is inside a
+    /// section.
     #[inline]
     #[must_use]
     pub fn from_word(word: &AtomicU64) -> &Self {
         // SAFETY: `SeqCount` is a transparent newtype of `AtomicU64` and every bit pattern is
-        // valid. The lifetime is that of the argument.
+        // valid. The returned reference has the lifetime of the argument.
         unsafe { &*std::ptr::from_ref(word).cast::<Self>() }
     }
 
@@ -103,14 +104,15 @@ impl SeqCount {
     #[must_use]
     pub fn raw_begin(&self) -> u64 {
         // ORDERING(seq-end): Acquire. Pairs with the store of `write_end`. A reader that sees the
-        // count of a finished section also sees its words.
+        // count after a finished section also sees the words stored in that section.
         self.count.load(Ordering::Acquire)
     }
 
     /// Returns an even count. If a writer is inside a section, waits until the section ends.
     ///
-    /// It spins a bounded number of rounds and then yields the processor in a loop, because it has
-    /// no lock to sleep on. Use a `SeqLock` if a reader may have to wait for a long writer.
+    /// The call spins a bounded number of rounds and then yields the processor in a loop, because a
+    /// `SeqCount` has no lock to sleep on. Use a `SeqLock` if a reader may have to wait for a long
+    /// writer.
     ///
     /// # Examples
     /// ```
@@ -134,10 +136,10 @@ impl SeqCount {
     #[inline]
     #[must_use]
     pub fn read_retry(&self, start: u64) -> bool {
-        // ORDERING(seq-begin): Acquire fence. Pairs with the fence of `write_begin`. If a read saw
-        // a word of a later section, the load below sees the later count.
+        // ORDERING(seq-begin): Acquire fence. Pairs with the fence of `write_begin`. If this thread
+        // has read a word of a later section, the following load sees the later count.
         fence(Ordering::Acquire);
-        // ORDERING: Relaxed. The fence above orders this load after the reads of the section.
+        // ORDERING: Relaxed. The Acquire fence orders this load after the reads of the section.
         self.count.load(Ordering::Relaxed) != start || Self::is_write_in_progress(start)
     }
 
@@ -147,8 +149,8 @@ impl SeqCount {
     /// and then calls `difference` for each count.
     #[inline(always)]
     pub fn end_of_reads() {
-        // ORDERING(seq-begin): Acquire fence. Pairs with the fence of `write_begin`. If a read saw
-        // a word of a later section, a later load of the count sees a later count.
+        // ORDERING(seq-begin): Acquire fence. Pairs with the fence of `write_begin`. If this thread
+        // has read a word of a later section, a load after the fence sees the later count.
         fence(Ordering::Acquire);
     }
 
@@ -174,10 +176,11 @@ impl SeqCount {
         // ORDERING: Relaxed. The caller's lock excludes other writers.
         let count = self.count.load(Ordering::Relaxed);
         debug_assert!(!Self::is_write_in_progress(count), "a writer is already inside");
-        // ORDERING: Relaxed. The fence below orders this store before the stores of the section.
+        // ORDERING: Relaxed. The Release fence orders this store before the stores of the section.
         self.count.store(count.wrapping_add(1), Ordering::Relaxed);
-        // ORDERING(seq-begin): Release fence. A reader that sees a word stored in this section
-        // also sees the odd count, and retries.
+        // ORDERING(seq-begin): Release fence. Pairs with the fences of `read_retry` and
+        // `end_of_reads`. A reader that sees a word stored in this section also sees the odd count,
+        // and retries.
         fence(Ordering::Release);
     }
 
@@ -188,8 +191,8 @@ impl SeqCount {
         // ORDERING: Relaxed. The caller's lock excludes other writers.
         let count = self.count.load(Ordering::Relaxed);
         debug_assert!(Self::is_write_in_progress(count), "no writer is inside");
-        // ORDERING(seq-end): Release. Pairs with the load of the count, so that a reader that sees
-        // this count also sees the words of this section.
+        // ORDERING(seq-end): Release. Pairs with the load in `raw_begin`. A reader that sees this
+        // even count also sees the words stored in the section.
         self.count.store(count.wrapping_add(1), Ordering::Release);
     }
 
@@ -210,8 +213,8 @@ impl SeqCount {
         !count.is_multiple_of(2)
     }
 
-    /// Returns an even count. Spins `SPIN_ROUNDS` times. After that, the function calls `pause`
-    /// before each further read of the count.
+    /// Returns an even count. Spins `SPIN_ROUNDS` times, and then calls `pause` before each further
+    /// read of the count.
     #[inline]
     pub(crate) fn read_begin_or(&self, pause: impl Fn()) -> u64 {
         let count = self.raw_begin();

@@ -43,7 +43,7 @@ pub(crate) const OPTIMISTIC_PASSES: u32 = if corewalk_base::primitives::IS_MODEL
 /// The kind of pass in which `read_or_lock` runs its closure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pass {
-    /// Writers may run meanwhile. If one did, the result of the pass is dropped.
+    /// Writers may run during the pass. If a writer did, the result of the pass is dropped.
     Optimistic,
     /// Writers are excluded. The result is final.
     Locked,
@@ -81,7 +81,7 @@ pub struct SeqLock {
     /// Written under `writers`. Any thread reads it.
     seq: SeqCount,
     /// The lock of the writers. It protects the stores to `seq`, and the data that the user of the
-    /// `SeqLock` has assigned to it.
+    /// `SeqLock` protects with it.
     writers: Mutex<()>,
 }
 
@@ -100,8 +100,8 @@ impl SeqLock {
         Self::default()
     }
 
-    /// Returns an even count. If a writer is inside a section, the caller spins briefly and then
-    /// sleeps.
+    /// Returns an even count. If a writer is inside a section, waits for its end: spins briefly,
+    /// then sleeps.
     #[doc(alias = "read_seqbegin")]
     #[inline]
     #[must_use]
@@ -161,7 +161,7 @@ impl SeqLock {
     }
 }
 
-/// A guard of a reader that has locked a `SeqLock`.
+/// A guard of a reader that has locked a `SeqLock`, so that no writer runs.
 ///
 /// The guard stays on its thread:
 ///
@@ -188,8 +188,8 @@ pub struct SeqLockExclGuard<'a> {
 #[must_use = "the section ends when the guard is dropped"]
 #[derive(Debug)]
 pub struct SeqLockWriteGuard<'a> {
-    // INVARIANT: `_section` is declared before `_lock`, so it is dropped before `_lock`. So the
-    // count is even before the next writer can take the lock.
+    // INVARIANT: `_section` is declared before `_lock`, so it is dropped first. So the count is
+    // even before the next writer can take the lock.
     _section: SeqWriteGuard<'a>,
     _lock: MutexGuard<'a, ()>,
 }

@@ -40,8 +40,8 @@ use crate::{
 };
 use corewalk_base::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// A sequence lock with two kinds of guards: readers that exclude writers can share the lock, and a
-/// writer is alone.
+/// A sequence lock whose locking readers exclude writers but not each other. A writer excludes
+/// both.
 ///
 /// # Examples
 ///
@@ -65,7 +65,7 @@ pub struct SeqRwLock {
     /// Written under the write side of `lock`. Any thread reads it.
     seq: SeqCount,
     /// The lock of the writers and of the shared readers. It protects the stores to `seq`, and the
-    /// data that the user of the `SeqRwLock` has assigned to it.
+    /// data that the user of the `SeqRwLock` protects with it.
     lock: RwLock<()>,
 }
 
@@ -85,7 +85,7 @@ impl SeqRwLock {
     }
 
     /// Returns an even count, with which a read section starts. If a writer is inside a section,
-    /// the caller spins briefly and then sleeps.
+    /// waits for its end: spins briefly, then sleeps.
     ///
     /// # Examples
     /// ```
@@ -111,7 +111,7 @@ impl SeqRwLock {
 
     /// Runs `read` until a pass is not disturbed by a writer, and returns the result of that pass.
     ///
-    /// The first passes are optimistic. The last pass holds the shared side of the lock.
+    /// The first passes are optimistic. The last pass holds the lock shared with other readers.
     pub fn read_or_lock<R>(&self, mut read: impl FnMut(Pass) -> R) -> R {
         for _ in 0..OPTIMISTIC_PASSES {
             let start = self.read_begin();
@@ -163,8 +163,8 @@ pub struct SeqRwLockReadGuard<'a> {
 #[must_use = "the section ends when the guard is dropped"]
 #[derive(Debug)]
 pub struct SeqRwLockWriteGuard<'a> {
-    // INVARIANT: `_section` is declared before `_lock`, so it is dropped before `_lock`. So the
-    // count is even before the next writer can take the lock.
+    // INVARIANT: `_section` is declared before `_lock`, so it is dropped first. So the count is
+    // even before the next writer can take the lock.
     _section: SeqWriteGuard<'a>,
     _lock: RwLockWriteGuard<'a, ()>,
 }
@@ -252,8 +252,8 @@ mod tests {
         let theirs = thread::spawn({
             let lock = Arc::clone(&lock);
             move || {
-                // Call `try_read` and not `read`. If the lock is not shared, the test then fails
-                // instead of blocking.
+                // Call `try_read` and not `read`. So the test fails instead of blocking if the lock
+                // is not shared.
                 assert!(lock.lock.try_read().is_some());
                 let _theirs = lock.read_shared();
                 lock.lock.try_write().is_none()

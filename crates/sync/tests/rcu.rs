@@ -1,7 +1,7 @@
-//! Tests of the grace periods of a whole process: with open sections, and with a bound on the
-//! garbage.
+//! Tests of the grace periods of a whole process: open sections delay them, and garbage stays
+//! bounded.
 //!
-//! A process has one set of grace periods for all its threads, so these tests run one at a time.
+//! All threads of a process share its grace periods, so these tests run one at a time.
 #![cfg(not(any(miri, corewalk_loom, corewalk_shuttle)))]
 
 use corewalk_base::{
@@ -19,8 +19,8 @@ static TURN: Mutex<()> = Mutex::new(());
 /// Versions that were made and not dropped yet.
 static ALIVE: ShardedCounter = ShardedCounter::new();
 
-/// Number of replacements that frees every version whose grace period has ended. It is high,
-/// because a thread keeps some hundred versions as garbage before it frees any.
+/// Number of replacements that surely frees every version whose grace period has ended. The number
+/// is high, because a thread keeps some hundred versions as garbage before it frees any.
 const CHURN: u64 = 10_000;
 
 /// A value of several words, counted in `ALIVE`.
@@ -64,7 +64,7 @@ enum Step {
     MayLeave,
 }
 
-/// A reader thread. It stays in a read section until the test tells it to leave.
+/// A reader thread that stays in a read section until the test tells it to leave.
 struct SittingReader {
     step: Arc<(Mutex<Step>, Condvar)>,
     thread: thread::JoinHandle<()>,
@@ -167,12 +167,12 @@ fn synchronize_inside_a_section_panics() {
     rcu::synchronize();
 }
 
-/// Trap T57: if sections end again and again, the garbage must stay bounded, however fast a writer
-/// is.
+/// Trap T57: if readers keep leaving their sections, the garbage must stay bounded, however fast a
+/// writer is.
 #[test]
 fn garbage_under_churn_is_bounded() {
-    // A reader that is preempted inside a section keeps all versions of one time slice, some ten
-    // thousand. If a section never ended, all versions would be kept.
+    // A reader that is preempted inside a section delays the freeing of some ten thousand versions
+    // for a time slice. A section that never ended would keep all versions.
     const ROUNDS: u64 = 1_500_000;
     const GARBAGE_MAX: i64 = ROUNDS as i64 / 4;
     let _turn = TURN.lock();
@@ -208,8 +208,8 @@ fn garbage_under_churn_is_bounded() {
     churn_down_to(0);
 }
 
-/// Control for trap T57: a section stays open and keeps all garbage. So the bound of
-/// `garbage_under_churn_is_bounded` holds only if sections end.
+/// Control for trap T57: a section that stays open keeps all garbage. So the bound that
+/// `garbage_under_churn_is_bounded` checks holds only if sections end.
 #[test]
 fn control_garbage_behind_an_open_section_grows() {
     const ROUNDS: u64 = 100_000;

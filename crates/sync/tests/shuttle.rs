@@ -20,8 +20,8 @@ fn join_all(threads: Vec<thread::JoinHandle<()>>) {
     }
 }
 
-/// Four owners share an object in a slot. Whatever the order of the puts, the last one must free
-/// the slot, and no other may.
+/// Four owners share an object in a slot, and each drops its references with `put`. Exactly one
+/// owner, the last one, must free the slot.
 fn four_owners(put: fn(&Lockref) -> bool) {
     let arena: Arc<SlotArena<2>> = Arc::new(SlotArena::new("shuttle", 4).unwrap());
     let index = arena.alloc().unwrap();
@@ -44,7 +44,7 @@ fn four_owners(put: fn(&Lockref) -> bool) {
     assert_eq!(arena.in_use(), 0, "the last owner freed it");
 }
 
-/// Drops a reference. Returns true if it was the last one and the object is dead now.
+/// Drops a reference. If it is the last one, marks the object dead and returns true.
 fn put_last(lockref: &Lockref) -> bool {
     let Some(mut guard) = lockref.put_or_lock() else { return false };
     guard.sub(1);
@@ -57,8 +57,8 @@ fn lockref_with_four_owners_is_freed_once() {
     shuttle::check_pct(|| four_owners(put_last), SCHEDULES, 3);
 }
 
-/// Control: an owner drops its reference and then reads the count, in two steps. So possibly no
-/// owner finds that it was the last one.
+/// Control: an owner reads the count and drops its reference in two steps. So perhaps no owner
+/// finds that it was the last one.
 #[test]
 #[should_panic(expected = "the last owner freed it")]
 fn control_put_and_look_in_two_steps_is_caught() {

@@ -22,7 +22,7 @@ fn thread_time() -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap())
 }
 
-/// A thread that runs `read` and returns the processor time that it took.
+/// Starts a thread that runs `read`, and returns the processor time that `read` took.
 fn reader<S: Send + Sync + 'static>(shared: &Arc<S>, read: fn(&S)) -> thread::JoinHandle<Duration> {
     let shared = Arc::clone(shared);
     thread::spawn(move || {
@@ -65,8 +65,8 @@ fn lockref_user_sleeps_while_the_locker_is_away() {
     assert!(burnt < BURN_MAX, "the user burnt {burnt:?}");
 }
 
-/// Control: a `SeqCount` has no lock to sleep on, so its reader spins. So the measurement of the
-/// other tests of this file can detect a reader that spins.
+/// Control: a `SeqCount` has no lock to sleep on, so its reader spins. That shows that this
+/// measurement can detect a spinning reader.
 #[test]
 fn control_seqcount_reader_burns_time_while_the_writer_is_away() {
     let seq = Arc::new(SeqCount::new());

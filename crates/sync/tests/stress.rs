@@ -1,5 +1,5 @@
-//! Stress tests without a model checker: many threads sleep and reuse slots. A seed determines the
-//! random choices.
+//! Stress tests without a model checker: many threads sleep on locks and reuse slots. A seed
+//! determines the random choices.
 //!
 //! Each test ends after a number of steps, and its assertions print the seed. `COREWALK_SEED` sets
 //! another seed: `COREWALK_SEED=7 cargo test -p corewalk-sync --test stress`.
@@ -16,7 +16,7 @@ use std::sync::Barrier;
 const THREADS: u64 = 4;
 const ROUNDS: u64 = if cfg!(miri) { 40 } else { 200_000 };
 
-/// Each side of a test makes at least this many steps while the other side runs.
+/// Each of the two competing parties of a test makes at least this many steps while the other runs.
 const PROGRESS: u64 = if cfg!(miri) { 3 } else { 1_000 };
 
 /// The seed of this run.
@@ -41,8 +41,8 @@ impl Random {
     }
 }
 
-/// Runs `work(thread, random)` on `THREADS` threads that start together. If a thread panics, panics
-/// too.
+/// Runs `work(thread, random)` on `THREADS` threads that start together. Passes on the panic of a
+/// thread.
 fn on_threads(work: impl Fn(u64, Random) + Send + Sync + 'static) {
     let work = Arc::new((work, Barrier::new(usize::try_from(THREADS).unwrap())));
     let threads: Vec<_> = (0..THREADS)
@@ -63,8 +63,8 @@ fn on_threads(work: impl Fn(u64, Random) + Send + Sync + 'static) {
 
 /// Objects with a lockref, in slots that are freed and reused.
 ///
-/// The words of a slot are its lockref, a generation and a value. The value is a function of the
-/// generation. Both are written before the lockref is revived.
+/// The words of a slot are its lockref, a generation and a value that is a function of the
+/// generation. Generation and value are written before the lockref is revived.
 struct Objects {
     arena: SlotArena<8>,
     /// (generation << 32 | index) of a living object, or 0.
@@ -89,7 +89,7 @@ impl Objects {
     }
 
     fn word(&self, index: u32, at: usize) -> u64 {
-        // ORDERING: Relaxed. The thread has taken a reference on the object, which orders this
+        // ORDERING: Relaxed. This thread has taken a reference to the object, which orders the
         // load.
         self.arena.get(index)[at].load(Ordering::Relaxed)
     }
@@ -112,7 +112,7 @@ impl Objects {
         self.lockref(index).lock().revive();
         let entry = generation << 32 | u64::from(index);
         // ORDERING: Relaxed. A thread that finds the entry takes a reference before it reads the
-        // object, and that orders its reads.
+        // object. That reference orders its reads.
         let placed =
             self.table[place].compare_exchange(0, entry, Ordering::Relaxed, Ordering::Relaxed);
         if placed.is_err() {
@@ -120,7 +120,7 @@ impl Objects {
         }
     }
 
-    /// Removes an object from the table. When no reference is left, kills it.
+    /// Removes an object from the table, and marks it dead when no reference is left.
     fn remove(&self, place: usize) {
         // ORDERING: Relaxed. The lockref orders the accesses to the object.
         let entry = self.table[place].swap(0, Ordering::Relaxed);
@@ -130,8 +130,8 @@ impl Objects {
         }
     }
 
-    /// Waits until the count of an object is 0, and marks the object dead. The caller has removed
-    /// the object from the table.
+    /// Waits until the count of an object is 0, and marks the object dead. The caller has already
+    /// removed the object from the table.
     fn kill(&self, index: u32) {
         loop {
             let mut guard = self.lockref(index).lock();
@@ -146,8 +146,8 @@ impl Objects {
         self.arena.free(index);
     }
 
-    /// Finds an object, uses it under a reference, and drops the reference. Returns true on
-    /// success.
+    /// Finds an object in the table, uses it under a reference, and drops the reference. Returns
+    /// true on success.
     fn use_one(&self, place: usize) -> bool {
         // ORDERING: Relaxed. The lockref orders the accesses to the object.
         let entry = self.table[place].load(Ordering::Relaxed);
@@ -221,8 +221,8 @@ fn lockref_locked_and_counted_by_many_keeps_the_sum() {
     assert!(!lockref.is_locked());
 }
 
-/// Trap T52: if one thread holds the lock for a short time, later users must not take it too. After
-/// that thread has ended, no user may find the lock held.
+/// Trap T52: a thread that holds the lock for a short time must not make later users take the lock.
+/// After that thread has ended, no user may find the lock held.
 #[test]
 fn transient_locker_leaves_users_lock_free() {
     /// How often the locker takes the lock. The number is small, because the locker yields under
@@ -237,8 +237,8 @@ fn transient_locker_leaves_users_lock_free() {
                 let (mut rounds, mut met) = (0, 0);
                 while rounds < ROUNDS {
                     lockref.get();
-                    // ORDERING: Relaxed. The flag orders nothing, so in the first rounds the lock
-                    // may still seem held. The check skips these rounds.
+                    // ORDERING: Relaxed. The flag orders no other access. So in the first rounds
+                    // the lock may still seem held, and the check skips these rounds.
                     if has_gone.load(Ordering::Relaxed) {
                         rounds += 1;
                         met += u64::from(rounds > ROUNDS / 10 && lockref.is_locked());
@@ -301,7 +301,7 @@ fn seqcount_readers_beside_a_writer_see_whole_sections() {
                 let section = seq.write();
                 words.store(words.load()[0] + 1);
                 drop(section);
-                // Pause between two sections. Otherwise a reader could not finish a pass.
+                // Pause between two write sections. Otherwise a reader could not finish a pass.
                 (0..random.below(100)).for_each(|_| hint::spin_loop());
             }
             return;
@@ -377,8 +377,8 @@ fn seqrwlock_under_writers_gives_whole_sections_in_bounded_passes() {
     });
 }
 
-/// Runs `mine` on this thread and `theirs` on three other threads. Ends when both have run
-/// `PROGRESS` times after all threads have started. If one of them starves, the test hangs.
+/// Runs `mine` on this thread and `theirs` on three other threads. Ends when each of these threads
+/// has run `PROGRESS` times beside the others. If a thread starves, the test hangs.
 fn both_progress(
     lock: &Arc<(SeqRwLock, Words)>,
     mine: fn(&SeqRwLock, &Words),

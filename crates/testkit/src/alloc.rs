@@ -11,8 +11,8 @@
 //!
 //! Sizes are the requested ones, and not those to which malloc rounds them up.
 //!
-//! The counters are atomics, and a thread-local cell without a destructor. An allocator must not
-//! allocate, and it also runs while a thread ends.
+//! The counters are atomics, and a thread-local cell without a destructor, because an allocator
+//! must not allocate and also runs while a thread ends.
 //!
 //! ```
 //! use corewalk_testkit::alloc::{Counting, thread_allocations};
@@ -61,12 +61,13 @@ impl Counting {
     /// The counters are read one after the other. So the result is exact only if no other thread
     /// allocates or frees at that time.
     pub fn live(&self) -> Live {
-        // ORDERING: Relaxed. The count is a statistic: it is exact only if no other thread
-        // allocates or frees during the call. `live` reads the freed counts first, so that the
-        // difference is not negative.
+        // ORDERING: Relaxed. The counts are statistics: they are exact only if no other thread
+        // allocates or frees during the call. `live` reads the freed counts first, so that no
+        // difference is negative.
         let freed_bytes = self.freed_bytes.load(Ordering::Relaxed);
         let freed_blocks = self.freed_blocks.load(Ordering::Relaxed);
-        // ORDERING: Relaxed. The count is a statistic, for the reason given above.
+        // ORDERING: Relaxed. The count is a statistic, exact only if no other thread allocates or
+        // frees.
         let allocated_bytes = self.allocated_bytes.load(Ordering::Relaxed);
         let allocated_blocks = self.allocated_blocks.load(Ordering::Relaxed);
         Live {

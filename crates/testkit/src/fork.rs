@@ -48,8 +48,8 @@ impl Forked {
     pub fn start(body: impl FnOnce()) -> io::Result<Self> {
         let threads = fs::read_dir("/proc/self/task")?.count();
         assert_eq!(threads, 1, "a process with several threads must not fork");
-        // SAFETY: the process has only this thread. So no lock is held by a thread that the child
-        // lacks.
+        // SAFETY: the process has no other thread. So no lock in the child is held by a thread that
+        // does not exist there.
         let pid = unsafe { libc::fork() };
         match pid {
             -1 => Err(io::Error::last_os_error()),
@@ -109,8 +109,8 @@ impl Forked {
 
     fn end(&mut self) -> io::Result<Option<WaitStatus>> {
         let Some(pid) = self.pid.take() else { return Ok(None) };
-        // The signal cannot reach another process: the kernel does not reuse the pid of an ended
-        // child before waitpid(2).
+        // The signal cannot reach another process: before waitpid(2), the kernel does not reuse the
+        // pid of an ended child.
         let _killed = kill_process(pid, Signal::KILL);
         wait(Some(pid))
     }

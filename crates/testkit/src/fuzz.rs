@@ -168,7 +168,7 @@ fn times() -> u64 {
     text.map_or(1, |text| text.parse().expect("COREWALK_FUZZ_TIMES is a number"))
 }
 
-/// A guard that writes the input to a file if it is dropped during a panic of the target.
+/// A guard that writes the current input to a file if it is dropped during a panic of the target.
 struct Failing<'a> {
     name: &'a str,
     input: &'a [u8],
@@ -196,8 +196,7 @@ mod tests {
     use std::panic::catch_unwind;
 
     /// The search must get past several checks in a row. The target checks three bytes one after
-    /// the other. The search passes all three checks only because it also changes inputs that gave
-    /// new answers.
+    /// the other. To pass all three, the search must also change inputs that gave new answers.
     // Do not run this test under Miri: it would take long, and this code has no unsafe parts.
     #[cfg(not(miri))]
     #[test]

@@ -49,11 +49,11 @@ impl Clock {
     /// Returns the number of ticks so far, and stores nothing.
     ///
     /// All counted ticks happen before the return of this call. If the calling thread has read a
-    /// value that another thread stored after a tick, then that tick is counted. So readers that
-    /// store nothing can be ordered among the ticks of writers.
+    /// value that another thread stored after a tick, then that tick is counted. So a reader that
+    /// stores nothing can place its read between two ticks of writers.
     pub fn now(&self) -> u64 {
-        // ORDERING: Acquire fence. An earlier read of this thread, even a relaxed one, may have
-        // seen a store. Then the load below sees the ticks before that store.
+        // ORDERING: Acquire fence. If an earlier read of this thread, even a relaxed one, saw a
+        // store, then the following load sees the ticks before that store.
         fence(Ordering::Acquire);
         // ORDERING: Acquire, paired with `tick`.
         self.ticks.load(Ordering::Acquire)

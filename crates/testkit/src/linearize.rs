@@ -90,8 +90,9 @@ pub trait Spec: Clone + Eq + Hash {
 
     /// Returns true if `seen` is a permitted result of `op`, where `right` is the model's result.
     ///
-    /// The default requires that the two are equal. Override it if an operation may give other
-    /// results, such as "try again". The model's state is in any case the one that gave `right`.
+    /// The default requires that `seen` equals `right`. Override it if an operation may have other
+    /// results, such as "try again". The model's state is in any case the one after it gave
+    /// `right`.
     fn accepts(&self, op: &Self::Op, right: &Self::Ret, seen: &Self::Ret) -> bool {
         let _ = op;
         right == seen
@@ -220,16 +221,18 @@ fn describe<S: Spec + Debug>(
 /// The search over one prefix of a history.
 struct Search<'h, S: Spec> {
     calls: &'h [Call<S::Op, S::Ret>],
-    /// True for each call that returned within the prefix. All other calls count as pending.
+    /// True for each call that returned within the examined prefix. All other calls count as
+    /// pending.
     is_answered: Vec<bool>,
     limit: Limit,
     events: EventList,
     state: S,
     taken: BitSet,
-    /// The calls that the search has taken, in sequence. Each has the state of the model before it.
+    /// The calls that the search has taken, in sequence, each with the model's state before the
+    /// call.
     stack: Vec<(usize, S)>,
     seen: HashSet<(BitSet, S)>,
-    /// The number of calls that returned within the prefix but that the search has not taken.
+    /// The number of calls that returned within the prefix, but have not been taken yet.
     missing: usize,
 }
 
@@ -285,8 +288,8 @@ impl<'h, S: Spec> Search<'h, S> {
         }
     }
 
-    /// Takes call `index` if its result fits, and if the search has not yet seen the resulting pair
-    /// of taken calls and state.
+    /// Takes call `index` if the model gives its recorded result. Refuses it if the search has
+    /// already seen the resulting pair of taken calls and state.
     fn take(&mut self, index: usize) -> Step {
         let call = &self.calls[index];
         let mut next = self.state.clone();
@@ -311,7 +314,7 @@ impl<'h, S: Spec> Search<'h, S> {
         Step::Taken
     }
 
-    /// Puts the call that was taken last back, and returns it. Returns None if no call is taken.
+    /// Puts the most recently taken call back, and returns it. Returns None if no call is taken.
     fn put_back(&mut self) -> Option<usize> {
         let (index, before) = self.stack.pop()?;
         self.state = before;
@@ -325,11 +328,11 @@ impl<'h, S: Spec> Search<'h, S> {
 enum Step {
     /// The call was taken.
     Taken,
-    /// The result of the call does not fit, or the search has already seen the pair of taken calls
-    /// and state.
+    /// The result of the call differs from the model's, or the search has already seen the pair of
+    /// taken calls and state.
     Refused,
     /// The next event is the return of a call that the search has not taken. So an earlier choice
-    /// was wrong.
+    /// of the search was wrong.
     Blocked,
     /// The search reached its limit.
     Exhausted,
@@ -492,8 +495,8 @@ mod tests {
 
     #[test]
     fn control_new_then_old_read_is_rejected() {
-        // Each read alone has an explanation, but the two together have none: the second read
-        // returns the old value after the first one has returned the new value.
+        // Each of the two reads alone has an explanation, but both together have none. The second
+        // read returns the old value after the first one has returned the new value.
         let calls = vec![
             Call::finished(0, 0, 9, Op::Write(7), 0),
             Call::finished(1, 1, 2, Op::Read, 7),
@@ -653,8 +656,8 @@ mod tests {
 
     #[test]
     fn drawn_histories_are_of_both_kinds() {
-        // Random histories must be of both kinds. If all were linearizable, or none, the comparison
-        // above would prove little.
+        // Some random histories must be linearizable and some must not. Otherwise the comparison of
+        // the two checkers would prove little.
         use proptest::{strategy::ValueTree, test_runner::TestRunner};
         let mut runner = TestRunner::deterministic();
         const DRAWS: usize = if cfg!(miri) { 25 } else { 500 };

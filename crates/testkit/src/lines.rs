@@ -17,8 +17,8 @@
 //! # Rules
 //!
 //! - During a recording, no other thread accesses memory of the phase.
-//! - A counter with a line per thread shows no conflict only if the two operations are recorded on
-//!   two different threads.
+//! - Record the two operations on two different threads if they use a counter with a line per
+//!   thread. On one thread the counter would show as a conflict.
 //! - The operation makes no system call with a pointer to memory of the phase. Such a call would
 //!   fail with `EFAULT`.
 //!
@@ -42,14 +42,15 @@ use std::{collections::BTreeSet, ffi::c_void, mem::MaybeUninit, ptr};
 const LINE: usize = 64;
 /// Size of a page in bytes.
 const PAGE: usize = 4_096;
-/// Size of the list of accesses. A full list may lack accesses, so [`Watched::record`] panics if
-/// the list is full.
+/// Size of the list of accesses. [`Watched::record`] panics if the list is full, because accesses
+/// may be missing.
 const ACCESSES_MAX: usize = 1 << 14;
 /// Maximum number of pages that one instruction touches.
 const OPEN_MAX: usize = 8;
 /// The bit of a page fault's error code that is set if the faulting instruction was a store.
 const FAULT_STORE: i64 = 1 << 1;
-/// The trap flag in the flags register. It stops the processor after one instruction.
+/// The trap flag in the flags register. While it is set, the processor stops after each
+/// instruction.
 const TRAP_FLAG: i64 = 1 << 8;
 
 /// The cache lines that an operation has touched. The number of a line is its address divided by
@@ -76,7 +77,8 @@ impl Lines {
 /// The memory that was allocated in a phase, ready for recordings.
 #[derive(Debug)]
 pub struct Watched {
-    /// The state is in a box, so that it does not move: the signal handlers have a pointer to it.
+    /// The watched ranges, in a box so that they do not move: the signal handlers have a pointer to
+    /// them.
     ranges: Box<Ranges>,
 }
 
@@ -85,8 +87,8 @@ pub struct Watched {
 struct Recorder {
     /// The memory that is recorded, or null outside of a recording.
     ranges: AtomicPtr<Ranges>,
-    /// The addresses of the accesses. The lowest bit of an address is replaced by 1 for a store and
-    /// by 0 for a load.
+    /// The addresses of the accesses. The lowest bit of each address says whether the access was a
+    /// store (1) or a load (0).
     accesses: [AtomicUsize; ACCESSES_MAX],
     len: AtomicUsize,
     /// The pages to which the current instruction has access.
@@ -122,8 +124,7 @@ impl Watched {
     /// there are more than 16,383 accesses.
     pub fn record(&self, operation: impl FnOnce()) -> Lines {
         // ORDERING: Relaxed, like all orderings in this file. Only one thread is recorded at a
-        // time, and a handler runs on the thread that it interrupts. So a single thread uses these
-        // words.
+        // time, and the signal handlers interrupt that thread. So a single thread uses these words.
         assert!(!RECORDER.is_taken.swap(true, Ordering::Relaxed), "another recording runs");
         RECORDER.len.store(0, Ordering::Relaxed);
         RECORDER.ranges.store(ptr::from_ref(&*self.ranges).cast_mut(), Ordering::Relaxed);
@@ -169,8 +170,7 @@ fn handle(signal: i32, handler: *const ()) -> libc::sigaction {
     // SAFETY: a `sigaction` of zeroes is valid: it has no flags and an empty mask.
     let mut new: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     new.sa_sigaction = handler as usize;
-    // `SA_NODEFER` is not set. So a fault in the handler ends the process instead of recursing for
-    // ever.
+    // Without `SA_NODEFER`, a fault in the handler ends the process instead of recursing for ever.
     new.sa_flags = libc::SA_SIGINFO;
     // SAFETY: both pointers are to a `sigaction`. The handler takes the three arguments that the
     // kernel passes with `SA_SIGINFO`.
@@ -197,8 +197,8 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
     // SAFETY: the pointer is null, or leads to the `Watched` that is being recorded.
     let is_watched = unsafe { ranges.as_ref() }.is_some_and(|ranges| ranges.contains(address));
     if !is_watched {
-        // The fault is in other memory. Restore the default disposition, so that the fault occurs
-        // again and ends the process.
+        // The fault is in memory that is not watched. Restore the default disposition, so that the
+        // fault occurs again and ends the process.
         // SAFETY: `SIG_DFL` is a valid handler.
         unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
         return;
@@ -217,8 +217,8 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
     registers[libc::REG_EFL as usize] |= TRAP_FLAG;
 }
 
-/// The handler of SIGTRAP, which runs after one instruction. It makes the pages that this
-/// instruction has touched inaccessible again.
+/// The handler of SIGTRAP, which runs after the instruction that faulted. It makes the pages that
+/// this instruction has touched inaccessible again.
 extern "C" fn on_step(_: i32, _: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the handler is installed with `SA_SIGINFO`, so its third argument is a `ucontext_t`
     // of this thread.
@@ -232,8 +232,8 @@ extern "C" fn on_step(_: i32, _: *mut libc::siginfo_t, context: *mut c_void) {
     }
 }
 
-/// Appends to a list of fixed size. If the list is full, only the count of elements increases,
-/// which shows the caller that elements are missing.
+/// Appends to a list of fixed size. If the list is full, only `len` increases, which shows the
+/// caller that elements are missing.
 fn note(list: &[AtomicUsize], len: &AtomicUsize, word: usize) {
     // ORDERING: Relaxed. See `record`.
     let at = len.fetch_add(1, Ordering::Relaxed);
@@ -245,8 +245,8 @@ fn note(list: &[AtomicUsize], len: &AtomicUsize, word: usize) {
 
 fn allow(page: usize, access: MprotectFlags) {
     let start = ptr::with_exposed_provenance_mut::<c_void>(page);
-    // SAFETY: the page is in a range of the recorded memory, which is private. A later access to it
-    // faults, and the handler makes the page accessible again.
+    // SAFETY: the page is in a range of the recorded memory, which is private. A later access to
+    // the page faults, and the handler makes the page accessible again.
     if unsafe { mprotect(start, PAGE, access) }.is_err() {
         // A panic must not unwind out of a signal handler.
         std::process::abort();

@@ -116,7 +116,7 @@ impl<const N: usize> Tally<N> {
     /// Panics if `name` is not an outcome of this tally. So a test fails at an outcome that it does
     /// not expect.
     pub fn hit(&self, name: &str) {
-        // ORDERING: Relaxed. The count is a statistic. It is read after the threads were joined.
+        // ORDERING: Relaxed. The count is a statistic, which is read after the threads were joined.
         self.counts[self.position(name)].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -126,7 +126,7 @@ impl<const N: usize> Tally<N> {
     ///
     /// Panics if `name` is not an outcome of this tally.
     pub fn count(&self, name: &str) -> u64 {
-        // ORDERING: Relaxed. The count is a statistic. It is read after the threads were joined.
+        // ORDERING: Relaxed. The count is a statistic, which is read after the threads were joined.
         self.counts[self.position(name)].load(Ordering::Relaxed)
     }
 
@@ -178,7 +178,7 @@ pub struct Watchdog {
 struct WatchdogState {
     /// Protected by its own mutex.
     is_done: Mutex<bool>,
-    /// Notified when `is_done` is set. The watchdog's thread waits for it, with the mutex of
+    /// Notified when `is_done` is set. The thread of the watchdog waits on it, with the mutex of
     /// `is_done`.
     changed: Condvar,
 }
@@ -237,8 +237,8 @@ impl Drop for Watchdog {
     }
 }
 
-/// Returns a line of text for each thread of this process. It has the tid, the name, the state, and
-/// the kernel function in which the thread sleeps.
+/// Returns a line of text for each thread of this process: its tid, name and state, and the kernel
+/// function in which it sleeps.
 pub fn threads_text() -> String {
     let mut text = String::new();
     let Ok(tasks) = fs::read_dir("/proc/self/task") else { return text };
@@ -304,8 +304,8 @@ mod tests {
 
     #[test]
     fn racers_run_at_the_same_time() {
-        // The threads must run at the same time: each waits for the other one, so if they ran one
-        // after the other, the first would wait for ever.
+        // The two threads must run at the same time, because each waits for the other. If they ran
+        // one after the other, the first would wait for ever.
         let _watchdog = Watchdog::start("two racers that meet", Duration::from_secs(60));
         let meet = Barrier::new(2);
         run(2, Seed(0), |_| meet.wait().is_leader());

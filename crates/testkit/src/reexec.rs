@@ -145,8 +145,8 @@ impl Reexec {
         let stdout = drain(child.stdout.take().expect("stdout is piped"));
         let stderr = drain(child.stderr.take().expect("stderr is piped"));
         let has_ended = wait_until(&child, Instant::now() + self.timeout);
-        // Kill the group even if the child has ended, since a grandchild would keep the pipes open.
-        // An error of the call means that the group has no process left.
+        // Kill the process group even if the child has ended, since a grandchild would keep the
+        // pipes open. An error means that no process of the group is left.
         let _ = kill_process_group(pid, Signal::KILL);
         let status = child.wait().expect("a child can be waited for");
         let finished = Finished {
@@ -238,7 +238,7 @@ impl fmt::Display for Finished {
 fn drain(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // Ignore an error of the read, and return the bytes that were read before it.
+        // If the read fails, return the bytes that were read before.
         let _ = pipe.read_to_end(&mut bytes);
         String::from_utf8_lossy(&bytes).into_owned()
     })

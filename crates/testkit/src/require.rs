@@ -84,7 +84,7 @@ pub fn has_root() -> bool {
 /// false.
 #[track_caller]
 pub fn has_fuse() -> bool {
-    // To open the device has no side effect: a FUSE connection begins only with a mount.
+    // Opening the device has no side effect: a FUSE connection begins only with a mount.
     if OpenOptions::new().read(true).write(true).open("/dev/fuse").is_err() {
         skip(Need::Fuse, "/dev/fuse cannot be opened");
         return false;

@@ -127,8 +127,8 @@ impl Rng {
     /// Returns the generator for `seed`.
     pub fn new(seed: Seed) -> Self {
         let mut state = seed.0;
-        // INVARIANT: splitmix64 is a bijection. So only one seed gives a state of zero. That seed
-        // gets the state of another seed, the one that gives 1.
+        // INVARIANT: splitmix64 is a bijection, so only one seed gives a state of zero. That seed
+        // gets state 1 instead, which another seed has too.
         Self { state: splitmix(&mut state).max(1), seed }
     }
 

@@ -116,16 +116,16 @@ impl Seal {
     /// Panics if the process had a phase before, or if the region cannot be mapped.
     pub fn begin(&'static self) -> Phase {
         let before = Ranges::read(Reach::Built);
-        // ORDERING(region): Acquire. Pairs with the store of the address below, so that a thread
-        // that sees the address sees the mapping.
+        // ORDERING(region): Acquire. Pairs with the store of the region's address by `begin`. A
+        // thread that sees the address sees the mapping.
         assert!(self.region.load(Ordering::Acquire).is_null(), "the process had a phase before");
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the kernel chooses the address of this new mapping, so it overlaps no other
-        // memory.
+        // SAFETY: the kernel chooses the address of the new mapping, so the mapping overlaps no
+        // memory in use.
         let region = unsafe { mmap_anonymous(ptr::null_mut(), REGION_BYTES, access, flags) }
             .expect("the region can be mapped");
-        // ORDERING(region): Release. Pairs with the loads of the address, so that a thread that
+        // ORDERING(region): Release. Pairs with the loads of the region's address. A thread that
         // sees the address sees the mapping.
         self.region.store(region.cast(), Ordering::Release);
         // ORDERING(building): Release. A thread that sees the phase sees the region.
@@ -143,8 +143,8 @@ impl Seal {
     /// if the alignment is too large.
     fn bump(&self, layout: Layout) -> Option<*mut u8> {
         // ORDERING(building): Acquire. Pairs with the store in `begin`, so that this thread sees
-        // the region. The region is aligned to a page, so the system's allocator serves larger
-        // alignments.
+        // the region. The region is aligned to a page, so blocks with a larger alignment come from
+        // the system's allocator.
         if !self.is_building.load(Ordering::Acquire) || layout.align() > REGION_ALIGN_MAX {
             return None;
         }
@@ -156,7 +156,7 @@ impl Seal {
             start.checked_add(layout.size()).filter(|end| *end <= REGION_BYTES)
         };
         // ORDERING: Relaxed. The counter only makes the blocks disjoint. A thread that passes a
-        // block to another thread also publishes its content.
+        // block to another thread publishes the block's content itself.
         let used = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).ok()?;
         Some(region.wrapping_add(used.next_multiple_of(layout.align())))
     }
@@ -217,8 +217,7 @@ impl Phase {
     /// Ends the phase and returns the address ranges of its memory.
     pub(crate) fn into_ranges(self) -> Ranges {
         // ORDERING: Relaxed. By the rules of this module, no other thread allocates now. A thread
-        // that breaks this rule gets a block of the region, and dies at its first store to the
-        // block.
+        // that does so gets a block of the sealed region, and dies at its first store to the block.
         self.seal.is_building.store(false, Ordering::Relaxed);
         let mut built = Ranges::read(Reach::Built);
         built.subtract(&self.before);
@@ -241,13 +240,12 @@ impl Sealed {
     fn set(&self, access: MprotectFlags) {
         for range in self.ranges.iter() {
             let start = ptr::with_exposed_provenance_mut::<c_void>(range.start);
-            // SAFETY: the kernel has reported the range as private and writable. If write access is
-            // removed, a store can only end the process. If it is given back, the access is what it
-            // was before the seal.
+            // SAFETY: the kernel has reported the range as private and writable. Without write
+            // access, a store can only end the process. With it, the access is as before the seal.
             let done = unsafe { mprotect(start, range.end - range.start, access) };
             if done.is_err() {
-                // Abort instead of panicking. A panic would allocate and print, and so store into
-                // memory that may be sealed.
+                // Abort, because a panic would allocate and print. These actions store into memory
+                // that may be sealed.
                 std::process::abort();
             }
         }
@@ -381,7 +379,7 @@ impl Ranges {
         self.iter().any(|range| (range.start..range.end).contains(&address))
     }
 
-    /// Removes all addresses of `other` from these ranges. The kernel merges adjacent mappings, so
+    /// Removes all addresses of `other` from these ranges. The kernel merges adjacent mappings. So
     /// `other` may cover only a part of a range, which is then cut.
     fn subtract(&mut self, other: &Self) {
         let mut left = Self::EMPTY;

@@ -1,8 +1,8 @@
 //! Suites in which the server is killed, or hangs.
 //!
 //! After the server has died, its clients must get an error and not hang, and a new mount must be
-//! possible. SIGSTOP makes a server hang. That suite is also the control of all other suites. It
-//! proves that the time limit, the abort and the cleanup work.
+//! possible. In the other suite, SIGSTOP makes the server hang. That suite is also the control of
+//! all others: it proves that the time limit, the abort and the cleanup work.
 //!
 //! Source: `fuse(4)`, by which requests on a lost connection fail with ENOTCONN or ECONNABORTED.
 
@@ -82,7 +82,7 @@ fn check_hang(site: &Site) -> Result<Outcome, Outcome> {
     command.arg(mount.path.join("never"));
     let (ended, output) = mount.run_to_end("hang", &mut command, Duration::from_secs(2));
     match ended {
-        // The client was killed after the time limit. It could end only because the abort had ended
+        // The time limit killed the client. The client could end only because the abort had ended
         // its call to the mount.
         Ended::TimedOut => {}
         Ended::Stuck => {

@@ -29,11 +29,11 @@ use std::{
     time::Duration,
 };
 
-/// Mount options of most suites. Other users, device nodes and set-user-ID are permitted. There are
-/// more threads than by default, so that requests are served concurrently.
+/// Mount options of most suites: other users, device nodes and set-user-ID are permitted. More
+/// threads than by default serve requests concurrently.
 pub(super) const OPTIONS: &str = "allow_other,dev,suid,threads=4";
 
-/// Mount options with which the server checks permissions instead of the kernel.
+/// Mount options with which the server, and not the kernel, checks permissions.
 pub(super) const SERVER_PERMISSIONS: &str = "allow_other,dev,suid,no_default_permissions";
 
 /// Mount options with which the kernel collects writes and times.
@@ -46,7 +46,7 @@ pub(super) enum Source {
     Tmpfs,
     /// A directory of the machine's file system.
     Host,
-    /// A store in a directory of the host. The suite checks it with `fsck` at the end.
+    /// A store in a directory of the host. The suite checks the store with `fsck` at the end.
     Store,
 }
 
@@ -107,8 +107,8 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        // Remove the mount point first. That fails if a file system is still mounted there. Then
-        // stop, because its files must not be removed.
+        // Remove the mount point first. If a file system is still mounted there, that fails. Then
+        // stop, because the files of that file system must not be removed.
         let _ = fs::remove_dir(self.folder.join("mnt"));
         if !self.folder.join("mnt").exists() {
             let _ = fs::remove_dir_all(&self.folder);
@@ -211,8 +211,8 @@ impl Mount {
     /// As [`Mount::run`].
     pub(super) fn shell(&mut self, what: &str, script: &str) -> Result<String, Outcome> {
         let mut command = Command::new("sh");
-        // Let the script itself change to the root of the mount, because this process must not
-        // access the mount.
+        // The script itself changes to the root of the mount, because this process must not access
+        // the mount.
         command.args(["-euc", &format!("cd \"$MNT\"\n{script}")]).env("MNT", &self.path);
         command.env("WORK", self.folder.join("work"));
         self.run(what, &mut command, Duration::from_secs(10 * 60))
@@ -263,7 +263,8 @@ impl Mount {
         let Some(connection) = &self.connection else { return };
         let folder = Path::new(CONNECTIONS);
         if !folder.join(connection).exists() {
-            // Mount fusectl, unless it is mounted already. Only this mount namespace sees it.
+            // The directory of the connection is missing if fusectl is not mounted. Mount it, in
+            // this mount namespace only.
             let _ = Command::new("mount").args(["-t", "fusectl", "fusectl", CONNECTIONS]).status();
         }
         if let Err(error) = fs::write(folder.join(connection).join("abort"), "1") {
@@ -327,8 +328,8 @@ impl Drop for Mount {
     }
 }
 
-/// Returns the output of a command that exited with status 0. Otherwise prints the output and
-/// returns the failure.
+/// Returns the output of a command that exited with status 0. For another command prints the output
+/// and returns the failure.
 fn settle(what: &str, ended: Ended, output: String) -> Result<String, Outcome> {
     if ended == Ended::Well {
         return Ok(output);

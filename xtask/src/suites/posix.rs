@@ -20,8 +20,7 @@ const PJDFSTEST_VERSION: &str = "0.2.2";
 const FSX_VERSION: &str = "0.3.2";
 /// The environment variable that sets the number of operations of each run of fsx.
 const FSX_OPERATIONS: &str = "COREWALK_FSX_OPERATIONS";
-/// The number of operations of each run of fsx, if the environment variable does not set another
-/// one.
+/// The number of operations of each run of fsx, unless [`FSX_OPERATIONS`] sets another one.
 const FSX_OPERATIONS_DEFAULT: &str = "20000";
 
 /// The user, besides `nobody`, as which pjdfstest makes calls.
@@ -45,8 +44,8 @@ naptime = 0.02
 entries = [["nobody", "nogroup"], ["tests", "tests"]]
 "#;
 
-/// The configuration of fsx with all kinds of operations, even those on a mapping. An operation has
-/// at least one byte, because posix_fallocate(3) refuses a length of 0.
+/// The configuration of fsx with all kinds of operations, even those on memory mappings. Each
+/// operation has at least one byte, because posix_fallocate(3) refuses a length of 0.
 const FSX_MAPPED: &str = "
 flen = 1048576
 [opsize]
@@ -110,7 +109,7 @@ fn check_pjdfstest(site: &Site, source: Source, options: &str) -> Result<Outcome
     let config = site.folder.join("pjdfstest.toml");
     write(&config, PJDFSTEST_CONFIG)?;
     let mut mount = Mount::start_with(site, source, options)?;
-    // Use a short name, because the path of a socket may have at most 107 bytes.
+    // Use a short directory name, because the path of a socket may have at most 107 bytes.
     mount.shell("pjdfstest-folder", "mkdir -m 0755 t")?;
     let mut command = Command::new(program);
     command.arg("-c").arg(config).arg("-p").arg(mount.path.join("t"));
@@ -134,11 +133,11 @@ fn check_pjdfstest(site: &Site, source: Source, options: &str) -> Result<Outcome
     Ok(mount.finish())
 }
 
-/// Returns true if only those tests failed that write a program and then run it (`etxtbsy`).
+/// Returns true if all failed tests are those that write a program and then run it (`etxtbsy`).
 ///
 /// These tests have a race on any file system. Another thread may fork between the write and the
-/// run. Its child has the program open for writing until it calls execve(2), so the run fails with
-/// `ETXTBSY`.
+/// run. Its child has the program open for writing until the child calls execve(2). So the run
+/// fails with `ETXTBSY`.
 fn has_lost_race(output: &str) -> bool {
     let plain = without_colours(output);
     let mut failed = plain.lines().filter(|line| line.ends_with("FAILED")).peekable();
@@ -240,8 +239,8 @@ fn installed(site: &Site, name: &str, version: &str) -> Result<PathBuf, Outcome>
     let mut command = Command::new("cargo");
     command.args(["install", name, "--locked", "--version", version, "--root"]).arg(&site.tools);
     command.env("CARGO_TARGET_DIR", site.tools.join("build"));
-    // Build without optimization, which is faster. The tools mostly wait for the mount, so they
-    // need none.
+    // Build without much optimization, which is faster. The tools mostly wait for the mount, so
+    // they need none.
     command.args(["--profile", "dev"]).env("CARGO_PROFILE_DEV_OPT_LEVEL", "1");
     command.env("CARGO_PROFILE_DEV_DEBUG", "0");
     let log = site.folder.join("install.log");

@@ -10,8 +10,8 @@
 //! | Perl under strace(1) | no call is a system call: 100,000 semop(2), 500 or more of the others |
 //!
 //! All programs run in a *closed* IPC namespace of the kernel, whose limits are 0. If a call
-//! reached the kernel, it would fail, and so would the program. A control checks that the namespace
-//! is closed. The count of system calls has a control as well.
+//! reached the kernel, it would fail, and so would the program. One control checks that the
+//! namespace is closed. Another control checks the count of system calls.
 //!
 //! If a program is missing and cannot be installed, its part is skipped. Then the suite counts as
 //! skipped, not as passed.
@@ -32,12 +32,12 @@ use std::{
 };
 
 const SYSV_IPC: &str = "sysv_ipc==1.2.0";
-/// Minimum number of tests of `sysv_ipc` that must pass. One further test is skipped.
+/// Minimum number of tests of `sysv_ipc` that must pass. It has one more test, which is skipped.
 const SYSV_IPC_TESTS_MIN: u32 = 136;
 
 const IPC_SYSV: &str = "https://github.com/mhx/IPC-SysV";
-/// The environment variable with the path of a copy of that repository. If it is not set, the suite
-/// clones the repository.
+/// The environment variable with the path of a copy of the repository of `IPC::SysV`. Without it,
+/// the suite clones the repository.
 const IPC_SYSV_ENV: &str = "COREWALK_PERL_IPC_SYSV";
 const IPC_SYSV_TESTS_MIN: u32 = 70;
 const OWN_PERL: &str = include_str!("programs/sysv.pl");
@@ -65,7 +65,7 @@ const CALLS: [&str; 12] = [
 ];
 
 /// A Perl script that makes all system calls of [`CALLS`]. Its first argument is the number of
-/// rounds. Each round makes two semop(2), and some rounds also make the other calls.
+/// rounds. Each round makes two semop(2) calls, and some rounds also make the other calls.
 const ALL_CALLS: &str = r#"
 my ($rounds, $semtimedop) = @ARGV;
 my $set = semget(0, 1, 0600) // die $!;
@@ -86,12 +86,11 @@ for my $round (1 .. $rounds) {
 semctl($set, 0, 0, 0) && msgctl($queue, 0, 0) && shmctl($segment, 0, 0) or die $!;
 "#;
 
-/// Maximum number of heap pages that a long run uses in addition to those of a short run. Before
-/// the library writes to a page of the caller for the first time, it checks the page with one
-/// futex(2).
+/// Maximum number of additional heap pages that a long run uses, compared with a short run. Before
+/// the library first writes to a page of the caller, it checks the page with one futex(2).
 const PAGES_MAX: usize = 8;
 
-/// The option of strace(1) that selects the calls that must not reach the kernel, and futex(2).
+/// The option of strace(1) that selects futex(2), and the calls that must not reach the kernel.
 const TRACED: &str = "trace=semget,semop,semtimedop,semctl,msgget,msgsnd,msgrcv,msgctl,\
                       shmget,shmat,shmdt,shmctl,futex";
 
@@ -130,8 +129,8 @@ impl<'s> Closed<'s> {
         Self { site, has_shm }
     }
 
-    /// Returns a command that runs in a closed namespace without corewalk. So it cannot create
-    /// objects.
+    /// Returns a command that runs in a closed namespace without corewalk, so that it cannot create
+    /// IPC objects.
     fn without_corewalk(&self) -> Command {
         let shm = if self.has_shm { "echo 0 > /proc/sys/kernel/shmmni;" } else { "" };
         let script = format!(
@@ -182,10 +181,10 @@ fn control(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Counts the system calls of a program that makes 100,000 semop(2) and some other calls.
+/// Counts the system calls of a program that makes 100,000 semop(2) calls and some others.
 ///
 /// None of [`CALLS`] may reach the kernel. The program may make at most [`PAGES_MAX`] more futex(2)
-/// than a program of one round. The control is the same program without corewalk.
+/// calls than the same program with one round. The control is this program without corewalk.
 fn system_calls(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     needed("strace")?;
     let kernel = trace(closed, "calls-kernel", open(), SEMOPS)?;
@@ -199,8 +198,8 @@ fn system_calls(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     if semops < SEMOPS || !CALLS.iter().all(|name| is_seen(name)) {
         return Err(Outcome::Failed("strace did not show the calls without corewalk".to_owned()));
     }
-    // If the program has no option `--shm`, leave out the calls of shared memory, since they would
-    // reach the kernel.
+    // Without its option `--shm`, the program cannot serve shared memory. Leave out these calls
+    // then, since they would reach the kernel.
     let ours = CALLS.iter().filter(|name| closed.has_shm || !name.starts_with("shm"));
     let is_more = seen(&many, "futex") > seen(&few, "futex") + PAGES_MAX;
     if ours.into_iter().any(|name| seen(&many, name) > 0) || is_more {
@@ -342,8 +341,8 @@ fn sysv_ipc(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Runs a Python program that finds the functions of System V IPC by a lookup in the C library
-/// (dlsym(3)). Such a lookup must find those of the preload library.
+/// Runs a Python program that looks up the functions of System V IPC in the C library with
+/// dlsym(3). The lookup must find those of the preload library.
 fn ctypes(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     const SCRIPT: &str = r#"
 import ctypes
@@ -387,8 +386,8 @@ rm -rf source/build source/src/*.so
 venv/bin/python -c 'import sysv_ipc'
 touch complete
 "#;
-    // A Python program that checks for the headers of Python, and for ensurepip, which a virtual
-    // environment needs.
+    // A Python program that checks that the headers of Python are installed. It also checks for
+    // ensurepip, which a virtual environment needs.
     const PYTHON_CHECK: &str = "import ensurepip, os, sysconfig; \
         os.stat(os.path.join(sysconfig.get_paths()['include'], 'Python.h'))";
     let folder = site.tools.join("sysv_ipc");
@@ -397,8 +396,7 @@ touch complete
     }
     needed("python3")?;
     if !is_well("python3", &["-c", PYTHON_CHECK]) {
-        // Ignore the result. If the packages could not be installed, the script below fails and
-        // prints a message.
+        // Ignore the result. If the installation has failed, the script fails and prints a message.
         let _installed = install("python3-dev") && install("python3-venv");
     }
     let mut command = Command::new("sh");
@@ -421,8 +419,8 @@ fn stress_ng(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     let asked = std::env::var("COREWALK_STRESS_SECONDS").ok();
     let seconds = asked.unwrap_or_else(|| "10".to_owned());
     let mut command = closed.with_corewalk();
-    // Accept status 7. It only says that a stressor was ended while it counted an operation, which
-    // is likely at a million operations per second. But require the line "successful run
+    // Accept status 7, which only says that a stressor was ended while it counted an operation.
+    // That is likely at a million operations per second. But require the line "successful run
     // completed".
     command.args(["sh", "-c", "stress-ng \"$@\" || test $? = 7", "sh"]);
     command.args(["--sem-sysv", "2", "--msg", "2", "--verify", "--metrics-brief"]);

@@ -4,9 +4,9 @@
 //! in a loop device and on the mount under test. It prints the results, errnos and bytes. Both
 //! outputs must be equal. The ext4 has the feature `ea_inode`, which allows values of 64 KiB.
 //!
-//! Two cases are not compared. If names take more than a block, ext4 returns `ENOSPC` even with
-//! `ea_inode`. A unit test of tmpfs covers the limit of 64 KiB of names. The second case is
-//! immutable files, which FUSE does not have (setxattr03).
+//! Two cases are not compared. First, if names take more than a block, ext4 returns `ENOSPC` even
+//! with `ea_inode`. A unit test of tmpfs covers its limit of 64 KiB of names. Second, FUSE has no
+//! immutable files (setxattr03).
 //!
 //! Source: LTP `testcases/kernel/syscalls`; ext4(5); mkfs.ext4(8).
 
@@ -100,8 +100,7 @@ fn built(site: &Site) -> Result<PathBuf, Outcome> {
     Ok(target.join("release/examples/xattr_calls"))
 }
 
-/// A new ext4 file system in a loop device. When the value is dropped, the file system is
-/// unmounted.
+/// A new ext4 file system in a loop device. Dropping the value unmounts the file system.
 struct Ext4 {
     path: PathBuf,
 }

@@ -1,9 +1,9 @@
 //! Rules about atomics: which files may name them, and that each ordering has a reason.
 //!
-//! A model checker sees only atomics of `corewalk_base::primitives`. Code that names those of the
-//! standard library would silently be missing in all models. An ordering without a reason cannot be
-//! reviewed. The two ends of a pair of orderings have the same tag. So a tag that occurs only once
-//! is a mistake: one end of the pair is missing.
+//! A model checker sees only the atomics of `corewalk_base::primitives`. Code that names those of
+//! the standard library would silently be missing in all models. An ordering without a reason
+//! cannot be reviewed. Two orderings that form a pair have the same tag in their comments. So a tag
+//! that occurs only once is a mistake: the comment of the other ordering is missing.
 //!
 //! Source: `docs/developing/style.md` section 4; seize; Linux `ipc/sem.c` with its named barriers.
 
@@ -11,7 +11,7 @@ use super::Finding;
 use crate::source::{RustFile, has_word};
 use std::collections::BTreeMap;
 
-/// Files that may name the standard library's atomics and threads. Each has a reason.
+/// Files that may name the standard library's atomics and threads, each with the reason.
 const PRIMITIVES: [(&str, &str); 4] = [
     ("crates/base/src/primitives.rs", "it switches between the real types and those of models"),
     ("crates/base/src/primitives/crash.rs", "its atomics stop their thread"),
@@ -19,15 +19,15 @@ const PRIMITIVES: [(&str, &str); 4] = [
     ("xtask/src/process.rs", "xtask uses the standard library only and has no models"),
 ];
 
-/// Paths that only the files of [`PRIMITIVES`] may name. They are compared after each `use` is
-/// expanded.
+/// Paths that only the files of [`PRIMITIVES`] may name. Each `use` is expanded before the
+/// comparison.
 const SWITCHED: [&str; 4] =
     ["std::sync::atomic", "core::sync::atomic", "std::thread", "alloc::sync::atomic"];
 
 /// Orderings that need a reason. (`std::cmp::Ordering` has other names.)
 const ORDERINGS: [&str; 5] = ["Relaxed", "Acquire", "Release", "AcqRel", "SeqCst"];
 
-/// Maximum number of lines between the start of an ordering's comment and the ordering.
+/// Maximum number of lines between the start of an ORDERING comment and the ordering.
 const REASON_LINES: usize = 6;
 
 /// Returns a finding for each atomic or thread that does not come from `corewalk_base::primitives`.
@@ -106,7 +106,7 @@ pub(super) fn lonely_tags(files: &[RustFile]) -> Vec<Finding> {
         .collect()
 }
 
-/// Returns the `use` statements of `code`. Each has the number of its first line.
+/// Returns the `use` statements of `code`, each with the number of its first line.
 fn use_statements(code: &str) -> Vec<(usize, String)> {
     let mut statements = Vec::new();
     let mut rest = code;

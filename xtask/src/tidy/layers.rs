@@ -126,7 +126,8 @@ pub(super) fn ipc_modules(file: &RustFile) -> Vec<Finding> {
             None => ("", line.code.strip_prefix("use crate::").unwrap_or_default()),
         };
         let names = used.split(|c: char| c != '_' && !c.is_alphanumeric());
-        // Without braces, only the first name is a module. The names after it are its items.
+        // Without braces, only the first name is a module. The names that follow are items of that
+        // module.
         let count = if used.starts_with('{') { usize::MAX } else { 1 };
         let modules = names.take(count).filter(|name| name.starts_with(char::is_lowercase));
         for used in modules.map(|name| format!("{folder}{name}")) {

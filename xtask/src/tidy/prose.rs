@@ -1,8 +1,8 @@
 //! Rules about the sentences of comments and pages: plain words, short sentences, short lines.
 //!
 //! A sentence without a named subject has to be read twice ("who asks first is served", "What is
-//! left goes back"). The rules recognize such sentences by a few words. The lengths of sentences,
-//! lines and essays are limited.
+//! left goes back"). The rules recognize such sentences by a few words. Other rules limit the
+//! lengths of sentences, lines and essays.
 //!
 //! | rule | finds |
 //! |---|---|
@@ -100,7 +100,7 @@ impl<'t> Paragraphs<'t> {
         }
     }
 
-    /// Ends a block of comment lines, and with it a code fence.
+    /// Ends a block of comment lines. If a code fence is open, the end of the block closes it too.
     fn end_block(&mut self) {
         self.end();
         self.is_code = false;

@@ -18,7 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64 as Word, Ordering};
 
 thread_local! {
-    /// The number of stores that the thread may still make. None if the thread is not in `run`.
+    /// The number of stores that this thread may still make, or None outside of `run`.
     static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
     static IS_STOPPED: Cell<bool> = const { Cell::new(false) };
 }
@@ -35,7 +35,7 @@ pub enum Ended<T> {
     Stopped,
 }
 
-/// Runs `body` until it has made `stores` stores and is about to make another.
+/// Runs `body`, and stops it before its next store when it has made `stores` stores.
 ///
 /// # Panics
 ///

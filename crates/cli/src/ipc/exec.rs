@@ -78,7 +78,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .args(&arguments.command[1..])
         .env("LD_PRELOAD", preload::value(&preload, before.as_deref()))
         .env(NAMESPACE_ENV, &place.path);
-    // Remove these variables, which are set if `exec` itself runs in a namespace.
+    // If `exec` itself runs in a namespace, these variables describe that one. So remove them.
     for name in [FD_ENV, SHM_ENV, SHM_FD_ENV] {
         command.env_remove(name);
     }
@@ -119,15 +119,16 @@ fn refused(name: &OsStr, refusal: Refusal) -> Failure {
     Failure::Command(status, format!("{}: {why}", name.display()))
 }
 
-/// Waits for the end of the command. Meanwhile sends signals of `exec` to the command, and cleans
-/// up after killed processes of the namespace.
+/// Waits for the end of the command. Meanwhile passes signals that `exec` gets to the command, and
+/// cleans up after killed processes of the namespace.
 fn supervise(
     mut child: Child,
     signals: SignalsInfo<WithOrigin>,
     place: &Place,
 ) -> Result<ExitStatus, Failure> {
     let failed = |error| Failure::of("waiting for the command", error);
-    // Send signals through a pidfd. The command's pid could already belong to another process.
+    // Send signals through a pidfd, because the pid of an ended command may belong to another
+    // process.
     let pid = Pid::from_raw(child.id().cast_signed()).expect("a process has a number");
     let open = || pidfd_open(pid, PidfdFlags::empty()).map_err(|error| failed(error.into()));
     pass_on(signals, open()?);
@@ -142,7 +143,7 @@ fn supervise(
     }
 }
 
-/// Starts a thread. It passes on to `process` the signals that other processes send to `exec`.
+/// Starts a thread that passes the signals which other processes send to `exec` on to `process`.
 fn pass_on(mut signals: SignalsInfo<WithOrigin>, process: OwnedFd) {
     thread::spawn(move || {
         for origin in &mut signals {
@@ -160,7 +161,7 @@ fn pass_on(mut signals: SignalsInfo<WithOrigin>, process: OwnedFd) {
 fn ended_as(status: ExitStatus) -> Result<(), Failure> {
     if let Some(signal) = status.signal() {
         // `emulate_default_handler` returns only if the signal does not end a process by default.
-        // Then use an exit status instead.
+        // In that case end with an exit status instead.
         let _alive = signal_hook::low_level::emulate_default_handler(signal);
         return Err(Failure::Reported(128u8.wrapping_add(signal as u8)));
     }

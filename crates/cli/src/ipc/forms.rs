@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::objects::{Kind, Object, group_name, user_name};
 
-/// The columns of a table: those of ipcs(1) without options, or with `-t`, `-p` or `-c`.
+/// The columns of a table of objects: those of ipcs(1) without options, or with `-t`, `-p` or `-c`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     Plain,
@@ -23,7 +23,7 @@ pub(super) enum Form {
 pub(super) fn table(kind: Kind, form: Form, objects: &[Object]) -> String {
     let (title, names) = head(kind, form);
     let rows: Vec<Vec<String>> = objects.iter().map(|object| row(object, kind, form)).collect();
-    // Show no semaphore sets in the table of pids, because each semaphore has its own pid.
+    // The table of pids shows no semaphore sets, because each semaphore of a set has its own pid.
     let rows = if names.is_empty() { &[][..] } else { &rows };
     format!("\n------ {title} --------\n{}", columns(names, rows))
 }

@@ -160,7 +160,8 @@ fn namespaces() -> Result<Vec<Named>, Failure> {
         let entry = entry.ok()?;
         let name = entry.file_name().into_string().ok()?.strip_prefix(prefix)?.to_owned();
         let status = entry.metadata().ok().filter(fs::Metadata::is_file)?;
-        // Any user may create a file with this prefix in `/dev/shm`. So skip files of other users.
+        // Any user may create a file with this prefix in `/dev/shm`, so skip the files of other
+        // users.
         let status = Some(status).filter(|status| status.uid() == geteuid().as_raw())?;
         Some(Named { name, path: entry.path(), used_bytes: status.blocks() * 512 })
     });
@@ -188,8 +189,8 @@ fn namespaces_table(namespaces: &[Named]) -> String {
     forms::columns(&["namespace", "bytes", "path"], &rows.collect::<Vec<_>>())
 }
 
-/// Escapes control characters as `ls -b` does. Otherwise a name could span several rows or control
-/// the terminal.
+/// Escapes control characters in a name as `ls -b` does. Otherwise the name could span several rows
+/// or control the terminal.
 fn escaped(name: &str) -> String {
     let mut shown = String::with_capacity(name.len());
     for char in name.chars() {

@@ -15,7 +15,7 @@ impl Kind {
     /// All kinds, in the order of ipcs(1).
     pub(super) const ALL: [Self; 3] = [Self::Msg, Self::Shm, Self::Sem];
 
-    /// Returns the short name of the kind, which JSON output and `rm --all` use.
+    /// Returns the short name of a kind of objects, for JSON output and `rm --all`.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Msg => "msg",
@@ -24,7 +24,7 @@ impl Kind {
         }
     }
 
-    /// Returns the words that ipcs(1) uses for an object of this kind.
+    /// Returns the words that ipcs(1) uses for an object of a kind, for example a message queue.
     pub(super) fn word(self) -> &'static str {
         match self {
             Self::Msg => "message queue",
@@ -47,7 +47,7 @@ impl Kind {
 pub(super) struct Object {
     pub(super) id: i32,
     pub(super) perm: Perm,
-    /// The attributes that only objects of this kind have. Each has its name and its value.
+    /// The names and values of the attributes that only objects of this kind have.
     pub(super) numbers: Vec<(&'static str, u64)>,
 }
 
@@ -144,12 +144,12 @@ fn object(task: &Task, kind: Kind, index: i32) -> Option<Object> {
     }
 }
 
-/// Returns the name of a user, or the uid if `/etc/passwd` does not have it.
+/// Returns the name of a user from `/etc/passwd`, or the uid if it is not there.
 pub(super) fn user_name(uid: u32) -> String {
     name_in("/etc/passwd", uid)
 }
 
-/// Returns the name of a group, or the gid if `/etc/group` does not have it.
+/// Returns the name of a group from `/etc/group`, or the gid if it is not there.
 pub(super) fn group_name(gid: u32) -> String {
     name_in("/etc/group", gid)
 }

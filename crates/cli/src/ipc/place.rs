@@ -56,7 +56,8 @@ pub(super) const FD_ENV: &str = "COREWALK_IPC_FD";
 /// The variable that gives the preload library the inherited descriptor of the folder of segments.
 pub(super) const SHM_FD_ENV: &str = "COREWALK_IPC_SHM_FD";
 
-/// The usual limit on open files. An inherited descriptor gets a high number below this limit.
+/// The usual limit on open files. Descriptors that a command inherits get high numbers below this
+/// limit.
 const NUMBERS: u64 = 1024;
 
 /// The directory with the outer folders of namespaces without a name.
@@ -72,12 +73,12 @@ const SEGMENTS_MODE: u32 = 0o777;
 /// Maximum number of names that are tried for a folder.
 const NAMES_TRIED: u32 = 1000;
 
-/// The longest name of a namespace in bytes. The name of its file is longer, but has at most 255
+/// The longest name of a namespace, in bytes. The file name adds a prefix, and has at most 255
 /// bytes.
 const NAME_MAX: usize = 200;
 
-/// Opens the file at `path`, which the argument `word` names. Creates the file if `flags` contain
-/// `CREATE`.
+/// Opens the file of a namespace at `path`. `word` is the name or path from the command line.
+/// Creates the file if `flags` contain `CREATE`.
 ///
 /// The file must belong to the user, because its owner can read and change the whole namespace.
 /// Root may use a file of any user by its path, but not by a name. Any user may create a file of
@@ -85,8 +86,9 @@ const NAME_MAX: usize = 200;
 fn open_file(path: &Path, word: &str, flags: OFlags) -> Result<OwnedFd, OpenError> {
     let flags = flags | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = loop {
-        // Try without CREATE first. With CREATE and `fs.protected_regular`, open(2) of another
-        // user's file fails with `EACCES`, and that error is less clear than `OtherUser`.
+        // Try to open the file without `CREATE` first. With `CREATE` and `fs.protected_regular`,
+        // open(2) of another user's file fails with `EACCES`. That error is less clear than
+        // `OtherUser`.
         match open(path, flags - OFlags::CREATE, Mode::empty()) {
             Err(Errno::NOENT) if flags.contains(OFlags::CREATE) => {}
             opened => break opened?,
@@ -103,7 +105,7 @@ fn open_file(path: &Path, word: &str, flags: OFlags) -> Result<OwnedFd, OpenErro
     }
 }
 
-/// Returns true if `word` is the path of a namespace, and false if `word` is a name.
+/// Returns true if the argument `word` is the path of a namespace, and false if it is a name.
 fn is_path(word: &str) -> bool {
     word.contains('/')
 }
@@ -127,10 +129,10 @@ pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
     Ok(PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{word}")))
 }
 
-/// Returns the path of the file of the namespace `word`, so that the file can be removed.
+/// Returns the path of the file of the namespace `word`, for its removal.
 ///
 /// If `word` is a name, the file may have any content. If `word` is a path, the file must be a
-/// namespace. It may be damaged or truncated, or from before the last boot.
+/// namespace, but it may be damaged, truncated, or from before the last boot.
 pub(super) fn to_purge(word: &str) -> Result<PathBuf, Failure> {
     let path = path(word)?;
     let failed = |error: OpenError| Failure::of(path.display(), error);
@@ -144,8 +146,8 @@ pub(super) fn to_purge(word: &str) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Returns the failure of opening the file of a namespace that should exist. If the file is
-/// missing, there is no such namespace.
+/// Returns the failure of opening the file of an existing namespace. If the file is missing, the
+/// message is that there is no such namespace.
 fn absent_or(path: &Path, error: &OpenError) -> Failure {
     match error {
         OpenError::Os(Errno::NOENT) => Failure::of(path.display(), "there is no such namespace"),
@@ -160,9 +162,11 @@ pub(super) struct Place {
     pub(super) path: PathBuf,
     /// The folder of segments, if the namespace has shared memory.
     pub(super) shm: PathBuf,
-    /// The open file of the namespace. If the file is a memfd, `path` leads to this descriptor.
+    /// The open file of the namespace. If the file is a memfd, the field `path` leads to this
+    /// descriptor.
     file: OwnedFd,
-    /// The outer folder of a namespace without a name. Dropping this value removes it.
+    /// The outer folder for the segments of a namespace without a name. Dropping this value removes
+    /// it.
     folder: Option<Folder>,
 }
 
@@ -176,7 +180,7 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Creates a folder, and removes the folders that killed processes have left.
+    /// Creates an outer folder, and removes the outer folders that killed processes have left.
     pub(super) fn make() -> Result<Self, Failure> {
         Self::make_in(Path::new(SHM_FOLDER)).map_err(|error| Failure::of(SHM_FOLDER, error))
     }
@@ -192,8 +196,8 @@ impl Folder {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),
             }
-            // Another process may have locked and removed the new folder in `remove_orphans`. Then
-            // create the folder again.
+            // Another process may have taken the new folder for an orphan, and locked or removed
+            // it. Then create a folder with another name.
             let Some(lock) = locked(&path) else { continue };
             fs::set_permissions(&path, fs::Permissions::from_mode(0o700))?;
             make_segments(&path)?;
@@ -216,8 +220,8 @@ impl Drop for Folder {
     }
 }
 
-/// Opens and locks the folder at `path`. Returns None if another process has it locked, or if it
-/// was removed or replaced meanwhile.
+/// Opens and locks the folder at `path`. Returns None if another process has locked the folder, or
+/// has removed or replaced it meanwhile.
 fn locked(path: &Path) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let folder = open(path, flags, Mode::empty()).ok()?;
@@ -251,12 +255,12 @@ impl Place {
         let failed = |error: &dyn std::fmt::Display| Failure::of(path.display(), error);
         let file = match word {
             Some(word) if !is_path(word) => open_file(&path, word, OFlags::empty()),
-            // The environment variable has a path. So the namespace in which this process runs is
-            // also opened by its path.
+            // The namespace in which this process runs is given by a path in the environment. So
+            // open it by that path.
             _ => open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(Into::into),
         };
         let file = file.map_err(|error| absent_or(&path, &error))?;
-        // The file is a memfd, so there is no folder beside it.
+        // A memfd has no path, so there is no outer folder beside it.
         let is_elsewhere = shm.is_none() && path.starts_with("/proc");
         let shm = shm.map_or_else(|| beside(&path).join(SEGMENTS), PathBuf::from);
         let options = if is_elsewhere { without_shm() } else { options(&shm) };
@@ -265,8 +269,9 @@ impl Place {
         Ok(Self { namespace, path, shm, file, folder: None })
     }
 
-    /// Returns a descriptor of the namespace's file, which the command will inherit, and its number
-    /// as a text for the preload library. Returns None if the process has no descriptor left.
+    /// Duplicates the descriptor of the namespace's file for a command to inherit. Also returns its
+    /// number as a text for the preload library. Returns None if the process has no descriptor
+    /// left.
     pub(super) fn hand_on(&self) -> Option<(OwnedFd, String)> {
         hand_on(&self.file)
     }
@@ -334,7 +339,8 @@ impl Place {
         make_segments(&outer).map_err(|error| failed(&error))
     }
 
-    /// Removes the files `exec-PID` of ended processes from the folder of segments.
+    /// Removes the files `exec-PID` from the folder of segments, if the process with this pid has
+    /// ended.
     pub(super) fn remove_marks(&self) {
         for entry in fs::read_dir(&self.shm).into_iter().flatten().flatten() {
             let name = entry.file_name();
@@ -346,8 +352,8 @@ impl Place {
     }
 }
 
-/// Returns a descriptor of `file`, which a command will inherit, and its number as a text for the
-/// preload library. Returns None if the process has no descriptor left.
+/// Duplicates the descriptor `file` for a command to inherit. Also returns its number as a text for
+/// the preload library. Returns None if the process has no descriptor left.
 ///
 /// The number of the descriptor is high, because programs expect that their own descriptors get low
 /// numbers.
@@ -361,8 +367,8 @@ fn hand_on(file: &OwnedFd) -> Option<(OwnedFd, String)> {
     Some((handed, word))
 }
 
-/// Checks that the outer folder belongs to the owner of the namespace, and that it lets in only
-/// users who may read the namespace's file. A user in the folder can reach the memory of all
+/// Checks that the outer folder belongs to the owner of the namespace. Also checks that it lets in
+/// only users who may read the namespace's file, because users in the folder can reach all
 /// segments.
 fn check_outer(outer: &Path, owner: u32, mode: u32) -> Result<(), Failure> {
     let failed = |error: &dyn std::fmt::Display| Failure::of(outer.display(), error);
@@ -381,16 +387,16 @@ fn check_outer(outer: &Path, owner: u32, mode: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes the folder of segments in an outer folder, if it does not exist. It gets the owner of the
-/// outer folder.
+/// Makes the folder of segments in an outer folder, if it does not exist. The owner becomes that of
+/// the outer folder.
 fn make_segments(outer: &Path) -> std::io::Result<()> {
     let segments = outer.join(SEGMENTS);
     match DirBuilder::new().mode(0o700).create(&segments) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    // Do not follow a symbolic link of this name: any user whom the outer folder lets in may have
-    // made it.
+    // Do not follow a symbolic link at this path: any user whom the outer folder lets in may have
+    // made one.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let folder = open(&segments, flags, Mode::empty())?;
     let owner = fs::metadata(outer)?;
@@ -417,8 +423,8 @@ pub(super) fn beside(path: &Path) -> PathBuf {
     folder.into()
 }
 
-/// Returns a name for an outer folder of the process `pid`. `number` distinguishes several names
-/// for one pid.
+/// Returns the name of an outer folder of process `pid` for a namespace without a name. `number`
+/// distinguishes several folders of one pid.
 fn unnamed(pid: u32, number: u32) -> String {
     let prefix = unnamed_prefix();
     if number == 0 { format!("{prefix}{pid}") } else { format!("{prefix}{pid}-{number}") }
@@ -437,8 +443,8 @@ fn has_ended(pid: Pid) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with(['Z', 'X']))
 }
 
-/// Removes the outer folders that killed `exec`s of this user have left in `/dev/shm`. Such a
-/// folder is not locked, and no process has a segment in it attached.
+/// Removes the outer folders that killed `exec` processes of this user have left in `/dev/shm`.
+/// Such a folder is not locked, and no process has a segment in it attached.
 pub(super) fn remove_orphans() {
     remove_orphans_in(Path::new(SHM_FOLDER));
 }
@@ -461,7 +467,7 @@ fn remove_orphans_in(folder: &Path) {
     }
 }
 
-/// Returns true if an outer folder has the memory of a segment that a process has attached.
+/// Returns true if a process has attached a segment whose memory is in this outer folder.
 fn is_attached(outer: &Path) -> bool {
     let folder = outer.join(SEGMENTS);
     let files = SegmentFiles::new(&folder);
@@ -472,12 +478,12 @@ fn is_attached(outer: &Path) -> bool {
     tasks.into_iter().any(|task| files.is_held(task))
 }
 
-/// Removes an outer folder, its folder of segments, and the files that the preload library makes
-/// there. Removes no other file.
+/// Removes an outer folder, its folder of segments, and the files that the preload library makes in
+/// them. Removes no other file.
 ///
 /// # Errors
 ///
-/// The error of the outer folder, if it cannot be read, or still has other files.
+/// The error of the outer folder, if it cannot be read or has other files.
 pub(super) fn remove_shm(outer: &Path) -> std::io::Result<()> {
     let folder = outer.join(SEGMENTS);
     for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
@@ -490,7 +496,7 @@ pub(super) fn remove_shm(outer: &Path) -> std::io::Result<()> {
             let _gone = fs::remove_file(entry.path());
         }
     }
-    // Ignore an error. The removal of the outer folder then fails too, and its error is reported.
+    // Ignore an error: then the removal of the outer folder fails too, and that error is reported.
     let _gone = fs::remove_dir(&folder);
     fs::remove_dir(outer)
 }
@@ -509,8 +515,8 @@ mod tests {
             Self(path)
         }
 
-        /// Creates a folder with files, as an `exec` with this pid in another pid namespace would
-        /// leave it.
+        /// Creates an outer folder with files, as if `exec` with this pid in another pid namespace
+        /// had left it.
         fn folder(&self, pid: u32) -> PathBuf {
             let path = self.0.join(unnamed(pid, 0));
             let segments = path.join(SEGMENTS);
@@ -531,11 +537,10 @@ mod tests {
     #[test]
     fn folders_that_nobody_has_are_removed_and_others_are_not() {
         let parent = Parent::new("orphans");
-        // No process can have one of the first four pids, because they are too high. Pid 1 always
-        // exists.
+        // The first four pids are too high for any process. Pid 1, the last one, always exists.
         let high = i32::MAX as u32;
         let paths = [high, high - 1, high - 2, high - 3, 1].map(|pid| parent.folder(pid));
-        // A folder must not be removed if it has a file that `exec` did not make.
+        // A folder must stay if it has a file that `exec` did not make.
         fs::write(paths[1].join(SEGMENTS).join("letter"), "").expect("a folder of ours");
         let lock = locked(&paths[2]).expect("nobody has it");
         let hold = SegmentFiles::new(paths[3].join(SEGMENTS)).hold(26).expect("nobody has it");

@@ -16,8 +16,8 @@ use crate::failure::Failure;
 
 const FILE: &str = "libcorewalk_ipc_preload.so";
 
-/// The directories to search, relative to that of the program. `deps` comes first, because the copy
-/// of the library beside the program may be older.
+/// The directories to search for the library, relative to that of the program. `deps` comes first,
+/// because the copy of the library beside the program may be older.
 const FOLDERS: [&str; 4] = ["deps", "", "../lib/corewalk", "../lib"];
 
 /// Returns the absolute path of the library.
@@ -48,8 +48,8 @@ pub(super) fn find(given: Option<&Path>) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// Returns true if the file is a build of the preload library. Each build contains the name of the
-/// environment variable with the namespace's path.
+/// Returns true if the file is a build of the preload library. Every build contains the name of the
+/// environment variable for the path of the namespace.
 fn is_ours(path: &Path) -> std::io::Result<bool> {
     let (bytes, word) = (std::fs::read(path)?, NAMESPACE_ENV.as_bytes());
     Ok(bytes.windows(word.len()).any(|bytes| bytes == word))

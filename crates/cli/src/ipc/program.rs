@@ -25,12 +25,12 @@ const DEPTH_MAX: u32 = 4;
 /// The longest `#!` line, in bytes.
 const SCRIPT_BYTES: usize = 256;
 
-/// Maximum length of a loader's path, in bytes. Of a longer path, only this many bytes are read.
+/// Maximum length of the path of a dynamic loader, in bytes. A longer path is cut off.
 const LOADER_BYTES: usize = 4096;
 
 const SET_USER: u32 = 0o4000;
-/// The mode bits of set-group-ID and of execution by the group. Without the second, the first has
-/// no effect.
+/// The mode bits of set-group-ID and of execution by the group. Without execution by the group,
+/// set-group-ID gives no privilege.
 const SET_GROUP: u32 = 0o2010;
 
 const PT_INTERP: u32 = 3;
@@ -46,7 +46,7 @@ const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
 pub(super) enum Refusal {
     /// The command does not exist. Exit status 127.
     NotFound,
-    /// The command cannot be run, or not in a namespace. Exit status 126.
+    /// The command exists but cannot be run, or not in a namespace. Exit status 126.
     NotRunnable(&'static str),
 }
 
@@ -70,7 +70,7 @@ pub(super) fn find(command: &OsStr, folders: &OsStr) -> Result<PathBuf, Refusal>
     Err(if is_forbidden { Refusal::NotRunnable("Permission denied") } else { Refusal::NotFound })
 }
 
-/// Checks that the loader will load the library for the program at `path`.
+/// Checks that the dynamic loader will load the preload library for the program at `path`.
 pub(super) fn check(path: &Path) -> Result<(), Refusal> {
     check_at(path, 0)
 }
@@ -99,12 +99,12 @@ fn check_at(path: &Path, depth: u32) -> Result<(), Refusal> {
 /// Returns the first bytes of a file, or fewer if a read fails.
 fn start_of(file: &File) -> Vec<u8> {
     let mut start = Vec::new();
-    // If a read fails, ignore the error and use the bytes that were read before.
+    // If a read fails, use only the bytes that were read before.
     let _ = file.take(SCRIPT_BYTES as u64).read_to_end(&mut start);
     start
 }
 
-/// Returns the interpreter of a script. Returns None if the file is no script.
+/// Returns the interpreter of a script (`#!`), or None if the file is no script.
 fn interpreter(start: &[u8]) -> Option<PathBuf> {
     let line = start.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
     let mut words = line.split(|byte| matches!(byte, b' ' | b'\t')).filter(|word| !word.is_empty());
@@ -153,8 +153,8 @@ fn half(start: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([start[at], start[at + 1]])
 }
 
-/// Returns the offset and the length of the loader's path in the file. Returns None for a file that
-/// names no loader.
+/// Returns the offset and the length of the dynamic loader's path in the file. Returns None for a
+/// file that names no loader.
 fn loader_place(file: &File, start: &[u8]) -> io::Result<Option<(u64, u64)>> {
     let table = u64::from_le_bytes(start[32..40].try_into().expect("eight bytes"));
     let (entry_bytes, entries) = (half(start, 54), half(start, 56));
@@ -170,8 +170,8 @@ fn loader_place(file: &File, start: &[u8]) -> io::Result<Option<(u64, u64)>> {
     Ok(None)
 }
 
-/// Returns true if the file is the loader itself. The loader is a static program. But if it is run
-/// as a command, it obeys `LD_PRELOAD`, so it is accepted.
+/// Returns true if the file is the dynamic loader itself. The loader is a static program, but as a
+/// command it obeys `LD_PRELOAD`. So it is accepted.
 fn is_loader(file: &File) -> bool {
     use std::os::fd::AsRawFd as _;
     let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
@@ -234,8 +234,8 @@ mod tests {
         assert!(reason(&header).contains("static"));
         header[18] = 0;
         assert!(reason(&header).contains("another machine"));
-        // A truncated ELF header, and a file of another format, must be accepted. execve(2) reports
-        // the error for them.
+        // A file with a truncated ELF header or in another format must be accepted, because
+        // execve(2) reports the error.
         assert_eq!(judged(&header[..40]), Ok(()));
         assert_eq!(judged(b"echo hello\n"), Ok(()));
         fs::remove_dir_all(&folder).expect("it is ours");

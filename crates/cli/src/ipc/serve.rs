@@ -68,8 +68,8 @@ enum At {
         ino: u64,
     },
     Nothing,
-    /// stat(2) has failed, for example for lack of permission. That does not show that the file was
-    /// removed, so `serve` continues.
+    /// stat(2) on the namespace's file has failed, for example for lack of permission. The file may
+    /// still exist, so `serve` continues.
     Unknown,
 }
 

@@ -18,15 +18,15 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 /// Time between two searches for new processes, in milliseconds.
 pub(super) const LOOK_MS: i64 = 50;
 
-/// Maximum number of pidfds. Further processes are not watched, and waiting calls clean up after
-/// them.
+/// Maximum number of pidfds. The waiting calls of the namespace clean up after processes beyond
+/// that.
 const WATCHED_MAX: usize = 512;
 
 /// The processes of a namespace.
 #[derive(Default)]
 pub(super) struct Watch {
-    /// The pidfds by pid. None for a process that has ended but is still registered, because a
-    /// child process has inherited its attached segments.
+    /// The pidfds of the watched processes by pid. None for a process that has ended but is still
+    /// registered, because a child process has inherited its attached segments.
     processes: HashMap<u32, Option<OwnedFd>>,
     /// The number of tasks of dead processes that this watch has cleaned up.
     pub(super) recovered: usize,
@@ -34,7 +34,7 @@ pub(super) struct Watch {
 
 impl Watch {
     /// Looks for new processes. Then waits until a process ends, `more` is readable, or [`LOOK_MS`]
-    /// have passed. Cleans up after the processes that have ended.
+    /// milliseconds have passed. Cleans up after the processes that have ended.
     pub(super) fn turn(&mut self, namespace: &Namespace, more: Option<&OwnedFd>) {
         if self.look(namespace) {
             self.recover(namespace);
@@ -44,7 +44,7 @@ impl Watch {
         let all = watched.iter().map(|(_, fd)| *fd).chain(more);
         let mut fds: Vec<PollFd<'_>> = all.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
         let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK_MS * 1_000_000 };
-        // Ignore an error. poll(2) fails if a signal interrupts it, and the caller calls `turn`
+        // Ignore an error: poll(2) fails if a signal interrupts it, and the caller calls `turn`
         // again.
         let ready = poll(&mut fds, Some(&timeout)).unwrap_or(0);
         let is_over = |(fd, (pid, _)): (&PollFd<'_>, &(u32, _))| {

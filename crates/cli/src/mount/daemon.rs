@@ -22,13 +22,13 @@ use std::process::{Command, Stdio};
 
 use crate::failure::Failure;
 
-/// Starts the server and waits until the mount is ready. Returns the line that the server has
-/// written.
+/// Starts the server in the background and waits until the mount is ready. Returns the line that
+/// the server has written to the pipe.
 pub(super) fn start(source: &OsStr, path: &Path, options: &[OsString]) -> Result<Vec<u8>, Failure> {
     let failed = |error| Failure::of("cannot start the background process", error);
     let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-    // Set the name of the server to `corewalk`. This process may have the name `mount.corewalk`,
-    // and under that name the program expects other arguments.
+    // Set `argv[0]` of the server to `corewalk`. This process may be called `mount.corewalk`, and
+    // under that name the program expects other arguments.
     command.arg0("corewalk").args(["mount", "--background"]);
     for option in options {
         command.arg("-o").arg(option);
@@ -57,8 +57,8 @@ pub(super) fn leave_terminal() {
     }
 }
 
-/// Closes all descriptors except the standard streams. The caller has not opened a descriptor of
-/// its own yet.
+/// Closes all descriptors except the standard streams. Call it before this process opens any
+/// descriptor itself.
 pub(super) fn close_inherited() {
     // Ignore an error if `/proc` is missing. The mount will fail later, with a message.
     let Ok(open) = std::fs::read_dir("/proc/self/fd") else { return };

@@ -12,14 +12,14 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::failure::Failure;
 
-/// Descriptors of a mount that belong to no thread. These are the standard streams, ten files of a
-/// store, the device, and a few that are open for a short time.
+/// Descriptors of a mount that belong to no thread. They are the standard streams, ten files of a
+/// store, the device, and a few short-lived ones.
 const SHARED: u64 = 24;
-/// Descriptors that one thread uses for a call on a directory of the host. These are the device,
-/// two directories, a file, and the directory that it lists.
+/// Descriptors that one thread uses for a call on a directory of the host. They are the device, two
+/// directories, a file, and the directory that it lists.
 const PER_THREAD: usize = 5;
 
-/// Returns the number of descriptors that must stay free when clients open files.
+/// Returns the number of descriptors that files which clients open must leave free.
 pub(super) fn reserved(threads: usize) -> usize {
     SHARED as usize + threads * PER_THREAD
 }

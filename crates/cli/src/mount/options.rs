@@ -48,7 +48,7 @@ pub(crate) struct Plan {
     pub(crate) host: HostFsOptions,
 }
 
-/// Options whose effect depends on other options, so they are applied after all options are parsed.
+/// Options whose effect depends on other options. They are applied after all options are parsed.
 #[derive(Debug, Default)]
 struct Pending {
     server_permissions: bool,
@@ -140,7 +140,7 @@ impl Plan {
         }
     }
 
-    /// Passes mount flags to the back ends that the kernel does not implement for FUSE: access
+    /// Passes the mount flags that the kernel does not implement for FUSE to the back ends: access
     /// times, `ro`, `sync` and `dirsync`.
     fn pass_flags_to_back_ends(&mut self) {
         let flags = self.mount.flags;
@@ -158,8 +158,8 @@ impl Plan {
         self.store.is_dirsync = flags.intersects(MountFlags::DIRSYNC | MountFlags::SYNC);
     }
 
-    /// Checks that `source` can obey the options. `not_for_host` has the given options that are in
-    /// [`NOT_FOR_HOST`].
+    /// Checks that `source` can obey the options. `not_for_host` contains those options of the
+    /// command line that are in [`NOT_FOR_HOST`].
     fn check_supported(&self, source: Source, not_for_host: &[&str]) -> Result<(), Failure> {
         let has = |flag| self.mount.flags.contains(flag);
         let (name, whose) = match source {
@@ -230,7 +230,8 @@ impl Plan {
                     "option 'remount' is not supported; unmount and mount again".to_owned(),
                 ));
             }
-            // The option implies other flags. As in mount(8), a later option may undo them.
+            // These options imply other flags. As in mount(8), a later option may undo the implied
+            // flags.
             "user" | "users" => {
                 *flags |= MountFlags::NOEXEC | MountFlags::NOSUID | MountFlags::NODEV;
             }

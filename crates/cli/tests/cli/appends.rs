@@ -64,7 +64,7 @@ fn appends_of_the_mount_and_of_the_host_are_all_kept() {
     );
 }
 
-/// Makes a file that a client has open with `O_APPEND`, and that the host then extends to six
+/// Makes an empty file that a client has open with `O_APPEND`, to which the host then appends six
 /// bytes. Sends a write of `ab` at offset 3 to the server. Returns the content of the file
 /// afterwards.
 fn written_at_3_of_6(options: Options, origin: WriteOrigin) -> String {
@@ -90,7 +90,7 @@ fn append_finds_the_end_unless_the_kernel_collects_writes() {
     assert_eq!(written_at_3_of_6(back, WriteOrigin::Append), "123ab6");
 }
 
-/// Control: a writeback of cached pages, and a pwrite(2), are no appends. They must write at the
+/// Control: a writeback of cached pages and a pwrite(2) are no appends, so they must write at the
 /// offset of the request.
 #[test]
 fn control_other_writes_keep_their_offset() {

@@ -13,18 +13,18 @@ use corewalk_testkit::sysv::shm;
 
 use crate::fixtures::{Folder, LIMIT, corewalk, run, wait};
 
-/// The variable with the role of a process: `command`, or `stays` for the process that the command
-/// starts.
+/// The variable with the role of a child process: `command`, or `stays` for the process that the
+/// command starts and that outlives it.
 const ROLE: &str = "COREWALK_TEST_ROLE";
 
-/// The variable with the path of the file into which the staying process writes its results.
+/// The variable with the path of the file into which the outliving process writes its results.
 const FOUND: &str = "COREWALK_TEST_FOUND";
 
-/// The start of the line that names the directory of the segments.
+/// The start of the line that names the directory with the memory of the segments.
 const ATTACHED: &str = "attached below ";
 
-/// This test is the program of the child processes: the command, or the process that stays, by the
-/// role in the environment. Without a role it does nothing.
+/// This test is the program of the child processes. The role in the environment selects the command
+/// or the process that outlives it. Without a role the test does nothing.
 #[test]
 fn process() {
     match std::env::var(ROLE).as_deref() {
@@ -36,7 +36,7 @@ fn process() {
     std::process::exit(0);
 }
 
-/// Starts the process that stays, waits for the line that it prints, and ends.
+/// Starts the process that outlives the command, waits for the line that it prints, and ends.
 #[expect(clippy::zombie_processes, reason = "the child outlives this process")]
 fn start() {
     let mut command =
@@ -46,8 +46,8 @@ fn start() {
     println!("\n{ATTACHED}{}", read_attached_directory(stays.stdout.expect("the stream is piped")));
 }
 
-/// Attaches a segment. After it has read a byte, attaches the segment again. Ends at the end of its
-/// standard input.
+/// Attaches a segment, reads a byte from standard input, and attaches the segment again. Ends when
+/// standard input is closed.
 fn stay() {
     let id = shm::shmget(IPC_PRIVATE, 4096, 0o600).expect("the segment is created");
     shm::shmat(id, 0, 0).expect("the segment is attached");
@@ -79,7 +79,7 @@ fn until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// Runs `true` in a new namespace. This `exec` removes the folders that ended processes have left.
+/// Runs `true` in a new namespace. `exec` then removes the folders that ended processes have left.
 fn exec() {
     assert!(run(corewalk(&["ipc", "exec", "--shm", "--", "true"])).status.success());
 }
@@ -95,8 +95,8 @@ fn memory_of_a_process_that_outlives_the_command_stays_until_it_has_ended() {
     let file = File::create(&stderr).expect("the test's directory is writable");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
     let mut exec_child: Child = command.spawn().expect("the program starts");
-    // Keep the write end of the staying process's standard input. When the test ends or fails, the
-    // end is dropped, and the process ends.
+    // Keep the write end of the outliving process's standard input. Dropping it at the end of the
+    // test ends the process.
     let mut input = exec_child.stdin.take().expect("the stream is piped");
     let memory = PathBuf::from(read_attached_directory(
         exec_child.stdout.take().expect("the stream is piped"),

@@ -25,8 +25,8 @@ pub(crate) struct Folder(pub(crate) PathBuf);
 impl Folder {
     pub(crate) fn new() -> Folder {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        // ORDERING: Relaxed. Two directories must get different numbers, which any atomic addition
-        // ensures.
+        // ORDERING: Relaxed. The numbers must only be different, and the atomic addition ensures
+        // that.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("corewalk-cli-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
@@ -75,7 +75,7 @@ impl Drop for Folder {
 /// A server in the foreground. Dropping this value kills it.
 pub(crate) struct Server {
     child: Child,
-    /// The line that the server has printed when the mount was ready. It is empty if the server has
+    /// The line that the server printed when its mount was ready. It is empty if the server has
     /// failed.
     pub(crate) line: String,
 }
@@ -142,8 +142,8 @@ pub(crate) fn corewalk(arguments: &[&str]) -> Command {
     command
 }
 
-/// Returns the same command as [`corewalk`], but with `/dev/full` as its standard output. So each
-/// write to standard output fails.
+/// Returns a command to run the program with `/dev/full` as its standard output, so that each write
+/// fails with `ENOSPC`.
 pub(crate) fn with_full_stdout(arguments: &[&str]) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", "exec \"$@\" > /dev/full", "sh", PROGRAM]).args(arguments);
@@ -192,7 +192,7 @@ pub(crate) fn is_mounted(path: &Path) -> bool {
     mount_table().lines().any(|line| line.split(' ').nth(4) == Some(path))
 }
 
-/// Returns true if the tests may mount as root. If not, prints why the test is skipped.
+/// Returns true if the tests may mount as root. If not, prints a message that the test is skipped.
 pub(crate) fn can_mount() -> bool {
     has_fuse() && has_root()
 }

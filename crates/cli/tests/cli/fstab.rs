@@ -64,8 +64,8 @@ fn helper_exits_with_the_statuses_of_mount() {
     assert!(!folder.path("m").exists() && folder.mounts().is_empty());
 }
 
-/// Each command line that mount(8) builds for a line of fstab must be accepted, or refused with one
-/// line. With `-f` the program mounts nothing.
+/// Each command line that mount(8) builds for a line of fstab must be accepted, or refused with a
+/// one-line message. With `-f` the program mounts nothing.
 #[test]
 fn fuzz_lines_of_fstab_are_accepted_or_refused_with_one_line() {
     let folder = scene();
@@ -144,7 +144,7 @@ ln -s "$1" /sbin/mount.corewalk
 mkdir m
 "#;
 
-/// Runs [`SET_UP`] and a script in a new mount namespace. Returns the standard error of both.
+/// Runs [`SET_UP`] and then `script` in a new mount namespace. Returns their standard error.
 fn run_in_mount_namespace(script: &str, folder: &Folder) -> String {
     let script = [SET_UP, script].concat();
     let mut command = Command::new("unshare");

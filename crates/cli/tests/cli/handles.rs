@@ -18,11 +18,11 @@ use rustix::mount::{MountFlags, mount_remount};
 
 use crate::fixtures::{Folder, Server, can_mount, run};
 
-/// The files whose handles are tested. Each has its path below the root, and true for a directory.
+/// The paths of the tested files below the root of the mount, and true for each directory.
 const FILES: [(&str, bool); 5] =
     [("a", true), ("a/b", true), ("a/b/c", true), ("a/b/c/file", false), ("top", false)];
 /// An extended attribute of the root of a mount. If a client sets it, the server evicts all unused
-/// entries.
+/// dentries and inodes.
 const PRUNE: &str = "user.corewalk.prune";
 
 /// The caches that a test drops before it opens a handle.
@@ -34,15 +34,15 @@ enum Forgotten {
     ByBoth,
 }
 
-/// Drops the unused entries of `mount` from the cache of the kernel, or also from that of the
-/// server, as `what` tells.
+/// Drops the unused entries of `mount` from the cache of the kernel. With `Forgotten::ByBoth`, also
+/// drops them from the cache of the server.
 ///
-/// A remount drops only the entries of this mount. `/proc/sys/vm/drop_caches` would drop those of
-/// the whole machine.
+/// A remount drops only the entries of this mount, but `/proc/sys/vm/drop_caches` those of the
+/// whole machine.
 fn forget(mount: &Path, what: Forgotten) {
     for _ in 0..2 {
-        // Drop the caches twice. The first time, the server evicts the entries of directories. Only
-        // then can it evict these directories.
+        // Drop the caches twice. The first time, the server evicts the entries in directories, and
+        // the second time the directories, which are unused now.
         mount_remount(mount, MountFlags::empty(), c"").expect("root is permitted to");
         if what == Forgotten::ByBoth {
             rustix::fs::setxattr(mount, PRUNE, b"1", XattrFlags::empty())
@@ -66,7 +66,7 @@ fn make_files(root: &Path) {
     }
 }
 
-/// Opens a handle. Returns the content of a file, or the path and the names of a directory.
+/// Opens a file handle. Returns the content of a file, or the path and the names of a directory.
 fn resolve(mount: &Path, handle: &FileHandle) -> Result<String, Errno> {
     let root = File::open(mount).expect("the root can be opened");
     let mut file = File::from(handle.open(root.as_fd(), OFlags::RDONLY)?);
@@ -148,8 +148,8 @@ fn collect_resolved(source: &str, options: &str, what: Forgotten) -> Vec<Result<
     let mut all = vec![];
     let mut look = || {
         for handle in handles.iter().chain([&root]) {
-            // Drop the caches before each handle, because the open of one handle loads entries that
-            // help to find the other files.
+            // Drop the caches before each handle is opened. Opening one handle loads entries that
+            // help to find the files of the others.
             site.forget(what);
             all.push(resolve(at, handle));
         }
@@ -204,16 +204,15 @@ fn handles_of_a_host_directory_lead_to_their_files_when_all_is_forgotten() {
     assert_as_oracle("host", "no_default_permissions");
 }
 
-/// Trap P11: a stale handle must not reach a new file. The host reuses the inode number of a
-/// removed file at once. The old and the new file may even have the same times, because file clocks
-/// tick slowly.
+/// Trap P11: a stale handle of a removed file must not reach a new file. The host reuses the inode
+/// number at once. Even the times of both files may be the same, because file clocks tick slowly.
 #[test]
 fn handle_of_a_removed_file_never_leads_to_one_with_its_number() {
     if !can_mount() {
         return;
     }
-    // Set no timeouts. The host replaces the file without notice, so the kernel must ask the server
-    // for each lookup.
+    // Set the kernel's timeouts to 0. The host replaces the file without notice, so the kernel must
+    // ask the server for each lookup.
     let site = Site::new("host", "entry_timeout=0,attr_timeout=0");
     let (mount, host) = (site.at.join("f"), site.folder.path("source").join("f"));
     let root = File::open(&site.at).expect("the root can be opened");
@@ -261,7 +260,7 @@ fn handle_with_a_number_from_outside_of_the_root_is_stale() {
             skip(Need::Machine, "the host is no ext4");
             return;
         }
-        // The kernel's FUSE handle has the inode number in two words, the high word first, and then
+        // A file handle of FUSE has the inode number in two words, the high word first, and then
         // the generation.
         let ino = fs::metadata(path).expect("the file exists").ino();
         let words = [(ino >> 32) as u32, ino as u32].map(u32::to_ne_bytes).concat();
@@ -270,8 +269,8 @@ fn handle_with_a_number_from_outside_of_the_root_is_stale() {
         let opened = own.with_bytes(&forged).open(root.as_fd(), OFlags::PATH);
         assert_eq!(opened.err(), Some(Errno::STALE), "{path:?}");
     }
-    // Control: a forged handle of a file in the root must equal the kernel's handle. So the forged
-    // handle has the right format.
+    // Control: a forged handle of a file in the root must equal the kernel's handle. That shows
+    // that the format of forged handles is right.
     let ino = fs::metadata(site.at.join("inside")).expect("the file exists").ino();
     let words = [(ino >> 32) as u32, ino as u32].map(u32::to_ne_bytes).concat();
     assert_eq!([&words, &host.bytes()[4..8]].concat(), own.bytes());

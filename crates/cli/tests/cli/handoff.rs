@@ -18,8 +18,8 @@ struct Shared {
 }
 
 impl Shared {
-    /// Makes the copies. Prints a message and returns None if the test does not run as root, or if
-    /// one of `programs` is missing.
+    /// Copies the program and the library. Prints a message and returns None if the test does not
+    /// run as root, or if one of `programs` is missing.
     fn new(programs: &[&str]) -> Option<Self> {
         if !has_root() || !programs.iter().all(|program| has_program(program)) {
             return None;
@@ -78,7 +78,7 @@ fn program_that_changes_its_user_stays_in_the_namespace() {
 }
 
 /// A program that has changed its user must be able to make and attach segments. It may not enter
-/// the outer folder, but it has inherited a descriptor of the folder of segments.
+/// the outer folder, but it has inherited a descriptor of the folder of segments in it.
 #[test]
 fn program_that_changes_its_user_makes_and_attaches_segments() {
     let Some(shared) = Shared::new(&["perl", "setpriv"]) else { return };
@@ -122,8 +122,8 @@ fn program_in_a_user_namespace_stays_in_the_namespace() {
     assert_eq!(rows(&made), ["root 644"]);
 }
 
-/// In another pid namespace, calls must return an error and the program must continue. Otherwise
-/// its pid would stand for another process in the IPC namespace.
+/// In another pid namespace, IPC calls must return an error and the program must continue.
+/// Otherwise the program's pid would stand for another process in the IPC namespace.
 #[test]
 fn program_in_a_pid_namespace_is_told_so_and_goes_on() {
     let Some(shared) = Shared::new(&["ipcmk", "unshare"]) else { return };
@@ -140,7 +140,7 @@ fn program_in_a_pid_namespace_is_told_so_and_goes_on() {
 }
 
 /// A program must reach the namespace even if its parent closes all descriptors before it starts
-/// the program, as the interpreter in this test does.
+/// the program. In this test an interpreter is the parent.
 #[test]
 fn program_whose_parent_closes_descriptors_stays_in_the_namespace() {
     let Some(shared) = Shared::new(&["ipcmk", "python3", "setpriv"]) else { return };
@@ -223,8 +223,8 @@ fn damaged_namespace_is_listed_and_purged() {
     let name = format!("damaged-{}", std::process::id());
     let named = PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{name}"));
     let path = folder.path("namespace");
-    // The words of the header start at byte 64. The fifth word is the boot id, and the ninth is the
-    // capacity.
+    // The words of the namespace's header start at byte 64. The fifth word is the boot id, and the
+    // ninth is the capacity.
     let damages: [fn(&File); 4] = [
         |file| file.write_all_at(&[7; 8], 64 + 4 * 8).expect("it is open"),
         |file| file.write_all_at(&[7; 8], 64 + 8 * 8).expect("it is open"),
@@ -243,7 +243,8 @@ fn damaged_namespace_is_listed_and_purged() {
             assert_eq!(listed.contains(&name), word == name, "{listed}");
             let purged = run(corewalk(&["ipc", "rm", "--namespace", word, "--purge"]));
             if word != name && at == 3 {
-                // `rm --purge` must refuse this file: at a path it might be any file of the user.
+                // `rm --purge PATH` must refuse a file without the header, because it may be any
+                // file of the user.
                 assert_eq!(purged.status.code(), Some(1));
                 fs::remove_file(path).expect("it is ours");
                 fs::remove_dir_all(path.with_extension("shm")).expect("it is ours");

@@ -8,8 +8,8 @@ use std::process::Command;
 
 use crate::fixtures::{Folder, PROGRAM, Server, can_mount, run};
 
-/// With these options the kernel caches nothing. So if a result is out of date, the cache of the
-/// server is the cause.
+/// Options with which the kernel caches nothing. So an outdated result can only come from the cache
+/// of the server.
 const KEEP_NOTHING: &str = "entry_timeout=0,attr_timeout=0";
 
 fn mounted(folder: &Folder, options: &str) -> Server {
@@ -52,7 +52,7 @@ fn files_come_and_go(host: &Path, mount: &Path) {
     fs::remove_file(host.join("file")).expect("the file exists");
     assert_eq!(kind_of(read("file")), missing);
     assert_eq!(kind_of(fs::remove_file(mount.join("file"))), missing);
-    // The server has cached that the name does not exist. Now create the file on the host: a lookup
+    // The server has cached that the name does not exist. After the host creates the file, a lookup
     // must find it.
     fs::write(host.join("file"), "three").expect("the file is created");
     assert_eq!(kind_of(File::create_new(mount.join("file"))), Some(ErrorKind::AlreadyExists));
@@ -93,8 +93,8 @@ fn directories_come_and_go(host: &Path, mount: &Path) {
     assert_eq!(names.iter().map(|entry| entry.file_name()).collect::<Vec<_>>(), ["c", "link"]);
 }
 
-/// If another file system is mounted on a directory of the host, the server refuses to look that
-/// directory (`m`) up. A listing must show it nevertheless, and the names after it.
+/// If another file system is mounted on the directory `m` of the host, the server refuses to look
+/// `m` up. A listing must still show `m`, and the names after it.
 #[test]
 fn directory_with_another_file_system_in_it_is_listed() {
     if !can_mount() {
@@ -124,8 +124,8 @@ fn directory_with_another_file_system_in_it_is_listed() {
         let is_found = |name: &str| fs::metadata(folder.path("m").join(name)).is_ok();
         assert_eq!(["a", "m", "z"].map(is_found), [true, false, true]);
         drop(listed);
-        // umount(8) must succeed on the host. So the server must have no open descriptor in these
-        // file systems.
+        // umount(8) must succeed on the host. So the server must have no open descriptor in the
+        // file systems on these paths.
         for path in [host.join("m"), folder.path("m")] {
             let umount = Command::new("umount").arg(&path).output().expect("umount runs");
             assert!(umount.status.success(), "{}", String::from_utf8_lossy(&umount.stderr));
@@ -135,9 +135,8 @@ fn directory_with_another_file_system_in_it_is_listed() {
     }
 }
 
-/// The server must notice a mount in the shared directory without a request to it, and refuse it.
-/// In this test the server itself serves the inner mount, so a request to that mount would wait for
-/// ever.
+/// The server must notice a mount in the shared directory, and refuse it, without a request to it.
+/// In this test the server itself serves that inner mount, so such a request would wait for ever.
 #[test]
 fn mount_point_below_its_own_source_does_not_wait_for_itself() {
     if !can_mount() {
@@ -190,15 +189,15 @@ fn directory_is_mounted_on_itself() {
     assert_eq!(fs::read(host.join("dir/file")).expect("the file is in the directory below"), b"x");
 }
 
-/// Attributes must be current if the shared directory is on another FUSE mount. There they change
-/// without a notice to the kernel, as on a network file system.
+/// Attributes must be current if the shared directory is on another FUSE mount. As on a network
+/// file system, they change there without a notice to the kernel.
 #[test]
 fn directory_on_another_mount_shows_its_current_attributes() {
     if !can_mount() {
         return;
     }
     let folder = Folder::new();
-    // Set a long entry timeout, so that the kernel makes no new lookups. A lookup would renew the
+    // Set a long entry timeout, so that the kernel makes no new lookups, which would renew the
     // attributes too.
     let _below = mounted(&folder, "entry_timeout=600,attr_timeout=0");
     let (host, below, above) = (folder.path("host"), folder.path("m"), folder.path("above"));
@@ -269,7 +268,8 @@ fn working_directory_that_the_host_renames_can_be_used() {
     let mut server = mounted(&folder, KEEP_NOTHING);
     fs::create_dir_all(host.join("a/held")).expect("the directories are created");
     fs::write(host.join("a/held/file"), "text").expect("the file is created");
-    // Use many other directories, so that the server closes its descriptor of the first one.
+    // Use many other directories, so that the server closes its descriptor of the working
+    // directory.
     for i in 0..200 {
         fs::create_dir(host.join(format!("d{i}"))).expect("the directory is created");
     }

@@ -58,7 +58,7 @@ fn exec_refuses_what_is_not_the_library() {
     folder.assert_refused(exec(), 1, "f2: not the preload library of corewalk");
     fs::copy(&library, path).expect("a copy");
     assert!(run(exec()).status.success(), "the control");
-    // Change the machine number in the header, as if the library was for another machine.
+    // Change the machine number in the ELF header, as if the library was for another machine.
     let mut bytes = fs::read(library).expect("it is there");
     bytes[18] ^= 1;
     fs::write(path, bytes).expect("a file");
@@ -73,17 +73,17 @@ fn libraries() -> (PathBuf, PathBuf) {
     let places = [folder.join("deps").join(name), folder.join(name)];
     let library = places.into_iter().find(|path| path.is_file()).expect("it is built");
     let maps = fs::read_to_string("/proc/self/maps").expect("it is there");
-    // Do not use the C library as the other library, because it can also be run as a program.
+    // Do not use the C library as the refused library, because it can also be run as a program.
     let words = maps.split_whitespace().find(|word| word.contains("/libgcc_s"));
     (library, words.expect("this program has it").into())
 }
 
-/// Files in `/dev/shm` that are removed at the end of the test.
+/// Paths in `/dev/shm` whose files are removed at the end of the test.
 struct Planted(Vec<PathBuf>);
 
 impl Planted {
-    /// Returns the path of the user's namespace `name`. At the end of the test the file there is
-    /// removed.
+    /// Returns the path of the user's namespace `name`. A file at this path is removed at the end
+    /// of the test.
     fn path(&mut self, name: &str) -> PathBuf {
         let user = rustix::process::geteuid().as_raw();
         let path = PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{name}"));
@@ -101,7 +101,7 @@ impl Drop for Planted {
 }
 
 /// If another user has created the file of a named namespace, every command must refuse the name.
-/// The owner of the file could read all messages in the namespace, even those of root.
+/// That user could read all messages in the namespace, even those of root.
 #[test]
 fn name_that_another_user_has_taken_is_refused() {
     if !has_root() {
@@ -150,8 +150,8 @@ fn name_that_another_user_has_taken_is_refused() {
         .status
         .success()
     );
-    // If a symbolic link is in place of the file, it must be refused, because it could lead to any
-    // file of the user.
+    // A symbolic link in place of the namespace's file must be refused, because it could lead to
+    // any file of the user.
     let link = format!("link-{}", std::process::id());
     fs::write(folder.path("file"), "").expect("a file");
     std::os::unix::fs::symlink(folder.path("file"), planted.path(&link)).expect("a link");
@@ -196,8 +196,8 @@ fn namespace_with_a_path_is_shown_and_removed() {
     }
 }
 
-/// `ls` must show, and `rm` must remove, a queue, a segment and a set that ipcmk(1), an unmodified
-/// program, has created.
+/// ipcmk(1), an unmodified program, creates a queue, a segment and a set. `ls` must show them, and
+/// `rm` must remove them.
 #[test]
 fn objects_of_a_program_are_shown_and_removed() {
     if !has_program("ipcmk") {
@@ -259,8 +259,8 @@ fn shared_memory_is_refused_where_its_folder_cannot_be() {
     let exec = corewalk(&["ipc", "exec", "--namespace", path, "--shm", "--", "true"]);
     folder.assert_refused(exec, 1, "needs a folder of this name");
     fs::remove_file(format!("{path}.shm")).expect("a folder of ours");
-    // Let all users enter the outer folder. `exec` must refuse that, because users in the folder
-    // could read all segments.
+    // Let all users enter the outer folder of the segments. `exec` must refuse that, because these
+    // users could read all segments.
     fs::create_dir(format!("{path}.shm")).expect("a folder of ours");
     let open = fs::Permissions::from_mode(0o777);
     fs::set_permissions(format!("{path}.shm"), open).expect("a folder of ours");

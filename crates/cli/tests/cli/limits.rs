@@ -95,8 +95,7 @@ fn segment_over_the_file_limit_is_an_error() {
     assert!(errors.contains("Cannot allocate memory"), "{errors}");
 }
 
-/// The command of `ipc exec` must start with the disposition of SIGXFSZ with which `exec` itself
-/// was started.
+/// The command of `ipc exec` must start with the same disposition of SIGXFSZ as `exec` itself.
 #[test]
 fn command_of_exec_inherits_the_disposition_of_sigxfsz() {
     let over = "ulimit -f 1; exec head -c 4096 /dev/zero > \"$0\"";

@@ -20,7 +20,7 @@ fn mount_prints_one_line_and_ends_on_a_signal() {
     let folder = Folder::new();
     let path = folder.path("made");
     use rustix::process::Signal;
-    // If this test runs under nohup(1), SIGHUP is ignored. Then the server must ignore SIGHUP too.
+    // If this test runs under nohup(1), SIGHUP is ignored, and the server must ignore it too.
     let is_ignored = |signal: Signal| mask("self", "SigIgn:") & 1 << (signal.as_raw() - 1) != 0;
     let hangup = Some(Signal::HUP).filter(|signal| !is_ignored(*signal));
     for signal in [Signal::TERM, Signal::INT].into_iter().chain(hangup) {
@@ -40,7 +40,7 @@ fn mask(pid: &str, name: &str) -> u64 {
     u64::from_str_radix(mask.trim(), 16).expect("the mask is hexadecimal")
 }
 
-/// If SIGHUP is ignored at the start of the server, as under nohup(1), it must not end the mount.
+/// If SIGHUP is ignored when the server starts, as under nohup(1), SIGHUP must not end the mount.
 #[test]
 fn mount_that_was_started_with_sighup_ignored_survives_it() {
     if !can_mount() {
@@ -106,8 +106,8 @@ fn directory_whose_name_is_not_utf_8_is_mounted() {
     assert_eq!(output.stdout, line);
 }
 
-/// The server must close an inherited pipe. Otherwise the reader of the pipe would wait for its end
-/// until the mount ends.
+/// The server must close a pipe that it inherits. Otherwise the reader of the pipe would wait for
+/// end-of-file until the mount ends.
 #[test]
 fn daemon_closes_inherited_pipes() {
     if !can_mount() {
@@ -125,7 +125,7 @@ fn daemon_closes_inherited_pipes() {
     assert!(Command::new("umount").arg(&path).status().expect("umount runs").success());
 }
 
-/// Returns a command that mounts with a limit on open files. `ulimit` has the arguments of the
+/// Returns a command that mounts with a limit on open files. `ulimit` is the argument string of the
 /// shell command `ulimit`.
 fn limited(ulimit: &str, threads: usize, path: &Path) -> Command {
     let mut command = Command::new("sh");
@@ -148,8 +148,8 @@ fn too_many_threads_for_the_descriptor_limit_are_refused_before_the_mount() {
     daemon.arg("--daemon");
     folder.assert_refused(daemon, 2, words);
     assert!(!path.exists(), "the mount point was created");
-    // Control: with one thread less, the mount must succeed. If only the soft limit is low, it must
-    // also succeed with more threads.
+    // Control: with one thread less, the mount must succeed. If only the soft limit is low, the
+    // mount must succeed even with more threads.
     for (ulimit, threads) in [("-n 64", 40), ("-S -n 64", 150)] {
         let mut server = Server::run(limited(ulimit, threads, &path));
         let tasks = format!("/proc/{}/task", server.pid());
@@ -228,7 +228,7 @@ fn daemon_returns_when_the_mount_is_ready() {
     let folder = Folder::new();
     let path = folder.path("m");
     let mut command = corewalk(&["mount", "tmpfs", "--daemon", "-o", "ro,fsname=mine"]);
-    // Use a relative path. The background process must resolve it before it changes its working
+    // Use a relative path, which the background process must resolve before it changes its working
     // directory.
     command.arg("m").current_dir(&folder.0);
     let output = run(command);
@@ -310,7 +310,7 @@ fn stat_shows_the_counters() {
     folder.assert_refused(below, 1, "not the root directory of a corewalk mount");
 }
 
-/// Returns the type and the source that the mount table shows for a mount.
+/// Returns the file system type and the source of a mount from the mount table.
 fn shown(path: &std::path::Path) -> (String, String) {
     let table = mount_table();
     let path = path.to_str().expect("the path is UTF-8");
@@ -370,7 +370,7 @@ fn full_tmpfs_reports_enospc_and_has_space_again_after_removal() {
     assert_eq!(server.wait().code(), Some(0));
 }
 
-/// For each source, the limits on names, paths and symbolic links must be those of the kernel.
+/// For each source, the limits on names, paths and symbolic links must equal those of the kernel.
 #[test]
 fn limits_of_names_paths_and_links_hold_for_each_source() {
     if !can_mount() {
@@ -421,8 +421,8 @@ fn reads_that_reach_the_server_change_access_times_by_the_options() {
     }
     let folder = Folder::new();
     let (path, store) = (folder.path("m"), format!("store:{}", folder.path("s").display()));
-    // Set an access time after each change of the file. It is newer than the change, so relatime
-    // does not update it at a read.
+    // After each change of the file, set an access time that is newer than the change. So a read
+    // does not update it with relatime.
     let later = SystemTime::now() + Duration::from_secs(3600);
     for source in ["tmpfs", &store] {
         for (option, is_set) in [("relatime", false), ("noatime", false), ("strictatime", true)] {

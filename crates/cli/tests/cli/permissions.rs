@@ -95,8 +95,8 @@ fn acl_keeps_the_sticky_bit_that_the_host_has_set_since() {
     let Some(site) = Site::new() else { return };
     site.warm();
     set_mode(&site.host, 0o1777);
-    // Set an ACL through its extended attribute. The value has the version, 2, and then entries for
-    // owner, user 1, group, mask and others.
+    // Set an ACL through its extended attribute. The value consists of the version, 2, and the
+    // entries for owner, user 1, group, mask and others.
     let entries =
         [(1, 7, u32::MAX), (2, 7, 1), (4, 7, u32::MAX), (16, 7, u32::MAX), (32, 7, u32::MAX)];
     let mut acl = vec![2, 0, 0, 0];

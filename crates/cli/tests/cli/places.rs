@@ -34,8 +34,8 @@ fn mount_whose_parent_was_renamed_ends_on_a_signal() {
         }
         fs::rename(&old, &new).expect("the parent of a mount point can be renamed");
         fs::write(new.join("m/file"), "x").expect("the mount serves at its new path");
-        // Create a new directory at the old path. The end of the server must not remove or unmount
-        // it.
+        // Create a new directory at the old path of the mount. When the server ends, it must not
+        // remove or unmount that directory.
         fs::create_dir_all(old.join("m")).expect("the directory is created");
         server.signal(Signal::TERM);
         assert_eq!(server.wait().code(), Some(0));
@@ -76,8 +76,8 @@ fn mount(path: &Path) -> Result<Mount, MountError> {
     Mount::new(fs, path, Options::exclusive(), &MountOptions::default())
 }
 
-/// Of three threads that mount on one directory at once, exactly one must succeed. If the check and
-/// the mount were not one step, two threads could find the directory free and mount.
+/// Of three threads that mount on one directory at once, exactly one must succeed. The check and
+/// the mount must be one step. Otherwise two threads could find the directory free and mount.
 #[test]
 fn one_of_concurrent_mounts_on_a_directory_succeeds() {
     if !can_mount() {

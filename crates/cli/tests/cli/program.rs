@@ -2,8 +2,8 @@
 //! privileges.
 //!
 //! Such programs cannot load the preload library, and would silently use the kernel's objects. Each
-//! test also runs a program that `exec` must accept. It differs from the refused one only in the
-//! tested property.
+//! test also runs an accepted program that differs from the refused one only in the tested
+//! property.
 
 use corewalk_testkit::require::{Need, has_root, skip};
 use std::fs;
@@ -58,8 +58,8 @@ fn program_with_set_user_or_group_id_of_another_is_refused() {
             assert_eq!(run(exec(&program)).status.code(), Some(0), "{mode:o}");
         }
     }
-    // If a program with the set-user-ID bit belongs to the calling user, it gains no privilege. So
-    // it must be accepted.
+    // A set-user-ID program that belongs to the calling user gains no privilege, so it must be
+    // accepted.
     std::os::unix::fs::chown(&program, Some(0), Some(0)).expect("root is permitted to");
     set_mode(&program, 0o6755);
     assert_eq!(run(exec(&program)).status.code(), Some(0));
@@ -113,8 +113,7 @@ fn program_with_file_capabilities_is_refused() {
         command
     };
     assert_eq!(run(exec_as_nobody()).status.code(), Some(0));
-    // `struct vfs_cap_data` of version 2, with the flag "effective" and CAP_IPC_OWNER, which is bit
-    // 15.
+    // `struct vfs_cap_data` of version 2, with the flag "effective" and `CAP_IPC_OWNER` (bit 15).
     let words: [u32; 5] = [0x0200_0001, 1 << 15, 0, 0, 0];
     let value: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let flags = rustix::fs::XattrFlags::empty();

@@ -76,8 +76,8 @@ fn serve(path: &Path) -> Running {
     Running::start(command, "serving ")
 }
 
-/// Starts a process that changes a semaphore with `SEM_UNDO`, and then sleeps until a test kills
-/// it.
+/// Starts a process that changes a semaphore with `SEM_UNDO`, and then sleeps until the test kills
+/// the process.
 fn start_holder(path: &Path) -> Running {
     let mut command =
         Command::new(std::env::current_exe().expect("the path of this program is known"));
@@ -85,8 +85,8 @@ fn start_holder(path: &Path) -> Running {
     Running::start(command, "taken")
 }
 
-/// This test is the program of the process that the other tests start and kill. Without the
-/// variable in its environment it does nothing.
+/// This test is the program of the process that other tests start and kill. Without its environment
+/// variable it does nothing.
 #[test]
 fn holder() {
     let Some(path) = std::env::var_os(NAMESPACE) else { return };

@@ -45,8 +45,8 @@ const CALLERS: [Caller; 4] = [
     Caller { uid: 0, gid: 0, groups: &[] },
 ];
 
-/// A change of the file `f`. The directory also has a file `from` of 8 bytes, from which a change
-/// can copy.
+/// A change of the file `f` in the given directory. The file `from` of 8 bytes is there to be
+/// copied from.
 type Change = fn(&Path) -> io::Result<()>;
 
 const CHANGES: [(&str, Change); 9] = [
@@ -64,7 +64,7 @@ const CHANGES: [(&str, Change); 9] = [
         assert_eq!(count, 8);
         Ok(())
     }),
-    // For users other than the owner of the file, chgrp and chmod fail with `EPERM`.
+    // For callers that do not own the file, chgrp and chmod fail with `EPERM`.
     ("chgrp", |at| chown(at.join("f"), None, Some(OTHER))),
     ("chmod", |at| fs::set_permissions(at.join("f"), Permissions::from_mode(0o2644))),
 ];
@@ -87,8 +87,8 @@ fn change_as<T: Send>(caller: Caller, change: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Applies each of `CHANGES` as `caller` to a file of `owner` in `at`, with each of `MODES`.
-/// Returns for each change and mode the error, and then the mode and the group of the file.
+/// Applies each of `CHANGES` as `caller` to a file of `owner` in the directory `at`, with each of
+/// `MODES`. Returns the error, and the mode and group of the file afterwards.
 fn collect_left(at: &Path, caller: Caller, owner: u32) -> Vec<String> {
     let mut left = vec![];
     fs::write(at.join("from"), "12345678").expect("the file is created");
@@ -99,8 +99,8 @@ fn collect_left(at: &Path, caller: Caller, owner: u32) -> Vec<String> {
             chown(&file, Some(owner), Some(GROUP)).expect("root is permitted to");
             fs::set_permissions(&file, Permissions::from_mode(mode)).expect("root is permitted to");
             let done = change_as(caller, || change(at)).map_err(|error| error.kind());
-            // Ask only for mode and group. If the call asked for times or size, the kernel would
-            // fetch all attributes again and hide that its cached mode is out of date.
+            // Ask only for mode and group. For times or size, the kernel would fetch all attributes
+            // again, and hide that its cached mode is out of date.
             let wanted = StatxFlags::MODE | StatxFlags::GID;
             let now = statx(CWD, &file, AtFlags::empty(), wanted).expect("the file exists");
             let (now, gid) = (now.stx_mode & 0o7777, now.stx_gid);
@@ -133,7 +133,7 @@ fn collect_created(at: &Path, caller: Caller) -> Vec<String> {
     made
 }
 
-/// Checks that changes in a mount of `source` have the same results as in a directory of the host.
+/// Checks that changes in a mount of `source` have the same results as on the host.
 fn assert_as_host(source: &str, options: &str) {
     if !can_mount() {
         return;

@@ -42,7 +42,7 @@ fn store_keeps_what_was_written() {
     assert_eq!(server.line, format!("mounted {source} on {}\n", path.display()));
     fs::create_dir(path.join("dir")).expect("the directory exists");
     fs::write(path.join("dir/file"), b"kept").expect("the file is created");
-    // The error message must have the pid of the server that has the store open. On some file
+    // The error message must contain the pid of the server that has the store open. On some file
     // systems the host does not tell which process has a lock.
     let by = corewalk_store::holder(&folder.path("store")).map(|_| server.pid());
     let held = by.map_or("the store is in use".to_owned(), |pid| {
@@ -115,7 +115,7 @@ fn store_on_a_read_only_disk_is_mounted_read_only() {
         assert!(server.line.starts_with("mounted "), "{number}: {:?}", server.line);
         assert_eq!(fs::read(path.join("file")).expect("the file exists"), expected);
         assert!(fs::write(path.join("new"), b"").is_err());
-        // A check must be able to read the store while it is mounted read-only.
+        // `fsck` must be able to read the store while it is mounted read-only.
         assert_eq!(fsck(&folder).0, Some(0));
         server.signal(Signal::TERM);
         assert_eq!(server.wait().code(), Some(0));
@@ -243,8 +243,8 @@ fn store_with_damaged_pages_is_refused_in_one_line() {
             fs::write(&meta, damaged).expect("the database is overwritten");
         };
         damage();
-        // Use an invalid mount point. So a mount also fails if the store can be opened, but with
-        // another message.
+        // Use an invalid mount point. So a mount fails in any case, with another message if the
+        // store can be opened.
         let output = run(corewalk(&["mount", &source(&folder), "/dev/null/x"]));
         let printed = String::from_utf8_lossy(&output.stderr);
         assert_eq!(
@@ -270,14 +270,14 @@ fn store_with_damaged_pages_is_refused_in_one_line() {
     assert_eq!(fsck(&folder).0, Some(0), "control: the restored database has no errors");
 }
 
-/// The numbers of those files of a writer whose state fsync(2) has confirmed.
+/// The numbers of the writer's files whose current state fsync(2) has confirmed.
 #[derive(Debug, Default)]
 struct Confirmed {
     /// Files that were synced.
     kept: Vec<u64>,
     /// Files that were removed, and whose directory was synced afterwards.
     gone: Vec<u64>,
-    /// The file of the operation that the kill has interrupted. It may exist or not.
+    /// The file of the operation that the kill has interrupted. After the kill it may exist or not.
     last: u64,
 }
 
@@ -331,9 +331,9 @@ fn assert_kept(dir: &Path, confirmed: &Confirmed, round: u64) {
     }
 }
 
-/// A kill of the server at any moment must not lose a confirmed change. The test kills it at random
-/// moments under load. After a random half of them, `fsck` checks the store before the next mount
-/// replays the log.
+/// A kill of the server at any moment must not lose a confirmed change. The test kills the server
+/// under load at random moments. After about half of the kills, `fsck` checks the store before the
+/// next mount replays the log.
 #[test]
 fn killed_server_loses_nothing_that_was_confirmed() {
     if !can_mount() {

@@ -56,7 +56,7 @@ struct User {
 }
 
 impl User {
-    /// Sets up the files. If the test has to be skipped, prints the reason and returns None.
+    /// Sets up the files. If the test must be skipped, prints the reason and returns None.
     fn new() -> Option<User> {
         if !can_mount() || !["unshare", "setpriv"].into_iter().all(has_program) {
             return None;
@@ -176,8 +176,8 @@ fn errors_of_a_user_name_the_missing_permission() {
     if has_program("fusermount3") {
         refused(&roots, "user has no write access to mountpoint");
     }
-    // In the first case fusermount3 is not in PATH. In the second case it is only in a directory
-    // that the user may not search.
+    // In the first case fusermount3 is not in PATH. In the second case it is in a directory that
+    // the user may not search.
     for path in [String::from("PATH=/nowhere"), format!("PATH={}", secret.display())] {
         let alone = user.command(&["env", &path, program, "mount", "tmpfs", "m"]);
         let output = run(alone);

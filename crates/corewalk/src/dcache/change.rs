@@ -37,7 +37,7 @@ impl Dcache {
         let flags = Flags::ROOT | Flags::DIRECTORY;
         let key = ParentKey::new(slot, 0);
         let (superblock, words) = self.superblock_and_words(inode);
-        // The call cannot fail: only long names need a slot, and a root has no name.
+        // `new_image` cannot fail here: only a long name needs a slot, and a root has no name.
         let image = full(self.dentries.new_image(key, superblock, inode, b"", flags, words))?;
         self.begin_life(slot, &image);
         self.inodes.add_alias(inode, slot, &self.dentries);
@@ -64,7 +64,8 @@ impl Dcache {
         // The dentry may change between the lookup and the reference, for example when it becomes a
         // mount point. If it does, repeat the lookup, so that the name gets no second dentry.
         let find = || self.find(key, lookup_key).or_else(|| self.find_exact(key, lookup_key));
-        // Only a holder of the in-lookup lock enters a name, so a missing name stays missing.
+        // Only a holder of the name's in-lookup lock enters the name, so a missing name stays
+        // missing.
         let is_known = (!key.is_stale() && self.find(key, lookup_key).is_some())
             || self.is_known(hash, parent, lookup_key);
         while is_known
@@ -73,8 +74,8 @@ impl Dcache {
         {
             let is_counted = match node {
                 Some(node) if seen.body.is_negative() => {
-                    // A new directory needs a slot of the group of directories. So evict the
-                    // negative dentry if possible.
+                    // A directory needs a slot of the group for directories, and a negative dentry
+                    // has a slot of the other group. So evict the negative dentry if possible.
                     if node.kind == FileKind::Directory
                         && let Ok((parent, inode)) = self.evict_locked(slot, seen, hash, in_lookup)
                     {
@@ -124,8 +125,8 @@ impl Dcache {
         result
     }
 
-    /// Enters a name without a dentry. The new dentry takes over the caller's reference on the
-    /// parent.
+    /// Enters a name that has no dentry yet. The new dentry takes over the caller's reference on
+    /// the parent.
     fn publish_new(
         &self,
         entry: &NewName<'_>,
@@ -154,8 +155,9 @@ impl Dcache {
             }
             None => self.counters.negatives.add(1),
         }
-        // Another thread that calls `cancel_fill` after this check looks the name up afterwards, so
-        // it finds the entry (C.1).
+        // Check for a cancelled fill under the stripe's lock. A thread that calls `cancel_fill`
+        // after this check looks the name up afterwards. So it finds the entry and invalidates it
+        // (C.1).
         if self
             .table
             .insert_if(hash, slot, |_| (!in_lookup.is_fill_cancelled()).then_some(()))
@@ -174,7 +176,8 @@ impl Dcache {
         Ok(slot)
     }
 
-    /// Returns the superblock of an inode and the directory words of its dentry, or zeroes.
+    /// Returns the superblock of an inode, and the number and generation that a directory's dentry
+    /// stores. Returns zeroes if `inode` is none.
     fn superblock_and_words(&self, inode: InodeSlot) -> (u32, DirectoryWords) {
         if inode.is_none() {
             return (0, DirectoryWords::default());
@@ -197,8 +200,8 @@ impl Dcache {
                         self.inodes.prefer_alias(inode, slot, &self.dentries);
                         return Some(slot);
                     }
-                    // The sequence changed, but not the name. The dentry may have become a mount
-                    // point, for example. So look again.
+                    // The dentry has changed, but its name has not. It may have become a mount
+                    // point, for example. So look it up again.
                     continue 'look;
                 }
                 if !key.is_stale()
@@ -211,7 +214,8 @@ impl Dcache {
         }
     }
 
-    /// Returns the dentries of a name under keys other than `key`, or under stale keys.
+    /// Returns the dentries of a name whose parent key is not `key`. If `key` is stale, returns all
+    /// dentries of the name.
     fn collect_stale(
         &self,
         hash: u32,
@@ -254,8 +258,8 @@ impl Dcache {
         }
     }
 
-    /// Moves a dentry to another key, or to a stale key if the fill is cancelled. Takes a reference
-    /// on it for the caller. Returns false if the dentry has changed since `seq`.
+    /// Gives a dentry the parent key `key`, or a stale key if the fill is cancelled. Takes a
+    /// reference on the dentry for the caller. Returns false if the dentry has changed since `seq`.
     fn set_key(
         &self,
         slot: DentrySlot,
@@ -346,8 +350,8 @@ impl Dcache {
     fn unhash(&self, slot: DentrySlot, guard: LockrefGuard<'_>, image: &Image) {
         let inode = image.body.inode();
         let hash = self.hash_of(slot, image);
-        // Count all references except the caller's. The count is an upper bound of the children,
-        // because other users hold references too.
+        // Each child holds a reference on its directory. Other users hold references too, so the
+        // count without the caller's is an upper bound of the number of children.
         let children = if image.body.is_directory() { guard.count() - 1 } else { 0 };
         self.write(slot, &guard, |dcache| {
             dcache.store_unhashed(slot, image);
@@ -363,8 +367,8 @@ impl Dcache {
     }
 
     /// Counts an unhashed dentry, and drops its reference on its inode. Users of a removed file
-    /// hold their own references on the inode. Negative entries below a removed directory keep only
-    /// its dentry, so they do not keep its inode.
+    /// hold their own references on the inode. Negative entries below a removed directory hold
+    /// references on its dentry only, so they do not keep its inode.
     fn release_unhashed(&self, inode: InodeSlot) {
         self.counters.unhashed.add(1);
         if inode.is_none() {
@@ -385,7 +389,7 @@ impl Dcache {
             return self.put(slot);
         }
         if before.body.is_negative() {
-            // A negative dentry has no inode whose users could need it. So it need not stay.
+            // A negative dentry has no inode, so no user of an inode needs its name. Unhash it.
             return self.unhash(slot, guard, &before);
         }
         let stale = ParentKey::stale(before.key.parent());
@@ -394,8 +398,9 @@ impl Dcache {
         self.put(slot);
     }
 
-    /// Moves a dentry from the name `from` to `to`, and replaces `target`, or the negative dentry
-    /// of the name. Returns the parent whose reference the caller drops next, which may be none.
+    /// Moves the dentry `moved` from the name `from` to `to`. Replaces the dentry `target`, or
+    /// without a target the negative dentry of the new name. Returns the old parent, on which the
+    /// caller drops a reference. Returns none if the parent stays the same.
     ///
     /// The caller holds the in-lookup locks of both names, and references on both dentries. If the
     /// parent changes, the caller also holds a reference on the new parent, which the moved dentry
@@ -450,8 +455,9 @@ impl Dcache {
                     self.make_stale(other);
                 }
             }
-            // The dentry changed before the reference was taken, or is already stale, or is the
-            // negative dentry. The bucket may contain more dentries of the name.
+            // Search again, because the bucket may contain more dentries of the name. `other`
+            // changed before the reference was taken, or it is stale now, or it is the negative
+            // dentry.
             found = another(&self.table.lock(hash), negative);
         }
         negative
@@ -469,8 +475,8 @@ impl Dcache {
         let (guard, target_guard) = self.lock_two(moved, target);
         let before = self.dentries.image(moved);
         if !before.body.is_hashed() {
-            // An invalidation has unhashed the dentry meanwhile, since it takes no in-lookup lock.
-            // The dentry has no inode that a rename could move.
+            // An invalidation takes no in-lookup lock, so it may have unhashed the dentry
+            // meanwhile. An unhashed dentry has no inode that a rename could move.
             drop((guard, target_guard));
             self.table.remove(hash, moved);
             return Err(Errno::STALE);
@@ -488,12 +494,13 @@ impl Dcache {
         debug_assert_eq!(old_hash, self.hash_of(moved, &before), "not the name it has");
         let victim = target.map(|slot| {
             let victim = self.dentries.image(slot);
-            // Compute the hash of the replaced dentry anew, because an invalidated dentry has a
-            // stale key.
+            // Take the hash from the current image of the replaced dentry. An unhashed dentry needs
+            // no removal from the table.
             let victim_hash = victim.body.is_hashed().then(|| self.hash_of(slot, &victim));
             (slot, victim, victim_hash)
         });
-        // C.2: readers of either name wait while a sequence is odd, so they see the whole move.
+        // Guarantee C.2: readers of either name wait while a sequence is odd, so they see the whole
+        // move.
         self.write(moved, &guard, |dcache| {
             image.key = image.key.unless_cancelled(in_lookup);
             if let (Some((slot, victim, _)), Some(target_guard)) = (&victim, &target_guard) {
@@ -579,13 +586,15 @@ impl Dcache {
         Ok(())
     }
 
-    /// Returns the image that gives `this` the name of `other`. `slot` is the slot of `other`.
+    /// Returns the image of the dentry `this` after it has taken the name of the dentry `other`,
+    /// which is in `slot`.
     fn renamed_as(&self, this: &Image, slot: DentrySlot, other: &Image) -> Option<Image> {
         let mut name = NameCopy::new();
         self.dentries.copy_name(slot, other.body, &mut name);
         let (body, words) = (this.body, this.directory_words());
         let (superblock, inode) = (body.superblock(), body.inode());
-        // If the directory was invalidated since the name was entered, the new image is stale too.
+        // If the directory of `other` was invalidated since the name was entered, the new image
+        // gets a stale key too.
         let parent = other.key.parent();
         let is_current = self.key_of_held(parent) == other.key;
         let key = if is_current { other.key } else { ParentKey::stale(parent) };
@@ -623,15 +632,17 @@ impl Dcache {
         }
     }
 
-    /// Makes the keys of a directory's children stale, before the half of its generation that keys
-    /// hold wraps around. Otherwise lookups would find children with an old key again (trap T32).
+    /// Makes the keys of a directory's children stale, before the low 32 bits of its child
+    /// generation, which keys contain, wrap around. Otherwise lookups would find children with an
+    /// old key again (trap T32).
     #[cold]
     fn retire_children(&self, slot: DentrySlot) {
         for child in (1..self.dentries.slots_touched()).map(DentrySlot::new) {
             if self.dentries.snapshot(child).key.parent() != slot || child == slot {
                 continue;
             }
-            // The slot may belong to another dentry by now, or to one that is not in the table yet.
+            // Check again under the dentry's lock, because the slot may belong to another dentry by
+            // now.
             let guard = self.dentries.lockref(child).lock();
             let key = self.dentries.image(child).key;
             if !guard.is_dead() && key.parent() == slot && !key.is_stale() {
@@ -663,8 +674,8 @@ impl Dcache {
         }
     }
 
-    /// Updates the flag [`Flags::SEARCHABLE`] of the dentry from the permission record of the
-    /// inode.
+    /// Updates the flag [`Flags::SEARCHABLE`] of the inode's dentry from the inode's permission
+    /// record.
     pub(crate) fn sync_searchable(&self, inode: InodeSlot) {
         let slot = self.inodes.alias(inode);
         if slot.is_none() {
@@ -726,8 +737,8 @@ impl Dcache {
         }
     }
 
-    /// Fills a slot that no other thread can find. The dentry begins with one reference, which is
-    /// the caller's.
+    /// Fills the slot of a new dentry, which no other thread can find yet. The dentry begins with
+    /// one reference, which is the caller's.
     fn begin_life(&self, slot: DentrySlot, image: &Image) {
         let mut guard = self.dentries.lockref(slot).lock();
         guard.revive();
@@ -754,8 +765,8 @@ impl Dcache {
         }
     }
 
-    /// Runs `change` inside a write section of the dentry, whose lock `_guard` holds. The section
-    /// ends even if `change` panics (trap T30).
+    /// Runs `change` inside a write section of the dentry. `_guard` holds the dentry's lock. The
+    /// section ends even if `change` panics (trap T30).
     pub(super) fn write<R>(
         &self,
         slot: DentrySlot,
@@ -773,8 +784,8 @@ pub(super) struct Dead {
     image: Image,
 }
 
-/// Returns the next child generation of a directory. The half that keys hold is never 0, because 0
-/// marks a stale key.
+/// Returns the next child generation of a directory. Its low 32 bits, which keys contain, are never
+/// 0, because 0 marks a stale key.
 fn next_generation(image: &Image) -> u64 {
     let next = image.child_generation() + 1;
     next + u64::from(ParentKey::new(DentrySlot::NONE, next).is_stale())

@@ -6,12 +6,13 @@
 //! or a removal may change a name in the back end and in the cache. The older entry of the listing
 //! must not enter the cache afterwards (trap T25).
 //!
-//! # How it works Each directory has a word, which it shares with other directories. The word
-//! counts the listings in progress and the changes of names. A listing counts itself before it
-//! calls the back end. A change of a name looks at the word after its call of the back end. It
-//! counts itself only if a listing is in progress, so most changes do not store to the word. A
-//! listing enters a name under the in-lookup lock of the name, and only if no change was counted
-//! since it began.
+//! # How it works
+//!
+//! Each directory has an atomic word, which it shares with other directories. The word counts the
+//! listings in progress and the changes of names. A listing counts itself before it calls the back
+//! end. A change of a name loads the word after its call of the back end. The change counts itself
+//! only if a listing is in progress, so most changes do not store to the word. A listing enters a
+//! name under the in-lookup lock of the name, and only if no change was counted since it began.
 //!
 //! # Invariants
 //! - L.1: a change counts itself before it releases the in-lookup locks of its names.
@@ -19,11 +20,13 @@
 //!
 //! Suppose that the back end answered the listing before it made the change. The listing had
 //! counted itself before that answer, so the change counts itself. By L.1 a later holder of the
-//! in-lookup lock sees that. If the back end made the change first, the entry already shows the
-//! change. A back end need not have locks: two fences order the word with its answers.
+//! in-lookup lock sees that count. If the back end made the change first, the entry already shows
+//! the change. A back end need not have locks: two fences order the word and the back end's
+//! answers.
 //!
-//! An invalidation that a listing does not see has not yet cancelled the fill. So it cancels the
-//! fill of the listing, or finds the name that the listing has entered (K.2).
+//! If a listing does not see the count of an invalidation, the invalidation has not yet cancelled
+//! the fill. So the invalidation cancels the fill of the listing, or finds the name that the
+//! listing has entered (K.2).
 
 use corewalk_base::OwnLine;
 use corewalk_base::primitives::IS_MODEL;
@@ -35,7 +38,7 @@ use crate::slot::DentrySlot;
 
 /// The number of words.
 const WORDS: usize = if IS_MODEL { 1 } else { 64 };
-/// A word is `changes << 32 | listings`. The number of changes wraps around.
+/// The word of a directory is `changes << 32 | listings`. The number of changes wraps around.
 const CHANGE: u64 = 1 << 32;
 const LISTINGS_MASK: u64 = CHANGE - 1;
 
@@ -70,8 +73,8 @@ impl Listings {
         let before = word.fetch_add(1, Ordering::Relaxed);
         // ORDERING(listing): SeqCst fence. Pairs with the fence of `NameChange`. The listing stores
         // to the word and then reads from the back end. A change stores in the back end and then
-        // reads the word. So at least one of the two sees the other's store, even if the back end
-        // takes no lock.
+        // reads the word. So the listing sees the change's store, or the change sees the listing's
+        // store, even if the back end takes no lock.
         fence(Ordering::SeqCst);
         ListingMark { word, changes: before / CHANGE }
     }
@@ -121,9 +124,11 @@ impl Drop for NameChange<'_> {
 }
 
 impl Dcache {
-    /// Keeps answers from before this call out of the cache, unless a later search finds them.
+    /// Cancels the fills of a name. An answer from before this call does not enter the cache any
+    /// more. If it is already there, a search after this call finds it.
     pub(crate) fn cancel_fills(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) {
-        // Count the change before the cancellation, so that a listing sees one of them (L.2).
+        // Count the change before the cancellation, so that a listing sees the count or the
+        // cancellation (L.2).
         drop(self.listings.change(directory));
         self.in_lookup.cancel_fill(self.in_lookup_key(directory, lookup_key));
     }

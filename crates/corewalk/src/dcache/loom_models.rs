@@ -2,9 +2,9 @@
 //! up.
 //!
 //! A model runs the change functions of the real cache, on a cache with three slots. Its control
-//! makes the same change in other steps. The reader is the spawned thread, because loom skips
-//! schedules otherwise (see `tally` in the base crate). Schedules have at most [`PREEMPTIONS`]
-//! preemptions, which is enough to catch every control.
+//! test makes the same change in wrong steps, which the model must catch. The reader, not the
+//! writer, is the spawned thread. Otherwise loom skips schedules (see `tally` in the base crate).
+//! Schedules have at most [`PREEMPTIONS`] preemptions, which is enough to catch every control.
 
 mod count;
 
@@ -18,8 +18,8 @@ use crate::key_lock::KeyGuard;
 
 /// Preemptions of a schedule, without those at waits.
 pub(super) const PREEMPTIONS: usize = 2;
-/// Names of two words. So a torn read could mix the first word of one name with the second word of
-/// the other.
+/// Names of two machine words each. So a torn read could mix the first word of one name with the
+/// second word of the other.
 pub(super) const A: &[u8] = b"aaaaaaaaaaaa";
 pub(super) const B: &[u8] = b"bbbbbbbbbbbbbb";
 
@@ -73,8 +73,8 @@ pub(super) fn enter(dcache: &Dcache, ino: u64, mode: u32) -> DentryInode {
     DentryInode { inode: entered.slot, kind: attr.kind() }
 }
 
-/// Enters a file. Returns its dentry, which has no user, and its inode, to which only the dentry
-/// refers.
+/// Enters a file in the cache. Returns its dentry, which has no user, and its inode, to which only
+/// the dentry refers.
 pub(super) fn file(
     dcache: &Dcache,
     key: ParentKey,
@@ -152,8 +152,8 @@ fn name_that_is_entered_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(|_, _| (), publish_a));
 }
 
-/// Traps T3, T16: a reader must not see a pointer before its target. Here a negative dentry turns
-/// positive.
+/// Traps T3, T16: a reader must not see a pointer before its target. In this model a negative
+/// dentry turns positive.
 #[test]
 fn name_that_turns_positive_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(publish_negative_a, publish_a));
@@ -167,8 +167,8 @@ fn publish_directory_a(dcache: &Dcache, key: ParentKey) {
     dcache.put_inode(node.inode, 1);
 }
 
-/// Traps T3, T16: a reader must not see a pointer before its target. Here a directory in another
-/// slot replaces a negative dentry.
+/// Traps T3, T16: a reader must not see a pointer before its target. In this model a directory in
+/// another slot replaces a negative dentry.
 #[test]
 fn directory_in_place_of_a_negative_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(publish_negative_a, publish_directory_a));
@@ -230,8 +230,8 @@ fn name_beside_a_rename_is_the_old_or_the_new() {
     assert_all_reached(&rename_against_name(rename_to_b));
 }
 
-/// Control for trap T1: the name is stored outside of a write section, so a reader may take length
-/// and bytes of two names.
+/// Control for trap T1: the name is stored outside of a write section, so a reader may combine the
+/// length of one name with the bytes of the other.
 #[test]
 #[should_panic(expected = "T1: a torn name")]
 fn control_rename_without_a_section_is_caught() {

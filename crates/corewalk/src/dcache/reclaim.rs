@@ -1,19 +1,20 @@
 //! Reclaim: keeping the cache within its budget of bytes.
 //!
 //! A clock hand moves over the slots. An unused dentry gets a second chance if it was looked up
-//! since the hand last passed; otherwise it is evicted. A parent without children is next, so one
-//! pass evicts a deep tree (trap T44). No list and no lock is shared by all evictions. Several
-//! threads share the hand, so that each slot is scanned by one thread per pass. Otherwise they
-//! would skip each other's entries again and again, which is trap T45.
+//! since the hand last passed; otherwise it is evicted. When the last child of a directory is
+//! evicted, the directory is tried next. So one pass evicts a deep tree (trap T44). No list and no
+//! lock is shared by all evictions. Several threads share the hand, so that each slot is scanned by
+//! one thread per pass. Otherwise they would skip each other's entries again and again, which is
+//! trap T45.
 //!
 //! A dentry stays while it has references, while it has children, and while it is the only name of
 //! an inode in use. (A back end by path needs that name.) If only such entries are left, the cache
 //! asks the host to drop some. A FUSE server then asks the kernel to forget their inodes.
 //!
 //! A thread that fills the cache also reclaims, a few slots at a time. That does not always
-//! suffice: pinned entries stay, and fills end with the load. So a host with a background thread
-//! calls [`Dcache::reclaim`], which reports pinned entries. When the host has dropped one, it calls
-//! [`Dcache::evict_entry`].
+//! suffice: pinned entries stay, and no fill happens without load. So a host with a background
+//! thread calls [`Dcache::reclaim`], which reports pinned entries. When the host has dropped one,
+//! it calls [`Dcache::evict_entry`].
 //!
 //! No lookup finds the negative entries below a removed directory, and there is no list of a
 //! directory's children. So each removal of a directory scans [`ORPHAN_SCAN`] slots for each entry
@@ -42,10 +43,11 @@ const SCAN_STEP: u32 = 64;
 /// behind. No lookup finds such entries. At this rate the scans have covered the whole cache before
 /// such entries fill 1/32 of it.
 const ORPHAN_SCAN: u64 = 32;
-/// If a removal leaves an entry behind, it scans at least this many slots. That takes about a
-/// microsecond.
+/// A removal of a directory that leaves negative entries behind scans at least this many slots.
+/// That takes about a microsecond.
 const ORPHAN_SCAN_MIN: u64 = 256;
-/// Maximum number of slots that one removal scans. If more are due, later removals scan them.
+/// Maximum number of slots that one removal of a directory scans. If more are due, later removals
+/// scan them.
 const ORPHAN_SCAN_MAX: u64 = 4096;
 /// Maximum number of entries that one fill asks the host to drop.
 const ASK_MAX: u32 = 16;
@@ -59,7 +61,7 @@ const ENTRY_BYTES: u64 = 96;
 pub(crate) struct Hand {
     at: AtomicU32,
     budget_bytes: AtomicU64,
-    /// The slot at which the next scan for entries below removed directories starts.
+    /// The slot at which the next scan for negative entries below removed directories starts.
     orphans_at: AtomicU32,
     /// Slots that this scan still has to visit.
     orphans_owed: AtomicU64,
@@ -93,7 +95,7 @@ enum Chance {
 pub(super) enum Outcome {
     /// The dentry was evicted. Holds the slot of its parent.
     Evicted(DentrySlot),
-    /// Only the users of its inode keep the dentry, so it is a pinned entry.
+    /// The dentry is a pinned entry: only users of its inode keep it.
     Pinned,
     /// The dentry stays.
     Kept,
@@ -212,8 +214,8 @@ impl Dcache {
         }
         let mut evicted = 0;
         for _ in 0..scan {
-            // ORDERING: Relaxed. The exchange gives each slot number to one thread. No other memory
-            // is published with it.
+            // ORDERING: Relaxed. The `fetch_add` gives each slot number to one thread. No other
+            // memory is published with it.
             let at = self.hand.orphans_at.fetch_add(1, Ordering::Relaxed);
             let slot = DentrySlot::new(at % slots as u32);
             evicted += self.evict_upwards(slot, Chance::OrphansOnly, &mut |_| {});
@@ -227,8 +229,8 @@ impl Dcache {
         let mut evicted = 0;
         for _ in 0..scan {
             let end = self.dentries.slots_touched().max(2);
-            // ORDERING: Relaxed. The exchange gives each slot number to one thread. No other memory
-            // is published with it.
+            // ORDERING: Relaxed. The `fetch_add` gives each slot number to one thread. No other
+            // memory is published with it.
             let at = self.hand.at.fetch_add(1, Ordering::Relaxed);
             evicted += self.evict_upwards(DentrySlot::new(at % end), chance, pinned);
         }
@@ -295,8 +297,8 @@ impl Dcache {
             return Outcome::Pinned;
         }
         let lookup_key = self.lookup_key(name);
-        // Take the in-lookup lock of the name. If a lookup misses the hidden name meanwhile, it
-        // waits for this lock and then sees the result.
+        // Take the in-lookup lock of the name. If a lookup misses the name while the eviction hides
+        // it, the lookup waits for this lock and then sees the result.
         let Some(in_lookup) =
             self.in_lookup.try_lock(self.in_lookup_key(seen.key.parent(), &lookup_key))
         else {
@@ -338,8 +340,8 @@ impl Dcache {
             inode.is_none() || self.inodes.remove_alias_unless_needed(inode, slot, &self.dentries);
         if !is_free {
             self.write(slot, &guard, |dcache| {
-                // An invalidation may have missed the name while it was hidden, so check whether it
-                // cancelled the fill.
+                // An invalidation may have missed the name while the eviction hid it, so check
+                // whether the invalidation cancelled the fill.
                 dcache.dentries.store_key(slot, seen.key.unless_cancelled(in_lookup));
                 dcache.dentries.store_body(slot, seen.body);
             });

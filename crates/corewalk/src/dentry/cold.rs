@@ -15,13 +15,14 @@ const NEXT_MASK: u64 = (1 << 30) - 1;
 /// << 31 | inode half << 30 | next alias`.
 ///
 /// - The generation counts reuses of the dentry half, so that a handle of an earlier dentry is
-///   recognised. It changes only while the half is free.
+///   recognised. It changes only between two dentries of the slot.
 /// - The bits of the halves tell which parts of the slot are in use.
 /// - `next alias` chains the dentries of an inode. Protected by that inode's lock.
 /// - Any thread sets the referenced bit; reclaim clears it.
 pub(crate) struct Cold<'a>(pub(super) &'a AtomicU64);
 
-/// A half of a slot. Its value is the bit of the half in the cold word.
+/// The dentry half or the inode half of a slot. The value is the bit in the cold word that marks
+/// the half as in use.
 #[derive(Clone, Copy, Debug)]
 #[repr(u64)]
 pub(super) enum Half {
@@ -41,8 +42,8 @@ impl<'a> Cold<'a> {
         (self.0.load(Ordering::Relaxed) >> GENERATION_SHIFT) as u32
     }
 
-    /// Starts the next life of the dentry half. Returns false if all generations are used up. In
-    /// that case the half must not be used again.
+    /// Raises the generation of the dentry half, after its dentry has died. Returns false if all
+    /// generations are used up. In that case the half must not be used again.
     pub(crate) fn next_generation(&self) -> bool {
         let next = |word: u64| {
             let generation = (word >> GENERATION_SHIFT).wrapping_add(1) << GENERATION_SHIFT;
@@ -57,8 +58,8 @@ impl<'a> Cold<'a> {
 
     /// Allocates a half; false if it is in use.
     pub(super) fn take(&self, half: Half) -> bool {
-        // ORDERING(half): Acquire. Pairs with `release`, so that the caller sees everything that
-        // the last user of the half stored.
+        // ORDERING(half): Acquire. Pairs with `Cold::release`, so that the caller sees everything
+        // that the last user of the half stored.
         self.0.fetch_or(half as u64, Ordering::Acquire) & half as u64 == 0
     }
 
@@ -78,8 +79,8 @@ impl<'a> Cold<'a> {
     }
 
     pub(crate) fn set_next_alias(&self, next: DentrySlot) {
-        // ORDERING: Relaxed. The lock of the inode protects the alias. The update does not change
-        // the bits that other threads set.
+        // ORDERING: Relaxed. The lock of the inode protects the link to the next alias. The update
+        // does not change the bits that other threads set.
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
             Some((word & !NEXT_MASK) | u64::from(next.get()))
         });

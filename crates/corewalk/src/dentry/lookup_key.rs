@@ -6,10 +6,10 @@
 //! lengths mean equal names. If a name is shorter than a word, each of its words is the name padded
 //! with zeroes.
 //!
-//! Lengths of names are hard to predict, so there is almost no branch on them. Names are compared
-//! two words at a time, together with the length in the body. These instructions wait until the
-//! dentry's cache line arrives. The fewer they are, the more lookups the processor can run at the
-//! same time.
+//! A processor predicts branches on the length of a name badly, so there is almost no such branch.
+//! Names are compared two words at a time, together with the length in the body. These instructions
+//! wait until the dentry's cache line arrives. The fewer they are, the more lookups the processor
+//! can run at the same time.
 
 use corewalk_base::WordPair;
 
@@ -19,14 +19,15 @@ use crate::name::{Name, eight, name_words, padded};
 
 /// The flags of a hashed dentry with a long name.
 pub(super) const LONG_NAMED: Flags = Flags::HASHED.union(Flags::LONG);
-/// The bits of a body that a comparison of names uses: length, [`Flags::HASHED`], [`Flags::LONG`].
+/// The bits of a dentry's body that a comparison of names uses: length, [`Flags::HASHED`],
+/// [`Flags::LONG`].
 pub(super) const NAMED_MASK: u64 =
     (0xff << 24) | (Flags::HASHED.bits() | Flags::LONG.bits()) as u64;
 
-/// The longest name that is inline in every dentry, in bytes. Nearly all directory names are
-/// shorter.
+/// The longest name, in bytes, that is inline in every dentry, also in that of a directory. Nearly
+/// all names of directories are shorter.
 pub(crate) const SHORT_MAX: usize = 8 * DIRECTORY_ROOM;
-/// The bits of a body that tell the length of the name and whether the dentry is plain.
+/// The bits of a dentry's body that tell the length of the name and whether the dentry is plain.
 const PLAIN_MASK: u64 = NAMED_MASK | Flags::SYMLINK.union(Flags::MOUNTED).bits() as u64;
 
 /// The last component of a path: the bytes from `start` to the end of `path`.
@@ -61,7 +62,8 @@ impl ShortLookupKey {
         ShortLookupKey { hash: keys.short_name(len, words), len, needed, words }
     }
 
-    /// Returns true if a dentry with this body is plain and may have this name.
+    /// Returns true if a dentry with this body is hashed and plain, has the needed flags, and has a
+    /// name of the same length.
     #[inline(always)]
     pub(super) fn is_of(&self, body: Body) -> bool {
         let needed = u64::from(self.needed.bits());
@@ -78,7 +80,7 @@ pub(crate) struct LookupKey<'a> {
     pub(crate) hash: NameHash,
     /// The words of a matching file's dentry from the body on.
     pub(super) pairs: [WordPair; PAIRS],
-    /// A mask for the last pair of words. It has those bits that are compared.
+    /// The mask for the last pair of words: the bits that are compared.
     pub(super) last: WordPair,
 }
 
@@ -100,8 +102,9 @@ impl<'a> LookupKey<'a> {
         let len = name.as_bytes().len();
         let flags = if len > 8 * INLINE_WORDS { LONG_NAMED } else { Flags::HASHED };
         let named = ((len as u64) << 24) | u64::from(flags.bits());
-        // The last pair of a directory contains its directory words. So a name that reaches into
-        // this pair is not inline in a directory.
+        // In a directory, the last pair of words is the inode number and the child generation. So
+        // compare that pair only for a name that reaches into it. Such a name is not inline in a
+        // directory.
         let last = if len > 8 * DIRECTORY_ROOM { u64::MAX } else { 0 };
         LookupKey {
             name,
@@ -126,7 +129,8 @@ pub(super) fn words_of(len: usize) -> usize {
     len.div_ceil(8)
 }
 
-/// Returns the position in a name of `len` bytes at which the word of byte `at` begins.
+/// Returns the position at which the word of byte `at` begins, in a name of `len` bytes. A word
+/// that would pass the end of the name begins earlier.
 #[inline(always)]
 pub(super) fn name_word_at(at: usize, len: usize) -> usize {
     at.min(len.saturating_sub(8))

@@ -1,7 +1,7 @@
 //! Models of the two halves of a slot, which live and die separately, and of long names.
 //!
-//! The thread that checks the outcome is the spawned one, because otherwise loom skips schedules
-//! (see `tally` in the base crate).
+//! The thread that checks the outcome is the spawned one. Otherwise loom skips schedules (see
+//! `tally` in the base crate).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -28,8 +28,8 @@ fn word_of(dentries: &Dentries, slot: u32, half: Half) -> &AtomicU64 {
 }
 
 /// Two threads each store a last word in one half of the same slot, free their half with `free`,
-/// and allocate again. Returns how often the thread of the dentry half got the slot again, and how
-/// often the thread of the inode half did.
+/// and allocate a half again. Returns how often the thread of the dentry half got the slot again,
+/// and how often the thread of the inode half did.
 fn free_against_free(free: fn(&Dentries, Half, u32)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let (dentries, slot) = one_slot();
@@ -91,7 +91,7 @@ fn control_half_in_two_steps_is_caught() {
 }
 
 /// Control for trap T33: the next generation is stored together with an old value of the other
-/// half, so that half's change is lost.
+/// half, so the change of the other half's bit is lost.
 #[test]
 #[should_panic(expected = "the slot was not given back")]
 fn control_generation_that_is_stored_is_caught() {
@@ -125,7 +125,7 @@ fn control_relaxed_release_of_a_half_is_caught() {
 
 /// One thread frees the dentry half of a slot. Meanwhile another thread, which holds the inode in
 /// that slot, allocates a dentry beside it with `take`. Returns how often that dentry got another
-/// slot, and how often this slot.
+/// slot, and how often the slot of the inode.
 fn free_against_take(take: fn(&Dentries, u32) -> bool) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let (dentries, slot) = one_slot();
@@ -178,7 +178,8 @@ fn control_relaxed_take_of_a_half_is_caught() {
     });
 }
 
-/// Names of more than three words, so they continue in a long slot.
+/// Names of 30 and 29 bytes. A dentry of a model has three inline words, so these names continue in
+/// a long slot.
 const OLD: &[u8] = &[b'o'; 30];
 const NEW: &[u8] = &[b'n'; 29];
 
@@ -188,8 +189,8 @@ fn image(dentries: &Dentries, name: &[u8]) -> Image {
 }
 
 /// A dentry gets another long name, and `reuse` reuses the long slot of the old name. Meanwhile a
-/// reader reads the name. Returns how often the reader saw a change, the old name, and the new
-/// name.
+/// reader reads the name. Returns how often the reader's validation failed, and how often it read
+/// the old name and the new name.
 fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
     Tally::of_bounded(2, move |tally| {
         let dentries = Arc::new(Dentries::new(4).unwrap());
@@ -237,8 +238,8 @@ fn long_name_beside_reuse_of_its_slot_is_whole() {
     }));
 }
 
-/// Control for trap T5: there is no fence. So a store to the reused long slot may be visible before
-/// the change of the dentry that used the slot.
+/// Control for trap T5: no fence precedes the stores to the long slot. So a store to the reused
+/// long slot may be visible before the change of the dentry that used the slot.
 #[test]
 #[should_panic(expected = "T5: torn")]
 fn control_long_name_without_a_fence_is_caught() {

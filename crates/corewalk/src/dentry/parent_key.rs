@@ -13,8 +13,8 @@ impl ParentKey {
         ParentKey((u64::from(parent.get()) << 32) | (child_generation & 0xffff_ffff))
     }
 
-    /// Returns a stale key, which no lookup has. Its generation is 0. Child generations start at 1,
-    /// and skip 0 when the half that keys contain wraps around.
+    /// Returns a stale key, which no lookup has. Its generation is 0. Child generations start at 1.
+    /// They skip 0 when their low 32 bits, which keys contain, wrap around.
     pub(crate) fn stale(parent: DentrySlot) -> ParentKey {
         ParentKey::new(parent, 0)
     }

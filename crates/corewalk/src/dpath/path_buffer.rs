@@ -18,8 +18,8 @@ use crate::slot::DentrySlot;
 
 /// Bytes on the stack: those for a path, and [`WINDOW`].
 const BYTES: usize = 256 + WINDOW;
-/// Maximum number of bytes before the path that prepending an inline name can write: the upper
-/// bound `LENGTHS` of such a name, and one word.
+/// Prepending an inline name writes at most this many bytes before the path: the upper bound
+/// `LENGTHS` of the name, and one word.
 const WINDOW: usize = LENGTHS + 8;
 /// A power of two that is larger than the length of any inline name.
 const LENGTHS: usize = (8 * INLINE_WORDS + 1).next_power_of_two();
@@ -32,7 +32,7 @@ pub(crate) struct PathBuffer<'b, const N: usize = STEPS> {
     storage: Storage<'b>,
     /// True if the path did not fit into `first`.
     has_left_stack: bool,
-    /// The index at which the path begins. The path ends at the end of the bytes.
+    /// The index in the buffer at which the path begins. The path ends where the buffer ends.
     start: usize,
     is_too_long: bool,
     pub(crate) kind: PathKind,
@@ -196,7 +196,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         true
     }
 
-    /// Prepends a `/` and a name. Unlike `prepend_words`, writes no byte before them.
+    /// Prepends a `/` and a name of any length. Unlike `prepend_words`, writes no byte before the
+    /// `/`.
     #[cold]
     fn prepend_copy(&mut self, dcache: &Dcache, slot: DentrySlot, body: Body) {
         let mut copy = NameCopy::new();
@@ -274,7 +275,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         let len = self.whole().len();
         match self.storage {
             _ if self.is_too_long => Err(Errno::NAMETOOLONG),
-            // The lent buffer is used only after `first` was full. So the path is not empty.
+            // The lent buffer is used only after the stack buffer `first` was full. So the path is
+            // not empty.
             Storage::Lent(_) => Ok(self.start),
             Storage::OwnAndLent(buf) => {
                 let start = buf.len().checked_sub(len).ok_or(Errno::NAMETOOLONG)?;
@@ -298,7 +300,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         self.read_set.slots()
     }
 
-    /// Returns true if the read set had no room for some steps.
+    /// Returns true if the read set had no room for some of the dentries.
     pub(crate) fn is_truncated(&self) -> bool {
         self.read_set.is_truncated()
     }
@@ -310,9 +312,9 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
     }
 }
 
-/// Prepends a `/` and a name at the end of `bytes`, as words, the last word first. All words of a
-/// name that is shorter than a word are equal. Their excess bytes lie before the name, where the
-/// next name is prepended.
+/// Writes a `/` and a name to the end of `bytes`, one word at a time, the last word first. If the
+/// name is shorter than a word, all its words are equal. Their excess bytes go before the name,
+/// where the next name is prepended.
 #[inline(always)]
 fn prepend_words(bytes: &mut [u8], line: &Line<'_>, body: Body) {
     let (len, words) = (body.len() % LENGTHS, line.name_words());

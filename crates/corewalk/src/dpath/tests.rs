@@ -1,5 +1,5 @@
-//! Tests of passes in which a rename disturbs each step in turn. Two traps are tested: a pass that
-//! uses the state of an earlier one (T8), and a translation that retries for ever (T9).
+//! Tests of path translations in which a rename disturbs each step in turn. Two traps are tested: a
+//! pass that uses the state of an earlier one (T8), and a translation that retries for ever (T9).
 
 use std::sync::Arc;
 
@@ -16,7 +16,8 @@ use crate::{
 
 const DEPTH: usize = 8;
 
-/// Returns a namespace with `/d0/d1/../f`, where each name has a neighbour.
+/// Returns a namespace with the file `f` below a chain of [`DEPTH`] directories, `/d0/d1` and so
+/// on. Each of these directories has a file as its neighbour.
 fn chain() -> Arc<Vfs> {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
     let vfs = vfs.unwrap();
@@ -35,7 +36,8 @@ fn make<'v>(vfs: &'v Vfs, dir: &InodeRef<'_>, name: &str, mode: u32) -> InodeRef
     vfs.make(&Cred::root(), dir, name, Make::new(mode | 0o755, 0, 0)).unwrap().0
 }
 
-/// Returns the directory that contains `d<depth>`. For [`DEPTH`] and more, returns the leaf.
+/// Returns the directory that contains `d<depth>`. For a depth above [`DEPTH`], returns the leaf
+/// `f`.
 fn place(vfs: &Vfs, depth: usize) -> PathRef<'_> {
     let mut path = String::from("/.");
     (0..depth.min(DEPTH)).for_each(|i| path.push_str(&format!("/d{i}")));
@@ -52,7 +54,7 @@ fn rename(vfs: &Vfs, dir: &PathRef<'_>, from: &str, to: &str) {
     vfs.rename(&Cred::root(), (&dir, from), (&dir, to), RenameMode::NoReplace).unwrap();
 }
 
-/// The result of a pass, and where it ended.
+/// Returns the path and its kind, the dentry at which the pass ended, and the number of its steps.
 fn result_of(buffer: &PathBuffer<'_>) -> (Vec<u8>, PathKind, DentrySlot, usize) {
     (buffer.path().to_vec(), buffer.kind, buffer.top, buffer.steps())
 }
@@ -105,8 +107,8 @@ fn translate_in_turn(clear: fn(&mut PathBuffer<'static>)) {
     }
 }
 
-/// Trap T8: a new pass must start without state of the last one. Here `clear` resets the whole path
-/// buffer.
+/// Trap T8: a new pass must start without state of the last one. In this test `clear` resets the
+/// whole path buffer.
 #[test]
 fn path_buffer_that_is_cleared_keeps_nothing() {
     translate_in_turn(PathBuffer::clear);
@@ -124,8 +126,8 @@ fn control_path_buffer_that_keeps_its_kind_is_caught() {
     });
 }
 
-/// Trap T8: a new pass must start without state of the last one. `clear` also resets the error of a
-/// path that did not fit.
+/// Trap T8: a new pass must start without state of the last one. So `clear` must also reset the
+/// error of a path that did not fit.
 #[test]
 fn path_buffer_that_was_too_long_fits_after_it_is_cleared() {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
@@ -165,8 +167,8 @@ fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
     })
 }
 
-/// Trap T9: during the locked pass no directory may move and the leaf may not change. Other
-/// translations do not wait for it.
+/// Trap T9: during the locked pass of a translation no directory may move and the leaf may not
+/// change. Other translations do not wait for it.
 #[test]
 fn locked_pass_excludes_moves_and_changes_of_the_leaf() {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
@@ -203,8 +205,8 @@ fn optimistic_passes_alone_never_end_under_a_storm() {
     drop(still);
 }
 
-/// Failed passes and locked passes must be counted. Passes that succeed without a lock must not be
-/// counted.
+/// The statistics must count failed passes and locked passes of translations. They must not count
+/// passes that succeed without a lock.
 #[test]
 fn passes_of_translations_are_counted() {
     const TRANSLATIONS: usize = 5_000_000;
@@ -241,8 +243,8 @@ fn passes_of_translations_are_counted() {
     assert!(fallbacks <= retries / u64::from(OPTIMISTIC_PASSES), "{retries} and {fallbacks}");
 }
 
-/// If a locked pass reads a dentry again, the path must keep its length, even if the buffer grew
-/// meanwhile.
+/// A locked pass reads a dentry again if its flags have changed. Then the path must keep its
+/// length, even if the buffer grew meanwhile.
 #[test]
 fn locked_pass_beside_marks_grows_and_stays_whole() {
     const PASSES: usize = 2000;

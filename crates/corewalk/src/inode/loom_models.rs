@@ -1,8 +1,8 @@
-//! Models of the permission record. A reader reads it while another thread changes it, and the back
-//! end's answers may come late.
+//! Models of the permission record. A reader reads the record while another thread changes it. The
+//! back end's answers may arrive after a change.
 //!
-//! The reader is the spawned thread, because loom skips schedules otherwise (see `tally` in the
-//! base crate).
+//! The reader, not the writer, is the spawned thread. Otherwise loom skips schedules (see `tally`
+//! in the base crate).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -227,8 +227,8 @@ fn get_by_number_beside_reuse_gets_that_inode_or_none() {
     }));
 }
 
-/// Control for trap T55: the number is checked only before the reference is taken, so the slot may
-/// have another inode by then.
+/// Control for trap T55: the inode number is checked only before the reference is taken, and the
+/// slot may have another inode by the time of the reference.
 #[test]
 #[should_panic(expected = "T55: a reference on another inode")]
 fn control_get_without_a_second_look_is_caught() {

@@ -26,7 +26,8 @@ impl StaleGenerations {
     }
 
     /// Enters an inode that another generation replaces. The caller holds a reference on it and the
-    /// lock of its stripe, and enters the new inode in the table after this call.
+    /// lock of its stripe of the inode table. The caller enters the new inode in the table after
+    /// this call.
     pub(super) fn insert(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let mut list = self.list.lock();
         list.insert((superblock, ino, slot));
@@ -43,8 +44,8 @@ impl StaleGenerations {
         self.len.store(list.len(), Ordering::Relaxed);
     }
 
-    /// Returns those slots with this number for which `get` returned true. No slot leaves the list
-    /// during a call of `get`.
+    /// Returns those slots of the list with this inode number for which `get` returned true. No
+    /// slot leaves the list during a call of `get`.
     #[inline]
     pub(super) fn get(
         &self,

@@ -1,15 +1,15 @@
 //! Models of locks by key. A lock has one holder at a time, and an invalidation cancels the fill of
 //! a holder.
 //!
-//! The thread whose first step is a load is the spawned one, because loom skips schedules otherwise
-//! (see `tally` in the base crate).
+//! The thread whose first step is a load is the spawned one. Otherwise loom skips schedules (see
+//! `tally` in the base crate).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
 
 use super::*;
 
-/// Three keys: two of one shard, and one of the other shard.
+/// Two keys of the same shard.
 const KEY: u64 = 4;
 const NEIGHBOUR: u64 = 8;
 
@@ -36,7 +36,8 @@ impl Shared {
 }
 
 /// Runs two threads that change the word under the lock of one key. Meanwhile a third thread runs
-/// `beside`.
+/// `beside`. Returns how often the spawned one of the two changed the word first, and how often
+/// second.
 fn two_holders(beside: fn(&KeyLocks)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let shared = Shared::new();
@@ -109,8 +110,8 @@ fn change_that_is_not_cancelled_is_seen_by_the_invalidation() {
     assert_all_reached(&change_against_cancel(|guard| guard.is_fill_cancelled()));
 }
 
-/// Control for trap T25: the holder loads the word instead of exchanging it. So it may miss the
-/// cancellation, and the invalidation may miss its change.
+/// Control for trap T25: the holder loads the word of the shard instead of exchanging it. So the
+/// holder may miss the cancellation, and the invalidation may miss the holder's change.
 #[test]
 #[should_panic(expected = "T25: neither knows of the other")]
 fn control_load_instead_of_an_exchange_is_caught() {

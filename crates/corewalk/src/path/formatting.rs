@@ -1,9 +1,9 @@
-//! The customary texts of a translated path.
+//! The texts in which Linux shows the path of a place.
 //!
-//! [`PathRef::path_of`](super::PathRef::path_of) returns the kind of a path as a type. The texts
-//! here are those that Linux shows instead. [`PathRef::format_in`] writes one of them into a buffer
-//! of the caller, without an allocation. The functions with the names of the kernel return a
-//! vector.
+//! [`PathRef::path_of`](super::PathRef::path_of) returns the kind of a path as a value. Linux adds
+//! the kind to the text instead, as ` (deleted)` for example. [`PathRef::format_in`] writes such a
+//! text into a buffer of the caller, without an allocation. The functions with the names of the
+//! kernel return a vector.
 //!
 //! | here | Linux | a removed place | outside of the root |
 //! |---|---|---|---|
@@ -19,12 +19,13 @@ use super::PathRef;
 use crate::Errno;
 use crate::dpath::{PathBuffer, PathKind, Route, path_into};
 
-/// A customary text of a path. See [`PathRef::format_in`].
+/// A text in which Linux shows the path of a place. See [`PathRef::format_in`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum PathFormat<'a> {
-    /// The path from this root, with the suffix ` (deleted)` if the place is unlinked. A path that
-    /// is not below the root starts at the top of its tree, and looks like any other path.
+    /// The path from this root, with the suffix ` (deleted)` if the place is unlinked. The path of
+    /// a place that is not below the root starts at the top of its tree, and looks like any other
+    /// path.
     DPath(&'a PathRef<'a>),
     /// The path from the root of the namespace. `EINVAL` if the place is in a tree that is not
     /// mounted.
@@ -32,8 +33,8 @@ pub enum PathFormat<'a> {
     /// The path from the root of the place's own file system.
     DentryPathRaw,
     /// The path of [`PathFormat::DentryPathRaw`], with the suffix `//deleted` if the place is
-    /// unlinked. No path of an existing file has this suffix, since it contains two slashes in a
-    /// row.
+    /// unlinked. No path of an existing file has this suffix, since the suffix contains two slashes
+    /// in a row.
     DentryPath,
     /// The text of getcwd(2) in a process with this root: `ENOENT` if the place is unlinked, and
     /// the prefix `(unreachable)` if it is not below the root.
@@ -74,8 +75,8 @@ impl PathRef<'_> {
     /// No NUL follows the text. The bytes before it may be overwritten. The call allocates nothing.
     ///
     /// # Errors
-    /// The errors of the format; `ENAMETOOLONG` if the text does not fit, but `ERANGE` for
-    /// [`PathFormat::Getcwd`].
+    /// The errors that [`PathFormat`] lists for the format. `ENAMETOOLONG` if the text does not
+    /// fit, but `ERANGE` for [`PathFormat::Getcwd`].
     ///
     /// # Examples
     /// ```

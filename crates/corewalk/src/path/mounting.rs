@@ -17,15 +17,15 @@ use crate::vfs::{Vfs, root_of};
 impl Vfs {
     /// Mounts `fs` on the directory `at`.
     ///
-    /// A namespace takes 1024 file systems over its life, including its own. An unmounted one still
-    /// counts, and is dropped with the namespace, because its inodes may be in use. A file system
-    /// whose mount failed with `ENOMEM` counts too.
+    /// A namespace takes 1024 file systems over its life, including its own. An unmounted file
+    /// system still counts, and is dropped with the namespace, because its inodes may be in use. A
+    /// file system whose mount failed with `ENOMEM` counts too.
     ///
     /// # Errors
     /// - `ENOTDIR` for other files; `ENOENT` if the directory has been removed.
     /// - `EBUSY` if there is a mount on it already. A walk leads to the root of that mount, which
     ///   can be mounted on.
-    /// - `ENFILE` for a file system too many; `ENOMEM`.
+    /// - `ENFILE` for more than 1024 file systems; `ENOMEM`.
     /// - The errors of `fs.root()`.
     ///
     /// # Examples
@@ -119,8 +119,8 @@ impl Vfs {
         if at.dentry != mount.root {
             return Err(Errno::INVAL);
         }
-        // A dentry belongs to one file system, which is mounted once, so no other mount is on the
-        // dentry.
+        // A dentry belongs to one file system, which is mounted once. So no other mount is on the
+        // mount point, and it loses its mark.
         self.mounts.remove(mount, || self.dcache.set_mounted(*point, Mounted::No))?;
         self.dcache.put(*point);
         self.dcache.put(mount.root);

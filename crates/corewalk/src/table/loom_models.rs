@@ -1,8 +1,8 @@
 //! Models of the table: a reader looks entries up without a lock, while another thread inserts,
 //! removes or splits.
 //!
-//! The reader is the spawned thread, because loom skips schedules otherwise (see `tally` in the
-//! base crate).
+//! The reader, not the writer, is the spawned thread. Otherwise loom skips schedules (see `tally`
+//! in the base crate).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -94,13 +94,14 @@ fn control_relaxed_slot_is_caught() {
     });
 }
 
-/// Three slots in a chain of three lines. The first slot is the last one in the full first line.
-/// The other two are alone in the middle line and in the last line.
+/// Three slots in a bucket that is a chain of three cache lines. Slot `FIRST` is the last one in
+/// the full first line. `MIDDLE` and `LAST` are alone in the middle line and in the last line.
 const FIRST: u32 = ENTRIES as u32;
 const MIDDLE: u32 = 2 * ENTRIES as u32;
 const LAST: u32 = MIDDLE + 1;
 
-/// Returns a table whose first bucket is a chain of three lines. The middle line has one entry.
+/// Returns a table whose first bucket is a chain of three cache lines. The middle line has one
+/// entry.
 fn chain(buckets: u32) -> Table {
     let table = Table::new("model", 64, 7).unwrap();
     for _ in 1..buckets {
@@ -115,9 +116,9 @@ fn chain(buckets: u32) -> Table {
     table
 }
 
-/// Removes the middle line of a chain with `change`. Meanwhile a reader looks up the entry behind
-/// the middle line, first without the lock and then with it. Returns how often the lookup without
-/// the lock missed the entry, and how often it found it.
+/// Removes the middle line of a bucket's chain with `change`. Meanwhile a reader looks up the entry
+/// behind the middle line, first without the lock and then with it. Returns how often the lookup
+/// without the lock missed the entry, and how often the lookup found it.
 fn unlink_against_find(buckets: u32, change: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let shared = Arc::new(chain(buckets));
@@ -137,8 +138,8 @@ fn unlink_against_find(buckets: u32, change: fn(&Table)) -> [usize; 2] {
     })
 }
 
-/// Trap T12: a link must not lead a reader to another chain. A freed line keeps its link, so that a
-/// reader of that line still reaches the rest of its chain.
+/// Trap T12: a link must not lead a reader to another bucket's chain. A freed overflow line keeps
+/// its link, so that a reader of that line still reaches the rest of its chain.
 #[test]
 fn entry_behind_a_line_that_is_unlinked_is_always_found() {
     let outcomes = unlink_against_find(1, |table| table.remove(0, DentrySlot::new(MIDDLE)));
@@ -146,8 +147,8 @@ fn entry_behind_a_line_that_is_unlinked_is_always_found() {
     assert!(outcomes[0] == 0 && outcomes[1] > 0, "T.1: a stable entry was missed");
 }
 
-/// Control for trap T12: the freed line loses its link. So a reader of that line misses the entries
-/// behind it.
+/// Control for trap T12: the freed overflow line loses its link. So a reader of that line misses
+/// the entries behind it.
 #[test]
 #[should_panic(expected = "T.1: a stable entry was missed")]
 fn control_line_that_loses_its_link_is_caught() {
@@ -163,8 +164,8 @@ fn control_line_that_loses_its_link_is_caught() {
     assert!(outcomes[0] == 0, "T.1: a stable entry was missed");
 }
 
-/// Trap T12: if another bucket reuses the line that a reader reads, the reader may miss entries
-/// behind it, as T.1 allows. A lookup under the lock must miss none.
+/// Trap T12: if another bucket reuses the overflow line that a reader reads, the reader may miss
+/// entries behind it, as guarantee T.1 allows. A lookup under the lock must miss none.
 #[test]
 fn entry_behind_a_line_that_is_reused_is_found_under_the_lock() {
     assert_all_reached(&unlink_against_find(2, |table| {
@@ -182,7 +183,7 @@ const MOVES: u32 = 0x0002_0001;
 
 /// Splits the only bucket of a table with `split`. Meanwhile a reader looks up the entry that the
 /// split moves, first without the lock and then with it. Returns how often the lookup without the
-/// lock missed it, and how often it found it.
+/// lock missed it, and how often the lookup found it.
 fn split_against_find(split: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let table = Table::new("model", 8, 7).unwrap();

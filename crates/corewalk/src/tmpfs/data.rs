@@ -7,8 +7,9 @@
 //! # Invariants
 //! - D.1: bytes behind the size are zeros in every present page. So a file that grows shows zeros,
 //!   never its truncated content.
-//! - D.2: no page behind the size is present. Reserved pages may be behind the size (`KEEP_SIZE`).
-//! - D.3: every charged page is charged to the budget.
+//! - D.2: no page behind the size is present. Reserved pages may be behind the size
+//!   (`FALLOC_FL_KEEP_SIZE`).
+//! - D.3: the budget has been charged for every page that the page map counts as charged.
 //! - D.4: the size is at most [`SIZE_MAX`].
 //! - D.5: after `discard` no page is charged, even if other threads still hold the content.
 //!
@@ -20,7 +21,7 @@
 //! # Limits
 //! Ranges that are shifted must be whole pages (`EINVAL`), as fallocate(2) allows. One call
 //! reserves at most 1 TiB: a reservation uses no memory, so without a size limit nothing else would
-//! bound it. The content has no lock inside: `inode::File` has one around it.
+//! bound it. The type has no lock; `inode::File` has a lock around it.
 //!
 //! Source: write(2), truncate(2), fallocate(2), lseek(2).
 
@@ -42,7 +43,7 @@ const RESERVE_PAGES_MAX: u64 = (1 << 40) / PAGE_BYTES;
 /// All fields are protected by the lock of the content (`inode::File::content`).
 ///
 /// # Invariants
-/// D.1 to D.4.
+/// Invariants D.1 to D.4 of the module documentation.
 #[derive(Default)]
 pub(super) struct FileContent {
     size: u64,
@@ -74,7 +75,8 @@ impl FileContent {
     }
 
     /// Returns the offset of the next data or hole at or behind `offset`. The end of the file is a
-    /// hole. `ENXIO` if there is none before the end.
+    /// hole. Fails with `ENXIO` if `offset` is at or behind the end, or if data is wanted and none
+    /// follows.
     pub(super) fn seek(&self, offset: u64, what: Seek) -> Result<u64, Errno> {
         if offset >= self.size {
             return Err(Errno::NXIO);
@@ -193,8 +195,8 @@ impl FileContent {
         self.is_discarded = true;
     }
 
-    /// Checks that the content may be changed. After `discard` D.5 forbids any change, so the check
-    /// fails with `ESTALE`.
+    /// Checks that the content may be changed. After `discard` invariant D.5 forbids any change, so
+    /// the check fails with `ESTALE`.
     pub(super) fn check_kept(&self) -> Result<(), Errno> {
         if self.is_discarded { Err(Errno::STALE) } else { Ok(()) }
     }

@@ -1,11 +1,12 @@
 //! The entries of one directory.
 //!
 //! A directory finds entries by name, and can be read from any position while it changes. Reading
-//! is hard because of the cookie. A reader passes the cookie of its last entry, perhaps much later.
-//! It must neither miss nor repeat an entry that exists all the time. A position in a growing table
-//! cannot serve as a cookie, and a cursor inside the directory would have to be moved. Trap T48 is
-//! a cursor that is moved wrongly, so that entries are skipped. Here each new entry takes its
-//! cookie from a counter and keeps it, so "behind cookie c" never changes its meaning.
+//! is hard because of the cookie, the position at which a reader continues. A reader passes the
+//! cookie of its last entry, perhaps much later. It must neither miss nor repeat an entry that
+//! exists all the time. A position in a growing table cannot serve as a cookie, and a cursor inside
+//! the directory would have to be moved. Trap T48 is a cursor that is moved wrongly, so that
+//! entries are skipped. In this module each new entry takes its cookie from a counter and keeps it,
+//! so "behind cookie c" never changes its meaning.
 //!
 //! # Mechanism
 //! Entries are in chunks by cookie: chunk n has the cookies 128 n to 128 n + 127, in order. `index`
@@ -89,8 +90,8 @@ pub(super) struct FoundEntry {
     handle: u32,
 }
 
-/// The entries of one directory. All fields except `parent` are protected by the lock of the
-/// directory's slot.
+/// The entries of one directory. The lock of the directory's inode slot protects all fields except
+/// `parent`.
 pub(super) struct Directory {
     is_removed: bool,
     /// The inode number of the parent directory. Protected by the lock of the parent's slot.
@@ -99,7 +100,7 @@ pub(super) struct Directory {
     last_cookie: u64,
     len: usize,
     chunks: Vec<Chunk>,
-    /// The index in `chunks` of each used chunk. The key is the first cookie of the chunk.
+    /// Maps the first cookie of each used chunk to the chunk's index in `chunks`.
     order: BTreeMap<u64, u32>,
     /// The indices of unused `chunks`.
     vacant: Vec<u32>,
@@ -375,7 +376,7 @@ impl Entry {
     }
 }
 
-/// The name of an entry. A short name is stored here, in 24 bytes.
+/// The name of an entry, in 24 bytes. A short name is stored inline.
 enum EntryName {
     Inline(u8, [u8; INLINE_BYTES]),
     Heap(Box<[u8]>),
@@ -421,7 +422,7 @@ mod tests {
     use super::*;
 
     fn key(bytes: &[u8]) -> Key<'_> {
-        // Use only three bits of the hash, so that most names have the same hash as others.
+        // Use only three bits of the hash, so that many names have equal hashes.
         let hash = u32::from(bytes[0] & 7);
         Key { name: Name::new(bytes).unwrap(), hash }
     }

@@ -2,13 +2,13 @@
 //!
 //! A hash table that doubles its size moves every entry at once, and meanwhile the file-system
 //! directory cannot be used. A tree of hashes has a cache miss per level. Linear hashing grows by
-//! one bucket at a time, and splits one other bucket for it. A search takes two steps: to the
-//! bucket, and through its few entries.
+//! one bucket at a time, and splits one other bucket for it. A search finds the bucket by its
+//! number, and then looks through the bucket's few entries.
 //!
 //! # Mechanism
 //! Let n be the number of buckets and m the power of two at or above n. Hash h belongs to bucket h
-//! mod m if that bucket exists, otherwise to bucket h mod m/2. A new bucket n takes its part of
-//! bucket n - m/2. When bucket n is removed, its entries go back there. A search returns the
+//! mod m if that bucket exists, otherwise to bucket h mod m/2. The last bucket, n - 1, has taken
+//! its pairs from bucket n - 1 - m/2. When it is removed, they go back there. A search returns the
 //! [`Position`] of the pair. So a change needs no second search.
 //!
 //! # Invariants
@@ -154,8 +154,8 @@ fn mask_of(count: usize) -> usize {
     count.next_power_of_two() - 1
 }
 
-/// Returns the bucket from which the new bucket `new` takes its pairs. `new` is not the first
-/// bucket.
+/// Returns the number of the bucket from which the new bucket number `new` takes its pairs. `new`
+/// is at least 1.
 fn sibling_of(new: usize) -> usize {
     new - (new + 1).next_power_of_two() / 2
 }

@@ -6,7 +6,8 @@
 //!
 //! Memory use matters most for a tmpfs, so the inode is compact. A time has 12 bytes. Rare parts
 //! (bytes, extended attributes, ACLs) are behind a pointer. With its lock an inode has two cache
-//! lines of its own, because adding a name to the inode locks it for writing.
+//! lines of its own. Each change of a directory locks its inode for writing, which must not slow
+//! down threads that use another inode.
 //!
 //! # Times
 //! The clock is the coarse real-time clock, as in the kernel's file systems before multigrain
@@ -23,8 +24,10 @@
 //!   valid.
 //! - N.2: `nlink` is the number of directory entries of the inode. For a directory it is 2 plus the
 //!   number of its subdirectories, and 0 after removal.
-//! - N.3: a stored access ACL is not equivalent to the mode, and agrees with it.
-//! - N.4: size and pages of a file are those of its content, whenever the content is unlocked.
+//! - N.3: an access ACL is stored only if the mode cannot express it. Its entries for owner, group
+//!   (or mask) and others agree with the mode.
+//! - N.4: while the content of a file is unlocked, size and page count in the inode equal those of
+//!   the content.
 //!
 //! # Limits
 //! This module neither checks permissions nor clears set-user-ID; the caller of the back end does
@@ -85,13 +88,14 @@ enum Body {
     Special(FileKind, u64),
 }
 
-/// Size and pages of a regular file. A reader of these needs no lock of the content.
+/// Size and page count of a regular file. A reader of these two numbers needs no lock of the
+/// content.
 #[derive(Default)]
 struct File {
     size_bytes: u64,
     pages: u64,
-    /// The content is None until the first change, because many files are empty. This lock protects
-    /// its bytes. It is taken before the lock of the slot.
+    /// The content is None until the first change, because many files are empty. The `RwLock`
+    /// protects the bytes, and is taken before the lock of the inode's slot.
     content: Option<Arc<RwLock<FileContent>>>,
 }
 
@@ -325,7 +329,7 @@ impl Attributes {
     }
 }
 
-/// Returns true if an access ACL must be stored because it is not equivalent to `mode` (N.3).
+/// Returns true if an access ACL must be stored because `mode` cannot express it (invariant N.3).
 pub(super) fn is_kept(acl: &Acl, mode: u32) -> bool {
     acl.equivalent_mode() != Some(mode & 0o777)
 }

@@ -11,7 +11,8 @@
 //!    replaced. The latter are locked so that no entry can be made between the check and the
 //!    removal. All threads lock in this order, so concurrent renames do not deadlock, which is trap
 //!    P9. The order is by slot, not by number, because an old number leads to the same lock.
-//! 3. One inode that is not a directory. Its holder waits only for 4.
+//! 3. One inode that is not a directory. A thread that holds its lock waits only for a lock of rule
+//!    4.
 //! 4. A free list of slots.
 //!
 //! The kind of an inode is known only from its entry, under the lock of the entry's directory. If a
@@ -59,8 +60,8 @@ impl Tmpfs {
         what: &Make<'_>,
     ) -> Result<Attr, Errno> {
         let key = self.key(name);
-        // Make the inode before locking the directory, because most calls succeed. So the inode is
-        // in its slot before its name exists (I.1 of `table`).
+        // Make the inode before locking the directory. So the inode is in its slot before its name
+        // exists (invariant I.1 of `table`). Few calls fail and have to discard the inode.
         let attr = self.insert_new(what, |inode| match inode.directory_mut() {
             Ok(directory) => directory.set_parent(dir),
             Err(_) => inode.attributes.nlink = 1,
@@ -116,8 +117,8 @@ impl Tmpfs {
     pub(super) fn add_name(&self, node: u64, dir: u64, name: Name<'_>) -> Result<Attr, Errno> {
         let (key, table) = (self.key(name), self.table.enter());
         if rank(node) == rank(dir) {
-            // The two numbers share a slot. So one of them is old, or `node` is the directory
-            // itself.
+            // The inode numbers `node` and `dir` share a slot. So one of the numbers is old, or
+            // `node` is the directory itself.
             let kind = table.read(node)?.kind();
             return Err(if kind == FileKind::Directory { Errno::PERM } else { Errno::STALE });
         }
@@ -233,7 +234,8 @@ impl Tmpfs {
         self.xattrs.first(set, &self.space)
     }
 
-    /// Updates the target of `link` after the link has lost a name. A directory has only one name.
+    /// Lowers the link count of an inode after its entry `link` was removed. A directory has only
+    /// one name.
     fn unlink(&self, table: &Entered<'_>, locks: &mut Locks<'_>, link: Link) -> Result<(), Errno> {
         change(table, locks, link, |attributes| {
             attributes.nlink = match link.kind {
@@ -329,8 +331,9 @@ impl Rename<'_, '_> {
         if self.moved.link.ino == self.new_dir { Err(Errno::INVAL) } else { Ok(()) }
     }
 
-    /// Records the change of the two directories of a rename. The new directory gains `there`
-    /// subdirectories and loses `back`. The old directory gains `back` and loses `there`.
+    /// Updates times and link counts of the two directories of a rename. The new directory gains
+    /// `there` subdirectories from the old one. The old directory gains `back` subdirectories from
+    /// the new one.
     #[inline]
     fn touch_directories(&mut self, now: Timespec, there: u32, back: u32) -> Result<(), Errno> {
         let new = &mut self.locks.inode(self.new_dir)?.attributes;
@@ -354,8 +357,9 @@ struct Locks<'a> {
 
 impl<'a> Locks<'a> {
     /// Locks two directories, which may be the same. If two numbers share a slot, only one can be
-    /// valid, and `inode` does not find the other. A thread that holds the lock of a file waits for
-    /// no other inode. So locking a file here as if it were a directory cannot deadlock.
+    /// valid, and `inode` does not find the other. A wrong number may lead this function to lock a
+    /// file as if it were a directory. That cannot deadlock, because a thread that holds the lock
+    /// of a file waits for no other inode.
     ///
     /// # Errors
     /// `ESTALE` for an inode that is gone, `ENOTDIR` for one that is not a directory.
@@ -405,9 +409,9 @@ impl<'a> Locks<'a> {
     }
 }
 
-/// Changes the target of `link`, an entry of a locked directory. A target that is a directory is
-/// locked too. This call locks any other target only now. So `change` must read the clock itself,
-/// under the lock.
+/// Changes the inode to which `link`, an entry of a locked directory, leads. A subdirectory is
+/// already locked; this function locks any other inode. The closure `change` must read the clock
+/// itself, so that it reads the time under that lock.
 #[inline]
 fn change(
     table: &Entered<'_>,
@@ -417,8 +421,8 @@ fn change(
 ) -> Result<(), Errno> {
     match link.kind {
         FileKind::Directory => change(&mut locks.inode(link.ino)?.attributes),
-        // The inode exists, because its entry exists (I.1 of `table`). The inode is no directory,
-        // because its entry is not that of a directory (M.2).
+        // The inode exists, because its entry exists (invariant I.1 of `table`). The inode is no
+        // directory, because its entry is not that of a directory (invariant M.2).
         _ => change(&mut table.write(link.ino)?.attributes),
     }
     Ok(())
@@ -435,7 +439,7 @@ fn write_directory<'a>(
     Ok(inode)
 }
 
-/// Returns the number of links that an entry adds to its directory.
+/// Returns the number of links that an entry adds to its directory: 1 for a subdirectory.
 fn subdirectories(link: Link) -> u32 {
     u32::from(link.kind == FileKind::Directory)
 }

@@ -9,7 +9,8 @@
 //! # Mechanism
 //! A page is absent, reserved or present. A reserved page has no memory and reads as zeros, but its
 //! space is charged; fallocate(2) promises that. Present and reserved pages are *charged*. The
-//! caller charges the budget before it makes one (see `data`), and `charged` counts them.
+//! caller charges the budget before it makes a charged page (see `data`), and `charged` counts
+//! these pages.
 //!
 //! # Invariants
 //! - C.1: no page is both present and reserved.
@@ -270,8 +271,8 @@ impl Extent {
         let mut kept = Vec::new();
         let mut pages = std::mem::take(&mut self.pages).into_iter();
         for slot in (0..EXTENT_PAGES).filter(|slot| charged >> slot & 1 == 1) {
-            // C.2: `pages` has one page per present bit. So if a charged slot has no page, it is a
-            // reservation.
+            // `pages` has one page per present bit (invariant C.2). So a charged slot without a
+            // page is a reservation.
             let page = if present >> slot & 1 == 1 { pages.next() } else { None };
             match (slots >> slot & 1 == 1, page) {
                 (true, page) => sink(slot, page),

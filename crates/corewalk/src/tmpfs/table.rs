@@ -27,7 +27,8 @@
 //!
 //! # Locks
 //! - A slot lock: `names` has the order of several.
-//! - A shard of `free`, then `depot`. Their holder has at most the content of a file locked.
+//! - The lock of a shard of `free`, then the lock of `depot`. A thread that takes one of these
+//!   locks holds no lock but at most that of a file's content.
 //!
 //! # Invariants
 //! - I.1: an inode is in its slot before its first directory entry exists, until it is forgotten
@@ -63,8 +64,8 @@ const SEGMENT_SLOTS: u32 = 64;
 /// Number of levels of segments. Level n has 2^n segments, so all levels together have a slot for
 /// each 32-bit number.
 const LEVELS: usize = 27;
-/// Maximum number of segments. The last segment of the 32-bit range is left out, so that
-/// `NO_NUMBER` is the number of no slot.
+/// Maximum number of segments. The last segment of the 32-bit range is left out, so that no slot
+/// has the number `NO_NUMBER`.
 const SEGMENTS_MAX: u64 = (1 << (u32::BITS - SEGMENT_SLOTS.ilog2())) - 1;
 /// The bit where the use count begins in a number.
 const USES_SHIFT: u32 = 32;
@@ -84,7 +85,7 @@ struct Segment {
 /// The inodes of a tmpfs, by number. Analogous to Linux's `inode_hashtable`.
 ///
 /// # Invariants
-/// I.1, I.2, I.3.
+/// I.1, I.2 and I.3 of the module documentation.
 pub(super) struct InodeTable {
     /// Each level is written once.
     levels: [OnceLock<Box<[Segment]>>; LEVELS],
@@ -186,8 +187,8 @@ impl InodeTable {
 
     /// Allocates a new segment, if the table is not full, and adds its slots to `free`.
     fn take_segment(&self, free: &mut Vec<u32>) {
-        // ORDERING: Relaxed. The count only gives each thread its own number. The cell of a segment
-        // publishes the segment.
+        // ORDERING: Relaxed. The count only gives each thread a segment number of its own. The
+        // store to `Segment::slots` publishes the segment.
         let nth = self.segments.fetch_add(1, Ordering::Relaxed);
         if nth < SEGMENTS_MAX {
             self.make_segment(nth as u32, free);
@@ -313,8 +314,8 @@ mod tests {
                 let ino = table.alloc().unwrap().ino();
                 allocated.push(ino);
                 kept.push(ino);
-                // Let some inodes stay, and remove some at once. Remove others later, many
-                // together.
+                // Some inodes stay, and some are removed at once. The test removes the others
+                // later, many together.
                 if n % 3 == 0 || n % 1_000 == 500 {
                     let count = if n % 3 == 0 { 1 } else { 300 };
                     for ino in kept.split_off(kept.len() - count) {

@@ -59,8 +59,8 @@ mod set;
 /// The largest set that is shared, in bytes. A set with one value of the largest size is still
 /// shared.
 const SHARED_BYTES_MAX: u64 = 2 * 65536;
-/// Maximum number of inodes that wait for the end of an epoch. More than 4 threads that change 1000
-/// files each, the largest load of the table `xattr`.
+/// Maximum number of inodes that wait for the end of an epoch. It is enough for 4 threads that
+/// change 1000 files each, the largest tmpfs load of the benchmark `xattr`.
 const QUEUED_MAX: u64 = 4096;
 /// The stored classes of attributes.
 const CLASSES: [&[u8]; 3] = [USER, b"trusted.", b"security."];
@@ -73,7 +73,7 @@ pub(super) type OwnSet = Option<Arc<Block>>;
 /// All sets of attributes of a file system.
 ///
 /// # Invariants
-/// X.2, X.3.
+/// X.2 and X.3 of the module documentation.
 pub(super) struct Xattrs {
     is_sharing: bool,
     secret: Secret,
@@ -127,8 +127,9 @@ impl Xattrs {
         if after > 0 && can_share && !is_deferred {
             let mut set = block.set().clone();
             set.apply(change);
-            // `first` needs space for a whole second set. If there is not enough, change the set in
-            // place, which needs space only for the difference.
+            // `first` may need space for the whole changed set, while the old set is still charged.
+            // If there is not enough, change the set in place, which needs space only for the
+            // difference.
             if let Ok(new) = self.first(set, space) {
                 self.drop_set(own, space);
                 *own = new;
@@ -173,7 +174,8 @@ impl Xattrs {
         Ok(())
     }
 
-    /// De-duplicates the first set of an inode. `set` is not empty.
+    /// Returns a block that contains `set`: an equal shared block, or a new block, whose bytes it
+    /// charges. `set` is not empty.
     ///
     /// # Errors
     /// `ENOSPC` if there is no space.
@@ -210,8 +212,8 @@ impl Xattrs {
     /// Begins an epoch at `now`. `handle` gets the queued inodes, and calls
     /// [`Xattrs::share_queued`] for each.
     pub(super) fn end_epoch(&self, now: Timespec, handle: impl FnOnce(Vec<u64>)) {
-        // ORDERING: Relaxed. A thread that still sees the old value queues an inode without need,
-        // and this or the next call shares its set.
+        // ORDERING: Relaxed. A thread that still loads the start of the old epoch may queue an
+        // inode without need. This call of `end_epoch` or the next one then de-duplicates its set.
         self.epoch_ms.store(milliseconds(now), Ordering::Relaxed);
         self.queued.share(handle);
     }

@@ -4,18 +4,19 @@
 //! record is unknown, or for an ACL. Changes follow chmod(2), chown(2), utimensat(2), truncate(2)
 //! and acl(5).
 //!
-//! # Changes A change reads the permissions, decides, and then calls the back end. If two changes
-//! overlapped, one could be lost. An example is a chmod between a write's check of the set-user-ID
-//! bit and the removal of the bit. So a change of an inode first takes its attribute lock, and so
-//! does a write without the right to keep these bits. The attribute lock is a lock by key
-//! (`key_lock`), which a panic releases. Linux holds the inode's lock there, also for a whole
-//! write.
+//! # Changes
+//! A change reads the permissions, decides, and then calls the back end. If two changes overlapped,
+//! one could be lost. An example is a chmod between a write's check of the set-user-ID bit and the
+//! removal of the bit. So a change of an inode first takes its attribute lock, and so does a write
+//! without the right to keep these bits. The attribute lock is a lock by key (`key_lock`), which a
+//! panic releases. Linux holds the inode's lock (`i_rwsem`) in these cases, and during every write.
 //!
 //! # Invariants
 //! - P.1: one thread at a time changes the attributes of an inode, from its check to its change.
 //!   Readers do not take the lock.
-//! - P.2: a decision uses the mode and the ACL of one state. The check reads the two separately and
-//!   looks for a change in between. After a few such changes it takes the attribute lock itself.
+//! - P.2: a decision uses the mode and the ACL of one state. A check reads mode and ACL separately,
+//!   and repeats the reads if a change came in between. After a few repetitions it takes the
+//!   attribute lock.
 //!
 //! # Locks
 //! An attribute lock is taken after in-lookup locks and before every other lock. No thread holds
@@ -119,10 +120,10 @@ impl Vfs {
         Ok(Attr { generation: inode.generation(), ..attr })
     }
 
-    /// Returns true if a file has set-group-ID and its group may not execute it, by the attributes
-    /// that clients have been given. A caller that writes the file, or changes its size or owner,
-    /// loses the bit unless it is in the group or has `CAP_FSETID`. The kernel leaves that decision
-    /// to a FUSE server.
+    /// Returns true if a file has set-group-ID and its group may not execute it, according to the
+    /// permission record, which is as new as the attributes that clients have got. A write, or a
+    /// change of size or owner, clears the bit unless the caller is in the group or has
+    /// `CAP_FSETID`. The kernel leaves that decision to a FUSE server.
     ///
     /// # Errors
     /// The errors of the back end.
@@ -214,8 +215,8 @@ impl Vfs {
     }
 
     /// Runs a change of attributes that permission checks depend on. The permission record is
-    /// unknown while the change runs. Afterwards it is the back end's answer, unless another change
-    /// overlapped.
+    /// unknown while the change runs. Afterwards it is the back end's answer. If another change
+    /// overlapped, the record stays unknown.
     fn change(
         &self,
         slot: InodeSlot,
@@ -276,8 +277,8 @@ impl Vfs {
             None if inode.kind() == FileKind::Directory => None,
             None => left_of_set_id(cred, perm, &set)?,
             Some(mode) => {
-                // For a change of the owner of a set-user-ID file, the kernel also sends a new
-                // mode. That mode takes no account of set-group-ID.
+                // If the owner of a set-user-ID file changes, the kernel also sends a FUSE server a
+                // new mode. The kernel does not apply the rules for set-group-ID to that mode.
                 let is_given = set.uid.is_some() || set.gid.is_some();
                 let mode = match is_given && is_lone_set_group_id(perm.mode) {
                     true => allowed_set_id(cred, perm.gid, mode),
@@ -353,8 +354,8 @@ impl Vfs {
         }
     }
 
-    /// Returns the permission record and its access ACL. Also tells whether both are known to be of
-    /// one state.
+    /// Returns the permission record and the access ACL of an inode. Also tells whether record and
+    /// ACL certainly belong to one state of the inode.
     fn perm_and_acl(&self, slot: InodeSlot) -> Result<(Perm, Option<Acl>, Consistency), Errno> {
         let inodes = &self.dcache.inodes;
         let changes = inodes.changes();
@@ -363,11 +364,11 @@ impl Vfs {
             return Ok((perm, None, Consistency::Proven));
         }
         let acl = self.with_inode(slot, |fs, node| fs.get_acl(node, AclKind::Access))?;
-        // A change increments the count, makes the record unknown, calls the back end, and
-        // increments the count again before it sets the record. Suppose the ACL is newer than the
-        // record read above. Then the record is unknown while the change runs, and the count
-        // differs afterwards. The count is read last. It covers all inodes, so a difference may be
-        // a false alarm.
+        // Check that no change came between the reads of the record and of the ACL. A change
+        // increments the count of changes, makes the record unknown and calls the back end. Then it
+        // increments the count again, and sets the record. So if the ACL is newer than the record,
+        // the record is unknown or the count differs. The count is read last. It covers all inodes,
+        // so a difference may be a false alarm.
         let is_same = inodes.perm(slot) == Some(perm) && inodes.changes() == changes;
         Ok((perm, acl, if is_same { Consistency::Proven } else { Consistency::Unproven }))
     }
@@ -504,8 +505,8 @@ impl Drop for ChangeGuard<'_> {
     }
 }
 
-/// Returns the kind of ACL for which an extended attribute stands. Returns None if it stands for no
-/// ACL.
+/// Returns the kind of ACL that the extended attribute `name` contains. Returns None for any other
+/// attribute.
 pub(super) fn acl_kind(name: &[u8]) -> Option<AclKind> {
     match name {
         XATTR_ACCESS => Some(AclKind::Access),
@@ -514,10 +515,10 @@ pub(super) fn acl_kind(name: &[u8]) -> Option<AclKind> {
     }
 }
 
-/// Returns the mode of a file, not a directory, after a change of its owner, group or size. Returns
-/// None if the mode stays. A change of the owner that clears a bit is also a change of mode. So the
-/// caller must be the owner (`EPERM`), and keeps set-group-ID only if it is in the new group. A
-/// truncation clears bits like a write, without a check of the owner.
+/// Returns the new mode of a file, not a directory, if the change `set` of its owner, group or size
+/// clears mode bits. Otherwise returns None. A chown that clears a bit needs the rights of a chmod.
+/// So the caller must be the owner (`EPERM`), and set-group-ID stays only if the caller is in the
+/// new group. A truncation clears bits like a write, without a check of the owner.
 fn left_of_set_id(cred: &Cred, perm: &Perm, set: &SetAttr) -> Result<Option<u32>, Errno> {
     let is_given = set.uid.is_some() || set.gid.is_some();
     let left = without_set_id(cred, perm);

@@ -92,8 +92,8 @@ impl Vfs {
         let near = self.root().slot;
         let changes = self.dcache.inodes.changes();
         let attr = self.fs(near).by_number(ino, generation).map_err(stale)?;
-        // Enter the inode even if it is not the wanted one. Then the cache sends the back end the
-        // `forget` for it.
+        // Enter the inode even if it is not the wanted one. The back end has reported it and may
+        // keep state for it, so the cache must later send a `forget`.
         let inode = self.enter(near, &attr, changes, None)?;
         match inode.ino() == ino && is_wanted(&inode) && attr.nlink > 0 {
             true => Ok(self.looked_up(inode.unless_saturated()?, &attr, changes)),

@@ -30,7 +30,7 @@ pub(crate) struct CallNode<'c, 'v> {
 }
 
 /// The path of a directory that a rename or a removal has locked, or of a name in it. It is `None`
-/// for a back end by number.
+/// for a back end that finds files by inode number and needs no path.
 pub(crate) struct KnownPath(pub(super) Option<Vec<u8>>);
 
 impl Vfs {
@@ -47,8 +47,8 @@ impl Vfs {
         question(call.fs(), node.node())
     }
 
-    /// Works like [`Vfs::with_node`], for an inode that must exist. A back end by path reports a
-    /// missing inode as `ENOENT`; this function turns it into `ESTALE`.
+    /// Works like [`Vfs::with_node`], for an inode that must exist. A back end that finds files by
+    /// path reports a missing inode as `ENOENT`; this function turns that error into `ESTALE`.
     ///
     /// # Errors
     /// `ESTALE` for `ENOENT` of a back end by path, and for an inode without a path; the errors of
@@ -72,7 +72,8 @@ impl Vfs {
     }
 
     /// Takes the path locks of a rename or a removal. The operation moves the inodes `moved` (or
-    /// none) in the directories `above`. Returns `None` for a back end by number.
+    /// none) in the directories `above`. Returns `None` for a back end that finds files by inode
+    /// number and needs no path.
     ///
     /// # Errors
     /// `ENOENT` if one of the directories was removed.
@@ -140,8 +141,8 @@ impl PathSource for CallNode<'_, '_> {
 }
 
 impl KnownPath {
-    /// Returns the path of one of the directories that were passed to [`Vfs::lock_move`]: that at
-    /// `index`.
+    /// Returns the path of a directory that was passed to [`Vfs::lock_move`] in `above`, at
+    /// position `index`.
     pub(super) fn above(lock: Option<&MoveLock<'_>>, index: usize) -> KnownPath {
         KnownPath(lock.map(|lock| lock.above[index].clone()))
     }

@@ -43,15 +43,15 @@ impl Vfs {
         if !inode.drop_lookups(n) {
             return false;
         }
-        // A lookup by number that the cache answers does not mark the inode as used. So mark it
-        // here, at the forget.
+        // A lookup by number that the cache answers does not mark the inode as recently used, so
+        // the `forget` marks it.
         self.dcache.inodes.touch(inode.slot);
         true
     }
 
-    /// Drops all lookups of the inode with this number in the root's file system, including those
-    /// of stale generations. Returns their number. A server calls this when its only client has
-    /// gone.
+    /// Drops all lookups of the inode with this number in the root's file system, including the
+    /// lookups of older inodes that had the same number. Returns the number of dropped lookups. A
+    /// server calls this when its only client has gone.
     pub fn forget_all(&self, ino: u64) -> u64 {
         let current = self.in_use(ino);
         let older = self.stale_generations(ino);

@@ -105,8 +105,8 @@ impl Vfs {
         let Ok(_lock) = paths.lock_move(&self.dcache, &[], [inode.slot, InodeSlot::NONE]) else {
             return;
         };
-        // Check again under the lock, because the file may have been opened again. A rename or a
-        // removal hides an open file before it removes the name.
+        // Check again under the lock. The file may have been opened again, or may have lost its
+        // last visible name to a rename or a removal. In both cases it still needs the hidden name.
         let is_named = dpath::chain_of_inode(&self.dcache, inode.slot).is_ok();
         if paths.is_open(inode.slot) || !is_named {
             return;

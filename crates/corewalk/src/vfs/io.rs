@@ -514,8 +514,8 @@ impl<'a> Opening<'a> {
         if let Some(paths) = &inode.vfs.superblock(inode.slot).paths
             && paths.hides()
         {
-            // Count under the path lock. So a concurrent removal sees the count, or has already
-            // ended.
+            // Count the open under the path lock. So a concurrent removal sees the count and hides
+            // the file, or it has already ended.
             let _lock = paths.lock(&inode.vfs.dcache, inode.slot, Nesting::First);
             paths.count_open(inode.slot);
         }

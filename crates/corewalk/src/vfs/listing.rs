@@ -57,8 +57,8 @@ pub struct Listing<'v> {
 
 /// The dentry of a directory that is listed, as it was when the listing began.
 struct Held<'v> {
-    // The mark is dropped before `dir`. Once `dir` drops its reference, the directory's slot may be
-    // reused.
+    // `mark`, the record of the running listing, is dropped before `dir`. Once `dir` drops its
+    // reference, the directory's slot may be reused.
     mark: ListingMark<'v>,
     key: ParentKey,
     dir: Dir<'v>,
@@ -117,8 +117,8 @@ impl Vfs {
     pub fn listing<'v>(&'v self, dir: &'v InodeRef<'v>) -> Listing<'v> {
         let changes = self.dcache.inodes.changes();
         let held = self.dir(dir.slot).ok().map(|dir| {
-            // Read the key after the mark is made. An invalidation of the directory changes the
-            // key, so a later one is noticed.
+            // Register the listing first, and then read the parent key. An invalidation of the
+            // directory changes the key, so `enter` notices each later invalidation.
             let mark = self.dcache.listings.begin(dir.now.slot);
             Held { mark, key: dir.key(), dir }
         });
@@ -137,7 +137,7 @@ impl Listing<'_> {
 
     /// Returns the inode of an entry that this listing has reported with the attributes `attr`, and
     /// enters the name and the inode in the cache. Returns None if the entry may be out of date, or
-    /// the cache has no room. Then the caller looks the name up.
+    /// the cache has no space. Then the caller looks the name up.
     pub fn enter(&self, name: Name<'_>, attr: &Attr) -> Option<LookedUp<'_>> {
         let (vfs, Held { mark, key, dir }) = (self.directory.vfs, self.held.as_ref()?);
         let lookup_key = vfs.dcache.lookup_key(name);
@@ -177,9 +177,9 @@ impl Listing<'_> {
         inodes.is(inode, superblock, attr.ino) && inodes.generation(inode) == attr.generation
     }
 
-    /// Returns true if the cache has the number in `attr` with another generation, or the directory
-    /// under another name. Another program may have changed that since the entry was read. So the
-    /// back end must say which one is newer.
+    /// Returns true if the cache contradicts `attr`: it has the number with another generation, or
+    /// has the directory under another name. Another program may have changed the file since the
+    /// entry was read. So only a lookup in the back end tells which of the two is current.
     fn is_known_otherwise(&self, attr: &Attr) -> bool {
         let inodes = &self.directory.vfs.dcache.inodes;
         let superblock = inodes.superblock(self.directory.slot);

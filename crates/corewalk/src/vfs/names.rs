@@ -113,8 +113,8 @@ impl Vfs {
             return None;
         }
         let (slot, seen) = self.dcache.find(now.key, lookup_key)?;
-        // If the directory was removed, the slot of its dentry may belong to another directory by
-        // now.
+        // Compare the sequence, because the directory may have been removed. Then the slot of its
+        // dentry may already belong to another directory.
         let is_still_parent = || self.dcache.dentries.is_unchanged(now.slot, now.seq);
         if seen.body.is_negative() {
             self.dcache.dentries.cold(slot).touch();
@@ -295,7 +295,7 @@ impl Vfs {
     }
 
     /// Returns the inode with the attributes `attr`, in the file system of `near`, with a
-    /// reference. `beside` is the current negative dentry of the name.
+    /// reference. `beside` is the negative dentry of the name that the inode gets, if there is one.
     pub(super) fn enter(
         &self,
         near: InodeSlot,
@@ -317,8 +317,8 @@ impl Vfs {
             return Err(Errno::NOMEM);
         };
         if let Some(stale) = entered.stale_generation {
-            // The number belongs to the new inode now. So `get_by_ino` must not find names below
-            // the old directory by this number.
+            // The inode number now belongs to the new inode. So a lookup by this number
+            // (`get_by_ino`) must not find names below the old directory.
             if let Some(old) = self.dcache.get_directory(stale) {
                 self.dcache.invalidate_directory(old.slot);
                 self.dcache.put(old.slot);
@@ -360,7 +360,8 @@ impl Vfs {
             let _old_parent = self.splice(dir, key, lookup_key, &hold, in_lookup)?;
             return Ok(hold);
         }
-        // If the directory was invalidated meanwhile, enter the dentry under a stale key.
+        // If the directory was invalidated meanwhile, enter the dentry under a stale key, which no
+        // lookup has.
         let slot = self.dcache.publish(key, lookup_key, Some(node), in_lookup).or_else(|_| {
             self.invalidate_cached(dir, lookup_key);
             self.dcache.publish(ParentKey::stale(key.parent()), lookup_key, Some(node), in_lookup)
@@ -370,7 +371,8 @@ impl Vfs {
         if node.kind == FileKind::Directory
             && inodes.has_older_alias(inode.slot, slot, &self.dcache.dentries)
         {
-            // Another thread has entered the directory under another name since the check above.
+            // Another thread has entered the directory under another name after `get_directory`
+            // found no dentry of it.
             self.dcache.remove(slot);
             return Err(Unattached::Overtaken);
         }
@@ -403,8 +405,9 @@ impl Vfs {
         let _change = self.dcache.listings.change(old_parent);
         let (parent_now, name_now) = self.dcache.name_of(hold.slot);
         if parent_now != old_parent || name_now.as_bytes() != old_name.as_bytes() {
-            // The dentry was moved before this thread took the lock. So the lock is that of the
-            // dentry's old name. Trap T21 is a caller that does not check the name again.
+            // Another thread moved the dentry before this thread took the in-lookup lock. So the
+            // lock does not cover the dentry's current name. Trap T21 is a caller that does not
+            // check the name again.
             return Err(Unattached::Overtaken);
         }
         let _topology = self.dcache.topology.write();
@@ -494,8 +497,8 @@ impl Vfs {
             let attr = self.numbered(dir.now.inode, attr, None);
             let entered = self.enter(dir.now.inode, &attr, changes, negative.as_ref());
             if attr.kind() == FileKind::Directory {
-                // Free the slot of the negative dentry, because a new directory gets a slot of the
-                // group of directories.
+                // Free the slot of the negative dentry, because a new directory gets a slot on the
+                // pages of directories.
                 drop(negative);
             }
             let inode = entered.inspect_err(|_| {
@@ -648,8 +651,8 @@ impl Vfs {
         })
     }
 
-    /// Returns the negative dentry of a name, or None if it finds no dentry of the name. `EEXIST`
-    /// if the name has a file. The caller holds the in-lookup lock of the name.
+    /// Checks that a name is free, and returns its negative dentry, or None if it finds no dentry.
+    /// `EEXIST` if the name has a file. The caller holds the in-lookup lock of the name.
     fn free_name(
         &self,
         dir: &Dir<'_>,

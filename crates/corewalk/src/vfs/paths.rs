@@ -54,7 +54,8 @@ pub(crate) struct Paths {
     table: Mutex<Table>,
     /// Calls wait here for moves, under `table`.
     move_ended: Condvar,
-    /// Renames and removals wait here for calls and for each other, under `table`.
+    /// Renames and removals wait on this condition variable for calls and for each other, with the
+    /// mutex `table`.
     any_ended: Condvar,
     addressing: Addressing,
     /// The prefix of hidden names. Clients cannot guess it.
@@ -133,13 +134,14 @@ pub(crate) struct MoveLock<'a> {
 pub(crate) enum Nesting {
     /// This is the first path of the call.
     First,
-    /// The call already holds a path. So it must not wait for a rename, because that rename may be
-    /// waiting for this call.
+    /// The call already holds a path. So it must not wait for a waiting rename, because that rename
+    /// may be waiting for this call.
     Further,
 }
 
 impl Paths {
-    /// Returns the path locks of a back end, or None for a back end by number.
+    /// Returns the path locks of a back end. Returns None for a back end that finds files by inode
+    /// number and needs no path.
     pub(crate) fn new(addressing: Addressing) -> Option<Paths> {
         (addressing != Addressing::Number).then(|| Paths {
             table: Mutex::new(Table::default()),
@@ -186,8 +188,8 @@ impl Paths {
                 let entry = table.call(ticket);
                 entry.is_granted = !must_wait;
                 let before = std::mem::replace(&mut entry.inodes, inodes);
-                // A rename or a removal may have waited for an inode of the old path, which this
-                // call no longer holds. So wake it.
+                // This call no longer holds the inodes of its old path. So wake the renames and
+                // removals that may wait for one of them.
                 if table.call(ticket).inodes != before && table.waiting_moves > 0 {
                     self.any_ended.notify_all();
                 }
@@ -249,8 +251,8 @@ impl Paths {
         self.addressing == Addressing::PathOnly
     }
 
-    /// Counts an open of `inode` before it is made. If the open fails, [`Paths::count_close`] takes
-    /// the count back.
+    /// Counts an open of `inode` before it is made. If the open fails, [`Paths::count_close`]
+    /// undoes the count.
     pub(crate) fn count_open(&self, inode: InodeSlot) {
         if self.hides() {
             *self.table.lock().opens.entry(inode).or_default() += 1;

@@ -2,8 +2,8 @@
 //!
 //! The back end renames first, then the cache. Until then, readers get the old answers, because the
 //! cache still has the old names. If the cache does not have the new name, the back end is told not
-//! to replace an existing file. Meanwhile only two kinds of operations wait: other changes of the
-//! two names, and lookups of a name of the two that is not cached.
+//! to replace an existing file. During a rename only two kinds of operations wait. These are other
+//! changes of the old or the new name, and lookups of either name if it is not cached.
 //!
 //! Two concurrent moves of directories could put each directory below the other. So a move
 //! announces its new parent before it calls the back end. Then it checks the path to the root, over
@@ -177,9 +177,9 @@ enum Failed {
 }
 
 impl<'v> Rename<'v, '_> {
-    /// Renames to a name that the cache does not have. It tells the back end to replace nothing,
-    /// which saves a lookup of the name. Returns None if the rename is done. Otherwise it returns
-    /// the target, which the caller has to consider, or `Some(None)` if there is none.
+    /// Renames to a name that the cache does not have. The function tells the back end to replace
+    /// nothing, which saves a lookup of the name. Returns None if the rename is done. Otherwise it
+    /// returns the target, which the caller has to consider, or `Some(None)` if there is none.
     fn rename_to_uncached_name(
         &self,
         source: &FoundName<'_>,
@@ -192,11 +192,13 @@ impl<'v> Rename<'v, '_> {
                 Err(failed) => Some(failed),
             },
         };
-        // If the target causes an error too, that error takes precedence over the first error.
+        // If the lookup of the target fails too, its error takes precedence over that of the
+        // attempted rename.
         let target = self.vfs.resolve_or(self.new_dir, self.new, in_lookup, Missing::Dropped)?;
         match (first, target) {
             (Some(Failed::Before(error)), None) => Err(error),
-            // The target was removed meanwhile, or the back end does not support `NoReplace`.
+            // The target was removed after the attempt, or the back end does not support
+            // `NoReplace`. Try again, and allow a replacement.
             (Some(Failed::InBackEnd(Errno::EXIST | Errno::INVAL | Errno::NOSYS)), None)
                 if self.mode == RenameMode::Replace =>
             {
@@ -318,7 +320,8 @@ impl<'v> Rename<'v, '_> {
     }
 
     /// Updates the cache after the back end's rename. If one of the names was invalidated
-    /// meanwhile, the dentries still get their new names, under stale keys.
+    /// meanwhile, the dentries still get their new names, but under stale keys, which no lookup
+    /// has.
     fn commit(
         &self,
         source: &FoundName<'_>,
@@ -368,8 +371,8 @@ impl<'v> Rename<'v, '_> {
 /// The directories between which renames are moving entries. A rename is listed from before its
 /// call of the back end until the cache shows its result.
 ///
-/// A successful rename waits only for renames that the back end has made before it, or will refuse.
-/// So threads never wait in a circle.
+/// A thread whose rename succeeds waits only for other renames that the back end has already made,
+/// or will refuse. So threads never wait in a circle.
 pub(super) struct InFlightRenames {
     shards: Box<[CachePadded<InFlightShard>]>,
 }
@@ -450,8 +453,8 @@ enum Loop {
     No,
     /// The directory is an ancestor of its new parent.
     Yes,
-    /// The directory is not yet an ancestor of its new parent, but would be after an announced
-    /// move.
+    /// The moved directory is not yet an ancestor of its new parent, but will be if an announced
+    /// move is made.
     Perhaps,
 }
 

@@ -45,7 +45,8 @@ impl Vfs {
     pub fn revalidate(&self, dir: &InodeRef<'_>, name: Name<'_>) -> Result<(), Errno> {
         let dir = self.dir(dir.slot)?;
         let lookup_key = self.dcache.lookup_key(name);
-        // An answer from before this call must not enter the cache after it.
+        // An answer that the back end gave before this call must not enter the cache after the
+        // call.
         self.dcache.cancel_fills(dir.now.slot, &lookup_key);
         if self.dcache.find(dir.key(), &lookup_key).is_none() {
             return Ok(());
@@ -103,19 +104,21 @@ impl Vfs {
         let before = known.as_ref().map(|known| known.inode);
         let answer = self.take_answer(dir, lookup_key, in_lookup, answer, known);
         if !matches!(&answer, Ok(Some((found, _))) if Some(found.inode) == before) {
-            // Another program may have changed the name since a listing has read it (L.1).
+            // Another program may have changed the name after a running listing read it. Count a
+            // change, so that the listing does not enter its old entry (invariant L.1 of
+            // `dcache::listings`).
             drop(self.dcache.listings.change(dir.now.slot));
         }
         Ok(answer?.map(|(found, attr)| LookedUp { inode: found.into_inode(), attr }))
     }
 
-    /// Returns true if the back end agrees with the cached name. The caller holds the in-lookup
-    /// lock of the name.
+    /// Returns true if the back end has the same inode under the name as the cache. The caller
+    /// holds the in-lookup lock of the name.
     fn is_still(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>, found: &FoundName<'_>) -> bool {
         let Answer { attr, changes, .. } = self.ask_for_name(dir, lookup_key);
-        // `enter` takes a reference even if the answer is another inode. When that reference is
-        // dropped, the cache sends the back end the `forget` for it.
         let attr = attr.map(|attr| self.numbered(dir.now.inode, attr, Some(found.inode)));
+        // Enter the answer even if it is another inode. The back end may keep state for a reported
+        // inode, so the cache must send a `forget` when the reference is dropped.
         let entered = attr.and_then(|attr| self.enter(dir.now.inode, &attr, changes, None));
         let is_same = entered.is_ok_and(|inode| inode.slot == found.inode);
         if is_same {
@@ -130,7 +133,8 @@ impl Vfs {
         self.dcache.make_name_stale(dir.key(), lookup_key);
     }
 
-    /// Makes a cached name the first one of its inode. The back end has confirmed the name.
+    /// Makes a cached name the first alias of its inode, from which the inode's path is built. The
+    /// back end has confirmed the name.
     pub(super) fn prefer(&self, found: &FoundName<'_>) {
         if let Ok(slot) = found.dentry() {
             self.dcache.inodes.prefer_alias(found.inode, slot, &self.dcache.dentries);

@@ -1,16 +1,16 @@
 //! The fast path of a walk: cached names of files and of searchable directories.
 //!
-//! Nearly all components of nearly all paths are such names. The fast path leaves the others to
-//! [`Walk::step`], which continues where it ends: names that are not cached, links, mount points,
-//! `..`, and unknown permissions. The fast path only fills the read set; the walk validates it
-//! later.
+//! Nearly all components of nearly all paths are such names. [`Walk::step`] handles all others, and
+//! continues where the fast path ends: names that are not cached, links, mount points, `..`, and
+//! unknown permissions. The fast path only fills the read set; the walk validates it later.
 //!
 //! # How it works
 //! The state of a step stays in registers only if the loop contains the usual case alone. That is
 //! an inline name which is the first entry with its tag. So [`Cursor::fast_steps`] handles that
 //! case alone. Otherwise [`Cursor::slow_step`], which is not inlined, repeats the step from its
-//! beginning. The last component is a copy of the loop's body. It may be any file, and the line
-//! with its inode number is prefetched before the dentry arrives.
+//! beginning. The code for the last component is a copy of the loop's body. That component may be
+//! any kind of file, and the cache line with its inode number is prefetched before the dentry
+//! arrives.
 //!
 //! A step takes about 120 instructions on x86-64, and its validation about 10. Each step depends on
 //! the one before. The number of the directory gives a product, the product a bucket, its tags an
@@ -26,7 +26,8 @@ use crate::slot::DentrySlot;
 use crate::table::Extent;
 
 impl Walk<'_, '_> {
-    /// Walks along `path` as long as its components are plain, and returns the rest.
+    /// Walks along `path` as long as its components are plain (neither symbolic links nor mount
+    /// points), and returns the rest.
     #[inline(never)]
     pub(super) fn fast_path<'p>(&mut self, path: &'p [u8]) -> &'p [u8] {
         if self.mode != Mode::Rcu || self.hold.is_some() {
@@ -66,10 +67,10 @@ struct FastCursor<'a> {
 }
 
 impl FastCursor<'_> {
-    /// Moves to a component. Returns false unless the component
-    /// is the first entry with its tag, has the flags in `needed`, and fits in the read set. An
-    /// invalid name (empty, a dot, too long) is not found. `before` is called with the slot of the
-    /// entry.
+    /// Moves to a component. Returns false unless the component is the first entry with its tag,
+    /// has the flags in `needed`, and fits in the read set. An invalid name (empty, a dot, too
+    /// long) is not found. `before` is called with the slot of the entry, before its dentry is
+    /// loaded.
     #[inline(always)]
     fn to(&mut self, component: Component<'_>, needed: Flags, before: impl Fn(DentrySlot)) -> bool {
         if component.start >= component.path.len() {
@@ -149,8 +150,8 @@ impl Cursor<'_> {
         }
     }
 
-    /// Moves one component if its name is cached and plain, in any line of its bucket. Otherwise
-    /// returns false.
+    /// Moves one component if its name is cached and plain, in any cache line of its bucket.
+    /// Otherwise returns false.
     #[inline(never)]
     fn slow_step(&mut self, dcache: &Dcache, read_set: &mut ReadSet) -> bool {
         let rest = &self.path[self.done..];

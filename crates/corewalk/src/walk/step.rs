@@ -119,7 +119,8 @@ impl<'v> Walk<'v, '_> {
                 vfs.dcache.in_lookup.lock(vfs.dcache.in_lookup_key(dir.now.slot, &lookup_key));
             vfs.resolve(&dir, &lookup_key, &in_lookup).map(|found| (in_lookup, found))
         })?;
-        // Under the in-lookup lock the name stays missing, so the answer is valid at this instant.
+        // Under the in-lookup lock a missing name stays missing, so `ENOENT` is valid at this
+        // instant.
         let found = found.ok_or_else(|| self.validated(Errno::NOENT))?;
         let inode = found.inode_ref();
         let dentry = match found.into_dentry() {
@@ -170,7 +171,7 @@ impl<'v> Walk<'v, '_> {
             }
             let left = std::mem::replace(&mut self.mount, Cow::Owned(mount));
             // A dead mount does not keep its mount point. The slot of `point` may have another
-            // dentry by now (M.1).
+            // dentry by now, so check that the mount is alive (M.1).
             self.move_to(point, |_| !left.is_dead())?;
         }
         let (child, parent) = (self.dentry, self.seen.key.parent());
@@ -193,8 +194,9 @@ impl<'v> Walk<'v, '_> {
         Ok(())
     }
 
-    /// Moves to a dentry that another object keeps in its slot. Under a reference on the dentry,
-    /// `is_kept` checks that the other object has kept it until now.
+    /// Moves to the dentry in `slot`, which a mount, a child dentry or the root of the walk keeps
+    /// alive. A ref-walk takes its own reference first. Then `is_kept` checks that the dentry was
+    /// still kept at that time.
     fn move_to(
         &mut self,
         slot: DentrySlot,
@@ -245,8 +247,8 @@ impl<'v> Walk<'v, '_> {
         Ok(())
     }
 
-    /// Returns the target of the symbolic link at which the walk stands. Moves the walk to the
-    /// link's directory, or to the root for an absolute target.
+    /// Reads the symbolic link at which the walk stands, and returns its target. Moves the walk to
+    /// the link's directory, or to the root for an absolute target.
     #[cold]
     fn read_link(
         &mut self,

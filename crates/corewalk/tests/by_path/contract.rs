@@ -16,7 +16,7 @@ use corewalk_testkit::race::Watchdog;
 
 use crate::tree::{At, Links, PathTree};
 
-/// A gate in the back end. A test can stop calls there and let them continue.
+/// A gate in the back end, at which a test can stop calls and let them continue.
 #[derive(Clone, Default)]
 pub(crate) struct Gate(Arc<(Mutex<Passing>, Condvar)>);
 

@@ -37,9 +37,9 @@ fn make_linked(vfs: &Vfs) -> InodeRef<'_> {
     file
 }
 
-/// If a rename replaces the last name of an open file, the last close of the file must not remove
-/// it meanwhile. Before the fix, the close looked for a name of the file before the rename had
-/// ended. So it removed the hidden name that the rename had given the file.
+/// If the last close of a file runs during a rename that replaces the file's last name, the close
+/// must not remove the file. Before the fix, the close looked for a name of the file before the
+/// rename had ended. So it removed the hidden name that the rename had given the file.
 #[test]
 fn close_during_a_rename_over_the_last_name_keeps_the_file() {
     let _watchdog = Watchdog::start("a close beside a rename", LIMIT);
@@ -60,8 +60,8 @@ fn close_during_a_rename_over_the_last_name_keeps_the_file() {
     assert_eq!(content(&vfs, &file).as_deref(), Ok("x"), "{:?}", fs.names("/"));
 }
 
-/// A file that is opened while its last close waits for a removal must stay. Before the fix, the
-/// close removed the file, although the file was opened again before the close had the lock.
+/// A file that is opened again while its last close waits for a removal must stay. Before the fix,
+/// the close did not check for the new open after it got the lock, and removed the file.
 #[test]
 fn file_opened_while_it_is_closed_and_removed_stays() {
     let _watchdog = Watchdog::start("a close and an open beside a removal", LIMIT);
@@ -102,8 +102,8 @@ fn name_in_use_by_a_call_is_not_evicted() {
         let reader = scope.spawn(|| vfs.getattr(&file).map(|attr| attr.ino));
         gate.wait_for_stop();
         vfs.prune();
-        // Make another directory. It would get the slot of the evicted entry if that slot were
-        // free.
+        // Make another directory. It would get the slot of the entry if the eviction had freed that
+        // slot.
         let _other = make(&vfs, &vfs.root(), "other", S_IFDIR | 0o755);
         gate.take_passed();
         let mover = scope.spawn(|| rename(&vfs, "x", "z"));

@@ -12,11 +12,12 @@ use corewalk_testkit::rng::Seed;
 
 use crate::tree::{Links, PathTree};
 
-/// The number of calls of the test without pauses, unless `COREWALK_STORM_CALLS` is set. The step
-/// `storm` of `cargo xtask ci` makes a million. Tests with a slow back end make fewer calls from
-/// more threads.
+/// The number of calls in the storm whose back end does not pause, unless `COREWALK_STORM_CALLS` is
+/// set. The step `storm` of `cargo xtask ci` makes a million. Tests with a slow back end make fewer
+/// calls from more threads.
 const CALLS: u64 = 60_000;
-/// The number of threads of the test without pauses: one of each role, and two readers.
+/// The number of threads in the storm whose back end does not pause: one of each role, and two
+/// readers.
 const THREADS: usize = 5;
 /// The number of threads of the test with a slow back end. It is high, so that many calls are
 /// running when a rename begins.
@@ -204,8 +205,8 @@ fn run(storm: &Storm<'_>) -> [u64; 2] {
     [turns[2], turns[0]]
 }
 
-/// If its thread panics, ends the test. Otherwise the other threads would wait for that thread for
-/// ever.
+/// Ends the test if the thread that owns the value panics. Otherwise the other threads would wait
+/// for that thread for ever.
 struct EndOnPanic<'a> {
     storm: &'a Storm<'a>,
     unfinished: &'a AtomicU64,

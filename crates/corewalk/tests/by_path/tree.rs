@@ -42,8 +42,8 @@ pub(crate) struct PathTree {
     state: Mutex<State>,
     links: Links,
     pause: Box<Pause>,
-    /// A namespace that control tests set. If it is set, a call takes its path from this namespace.
-    /// No path lock keeps such a path valid.
+    /// A namespace that control tests set. If it is set, a call asks this namespace for its path,
+    /// without a path lock. So a rename can make such a path invalid during the call.
     pub(crate) snapshots: OnceLock<Weak<Vfs>>,
     /// The number of calls whose path led to another file than the inode of the call.
     pub(crate) strays: AtomicU64,
@@ -84,8 +84,8 @@ impl PathTree {
         })
     }
 
-    /// Returns a tree in which each call pauses for `call`. Each rename pauses for `rename` before
-    /// and after it is made.
+    /// Returns a tree in which each call pauses for `call`. Each rename pauses for `rename` in all,
+    /// half of it before and half after the change.
     pub(crate) fn slow(links: Links, call: Duration, rename: Duration) -> Arc<PathTree> {
         PathTree::new(links, move |at, _| match at {
             At::Call if !call.is_zero() => thread::sleep(call),

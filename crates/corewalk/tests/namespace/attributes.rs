@@ -50,8 +50,8 @@ fn set_acl(vfs: &Vfs, file: &InodeRef<'_>, value: &[u8]) -> Result<(), Errno> {
 }
 
 /// Runs `first` until its back end stops. Then runs `second` on a thread called `second_name` until
-/// it sleeps or has ended. Then runs `look`, and lets both threads end. Returns the result of
-/// `look`.
+/// that thread sleeps or has ended. Then runs `look`, lets both closures end, and returns the
+/// result of `look`.
 fn overlap<R>(
     stop: &Stop,
     second_name: &str,
@@ -77,8 +77,8 @@ fn overlap<R>(
 fn chmod_during_a_write_that_clears_set_user_id_is_not_lost() {
     let _watchdog = Watchdog::start("a chmod beside a write", Duration::from_secs(60));
     let (vfs, stop) = stopping(|call| matches!(call, Call::Setattr(_)));
-    // The file already has set-user-ID when it is created. So the first `setattr` is the call that
-    // clears the bit.
+    // The file already has set-user-ID when it is created. So the first `setattr` of the back end
+    // is the call that clears the bit.
     let what = Make::new(S_IFREG | 0o4755, 0, 0);
     let (f, _) = vfs.make(&Cred::root(), &vfs.root(), name("f"), what).unwrap();
     let write = || assert_eq!(vfs.write(&user(), &f, 0, 0, b"x"), Ok(1));
@@ -303,6 +303,7 @@ fn permission_check_ends_despite_constant_changes() {
     place.set(Arc::downgrade(&vfs)).unwrap();
     assert_eq!(vfs.access(&Cred::user(2, 2, &[]), &f, May::READ), Err(Errno::ACCESS));
     assert_eq!(vfs.access(&Cred::user(3, 3, &[]), &f, May::READ), Ok(()));
-    // During a change each check reads four times, and then once under the lock.
+    // Each of the two checks reads the ACL four times while it changes, and then once under the
+    // attribute lock.
     assert_eq!(*looks.lock().unwrap(), 10);
 }

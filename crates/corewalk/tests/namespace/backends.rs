@@ -1,8 +1,9 @@
 //! A tmpfs with a hook around its calls. These tests use it wherever a plain tmpfs is not enough.
 //!
 //! [`HookedTmpfs`] passes every call to a tmpfs. Before and after some calls it runs a [`Hook`],
-//! which may wait, panic, return an error or change the tmpfs. It may also report other inode
-//! numbers than the tmpfs. Most tests pass a closure. The shuttle models use this file too.
+//! which may wait, panic, return an error or change the tmpfs. The hook may also replace the inode
+//! numbers that the tmpfs reports. Most tests pass a closure as the hook. The shuttle models use
+//! this file too.
 
 use std::ops::ControlFlow;
 

@@ -1,10 +1,11 @@
 //! A test of the order of errors. An unprivileged user makes the same calls in a namespace and on
 //! the host, on equal trees.
 //!
-//! Each round makes one random tree on both sides, with owners and modes that refuse some calls. It
-//! then makes random calls until one succeeds. If a call has several errors, both sides must report
-//! the same one. A thread without privileges makes the calls on the host. If the tests do not run
-//! as root, the user that runs them makes the calls and owns all files.
+//! Each round makes one random tree in the namespace and on the host, with owners and modes that
+//! refuse some calls. It then makes random calls until one succeeds. If several errors apply to a
+//! call, namespace and host must report the same error. A thread without privileges makes the calls
+//! on the host. If the tests do not run as root, the user that runs them makes the calls and owns
+//! all files.
 //!
 //! Source: path_resolution(7), unlink(2), link(2), mknod(2), rename(2); Linux `may_delete`.
 
@@ -35,8 +36,8 @@ const ROUNDS: u32 = 600;
 /// Maximum number of calls in one tree.
 const CALLS: u32 = 24;
 
-/// The directories in which calls are made, and one file. The caller may always search `t`, because
-/// `t/d` is reached through it.
+/// The directories in which calls are made, and one file. The caller may always search the
+/// directory `t`, because the path `t/d` leads through it.
 const PLACES: [&str; 5] = [".", "a", "t", "t/d", "p"];
 /// Names in the root directory.
 const TOP: [&str; 6] = ["a", "t", "p", "own", "own-d", "none"];

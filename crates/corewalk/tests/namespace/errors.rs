@@ -210,8 +210,8 @@ fn security_attributes_need_a_capability_to_change() {
     }
 }
 
-/// A change must keep set-group-ID on a file without group execution if the caller could set that
-/// bit.
+/// A change of a file without group execution must keep its set-group-ID bit if the caller could
+/// set that bit.
 #[test]
 fn set_group_id_without_execution_stays_for_the_group() {
     let vfs = new();

@@ -118,8 +118,8 @@ fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
             });
             record(&world, seed, random_op)
         });
-        // A walk that became a ref-walk combines several instants, so its history cannot be
-        // checked. The statistics count such walks.
+        // The history of a walk that became a ref-walk cannot be checked, because a ref-walk
+        // combines several instants. The statistics count such walks.
         if vfs.stats().fallbacks > 0 {
             unchecked += 1;
         } else {

@@ -135,8 +135,8 @@ fn forget_drops_lookups_of_the_older_inode_first() {
     assert_eq!((inodes(), vfs.inode(d.ino).err()), (1, Some(Errno::STALE)));
 }
 
-/// If two inodes have the same number, a client may forget the newer one first, and one `forget`
-/// may cover both.
+/// If two inodes have the same number, a client may forget the newer one first. One `forget` may
+/// also drop the lookups of both inodes.
 #[test]
 fn older_inode_of_a_number_is_forgotten_without_the_newer_one() {
     let reused = Reused::new();

@@ -115,7 +115,8 @@ fn change_behind(vfs: &Vfs) {
     assert_eq!(ino(vfs, &vfs.root(), "trigger"), Err(Errno::NOENT));
 }
 
-/// Returns a namespace over a tmpfs in which `change` runs at the first [`change_behind`].
+/// Returns a namespace over a tmpfs. The first call of [`change_behind`] runs `change` in that
+/// tmpfs, without telling the namespace.
 fn over_changing(change: fn(&Tmpfs) -> Result<(), Errno>) -> Arc<Vfs> {
     let changed = AtomicU64::new(0);
     over(HookedTmpfs::new(move |fs, call| {
@@ -141,8 +142,8 @@ const TOLD_OF_F: [fn(&Vfs); 3] = [
     },
 ];
 
-/// Trap P12: the back end changes by itself, and the namespace learns it then. The name is cached
-/// or not.
+/// Trap P12: another program removes a file that a listing has read, and then the namespace learns
+/// of the removal. The listing must not bring the name back, whether or not it was cached.
 #[test]
 fn entry_from_before_an_invalidation_is_refused() {
     for (tell, is_cached) in TOLD_OF_F.into_iter().flat_map(|tell| [(tell, true), (tell, false)]) {
@@ -169,7 +170,7 @@ fn entry_from_before_an_invalidation_is_refused() {
 }
 
 /// Trap P12: another program moves a directory, and a lookup finds it at its new place. An older
-/// entry does not move it back.
+/// entry of a listing must not move it back.
 #[test]
 fn entry_from_before_a_move_behind_the_namespace_is_refused() {
     let vfs = over_changing(|fs| {
@@ -191,7 +192,8 @@ fn entry_from_before_a_move_behind_the_namespace_is_refused() {
     assert_eq!(d.path().unwrap(), b"/b/d");
 }
 
-/// Trap T25: the mode of an entry from before a chmod does not become the permission record.
+/// Trap T25: if a listing read an entry before a chmod, the old mode must not become the permission
+/// record.
 #[test]
 fn mode_from_before_a_chmod_is_not_used() {
     for is_cached in [true, false] {
@@ -215,8 +217,8 @@ fn mode_from_before_a_chmod_is_not_used() {
     }
 }
 
-/// Control for trap T25: the listing begins only after the change, but uses entries that were read
-/// before. So it brings a removed name back.
+/// Control for trap T25: the listing begins only after a removal, but enters entries that were read
+/// before it. So it brings the removed name back.
 #[test]
 #[should_panic(expected = "a name was brought back")]
 fn control_entry_of_an_older_listing_is_caught() {

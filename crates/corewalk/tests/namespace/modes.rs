@@ -47,7 +47,8 @@ const FOREIGN: u32 = 8;
 
 /// The modes of files and directories.
 const MODES: [u32; 6] = [0o644, 0o1777, 0o6777, 0o2666, 0o6666, 0o2676];
-/// The number of modes with which the test makes calls that do not depend on the mode.
+/// The number of modes for calls whose result does not depend on set-user-ID and set-group-ID: the
+/// first ones in `MODES`.
 const PLAIN_MODES: usize = 2;
 /// A value of `security.capability` (`VFS_CAP_REVISION_2`, with `CAP_CHOWN` permitted).
 const CAPABILITY: &[u8] = &[0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -444,7 +445,8 @@ fn answers_and_modes_are_those_of_the_host() {
     assert!(!judges.is_empty(), "no directory on the host is writable");
 }
 
-/// Calls `each` with every file and every call that a caller with `caps` makes.
+/// Calls `each` with every pair of a file and a call that the test makes for a caller with the
+/// capabilities `caps`.
 fn for_each_start(caps: Caps, owners: &[(u32, u32)], mut each: impl FnMut(Start, Op)) {
     for op in ops().into_iter().filter(|op| !op.is_indifferent_to(caps)) {
         let kinds = match op {

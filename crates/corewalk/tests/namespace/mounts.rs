@@ -109,8 +109,8 @@ fn numbered(number: u64) -> Arc<Tmpfs> {
     fs
 }
 
-/// A held path into a mount and a successful umount of it must exclude each other. Threads walk
-/// into a mount while it is unmounted. If a thread holds a path into the mount of a round, the
+/// A held path into a mount and a successful umount of that mount must exclude each other. Threads
+/// walk into a mount while it is unmounted. If a thread holds a path into the mount of a round, the
 /// umount of that round must not have succeeded.
 #[test]
 fn path_into_a_mount_and_its_umount_exclude_each_other() {
@@ -127,7 +127,7 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
         let target = vfs.readlink(&link.inode()).unwrap();
         let number: u64 = std::str::from_utf8(&target).unwrap().parse().unwrap();
         // ORDERING(unmounted): Acquire. Pairs with the store after the umount. So each umount that
-        // is counted in this value has returned.
+        // is counted in the loaded value has returned.
         let gone = unmounted.load(Ordering::Acquire);
         assert!(gone <= number, "mount {number} is held, and {gone} have been unmounted");
         // ORDERING: Relaxed. A count.

@@ -243,10 +243,9 @@ fn prune_evicts_exactly_the_unused_entries() {
     assert_eq!((end.entries, end.inodes, end.negatives), (start.entries, start.inodes, 0));
 }
 
-/// If a file is made under a missing name, it must take over the slot of the negative dentry,
-/// whatever its kind. Here a failed lookup has taken the last free slot for the negative dentry.
-/// The back end makes the file before the cache needs a slot. So at that time the cache must not
-/// fail for lack of a slot.
+/// A file of any kind that is made under a missing name must take over the slot of the negative
+/// dentry. In this test the negative dentry has the last free slot. The cache needs a slot only
+/// after the back end has made the file. So it must not fail then for lack of a slot.
 #[test]
 fn make_reuses_the_last_slot_of_a_missing_name() {
     let options = VfsOptions::default().with_entries_max(1024);

@@ -34,15 +34,15 @@ fn slow_back_end(slow: &'static [u8]) -> (Arc<Vfs>, Stop) {
 }
 
 /// Returns a namespace as [`slow_back_end`] does. After the stop, its back end returns ESTALE for
-/// attributes and ACLs of the inode `gone`, and for the name `new`. The tests look for `new` only
-/// in that inode.
+/// attributes and ACLs of the inode `gone`, and for the name `new`. The tests look up `new` only in
+/// the directory `gone`.
 fn slow_with_stale_errors(slow: &'static [u8], gone: u64) -> (Arc<Vfs>, Stop) {
     let (pause, stop) = once();
     let now = AtomicU64::new(0);
     let vfs = over(HookedTmpfs::new(move |_, call| {
         if is_done(call, slow) {
-            // ORDERING: SeqCst. The store stands for the change of the back end. Every thread sees
-            // that change at once.
+            // ORDERING: SeqCst. The store stands for the change of the back end, which every thread
+            // sees at once.
             now.store(gone, Ordering::SeqCst);
             return pause();
         }
@@ -180,8 +180,8 @@ enum Permissions {
     Unknown,
 }
 
-/// After an operation has failed with ESTALE, the name must not lead to the directory. Here the
-/// back end returns ESTALE for a removed directory.
+/// After an operation has failed with ENOENT or ESTALE for a directory, the directory's name must
+/// not lead to it. The back end of this test returns ESTALE for the removed directory.
 fn check_errors_of_a_vanishing_directory(slow: &'static [u8], change: Change) {
     // In a tmpfs, the first file has the number after that of the root.
     const GONE: u64 = 2;

@@ -94,8 +94,8 @@ fn resolve(vfs: &Vfs, path: &str) -> Result<u64, Errno> {
     found.map(|found| found.ino)
 }
 
-/// A fallback to ref-walk must be counted once. If the path of a walk changes in each pass, the
-/// walk counts each new pass, and one fallback at the end.
+/// If the path of a walk changes in each pass, the statistics must count each failed pass, and the
+/// fallback to ref-walk once.
 #[test]
 fn fallback_to_ref_walk_is_counted_once() {
     let (vfs, _) = disturbed(|_| {});

@@ -82,8 +82,8 @@ fn ten_million_lookups_under_a_rename_storm_miss_nothing() {
     assert!(storms > 1000, "too few renames: {storms}");
 }
 
-/// Trap T13: a file is moved between two directories. A lookup in the first directory or a later
-/// one in the second must find it, unless two renames overlap the lookups.
+/// Trap T13: a file is moved between two directories. A lookup in the first directory, or a later
+/// lookup in the second directory, must find the file, unless two renames overlap the lookups.
 #[test]
 fn renamed_file_is_never_without_a_name() {
     let _watchdog = Watchdog::start("never without a name", Duration::from_secs(300));
@@ -273,10 +273,11 @@ fn parent_is_one_that_the_directory_had() {
     });
 }
 
-/// Alternately renames a directory above a mount point and one in the mount, each to the next of
-/// three names. Meanwhile two threads call `translate` `each` times. Given a place in the mount and
-/// the mount point, it returns the path from the root. Three of the nine combinations of names
-/// never exist, so such a path mixes instants.
+/// Alternately renames a directory above a mount point and a directory in the mount, each to the
+/// next of three names. Meanwhile two threads call `translate`, each of them `each` times.
+/// `translate` returns the path of a file in the mount from the root, across the mount point. Three
+/// of the nine combinations of the two names never exist. A path with such a combination mixes
+/// instants.
 fn translate_across_mounts(
     each: u64,
     translate: impl Fn(&PathRef<'_>, [&PathRef<'_>; 2]) -> Vec<u8> + Sync,
@@ -313,7 +314,7 @@ fn translate_across_mounts(
     );
 }
 
-/// Traps T8, P8: a path that crosses a mount point must be valid at one instant, too.
+/// Traps T8, P8: a path that crosses a mount point must have existed as a whole at one instant.
 #[test]
 fn path_across_mounts_is_valid_at_one_instant() {
     let _watchdog = Watchdog::start("paths across mounts", Duration::from_secs(300));

@@ -108,8 +108,8 @@ fn rename_onto_an_uncached_name_of_the_same_file_changes_nothing() {
     remove(&vfs, "a", corewalk::Removal::Unlink).unwrap();
 }
 
-/// A rename must look up the name if the file system or the host does not support the flags of
-/// renameat2(2).
+/// If the back end does not support the flags of renameat2(2), a rename must look up the target
+/// name and then try again.
 #[test]
 fn back_end_without_no_replace_is_asked_for_the_name() {
     for refusal in [Errno::INVAL, Errno::NOSYS] {

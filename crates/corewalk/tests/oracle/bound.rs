@@ -1,4 +1,5 @@
-//! A test of how many passes a translation makes at most before it takes the lock.
+//! A test of how many passes a path translation makes at most before it takes the lock that blocks
+//! moves of directories.
 
 use std::time::Duration;
 
@@ -14,9 +15,9 @@ use crate::fixtures;
 use crate::judge::VARIABLES;
 use crate::tree::{Deep, MOVED, TOP, Tree};
 
-/// The two trees of the test. In the first, paths have so many names that renames disturb nearly
-/// every pass. In the second, paths change their depth, so a translation into a buffer must start
-/// again with more space.
+/// The two trees of the test. In the first tree, paths have so many names that renames disturb
+/// nearly every pass. In the second tree, paths change their depth, so a translation into a buffer
+/// must start again with more space.
 const TREES: [Deep; 2] =
     [Deep { below_top: 600, above_moved: 300 }, Deep { below_top: 0, above_moved: 900 }];
 /// Minimum and maximum number of translations.
@@ -33,8 +34,8 @@ const FALLBACKS: u64 = 20;
 fn translation_makes_a_bounded_number_of_passes() {
     let _watchdog = Watchdog::start("passes of translations", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());
-    // If all threads share one CPU, few renames happen during a translation. Then it does not have
-    // to take the lock.
+    // If all threads share one CPU, few renames happen during a translation. Then the test does not
+    // require that any translation takes the lock.
     let processors = processors();
     let fallbacks_min = if processors.len() > 1 { FALLBACKS } else { 0 };
     for deep in TREES {
@@ -70,7 +71,8 @@ fn stay_on(cpu: usize) {
     sched_setaffinity(None, &only).expect("the CPU is in the allowed set");
 }
 
-/// Translates through all doors in turn, and counts the passes that each call needs.
+/// Translates through randomly chosen doors (interfaces that return a path), and checks the number
+/// of passes of each call.
 fn translate(tree: &Tree<'_>, mut rng: Rng, fallbacks_min: u64) {
     let (vfs, doors) = (tree.vfs, translations(tree));
     let start = vfs.stats();
@@ -92,7 +94,8 @@ fn translate(tree: &Tree<'_>, mut rng: Rng, fallbacks_min: u64) {
     assert!(is_enough(turns, last), "{turns} translations: {start:?} {last:?}");
 }
 
-/// Renames directories above the translated place, mostly at the top, until the translator is done.
+/// Renames directories above the translated places, mostly the topmost one, until the translating
+/// thread is done.
 fn rename(tree: &Tree<'_>, mut rng: Rng, done: &AtomicBool) {
     let mut values = [0; VARIABLES];
     // ORDERING: Relaxed. A flag; nothing is published through it.

@@ -1,5 +1,6 @@
-//! A door is an interface of the namespace that answers questions about the tree. Each door also
-//! computes the claim that its answer makes about the tree.
+//! A door is an interface of the namespace that answers questions about the tree: a translation, a
+//! lookup or a walk. Each door also computes the claim that its answer makes about the names in the
+//! tree.
 
 use std::cell::{Cell, RefCell};
 
@@ -30,10 +31,12 @@ pub(crate) struct Door<'a> {
 
 /// The passes of a translation; see `Vfs::stats` and `PathRef::path_of`.
 pub(crate) const PASSES: u64 = 4;
-/// Maximum number of passes of a translation by inode number. The first pass takes no reference.
+/// Maximum number of passes of a translation by inode number. One pass without a reference on the
+/// inode comes before the usual passes.
 const PASSES_BY_NUMBER: u64 = PASSES + 1;
-/// Maximum number of passes into a buffer. The first attempt may fail up to `PASSES - 1` passes
-/// before it finds that the path is too deep for it.
+/// Maximum number of passes of a translation into a buffer. A first attempt, for paths of few
+/// names, may fail `PASSES - 1` passes before it finds that the path is too deep. The second
+/// attempt makes up to `PASSES`.
 const PASSES_INTO_BUFFER: u64 = PASSES + PASSES - 1;
 
 fn claim(parts: &[Part], path: &[u8]) -> Claim {
@@ -150,8 +153,8 @@ fn from_elsewhere<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     ]
 }
 
-/// Returns doors that look up names. The renames make each of these names exist at some times only.
-/// A missing name is an answer, too.
+/// Returns doors that look up names. Because of the renames, each of these names exists at some
+/// times only. That a name is missing is an answer, too.
 pub(crate) fn lookups<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     let lookup = |variable: usize| {
         let dir = [(TOP, &tree.root), (WAY, &tree.middle), (INNER, &tree.mounted)]
@@ -209,8 +212,8 @@ pub(crate) fn walk<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     })
 }
 
-/// Returns a wrong translation: it asks for the name of each level separately. Each name is right,
-/// but the names are of different instants.
+/// Returns a wrong door for control tests, which asks for the name of each level separately. Each
+/// name is right, but the names are of different instants.
 pub(crate) fn level_by_level<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     let parts = to_leaf(tree);
     door("level by level", PASSES, move |_, _| {
@@ -221,7 +224,8 @@ pub(crate) fn level_by_level<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     })
 }
 
-/// Returns a wrong translation: each call returns the answer that was true at the previous call.
+/// Returns a wrong door for control tests, which returns the path that was right at the previous
+/// call.
 pub(crate) fn one_call_late<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     thread_local! {
         static LATE: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };

@@ -1,4 +1,5 @@
-//! The possible texts of a path, and the values of the variables that a text shows.
+//! The possible texts of a path in the tree. The names in a text show the values of the tree's
+//! variables (see `judge`).
 
 use crate::judge::Seen;
 
@@ -7,8 +8,9 @@ use crate::judge::Seen;
 pub(crate) enum Part {
     /// These names, each with a `/` before it.
     Names(Vec<u8>),
-    /// One of several texts, which depend on a variable. Each text has a set of values of the
-    /// variable, one bit each, for which it is used. At most one of the texts can begin a path.
+    /// One of several texts; the variable with this number selects the text. Each text has a bit
+    /// set of those values of the variable that select it. At most one of the texts can begin a
+    /// path.
     One(usize, Vec<(u8, Vec<Part>)>),
 }
 
@@ -24,8 +26,8 @@ pub(crate) fn one(variable: usize, forms: impl IntoIterator<Item = Vec<Part>>) -
     Part::One(variable, forms.into_iter().enumerate().map(bit).collect())
 }
 
-/// Returns the values of the variables that `path` shows, added to those in `seen`. Returns None if
-/// no tree has such a path.
+/// Returns the claim `seen`, restricted to those values of the variables that `path` shows. Returns
+/// None if no tree has such a path.
 pub(crate) fn read(parts: &[Part], path: &[u8], mut seen: Seen) -> Option<Seen> {
     let rest = take(parts, path, &mut seen)?;
     rest.is_empty().then_some(seen)

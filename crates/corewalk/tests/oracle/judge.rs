@@ -52,7 +52,7 @@ pub(crate) struct Answer {
     pub(crate) door: u8,
 }
 
-/// A value of a variable, and the instants in which the variable can have it.
+/// A value of a variable, and the instants in which the variable can have this value.
 #[derive(Clone, Copy, Debug)]
 struct State {
     value: u8,
@@ -250,8 +250,8 @@ mod tests {
         (lives, truths, tick)
     }
 
-    /// The judge must never refuse true answers. Here one thread gives them in order, and the
-    /// bounds of each answer contain its instant.
+    /// The judge must never refuse true answers. In this test one thread gives the answers in
+    /// order, and the bounds of each answer contain its instant.
     #[test]
     fn true_answers_are_never_refused() {
         let report = ReportSeed::new(Seed::choose());

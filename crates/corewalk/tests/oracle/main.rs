@@ -51,9 +51,9 @@ const TENTH: Extent = Extent { windows: 10, windows_max: 1000, questions: 50_000
 const LOCKED: Extent = Extent { windows: 10, windows_max: 1000, questions: 2_500 };
 const WALKS: Extent = Extent { windows: 20, windows_max: 1000, questions: 20_000 };
 
-/// Traps T1, T8, T9, P8: ten million paths, through every door, of a tree whose names change on all
-/// levels at once. Each path must have existed at one instant. In every window, both the renamers
-/// and the translators must make progress.
+/// Traps T1, T8, T9, P8: the test translates ten million paths, through every interface, while the
+/// names change on all levels of the tree. Each path must have existed at one instant. In every
+/// window, both the renamers and the translators must make progress.
 #[test]
 fn ten_million_paths_existed_at_one_instant() {
     let _watchdog = Watchdog::start("ten million paths", Duration::from_secs(900));
@@ -68,7 +68,7 @@ fn ten_million_paths_existed_at_one_instant() {
 }
 
 /// Traps T9, P8: a path that is translated under the lock must have existed at one instant. The
-/// paths have so many names that translations into a buffer take the lock.
+/// paths have so many names that renames make translations into a buffer fall back to the lock.
 #[test]
 fn paths_of_locked_passes_existed_at_one_instant() {
     let _watchdog = Watchdog::start("locked passes", Duration::from_secs(300));
@@ -104,14 +104,14 @@ fn walked_paths_existed_at_one_instant() {
 }
 
 /// Checks that the judge has seen at least `answers` answers, that all were true, and that renames
-/// disturbed enough of them.
+/// ran during enough of them.
 fn assert_judged(found: &Report, answers: u64) {
     assert_eq!(found.wrong, None);
     assert!(found.answers >= answers && found.disturbed >= DISTURBED, "{found:?}");
 }
 
-/// Translates through a wrong door until the judge finds a wrong answer, and returns its error.
-/// Makes no more calls than the other tests.
+/// Translates through a door (an interface that returns a path) that is wrong on purpose, until the
+/// judge finds a wrong answer. Returns the judge's error. Makes no more calls than the other tests.
 fn detect_wrong_door(door: impl for<'a> FnOnce(&'a Tree<'a>) -> Door<'a>) -> String {
     let _watchdog = Watchdog::start("a wrong door", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());
@@ -121,15 +121,16 @@ fn detect_wrong_door(door: impl for<'a> FnOnce(&'a Tree<'a>) -> Door<'a>) -> Str
     found.wrong.expect("a wrong answer")
 }
 
-/// Control for trap P8: the names of a path are right, but of different instants. The judge must
-/// catch that.
+/// Control for trap P8: each name of a path is right, but the names are of different instants. The
+/// judge must catch that.
 #[test]
 fn control_path_collected_level_by_level_is_caught() {
     let wrong = detect_wrong_door(doors::level_by_level);
     assert!(wrong.starts_with("level by level: "), "{wrong}");
 }
 
-/// Control: a path existed before the call, but not during it. The judge must catch that.
+/// Control: an answer is a path that existed before the call, but not during it. The judge must
+/// catch that.
 #[test]
 fn control_path_from_before_the_question_is_caught() {
     let wrong = detect_wrong_door(doors::one_call_late);

@@ -117,7 +117,8 @@ fn readers_during_a_hanging_rename_get_the_old_state() {
         for (vfs, stop) in hanging.namespaces() {
             let before = paths(&vfs);
             let held: Vec<_> = before.iter().map(|(path, _)| place(&vfs, path)).collect();
-            // The cache has negative dentries of these names, but it has no dentry of "b/unknown".
+            // The cache has negative dentries of these three names, but it has no dentry of
+            // "b/unknown".
             let missing = ["b/g", "a/g", "c/nothing"].map(|path| (path, number(&vfs, path)));
             let answers = read_beside(&vfs, &stop, hanging, || {
                 let root = vfs.root_path();
@@ -169,7 +170,7 @@ fn changes_during_a_hanging_rename_succeed() {
 }
 
 /// A translation that takes the lock after many disturbed passes must not wait for a hanging move.
-/// So a move must not hold this lock while it calls the back end.
+/// So a move of a directory must not hold that lock while it calls the back end.
 #[test]
 fn locked_translation_during_a_hanging_move_succeeds() {
     const DEEP: usize = 1100;

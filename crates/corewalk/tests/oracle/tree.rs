@@ -31,13 +31,14 @@ pub(crate) const SWAP: usize = 3;
 pub(crate) const LEAF: usize = 4;
 pub(crate) const INNER: usize = 5;
 
-/// The values of [`MOVED`] for which the moved directory is in [`WAY`].
+/// The set of values, one bit each, of the variable [`MOVED`] for which the moved directory is in
+/// the directory [`WAY`].
 pub(crate) const IN_WAY: u8 = 0b0011;
 const SWAPPED: [&str; 2] = ["x0", "x1"];
 const MOVED_AS: [&str; 4] = ["m", "moved", "m", "in-q-it-is-called-something-longer"];
 
-/// Returns the name of a variable for each of its values. No other entry in the same directories
-/// has one of these names.
+/// Returns the name that a variable's directory or file has for each value of the variable. No
+/// other entry in the same directories has one of these names.
 pub(crate) fn names_of(variable: usize) -> Vec<String> {
     match variable {
         TOP => vec!["t".into(), "t".repeat(255), "top-of-all".into(), "t".repeat(40)],
@@ -56,8 +57,8 @@ fn tmpfs() -> Arc<Tmpfs> {
 /// The numbers of nested directories `q` at two places of a tree.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Deep {
-    /// The number of directories `q` between [`TOP`] and everything below it. So a translation
-    /// reads this many names between its first name and its last name.
+    /// The number of nested directories `q` between [`TOP`] and everything else in the tree. So a
+    /// translation reads this many names between its first name and its last name.
     pub(crate) below_top: usize,
     /// The number of directories `q` above [`MOVED`] in one of its two places.
     pub(crate) above_moved: usize,
@@ -77,7 +78,8 @@ pub(crate) struct Tree<'v> {
     /// The parent directory of [`WAY`].
     pub(crate) middle: PathRef<'v>,
     deep: Deep,
-    /// Returns the place of a variable for each of its values: a directory and a name.
+    /// The places of each variable's directory or file, one per value: a parent directory and a
+    /// name.
     places: [Vec<(InodeRef<'v>, String)>; VARIABLES],
 }
 
@@ -191,7 +193,8 @@ impl<'v> Tree<'v> {
         "/q".repeat(self.deep.below_top)
     }
 
-    /// Returns the path of [`MOVED`] from [`WAY`], for those values for which it is in [`WAY`].
+    /// Returns the path of the directory [`MOVED`] from [`WAY`], for those of its values for which
+    /// it is in [`WAY`].
     pub(crate) fn below_way(&self) -> Vec<Part> {
         let mut parts = forms(MOVED);
         parts.truncate(IN_WAY.count_ones() as usize);

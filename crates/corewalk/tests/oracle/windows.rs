@@ -30,8 +30,8 @@ pub(crate) const DISTURBED: u64 = 1000;
 pub(crate) struct Extent {
     /// Minimum number of windows.
     pub(crate) windows: u64,
-    /// Maximum number of windows, in case that fewer than [`DISTURBED`] answers were disturbed.
-    /// Threads that share a CPU seldom disturb each other.
+    /// Maximum number of windows. A run goes on beyond `windows` until a rename has begun or ended
+    /// during [`DISTURBED`] answers. If threads share a CPU, that happens seldom.
     pub(crate) windows_max: u64,
     /// The number of questions of each translator in each window.
     pub(crate) questions: u64,
@@ -71,8 +71,8 @@ struct Race<'a> {
     report: Mutex<Report>,
 }
 
-/// Translates paths through random `doors` while renamers rename every part of the tree. Ends after
-/// the windows of `extent`, or at the first wrong answer.
+/// Asks for paths through random `doors` (interfaces that return a path) while renamers rename
+/// every part of the tree. Ends after the windows of `extent`, or at the first wrong answer.
 pub(crate) fn run(seed: Seed, tree: &Tree<'_>, doors: &[Door<'_>], extent: Extent) -> Report {
     let race = Race {
         tree,
@@ -145,8 +145,8 @@ impl Race<'_> {
         }
     }
 
-    /// Judges the answers of one translator. `wrong` is an answer of this translator that cannot be
-    /// true at any time.
+    /// Judges the answers of one translating thread. `wrong` describes an answer of the thread that
+    /// no state of the tree can give.
     fn judge(&self, answers: &[Answer], mut wrong: Option<String>) {
         let lives = self.lives.read().unwrap_or_else(PoisonError::into_inner);
         let (mut judge, mut disturbed) = (Judge::default(), 0);

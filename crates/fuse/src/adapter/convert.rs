@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use corewalk::{Attr, Errno, FileKind, SetTime, Timespec};
 use fuser::{FileAttr, FileType, INodeNo, TimeOrNow};
 
-/// Returns fuser's error with the number of `error`. Both types use the kernel's numbers.
+/// Returns fuser's error type for `error`. Both types contain the kernel's error number.
 pub(super) fn errno(error: Errno) -> fuser::Errno {
     fuser::Errno::from_i32(error.raw_os_error())
 }
@@ -33,8 +33,8 @@ pub(super) fn attr(attr: &Attr) -> FileAttr {
     }
 }
 
-/// Returns the attributes for the answer "no such name". The kernel recognises that answer by the
-/// inode number 0.
+/// Returns the attributes for the answer "no such name", which the kernel recognises by inode
+/// number 0.
 pub(super) fn no_attr() -> FileAttr {
     FileAttr {
         ino: INodeNo(0),

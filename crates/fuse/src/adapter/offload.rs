@@ -3,12 +3,12 @@
 //! A mount should have as many threads that read requests as there are processors. The kernel wakes
 //! these threads in turn. With one thread more, a request and the process that waits for it run on
 //! different processors each time. Then the request takes up to three times as long. But a thread
-//! that waits for a disk reads no requests. So a reading thread passes each request that waits to
-//! an offload thread, which also sends the answer.
+//! that waits for a disk reads no requests. So a reading thread passes each request that may have
+//! to wait to an offload thread, which also sends the answer.
 //!
-//! The pool starts a thread if no thread is idle, up to a limit. The threads stay until the pool is
-//! dropped. If all are busy, requests wait in a queue. A calling process waits for its answer, so
-//! the requests of one process keep their order.
+//! If no thread of the pool is idle, the pool starts another one, up to a limit. Threads stay until
+//! the pool is dropped. If all are busy, requests wait in a queue. A calling process waits for its
+//! answer, so the requests of one process keep their order.
 //!
 //! Source: Linux `fs/fuse/dev.c` (`fuse_dev_do_read`, `wait_event_interruptible_exclusive`).
 
@@ -30,18 +30,18 @@ pub(super) type Job = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 pub(super) struct Offload {
     shared: Arc<Shared>,
-    /// The threads that were started. Protected by its own mutex. No thread holds this mutex and
-    /// the mutex of the queue at the same time.
+    /// The threads that were started. Protected by its own mutex, which no thread holds together
+    /// with the mutex of the queue.
     threads: Mutex<Vec<thread::JoinHandle<()>>>,
 }
 
 /// The state that the threads of a pool share with the pool.
 #[derive(Default)]
 struct Shared {
-    /// Protected by its own mutex, which is unlocked while a job runs.
+    /// The queue of jobs. Protected by its own mutex, which is unlocked while a job runs.
     queue: Mutex<Queue>,
-    /// Notified when a job is added or the queue is closed. A thread waits for it with the mutex of
-    /// `queue`.
+    /// Notified when a job is added or the queue is closed. Idle threads wait on it, with the mutex
+    /// of `queue`.
     changed: Condvar,
 }
 
@@ -50,15 +50,15 @@ struct Shared {
 struct Queue {
     jobs: VecDeque<Job>,
     started: usize,
-    /// The number of threads that wait for a job. A woken thread is counted until it has locked the
-    /// queue.
+    /// The number of threads that wait for a job. After a wake-up, a thread is counted until it has
+    /// locked the queue.
     idle: usize,
     is_closed: bool,
 }
 
 impl Offload {
-    /// Runs `job` on a thread of the pool. If the pool cannot start a thread, runs it on the
-    /// calling thread.
+    /// Runs `job` on a thread of the pool. If the pool has no thread and cannot start one, runs it
+    /// on the calling thread.
     pub(super) fn run(&self, job: Job) {
         let mut queue = self.shared.queue.lock();
         queue.jobs.push_back(job);
@@ -147,8 +147,8 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(20);
 
-    /// The pool must run jobs at the same time, and all jobs must have run at the end. Each job
-    /// waits until the test wakes it. The test wakes the first `THREADS_MAX` jobs in reverse order.
+    /// The pool must run jobs in parallel, and must have run all of them at the end. Each job waits
+    /// until the test wakes it. The test wakes the first `THREADS_MAX` jobs in reverse order.
     #[test]
     fn jobs_wait_side_by_side_and_all_are_done() {
         let offload = Offload::default();
@@ -179,7 +179,7 @@ mod tests {
             let done = done.clone();
             offload.run(Box::new(move || done.send(number).unwrap()));
             assert_eq!(all.recv_timeout(SOON), Ok(number));
-            // Wait until the thread has finished the job and again waits for a job.
+            // Wait until the pool's thread has finished the job and is idle again.
             while offload.shared.queue.lock().idle == 0 {
                 thread::yield_now();
             }

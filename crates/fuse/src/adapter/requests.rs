@@ -47,8 +47,8 @@ impl Adapter {
         self.answer_or_retry(result, retry, move |result| entry(timeouts, result, reply));
     }
 
-    /// Makes a file or directory durable and sends the reply. If the back end may wait, an offload
-    /// thread does so.
+    /// Makes a file or directory durable and sends the reply. If fsync of the back end may wait, an
+    /// offload thread does both.
     fn sync(&self, node: u64, handle: u64, is_datasync: bool, reply: ReplyEmpty) {
         let what = if is_datasync { Fsync::Data } else { Fsync::All };
         let sync = move |server: &Server| server.fsync(node, handle, what);
@@ -68,12 +68,14 @@ impl Adapter {
     }
 }
 
-/// How long the kernel may use an entry and its attributes before it asks again.
+/// How long the kernel may use an entry (a name with its inode) and its attributes without asking
+/// again.
 #[derive(Clone, Copy)]
 struct Timeouts {
     entry: Duration,
     attr: Duration,
-    /// False if the kernel must not cache anything, even if the back end allows it.
+    /// False if the server checks permissions. Then the kernel must not cache, even if the back end
+    /// allows it.
     can_be_set: bool,
 }
 
@@ -85,14 +87,14 @@ impl Timeouts {
         Timeouts { entry: options.entry_timeout, attr: options.attr_timeout, can_be_set }
     }
 
-    /// Returns the timeouts of an answer with `attr`. The back end may have set them.
+    /// Returns the timeouts for an answer with `attr`, in which the back end may have set its own.
     fn set_by(self, attr: &Attr) -> Timeouts {
         let Ttl { entry, attr } = if self.can_be_set { attr.ttl } else { Ttl::default() };
         Timeouts { entry: entry.unwrap_or(self.entry), attr: attr.unwrap_or(self.attr), ..self }
     }
 
-    /// Returns the shorter of the two timeouts. In some answers fuser has only one timeout, for the
-    /// entry and for its attributes. The shorter timeout is right for both.
+    /// Returns the shorter of the two timeouts. Some answers of fuser have only one timeout for an
+    /// entry and its attributes, and the shorter one is safe for both.
     fn shorter(self) -> Duration {
         self.entry.min(self.attr)
     }
@@ -149,7 +151,7 @@ fn empty(result: Result<(), Errno>, reply: ReplyEmpty) {
     }
 }
 
-/// Replies with a number of bytes. The number fits 32 bits, because no request asks for more.
+/// Replies with a number of bytes, which fits 32 bits because no request asks for more.
 fn written(result: Result<u64, Errno>, reply: ReplyWrite) {
     match result {
         Ok(count) => reply.written(u32::try_from(count).unwrap_or(u32::MAX)),
@@ -181,7 +183,7 @@ impl Filesystem for Adapter {
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, nlookup: u64) {
-        // Ignore the result: a forget has no reply, and a panic has already been counted.
+        // Ignore the result: a forget has no reply, and `guarded` has already counted a panic.
         let _ = self.guarded(|server| {
             server.forget(ino.0, nlookup);
             Ok(())
@@ -371,7 +373,8 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        // Use the current flags of the open file, which fcntl(2) may have changed.
+        // Use the current flags of the open file, because fcntl(2) may have changed them since the
+        // open.
         let appends = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::APPEND);
         let origin = match write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
             true => WriteOrigin::Cache,
@@ -459,8 +462,9 @@ impl Filesystem for Adapter {
         let timeouts = Timeouts::of(&self.server);
         let listed = self.guarded(|server| {
             server.readdirplus(ino.0, offset, &mut |entry, attr| {
-                // Send the entry without attributes, since the lookup of its name has failed. If a
-                // program uses the name, the kernel looks it up itself and gets the error.
+                // Node 0 means that the lookup of the name has failed. Send the entry without
+                // attributes. If a program uses the name, the kernel looks it up and gets the
+                // error.
                 let (attr, timeout) = match entry.node {
                     0 => (attr.with_ino(NO_NODE), Duration::ZERO),
                     _ => (*attr, timeouts.set_by(attr).shorter()),
@@ -647,7 +651,7 @@ impl Filesystem for Adapter {
         let to = (ino_out.0, fh_out.0, offset_out);
         let caller = caller(request);
         let copied = self.guarded(|server| server.copy_file_range(caller, from, to, len));
-        // The request fails only if no byte was copied. So a repeated request copies no byte twice.
+        // The request fails only if no byte was copied, so repeating it copies no byte twice.
         let retry = || -> Retry<u64> {
             Box::new(move |server| server.copy_file_range(caller, from, to, len))
         };

@@ -24,10 +24,11 @@ const PAUSES: [Duration; 3] =
 pub(super) type Retry<T> = Box<dyn Fn(&Server) -> Result<T, corewalk::Errno> + Send>;
 
 impl Adapter {
-    /// Passes the result of a request to `answer`. If `result` is `ENOSPC`, first runs the request
-    /// again after each pause, until it has another result or no pause is left.
+    /// Passes the result of a request to `answer`. If `result` is `ENOSPC`, first repeats the
+    /// request after each pause, until it has another result or no pause is left.
     ///
-    /// `retry` copies the arguments of the request. So a request that succeeds copies nothing.
+    /// `retry` returns the request with copies of its arguments. It is called only for `ENOSPC`, so
+    /// a request that succeeds copies nothing.
     pub(super) fn answer_or_retry<T: 'static>(
         &self,
         result: Result<T, fuser::Errno>,

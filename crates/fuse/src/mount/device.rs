@@ -1,7 +1,7 @@
 //! The FUSE device: how it is opened, mounted and unmounted.
 //!
-//! Root mounts with mount(2). For any other user fusermount3(1) mounts. An environment variable
-//! tells fusermount3(1) the number of a socket. Over this socket it sends the open device.
+//! Root mounts with mount(2). For any other user fusermount3(1) mounts, and sends the open device
+//! over a socket. An environment variable tells fusermount3(1) the descriptor of the socket.
 //!
 //! Source: Linux `fs/fuse/inode.c` (`fuse_fs_parameters`); libfuse `lib/mount.c` for the use of
 //! fusermount3(1).
@@ -37,7 +37,7 @@ const NOTIFY_PRUNE: u32 = 9;
 /// this size anyway.
 const PRUNE_MAX: usize = 512;
 
-/// The flags of a mount. Each has its name for mount(8) and its flag for mount(2).
+/// The flags of a mount, each with its name for mount(8) and its flag for mount(2).
 const FLAGS: [(MountFlags, &str, rustix::mount::MountFlags); 10] = [
     (MountFlags::RDONLY, "ro", rustix::mount::MountFlags::RDONLY),
     (MountFlags::NOSUID, "nosuid", rustix::mount::MountFlags::NOSUID),
@@ -77,8 +77,8 @@ impl Device {
         count.is_ok() && polled[0].revents().contains(PollFlags::ERR)
     }
 
-    /// Tells the kernel to drop these nodes from its cache, except nodes in use. The caller must
-    /// not be a thread that serves requests, since the kernel may first have to write pages.
+    /// Tells the kernel to drop the nodes `nodes` from its cache, except nodes in use. A thread
+    /// that serves requests must not call this, since the kernel may first have to write pages.
     ///
     /// # Errors
     /// `EINVAL` if the kernel does not know the notification. `ENODEV` or `ENOTCONN` if the mount
@@ -86,8 +86,8 @@ impl Device {
     pub(crate) fn notify_prune(&self, nodes: &[u64]) -> Result<(), Errno> {
         for nodes in nodes.chunks(PRUNE_MAX) {
             let count = nodes.len() as u32;
-            // The words of `fuse_out_header` are the length, the code, and 0 for a message that
-            // answers no request.
+            // The words of `fuse_out_header` are the length, the code of the notification, and 0,
+            // because the message answers no request.
             let header = [32 + 8 * count, NOTIFY_PRUNE, 0, 0];
             // The words of `fuse_notify_prune_out` are the count and three reserved words.
             let prune = [count, 0, 0, 0];
@@ -99,7 +99,7 @@ impl Device {
         Ok(())
     }
 
-    /// Returns true if each thread can open a device of its own. If this user may not open
+    /// Returns true if each thread can open a FUSE device of its own. If this user may not open
     /// `/dev/fuse`, all threads share the device that fusermount3(1) has opened.
     pub(super) fn can_be_cloned(&self) -> bool {
         File::options().read(true).write(true).open(DEVICE).is_ok()
@@ -192,8 +192,8 @@ fn mount_as_user(
 ) -> Result<Device, MountError> {
     let system = |what| move |error: std::io::Error| MountError::System(what, errno_of(error));
     let (theirs, ours) = UnixStream::pair().map_err(system("making a socket"))?;
-    // If another thread starts a program at this moment, the program inherits the socket too. That
-    // is harmless, since the program does not know the number of the socket.
+    // Between this call and the start of fusermount3(1), another thread may start a program, which
+    // inherits the socket too. That is harmless, since that program does not know the descriptor.
     rustix::io::fcntl_setfd(&theirs, FdFlags::empty())
         .map_err(|error| MountError::System("making a socket", error))?;
     let child = Command::new(FUSERMOUNT)
@@ -222,8 +222,8 @@ fn mount_as_user(
 
 /// Returns true if a directory in `PATH` contains fusermount3(1).
 ///
-/// The error of starting the program does not tell that. If this user may not search one of the
-/// directories, the error is `EACCES`, even if no directory contains the program.
+/// The error of starting the program does not tell whether it exists. If this user may not search
+/// one of the directories, the error is `EACCES` in any case.
 fn is_fusermount_found() -> bool {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&folders).any(|folder| folder.join(FUSERMOUNT).exists())
@@ -251,8 +251,8 @@ fn receive(socket: &UnixStream) -> Result<Option<File>, Errno> {
 fn words_of(mut child: Child) -> Box<str> {
     let mut text = String::new();
     if let Some(stderr) = &mut child.stderr {
-        // Ignore an error of the read: if fusermount3(1) has sent no message, the default text
-        // below is used.
+        // Ignore an error of the read: if fusermount3(1) has printed no message, a default text is
+        // used.
         let _ = stderr.read_to_string(&mut text);
     }
     let _ = child.wait();

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use bitflags::bitflags;
 
-/// The default number of threads. It is suitable even if each request waits in the back end.
+/// The default number of threads, which suits back ends in which every request waits.
 const THREADS: usize = 16;
 
 /// The options of a mount, which follow mount(8) and fuse(8).
@@ -49,7 +49,7 @@ bitflags! {
     ///
     /// For a FUSE mount the kernel enforces `ro`, `nosuid`, `nodev`, `noexec` and `nosymfollow`.
     /// The kernel only shows the flags for access times and for the durability of changes of
-    /// directories. Set these in the back end too, which decides about them (`StoreOptions` and
+    /// directories. The back end decides about these, so set them there too (`StoreOptions` and
     /// `TmpfsOptions` have fields for them). With `ro`, also tell a back end that writes on its
     /// own.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! Signals that end a mount.
 //!
-//! A signal that ends the process leaves a mount without a server, which fails each use with
+//! A signal that ends the process would leave a mount without a server, where each use fails with
 //! `ENOTCONN`. So a thread waits for the signals, and unmounts the mount before the process ends.
 //!
 //! Source: signal(7); nohup(1), which starts a program with SIGHUP ignored.
@@ -55,8 +55,8 @@ pub fn serve(
 
 /// The signals that end a mount: `SIGINT`, `SIGTERM`, and `SIGHUP` unless it is ignored.
 ///
-/// After [`EndSignals::watch`] the signals do not end the process any more, even if the value is
-/// dropped.
+/// After [`EndSignals::watch`] these signals no longer end the process, even if the `EndSignals`
+/// value is dropped.
 #[derive(Debug)]
 pub struct EndSignals {
     sender: Sender<Event>,
@@ -72,7 +72,8 @@ enum Event {
 }
 
 impl EndSignals {
-    /// Starts to watch the signals. Call it before the mount is made.
+    /// Starts to watch the signals. Call it before the mount is made, so that no signal leaves a
+    /// mount behind.
     ///
     /// # Errors
     /// [`MountError::System`] if the handlers cannot be installed.
@@ -95,7 +96,7 @@ impl EndSignals {
 
 impl Mount {
     /// Waits until the mount has ended, or one of `signals` comes. After a signal it unmounts the
-    /// mount. A mount in use is detached, and this does not wait for its users.
+    /// mount. A mount in use is detached, and the call does not wait for its users.
     ///
     /// # Errors
     /// [`MountError::System`] if a thread that serves requests has failed, or if the mount cannot
@@ -104,8 +105,7 @@ impl Mount {
         let EndSignals { sender, events } = signals;
         let point = self.point().clone();
         thread::spawn(move || {
-            // If the channel has no receiver, a signal has already ended the mount, and the process
-            // ends soon.
+            // The send fails if a signal has already ended the mount. Then the process ends soon.
             let _ = sender.send(Event::Ended(self.wait()));
         });
         match events.recv().expect("the thread that waits for the mount has a sender") {
@@ -117,13 +117,13 @@ impl Mount {
 
 fn unmount(point: &Mountpoint, events: &Receiver<Event>) -> Result<(), MountError> {
     match point.unmount() {
-        // The mount ends soon. If another mount namespace has a copy of the mount, programs there
-        // lose the server.
+        // The mount ends soon. Programs in another mount namespace with a copy of the mount lose
+        // the server.
         Ok(Unmounted::Done) => match events.recv_timeout(END_TIMEOUT) {
             Ok(Event::Ended(result)) => result,
             Ok(Event::Signal) | Err(_) => Ok(()),
         },
-        // Programs may keep files in the mount open for ever, so do not wait for these programs.
+        // Programs may keep files of a detached mount open for ever, so do not wait for its end.
         Ok(Unmounted::Detached | Unmounted::Already) => Ok(()),
         Err(error) => Err(MountError::System("unmounting", error)),
     }

@@ -28,13 +28,13 @@ use super::error::MountError;
 
 const MOUNT_TABLE: &str = "/proc/self/mountinfo";
 
-/// Maximum number of attempts to take the lock, and the pause between two attempts. A mount takes a
-/// few milliseconds.
+/// Maximum number of attempts to take the lock on a mountpoint, and the pause between two attempts.
+/// Another process that mounts holds the lock for a few milliseconds.
 const LOCK_TRIES: u32 = 500;
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
-/// The identity of a mount. It is unique as long as the mount exists. A later mount may get the
-/// same numbers.
+/// The identity of a mount, unique as long as the mount exists. A later mount may get the same
+/// numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     mount: u64,
@@ -50,8 +50,8 @@ pub(super) struct MountEntry {
     pub(super) is_fuse: bool,
 }
 
-/// A lock on the directory of a new mount. Dropping the value releases the lock. The field is
-/// `None` if the directory cannot be locked.
+/// A lock on the directory of a new mount, released when the value is dropped. The field is `None`
+/// if the directory cannot be locked.
 #[must_use = "other processes may mount once it is dropped"]
 pub(super) struct MountpointLock(
     #[allow(dead_code, reason = "dropping it releases the lock")] Option<OwnedFd>,
@@ -76,8 +76,8 @@ pub(super) fn checked_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
     }
 }
 
-/// Returns true if the FUSE mount at `path` has lost its server. Only a request shows that, because
-/// the kernel caches the attributes of the root.
+/// Returns true if the FUSE mount at `path` has lost its server. Only a call that sends a request
+/// shows that, because the kernel caches the attributes of the root.
 pub(super) fn is_dead(path: &Path) -> bool {
     matches!(rustix::fs::statfs(path), Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
@@ -127,8 +127,8 @@ fn read() -> Result<Vec<u8>, MountError> {
         .map_err(|error| MountError::System("reading the mount table", errno_of(error)))
 }
 
-/// Returns the last entry of the mount table for `path`. That is the topmost mount, because later
-/// mounts are on top of earlier ones.
+/// Returns the last entry of the mount table for `path`. It is the topmost mount there, because
+/// later mounts are on top of earlier ones.
 fn find(table: &[u8], path: &Path) -> Option<MountEntry> {
     lines(table).rfind(|found| found.path == path)
 }
@@ -146,7 +146,7 @@ fn lines(table: &[u8]) -> impl DoubleEndedIterator<Item = MountEntry> {
     })
 }
 
-/// Undoes the octal escapes in a word of the table (`\040` stands for a space).
+/// Undoes the octal escapes in a word of the mount table (`\040` stands for a space).
 fn unescaped(word: &[u8]) -> OsString {
     let mut out = Vec::with_capacity(word.len());
     let mut rest = word;
@@ -195,8 +195,8 @@ mod tests {
         assert_eq!(find(TABLE, Path::new("/mnt/twice")), Some(fuse(42, 35, "/mnt/twice")));
     }
 
-    /// A copy of a mount must get its own mount number. A bind mount of `/dir` has the device
-    /// number of its source. Column 4 of the table shows the mounted directory.
+    /// A bind mount of `/dir` must have another mount number than the mount it copies. Both have
+    /// the same device number. Column 4 of the table shows the directory that is mounted.
     #[test]
     fn copies_of_a_mount_have_numbers_of_their_own() {
         let all: Vec<_> = lines(TABLE).filter(|found| found.is_fuse).collect();

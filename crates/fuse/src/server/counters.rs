@@ -1,9 +1,9 @@
 //! The counters of a server.
 //!
 //! Each counter is spread over several cache lines, so that threads do not contend for it. A hit is
-//! a name that a request resolved without the back end. The number of hits is the difference of two
-//! counters, so it is exact only while no request runs. The name of a new file is neither a hit nor
-//! a miss.
+//! a name that the cache resolved for a request, without the back end. The number of hits is the
+//! difference of two counters, so it is exact only while no request runs. The name of a new file is
+//! neither a hit nor a miss.
 
 use std::fmt::Write as _;
 

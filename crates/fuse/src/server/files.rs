@@ -1,5 +1,4 @@
-//! Requests that read or write files, that open and close them, or that read symbolic links. Also
-//! statfs.
+//! Requests that open, read, write and close files, or that read symbolic links. Also statfs.
 
 use corewalk::{Caps, Cred, Errno, Fallocate, Fsync, InodeRef, May, Seek, StatFs};
 use rustix::fs::OFlags;
@@ -35,14 +34,14 @@ pub enum WriteOrigin {
 }
 
 impl Server {
-    /// Opens `node` with `flags`, those of open(2), and returns the handle. `O_TRUNC` truncates the
+    /// Opens `node` with the open(2) flags `flags`, and returns the handle. `O_TRUNC` truncates the
     /// file.
     ///
     /// # Errors
     /// `EACCES`; `EISDIR`; the errors of the back end.
     pub fn open(&self, caller: Caller, node: u64, flags: u32) -> Result<u64, Errno> {
-        // Read the current mode first: execution depends on it, and a truncation may have to clear
-        // some of its bits.
+        // Read the current mode first. An open for execution depends on it, and a truncation may
+        // have to clear some of its bits.
         let inode = match flags & (OPEN_FOR_EXEC | OFlags::TRUNC.bits()) {
             0 => self.inode(node)?,
             _ => self.inode_refreshed(node)?,
@@ -67,8 +66,8 @@ impl Server {
 
     /// Opens `inode` for `caller`. Checks the permissions with `cred`.
     ///
-    /// For `O_TRUNC`, even a kernel that checks permissions leaves two steps to the server: to
-    /// truncate the file, and to clear its set-user-ID and set-group-ID bits.
+    /// For `O_TRUNC`, the server always makes two steps itself, even if the kernel checks
+    /// permissions. It truncates the file, and clears its set-user-ID and set-group-ID bits.
     pub(super) fn open_checked(
         &self,
         caller: Caller,
@@ -182,9 +181,10 @@ impl Server {
     /// Writes for `caller`, and clears set-user-ID and set-group-ID if the caller may not keep
     /// them.
     ///
-    /// The caller's groups and capabilities are read only if the file has such bits. A kernel that
-    /// checks permissions has already cleared them, except set-group-ID without execution by the
-    /// group. Such a kernel also blocks changes of the mode until the request is answered.
+    /// The caller's groups and capabilities are read only if the file has one of these bits. A
+    /// kernel that checks permissions has already cleared the bits, except set-group-ID without
+    /// execution by the group. Such a kernel also blocks changes of the mode until the request is
+    /// answered.
     fn write_for(
         &self,
         caller: Caller,

@@ -28,8 +28,8 @@ const COOKIE_MAX: u64 = i64::MAX as u64 - COOKIE_SHIFT;
 /// The number of an entry of which only the name and the kind are known, as libfuse reports it
 /// (`FUSE_UNKNOWN_INO`). Many programs skip an entry with the number 0.
 const UNKNOWN_INO: u64 = 0xffff_ffff;
-/// The size of an entry with attributes in an answer, in bytes, without its name. An entry with its
-/// name is padded to a multiple of 8 bytes (`struct fuse_direntplus`).
+/// The size in bytes of an entry with attributes in an answer, without its name. The entry and its
+/// name together are padded to a multiple of 8 bytes (`struct fuse_direntplus`).
 const ENTRY_BYTES: usize = 152;
 /// The smallest and the largest expected size of an answer, in bytes. The smallest is the size of
 /// the kernel's smallest buffer. The largest is the size of the buffer that the C library uses.
@@ -41,8 +41,8 @@ const ANSWER_BYTES: std::ops::RangeInclusive<usize> = 4096..=32768;
 pub struct Dirent<'a> {
     /// The name. It may be `.` or `..`.
     pub name: &'a [u8],
-    /// The node number. If the lookup of an entry with attributes failed, it is 0, and the entry
-    /// counts no lookup.
+    /// The node number. It is 0 if the lookup of an entry with attributes has failed. Then no
+    /// lookup is counted for the entry.
     pub node: u64,
     /// The file type.
     pub kind: FileKind,
@@ -57,7 +57,7 @@ struct Names {
     answer_bytes: usize,
     bytes: Vec<u8>,
     /// For each name: the offset in `bytes` at which the name ends, and the entry that the back end
-    /// reported. A name starts at the end of the name before it.
+    /// reported. A name starts where the previous one ends.
     ends: Vec<(usize, ListedEntry)>,
 }
 
@@ -71,9 +71,9 @@ struct ListedEntry {
 }
 
 impl Server {
-    /// Passes a page of the entries of `node` behind `cookie` to `sink`. Ends when the back end
-    /// ends the page, or when `sink` breaks. An entry for which `sink` breaks is not taken. A page
-    /// without entries means the end of the directory.
+    /// Passes a page of the entries of `node` after `cookie` to `sink`. Ends when the back end ends
+    /// the page, or when `sink` breaks at an entry, which it then has not taken. A page without
+    /// entries means the end of the directory.
     ///
     /// # Errors
     /// `ENOTDIR`; `ESTALE`; `EOVERFLOW` for a cookie above 2^63 - 3; the errors of the back end. If
@@ -165,8 +165,8 @@ impl Server {
         let result = loop {
             let reported = self.report(&dir, cookie, &mut names, &mut take);
             match names.ends.last() {
-                // Read the next page. All names of this page were removed meanwhile, and an empty
-                // answer would mean the end of the directory.
+                // Meanwhile all names of this page were removed. Read the next page, because an
+                // empty answer would mean the end of the directory.
                 Some(&(_, last))
                     if reported == Ok(ControlFlow::Continue(())) && taken_bytes.get() == 0 =>
                 {
@@ -183,7 +183,7 @@ impl Server {
         if taken_bytes.get() > 0 { Ok(()) } else { result.map(drop) }
     }
 
-    /// Collects a page of names behind the back end's `cookie`, looks the names up, and passes them
+    /// Collects a page of names after the back end's `cookie`, looks the names up, and passes them
     /// to `sink`.
     fn report(
         &self,
@@ -228,8 +228,8 @@ impl Server {
         Ok(taken)
     }
 
-    /// Returns the counted entry of a collected name. Looks the name up, unless the back end has
-    /// reported its attributes.
+    /// Returns the counted entry of a collected name. Looks the name up, unless the back end
+    /// reported attributes with the name.
     fn entry_of(
         &self,
         (dir, listing): (&InodeRef<'_>, &Listing<'_>),
@@ -239,8 +239,7 @@ impl Server {
         let name = self.name(name)?;
         let found = match listed.attr.and_then(|attr| listing.enter(name, &attr)) {
             Some(found) => found,
-            // The lookup needs no permission check. A process that may read a directory may see all
-            // its names.
+            // No permission check: a process that may read a directory may see all its names.
             None => self.look_up(&Cred::root(), dir, name)?,
         };
         let attr = found.attr()?;
@@ -274,8 +273,8 @@ impl Server {
     }
 }
 
-/// An entry that is already counted, but not yet taken by the sink. Dropping it returns the lookup,
-/// even if the sink panics.
+/// An entry that is already counted, but not yet taken by the sink. Dropping the value takes the
+/// lookup back, even if the sink panics.
 struct Untaken<'a> {
     server: &'a Server,
     node: u64,
@@ -306,7 +305,7 @@ fn unshifted(cookie: u64) -> u64 {
 }
 
 thread_local! {
-    /// The batch of names. Its memory is kept from one request to the next.
+    /// The batch of names, whose memory each thread reuses for all its requests.
     static NAMES: RefCell<Names> = RefCell::default();
 }
 
@@ -325,7 +324,7 @@ impl Names {
         NAMES.set(self);
     }
 
-    /// Collects a page of names behind `cookie`. Stops when the names fill the expected size of an
+    /// Collects a page of names after `cookie`. Stops when the names fill the expected size of an
     /// answer.
     fn collect(&mut self, listing: &Listing<'_>, cookie: u64) -> Result<(), Errno> {
         self.bytes.clear();
@@ -345,8 +344,8 @@ impl Names {
             ControlFlow::Continue(())
         })?;
         if is_full {
-            // More names are left than fit into the expected size of an answer. The kernel's buffer
-            // may be larger, so expect more next time.
+            // The names fill the expected size of an answer. The kernel's buffer may be larger, so
+            // expect more next time.
             self.answer_bytes = (2 * self.answer_bytes).min(*ANSWER_BYTES.end());
         }
         Ok(())

@@ -52,7 +52,7 @@ impl Server {
         self.hand_out(inode, attr)
     }
 
-    /// Creates a regular file, opens it with `flags`, those of open(2), and also returns the
+    /// Creates a regular file, opens it with the open(2) flags `flags`, and also returns the
     /// handle. The kernel may not know that the name already exists. In that case the server opens
     /// the existing file, unless `O_EXCL` forbids it.
     ///
@@ -86,11 +86,11 @@ impl Server {
         }
     }
 
-    /// Opens a file that another program has created meanwhile.
+    /// Opens a file that another program has created before this creation.
     ///
     /// The server checks the permission, because the kernel believes that it has created the file.
-    /// If the file is not regular, the server returns `ESTALE`, and the kernel looks the name up.
-    /// If the server opened such a file, the kernel would fail with `EIO` and never return the
+    /// For a file that is not regular the server returns `ESTALE`, and the kernel looks the name
+    /// up. If the server opened such a file, the kernel would fail with `EIO` and never return the
     /// lookup and the handle.
     fn open_existing(
         &self,
@@ -205,10 +205,10 @@ impl Server {
         self.vfs.rename(&self.cred(caller), (&old_dir, old), (&new_dir, new), mode)
     }
 
-    /// Returns credentials to create the file `new`.
+    /// Returns the credentials for the creation of the file `new`.
     ///
-    /// A directory may have a group that the caller is not in. A new file in it must then lose
-    /// set-group-ID if it also has execution by the group. Kernels before 6.0 do not check that.
+    /// If a directory has a group that the caller is not in, a new file with execution by the group
+    /// must lose set-group-ID. Kernels before 6.0 do not check that.
     fn cred_to_make(&self, caller: Caller, new: &NewFile<'_>) -> Cred {
         let marked = mode::S_ISGID | 0o010;
         match new.mode & marked == marked {

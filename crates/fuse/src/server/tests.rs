@@ -28,8 +28,7 @@ fn make(server: &Server, parent: u64, name: &[u8], mode: u32) -> EntryOut {
     server.make(CALLER, parent, name, &new).expect("make the file")
 }
 
-/// Returns a generator (xorshift) of pseudo-random numbers below a limit. `seed` determines the
-/// numbers.
+/// Returns a generator (xorshift) of pseudo-random numbers below a limit, which `seed` determines.
 fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
     let mut state = seed | 1;
     move |below| {
@@ -94,9 +93,9 @@ fn forget_of_more_than_is_held_is_refused() {
     assert!(server.getattr(ROOT_NODE).is_ok(), "the root is never forgotten");
 }
 
-/// Trap P5: the server must count lookups exactly. A model counts the lookups that the kernel holds
-/// during random operations, and the server must have the same counts. After the last forget no
-/// lookup may be left.
+/// Trap P5: the server must count lookups exactly. During random operations, a model of the kernel
+/// counts the lookups, and the server must have the same counts. After the last forget no lookup
+/// may be left.
 #[test]
 fn counts_agree_with_a_model_and_end_at_zero() {
     for seed in 1..=8 {
@@ -292,7 +291,7 @@ fn umask_applies_unless_there_is_a_default_acl() {
     let plain = server.make(CALLER, ROOT_NODE, b"plain", &new).expect("make the file");
     assert_eq!(plain.attr.mode & 0o777, 0o640);
     let dir = make(&server, ROOT_NODE, b"d", mode::S_IFDIR | 0o755).node;
-    // The ACL has version 2, and gives rwx to owner, group and others.
+    // The value of the ACL has version 2, and entries with rwx for owner, group and others.
     let entry = |tag: u8| [tag, 0, 7, 0, 0xff, 0xff, 0xff, 0xff];
     let acl = [&[2, 0, 0, 0][..], &entry(0x01), &entry(0x04), &entry(0x20)].concat();
     server.setxattr(CALLER, dir, XATTR_DEFAULT, &acl, 0).expect("set the default ACL");
@@ -316,7 +315,8 @@ fn xattr_sizes_are_probed() {
     assert_eq!(server.listxattr(CALLER, file, 6), Err(Errno::RANGE));
     assert_eq!(server.setxattr(CALLER, file, b"user.k", b"", 1), Err(Errno::EXIST));
     assert_eq!(server.setxattr(CALLER, file, b"user.l", b"", 2), Err(Errno::NODATA));
-    // The flags for create and replace contradict each other, whether or not the attribute exists.
+    // With the flags for create and replace together, the call must fail, whether or not the
+    // attribute exists.
     assert_eq!(server.setxattr(CALLER, file, b"user.l", b"", 3), Err(Errno::NODATA));
     assert_eq!(server.setxattr(CALLER, file, b"user.k", b"", 3), Err(Errno::EXIST));
     assert_eq!(server.setxattr(CALLER, file, b"user.k", b"", 4), Err(Errno::INVAL));
@@ -405,8 +405,8 @@ fn server_permissions_are_checked_against_the_caller() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let options = Options::exclusive().with_server_permissions();
     let server = Server::new(fs, options).expect("start the server");
-    // Use pid 0, which means no process. So the callers have no capabilities and no supplementary
-    // groups.
+    // Use pid 0, which means no process, so that the callers have no capabilities and no
+    // supplementary groups.
     let owner = Caller { uid: 1000, gid: 1000, pid: 0 };
     let other = Caller { uid: 1001, gid: 1001, pid: 0 };
     let new = NewFile { mode: mode::S_IFREG | 0o640, ..NewFile::default() };
@@ -441,7 +441,7 @@ fn write_by_another_user_clears_set_user_id() {
 }
 
 /// If a creation finds a file that is not regular, it must fail and count no lookup. The kernel
-/// believes that the name is free, so it would not give back a lookup that the server has counted.
+/// believes that the name is free, so it would never return a lookup that the server has counted.
 #[test]
 fn create_on_a_file_that_is_not_regular_counts_nothing() {
     for options in [Options::shared(), Options::shared().with_server_permissions()] {
@@ -469,9 +469,8 @@ fn create_on_a_file_that_is_not_regular_counts_nothing() {
     }
 }
 
-/// A creation that finds an existing file must check the current mode of the file, not the cached
-/// one. Before the creation, another program takes all permissions from the file and gives it the
-/// name of the creation.
+/// If a creation finds an existing file, it must check the file's current mode, not the cached one.
+/// Before that, another program takes all permissions from the file and gives it the name.
 #[test]
 fn create_on_an_existing_file_checks_its_current_mode() {
     for options in [Options::shared(), Options::shared().with_server_permissions()] {
@@ -524,9 +523,9 @@ fn write_and_copy_clear_a_set_user_id_set_on_the_back_end() {
     assert_eq!(copy(), Err(Errno::STALE));
 }
 
-/// The server must allow any change of a `security.*` attribute, because the kernel checks it. A
-/// write makes the kernel remove file capabilities in a request of the writer. If the server
-/// refused that, the write would fail.
+/// The server must allow any change of a `security.*` attribute, because the kernel checks it. When
+/// a process writes, the kernel removes file capabilities by a request of that process. If the
+/// server refused the request, the write would fail.
 #[test]
 fn security_attributes_are_left_to_the_kernel() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -545,9 +544,9 @@ fn security_attributes_are_left_to_the_kernel() {
     assert_eq!(server.setxattr(owner, file, b"trusted.t", b"v", 0), Err(Errno::PERM));
 }
 
-/// A chmod must not be lost while another user writes all the time. Of the new mode, only the
-/// set-user-ID bit may be missing. The writer is a real process, so reading its credentials takes
-/// some time.
+/// A chmod must not be lost while another user writes all the time. Of the new mode, a write may
+/// clear only the set-user-ID bit. The writer has the pid of a real process, so reading its
+/// credentials takes some time.
 #[test]
 fn chmod_during_writes_by_another_user_is_not_lost() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -582,7 +581,7 @@ fn chmod_during_writes_by_another_user_is_not_lost() {
                 thread::yield_now();
             }
             chmod(0o4711);
-            // Wait for two writes. The first may have begun before the change. The second began
+            // Wait for two writes: the first may have begun before the chmod, but the second began
             // after it.
             let before = count();
             while count() < before + 2 {

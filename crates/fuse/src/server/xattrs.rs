@@ -1,9 +1,9 @@
 //! Requests about extended attributes, two of which the server answers itself.
 //!
-//! The root of a mount has two attributes that the back end never sees and that no listing shows. A
-//! read of [`XATTR_STAT`] returns the counters as JSON. Setting [`XATTR_PRUNE`] evicts all unused
-//! entries from the cache. So a program needs no additional socket or file to use them. The
-//! attributes work inside containers, and the permissions of the root directory protect them.
+//! The root of a mount has two attributes that the back end never sees and that no listing shows.
+//! Reading [`XATTR_STAT`] returns the counters as JSON. Setting [`XATTR_PRUNE`] evicts all unused
+//! entries from the cache. So a program needs no additional socket or file for this. The attributes
+//! work inside containers, and the permissions of the root directory protect them.
 
 use corewalk::acl::XATTR_ACCESS;
 use corewalk::{Caps, Cred, Errno, XattrMode};
@@ -18,7 +18,7 @@ pub const XATTR_STAT: &str = "user.corewalk.stat";
 /// root and the owner of the root directory may set it.
 pub const XATTR_PRUNE: &str = "user.corewalk.prune";
 
-/// The answer to a request for a value. The request gives a maximum size for the value.
+/// The answer to a request for a value of at most a given size, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum XattrAnswer {
     /// The length of the value in bytes. It is the answer to a request with size 0.
@@ -69,8 +69,8 @@ impl Server {
             // The numbers of XATTR_CREATE and XATTR_REPLACE.
             1 => XattrMode::Create,
             2 => XattrMode::Replace,
-            // The two flags contradict each other, so one of their conditions is not met. Return
-            // the error of that flag.
+            // One of the two flags must fail, since the attribute either exists or not. Return the
+            // error of that flag.
             3 if self.getxattr(caller, node, name, 0).is_ok() => XattrMode::Create,
             3 => XattrMode::Replace,
             _ => return Err(Errno::INVAL),
@@ -97,7 +97,7 @@ impl Server {
         let inode = self.inode(node)?;
         let cred = self.cred(caller);
         let names = self.vfs.listxattr(&cred, &inode)?;
-        // The kernel checks which users may read an attribute, but not which users may see its
+        // The kernel checks which users may read a `trusted.*` attribute, but not which may see its
         // name.
         let is_trusted = |name: &[u8]| name.starts_with(b"trusted.");
         let is_prechecked = self.options.permissions == Permissions::Kernel;

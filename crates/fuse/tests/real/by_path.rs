@@ -126,8 +126,7 @@ fn modes() -> [Options; 2] {
     [Options::exclusive(), Options::shared()]
 }
 
-/// Opens a file with `O_DIRECT`. So each read reaches the server, and none is answered from the
-/// kernel's cache.
+/// Opens a file with `O_DIRECT`, so that each read reaches the server and not the kernel's cache.
 fn open_direct(path: &Path) -> File {
     let flags = OFlags::DIRECT.bits() as i32;
     OpenOptions::new().read(true).custom_flags(flags).open(path).expect("open the file")
@@ -231,8 +230,7 @@ fn file_that_is_removed_while_open_stays_until_it_is_closed() {
         assert_eq!(file.read_at(&mut buf, 0).expect("read the file"), 7);
         assert_eq!(file.metadata().expect("read the attributes").nlink(), 0);
         drop(file);
-        // Wait, because the kernel sends the close and the forget a moment after the program has
-        // closed the file.
+        // Wait, because the kernel sends the release and the forget a moment after close(2).
         while fs::read_dir(mirrored.host()).expect("list the folder").count() > 0 {
             thread::yield_now();
         }

@@ -23,8 +23,8 @@ impl Calls {
         self.0.lock().expect("no holder panics").push(call.to_owned());
     }
 
-    /// Returns the number of calls since the last call of `take`, and the number of pages among
-    /// them. A page is a call of `readdir` that has reported entries.
+    /// Returns the number of back-end calls since the last `take`, and how many of them were pages:
+    /// calls of `readdir` that reported entries.
     fn take(&self) -> (usize, usize) {
         let calls = std::mem::take(&mut *self.0.lock().expect("no holder panics"));
         let is_page = |at: usize| {
@@ -36,7 +36,7 @@ impl Calls {
 }
 
 /// Mounts a file system with the directory `d`, which has `files` files. `change` changes the file
-/// system before it is mounted. After the mount, the kernel has looked up the root.
+/// system before the mount. On return, the kernel has already looked up the root.
 fn site(options: Options, files: usize, change: impl FnOnce(&mut Hooked)) -> Option<(Site, Calls)> {
     let calls = Calls::default();
     let noted = calls.clone();
@@ -63,8 +63,8 @@ fn both() -> [Options; 2] {
     [Options::exclusive(), Options::shared()]
 }
 
-/// Lists `d` and returns the number of entries. If `stat` is true, also reads the attributes of
-/// each entry.
+/// Lists the directory `d` and returns the number of entries. If `stat` is true, also reads the
+/// attributes of each entry.
 fn list(site: &Site, stat: bool) -> usize {
     let entries = fs::read_dir(site.path("d")).expect("list the folder");
     let paths: Vec<_> = entries.map(|entry| entry.expect("read the entry").path()).collect();
@@ -110,8 +110,7 @@ fn short_listing_of_a_thousand_names_costs_at_most_205_calls() {
     }
 }
 
-/// If the back end reports attributes with its entries, a listing must make no other calls of the
-/// back end.
+/// If the back end reports attributes with its entries, a listing must make only one call per page.
 #[test]
 fn listing_with_attributes_of_the_back_end_costs_one_call_per_page() {
     for (options, page_entries, stat) in both()
@@ -129,7 +128,7 @@ fn listing_with_attributes_of_the_back_end_costs_one_call_per_page() {
         assert!(count <= pages + 1, "{count} calls, {pages} pages, {ownership:?}");
         assert!(pages <= 1000_usize.div_ceil(page_entries).max(3), "{pages} pages");
         if stat {
-            // If a name came with attributes, the kernel or the cache must know it.
+            // The name came with attributes, so the kernel or the server's cache must know it.
             let found = fs::symlink_metadata(site.path("d/f0000")).expect("read the attributes");
             assert_eq!(found.nlink(), 1);
             assert!(calls.take().0 <= 1);
@@ -137,8 +136,8 @@ fn listing_with_attributes_of_the_back_end_costs_one_call_per_page() {
     }
 }
 
-/// If a back end sets a time for which an answer is valid, that time must replace the option's
-/// time, unless the server checks permissions.
+/// If a back end sets how long an answer is valid, that time must replace the option's, unless the
+/// server checks permissions.
 #[test]
 fn time_to_live_of_an_answer_replaces_the_option() {
     let asked =

@@ -75,8 +75,8 @@ fn append_truncate_and_holes_work() {
         assert_eq!(fs::metadata(&path).expect("read the attributes").len(), 0);
         let file = fs::File::options().read(true).write(true).open(&path).expect("open the file");
         file.write_all_at(b"x", 1 << 20).expect("write the file");
-        // A file region must not look like a hole if the kernel has data for it that it has not
-        // written back yet.
+        // If the kernel has data that it has not written back yet, the server must not report a
+        // hole there.
         let is_through = write_cache == WriteCache::Through;
         let (data, hole) = if is_through { (1 << 20, 0) } else { (0, (1 << 20) + 1) };
         assert_eq!(rustix::fs::seek(&file, Look::Data(0)), Ok(data));
@@ -112,8 +112,8 @@ fn handle_of_the_back_end_is_passed_back_unchanged() {
     }
 }
 
-/// If a file is created and opened, but its attributes cannot be read, the file must be closed.
-/// This test needs no mount.
+/// If a file is created and opened, but its attributes cannot be read, the server must close the
+/// file. This test needs no mount.
 #[test]
 fn file_is_closed_if_its_creation_fails_after_the_open() {
     let fs = Arc::new(Hooked::hiding_attributes());
@@ -147,8 +147,8 @@ fn copy_file_range_copies_everything() {
     assert_eq!(fs::read(site.path("to")).expect("read the file"), bytes[5..]);
 }
 
-/// A copy must succeed if the store is full only for a moment. The store is in that state after a
-/// removal, until the forget of the removed file arrives.
+/// A copy must succeed if the store is full only for a moment. Between a removal and the forget of
+/// the removed file, a store is in that state.
 #[test]
 fn copy_is_retried_when_the_store_is_full() {
     let fs = Arc::new(Hooked::new(|_, _| {}));
@@ -220,7 +220,7 @@ fn times_before_1970_survive() {
     }
 }
 
-/// Changes that were made on the back end itself must be visible after a notification.
+/// A change that is made on the back end itself must be visible after a notification.
 #[test]
 fn invalidated_inode_is_read_again_by_kernel_and_server() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -290,8 +290,7 @@ fn other_users_are_checked_in_both_modes() {
         assert!(!succeeds_as_other_user(&site, 65534, "cat secret"));
         assert!(succeeds_as_other_user(&site, 4242, "cat secret"));
         assert!(!succeeds_as_other_user(&site, 4242, "echo >> secret"));
-        // Let root read these files first, so that the caches of the kernel and of the server have
-        // them.
+        // Let root read these files first, so that kernel and server have them in their caches.
         assert_eq!(fs::read_to_string(site.path("closed/file")).expect("read the file"), "x");
         assert!(!succeeds_as_other_user(&site, 65534, "cat closed/file"));
         assert!(!succeeds_as_other_user(&site, 65534, "cd closed"));

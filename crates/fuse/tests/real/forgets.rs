@@ -47,8 +47,8 @@ fn forget_of_a_replaced_file_keeps_the_new_file() {
     assert_eq!(site.counters().refused_forgets, 0);
 }
 
-/// Trap P4: after a rename over a file, the name must exist at once. The kernel may use names and
-/// attributes for a day. The test saves the file in the way of editors, git and cargo.
+/// Trap P4: after a rename over a file, the name must exist at once, although the kernel may cache
+/// names and attributes for a day. The test saves the file in the way of editors, git and cargo.
 #[test]
 fn file_saved_by_rename_is_seen_at_once() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
@@ -76,7 +76,7 @@ fn removal_of_everything_returns_every_lookup() {
             let root = site.root().to_owned();
             thread::spawn(move || {
                 let shared = root.join("shared");
-                // Ignore an error: four threads create the file, and only one can succeed.
+                // Ignore an error: four threads create the directory, and only one can succeed.
                 let _ = fs::create_dir(&shared);
                 let own = root.join(format!("own{thread}"));
                 for round in 0..100 {

@@ -10,8 +10,8 @@ use corewalk::{
 };
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 
-/// A function that is called before each operation, with the name of the operation and the name of
-/// its file.
+/// A function that is called before each operation, with the names of the operation and of its
+/// file.
 type Hook = Box<dyn Fn(&str, &[u8]) + Send + Sync>;
 
 pub(crate) struct Hooked {
@@ -21,15 +21,15 @@ pub(crate) struct Hooked {
     exchanged: (u64, u64),
     /// The number of changes from now on that fail with `ENOSPC`.
     full: AtomicU64,
-    /// The handle of each open file. If it is 0, open files have no state. A call with another
-    /// handle is refused.
+    /// The handle of each open file, with which later calls must come. If it is 0, open files have
+    /// no state.
     handle: u64,
     /// The number of open files.
     open: AtomicU64,
     /// True if attributes cannot be read while a file is open.
     hides_attributes: bool,
-    /// The number of entries that one call of `readdir` reports, with their attributes. If it is 0,
-    /// each call reports all entries without attributes.
+    /// The number of entries that one call of `readdir` reports, with their attributes. If the
+    /// number is 0, each call reports all entries without attributes.
     pub(crate) page_entries: usize,
     /// How long a client may use the attributes and the names.
     pub(crate) ttl: Ttl,
@@ -52,14 +52,14 @@ impl Hooked {
 
     /// Makes the next `changes` changes of content, attributes or names fail with `ENOSPC`.
     pub(crate) fn fill_for(&self, changes: u64) {
-        // ORDERING: Relaxed. The changes come in later requests, which the kernel orders after this
-        // store.
+        // ORDERING: Relaxed. The test sends the changes in later requests, which the kernel orders
+        // after this store.
         self.full.store(changes, Ordering::Relaxed);
     }
 
     /// Returns how many changes from now on will fail with `ENOSPC`.
     pub(crate) fn is_full_for(&self) -> u64 {
-        // ORDERING: Relaxed. The test reads the number after the answer to its request. The answer
+        // ORDERING: Relaxed. The test reads the number after the answer to its request, which
         // orders the two accesses.
         self.full.load(Ordering::Relaxed)
     }
@@ -83,7 +83,7 @@ impl Hooked {
 
     /// Returns the number of open files.
     pub(crate) fn open_files(&self) -> u64 {
-        // ORDERING: Relaxed. The thread that reads the number has itself opened the files.
+        // ORDERING: Relaxed. The thread that reads the number has opened the files itself.
         self.open.load(Ordering::Relaxed)
     }
 

@@ -129,8 +129,8 @@ fn root_may_have_any_number() {
     let Some(site) = Site::new(Arc::new(Hooked::with_root(5)), Options::exclusive()) else {
         return;
     };
-    // `Hooked` swaps the numbers 1 and 5. So the server sees number 1 for the file that has number
-    // 5 in the tmpfs. The server must not confuse that file with the root.
+    // `Hooked` swaps the numbers 1 and 5. So the file with number 5 in the tmpfs has number 1 for
+    // the server, which must not confuse it with the root.
     for at in 0..10 {
         fs::create_dir(site.path(&format!("d{at}"))).expect("make the folder");
         fs::write(site.path(&format!("d{at}/file")), format!("{at}")).expect("write the file");
@@ -152,7 +152,7 @@ fn root_may_have_any_number() {
 #[test]
 fn invalidation_shows_changes_by_other_programs() {
     let tmpfs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
-    // Tell the server that no other program changes files. The test changes files nevertheless, and
+    // With these options no other program may change files. The test does so nevertheless, and
     // notifies the server.
     let Some(site) = Site::new(Arc::clone(&tmpfs) as _, Options::exclusive()) else { return };
     let root = tmpfs.root().expect("read the root's attributes");
@@ -175,9 +175,9 @@ fn invalidation_shows_changes_by_other_programs() {
     assert_eq!(fs::read_to_string(site.path("theirs")).expect("read the file"), "text");
 }
 
-/// If another program has made a name a symbolic link on the back end, a creation of the name must
-/// open the target of the link. The kernel believes that the name is free. It requests a creation,
-/// and then looks the name up.
+/// If another program has made a name a symbolic link, a creation of the name must open the link's
+/// target. The kernel believes that the name is free. It requests a creation, and then looks the
+/// name up.
 #[test]
 fn create_of_a_name_that_became_a_link_opens_its_target() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));

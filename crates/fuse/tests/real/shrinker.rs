@@ -27,7 +27,7 @@ fn is_within_budget(counters: &Counters) -> bool {
 }
 
 /// Calls `visit` with the numbers of each directory and file. After each directory, asserts that
-/// the cache uses at most 1.5 times its budget. More than the budget is allowed, because the
+/// the cache uses at most 1.5 times its budget. The cache may exceed the budget, because the
 /// shrinker thread has to be scheduled first.
 fn for_each_file(site: &Site, mut visit: impl FnMut(u64, u64)) {
     for directory in 0..DIRECTORIES {
@@ -64,7 +64,7 @@ fn cache_returns_to_its_budget_when_the_load_ends() {
     for_each_file(&site, |directory, file| {
         fs::remove_file(path(directory, file)).expect("remove the file");
     });
-    // Negative entries may use 1/8 of the budget, and each has 96 bytes.
+    // Of the removed files, negative entries of 96 bytes each may stay, up to 1/8 of the budget.
     site.wait_for("files were removed", |counters| {
         is_within_budget(counters) && counters.negatives <= (2 << 20) / 8 / 96
     });
@@ -152,8 +152,8 @@ fn working_directory_keeps_its_path_under_pressure() {
     assert_eq!(line.trim_end(), inside.to_str().expect("the path is UTF-8"));
 }
 
-/// The back end must share equal sets of attributes that were changed twice, even if no request
-/// arrives.
+/// Sets of attributes that were changed twice and are equal must be shared by the back end, even if
+/// no request arrives.
 #[test]
 fn deferred_sharing_of_attributes_needs_no_request() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));

@@ -1,4 +1,4 @@
-//! A directory with a mount. Both are removed at the end of the test, even if it fails.
+//! A directory with a mount. At the end of a test both are removed, even if the test fails.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use corewalk_testkit::require::has_fuse;
 use rustix::mount::UnmountFlags;
 
 /// A test that runs longer than this time counts as hanging, and its mount is removed. Otherwise a
-/// process that waits for a hanging server could not be ended.
+/// process that waits for the server could not be ended.
 const TEST_LIMIT: Duration = Duration::from_secs(120);
 
 /// A mounted file system and its directory.
@@ -77,8 +77,8 @@ impl Site {
         self.server().counters()
     }
 
-    /// Waits until the counters satisfy `condition`. Each check sends a request, so the server has
-    /// handled all earlier requests by then.
+    /// Waits until the counters satisfy `condition`. Each check sends a request, so by then the
+    /// server has handled all earlier requests.
     pub(crate) fn wait_for(&self, what: &str, condition: impl Fn(&Counters) -> bool) {
         let begin = Instant::now();
         while !condition(&self.counters()) {
@@ -105,8 +105,8 @@ impl Drop for Site {
 impl Folder {
     pub(crate) fn new() -> Folder {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        // ORDERING: Relaxed. Two directories must get different numbers, which any atomic addition
-        // ensures.
+        // ORDERING: Relaxed. The numbers must only be different, and the atomic addition ensures
+        // that.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("corewalk-fuse-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
@@ -121,8 +121,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // Ignore an error: if a file system is still mounted on the directory, the directory must
-        // stay.
+        // Ignore an error: a directory on which a file system is still mounted must stay.
         let _ = std::fs::remove_dir(&self.0);
     }
 }
@@ -142,8 +141,8 @@ fn watch(mount: &Mount) -> Sender<()> {
     thread::spawn(move || {
         if ended.recv_timeout(TEST_LIMIT) == Err(RecvTimeoutError::Timeout) {
             eprintln!("a test hangs on {}", point.path().display());
-            // Force the unmount, so that all waiting calls fail. Otherwise a thread that waits in
-            // such a call would keep this process, and with it the connection, for ever.
+            // Force the unmount, so that all waiting calls fail. Otherwise a thread in such a call
+            // would keep this process, and with it the connection, alive for ever.
             let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
             let _ = rustix::mount::unmount(point.path(), flags);
             std::process::exit(101);

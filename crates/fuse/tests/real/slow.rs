@@ -53,8 +53,8 @@ fn slow_lookups_run_side_by_side() {
 }
 
 /// Trap P7: a slow rename of a directory must not delay requests below the directory. The rename
-/// takes 3 s, and meanwhile files below are used. The best of three runs counts, since the machine
-/// may be busy.
+/// takes 3 s, and meanwhile the test uses files below. The best of three runs counts, since the
+/// machine may be busy.
 #[test]
 fn slow_rename_of_a_directory_delays_nothing_below_it() {
     let (began, has_begun) = channel();
@@ -109,7 +109,7 @@ fn longest_below_a_rename(
         longest = longest.max(begin.elapsed());
         answers.push((length.ok(), stat.err()));
     }
-    // Assert only after the thread has ended. If the test panicked while a call of the thread waits
+    // Assert only after the renaming thread has ended. If the test panicked while that thread waits
     // for the server, the test would never end.
     let was_quick = renaming.is_finished();
     renaming.join().expect("the thread ends without a panic").expect("rename the folder");
@@ -118,8 +118,8 @@ fn longest_below_a_rename(
     longest
 }
 
-/// If fsyncs of a file and of a directory wait, the mount must still serve other requests. It has
-/// only one thread that reads requests.
+/// If the fsyncs of a file and of a directory wait, the mount must still serve other requests with
+/// its only reading thread.
 #[test]
 fn waiting_fsync_delays_no_other_request() {
     let (began, has_begun) = channel();
@@ -135,7 +135,7 @@ fn waiting_fsync_delays_no_other_request() {
     });
     let Some(site) = Site::with_threads(Arc::new(fs), Options::exclusive(), 1) else { return };
     let file = fs::File::create(site.path("file")).expect("create the file");
-    // Use a file and a directory, because two fsyncs of one inode would wait for each other: the
+    // Sync a file and a directory. Two fsyncs of one inode would wait for each other, because the
     // kernel locks the inode.
     fs::create_dir(site.path("dir")).expect("make the folder");
     let dir = fs::File::open(site.path("dir")).expect("open the file");
@@ -161,8 +161,8 @@ fn waiting_fsync_delays_no_other_request() {
 fn fsync_that_panics_fails_and_the_next_one_does_not() {
     let is_first = AtomicBool::new(true);
     let fs = Hooked::new(move |what, _| {
-        // ORDERING: Relaxed. The test makes one request after the other, so the kernel orders these
-        // accesses.
+        // ORDERING: Relaxed. The test makes its requests one after the other, so the kernel orders
+        // these accesses.
         if what == "fsync" && is_first.swap(false, Ordering::Relaxed) {
             panic!("the back end panics, as it should");
         }

@@ -95,9 +95,9 @@ fn directly(root: &Path, op: Op) -> Result<(), Errno> {
     result.map_err(|error: io::Error| Errno::from_io_error(&error).expect("the error has an errno"))
 }
 
-/// Returns true if two errors apply to a call, and the namespace returns one of them but the host
-/// the other. Both results are right. In a mount, the kernel makes these checks in its own order
-/// before a call reaches the namespace.
+/// Returns true if the namespace and the host return different errors, both of which apply to the
+/// call. Both results are right. In a mount, the kernel makes these checks in its own order before
+/// a call reaches the namespace.
 fn is_order_of_checks(op: Op, mine: Result<(), Errno>, right: Result<(), Errno>) -> bool {
     let both = (mine.err(), right.err());
     match op {
@@ -106,8 +106,7 @@ fn is_order_of_checks(op: Op, mine: Result<(), Errno>, right: Result<(), Errno>)
     }
 }
 
-/// Returns the tree below a directory. For each path it has the file type, the link count and the
-/// size.
+/// Returns the file type, the link count and the size of each path below a directory.
 fn collect_tree(root: &Path) -> BTreeMap<String, (u32, u64, u64)> {
     let (mut found, mut left) = (BTreeMap::new(), vec![root.to_path_buf()]);
     while let Some(dir) = left.pop() {
@@ -125,7 +124,7 @@ fn collect_tree(root: &Path) -> BTreeMap<String, (u32, u64, u64)> {
     found
 }
 
-/// In random sequences of calls, each call must have the result that the host gives.
+/// Each of many random calls on the namespace must have the same result as on the host.
 #[test]
 fn random_calls_have_the_results_of_the_host() {
     let seed = Seed::choose();

@@ -56,8 +56,8 @@ fn directory_replaced_by_a_link_leads_nowhere() {
     assert!(!outside.join("made").exists());
 }
 
-/// If a file is replaced by another one with the same name, calls must not use the new file (H.1).
-/// A lookup must then find the new file.
+/// If the host replaces a file by another one of the same name, calls on the old inode must not
+/// reach the new file (H.1). A lookup must then find the new file.
 #[test]
 fn file_replaced_on_the_host_is_stale_and_then_found() {
     let dir = TempDir::new();
@@ -75,7 +75,7 @@ fn file_replaced_on_the_host_is_stale_and_then_found() {
     assert_eq!(&buf, b"new");
 }
 
-/// A file must be found by its other name after the host removes the name that was looked up last.
+/// A file must be found by its remaining name after the host has removed its last looked-up name.
 /// First the host renames the file to another name and back, with a lookup in between. Later it
 /// removes the newer of two names.
 #[test]
@@ -113,9 +113,8 @@ fn file_is_found_by_the_name_that_remains_on_the_host() {
     assert_eq!(vfs.getattr(&held).err(), Some(Errno::STALE));
 }
 
-/// Trap T20: a write by path must never reach a file outside of the root, even if that file gets
-/// the same path. Meanwhile the host moves a directory above the written file out of the root and
-/// back.
+/// Trap T20: a write by path must never reach a file outside of the root. Meanwhile the host moves
+/// a directory of the path out of the root and back, and puts a link to the outside in its place.
 #[test]
 fn directory_moved_out_and_back_leads_to_no_file_outside() {
     let _watchdog = Watchdog::start("moved out and back", Duration::from_secs(120));

@@ -18,8 +18,8 @@ pub(crate) struct TempDir(PathBuf);
 impl TempDir {
     pub(crate) fn new() -> TempDir {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        // ORDERING: Relaxed. Two directories must get different numbers, which any atomic addition
-        // ensures.
+        // ORDERING: Relaxed. The numbers must only be different, and the atomic addition ensures
+        // that.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("corewalk-hostfs-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
@@ -65,7 +65,7 @@ pub(crate) fn walk<'v>(vfs: &'v Vfs, path: &str) -> Result<InodeRef<'v>, Errno> 
     Ok(vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::empty())?.inode())
 }
 
-/// Resolves `path` as system calls do. Returns its parent directory and its last component.
+/// Resolves `path` as system calls do, to its parent directory and its last component.
 fn parent<'v, 'p>(vfs: &'v Vfs, path: &'p str) -> Result<(InodeRef<'v>, Name<'p>), Errno> {
     let path = path.trim_end_matches('/');
     let (dir, last) = path.rsplit_once('/').unwrap_or((".", path));
@@ -105,7 +105,8 @@ pub(crate) fn link(vfs: &Vfs, from: &str, to: &str) -> Result<(), Errno> {
     vfs.link(&Cred::root(), &file, &dir, last).map(drop)
 }
 
-/// Returns the sorted names in a directory. Each call of `readdir` takes at most `reply` entries.
+/// Returns the sorted names in a directory, which it reads with `readdir` calls of at most `reply`
+/// entries.
 pub(crate) fn list(vfs: &Vfs, path: &str, reply: usize) -> Result<Vec<String>, Errno> {
     let dir = walk(vfs, path)?;
     let (mut names, mut at) = (Vec::new(), Some(0));

@@ -99,11 +99,12 @@ fn open_files_of_one_client_leave_descriptors_to_all_calls() {
     };
     assert_eq!(refused, Errno::NFILE);
     assert!(opened.len() >= 8, "{} files are open", opened.len());
-    // If a file cannot be opened, it must not be created either.
+    // If a new file cannot be opened (`ENFILE`), it must not be created either.
     let made_open = Make::new(S_IFREG | 0o644, 0, 0).with_open(OFlags::RDWR.bits());
     assert_eq!(vfs.make(&cred, &vfs.root(), name("o"), made_open).err(), Some(Errno::NFILE));
     assert!(!tree.join("o").exists());
-    // The cache does not have these directories yet. So each call needs new descriptors.
+    // The cache has not seen the directories from `d50` on. So each call on them needs new
+    // descriptors.
     for i in 50..100 {
         let path = |name: &str| format!("d{i}/{name}");
         assert_eq!(list(&vfs, &format!("d{i}"), 100), Ok(vec!["f".to_owned(), "sub".to_owned()]));

@@ -47,8 +47,8 @@ fn truncation_that_fails_changes_nothing() {
     let dir = TempDir::new();
     let vfs = over(dir.path());
     let path = dir.join("cat");
-    // Let `cp` write the program. If this process wrote it, a child process of another test could
-    // inherit the descriptor for writing. Then the program could not be started (`ETXTBSY`).
+    // Let `cp` write the program. A descriptor for writing in this process could leak into a child
+    // process of another test. Then the program could not be started (`ETXTBSY`).
     assert!(Command::new("cp").arg("/bin/cat").arg(&path).status().unwrap().success());
     let program = walk(&vfs, "cat").unwrap();
     let changed = || {
@@ -67,7 +67,7 @@ fn truncation_that_fails_changes_nothing() {
     assert!(running.wait().unwrap().success());
     assert_eq!(truncate(u64::MAX), Some(Errno::INVAL));
     assert_eq!(changed(), before);
-    // The call changes the mode before the size. After the failed truncation, the old mode must be
+    // `setattr` changes the mode before the size. After the failed truncation, the old mode must be
     // restored.
     let set = SetAttr::default().with_size(u64::MAX).with_mode(0o600);
     assert_eq!(vfs.setattr(&Cred::root(), &program, &set).err(), Some(Errno::INVAL));
@@ -170,8 +170,8 @@ fn permission_follows_changes_of_an_acl() {
         assert_eq!(vfs.access(&user, &f, May::READ), Err(Errno::ACCESS));
         assert_eq!(vfs.getxattr(&cred, &f, XATTR_ACCESS), Err(Errno::NODATA));
     }
-    // If another namespace sets an ACL, and this namespace is notified, then this namespace must
-    // check permissions by the ACL.
+    // The first namespace must check permissions by an ACL that a second one has set, as soon as it
+    // is notified.
     let again = over(dir.path());
     let same = walk(&again, "f").unwrap();
     again.setxattr(&cred, &same, XATTR_ACCESS, &acl.to_xattr(), XattrMode::Set).unwrap();
@@ -193,7 +193,8 @@ fn data_is_read_and_written_with_and_without_a_handle() {
     assert_eq!(vfs.read(&f, handle, 0, &mut buf), Ok(14));
     assert_eq!(&buf[..14], b"\0\0\0withoutwith");
     vfs.fsync(&f, handle, Fsync::All).unwrap();
-    // Writes with a read-only handle must succeed too, because a writeback cache makes them.
+    // Writes with a read-only handle must succeed, because a writeback cache of a client makes
+    // them.
     let reader = vfs.open(&cred, &f, 0, May::READ).unwrap();
     assert_eq!(vfs.write(&cred, &f, reader, 0, b"abc"), Ok(3));
     // An append must go to the end of the file on the host. The offset that the client sends may be
@@ -266,7 +267,7 @@ fn extended_attributes_and_acls_are_those_of_the_host() {
     vfs.setxattr(&cred, &f, XATTR_ACCESS, &acl.to_xattr(), XattrMode::Set).unwrap();
     let mode = fs::metadata(dir.join("f")).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode, 0o640, "the group bits show the mask");
-    // Another namespace, which has not cached the file, must find the ACL too.
+    // A second namespace, which has not cached the file, must find the ACL too.
     let again = over(dir.path());
     let f = walk(&again, "f").unwrap();
     assert!(again.access(&Cred::user(1000, 1000, &[]), &f, May::READ).is_ok());

@@ -64,8 +64,8 @@ fn held_directory_renamed_on_the_host_is_found_by_its_handle() {
     assert_eq!(names, ["file", "new", "sub"]);
 }
 
-/// A directory in use that is moved out of the root must be refused as stale. Its handle still
-/// leads to it on the host, because a handle reaches any file of the host's file system.
+/// A directory in use that another program moves out of the root must be refused as stale. Its
+/// handle alone would still open it, because a handle reaches any file of the host's file system.
 #[test]
 fn held_directory_moved_out_of_the_root_is_stale() {
     let dir = TempDir::new();
@@ -73,8 +73,8 @@ fn held_directory_moved_out_of_the_root_is_stale() {
         return;
     }
     fs::create_dir_all(dir.join("root/held/sub")).unwrap();
-    // The path of this directory begins like the path of the root, but without a `/` after it. So
-    // the directory is not beneath the root.
+    // The path of this outside directory starts with the path of the root, but continues without a
+    // `/`. So a plain comparison of prefixes would accept it.
     fs::create_dir(dir.join("rootless")).unwrap();
     let vfs = with_options(&dir.join("root"), none_kept());
     let (held, sub) = (walk(&vfs, "/held").unwrap(), walk(&vfs, "/held/sub").unwrap());

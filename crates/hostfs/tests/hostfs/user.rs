@@ -16,7 +16,7 @@ use crate::fixtures::{TempDir, name, over};
 /// The user ID and group ID of a user without rights (65534).
 const OTHER_ID: u32 = 65534;
 
-/// Makes a directory that belongs to a user without rights. Calls `call` with it on a thread that
+/// Makes a directory that belongs to an unprivileged user. Calls `call` with it on a thread that
 /// has that user's credentials.
 fn as_user(call: impl FnOnce(&Path) + Send) {
     as_user_with(|_| {}, call);
@@ -45,8 +45,8 @@ fn as_user_with(prepare: impl FnOnce(&Path), call: impl FnOnce(&Path) + Send) {
     });
 }
 
-/// If a user truncates another user's file, the host must clear set-user-ID and set-group-ID, which
-/// the user may not change.
+/// If a user truncates another user's file, the host must clear its set-user-ID and set-group-ID
+/// bits. The user could not clear them with chmod(2).
 #[test]
 fn file_of_another_user_is_truncated_and_loses_set_user_id() {
     if !has_root() {
@@ -64,7 +64,7 @@ fn file_of_another_user_is_truncated_and_loses_set_user_id() {
         let set = SetAttr::default().with_size(0);
         let attr = vfs.setattr(&user, &file, &set).unwrap();
         assert_eq!((attr.size, attr.mode & 0o7777), (0, 0o775));
-        // The user must not be able to change the mode, because only the owner may.
+        // The user may not change the mode itself, because only the owner may.
         let set = SetAttr::default().with_size(0).with_mode(0o600);
         assert_eq!(vfs.setattr(&Cred::root(), &file, &set), Err(Errno::PERM));
     });
@@ -89,8 +89,8 @@ fn open_file_is_truncated_without_the_right_to_reopen_it() {
         };
         assert_eq!(truncate(8192), Ok(8192));
         assert_eq!(std::fs::metadata(path.join("f")).unwrap().len(), 8192);
-        // The writer is closed now. The file is still open for reading, but that descriptor cannot
-        // truncate it.
+        // The descriptor for writing is closed now. The remaining descriptor is for reading and
+        // cannot truncate the file.
         vfs.release(&file, writer);
         assert!(reader.is_ok());
         assert_eq!(truncate(0), Err(Errno::ACCESS));

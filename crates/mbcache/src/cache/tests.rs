@@ -127,8 +127,8 @@ fn full_cache_drops_what_was_not_used_and_keeps_as_many_as_it_says() {
     assert!((most / 2..most * 9 / 10).contains(&kept), "{kept} of {most}");
 }
 
-/// Even values prefer one slot of each line, and odd values the other. In all cases three quarters
-/// of the slots must get used.
+/// Even values prefer one slot of each line, and odd values the other. Whether the values are even,
+/// odd or mixed, the cache must use about three quarters of all slots.
 #[test]
 fn full_cache_uses_three_quarters_of_its_slots_whatever_the_values_are() {
     for (factor, first) in [(1, 0), (2, 0), (2, 1)] {
@@ -150,7 +150,7 @@ fn full_cache_whose_entries_are_all_held_takes_no_more() {
             break error;
         }
         // All older entries have handles. So reclaim in `create` may only drop the newest entry,
-        // which gets its handle here.
+        // which gets its handle only now.
         held.extend(cache.find_first(value));
     };
     assert_eq!((full, held.len()), (CreateError::Full, 180), "each slot has an entry");
@@ -228,8 +228,8 @@ fn values_of_a_key_come_without_those_of_others() {
     }
 }
 
-/// I.1: the reach of a home line must grow with the entries of its keys. After they have ended, the
-/// reach must shrink when new entries are created.
+/// Invariant I.1: the reach of a home line must grow with the entries of its keys. After they have
+/// ended, the reach must shrink when new entries are created.
 #[test]
 fn home_reaches_as_far_as_its_entries_stand() {
     let cache = cache(30);
@@ -268,7 +268,8 @@ fn loop_that_deletes_what_it_meets_ends() {
     assert_eq!(met, 20);
 }
 
-/// Control of T40: a loop that starts again from the first entry after each deletion must not end.
+/// Control of trap T40: a loop that starts again from the first entry after each deletion must not
+/// end.
 #[test]
 fn control_loop_that_begins_anew_does_not_end() {
     let cache = cache(100);
@@ -306,8 +307,8 @@ fn entries_that_were_used_survive_a_scan() {
     assert_eq!(cache.scan(u64::MAX), 50);
 }
 
-/// Control of T37: `find_first` does not set the referenced bit, so a scan must drop entries that
-/// were only found.
+/// Control of trap T37: `find_first` does not set the referenced bit, so a scan must drop entries
+/// that were only found.
 #[test]
 fn control_entries_that_were_only_looked_at_are_dropped() {
     let cache = cache(1_000);
@@ -400,7 +401,7 @@ fn find_among_any_number_of_full_values_looks_at_one_line() {
     }
 }
 
-/// Control of T39: full values with a handle stay in the index, so a search must examine them.
+/// Control of trap T39: full values with a handle stay in the index, so a search must examine them.
 #[test]
 fn control_find_looks_at_full_values_that_stay() {
     let cache = cache(2_000);

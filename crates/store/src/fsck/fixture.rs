@@ -37,7 +37,7 @@ pub(super) fn store(name: &str) -> PathBuf {
     path
 }
 
-/// Opens the database of the store in `path`. Returns its device as well.
+/// Opens the database of the store in `path`. Returns the device of the database, too.
 pub(super) fn database_of(path: &Path) -> (Arc<dyn Device>, Database) {
     let file = std::fs::File::options().read(true).write(true).open(path.join("meta")).unwrap();
     let device: Arc<dyn Device> = Arc::new(FileDevice::new(file).unwrap());

@@ -89,8 +89,8 @@ fn directory_that_counts_no_subdirectories_loses_none() {
         let made = store.make(root(), name("sub"), &Make::new(0o040_755, 0, 0)).unwrap();
         let sub = Node::detached(made.ino, made.kind());
         store.rename((root(), name("x")), (sub, name("dir")), RenameMode::Replace).unwrap();
-        // The stored count of the root says again that it has no subdirectory. So `sub` cannot be
-        // moved out of the root. `sub` is not empty, since it contains the moved directory.
+        // By its stored count, the root again has no subdirectory, so `sub` cannot be moved out of
+        // it. `sub` cannot be removed either, since it contains the moved directory.
         let renamed = store.rename((root(), name("sub")), (dir(), name("x")), RenameMode::Replace);
         assert_eq!(
             (renamed, store.remove(root(), name("sub"), sub)),
@@ -155,8 +155,8 @@ fn entry_of_another_kind_than_its_inode_stays() {
     try_with("as-file", directory_as_file, run((root(), "dir"), dir()), &findings);
 }
 
-/// A mount must refuse a store with an invalid number and change nothing. Otherwise the next number
-/// after the largest one could be 0, or the number of the root.
+/// A mount must refuse a store with an invalid number of an inode or attribute block, and change
+/// nothing. Otherwise the number after the largest one could be 0, or the number of the root.
 #[test]
 fn numbers_that_nothing_has_are_refused() {
     for kind in [Kind::Orphan, Kind::Inode, Kind::XattrUsers] {

@@ -126,7 +126,7 @@ fn targets_with_wrong_lengths_are_found() {
     assert_eq!(found("no-target", file_as(0o100_644, 6, b"target")), [Target(3)]);
 }
 
-/// A count must be a finding even if the sum of the counts overflows.
+/// A check must report damaged numbers of a record even if a sum of such numbers overflows.
 #[test]
 fn numbers_that_overflow_are_found() {
     use Finding::*;
@@ -165,8 +165,8 @@ fn wrong_names_are_found() {
     assert!(got.contains(&Unreachable(2)) && got.contains(&Unreachable(3)), "{got:?}");
 }
 
-/// The stored count of users of a block is too small. Nevertheless the space of the block must be
-/// freed only once.
+/// If the stored count of users of an attribute block is too small, the space of the block must
+/// still be freed only once.
 #[test]
 fn damaged_count_of_users_gives_no_room_twice() {
     let path = store("twice-left");
@@ -193,8 +193,7 @@ fn damaged_count_of_users_gives_no_room_twice() {
     database.write(&[(key, Some(users.into()))]).unwrap();
     drop(database);
     let opened = Store::open(&path, &options).unwrap();
-    // Set the attributes that each inode already has. That makes each inode load its attribute
-    // block.
+    // Set the attributes that each inode already has, so that each inode loads its attribute block.
     for node in [file, others[0], others[1], others[2]] {
         opened.setxattr(node, b"user.a", b"1", XattrMode::Set).unwrap();
     }

@@ -75,8 +75,8 @@ impl Journal {
         if is_committed {
             return self.check();
         }
-        // J.6: a commit sets `has_logged_data` before it reads data for the log. If the flag is not
-        // set here, a later commit reads for the log at least the data that this sync writes.
+        // Guarantee J.6: a commit sets `has_logged_data` before it reads file data for the log. If
+        // the flag is not set yet, each later commit logs data at least as new as this sync writes.
         if self.dirty.is_large() && !has_logged_data {
             return self.sync_data_once().map_err(|_| Errno::IO);
         }
@@ -269,7 +269,7 @@ impl Journal {
         let ranges = match &frozen.written {
             Some(ranges) => {
                 // Set the flag before any byte is read for the log. Otherwise `sync_data` could
-                // sync newer data, and a replay would put older bytes over it (J.6).
+                // sync newer data, and a replay would put older bytes over it (guarantee J.6).
                 self.state.lock().has_logged_data |= !ranges.is_empty();
                 &ranges[..]
             }
@@ -306,8 +306,8 @@ impl Journal {
     fn keep_logged(&self, frozen: &Frozen) {
         let logged = frozen.all();
         for shard in &self.barrier {
-            // Change one shard after the other. A reader finds the same records in a changed and in
-            // an unchanged shard, because the new logged layer has the records of both layers.
+            // Change the view of one shard after the other. Meanwhile a reader finds the same
+            // records in each view, because the new logged layer has the records of both layers.
             let mut view = shard.write();
             view.logged = Some(logged.clone());
             view.frozen = None;
@@ -327,9 +327,9 @@ impl Journal {
         log.restart();
         drop(log);
         for shard in &self.barrier {
-            // Change one shard after the other. A reader finds the same records in a changed and in
-            // an unchanged shard, because the new snapshot has all records of the layers that it
-            // replaces.
+            // Change the view of one shard after the other. Meanwhile a reader finds the same
+            // records in each view, because the new snapshot has all records of the frozen and the
+            // logged layer.
             let mut view = shard.write();
             view.base = base.clone();
             (view.frozen, view.logged) = (None, None);
@@ -430,7 +430,7 @@ struct Turn<'a> {
 /// The outcome of a turn.
 enum Done {
     Nothing,
-    /// All transactions up to this one are in the log. With `Goal::InDatabase`, all of them are in
+    /// All transactions up to this id are in the log. With `Goal::InDatabase`, all of them are in
     /// the database.
     To(u64, Goal),
 }

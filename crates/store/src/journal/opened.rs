@@ -46,7 +46,8 @@ impl Opened {
         Opened { device, cache_bytes, database: Some(database), generation, loss }
     }
 
-    /// Returns true if confirmed data may be lost. Then the database may not be used (O.1, O.2).
+    /// Returns true if confirmed data may be lost. Then the database may not be used (invariants
+    /// O.1 and O.2).
     pub(super) fn is_lost(&self) -> bool {
         self.loss.is_noted()
     }

@@ -2,9 +2,9 @@
 //! not lose an entry whose bytes are unchanged.
 //!
 //! A test writes logs of three generations and changes that of the middle one. It changes bits,
-//! blocks and the length of the log. It also copies blocks of the other two logs and end marks of
-//! all three into it. The expected result follows from the entries that are unchanged. The test
-//! finds these by comparing bytes, so it depends on no code of the reader.
+//! blocks and the length of that log. It also copies blocks of the other two logs and end marks of
+//! all three into that log. The expected result follows from the entries that are unchanged. The
+//! test finds these by comparing bytes, so it depends on no code of the reader.
 //!
 //! The log of a closed store is changed too, at random and byte by byte, and also with a block that
 //! cannot be read. Then the end marks decide whether that block may have held an entry.
@@ -326,9 +326,8 @@ fn log_that_is_changed_at_random_is_read_as_far_as_it_is_whole_or_refused() {
     assert!(seen.iter().all(|&count| count > 500), "{seen:?}");
 }
 
-/// A reader of a log with an unreadable block must have one of three results. Either an end mark
-/// says that the log is empty, or the mount fails. It fails because of the block, or because the
-/// database is too old.
+/// A mount whose log has an unreadable block must have one of three results. An end mark says that
+/// the log is empty. Or the mount fails, because of the block or because the database is too old.
 #[test]
 fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_has_nothing() {
     let mut seen = [0_u32; 3];

@@ -54,7 +54,7 @@ pub(crate) struct Contents {
     pub(super) entries: u64,
     /// True if the log has no valid entry, and has a block that cannot be read.
     pub(super) is_unreadable: bool,
-    /// The records that a mount needs. The values of inodes are left out.
+    /// The records of the log that a mount needs. For records of inodes only the keys are kept.
     pub(crate) changes: Changes,
     /// The end of the file data in the log, as an offset in bytes on the data device.
     pub(crate) data_end: u64,
@@ -107,8 +107,8 @@ pub(crate) fn replay(
             database.write(&[(Key::SUPER, Some(next.encode().into()))])?;
         }
         if contents.is_unreadable {
-            // Ignore an error. It leaves the log as it is, with the end mark that says that the log
-            // is empty.
+            // Ignore an error of the truncation. The log then keeps the end mark that says that the
+            // log is empty.
             let _ = devices.log.set_len(0);
         }
         return Ok(next);
@@ -318,8 +318,8 @@ mod tests {
     use crate::mount::read_super;
     use crate::store::{Store, StoreOptions};
 
-    /// An entry with a right hash and an invalid item must be refused by mount and check, and must
-    /// change nothing.
+    /// If an entry of the log has the right hash but an invalid item, mount and check must refuse
+    /// the log and change nothing.
     #[test]
     fn entry_that_is_whole_and_makes_no_sense_is_an_error_of_its_own() {
         let path = std::env::temp_dir().join(format!("store-replay-{}", std::process::id()));
@@ -333,8 +333,8 @@ mod tests {
         let database = Database::open(&device("meta"), 1 << 20).unwrap();
         let superblock = read_super(&database.snapshot().unwrap()).unwrap();
         drop(database);
-        // The first entry has an unknown item, the second an unknown kind of record, and the third
-        // a truncated value.
+        // The first entry has an item of an unknown kind, the second a record of an unknown kind,
+        // and the third a truncated value.
         let unknown = [9, 9, 9].to_vec();
         let kind = [&[REMOVED], &[77; KEY_BYTES][..]].concat();
         let cut =

@@ -87,8 +87,8 @@ fn store_that_was_mounted_again_is_refused_for_an_unreadable_block() {
 fn older_database_of_a_closed_store_is_refused() {
     let (disks, before) = closed();
     let older = disks.contents()[META].clone();
-    // A mount and a close without changes do not increment the generation. So the database from
-    // before them still fits the log.
+    // A mount and a close without changes do not increment the generation. So a copy of the
+    // database from before that mount still fits the log.
     drop(disks.open(&quiet()));
     let mut same = disks.contents();
     same[META] = older.clone();
@@ -118,7 +118,7 @@ fn older_database_of_a_closed_store_is_refused() {
     }
 }
 
-/// A check must repair an unclosed database and replay the log in memory only.
+/// A check must repair an unclosed database and replay the log in memory, and change no device.
 #[test]
 fn check_of_a_killed_store_changes_no_byte() {
     let disks = Disks::new();

@@ -76,8 +76,8 @@ fn failed_sync_of_data_is_heard_by_those_who_wait() {
     }
 }
 
-/// Makes the next sync of one device wait and then fail. With `is_log` it is the log, otherwise the
-/// data device.
+/// Tests a sync that waits and then fails, while other threads wait for it. It is a sync of the log
+/// if `is_log` is true, otherwise of the data device.
 fn sync_that_fails(is_log: bool) {
     let disks = Disks::new();
     let mut devices = disks.devices();

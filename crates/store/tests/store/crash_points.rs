@@ -1,14 +1,14 @@
 //! Tests with a crash after every write: the store must then be in the state of a commit.
 //!
-//! A bounded load runs on devices that log every write and sync. For each of many crash points, the
-//! devices are rebuilt as a crash could leave them. Each device has all writes before its last
+//! A bounded workload runs on devices that log every write and sync. For each of many crash points,
+//! the devices are rebuilt as a crash could leave them. Each device has all writes before its last
 //! sync. Each later write is present, missing or torn, at random. Then the store is checked and
 //! mounted. Its tree must be that of the last fsync that had returned, or of the one in progress.
 //!
 //! Each write fills its range with a byte value of its own, so a test can tell which write a byte
 //! comes from. A byte may be the one at the last sync, or that of a later write to the same file.
 //! It may be 0 after a later truncation or punch. Older bytes, and bytes of other files, are
-//! errors. The load makes small and large writes, so that commits alternate between log and
+//! errors. The workload makes small and large writes, so that commits alternate between log and
 //! database. It truncates, extends, reserves, punches and moves blocks. In between, the store is
 //! closed and mounted again.
 //!
@@ -33,18 +33,18 @@ use crate::differential::{Leaf, Tree, tree};
 use crate::log_fails::add;
 use crate::memory::{Disks, Step, quiet};
 
-/// Number of times that the load syncs the store.
+/// Number of times that the workload syncs the store.
 const EPOCHS: usize = 60;
-/// Number of mounts in the load.
+/// Number of mounts in the workload.
 const MOUNTS: usize = 3;
 /// Maximum number of operations between two syncs.
 const STEPS: u64 = 12;
-/// Minimum number of crash points that are tried per load. A load with more writes and syncs has
-/// more points.
+/// Minimum number of crash points that are tried per workload. A workload with more writes and
+/// syncs has more points.
 const POINTS: usize = 400;
 /// Distance between successively tried crash points; a prime number.
 const STRIDE: usize = 7919;
-/// The index of each device of a store in the list of devices: database, data and log.
+/// The indexes of a store's devices in the list of devices: database, data and log.
 const META: usize = 0;
 const DATA: usize = 1;
 const LOG: usize = 3;
@@ -189,7 +189,7 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
     }
 }
 
-/// Runs the load. Returns the log of device calls and the confirmed states.
+/// Runs the workload. Returns the log of device calls and the confirmed states.
 fn load(disks: &Disks, seed: Seed, is_shared: bool) -> (Vec<Step>, Vec<Confirmed>) {
     disks.shared.lock().log = Some(Vec::new());
     let mut options = quiet();
@@ -328,8 +328,8 @@ fn judge(
     let stats = store.stats();
     drop(store);
     let report = fsck_devices(&disks.devices()).map_err(|error| error.to_string())?;
-    // The counts of the mount must include the records in the log. Each attribute set of the load
-    // takes one block.
+    // The counts of the mount must include the records in the log. Each attribute set of the
+    // workload takes one block.
     let counted = (stats.inodes, stats.blocks, stats.xattr_blocks, stats.xattr_users);
     let blocks = report.blocks + report.xattr_blocks;
     let is_counted = counted == (report.inodes, blocks, report.xattr_blocks, report.xattr_users);
@@ -342,12 +342,12 @@ fn judge(
     }
 }
 
-/// Tries crash points in all parts of the load. Returns the first error.
+/// Tries crash points in all parts of the workload. Returns the first error.
 fn try_points(log: &[Step], confirmed: &[Confirmed], seed: u64, count: usize) -> Option<String> {
     try_points_of(&|point| log[..point].to_vec(), log.len(), confirmed, seed, count)
 }
 
-/// Tries crash points like `try_points`. The load has made `len` calls on the devices. `steps`
+/// Tries crash points like `try_points`. The workload has made `len` calls on the devices. `steps`
 /// returns the calls before a crash point.
 fn try_points_of(
     steps: &dyn Fn(usize) -> Vec<Step>,
@@ -370,7 +370,7 @@ fn try_points_of(
 }
 
 /// A crash after any write or sync must keep all confirmed changes. The test tries a thousand
-/// points or more in each of three loads.
+/// points or more in each of three workloads.
 #[test]
 fn crash_at_any_write_keeps_confirmed_changes() {
     let mut places = 0;
@@ -528,17 +528,18 @@ fn control_lost_byte_is_not_allowed() {
             }
         }
     }
-    // Check that this control can fail: `is_like` must allow only few of the 256 byte values.
+    // `told` counts rejected and accepted bytes. `is_like` must allow only few of the 256 byte
+    // values.
     assert!(told[0] > 100 * told[1] && told[1] > 100, "{told:?}");
 }
 
-/// Omits the syncs of some devices from the load. Returns the error that the crash points then
-/// show.
+/// Omits the syncs of some devices from the calls of the workload. Returns the first error that
+/// crashes then show.
 fn without_syncs(devices: &[usize]) -> String {
     let (mut log, confirmed) = load(&Disks::new(), Seed(1), true);
     let first = confirmed[0].at;
     for step in &mut log[first..] {
-        // Replace the call instead of removing it, so that the other calls keep their indexes.
+        // Replace the sync instead of removing it, so that the other calls keep their indexes.
         if matches!(step, Step::Sync { device } if devices.contains(device)) {
             *step = Step::Sync { device: 9 };
         }
@@ -561,9 +562,9 @@ fn control_database_and_log_that_are_not_synced_are_caught() {
     println!("{}", without_syncs(&[LOG]));
 }
 
-/// J.4: if blocks are reused before the commit that frees them, a crash shows bytes of another
-/// file. The tests must notice that. This control moves writes of file data that follow a sync
-/// before that sync.
+/// Control of guarantee J.4: if blocks are reused before the commit that frees them, a crash shows
+/// bytes of another file. The crash tests must notice that. To reuse blocks too early, the control
+/// moves writes of file data before the preceding sync.
 #[test]
 fn control_blocks_that_are_given_out_early_are_caught() {
     let (log, confirmed) = load(&Disks::new(), Seed(1), true);
@@ -574,7 +575,7 @@ fn control_blocks_that_are_given_out_early_are_caught() {
         let is_data = |step: &&Step| matches!(step, Step::Write { device: DATA, .. });
         log[..point].iter().chain(later.iter().filter(is_data)).cloned().collect()
     };
-    // The 400 crash points of one seed do not always include an error, so try several seeds.
+    // The 400 crash points of one seed do not always show the error, so try several seeds.
     let wrong = (1..9)
         .find_map(|seed| try_points_of(&overtaken, log.len(), &confirmed, seed, 400))
         .expect("an error");

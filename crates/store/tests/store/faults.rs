@@ -208,7 +208,7 @@ fn failing_writes_are_eio_then_read_only() {
 }
 
 /// If a file cannot be freed because reads fail, it must be freed later. The store must stay
-/// writable meanwhile (S.3).
+/// writable meanwhile (guarantee S.3).
 #[test]
 fn forgets_while_reads_fail_are_done_later() {
     let disks = Disks::new();
@@ -265,7 +265,7 @@ fn fsync_of_what_is_durable_costs_nothing() {
     assert_eq!((syncs() - start, store.stats().commits - commits), (2, 2));
     assert_eq!(store.stats().logged_commits, 2);
     // A write that is too large for the log goes to the data device. The log has older data for the
-    // same blocks, so the commit must also make the log void (J.6).
+    // same blocks, so the commit must also make the log void (guarantee J.6).
     store.write(file, 0, 0, &[6; 200_000]).unwrap();
     store.fsync(file, 0, false).unwrap();
     assert_eq!((syncs() - start, store.stats().logged_commits), (4, 2));
@@ -346,7 +346,8 @@ fn try_rename(is_across: bool, mode: RenameMode, has_target: bool, reads: u64) -
     false
 }
 
-/// J.6: a replay must not write older data from the log over newer data on the data device.
+/// Guarantee J.6: a replay must not write older data from the log over newer data on the data
+/// device.
 #[test]
 fn older_bytes_of_the_log_do_not_come_back() {
     for len in [10_000, 100_000] {
@@ -356,8 +357,8 @@ fn older_bytes_of_the_log_do_not_come_back() {
         store.write(file, 0, 0, &[1; 200_000]).unwrap();
         store.sync().unwrap();
         for byte in 2..9 {
-            // First write bytes that go to the log, then bytes for the same place that go directly
-            // to the data device.
+            // First write bytes that go to the log. Then overwrite a part of them; the longer write
+            // goes directly to the data device.
             store.write(file, 0, 0, &[byte; 9_000]).unwrap();
             store.fsync(file, 0, true).unwrap();
             store.write(file, 0, 5_000, &vec![byte + 100; len]).unwrap();

@@ -3,8 +3,9 @@
 //! Random damage is always found by a checksum. So these tests change records with redb itself, and
 //! give changed log entries a new hash. That way the check of every field of a record is reached.
 //!
-//! An input is a list of edits of 16 bytes each. An edit consists of a place, a kind of change, and
-//! a number. So an input is short, and still makes the same change if the store is larger.
+//! An input is a list of edits of 16 bytes each. An edit consists of the position of a byte, a kind
+//! of change, and a number. So an input is short, and still makes the same change if the store is
+//! larger.
 //!
 //! Check and mount must neither panic nor hang. A mounted store must answer every call, perhaps
 //! with an error. If the check finds nothing, the mount must succeed and no read may return `EIO`.
@@ -188,8 +189,8 @@ fn with_log(contents: &[Vec<u8>; 4], secret: &hash::Secret, input: &[u8]) -> [Ve
     let mut contents = contents.clone();
     let log = &mut contents[LOG];
     for edit in edits(input) {
-        // Choose the place so that half of the changes are in the header of a block, and the others
-        // anywhere in the block.
+        // Choose the offset so that half of the changes are in the header of a block, and the
+        // others anywhere in the block.
         let at = edit.place % (16 * BLOCK);
         let len = if edit.how & 0x80 == 0 { HEADER } else { BLOCK };
         let mut piece = log[at / BLOCK * BLOCK..][..len].to_vec();

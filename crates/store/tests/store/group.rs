@@ -1,4 +1,4 @@
-//! Crash points in a load of several threads that share commits.
+//! Crash points in a workload of several threads that share commits.
 //!
 //! Each thread changes its own directory and syncs files in it. The test keeps the state of the
 //! directory after each operation. Each operation writes its own byte value. After a crash the
@@ -22,21 +22,21 @@ const THREADS: u64 = 4;
 const STEPS: usize = 60;
 const POINTS: usize = 300;
 
-/// The state of a directory after an operation. `begun_at` and `confirmed_at` are lengths of the
-/// log of device calls: when the operation began, and when an fsync had confirmed it.
+/// The state of a directory after one operation. The log of device calls has length `begun_at` when
+/// the operation begins, and `confirmed_at` when an fsync has confirmed the operation.
 struct State {
     tree: Tree,
     numbers: Numbers,
-    /// The file that the operation wrote, and the byte value that only this operation writes, or 0
-    /// for a truncation.
+    /// The inode number of the written file, and the byte value that only this operation writes.
+    /// The value is 0 for a truncation.
     wrote: Option<(u64, u8)>,
     /// The length of the log of device calls before the operation.
     begun_at: usize,
     confirmed_at: Option<usize>,
 }
 
-/// Changes one file of `dir`. A write writes the byte value `tag`. Returns the file to sync, and
-/// the written file with its byte value.
+/// Makes a random change of one file in `dir`. All bytes that it writes are `tag`. Returns the
+/// inode to sync, and the inode number of the written file with the byte value.
 fn change(
     store: &Store,
     dir: Node<'_>,
@@ -69,8 +69,8 @@ fn change(
     }
 }
 
-/// Runs the load. Returns the log of device calls, the number of calls after which all directories
-/// existed, and the states of each directory.
+/// Runs the workload. Returns the log of device calls, the number of calls after which all
+/// directories existed, and the states of each directory.
 fn load(seed: Seed) -> (Vec<Step>, usize, Vec<Vec<State>>) {
     let disks = Disks::new();
     disks.shared.lock().log = Some(Vec::new());

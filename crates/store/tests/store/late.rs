@@ -190,8 +190,8 @@ fn private_block_is_not_found_when_it_is_read() {
     compare(&steps).unwrap();
 }
 
-/// Control for the test above: before the queued inodes are de-duplicated, each has a block of its
-/// own.
+/// Files that are queued must have private blocks until the commit, and share blocks after it. This
+/// is the control for `private_block_is_not_found_when_it_is_read`.
 #[test]
 fn files_that_change_often_are_shared_at_the_commit() {
     let disks = Disks::new();
@@ -200,8 +200,8 @@ fn files_that_change_often_are_shared_at_the_commit() {
     queue_all(&store, &nodes, |number| number % 2);
     let stats = store.stats();
     assert_eq!((stats.xattr_waiting, stats.xattr_blocks, stats.xattr_users), (20, 20, 20));
-    // Drop the store as a crash would do. The transaction is not committed, so none of its blocks
-    // exists afterwards.
+    // Check the store as a crash would leave it. The transaction is not committed, so none of its
+    // blocks exists.
     assert_eq!(fsck_devices(&disks.killed().devices()).unwrap().xattr_blocks, 0);
     store.fsync(nodes[3], 0, false).unwrap();
     let stats = store.stats();
@@ -213,9 +213,8 @@ fn files_that_change_often_are_shared_at_the_commit() {
     assert_eq!((store.stats().xattr_waiting, store.stats().xattr_blocks), (0, 2));
 }
 
-/// The second change in a transaction must queue an inode. Once its thread has queued 256, an inode
-/// whose block has many users must be shared at once. When the block has only few users left,
-/// inodes are queued again.
+/// The second change of an inode in a transaction must queue the inode, unless `QUEUED_MAX` inodes
+/// are queued already. After the commit, inodes must be queued again.
 #[test]
 fn second_change_queues_an_inode_within_the_limit() {
     let disks = Disks::new();
@@ -231,14 +230,15 @@ fn second_change_queues_an_inode_within_the_limit() {
     assert_eq!([4, 5].map(|value| set_all(others, value)), [QUEUED_MAX; 2]);
     store.sync().unwrap();
     assert_eq!((store.stats().xattr_waiting, store.stats().xattr_blocks), (0, 2));
-    // The queue is empty in the next transaction, so others find room.
+    // The commit has emptied the queue, so `QUEUED_MAX` other inodes can be queued.
     assert_eq!([6, 7].map(|value| set_all(others, value)), [0, QUEUED_MAX]);
     drop(store);
     assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
 }
 
-/// L.4: an inode may stay queued beyond a commit without de-duplication. After it has been shared,
-/// one change per transaction does not queue it.
+/// Invariant L.4: with `dirsync`, a queued inode stays queued, because commits do not de-duplicate.
+/// Once a sync has de-duplicated its attributes, one change per transaction must not queue it
+/// again.
 #[test]
 fn file_that_changes_once_per_transaction_is_not_queued() {
     let disks = Disks::new();
@@ -259,9 +259,9 @@ fn file_that_changes_once_per_transaction_is_not_queued() {
     }
 }
 
-/// If a block on disk belongs to a queued inode alone, the inode must keep the block, and no copy
-/// of it may be written. So the database must get one inode per file, and one block per pair of
-/// files.
+/// Two files share a block on disk, then both are queued and get equal sets again. The second file
+/// has that block alone and must keep it, and the first must join it. So the commit must write one
+/// inode per file and one block per pair of files.
 #[test]
 fn late_sharing_keeps_the_blocks_that_the_disk_has() {
     const PAIRS: u64 = QUEUED_MAX / 2;
@@ -275,7 +275,7 @@ fn late_sharing_keeps_the_blocks_that_the_disk_has() {
     (0..2 * PAIRS).for_each(|number| put(number, number / 2));
     store.sync().unwrap();
     // Queue the first files of all pairs, then the second ones. The first file of a pair gets a new
-    // block, and the second keeps the old one.
+    // private block. The second one is then the only user of the old block and keeps it.
     for number in (0..2 * PAIRS).step_by(2).chain((1..2 * PAIRS).step_by(2)) {
         [1, 2].iter().for_each(|round| put(number, round * 10_000 + number / 2));
         put(number, 30_000 + number / 2);
@@ -288,7 +288,7 @@ fn late_sharing_keeps_the_blocks_that_the_disk_has() {
     assert_eq!(after.records - before.records, 1 + 4 * PAIRS, "with the superblock");
 }
 
-/// K.2: deferred de-duplication keeps the limit of users per block.
+/// Invariant K.2: deferred de-duplication keeps the limit of users per block.
 #[test]
 fn sets_that_are_shared_late_have_blocks_of_1024_users() {
     let disks = Disks::new();

@@ -105,7 +105,7 @@ fn older_database_is_refused_though_the_first_entries_are_damaged() {
 
 /// An older database must be refused even if no entry was appended since the last database commit.
 /// The end mark of that commit in the log shows that the database is older. The mark is not synced,
-/// so after a power failure it may be missing.
+/// but survives the kill of a process.
 #[test]
 fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
     for is_log_used in [false, true] {
@@ -147,8 +147,8 @@ fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
     }
 }
 
-/// A mount that is killed after the replay leaves the log unchanged. So the database from before
-/// the replay must be mounted with that log.
+/// A mount that is killed after its replay leaves the log unchanged. Together with that log, an
+/// older copy of the database, from before the replay, must still be mounted without a loss.
 #[test]
 fn database_from_before_the_replay_is_mounted_with_the_log() {
     let Killed { contents, tree: expected, .. } = killed(false);
@@ -195,8 +195,8 @@ fn damaged_page_of_the_database_loses_nothing_in_silence() {
                     mounted += 1;
                 }
                 Err(OpenError::DatabaseBehind { .. }) => behind += 1,
-                // The mount may also report damage, if both commits of the database use the damaged
-                // byte.
+                // The mount may also report damage, if the last commit of the database and the one
+                // before use the damaged byte.
                 Err(OpenError::Foreign | OpenError::Damaged) => {
                     // A second mount must not accept an older state of a store that the first mount
                     // has refused.

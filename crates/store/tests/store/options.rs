@@ -25,8 +25,8 @@ fn make(fs: &dyn FileSystem, text: &str, kind: FileKind) -> Node<'static> {
     Node::detached(made.unwrap().ino, kind)
 }
 
-/// Sets the access time of a file and of a directory to `atime`. Returns for each of the two
-/// whether a read updates it.
+/// Sets the access time of a file and of a directory to `atime`. Returns whether a read of the
+/// file, and of the directory, updates its access time.
 fn is_noted(fs: &dyn FileSystem, atime: i64) -> [bool; 2] {
     let file = fs.lookup(root(fs), name("file")).unwrap().ino;
     let nodes = [Node::detached(file, FileKind::Regular), root(fs)];

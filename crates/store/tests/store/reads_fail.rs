@@ -53,8 +53,8 @@ fn sync_with_nothing_to_commit_ends_eio_of_reads() {
     let store = disks.open(&quiet().with_cache_bytes(0));
     disks.shared.lock().is_read_failing = true;
     assert!(count_found(&store) < FILES);
-    // There are no changes, so failed reads must not make the store read-only, however often they
-    // come.
+    // There are no changes, so failed reads must not make the store read-only, however often reads
+    // fail.
     for _ in 0..3 {
         assert_eq!(store.sync(), Ok(()));
         assert!(count_found(&store) < FILES);
@@ -101,7 +101,7 @@ fn change_after_a_failed_attempt_is_committed() {
     assert_eq!((store.read(first, 0, 0, &mut bytes), bytes), (Ok(4), *b"kept"));
 }
 
-/// A commit must succeed on a host whose reads failed and which is full now. It reopens the
+/// A commit must succeed on a host whose reads failed and which is full now. The commit reopens the
 /// database, finds no space, and uses the space of the reserve.
 #[test]
 fn commit_after_a_failed_read_has_the_reserve() {

@@ -138,8 +138,8 @@ fn store_that_lost_bytes_of_files_is_left_as_it_is() {
         let found = fsck_devices(&Disks::with(contents.clone()).devices()).unwrap().findings;
         assert!(matches!(found[..], [Finding::BehindDevice(..), ..]), "{what}: {found:?}");
         if what == "closed" {
-            // The log of a closed store is not needed. So without the damage of `data`, a mount
-            // would only make the log anew.
+            // The log of a closed store is not needed. So the unreadable block of the log alone
+            // would not make the mount fail: the mount would make the log anew.
             let error = refused("log", contents, Some((LOG, 0)));
             assert!(matches!(error, OpenError::DataShort { .. }), "{error}");
         }
@@ -179,7 +179,8 @@ fn devices_without_a_store_are_left_as_they_are() {
 }
 
 /// A mount must lose nothing if a read of the host fails. If the read fails during the checks, the
-/// mount must change nothing. After a later failure, the next mount must have all files.
+/// mount must change nothing. If the read fails after the checks, the next mount must still find
+/// all files.
 #[test]
 fn mount_whose_host_fails_to_read_loses_nothing() {
     let (contents, expected) = killed();

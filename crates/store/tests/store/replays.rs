@@ -52,8 +52,8 @@ fn log_is_read_in_pieces() {
     assert!(largest > 20_000 && largest <= 1 << 20, "{largest} bytes in one read");
 }
 
-/// Crashes at each point of a mount that replays the log. `change` edits the calls of the mount
-/// before. Returns the first error, if there is one.
+/// Simulates a crash after each device call of a mount that replays the log. First, `change` edits
+/// the list of these calls. Returns the first error, if there is one.
 fn try_points(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     let (contents, expected) = killed(12, &quiet());
     let mut steps = Vec::new();
@@ -67,7 +67,7 @@ fn try_points(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     let store = disks.open(&quiet());
     assert_eq!(tree(&store), expected);
     steps.extend(disks.shared.lock().log.take().unwrap());
-    // Drop the calls from the last sync of the log on. They belong to the commit after the replay.
+    // Drop the calls from the last sync of the log on, because they come after the replay.
     let replayed = |step: &Step| matches!(step, Step::Sync { device: LOG });
     steps.truncate(steps.iter().rposition(replayed).unwrap());
     change(&mut steps);
@@ -86,15 +86,15 @@ fn try_points(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     None
 }
 
-/// I.3: after a kill during a replay, the next mount must replay the log again, or find that the
-/// replay was complete.
+/// Guarantee I.3: after a kill during a replay, the next mount must replay the log again, or find
+/// that the replay was complete.
 #[test]
 fn crash_during_a_replay_keeps_confirmed_changes() {
     assert_eq!(try_points(|_| ()), None);
 }
 
-/// Control: without the sync of file data before the commit that makes the log void, data is lost.
-/// The test must notice that.
+/// Control: if a replay does not sync file data before the commit that makes the log void, a crash
+/// loses data. The crash test must notice that.
 #[test]
 fn control_data_that_is_not_synced_before_the_log_is_void_is_caught() {
     for device in [DATA, META] {
@@ -102,14 +102,14 @@ fn control_data_that_is_not_synced_before_the_log_is_void_is_caught() {
             let begin = 8;
             for step in &mut steps[begin..] {
                 if matches!(step, Step::Sync { device: at } if *at == device) {
-                    // Replace the call instead of removing it, so that the other calls keep their
+                    // Replace the sync instead of removing it, so that the other calls keep their
                     // indexes.
                     *step = Step::Sync { device: 9 };
                 }
             }
         });
-        // Without the sync of the database, only the commit of the replay is lost. The log is still
-        // valid then, and nothing is lost.
+        // Without the sync of file data, the crash must lose data. Without that of the database, it
+        // only loses the commit of the replay, and the log is still valid.
         assert_eq!(wrong.is_some(), device == DATA, "{wrong:?}");
     }
 }

@@ -47,7 +47,7 @@ fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
                 store.setattr(node, &SetAttr::default().with_size(size)).unwrap();
             }
             5 if step % 10 == 0 => store.fsync(node, 0, false).unwrap(),
-            // All threads set the same few values. So their files often begin and end to share a
+            // All threads set the same few values. So their files often start and stop sharing a
             // block.
             _ => {
                 let value = vec![rng.below(3) as u8; 500];
@@ -100,8 +100,9 @@ fn threads_and_commits_leave_records_that_agree() {
     }
 }
 
-/// A block that is changed in place must not find itself (Trap T38). Full blocks must not slow down
-/// a search (Trap T39). A block has at most 1024 users, so more users need more blocks.
+/// When a block is changed in place, the search for its new content must not find the block itself
+/// (trap T38). Full blocks must not slow down a search (trap T39). A block has at most 1024 users,
+/// so more users need more blocks.
 #[test]
 fn equal_sets_share_blocks_of_1024_users() {
     let disks = Disks::new();
@@ -119,7 +120,8 @@ fn equal_sets_share_blocks_of_1024_users() {
     }
     assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (4, 3_000));
     drop(store);
-    // After a remount, a block can be shared only after some inode has read it.
+    // After a remount, the index has a block only once it was read. So read the blocks of some
+    // inodes.
     let store = disks.open(&quiet());
     for number in 0..2 {
         let node = Node::detached(2 + number, FileKind::Regular);

@@ -1,7 +1,7 @@
 //! Models of `SlotArena`: two threads never hold the same slot.
 //!
-//! Under a model all threads share one shard, so the models explore the trade between shard, depot
-//! and fresh slots. `take_fresh` has a model of its own.
+//! Under a model checker all threads share one shard. So the models explore the moves of slots
+//! between shard, depot and fresh memory. `take_fresh` has a model of its own.
 
 use super::*;
 use corewalk_base::{
@@ -9,12 +9,12 @@ use corewalk_base::{
     tally::{Tally, assert_all_reached},
 };
 
-/// Runs two threads that take a batch of fresh slots with `take`. Returns in how many runs the main
-/// thread got the first batch, and in how many the second.
+/// Runs two threads, each of which takes a batch of fresh slots with `take`. Returns in how many
+/// runs the main thread got the first batch, and in how many the second.
 fn fresh_batches(take: fn(&SlotArena<1>, &mut Vec<u32>)) -> [usize; 2] {
     Tally::of(move |tally| {
-        // The first batch has one slot less than the others, because slot 0 is never handed out. In
-        // the model that leaves one slot.
+        // The first batch has one slot less than the others, because slot 0 is never handed out.
+        // With the model's batches of two slots, one slot is left.
         let arena: Arc<SlotArena<1>> = Arc::new(SlotArena::new("model", 5).unwrap());
         let taker = move |arena: &SlotArena<1>| {
             let mut slots = Vec::new();
@@ -42,8 +42,8 @@ fn take_fresh_by_two_threads_hands_out_each_slot_once() {
 #[should_panic(expected = "a slot was handed out twice")]
 fn control_take_fresh_in_two_steps_is_caught() {
     fresh_batches(|arena, free| {
-        // ORDERING: Relaxed. This is the ordering of `take_fresh`. The fault is that the exchange
-        // is two steps.
+        // ORDERING: Relaxed, as in `take_fresh`. The deliberate fault is that the exchange is two
+        // steps.
         let start = arena.next_fresh.load(Ordering::Relaxed);
         let end = end_of_batch(start);
         // ORDERING: Relaxed. As above.

@@ -12,11 +12,11 @@
 //! Rapids Xeon. But the first write to a huge page makes 2 MiB resident. A namespace has ten arenas
 //! and would take 20 MiB for ten entries.
 //!
-//! So the first block of 2 MiB stays on small pages until half of it is handed out. Then
+//! So the first block of 2 MiB stays on small pages until half of its slots are handed out. Then
 //! `MADV_COLLAPSE` (Linux 6.1) turns it into a huge page; an older kernel does so in the
 //! background. From the second block on, huge pages are requested at once. A kernel that declines
-//! costs only speed. No huge pages are requested where they are not 2 MiB, as with pages of 16 or
-//! 64 KiB.
+//! costs only speed. If the huge pages of a machine are not 2 MiB, as with base pages of 16 or 64
+//! KiB, none are requested.
 //!
 //! # Invariants
 //!
@@ -78,9 +78,9 @@ mod mapped {
             Ok(Self { base: base.cast(), max_slots })
         }
 
-        /// Records that the slots from `before` up to `now` are handed out too.
+        /// Records that the slots from `before` up to `now` have been handed out too.
         ///
-        /// The call that passes the middle of the first block turns the block into a huge page.
+        /// The call that passes the middle of the first block turns that block into a huge page.
         pub(in crate::arena) fn note_handed_out(&self, before: u64, now: u64) {
             let end = |slots: u64| slots * size_of::<[AtomicU64; WORDS]>() as u64;
             let middle = BLOCK as u64 / 2;
@@ -127,8 +127,8 @@ mod mapped {
         }
     }
 
-    /// Panics. An `assert!` in the caller would make it store the index on the stack for the
-    /// message, so this is a function of its own.
+    /// Panics with a message. It is a function of its own, because an `assert!` in `slot` would
+    /// make `slot` store the index on the stack for the message.
     #[cold]
     #[inline(never)]
     fn out_of_range(index: u32) -> ! {
@@ -158,8 +158,8 @@ mod mapped {
         if len > BLOCK { len.next_multiple_of(BLOCK) } else { len }
     }
 
-    /// Maps `mapped_len(len)` bytes. A mapping longer than a block starts at a multiple of
-    /// [`BLOCK`].
+    /// Maps `mapped_len(len)` bytes. If they are more than one block, the mapping starts at a
+    /// multiple of [`BLOCK`].
     fn map_aligned(len: usize) -> io::Result<*mut c_void> {
         let len = mapped_len(len);
         let spare = if len > BLOCK { BLOCK } else { 0 };
@@ -179,16 +179,16 @@ mod mapped {
         let base = start.wrapping_byte_add(skipped);
         for (front, len) in [(start, skipped), (base.wrapping_byte_add(len), spare - skipped)] {
             if len > 0 {
-                // SAFETY: the range is the front or the back of the mapping made above, which no
-                // other code knows yet. If the call fails, the range only takes up addresses.
+                // SAFETY: the range is the unused front or back of the new mapping, which no other
+                // code knows yet. If the call fails, the range only takes up addresses.
                 let _unmapped = unsafe { mm::munmap(front, len) };
             }
         }
         Ok(base)
     }
 
-    /// Gives the kernel advice about a part of a mapping that this file made. The kernel may ignore
-    /// it.
+    /// Advises the kernel about huge pages for a part of a mapping of this file. The kernel may
+    /// ignore the advice.
     fn advise(start: *mut c_void, len: usize, advice: Advice) {
         debug_assert!(matches!(advice, Advice::LinuxHugepage | Advice::LinuxNoHugepage));
         // SAFETY: the range lies in a mapping of the caller, and this advice concerns the size of
@@ -196,7 +196,7 @@ mod mapped {
         let _advised = unsafe { mm::madvise(start, len, advice) };
     }
 
-    /// Turns the block at `start` into a huge page, if the kernel can do so now.
+    /// Turns the block at `start` into a huge page, if the kernel can do so at once.
     fn collapse(start: *mut c_void) {
         /// The value of `MADV_COLLAPSE`, which neither rustix nor musl's libc names.
         const COLLAPSE: libc::c_int = 25;
@@ -206,7 +206,7 @@ mod mapped {
         let _collapsed = unsafe { libc::madvise(start, BLOCK, COLLAPSE) };
     }
 
-    /// Returns true if huge pages of this machine have the size of a block.
+    /// Returns true if the huge pages of this machine have the size of a [`BLOCK`].
     fn has_blocks() -> bool {
         const SIZE: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
         let is_block = |size: String| size.trim().parse() == Ok(BLOCK);

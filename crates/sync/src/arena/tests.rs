@@ -132,7 +132,7 @@ fn alloc_by_one_thread_finds_what_others_freed() {
     assert_eq!(again.len(), slots.len(), "A.5");
 }
 
-/// The two groups must take their slots from different batches, even after slots were freed and
+/// The slots of the two groups must come from different batches, even after slots were freed and
 /// reused.
 #[test]
 fn slots_of_the_few_lie_together() {
@@ -146,7 +146,7 @@ fn slots_of_the_few_lie_together() {
             slots.iter().map(|slot| slot / BATCH as u32).collect()
         };
         assert!(batches(&many).is_disjoint(&batches(&few)), "round {round}");
-        // Free a slot of each group in turn, so that the lists of the shard and of the depot
+        // Free slots of both groups alternately, so that the lists of the shard and of the depot
         // contain both groups.
         many.iter()
             .zip(&few)
@@ -156,8 +156,8 @@ fn slots_of_the_few_lie_together() {
     }
 }
 
-/// A.4: an arena must prefer freed slots. So a group must use the free slots of the other group
-/// before it uses fresh slots.
+/// Guarantee A.4: an arena must prefer freed slots. So a group must use the free slots of the other
+/// group before it uses fresh slots.
 #[cfg(not(miri))]
 #[test]
 fn group_that_has_shrunk_lends_its_slots() {

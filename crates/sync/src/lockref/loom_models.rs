@@ -1,7 +1,7 @@
 //! Models of `Lockref`: the life and death of a counted object.
 //!
-//! Each model takes the step under test as a function. In its control, the function makes the step
-//! in two parts, or leaves out an ordering.
+//! Each model takes the operation under test as a function. The model's control passes a wrong
+//! function, which makes the operation in two steps or leaves out an ordering.
 
 use super::*;
 use corewalk_base::{
@@ -9,8 +9,8 @@ use corewalk_base::{
     tally::{Tally, assert_all_reached},
 };
 
-/// Runs two threads. The killer marks the object dead if its count is 0, and the getter takes a
-/// reference. Returns in how many runs the getter won, and in how many the killer.
+/// Runs two threads: the killer marks the object dead if its count is 0, and the getter takes a
+/// reference with `get`. Returns in how many runs the getter won, and in how many the killer.
 fn get_against_kill(get: fn(&Lockref) -> bool) -> [usize; 2] {
     Tally::of(move |tally| {
         let lockref = Arc::new(Lockref::new(0));
@@ -42,8 +42,8 @@ fn get_not_dead_against_mark_dead_has_one_winner() {
     assert_all_reached(&get_against_kill(Lockref::get_not_dead));
 }
 
-/// Control for trap T18: the check and the increment are two steps. So the getter may get a
-/// reference to an object that the killer marks dead.
+/// Control for trap T18: check and increment are two steps. So the getter may get a reference to an
+/// object that the killer has marked dead.
 #[test]
 #[should_panic(expected = "A.2: a dead object was counted")]
 fn control_get_not_dead_in_two_steps_is_caught() {
@@ -51,7 +51,8 @@ fn control_get_not_dead_in_two_steps_is_caught() {
         if lockref.is_dead() {
             return false;
         }
-        // ORDERING: AcqRel. This order is strong enough. The fault is the separate check before it.
+        // ORDERING: AcqRel. The order is strong enough. The deliberate fault is the separate check
+        // before it.
         lockref.word.fetch_add(ONE, Ordering::AcqRel);
         true
     });
@@ -75,7 +76,7 @@ fn get_against_retire(retire: fn(&Slot)) -> [usize; 2] {
                 let has_got = slot.lockref.get_not_dead();
                 if has_got {
                     // ORDERING: Relaxed. The model checks that the reference orders this load
-                    // before the overwrite of the payload.
+                    // before the payload is overwritten.
                     let payload = slot.payload.load(Ordering::Relaxed);
                     assert_eq!(payload, 0, "T7: a retired object was counted");
                     slot.lockref.put_return();
@@ -96,7 +97,7 @@ fn get_against_retire(retire: fn(&Slot)) -> [usize; 2] {
 }
 
 /// Trap T7: `get_not_dead` on a retired object must fail. So the free list must not use the word of
-/// the count.
+/// the count for its links.
 #[test]
 fn get_not_dead_on_a_retired_object_fails() {
     assert_all_reached(&get_against_retire(|_slot| {}));
@@ -108,8 +109,8 @@ fn get_not_dead_on_a_retired_object_fails() {
 #[should_panic(expected = "T7: a retired object was counted")]
 fn control_count_that_is_reused_as_a_link_is_caught() {
     get_against_retire(|slot| {
-        // ORDERING: Release. This order is strong enough. The fault is that the free list uses the
-        // word of the count.
+        // ORDERING: Release. The order is strong enough. The deliberate fault is that the free list
+        // uses the word of the count.
         slot.lockref.word.store(4096, Ordering::Release);
     });
 }
@@ -200,7 +201,8 @@ fn count_under_the_lock_is_stable() {
 #[should_panic(expected = "A.1: the count moved under the lock")]
 fn control_get_that_ignores_the_lock_is_caught() {
     look_twice(|lockref| {
-        // ORDERING: AcqRel. This order is strong enough. The fault is that the lock bit is ignored.
+        // ORDERING: AcqRel. The order is strong enough. The deliberate fault is that the lock bit
+        // is ignored.
         lockref.word.fetch_add(ONE, Ordering::AcqRel);
     });
 }
@@ -223,14 +225,14 @@ fn transient_locker(get: fn(&Lockref)) -> [usize; 2] {
     })
 }
 
-/// Trap T52: if one thread holds the lock for a short time, later users must not take the lock too.
+/// Trap T52: a thread that holds the lock for a short time must not make later users take the lock.
 #[test]
 fn transient_locker_leaves_no_locker_behind() {
     assert_all_reached(&transient_locker(Lockref::get));
 }
 
-/// Control for trap T52: a user that finds the lock held takes the lock itself. So later users find
-/// it held, and do the same.
+/// Control for trap T52: a user that finds the lock held takes the lock itself. Later users then
+/// find the lock held by that user, and do the same.
 #[test]
 #[should_panic(expected = "A.4: a user that only counts holds the lock")]
 fn control_user_that_falls_back_to_the_lock_is_caught() {
@@ -243,8 +245,8 @@ fn control_user_that_falls_back_to_the_lock_is_caught() {
     });
 }
 
-/// Runs two lockers that write a plain word under the lock. Returns in how many runs the main
-/// thread locked first, and in how many second.
+/// Runs two threads that each write a plain word under the lock and release it with `unlock`.
+/// Returns in how many runs the main thread locked first, and in how many second.
 fn two_lockers(unlock: fn(LockrefGuard<'_>)) -> [usize; 2] {
     Tally::of(move |tally| {
         let shared = Arc::new((Lockref::new(0), AtomicU64::new(0)));

@@ -4,7 +4,8 @@
 use super::*;
 use corewalk_base::primitives::{Arc, thread};
 
-/// Waits until another thread sleeps on the lock, or has announced that it is about to sleep.
+/// Waits until another thread sleeps on the lock or is about to do so, from the bit that the thread
+/// has set.
 fn await_waiter(lockref: &Lockref) {
     // ORDERING: Relaxed. The test only waits until the bit is visible.
     while lockref.word.load(Ordering::Relaxed) & WAITERS == 0 {
@@ -108,7 +109,7 @@ fn get_at_count_max_panics() {
     Lockref::new(Lockref::COUNT_MAX).get();
 }
 
-/// Trap T51: a count must not overflow. Here the added amount alone does not fit in 61 bits.
+/// Trap T51: a count must not overflow. The added amount alone does not fit in 61 bits.
 #[test]
 #[should_panic(expected = "lockref count overflow")]
 fn get_many_above_count_max_panics() {

@@ -33,7 +33,7 @@ use std::fmt;
 
 /// A value that a reader borrows during a read section, and that a writer replaces as a whole.
 ///
-/// The borrow ends with the section:
+/// The borrow of the value ends with the section:
 ///
 /// ```compile_fail,E0505
 /// use corewalk_sync::{RcuCell, rcu};
@@ -84,14 +84,14 @@ impl<T: Send + Sync + 'static> RcuCell<T> {
     #[doc(alias = "rcu_assign_pointer")]
     pub fn replace(&self, value: T) {
         let new = Box::into_raw(Box::new(value));
-        // ORDERING(rcu-publish): AcqRel. Release: the value is written before a reader gets its
+        // ORDERING(rcu-publish): AcqRel. Release: the new value is written before a reader gets its
         // address. Acquire: the old value is complete before this thread drops it.
         let old = self.ptr.swap(new, Ordering::AcqRel);
         retire(old);
     }
 
-    /// Replaces the value by `next(value)`. If another writer replaced the value meanwhile, `next`
-    /// runs again, so no update is lost.
+    /// Replaces the value by `next(value)`. If another writer replaces the value meanwhile, runs
+    /// `next` again on that value, so no update is lost.
     ///
     /// # Examples
     /// ```
@@ -109,11 +109,11 @@ impl<T: Send + Sync + 'static> RcuCell<T> {
             let seen = self.read(&section);
             let old = std::ptr::from_ref(seen).cast_mut();
             let new = Box::into_raw(Box::new(next(seen)));
-            // ORDERING(rcu-publish): AcqRel. Readers of the new pointer see the whole value, as in
-            // `replace`. During the section `old` is not freed, so its address is not reused. So an
-            // equal pointer means the same value.
+            // ORDERING(rcu-publish): AcqRel, as in `replace`: readers of the new pointer see the
+            // whole value. The open section keeps `old` from being freed and its address from being
+            // reused. So an equal pointer means the same value.
             match self.ptr.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed) {
-                // Retire the stored pointer and not `old`. A pointer that was made from a borrow
+                // Retire the pointer that was in the cell, not `old`: a pointer made from a borrow
                 // must not be freed.
                 Ok(taken) => return retire(taken),
                 // SAFETY: `new` was made above and published to no other thread.
@@ -184,7 +184,7 @@ impl<T: Send + Sync + 'static> RcuOption<T> {
     /// Replaces the value, or makes the cell empty. The old value is dropped after a grace period.
     pub fn replace(&self, value: Option<Box<T>>) {
         let new = value.map_or(std::ptr::null_mut(), Box::into_raw);
-        // ORDERING(rcu-publish): AcqRel. Release: the value is written before a reader gets its
+        // ORDERING(rcu-publish): AcqRel. Release: the new value is written before a reader gets its
         // address. Acquire: the old value is complete before this thread drops it.
         let old = self.ptr.swap(new, Ordering::AcqRel);
         if !old.is_null() {
@@ -206,7 +206,7 @@ impl<T: Send + Sync + 'static> Drop for RcuOption<T> {
     }
 }
 
-/// A pointer to a value that is about to be freed.
+/// A pointer to a replaced value that is freed after a grace period.
 ///
 /// # Invariants
 ///
@@ -219,7 +219,7 @@ unsafe impl<T: Send> Send for Retired<T> {}
 impl<T> Retired<T> {
     /// Drops the value. The caller has waited for a grace period.
     fn free(self) {
-        // SAFETY: the pointer came from `Box::into_raw` (C.1). It is out of the cell, and only one
+        // SAFETY: the pointer came from `Box::into_raw` (C.1). It is no longer in the cell, and one
         // thread retires it, once (C.2). All sections that could have read it have ended.
         drop(unsafe { Box::from_raw(self.0) });
     }
@@ -228,8 +228,8 @@ impl<T> Retired<T> {
 /// Frees `old` after a grace period. The caller has taken `old` out of a cell.
 fn retire<T: Send + 'static>(old: *mut T) {
     let retired = Retired(old);
-    // Call a method, so that the closure captures all of `retired`. A closure that names the field
-    // would capture only a bare pointer, which is not `Send`.
+    // Call a method, so that the closure captures the whole `retired`. A closure that names its
+    // field would capture only the bare pointer, which is not `Send`.
     defer(move || retired.free());
 }
 
@@ -313,7 +313,7 @@ mod tests {
             cell.replace(Version(Arc::clone(&drops)));
         }
         drop(cell);
-        // `crossbeam-epoch` frees garbage as a side effect of later calls. So the test makes such
+        // `crossbeam-epoch` frees garbage as a side effect of later calls, so the test makes such
         // calls.
         let other = RcuCell::new(0);
         (0..1_000_000).take_while(|_| drops.sum() < 6).for_each(|round| other.replace(round));

@@ -32,14 +32,14 @@ use std::{cell::Cell, time::Duration};
 /// If more closures than this number wait for a grace period, `defer` itself frees garbage.
 const GARBAGE_HIGH: i64 = 4096;
 
-/// A thread compares the number of waiting closures with `GARBAGE_HIGH` only once in this many
-/// deferrals, because it has to sum over all threads.
+/// A thread compares the number of waiting closures with `GARBAGE_HIGH` once in this many
+/// deferrals. The comparison is expensive, because the number is a sum over all threads.
 const DEFERS_PER_LOOK: u32 = 64;
 
 /// Yields of `synchronize` before it sleeps.
 const YIELDS_MAX: u32 = 64;
 
-/// How long `synchronize` sleeps between two tries. A grace period under load takes about as long.
+/// How long `synchronize` sleeps between two checks. A grace period under load takes about as long.
 const NAP: Duration = Duration::from_micros(100);
 
 /// Closures deferred minus closures run.
@@ -81,14 +81,14 @@ pub(super) fn synchronize() {
     assert!(!crossbeam_epoch::is_pinned(), "synchronize inside a read section waits for itself");
     let ended = Arc::new(AtomicBool::new(false));
     let signal = Arc::clone(&ended);
-    // ORDERING(grace-end): Release. Pairs with the load below. The accesses inside the ended
-    // sections happen before the next accesses of its caller.
+    // ORDERING(grace-end): Release. Pairs with the load of `ended`. So the accesses inside the
+    // ended sections happen before all accesses after `synchronize`.
     defer(move || signal.store(true, Ordering::Release));
     let mut tries = 0;
     loop {
         crossbeam_epoch::pin().flush();
-        // ORDERING(grace-end): Acquire. Pairs with the store of the deferred closure. That closure
-        // runs after the sections have ended.
+        // ORDERING(grace-end): Acquire. Pairs with the store in the deferred closure, which runs
+        // after the sections have ended.
         if ended.load(Ordering::Acquire) {
             return;
         }

@@ -9,8 +9,8 @@
 //! # Limits
 //!
 //! The mutex orders a `defer` before a section that is opened later. But the mutex does not order a
-//! reader that enters before the writer defers. For such a reader the models catch a publication
-//! with too weak an ordering. Their controls prove that.
+//! reader that enters before the writer defers. For such a reader, the models catch a publication
+//! with too weak an ordering. The control models prove that.
 //!
 //! # Rules
 //!
@@ -57,14 +57,15 @@ pub(super) fn defer(reclaim: impl FnOnce() + Send + 'static) {
     reclaim_if_quiet(0);
 }
 
-/// Waits until no section is open. A call inside a section never returns.
+/// Waits until no section is open. If the caller itself is in a section, the call never returns.
 pub(super) fn synchronize() {
     while DOMAIN.lock().open != 0 {
         thread::yield_now();
     }
 }
 
-/// Ends `ended` sections. If no section is open then, runs the deferred closures.
+/// Subtracts `ended` from the number of open sections. If none is open then, runs the deferred
+/// closures.
 fn reclaim_if_quiet(ended: usize) {
     let due = {
         let mut domain = DOMAIN.lock();

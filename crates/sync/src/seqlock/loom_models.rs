@@ -36,7 +36,7 @@ impl Pair {
     }
 }
 
-/// Reads the two words. Returns the pass that succeeded, and the words.
+/// A read of both words of the pair. Returns the pass that succeeded, and the words.
 type Read = fn(&Pair) -> (Pass, u64, u64);
 
 fn read_or_lock(pair: &Pair) -> (Pass, u64, u64) {
@@ -71,8 +71,8 @@ fn read_or_lock_beside_a_writer_sees_a_whole_section() {
     assert_all_reached(&outcomes(read_or_lock));
 }
 
-/// Control for trap T29, which is a bug that other code has had: the second pass runs without the
-/// lock, so the reader sees a torn pair.
+/// Control for trap T29: after a disturbed pass, the second pass runs without the lock. So the
+/// reader sees a torn pair.
 #[test]
 #[should_panic(expected = "torn section")]
 fn control_second_pass_without_the_lock_is_caught() {
@@ -87,8 +87,8 @@ fn control_second_pass_without_the_lock_is_caught() {
     });
 }
 
-/// One thread locks with `hold`. Meanwhile an optimistic reader runs. Returns in how many runs the
-/// lock was free during the read, and in how many it was held.
+/// One thread locks with `hold` while an optimistic reader runs. Returns in how many runs the lock
+/// was free during the read, and in how many it was held.
 fn undisturbed(hold: fn(&SeqLock)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lock = Arc::new(SeqLock::new());

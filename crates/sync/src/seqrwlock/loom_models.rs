@@ -35,7 +35,7 @@ impl Pair {
     }
 }
 
-/// Reads the two words. Returns the pass that succeeded, and the words.
+/// A read of both words of the pair. Returns the pass that succeeded, and the words.
 type Read = fn(&Pair) -> (Pass, u64, u64);
 
 /// Runs a writer and a reader at the same time. Returns the number of runs with each outcome: old
@@ -70,8 +70,8 @@ fn read_or_lock_beside_a_writer_sees_a_whole_section() {
     }));
 }
 
-/// Control for trap T29, which is a bug that other code has had: the second pass runs without the
-/// lock, so the reader sees a torn pair.
+/// Control for trap T29: after a disturbed pass, the second pass runs without the lock. So the
+/// reader sees a torn pair.
 #[test]
 #[should_panic(expected = "torn section")]
 fn control_second_pass_without_the_lock_is_caught() {
@@ -86,8 +86,8 @@ fn control_second_pass_without_the_lock_is_caught() {
     });
 }
 
-/// Runs two shared readers and a writer. Returns how often a reader held the lock alone, and how
-/// often together with the other reader.
+/// Runs two shared readers and a writer that writes with `write`. Returns how often a reader held
+/// the lock alone, and how often together with the other reader.
 fn shared(write: fn(&Pair)) -> [usize; 2] {
     Tally::of(move |tally| {
         let pair = Arc::new(Pair::default());
@@ -127,8 +127,8 @@ fn control_writer_without_the_lock_is_caught() {
     });
 }
 
-/// One thread locks with `hold`. Meanwhile an optimistic reader runs. Returns in how many runs the
-/// lock was free during the read, and in how many it was held.
+/// One thread locks with `hold` while an optimistic reader runs. Returns in how many runs the lock
+/// was free during the read, and in how many it was held.
 fn undisturbed(hold: fn(&SeqRwLock)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lock = Arc::new(SeqRwLock::new());

@@ -26,7 +26,7 @@ pub struct Stat {
     pub numbers: [u64; 3],
     /// The pids of the last msgsnd(2) and the last msgrcv(2).
     pub pids: [i32; 2],
-    /// True if the time of the last msgsnd(2), and that of the last msgrcv(2), is set.
+    /// Whether the times of the last msgsnd(2) and of the last msgrcv(2) are set, in this order.
     pub has_times: [bool; 2],
 }
 

@@ -16,9 +16,9 @@ pub struct Stat {
     pub mode: u32,
     /// `shm_segsz` and `shm_nattch`.
     pub numbers: [u64; 2],
-    /// The pids of the creator and of the last shmat(2) or shmdt(2).
+    /// The pids of the creator and of the last shmat(2) or shmdt(2), in this order.
     pub pids: [i32; 2],
-    /// True if the time of the last shmat(2), and that of the last shmdt(2), is set.
+    /// Whether the times of the last shmat(2) and of the last shmdt(2) are set, in this order.
     pub has_times: [bool; 2],
 }
 

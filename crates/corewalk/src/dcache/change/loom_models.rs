@@ -1,7 +1,7 @@
-//! Models of invalidated names that are put back, and of exchanged names.
+//! Models of invalidated names that are entered again, and of exchanged names.
 //!
-//! The reader is the spawned thread, because loom skips schedules otherwise (see `tally` in the
-//! base crate).
+//! The reader, not the writer, is the spawned thread. Otherwise loom skips schedules (see `tally`
+//! in the base crate).
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{Arc, thread};
@@ -15,9 +15,9 @@ use crate::attr::mode;
 use crate::name::Name;
 
 /// Enters a name again with `publish`, after its directory was invalidated. The name referred to
-/// file 7, which is in use. Now the back end reports file `says` for the name. Meanwhile a reader
-/// looks the name up with `look`. Returns how often the reader missed the name, and how often it
-/// found it.
+/// file 7, which is in use. Now the back end reports the file with the number `says`. Meanwhile a
+/// reader looks the name up with `look`. Returns how often the reader missed the name, and how
+/// often it found it.
 fn put_back_against_lookup(
     says: u64,
     look: fn(&Dcache, ParentKey) -> Option<u64>,
@@ -35,7 +35,7 @@ fn put_back_against_lookup(
             let shared = Arc::clone(&shared);
             move || {
                 let (dcache, over) = &*shared;
-                // ORDERING: Acquire. Pairs with the store of the flag below. If the flag is set,
+                // ORDERING: Acquire. Pairs with the `Release` store to `over`. If the flag is set,
                 // the publication happened before the lookup.
                 let is_over = over.load(Ordering::Acquire) == 1;
                 let found = look(dcache, key);
@@ -46,8 +46,8 @@ fn put_back_against_lookup(
         });
         let (dcache, over) = &*shared;
         publish(dcache, key, node);
-        // ORDERING: Release. Pairs with the load above. The publication happens before a lookup
-        // that sees the flag.
+        // ORDERING: Release. Pairs with the reader's load of `over`. The publication happens before
+        // a lookup that sees the flag.
         over.store(1, Ordering::Release);
         reader.join().unwrap();
     })
@@ -76,16 +76,17 @@ fn count(dcache: &Dcache, _key: ParentKey) -> Option<u64> {
     Some(ino)
 }
 
-/// Trap T25: a stale answer must not be entered after an invalidation. Here the back end reports
-/// the same file, so a lookup finds its dentry, but only after the dentry was entered again.
+/// Trap T25: a stale answer must not be entered after an invalidation. In this test the back end
+/// reports the same file. So a lookup may find its dentry, but only after the dentry was entered
+/// again.
 #[test]
 fn name_that_is_taken_back_is_found_whole_or_not() {
     assert_all_reached(&put_back_against_lookup(7, look, publish_node));
     assert_all_reached(&put_back_against_lookup(7, count, publish_node));
 }
 
-/// Trap T25: a stale answer must not be entered after an invalidation. Here the back end reports
-/// another file, so the old dentry must not get the name back.
+/// Trap T25: a stale answer must not be entered after an invalidation. In this test the back end
+/// reports another file, so the old dentry must not get the name back.
 #[test]
 fn name_that_became_another_file_is_not_taken_back() {
     assert_all_reached(&put_back_against_lookup(8, look, publish_node));
@@ -113,9 +114,9 @@ fn invalidate(dcache: &Dcache, key: ParentKey) -> ParentKey {
     dcache.directory(key.parent()).unwrap().key
 }
 
-/// Enters a directory in use again with `publish`, while another thread marks it as a mount point.
-/// `before` prepares the cache. Returns how often the directory was marked before it was entered,
-/// and how often afterwards.
+/// Enters a directory that is in use again with `publish`, while another thread marks it as a mount
+/// point. `before` prepares the cache. Returns how often the directory was marked before it was
+/// entered, and how often afterwards.
 fn publish_against_mount(
     before: fn(&Dcache, ParentKey) -> ParentKey,
     publish: fn(&Dcache, ParentKey, DentryInode) -> DentrySlot,
@@ -157,8 +158,8 @@ fn directory_that_is_taken_back_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(invalidate, publish_directory));
 }
 
-/// Control for trap T55: `publish` looks the dentry up only once. The dentry has changed meanwhile,
-/// so the name gets a second dentry.
+/// Control for trap T55: this variant of `publish` looks the dentry up only once. If the dentry
+/// changes meanwhile, the name would get a second dentry.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_take_back_that_looks_once_is_caught() {
@@ -173,14 +174,14 @@ fn control_take_back_that_looks_once_is_caught() {
 }
 
 /// Trap T55: a directory that is entered twice must keep its dentry, even if another thread marks
-/// that dentry meanwhile. Here the directory was never invalidated.
+/// that dentry meanwhile. In this test the directory is never invalidated.
 #[test]
 fn directory_that_is_entered_twice_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(|_, key| key, publish_directory));
 }
 
-/// Control for trap T55: `publish` looks the dentry up only once. The dentry has changed meanwhile,
-/// so the name gets a second dentry.
+/// Control for trap T55: this variant of `publish` looks the dentry up only once. If the dentry
+/// changes meanwhile, the name would get a second dentry.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_publish_that_looks_once_is_caught() {
@@ -256,9 +257,9 @@ fn control_exchange_in_two_sections_is_caught() {
     });
 }
 
-/// Enters an answer of the back end with `enter`, while another thread invalidates the name. Then
-/// the invalidating thread looks the name up. Returns how often `enter` found the answer valid, and
-/// how often it found the fill cancelled.
+/// Enters an answer of the back end with `enter_as`, while another thread invalidates the name and
+/// then looks it up. `prepare` runs before both. Returns how often the fill was not cancelled, and
+/// how often it was.
 fn enter_against_invalidation(
     prepare: fn(&Dcache, ParentKey, DentryInode),
     enter_as: fn(&Dcache, ParentKey, DentryInode, &KeyGuard<'_>),
@@ -292,9 +293,9 @@ fn publish_invalidated(dcache: &Dcache, key: ParentKey, node: DentryInode) {
     dcache.make_name_stale(key, &lookup_key_a(dcache));
 }
 
-/// Trap T25: no lookup may find an answer that is older than a completed invalidation. The model
-/// checks this for a new name, for one that is entered again, and for one that refers to another
-/// file.
+/// Trap T25: no lookup may find an answer that is older than a completed invalidation. The test
+/// checks this for a new name, for a name that is entered again, and for a name to which another
+/// file is renamed.
 #[test]
 fn answer_from_before_an_invalidation_is_not_found() {
     let nothing = |_: &Dcache, _: ParentKey, _: DentryInode| ();
@@ -312,8 +313,8 @@ fn answer_from_before_an_invalidation_is_not_found() {
     }));
 }
 
-/// Control for trap T25: the thread checks for cancellation before it enters the name, and without
-/// the lock of the stripe. So a stale answer may stay in the cache.
+/// Control for trap T25: the thread checks whether its fill is cancelled before it enters the name,
+/// and without the lock of the table's stripe. So a stale answer may stay in the cache.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_claim_that_is_asked_too_early_is_caught() {

@@ -10,9 +10,10 @@ use crate::name::Name;
 use crate::tmpfs::{Tmpfs, TmpfsOptions};
 use crate::vfs::VfsOptions;
 
-/// Renames file 0 to a name that already has dentries. `entered` lists them in their order: the
-/// number of a file, or None for a negative dentry. `target` is the dentry that the renamer knows.
-/// Returns the inodes that the name has after the rename, and the slot of file 0.
+/// Renames the file `from` to the name `to`, which already has dentries. `entered` lists these
+/// dentries in their order: Some for a dentry of another file, None for a negative dentry. `target`
+/// is the index of the dentry that the renamer knows. Returns the inodes of the name after the
+/// rename, and the inode of the moved file.
 fn inodes_after_rename(
     entered: &[Option<()>],
     target: Option<usize>,

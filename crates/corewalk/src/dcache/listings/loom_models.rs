@@ -1,7 +1,7 @@
 //! Models of a listing that enters a name while another thread changes the name.
 //!
-//! The back end and the cache are a word each, under a mutex. In both words, 1 is the old file of
-//! the name, and 2 the new one. 0 is an empty cache.
+//! The back end and the cache are one number each, which a mutex protects. The number 1 is the old
+//! file of the name, and 2 is the new file. In the cache, 0 means that the name is not cached.
 
 use corewalk_base::Mutex;
 use corewalk_base::primitives::{Arc, thread};
@@ -62,8 +62,8 @@ fn list_against(change: fn(&Shared)) -> [usize; 3] {
     })
 }
 
-/// Changes the name in the back end and in the cache under its in-lookup lock. `counts` decides
-/// when the change is counted.
+/// Changes the name in the back end and in the cache under its in-lookup lock, and then calls
+/// `counts` to count the change.
 fn change_with(shared: &Shared, counts: fn(&Listings)) {
     let _in_lookup = shared.locks.lock(KEY);
     *shared.backend.lock() = NEW;
@@ -140,14 +140,14 @@ fn list_without_locks(
 }
 
 /// Trap T25: a listing must not enter an old answer, even if the back end has no locks. Such a back
-/// end does not order its answers and the counts of changes.
+/// end does not order its answers and the counts of changes, so the fences must.
 #[test]
 fn listing_of_a_back_end_without_locks_enters_no_older_entry() {
     let counts = |listings: &Listings| drop(listings.change(DIRECTORY));
     assert_all_reached(&list_without_locks(|listings| listings.begin(DIRECTORY), counts));
 }
 
-/// Trap T25: the change reads the mark without a fence.
+/// Control for trap T25: the change reads the count of listings without a fence.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_without_a_fence_is_caught() {
@@ -164,7 +164,7 @@ fn control_change_without_a_fence_is_caught() {
     );
 }
 
-/// Trap T25: the listing reads the back end without a fence.
+/// Control for trap T25: the listing reads the back end without a fence.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_listing_without_a_fence_is_caught() {
@@ -200,16 +200,16 @@ fn listing_beside_an_invalidation_enters_no_older_entry() {
     assert_all_reached(&list_against(|shared| invalidate_with(shared, count_change, cancel_fill)));
 }
 
-/// Control for trap P12: an invalidation only cancels the fill. So it misses a listing that holds
-/// no in-lookup lock yet.
+/// Control for trap P12: an invalidation only cancels the fill, and does not count itself as a
+/// change. So it misses a listing that holds no in-lookup lock yet.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_invalidation_that_only_cancels_is_caught() {
     list_against(|shared| invalidate_with(shared, |_| (), cancel_fill));
 }
 
-/// Control for trap P12: an invalidation only counts itself. So a listing that already holds the
-/// in-lookup lock does not notice it.
+/// Control for trap P12: an invalidation only counts itself as a change, and does not cancel the
+/// fill. So a listing that already holds the in-lookup lock does not notice it.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_invalidation_that_only_counts_is_caught() {

@@ -1,7 +1,8 @@
-//! Models of the lookup by inode number, which does not look the directory up.
+//! Models of [`Dcache::get_by_ino`]: it looks a name up by the inode number of the directory, and
+//! does not look the directory up.
 //!
-//! The reader is the spawned thread, because loom skips schedules otherwise (see `tally` in the
-//! base crate).
+//! The reader, not the writer, is the spawned thread. Otherwise loom skips schedules (see `tally`
+//! in the base crate).
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
@@ -17,8 +18,8 @@ fn count(dcache: &Dcache) -> Option<u64> {
     dcache.get_by_ino(ROOT_INO, A).map(|inode| dcache.inodes.ino(inode))
 }
 
-/// Takes the steps of [`Dcache::get_by_ino`]. The arguments replace its checks of the parent and of
-/// the dentry.
+/// Takes the steps of [`Dcache::get_by_ino`]. The arguments `is_parent` and `is_unchanged` replace
+/// its checks of the parent and of the dentry.
 fn count_with(
     dcache: &Dcache,
     is_parent: fn(&Dcache, ParentKey) -> bool,
@@ -48,7 +49,7 @@ fn is_child_of_root(dcache: &Dcache, key: ParentKey) -> bool {
 }
 
 /// Invalidates the directory of `A`, and then makes `A` another file. Meanwhile a reader looks up
-/// `A` with `count`. Returns how often the lookup missed, counted the first file, and counted the
+/// `A` with `count`. Returns how often the lookup missed, found the first file, and found the
 /// second file.
 fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
@@ -62,7 +63,7 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
             let shared = Arc::clone(&shared);
             move || {
                 let (dcache, told) = &*shared;
-                // ORDERING: Acquire. Pairs with the store of the flag below. If the flag is set,
+                // ORDERING: Acquire. Pairs with the `Release` store to `told`. If the flag is set,
                 // the invalidation happened before the lookup.
                 let is_told = told.load(Ordering::Acquire) == 1;
                 let found = count(dcache);
@@ -73,8 +74,8 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
         });
         let (dcache, told) = &*shared;
         dcache.invalidate_directory(key.parent());
-        // ORDERING: Release. Pairs with the load above. The invalidation happens before a lookup
-        // that sees the flag.
+        // ORDERING: Release. Pairs with the reader's load of `told`. The invalidation happens
+        // before a lookup that sees the flag.
         told.store(1, Ordering::Release);
         let now = dcache.directory(key.parent()).unwrap().key;
         let in_lookup = lock_name_a(dcache, now);
@@ -104,7 +105,7 @@ fn control_count_without_a_look_at_the_parent_is_caught() {
 }
 
 /// Evicts `A` and enters another name in its slot, while a reader looks up `A` with `count`.
-/// Returns how often the lookup missed `A`, and how often it counted the inode of `A`.
+/// Returns how often the lookup missed `A`, and how often it took a reference on the inode of `A`.
 fn reuse_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS - 1, move |tally| {
         let (dcache, key) = cache();
@@ -128,33 +129,34 @@ fn reuse_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 2] {
     })
 }
 
-/// Traps T5, T55, P5: a lookup must count the inode of `A` or none, although the slot may be reused
-/// meanwhile. So the lookup validates the dentry after it has counted the inode.
+/// Traps T5, T55, P5: a lookup must take a reference on the inode of `A` or on none, although the
+/// slot may be reused meanwhile. So the lookup validates the dentry after it has taken the
+/// reference.
 #[test]
 fn count_beside_eviction_and_reuse_is_of_that_inode_or_none() {
     assert_all_reached(&reuse_against_count(count));
 }
 
-/// Control for trap T55: the lookup does not validate the dentry. So it may count the inode of the
-/// next file in the slot.
+/// Control for trap T55: the lookup does not validate the dentry. So it may take a reference on the
+/// inode of the next file in the slot.
 #[test]
 #[should_panic(expected = "T55: counted another inode")]
 fn control_count_without_a_last_look_is_caught() {
     reuse_against_count(|dcache| count_with(dcache, is_child_of_root, |_, _| true));
 }
 
-/// The amount that one client lookup adds to the count. References of other kinds add another
-/// amount.
+/// The amount that one client lookup (a unit of FUSE's `nlookup`) adds to an inode's reference
+/// count. Every other reference adds 1.
 const LOOKUP: u64 = 8;
 
-/// Looks `A` up for a client: takes a reference, and then counts it as a lookup of the client.
+/// Looks `A` up for a client: takes a reference, and then turns the reference into a client lookup.
 fn count_for_client(dcache: &Dcache) -> Option<u64> {
     let inode = dcache.get_by_ino(ROOT_INO, A)?;
     dcache.inodes.lockref(inode).get_many(LOOKUP - 1);
     Some(dcache.inodes.ino(inode))
 }
 
-/// Takes the steps of [`count_for_client`] in another order: it raises the whole count before it
+/// Takes the steps of [`count_for_client`] in another order: adds the whole client lookup before it
 /// validates the dentry.
 fn count_at_once(dcache: &Dcache) -> Option<u64> {
     let lookup_key = lookup_key_a(dcache);
@@ -191,8 +193,8 @@ fn forget_too_much(dcache: &Dcache, inode: InodeSlot) -> bool {
 }
 
 /// Changes the dentry of `A` and forgets its inode once too often, while a reader looks up `A` with
-/// `count`. Returns how often the lookup missed, how often no lookup was forgotten, and how often
-/// the new lookup was forgotten.
+/// `count`. Returns how often the lookup missed, how often the reader kept its client lookup, and
+/// how often the wrong forget took it away.
 fn forget_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -217,15 +219,15 @@ fn forget_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     })
 }
 
-/// Trap P5: a client that forgets too often must not take away a lookup that was not yet given to
-/// it.
+/// Trap P5: a client that forgets too often must not take away a client lookup that it has not
+/// received yet.
 #[test]
 fn count_beside_a_wrong_forget_keeps_the_references_of_others() {
     assert_all_reached(&forget_against_count(count_for_client));
 }
 
-/// Control for trap P5: a lookup adds its whole count at once, so a forget can take it away before
-/// the dentry is validated.
+/// Control for trap P5: a lookup adds a whole client lookup at once, so a forget can take it away
+/// before the dentry is validated.
 #[test]
 #[should_panic(expected = "lockref put without a reference")]
 fn control_count_in_one_step_is_caught() {

@@ -1,8 +1,8 @@
 //! Models of eviction: a dentry dies and its slot is reused, while another thread takes a
 //! reference.
 //!
-//! The reader is the spawned thread, because loom skips schedules otherwise (see `tally` in the
-//! base crate).
+//! The reader, not the evicting thread, is the spawned one. Otherwise loom skips schedules (see
+//! `tally` in the base crate).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -57,8 +57,8 @@ fn get_beside_eviction_and_reuse_has_one_winner() {
     assert_all_reached(&evict_against_get(Dcache::get));
 }
 
-/// Control for trap T55: the sequence is checked before the count goes up and not after, so the
-/// reference may be on the next dentry in the slot.
+/// Control for trap T55: the reader checks the sequence before it takes the reference, and not
+/// afterwards. So the reference may be on the next dentry in the slot.
 #[test]
 #[should_panic(expected = "T55: a reference on another dentry")]
 fn control_get_that_validates_first_is_caught() {
@@ -68,7 +68,8 @@ fn control_get_that_validates_first_is_caught() {
 }
 
 /// Evicts the only name of an inode with `evict`, while a reader that has found that name takes a
-/// reference on the inode. Returns how often the eviction succeeded, and how often the reader.
+/// reference on the inode. Returns how often the reader failed to get the reference, and how often
+/// it got it.
 fn evict_against_get_inode(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -82,8 +83,8 @@ fn evict_against_get_inode(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2]
         let is_evicted = evict(&dcache, slot);
         let is_in_use = finder.join().unwrap();
         assert!(!(is_evicted && is_in_use), "an inode in use lost its only name");
-        // The eviction and the reader may both lose: the reader may have seen the sequence of an
-        // eviction that was then undone.
+        // The eviction and the reader may both fail: the reader may have seen the changed sequence
+        // of an eviction that was then undone.
         tally.hit(usize::from(is_in_use));
     })
 }
@@ -95,8 +96,8 @@ fn eviction_beside_a_finder_spares_the_name_in_use() {
     assert_all_reached(&evict_against_get_inode(evict));
 }
 
-/// Control: the eviction reads the count without the inode's lock, so it may miss the reader's
-/// reference.
+/// Control: the eviction reads the reference count without the inode's lock, so it may miss the
+/// reader's reference.
 #[test]
 #[should_panic(expected = "an inode in use lost its only name")]
 fn control_eviction_that_only_looks_at_the_count_is_caught() {

@@ -50,8 +50,8 @@ impl Depot {
         }
     }
 
-    /// Moves the free slots of one segment to the end of `slots`, the lowest slot last. Moves none
-    /// if the depot is empty.
+    /// Moves the free slots of one segment from the depot to the end of `slots`, the lowest slot
+    /// last. Moves none if the depot is empty.
     pub(super) fn take(&mut self, slots: &mut Vec<u32>) {
         while let Some(segment) = self.partial.pop() {
             // If no bit is set, the segment was freed, or it was in the list twice.

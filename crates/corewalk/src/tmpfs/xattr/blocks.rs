@@ -18,9 +18,10 @@
 //! - K.3: a block in a slot is not changed.
 //!
 //! # Locks
-//! The lock of a slot, after that of the inode. No thread holds two slots. The locks of the cache
-//! and of the free numbers are taken inside the lock of a slot. A thread that has found an entry
-//! waits only for a slot. So the last user may wait for that thread with its own inode locked.
+//! The lock of a block's slot is taken after that of the inode. No thread holds two slot locks. The
+//! locks of the cache and of the free numbers are taken inside a slot lock. A thread that holds an
+//! entry of the cache waits only for a slot lock. So the last user of a block may wait for that
+//! thread while its own inode is locked.
 //!
 //! # Limits
 //! At most [`LOOKS_MAX`] blocks are compared for one content. If so many have the key and differ,
@@ -90,7 +91,7 @@ type Segment = OnceLock<Box<[Mutex<BlockSlot>; SEGMENT_SLOTS as usize]>>;
 pub(super) enum Leave {
     /// Always.
     Always,
-    /// Leave the block only if the caller is its only user, and then return the content.
+    /// The caller leaves the block, and gets its content, only if the caller is its only user.
     IfLast,
 }
 
@@ -131,7 +132,7 @@ impl Blocks {
         Some(Blocks { cache, numbers, levels, hits, misses })
     }
 
-    /// Finds a block with the content of `set`, and makes the caller a user of it.
+    /// Finds a shared block with the content of `set`, and makes the caller a user of that block.
     pub(super) fn find(&self, key: u64, set: &Set) -> FindResult {
         let result = self.search(key, set);
         let searches = match result {
@@ -174,8 +175,8 @@ impl Blocks {
         (block.key, block.number) = (key, number);
         let block = Arc::new(block);
         *self.slot(number).lock() = BlockSlot { users: 1, block: Some(Arc::clone(&block)) };
-        // No entry of the cache leads to the number (K.2), so the pair of key and number is new. If
-        // the entry cannot be made, lookups just do not find the block.
+        // No entry of the cache leads to the number (invariant K.2), so the pair of key and number
+        // is new. If the entry cannot be made, lookups just do not find the block.
         let entered = self.cache.create(key, u64::from(number));
         debug_assert_ne!(entered, Err(corewalk_mbcache::CreateError::Exists), "K.2");
         block
@@ -195,8 +196,9 @@ impl Blocks {
                 if slot.users + 1 == USERS_MAX {
                     self.cache.note_users(key, u64::from(number), slot.users);
                 }
-                // Drop the block before the slot is unlocked. After that, another thread may be the
-                // last user. By K.1 this pointer must be gone by then.
+                // Drop this pointer to the block before the slot is unlocked. After the unlock,
+                // another thread may be the last user. That thread takes the content out of the
+                // block, for which it needs the only pointer (invariant K.1).
                 drop(block);
                 return Released::Left;
             }

@@ -64,9 +64,9 @@ fn acl(uid: u32) -> Acl {
     .unwrap()
 }
 
-/// Checks K.1, K.2 and X.2. Each block must have as many users as inodes that point at it, no block
-/// may be without a user, and every set must be charged once. `inos` are all inodes with
-/// attributes. No file has bytes.
+/// Checks the invariants K.1, K.2 and X.2. Each block must have a user, and as many users as inodes
+/// that point at it. Every set must be charged once. `inos` are all inodes with attributes. No file
+/// has bytes.
 fn audit(fs: &Tmpfs, inos: impl IntoIterator<Item = u64>) {
     let (mut pointers, mut bytes) = (BTreeMap::<u32, u32>::new(), 0);
     for ino in inos {
@@ -255,8 +255,8 @@ fn block_has_at_most_1024_users() {
     let mut counts: Vec<u32> = users().into_iter().map(|(_, users)| users).collect();
     counts.sort_unstable();
     assert_eq!(counts, [10, USERS_MAX, USERS_MAX]);
-    // Release the block with few users. Then release one user of a full block, which thereby can
-    // get a new user.
+    // Remove all files that use the third block. Then remove one file that uses a full block, so
+    // that this block has space for one new user.
     for (i, &ino) in inos.iter().enumerate().skip(2 * USERS_MAX as usize) {
         unlink(&fs, &i.to_string(), ino);
     }
@@ -302,7 +302,8 @@ fn queued_inode_is_shared_by_maintain() {
     fs.counters(&mut |name, count| counts.push((name, count)));
     assert!(counts.contains(&("tmpfs_shared_sets", 1)) && counts.contains(&("tmpfs_inodes", 21)));
     assert!(counts.contains(&("tmpfs_waiting", 0)), "{counts:?}");
-    // The first set of each inode is new. Of the 20 equal sets after it, only the first is new.
+    // Each of the 20 searches for a first set misses, because the previous user has made its equal
+    // set private. Of the 20 searches for the equal second sets, only the first misses.
     let index = [("hits", 19), ("misses", 20 + 1), ("entries", 1), ("reclaimed", 0)];
     for (name, expected) in index {
         let found = counts.iter().find(|(found, _)| found.ends_with(&format!("xattr_{name}")));
@@ -311,8 +312,8 @@ fn queued_inode_is_shared_by_maintain() {
     audit(&fs, inos);
 }
 
-/// Private sets take memory, so their number is bounded. Further inodes share at once, also if they
-/// change again and again.
+/// Private sets take memory, so their number must be bounded. If the queue is full, the set of a
+/// further inode must be shared at once, even if the inode changes again and again.
 #[test]
 fn inodes_beyond_the_limit_share_at_once() {
     let fs = tmpfs(None);
@@ -331,7 +332,8 @@ fn inodes_beyond_the_limit_share_at_once() {
     audit(&fs, inos);
 }
 
-/// A change that finds no space for a second set is made in place. The set is shared all the same.
+/// A change that finds no space for a second set must be made in place, and the set must be shared
+/// all the same.
 #[test]
 fn set_changed_in_place_for_lack_of_space_is_found_by_others() {
     let fs = tmpfs(Some(8192));
@@ -358,7 +360,7 @@ fn inode_without_recent_changes_is_shared_at_once() {
         set(&fs, ino, b"user.a", &[1; 5000]).unwrap();
         rest(&fs, ino);
     }
-    // There is no space for a second set. But the only user of a set may change the set in place.
+    // There is no space for a second set. The only user of a set may change the set in place.
     assert_eq!(set(&fs, a, b"user.a", &[2; 5000]), Err(Errno::NOSPC));
     fs.removexattr(file(b), b"user.a").unwrap();
     set(&fs, a, b"user.a", &[2; 5000]).unwrap();
@@ -386,7 +388,7 @@ fn change_without_space_changes_nothing() {
     fs.share_xattrs();
     assert_eq!(fs.space.used(), 3900 + 6 + 7 + 2 * ATTR_BYTES);
     set(&fs, c, b"user.c", &[2; 4000]).unwrap();
-    // Both files use the block, so a change needs a copy. There is no space for a copy.
+    // Two files use the block, so a change needs a copy. There is no space for a copy.
     let before = seen(&fs, a);
     assert_eq!(set(&fs, a, b"user.b", b"2"), Err(Errno::NOSPC));
     assert_eq!(fs.removexattr(file(a), b"user.b"), Err(Errno::NOSPC));
@@ -521,8 +523,8 @@ fn blocks_found_while_they_are_released_are_never_lost() {
 #[test]
 fn last_two_users_release_a_block_at_the_same_time() {
     const ROUNDS: u32 = 200_000;
-    // On a busy machine the two threads seldom run at the same time, so accept fewer rounds in
-    // which they did.
+    // Minimum number of rounds. On a busy machine the two threads seldom run at the same time.
+    // Rounds are slow then, so the test stops after fewer of them.
     const ROUNDS_MIN: u32 = 2_000;
     const ENOUGH: Duration = Duration::from_secs(10);
     let _watchdog = Watchdog::start("two threads release a block", Duration::from_secs(600));

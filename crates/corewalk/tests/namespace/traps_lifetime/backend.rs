@@ -68,8 +68,8 @@ fn be_busy(vfs: &Vfs) {
     }
 }
 
-/// Trap T47: if a loader sleeps in the back end, threads that wait for its name must use no CPU,
-/// and other threads must not wait.
+/// Trap T47: while a lookup sleeps in the back end, threads that wait for the same name must use no
+/// CPU time. Threads that use other names must not wait.
 #[test]
 fn sleeping_loader_costs_waiters_no_cpu_and_others_no_time() {
     let _watchdog = Watchdog::start("sleeping loader", Duration::from_secs(60));
@@ -149,9 +149,8 @@ fn forget_may_call_back_into_the_namespace() {
     let vfs = over(HookedTmpfs::new(move |_, call| {
         let Call::Forget(ino) = call else { return Ok(()) };
         let Some(vfs) = upwards.get().and_then(Weak::upgrade) else { return Ok(()) };
-        // Bound the recursion: another thread may evict the files that this call makes, which calls
-        // `forget` again.
-        // ORDERING: Relaxed. Statistic.
+        // Bound the recursion: another thread may evict the files that this `forget` makes, and the
+        // eviction calls `forget` again. ORDERING: Relaxed. Statistic.
         if counted.load(Ordering::Relaxed) >= CALLS || IS_FORGETTING.replace(true) {
             return Ok(());
         }
@@ -276,7 +275,7 @@ fn owner_after_overtaken_fill(notice: Notice) -> u32 {
     fs.inner.make(root, name("f"), &Make::new(S_IFREG | 0o644, 1, 0)).unwrap();
     let vfs = over(fs);
     namespace.set(Arc::downgrade(&vfs)).unwrap();
-    // The first lookup returns an answer that the back end gave before the change.
+    // The first lookup returns the file that the back end had before the change.
     let overtaken = walk(&vfs, "f").unwrap();
     let second = walk(&vfs, "f").unwrap();
     let owner = vfs.getattr(&second).unwrap().uid;

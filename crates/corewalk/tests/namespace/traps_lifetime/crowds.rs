@@ -21,8 +21,8 @@ fn fill(vfs: &Vfs, dir: &InodeRef<'_>, count: u32) {
     }
 }
 
-/// Makes a directory of `children` names. `threads` threads each invalidate it, and then evict the
-/// entries. Returns their total CPU time.
+/// Makes a directory of `children` names. Then each of `threads` threads invalidates the directory
+/// and evicts the entries. Returns the total CPU time of these threads.
 fn invalidate_and_evict(threads: usize, children: u32) -> Duration {
     let vfs = new();
     tree(&vfs, &["d/"]);

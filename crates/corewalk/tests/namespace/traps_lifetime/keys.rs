@@ -36,8 +36,9 @@ fn secret(n: u64) -> u64 {
     fold(start ^ n.wrapping_mul(0xc2b2_ae3d_27d4_eb4f), 0xa076_1d64_78bd_642f)
 }
 
-/// Returns long names that collide under the key of [`SEED`]. The word after the first forty bytes
-/// makes a product 0, whatever the next word is.
+/// Returns long names that collide under the key of [`SEED`]. After forty bytes each name has a
+/// word that equals a secret of the hash. This word makes a factor of the hash 0, so the next word
+/// has no effect.
 fn crafted_long() -> Vec<Vec<u8>> {
     let word = secret(11).to_le_bytes();
     assert!(
@@ -100,8 +101,8 @@ fn names_crafted_for_another_key_do_not_collide() {
     assert!(known > attacked * 4, "the attack fails: {known:?}, against {attacked:?}");
 }
 
-/// Trap T54: crafted names must not collide. Here the names are long: the hash treats their later
-/// words in another way.
+/// Trap T54: long names that are crafted for one key must not collide under another key. The hash
+/// treats the later words of a long name differently, so they have a test of their own.
 #[test]
 fn long_names_crafted_for_another_key_do_not_collide() {
     let crafted = crafted_long();

@@ -77,9 +77,9 @@ fn waiter_gets_the_answer_of_the_loader() {
     assert_eq!(vfs.stats().misses - before, 1);
 }
 
-/// Trap T21: a lookup must be answered for the directory in which it was made. Here two lookups
-/// run, and one of them waits. Meanwhile their directory is renamed, and another directory takes
-/// its name.
+/// Trap T21: a lookup must be answered for the directory in which it was made. Two lookups of one
+/// name run in a directory, and one waits for the other. Meanwhile their directory is renamed, and
+/// another directory takes its name.
 #[test]
 fn waiter_in_a_renamed_directory_is_answered_for_that_directory() {
     let _watchdog = Watchdog::start("a waiter in a renamed directory", Duration::from_secs(60));
@@ -102,8 +102,8 @@ fn waiter_in_a_renamed_directory_is_answered_for_that_directory() {
     assert_eq!(walk(&vfs, "e/f").unwrap().ino(), right);
 }
 
-/// Trap T24: if a loader fails, only its own caller must get the error. The waiting thread must ask
-/// the back end again.
+/// Trap T24: if a lookup fails in the back end, only its own caller must get the error. The waiting
+/// thread must ask the back end again.
 #[test]
 fn waiter_of_a_failing_loader_asks_again() {
     let _watchdog = Watchdog::start("a waiter of a failing loader", Duration::from_secs(60));
@@ -185,8 +185,8 @@ enum Tell {
     Nothing,
 }
 
-/// A change that another program makes in the back end, the call during which it is made, and the
-/// invalidation that follows it.
+/// A change that another program makes in the back end. It is made during the call `at`, and the
+/// invalidation `tell` follows it.
 #[derive(Clone, Copy)]
 struct Behind {
     at: Call<'static>,
@@ -231,8 +231,8 @@ fn changed_in_back_end(files: &[&str], behind: Behind) -> Arc<Vfs> {
     vfs
 }
 
-/// Runs each kind of call while its names change between the back end's answer and the update of
-/// the cache. Checks that the cache then agrees with the back end.
+/// Makes calls whose names another program changes after the back end's answer and before the
+/// update of the cache. Checks that the cache agrees with the back end afterwards.
 fn check_late_answers(tell: Tell) {
     let done = Call::LookupDone(b"f");
     let rename_done = Call::RenameDone(b"f");
@@ -329,8 +329,9 @@ fn directory_moved_in_the_back_end_is_found_at_once() {
     assert_eq!(held.path().unwrap(), b"/g");
 }
 
-/// Trap T28: a walk through the new name needs the dentry there. So it must wait for the other
-/// operation, without an error and without spinning.
+/// Trap T28: the back end has moved a directory, whose old name another lookup holds. A walk
+/// through the new name needs the directory's dentry. So the walk must wait for that lookup,
+/// without an error and without spinning.
 #[test]
 fn walk_through_a_directory_moved_in_the_back_end_waits() {
     let _watchdog = Watchdog::start("a walk through a moved directory", Duration::from_secs(60));

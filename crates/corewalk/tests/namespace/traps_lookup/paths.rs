@@ -76,7 +76,8 @@ fn assert_whole(path: &[u8]) {
 #[test]
 fn reused_long_names_are_never_torn() {
     let _watchdog = Watchdog::start("reused long names", Duration::from_secs(300));
-    // With so few entries the tables do not grow. So all other bytes belong to entries.
+    // With so few entries the hash tables do not grow. So any change of `Stats::bytes` comes from
+    // entries and their names.
     let options = VfsOptions::default().with_entries_max(1024);
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap();
     let start = vfs.stats();
@@ -171,7 +172,7 @@ fn translation_under_a_storm_of_ancestor_renames_ends() {
     assert_eq!(root.path().unwrap(), b"/");
 }
 
-/// Trap T8: a repeated pass of a translation must keep nothing of the previous one. The directory
+/// Trap T8: a repeated pass of a translation must keep no name of the previous pass. The directory
 /// moves between depths 1 and 6, so a leftover name would show.
 #[test]
 fn repeated_translation_keeps_nothing() {

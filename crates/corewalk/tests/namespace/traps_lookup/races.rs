@@ -158,8 +158,8 @@ fn parent_of_a_directory_is_one_it_had_during_the_call() {
     let vfs = new();
     tree(&vfs, &["p0/", "p0/d/"]);
     let d = walk(&vfs, "p0/d").unwrap();
-    // The possible parents, in the order of the moves. The last one is the target of the running
-    // move.
+    // All parents that the directory has had, in the order of the moves. The last one is the target
+    // of the running move.
     let allowed = Mutex::new(vec![walk(&vfs, "p0").unwrap().ino()]);
     beside(
         5_000,
@@ -243,7 +243,8 @@ fn assert_is_tree(parents: impl Fn(u64) -> u64, dirs: &[u64], root: u64) {
 }
 
 /// Traps T26, T27: directories that are moved at random must stay a tree, and no thread may wait
-/// for ever. Some moves come while no name is cached and parents have no path that a lookup finds.
+/// for ever. Meanwhile the names in random directories are invalidated. So some moves use names
+/// that are not cached, below directories that no lookup finds.
 #[test]
 fn randomly_moved_directories_stay_a_tree() {
     let _watchdog = Watchdog::start("random moves", Duration::from_secs(120));

@@ -14,10 +14,10 @@ use std::{fs, fs::File, os::unix::fs::FileExt};
 const PAGE: usize = 4096;
 /// The size of a huge page on x86-64.
 const BLOCK: usize = 2 << 20;
-/// Number of slots that fit in a block, if a slot has the size of a cache line.
+/// Number of slots of one cache line each that fit in a block.
 const SLOTS: u32 = (BLOCK / 64) as u32;
-/// Number of arenas that a test tries until one gets huge pages. A kernel that is short of memory
-/// may have no huge page.
+/// Number of arenas that a test makes until one gets huge pages, which a kernel short of memory may
+/// not have.
 const TRIES: usize = 8;
 
 /// Returns how many pages of block `nth` are resident.
@@ -45,7 +45,8 @@ fn has_huge_pages() -> bool {
         && !read("/proc/self/status").contains("THP_enabled:\t0")
 }
 
-/// Returns how often a page fault of any process found no free huge page, since the kernel started.
+/// Returns how often page faults on this machine have found no free huge page, from the kernel's
+/// counters.
 fn huge_pages_missed() -> u64 {
     let counters = fs::read_to_string("/proc/vmstat").unwrap_or_default();
     let value = |line: &str| line.strip_prefix("thp_fault_fallback ")?.parse().ok();
@@ -59,9 +60,9 @@ fn can_collapse() -> bool {
     (numbers.next(), numbers.next()) >= (Some(6), Some(1))
 }
 
-/// Returns the number of resident pages of each of the first two blocks. Before, all slots of the
-/// first block are handed out, and one slot of each block is written. The result is the best of
-/// several tries.
+/// Hands out the first block of an arena with `grow`, and writes one slot in each of the first two
+/// blocks. Returns the number of resident pages of each of these blocks, from the best of several
+/// tries.
 fn pages_of_a_big_arena(grow: fn(&SlotArena<8>)) -> (usize, usize) {
     let one = |_| {
         let arena: SlotArena<8> = SlotArena::new("big", 4 * SLOTS).unwrap();
@@ -103,7 +104,7 @@ fn arena_with_few_slots_in_use_takes_few_pages() {
         }
     }
     let pages: usize = arenas.iter().map(|arena| resident_pages(arena, 0)).sum();
-    // One page per arena would be enough for the test, but some kernels map 64 KiB at a time.
+    // One page per arena would be enough, but some kernels map 64 KiB at the first access.
     assert!((10..=160).contains(&pages), "ten arenas of ten slots take {pages} pages");
 }
 

@@ -1,7 +1,7 @@
 //! Models of `RcuCell`: publication, the grace period, and updates that are not lost.
 //!
-//! The domain is that of `rcu/modelled.rs`. The models check the cell's own protocol and its use of
-//! sections, not `crossbeam-epoch`.
+//! Grace periods come from the module `rcu/modelled.rs`. So the models check the protocol of
+//! `RcuCell` and its use of read sections, not `crossbeam-epoch`.
 
 use super::*;
 use corewalk_base::{
@@ -19,8 +19,8 @@ impl Version {
     fn new(number: u64) -> (Self, Arc<AtomicU64>) {
         let has_ended = Arc::new(AtomicU64::new(0));
         let version = Self { number: AtomicU64::new(0), has_ended: Arc::clone(&has_ended) };
-        // ORDERING: Relaxed. The model checks that the publication of the version also publishes
-        // this store.
+        // ORDERING: Relaxed. The model checks that publishing the version also publishes this
+        // store.
         version.number.store(number, Ordering::Relaxed);
         (version, has_ended)
     }
@@ -28,8 +28,8 @@ impl Version {
 
 impl Drop for Version {
     fn drop(&mut self) {
-        // ORDERING: Relaxed. Other threads read the word after a join, or in a section. The model
-        // checks that no such section overlaps the drop.
+        // ORDERING: Relaxed. Other threads read the flag after a join, or in a read section. The
+        // model checks that no such section overlaps the drop of the version.
         self.has_ended.store(1, Ordering::Relaxed);
     }
 }
@@ -86,8 +86,8 @@ fn control_free_without_grace_period_is_caught() {
         let new = Box::into_raw(Box::new(version));
         // ORDERING(rcu-publish): AcqRel. As it should be.
         let old = cell.ptr.swap(new, Ordering::AcqRel);
-        // SAFETY: this only marks the value as dropped. The value is freed below, after a grace
-        // period.
+        // SAFETY: the value is not freed yet; `retire` frees it after a grace period. The reference
+        // only serves to set its flag `has_ended`.
         let marked = unsafe { &*old };
         // ORDERING: Relaxed. Wrong on purpose: no grace period before it.
         marked.has_ended.store(1, Ordering::Relaxed);
@@ -95,8 +95,8 @@ fn control_free_without_grace_period_is_caught() {
     });
 }
 
-/// Runs two threads that each add 1 to the value with `add_one`. Returns in how many updates the
-/// closure ran once, and in how many it ran more than once.
+/// Runs two threads that each add 1 to the value with `add_one`. Returns how many updates ran the
+/// closure once, and how many ran it more than once.
 fn updates(add_one: fn(&RcuCell<u64>, &Tally<2>)) -> [usize; 2] {
     Tally::of(move |tally| {
         let cell = Arc::new(RcuCell::new(0));
@@ -132,8 +132,8 @@ fn control_read_then_replace_is_caught() {
     });
 }
 
-/// One thread empties a cell. Meanwhile a reader reads it. Returns in how many runs the reader saw
-/// the value, and in how many an empty cell.
+/// One thread empties a cell with `empty` while another reads the cell. Returns in how many runs
+/// the reader saw the value, and in how many an empty cell.
 fn emptied(empty: fn(&RcuOption<Version>)) -> [usize; 2] {
     Tally::of(move |tally| {
         let (version, has_ended) = Version::new(1);
@@ -172,8 +172,8 @@ fn control_cell_that_is_emptied_without_grace_period_is_caught() {
     emptied(|cell| {
         // ORDERING(rcu-publish): AcqRel. As it should be.
         let old = cell.ptr.swap(std::ptr::null_mut(), Ordering::AcqRel);
-        // SAFETY: this only marks the value as dropped. The value is freed below, after a grace
-        // period.
+        // SAFETY: the value is not freed yet; `retire` frees it after a grace period. The reference
+        // only serves to set its flag `has_ended`.
         let marked = unsafe { &*old };
         // ORDERING: Relaxed. Wrong on purpose: no grace period before it.
         marked.has_ended.store(1, Ordering::Relaxed);
