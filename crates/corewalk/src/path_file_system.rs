@@ -142,11 +142,7 @@ pub trait PathFileSystem: Send + Sync + 'static {
 
     /// Passes all entries of the directory at `path` to `sink`, in any order. `.` and `..` may be
     /// left out.
-    fn readdir(
-        &self,
-        path: &Path,
-        sink: &mut dyn FnMut(PathEntry<'_>),
-    ) -> Result<(), Errno>;
+    fn readdir(&self, path: &Path, sink: &mut dyn FnMut(PathEntry<'_>)) -> Result<(), Errno>;
 
     /// Opens the regular file at `path`. `flags` are those of open(2) without the
     /// creation flags and `O_APPEND`.
