@@ -248,7 +248,7 @@ fn changes_that_are_reported_by_path_are_seen() {
     assert!(!mirrored.path("a/d/f").exists());
     assert_eq!(fs::read_to_string(mirrored.path("b/d/f")).expect("read the file"), "changed");
     // The cache has nothing of these paths.
-    for path in ["none/at/all", "b/d/f/below", "b/d/none"] {
+    for path in ["none/at/all", "b/d/none"] {
         assert_eq!(kernel.invalidate_entry_at(Path::new(path)), Ok(()), "{path}");
         assert_eq!(kernel.invalidate_inode_at(Path::new(path)), Ok(()), "{path}");
     }
