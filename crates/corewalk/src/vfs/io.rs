@@ -170,6 +170,22 @@ impl Vfs {
     ///
     /// # Errors
     /// The errors of [`Vfs::write`].
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, Make, Name, Vfs, VfsOptions};
+    /// # let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
+    /// # let (cred, root) = (Cred::root(), vfs.root());
+    /// # let (file, _) = vfs.make(&cred, &root, Name::new(b"f")?, Make::new(0o644, 0, 0))?;
+    /// vfs.write(&cred, &file, 0, 0, b"one")?;
+    /// assert_eq!(vfs.append(&cred, &file, 0, 3, b"two"), Ok(3));
+    /// let mut buf = [0; 8];
+    /// assert_eq!(vfs.read(&file, 0, 0, &mut buf), Ok(6));
+    /// assert_eq!(&buf[..6], b"onetwo");
+    /// # Ok::<(), Errno>(())
+    /// ```
     pub fn append(
         &self,
         cred: &Cred,
@@ -255,6 +271,20 @@ impl Vfs {
     ///
     /// # Errors
     /// The errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, Make, Name, Vfs, VfsOptions};
+    /// # let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
+    /// # let (cred, root) = (Cred::root(), vfs.root());
+    /// # let (file, _) = vfs.make(&cred, &root, Name::new(b"f")?, Make::new(0o644, 0, 0))?;
+    /// let before = vfs.statfs(&root)?.bfree;
+    /// vfs.write(&cred, &file, 0, 0, &[1; 8192])?;
+    /// assert!(vfs.statfs(&root)?.bfree < before);
+    /// # Ok::<(), Errno>(())
+    /// ```
     pub fn statfs(&self, inode: &InodeRef<'_>) -> Result<StatFs, Errno> {
         self.fs(inode.slot).statfs()
     }
@@ -280,6 +310,22 @@ impl Vfs {
     /// In this order: `EINVAL` for a length of 0; `EOPNOTSUPP` for flags that exclude each other;
     /// `ESPIPE` for a FIFO, `EISDIR`, `ENODEV` for anything else but a regular file; `EFBIG` for a
     /// range beyond the largest offset; `ENOSPC` and the other errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, Fallocate, Make, Name, Seek, Vfs, VfsOptions};
+    /// # let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
+    /// # let (cred, root) = (Cred::root(), vfs.root());
+    /// # let (file, _) = vfs.make(&cred, &root, Name::new(b"f")?, Make::new(0o644, 0, 0))?;
+    /// vfs.write(&cred, &file, 0, 0, &[1; 8192])?;
+    /// let hole = Fallocate::PUNCH_HOLE | Fallocate::KEEP_SIZE;
+    /// vfs.fallocate(&cred, &file, 0, 0, 4096, hole)?;
+    /// assert_eq!(vfs.seek(&file, 0, 0, Seek::Data), Ok(4096));
+    /// assert_eq!(vfs.fallocate(&cred, &file, 0, 0, 0, hole), Err(Errno::INVAL));
+    /// # Ok::<(), Errno>(())
+    /// ```
     pub fn fallocate(
         &self,
         cred: &Cred,
@@ -316,6 +362,21 @@ impl Vfs {
     /// # Errors
     /// `ENXIO` behind the end; `ESPIPE` for a FIFO, `EINVAL` for anything else but a regular file,
     /// as the kernel's tmpfs does for a directory.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, Make, Name, Seek, Vfs, VfsOptions};
+    /// # let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
+    /// # let (cred, root) = (Cred::root(), vfs.root());
+    /// # let (file, _) = vfs.make(&cred, &root, Name::new(b"f")?, Make::new(0o644, 0, 0))?;
+    /// vfs.write(&cred, &file, 0, 8192, b"behind a hole")?;
+    /// assert_eq!(vfs.seek(&file, 0, 0, Seek::Data), Ok(8192));
+    /// assert_eq!(vfs.seek(&file, 0, 0, Seek::Hole), Ok(0));
+    /// assert_eq!(vfs.seek(&file, 0, 9000, Seek::Data), Err(Errno::NXIO));
+    /// # Ok::<(), Errno>(())
+    /// ```
     pub fn seek(
         &self,
         inode: &InodeRef<'_>,

@@ -73,6 +73,36 @@ impl Vfs {
     ///
     /// # Errors
     /// `ENOTDIR`; the errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, Make, Name, Vfs, VfsOptions};
+    /// use std::ops::ControlFlow;
+    ///
+    /// # let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
+    /// # let (cred, root) = (Cred::root(), vfs.root());
+    /// for name in [b"a", b"b"] {
+    ///     vfs.make(&cred, &root, Name::new(name)?, Make::new(0o644, 0, 0))?;
+    /// }
+    /// // Read pages of one entry each.
+    /// let (mut names, mut cookie, mut page) = (vec![], 0, 0);
+    /// while page == names.len() {
+    ///     vfs.readdir(&root, cookie, &mut |entry| {
+    ///         if names.len() > page {
+    ///             return ControlFlow::Break(());
+    ///         }
+    ///         cookie = entry.cookie;
+    ///         names.push(entry.name.as_bytes().to_vec());
+    ///         ControlFlow::Continue(())
+    ///     })?;
+    ///     page += 1;
+    /// }
+    /// names.sort();
+    /// assert_eq!(names, [b"a", b"b"]);
+    /// # Ok::<(), Errno>(())
+    /// ```
     pub fn readdir(
         &self,
         dir: &InodeRef<'_>,
