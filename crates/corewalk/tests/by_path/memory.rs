@@ -141,7 +141,10 @@ impl PathFileSystem for Memory {
     }
 
     fn open(&self, path: &Path, flags: u32) -> Result<Open, Errno> {
-        self.with(path, |_| {
+        self.with(path, |file| {
+            if file.attr().is_dir() {
+                return Err(Errno::ISDIR);
+            }
             // ORDERING: Relaxed. Statistic.
             self.open.fetch_add(1, Ordering::Relaxed);
             Ok(Open { access: flags & 3, count: self.open.clone() })
