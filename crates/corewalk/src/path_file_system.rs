@@ -145,7 +145,7 @@ pub trait PathFileSystem: Send + Sync + 'static {
     fn readdir(&self, path: &Path, sink: &mut dyn FnMut(PathEntry<'_>)) -> Result<(), Errno>;
 
     /// Opens the regular file at `path`. `flags` are those of open(2) without the
-    /// creation flags and `O_APPEND`.
+    /// creation flags, `O_APPEND` and `O_DIRECT`.
     ///
     /// A call about a file that is not open, such as a write-back of the kernel's pages after the
     /// last close, opens the file for this call alone.

@@ -29,9 +29,10 @@ enum Access {
 const O_ACCMODE: u32 = 3;
 /// The access mode for reads and writes.
 const O_RDWR: u32 = 2;
-/// The flag of open(2) for appends. Each call that appends says so itself, and the kernel's other
-/// writes through the same open file have their own offsets.
-const O_APPEND: u32 = OFlags::APPEND.bits();
+/// The flags of open(2) that a back end does not get. Each call that appends says so itself, and the
+/// kernel's other writes through the same open file have their own offsets. `O_DIRECT` is about the
+/// client's pages, and the buffers of a call are not aligned for it.
+const NOT_PASSED: OFlags = OFlags::APPEND.union(OFlags::DIRECT);
 
 /// Serves a [`PathFileSystem`]: a [`FileSystem`] that calls it with paths.
 ///
@@ -149,7 +150,7 @@ impl<F: PathFileSystem> FileSystem for ByPath<F> {
     }
 
     fn open(&self, node: Node<'_>, flags: u32) -> Result<u64, Errno> {
-        let file = self.fs.open(&path_of(node)?, flags & !O_APPEND)?;
+        let file = self.fs.open(&path_of(node)?, flags & !NOT_PASSED.bits())?;
         Ok(self.files.add(Opened { access: flags & O_ACCMODE, file }))
     }
 
