@@ -3,6 +3,8 @@
 
 use std::borrow::Borrow;
 
+use rustix::fs::OFlags;
+
 use super::attributes::acl_kind;
 use super::paths::Nesting;
 use super::{InodeRef, Vfs};
@@ -17,6 +19,11 @@ const XATTR_NAME_MAX: usize = 255;
 const XATTR_SIZE_MAX: usize = 65536;
 /// The attribute of file capabilities (`XATTR_NAME_CAPS`).
 const XATTR_CAPABILITY: &[u8] = b"security.capability";
+
+/// The file creation flags of open(2) that a client may pass on. They are about the name, which
+/// exists when a file is opened by its inode. So a back end does not get them.
+const CREATION_FLAGS: u32 =
+    OFlags::CREATE.union(OFlags::EXCL).union(OFlags::NOCTTY).union(OFlags::TRUNC).bits();
 
 impl Vfs {
     /// Opens a file with the permissions `what` and returns the back end's handle. `flags` are
@@ -55,7 +62,7 @@ impl Vfs {
         let opening = Opening::of(inode);
         let handle = self.ask(inode, |fs, node| {
             self.permission(cred, inode.slot, what)?;
-            fs.open(node, flags)
+            fs.open(node, flags & !CREATION_FLAGS)
         })?;
         std::mem::forget(opening);
         Ok(handle)

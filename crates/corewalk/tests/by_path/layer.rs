@@ -12,6 +12,8 @@ use corewalk::{
 };
 use corewalk_base::primitives::atomic::Ordering;
 
+use rustix::fs::OFlags;
+
 use crate::memory::Memory;
 
 fn new() -> (Arc<ByPath<Memory>>, Arc<Vfs>) {
@@ -107,7 +109,10 @@ fn open_files_reach_the_back_end_until_they_are_closed() {
     // ORDERING: Relaxed. One thread.
     let open = || fs.get_ref().open.load(Ordering::Relaxed);
     let file = make(&vfs, &root, "f", 0o644);
-    let writer = vfs.open(&cred, &file, 1, May::WRITE).unwrap();
+    // A client that creates and opens a file also passes the flags of the creation. A back end that
+    // passed them on to open(2) would fail with `EEXIST`.
+    let creation = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
+    let writer = vfs.open(&cred, &file, creation.bits(), May::WRITE).unwrap();
     let reader = vfs.open(&cred, &file, 0, May::READ).unwrap();
     assert_ne!(writer, reader);
     assert_eq!((open(), vfs.write(&cred, &file, writer, 0, b"text")), (2, Ok(4)));

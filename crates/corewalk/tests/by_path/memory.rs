@@ -13,6 +13,7 @@ use corewalk::{
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::thread;
+use rustix::fs::OFlags;
 
 /// The back end, and how long its calls pause.
 pub(crate) struct Memory {
@@ -144,6 +145,9 @@ impl PathFileSystem for Memory {
         self.with(path, |file| {
             if file.attr().is_dir() {
                 return Err(Errno::ISDIR);
+            }
+            if flags & OFlags::CREATE.bits() != 0 {
+                return Err(Errno::EXIST);
             }
             // ORDERING: Relaxed. Statistic.
             self.open.fetch_add(1, Ordering::Relaxed);
