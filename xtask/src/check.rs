@@ -66,7 +66,7 @@ fn clippy(root: &Path, plan: &Plan) -> Outcome {
 #[derive(Clone, Debug)]
 struct Package {
     name: String,
-    /// The directory of the crate, relative to the root, with a slash at the end.
+    /// The directory of the crate, relative to the root of the repository, with a slash at the end.
     folder: String,
     /// The first words of all lines in the crate's manifest, among which are the names of its
     /// dependencies.
@@ -108,8 +108,8 @@ impl Plan {
 }
 
 impl Package {
-    /// Returns the arguments for cargo that select the unit tests, and those test targets in
-    /// `tests/` that have changed.
+    /// Returns the arguments for cargo that select the unit tests of the crate, and those test
+    /// targets in its `tests/` that have changed.
     fn targets(&self, files: &[String]) -> Vec<String> {
         let mut targets = Vec::new();
         targets.extend(self.has_library.then(|| "--lib".to_owned()));

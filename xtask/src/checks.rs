@@ -37,7 +37,7 @@ const ARM_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-mbc
 /// The crates with unsafe code whose unit tests run under miri.
 const UNSAFE_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-testkit"];
 /// The module of `corewalk-testkit` whose tests miri leaves out. It has no unsafe code, and its
-/// tests took two fifths of the step's time.
+/// tests took two fifths of miri's time.
 const SAFE_MODULE: &str = "linearize::tests::";
 
 /// Runs the models under loom.
@@ -53,7 +53,7 @@ pub(crate) fn loom_long(root: &Path) -> Outcome {
     tests_ran(&mut command, root, "corewalk_loom long")
 }
 
-/// Runs the models of the namespace under shuttle, with five times as many schedules as
+/// Runs the models of the crate `corewalk` under shuttle, with five times as many schedules as
 /// [`shuttle`].
 pub(crate) fn shuttle_long(root: &Path) -> Outcome {
     let mut command = models_of(root, "corewalk_shuttle", "corewalk");
@@ -162,8 +162,8 @@ pub(crate) fn aarch64(root: &Path) -> Outcome {
     tests_ran(&mut tests, root, "aarch64")
 }
 
-/// Compiles each crate that has models under `cfg` with that cfg, and runs its models. In a
-/// library, `filter` selects them.
+/// Compiles each crate that has models under `cfg` with that cfg, and runs its models. The models
+/// of a library are those tests whose names contain `filter`.
 fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
     let found = match model_targets(root, cfg) {
         Ok(found) => found,
@@ -175,8 +175,8 @@ fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
     for (package, target) in found {
         let mut command = models_of(root, cfg, &package);
         let what = match &target {
-            // Run only the models. Other unit tests would use the model checker's atomics outside
-            // of a model, which panics.
+            // Run only the models. Other unit tests would panic, because they use the model
+            // checker's atomics outside of a model.
             ModelTarget::Library => {
                 command.args(["--lib", filter]);
                 format!("{cfg} {package}")
@@ -244,7 +244,7 @@ fn cargo(root: &Path, target: &str) -> Command {
     let mut command = Command::new("cargo");
     command.current_dir(root).env("CARGO_TARGET_DIR", target_folder(root).join(target));
     // Remove the variable that fixes the toolchain to that of xtask, since a check may need another
-    // one.
+    // toolchain.
     command.env_remove("RUSTUP_TOOLCHAIN").env_remove("RUSTFLAGS");
     command
 }

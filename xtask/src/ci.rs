@@ -40,7 +40,7 @@ pub(crate) enum Extent {
 pub(crate) enum Tests<'a> {
     /// From a step of this run.
     Run,
-    /// The caller of xtask has already run the tests. The field is the exit status of that run.
+    /// The caller of xtask has already run `cargo test --workspace`. The field is its exit status.
     Ended(&'a str),
 }
 
@@ -66,13 +66,13 @@ pub(crate) fn run(root: &Path, extent: Extent, tests: Tests<'_>) -> Outcome {
     });
     tally.step("ipc-torture", || torture(root, 10_000));
     tally.step("ipc-hostile", || hostile(root, 1_000_000));
-    // Trap X1: makes a million calls by path to a back end, while other threads rename directories
-    // of the paths. No path may become invalid during a call.
+    // Trap X1: a million calls give paths to a back end, while other threads rename directories on
+    // these paths. No path may become invalid during a call.
     tally.step("storm", || {
         let mut command = Command::new("cargo");
         command.current_dir(root).env("COREWALK_STORM_CALLS", "1000000");
-        // Select the whole workspace, as the step `tests` does. With the same features cargo need
-        // not build anything again.
+        // Select the whole workspace, as the step `tests` does. With the same features of all
+        // crates, cargo need not build anything again.
         command.args(["test", "--workspace", "--test", "by_path", "--", "storm"]);
         process::run(&mut command, STEP_LIMIT).outcome("cargo test")
     });
@@ -124,8 +124,8 @@ pub(crate) fn torture(root: &Path, kills: u32) -> Outcome {
 pub(crate) fn hostile(root: &Path, words: u32) -> Outcome {
     let mut command = Command::new("cargo");
     command.current_dir(root).env("COREWALK_IPC_MUTATIONS", words.to_string());
-    // Select the whole workspace, as the step `tests` does. With the same features cargo need not
-    // build anything again.
+    // Select the whole workspace, as the step `tests` does. With the same features of all crates,
+    // cargo need not build anything again.
     command.args(["test", "--workspace", "--test", "hostile"]);
     process::run(&mut command, STEP_LIMIT).outcome("cargo test")
 }
@@ -247,8 +247,8 @@ fn children_cpu() -> Duration {
 /// Returns the processor time of ended children, in ticks of 10 ms: the sum of `cutime` and
 /// `cstime` in `stat`, the text of `/proc/PID/stat`.
 fn children_ticks(stat: &str) -> Option<u64> {
-    // The other fields start after the name of the program, which may contain spaces and ends at
-    // the last parenthesis.
+    // Skip the name of the program. It may contain spaces and parentheses, and ends at the last
+    // parenthesis of the line.
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut fields = rest.split(' ').skip(13).map(str::parse::<u64>);
     Some(fields.next()?.ok()? + fields.next()?.ok()?)

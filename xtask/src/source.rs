@@ -218,8 +218,8 @@ impl Scanner {
         before.is_some_and(|letter| letter.is_alphanumeric() || *letter == '_')
     }
 
-    /// Returns the number of `#` if a raw string starts at the current position. Otherwise returns
-    /// None.
+    /// If a raw string starts at the current position, returns how many `#` are before its quote.
+    /// Otherwise returns None.
     fn raw_hashes(&self) -> Option<usize> {
         let prefix = match (self.peek(0)?, self.peek(1)?) {
             ('r', _) => 1,

@@ -100,7 +100,7 @@ const XATTR_NEEDS: &[(&str, &str)] = &[("mkfs.ext4", "e2fsprogs")];
 /// A suite.
 struct Suite {
     name: &'static str,
-    /// The programs and libraries that the suite needs, with the names of their packages.
+    /// The programs and libraries that the suite needs, each with the name of its Debian package.
     needs: &'static [(&'static str, &'static str)],
     /// The time limit of the whole suite.
     limit: Duration,

@@ -45,8 +45,9 @@ pub(crate) enum Strictness {
 /// The letter and the number of a trap, for example T13.
 type Trap = (char, u32);
 
-/// Prints the tests, or the argument, of each trap. With [`Strictness::Demand`] prints only the
-/// traps that have neither, since the output of other checks must not scroll away.
+/// Prints the tests, or the argument, of each trap. With [`Strictness::Demand`], prints only the
+/// traps without a test and without an argument, since the output of other checks must not scroll
+/// away.
 pub(crate) fn run(root: &Path, strictness: Strictness) -> Outcome {
     let files = match source::collect_rust(root) {
         Ok(files) => files,
@@ -117,7 +118,8 @@ fn citations(file: &RustFile) -> Vec<(Trap, String)> {
     found
 }
 
-/// Returns true for a comment line, which may be between a doc comment and its item.
+/// Returns true if the line has only a comment. Such a line may stand between a doc comment and its
+/// item.
 fn is_between(line: &Line) -> bool {
     line.code.trim().is_empty() && !line.comment.is_empty()
 }

@@ -85,7 +85,7 @@ impl Budget {
             }
             Kind::Limited { limit, used, refusals } => {
                 let mut granted = 0;
-                // ORDERING: Relaxed, on success and on failure. The count is a single word that
+                // ORDERING: Relaxed, on success and on failure. `used` is a single word that
                 // publishes no other memory.
                 let _ = used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
                     let room = limit.saturating_sub(used);
@@ -93,8 +93,9 @@ impl Budget {
                     Some(used + granted * unit)
                 });
                 if granted < count {
-                    // ORDERING: Relaxed. The number of refusals is a statistic. A refused caller
-                    // sees its own increment, which is all that a caller of `refusals` needs.
+                    // ORDERING: Relaxed. The number of refusals is a statistic. A thread that was
+                    // refused sees at least its own increment when it calls `refusals`, and needs
+                    // no more.
                     refusals.fetch_add(1, Ordering::Relaxed);
                 }
                 granted
@@ -107,7 +108,7 @@ impl Budget {
         match &self.0 {
             Kind::Unlimited { used } => used.add(-(amount as i64)),
             Kind::Limited { used, .. } => {
-                // ORDERING: Relaxed. The count is a single word that publishes no other memory.
+                // ORDERING: Relaxed. `used` is a single word that publishes no other memory.
                 let before = used.fetch_sub(amount, Ordering::Relaxed);
                 debug_assert!(before >= amount, "more was given back than taken");
             }
@@ -118,7 +119,8 @@ impl Budget {
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if the limit does not allow the difference. Then the budget is unchanged.
+    /// `ENOSPC` if the limit does not allow `after` instead of `before`. In that case the budget is
+    /// unchanged.
     ///
     /// # Examples
     ///
@@ -153,9 +155,9 @@ impl Budget {
 
     /// Returns how often a call was granted less than it asked for.
     ///
-    /// A caller that gets `ENOSPC` from a larger operation compares the counts before and after it.
-    /// Equal counts mean that this budget did not cause the error. Unequal counts prove nothing,
-    /// because other threads may have been refused meanwhile.
+    /// If a larger operation returns `ENOSPC`, its caller compares the results of `refusals` from
+    /// before and after the operation. Equal numbers mean that this budget did not cause the error.
+    /// Unequal numbers prove nothing, because other threads may have been refused meanwhile.
     ///
     /// # Examples
     ///
@@ -239,9 +241,9 @@ mod loom_models {
     use crate::primitives::{Arc, thread};
     use crate::tally::{Tally, assert_all_reached};
 
-    /// Runs two threads that each take 2 units of a budget of 3. The model checks that exactly one
-    /// succeeds. Returns in how many runs the spawned thread was refused, and in how many it
-    /// succeeded.
+    /// Runs two threads that each take 2 units of a budget of 3 with `take`. The model checks that
+    /// exactly one of the threads gets its units. Returns in how many runs the budget refused the
+    /// spawned thread, and in how many it did not.
     fn two_at_the_limit(take: fn(&Budget) -> bool) -> [usize; 2] {
         Tally::of(move |tally| {
             let budget = Arc::new(Budget::new(Some(3), 0));

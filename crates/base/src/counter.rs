@@ -7,8 +7,8 @@
 //!
 //! # Guarantees
 //!
-//! - `sum` is exact if no thread is inside `add` and every `add` happens before it (a join, or a
-//!   lock that both sides take).
+//! - `sum` is exact if no thread is inside `add`, and if every `add` happens before the call of
+//!   `sum`. A join ensures that, or a lock that both threads take.
 //! - While other threads add positive amounts only, `sum` returns a value between the counter's
 //!   values before and after the call. With mixed signs it may return a value that the counter
 //!   never had. A caller that must not see a negative sum clamps it.

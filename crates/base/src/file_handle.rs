@@ -59,8 +59,8 @@ impl FileHandle {
         let mut handle = FileHandle { len: BYTES_MAX as u32, kind: 0, bytes: [0; BYTES_MAX] };
         let mut mount_id: libc::c_int = 0;
         // SAFETY: (1) `dir` is open and `name` ends with a NUL. (2) `handle` is laid out like
-        // `struct file_handle`, and `len` is the number of bytes behind its two fields. (3)
-        // `handle` and `mount_id` live until the call returns.
+        // `struct file_handle`, and `len` is the space in its field `bytes`. (3) `handle` and
+        // `mount_id` live until the call returns.
         let done = unsafe {
             libc::syscall(
                 libc::SYS_name_to_handle_at,
@@ -74,7 +74,7 @@ impl FileHandle {
         if done == 0 { Ok(handle) } else { Err(last_error()) }
     }
 
-    /// Returns a handle of the same type with other bytes.
+    /// Returns a handle with the type of this handle and with the bytes `bytes`.
     ///
     /// # Panics
     ///
@@ -105,8 +105,8 @@ impl FileHandle {
     /// open(2).
     pub fn open(&self, mount: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
         let flags = (flags | OFlags::CLOEXEC).bits() as libc::c_int;
-        // SAFETY: (1) `mount` is open. (2) `self` is laid out like `struct file_handle` and has
-        // `len` valid bytes behind its two fields. (3) `self` lives until the call returns.
+        // SAFETY: (1) `mount` is open. (2) `self` is laid out like `struct file_handle`, and `len`
+        // bytes of its field `bytes` are valid. (3) `self` lives until the call returns.
         let fd = unsafe {
             libc::syscall(
                 libc::SYS_open_by_handle_at,

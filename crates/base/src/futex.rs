@@ -30,8 +30,8 @@ pub enum Scope {
 /// The reason for the end of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// Another thread woke the sleeper, or the word had another value. A wait may also end in this
-    /// way for no reason.
+    /// Another thread woke the sleeper, or the word did not have the value for which `wait` sleeps.
+    /// A wait may also end in this way for no reason.
     Woken,
     /// The deadline has passed.
     TimedOut,
@@ -94,8 +94,7 @@ mod imp {
 
     /// Wakes at most `count` threads that sleep on `word`. Returns the number of woken threads.
     pub fn wake(word: &AtomicU64, count: u32, scope: Scope) -> usize {
-        // futex(2) cannot fail here, because the word is aligned and mapped, and any `count` is
-        // valid.
+        // `FUTEX_WAKE` cannot fail, because `word` is aligned and mapped, and any `count` is valid.
         futex::wake(low_half(word), flags(scope), count.min(i32::MAX as u32)).unwrap_or(0)
     }
 
@@ -111,9 +110,9 @@ mod imp {
     fn low_half(word: &AtomicU64) -> &AtomicU32 {
         let half = usize::from(cfg!(target_endian = "big"));
         let start = std::ptr::from_ref(word).cast::<AtomicU32>().wrapping_add(half);
-        // SAFETY: the half is a part of the word. It is aligned to four bytes, any bits are valid,
-        // and it lives as long as the word. Rust code uses only the address of the half; the kernel
-        // alone reads it.
+        // SAFETY: the low half is a part of `word`. It is aligned to four bytes, any bits are
+        // valid, and it lives as long as `word`. Rust code uses only the address of the half; the
+        // kernel alone reads it.
         unsafe { &*start }
     }
 }

@@ -8,18 +8,18 @@
 //!
 //! # Guarantees
 //!
-//! - W.1: each word of a pair is loaded like [`AtomicU64::load`], with the named ordering. The two
-//!   loads may happen at different instants. `half_of` returns a half of a word that was loaded in
-//!   this way.
+//! - W.1: each word of a pair is loaded like [`AtomicU64::load`], with the ordering that the
+//!   documentation of the method names. The two words may be loaded at different instants.
+//!   `half_of` returns a half of a word that was loaded in this way.
 //!
 //! # Mechanism
 //!
 //! On x86-64 a pair is an SSE2 register, which every such processor has. The load is one
 //! instruction of assembly, because the language has no atomic load of two words. A processor reads
-//! an aligned word of eight bytes whole, also as a half of a longer access. Intel promises this for
-//! aligned pairs on processors with AVX. Loads are not reordered with later loads or stores. On
-//! other processors, under Miri and under the model checkers, a pair is two words that are loaded
-//! one by one.
+//! an aligned word of eight bytes whole, even if the word is half of a longer access. Intel
+//! promises this for aligned pairs on processors with AVX. Loads are not reordered with later loads
+//! or stores. On other processors, under Miri and under the model checkers, a pair is two words
+//! that are loaded one by one.
 //!
 //! Source: Intel, Software Developer's Manual, volume 3, 9.1.1 and 9.2.
 #![cfg_attr(
@@ -142,8 +142,8 @@ impl Iterator for Lanes {
 
     #[inline(always)]
     fn next(&mut self) -> Option<Lane> {
-        // INVARIANT: the position of each set bit is twice a lane's number, and so is that of the
-        // lowest one.
+        // INVARIANT: the position of each set bit in a `Lanes` is twice a lane's number. So the
+        // position of the lowest set bit is a valid `Lane`.
         let lowest = (self.0 != 0).then(|| Lane(self.0.trailing_zeros()))?;
         self.0 &= self.0 - 1;
         Some(lowest)
@@ -158,8 +158,9 @@ impl Lane {
         self.0 as usize / 2
     }
 
-    /// Returns the half word of `words` that has this lane's number. The four words contain eight
-    /// half words, the lower half of each word first. The load is `Acquire`.
+    /// Returns half of one of the four words: the half whose number is that of this lane. The words
+    /// have eight halves, numbered from 0, the lower half of each word first. The load is
+    /// `Acquire`.
     #[inline(always)]
     #[must_use]
     pub fn half_of(self, words: &[AtomicU64; 4]) -> u32 {

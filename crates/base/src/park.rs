@@ -90,8 +90,8 @@ mod imp {
             Sleeper::Passer => PASSER,
         };
         // SAFETY: the closures neither panic nor call into parking_lot: the first reads one word,
-        // and the others do nothing. The key is the address of a word that the caller borrows. So
-        // no other user of parking_lot sleeps on it.
+        // and the others do nothing. The key of the queue is the address of a word that the caller
+        // borrows. So no other user of parking_lot uses this key.
         unsafe {
             parking_lot_core::park(
                 key(word),
@@ -196,7 +196,8 @@ mod tests {
         let turns = |word: &AtomicU64, mine: u64| {
             for _ in 0..ROUNDS {
                 // ORDERING(park-turn): Acquire. Pairs with the `fetch_add` by which the other
-                // thread ends its turn. This thread then sees what the other thread did before.
+                // thread ends its turn. This thread then sees the other thread's stores from that
+                // turn.
                 while word.load(Ordering::Acquire) % 2 != mine {
                     wait(word, 1, 1 - mine);
                 }

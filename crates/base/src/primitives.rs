@@ -1,12 +1,12 @@
 //! The one switch between the real machine and the model checkers.
 //!
-//! Every protocol of this workspace is written against the names below, so the same source runs in
-//! four ways. On the machine the names are those of `std`. Under loom (`--cfg corewalk_loom`) a
-//! model runs every interleaving of two or three threads, with every value that weak memory allows.
-//! Under shuttle (`--cfg corewalk_shuttle`) it runs random schedules of larger programs. With
-//! `--cfg corewalk_crash` the code runs on the machine, and a thread can be stopped before any
-//! store of a word (`crash`). No other file may name `std::sync::atomic` or `std::thread`, because
-//! a model checker does not see operations of these modules.
+//! Every protocol of this workspace uses the atomics and threads of this module, so the same source
+//! runs in four ways. On the machine the names are those of `std`. Under loom (`--cfg
+//! corewalk_loom`) a model runs every interleaving of two or three threads, with every value that
+//! weak memory allows. Under shuttle (`--cfg corewalk_shuttle`) it runs random schedules of larger
+//! programs. With `--cfg corewalk_crash` the code runs on the machine, and a thread can be stopped
+//! before any store of a word (`crash`). No other file may name `std::sync::atomic` or
+//! `std::thread`, because a model checker does not see operations of these modules.
 //!
 //! This module also gives every thread its *shard*, a small number that spreads counters and free
 //! lists over cache lines. Each new thread draws the next number and keeps it for life. Two living
@@ -17,7 +17,7 @@
 //! # Rules
 //!
 //! - `unmodelled` is for bookkeeping that no protocol depends on: statistics, and tallies of a
-//!   model's outcomes. No model checker sees those words.
+//!   model's outcomes. No model checker sees the words of `unmodelled`.
 //! - Locks and blocking calls are in `locks` and `park`.
 //!
 //! Source: the same switch in haphazard (`src/sync.rs`) and in mountpoint-s3-fs (`src/sync.rs`).

@@ -131,7 +131,7 @@ mod mapped {
                 return Err(Errno::INVAL.into());
             }
             let is_limited = fstatfs(&file).is_ok_and(|room| room.f_blocks != 0);
-            // SAFETY: the call names no address, so it replaces no mapping in use. The words are
+            // SAFETY: mmap(2) gets no address, so it replaces no mapping in use. The words are
             // atomics (R.2), so a store by another process is no data race.
             let base = unsafe {
                 mm::mmap(
@@ -234,7 +234,7 @@ mod mapped {
         fn drop(&mut self) {
             let len = self.lines as usize * size_of::<Line>();
             // SAFETY: the range is the mapping that the constructor has made (R.1), and `&mut self`
-            // proves that no reference into it is left.
+            // proves that no reference into the mapping is left.
             let unmapped = unsafe { mm::munmap(self.base.as_ptr().cast(), len) };
             debug_assert!(unmapped.is_ok(), "munmap of a whole mapping cannot fail");
         }

@@ -97,7 +97,8 @@ impl SemSet {
         Ok(Self { id, is_owner: true })
     }
 
-    /// Returns the set that another process created. Dropping the result does not remove the set.
+    /// Returns the semaphore set with the number `id`, which another process created. Dropping the
+    /// result does not remove the set.
     #[must_use]
     pub fn attach(id: i32) -> Self {
         Self { id, is_owner: false }
@@ -182,8 +183,8 @@ impl MsgQueue {
         Ok(Self { id, is_owner: true })
     }
 
-    /// Returns the queue that another process created. Dropping the result does not remove the
-    /// queue.
+    /// Returns the message queue with the number `id`, which another process created. Dropping the
+    /// result does not remove the queue.
     #[must_use]
     pub fn attach(id: i32) -> Self {
         Self { id, is_owner: false }

@@ -12,10 +12,11 @@
 
 use crate::primitives::unmodelled::{Arc, AtomicUsize, Ordering};
 
-/// The environment variable with the number of additional preemptions in models of many steps.
+/// The environment variable with a number that [`Tally::of_bounded`] adds to the preemptions per
+/// schedule.
 const MORE_PREEMPTIONS: &str = "COREWALK_LOOM_MORE_PREEMPTIONS";
 
-/// The size of the stack on which `of_bounded` runs a model, in words.
+/// The size in words of the stack on which [`Tally::of_bounded`] runs a model.
 const STACK_WORDS: usize = 0x8000;
 
 /// Counts of how often a model reached each of its `N` outcomes.
@@ -35,8 +36,8 @@ impl<const N: usize> Tally<N> {
     }
 
     /// Runs `model` as [`Tally::of`] does, but only in schedules with at most `preemptions`
-    /// preemptions. A switch away from a waiting thread does not count as a preemption. Use this
-    /// function for models of many steps.
+    /// preemptions. A preemption is a switch away from a thread that could go on. Use this function
+    /// for models with too many steps for [`Tally::of`].
     ///
     /// # Panics
     ///

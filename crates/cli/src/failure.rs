@@ -15,8 +15,8 @@ pub(crate) enum Failure {
     Usage(String),
     /// The command line is valid, but the command failed. Exit status 1.
     Failed(String),
-    /// The command has failed, and its exit statuses differ from those of most commands. The fields
-    /// are the exit status and the line to print.
+    /// The command has failed, and it has exit statuses of its own. For example, `fsck` has those
+    /// of fsck(8). The fields are the exit status and the line to print.
     Command(u8, String),
     /// The command has failed, and this process or its child has already printed why. The field is
     /// the exit status.

@@ -96,8 +96,8 @@ fn with_status_of_mount(failure: Failure) -> Failure {
     match failure {
         Failure::Usage(line) => Failure::Command(USAGE, line),
         Failure::Failed(line) | Failure::Command(_, line) => Failure::Command(FAILED, line),
-        // The background process has already printed the usage error. Its exit status is that of
-        // `corewalk mount`, so translate it to that of mount(8).
+        // The background process has already printed its error. Its exit status is one of `corewalk
+        // mount`, so translate it to the one that mount(8) has for the same failure.
         Failure::Reported(2) => Failure::Reported(USAGE),
         Failure::Reported(_) => Failure::Reported(FAILED),
     }

@@ -52,8 +52,8 @@ impl Log for Stderr {
 /// Writes a line to `out`. Drops the line if `out` is closed or cannot take the line without
 /// blocking.
 fn write_line(out: &impl AsFd, text: &str) {
-    // Protects the free space in the pipe. A thread holds the mutex from poll(2) to write(2), so
-    // that no other thread fills the pipe in between.
+    // Protects the free space in the pipe behind standard error. A thread holds the mutex from
+    // poll(2) to write(2), so that no other thread fills the pipe in between.
     static WRITE: Mutex<()> = Mutex::new(());
     let _guard = WRITE.lock();
     let mut line = text.replace('\n', "\\n");

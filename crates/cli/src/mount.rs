@@ -187,8 +187,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     };
     if created.is_some() {
-        // Print this line only after the mount has succeeded. If the command fails, it prints only
-        // its error.
+        // Print only after the mount has succeeded. If the command fails, its error must be the
+        // only line.
         let path = path.display();
         eprintln!("corewalk: {path}: created the directory; it is removed when the mount ends");
     }
@@ -224,8 +224,9 @@ fn announce(source: &OsStr, path: &Path) -> Result<(), Failure> {
 
 /// A mount point that this command has created. Dropping the value removes the directory.
 ///
-/// The directory is found through a descriptor of its parent, so renames of directories above do no
-/// harm. If the name leads to another directory by then, that directory is not removed.
+/// The directory is found through a descriptor of its parent, so renames of directories above it do
+/// no harm. If its name leads to another directory when the value is dropped, that directory is not
+/// removed.
 struct CreatedMountpoint {
     parent: OwnedFd,
     path: PathBuf,

@@ -98,10 +98,11 @@ impl Source {
     }
 
     /// Returns the server's default options for this source. They decide how long the kernel may
-    /// cache.
+    /// cache names and attributes.
     pub(crate) fn server_options(self) -> Options {
         match self {
-            // All changes come through this mount, so the kernel may cache for a long time.
+            // All changes of a tmpfs or a store come through this mount, so the kernel may cache
+            // them for a long time.
             Source::Tmpfs | Source::Store(_) => Options::exclusive(),
             // Other programs may change the directory on the host, so the kernel may cache only for
             // a short time.

@@ -1,8 +1,8 @@
-//! A shell on a namespace in memory: it walks paths, translates them back, and mounts.
+//! A shell on a namespace in memory: it walks paths, shows the path of a directory, and mounts.
 //!
 //! The example shows how a library operating system or a 9P server uses a [`Vfs`]. `walk` leads
 //! from a path to a file. `walk_parent` leads to the directory in which a new name is made.
-//! `getcwd` translates a place back to its path.
+//! `getcwd` translates a place (a mount and a dentry) back to its path.
 //!
 //! ```sh
 //! printf 'mkdir /a\nwrite /a/f hello\nmv /a /b\ncd /b\npwd\ncat f\n' |

@@ -11,8 +11,9 @@
 //! needs root, and runs some calls as other users.
 //!
 //! The cases are those of the Linux Test Project: setxattr01 to 03, fsetxattr01 and 02, getxattr01
-//! to 03, fgetxattr01 and 02, listxattr01 to 03, removexattr01 and 02, and those of the l- and
-//! f-variants. The script also covers namespaces and permissions of xattr(7), and the two ACLs.
+//! to 03, fgetxattr01 and 02, listxattr01 to 03, removexattr01 and 02, and those of the variants of
+//! these calls for links (`l...`) and descriptors (`f...`). The script also covers the namespaces
+//! and permissions of xattr(7), and the access and default ACLs.
 //!
 //! Source: the manual pages of these calls; xattr(7); acl(5); LTP `testcases/kernel/syscalls`.
 
@@ -287,8 +288,8 @@ impl Script {
         say("remove through a link", removexattr(&link, "user.through"));
     }
 
-    /// Makes the calls for kinds of files that have no user attributes (setxattr02, getxattr02,
-    /// removexattr01).
+    /// Makes calls for extended attributes on kinds of files that have no user attributes
+    /// (setxattr02, getxattr02, removexattr01).
     fn special_files(&self) {
         for kind in ["fifo", "char", "block", "socket"] {
             let path = self.at(kind);

@@ -2,8 +2,8 @@
 //!
 //! An [`Acl`] says which users and groups may read, write and execute a file, beyond the nine
 //! permission bits. The default ACL of a directory is inherited by new files. The type holds only
-//! valid lists: each constructor checks A.1 and A.2, so permission checks and inheritance can rely
-//! on them.
+//! valid lists: each constructor checks invariants A.1 and A.2 below, so permission checks and
+//! inheritance can rely on them.
 //!
 //! # Mechanism
 //! The entries are a small slice, sorted by tag and then by id, which is the order of the checks in
@@ -58,7 +58,8 @@ const ENTRY_BYTES: usize = 8;
 /// A valid ACL; see the module documentation.
 ///
 /// # Invariants
-/// The entries keep A.1 to A.3 of the module documentation. They are sorted by tag and id.
+/// The entries are sorted by tag and id. They form a valid list without duplicate users or groups
+/// (A.1 to A.3 of the module documentation).
 ///
 /// # Examples
 /// ```
@@ -85,7 +86,8 @@ impl Acl {
     /// Returns the ACL with these entries, which may come in any order.
     ///
     /// # Errors
-    /// `EINVAL` if the entries are not a valid ACL (A.1, A.2).
+    /// `EINVAL` if an entry is missing or superfluous (A.1 of the module documentation), or if an
+    /// entry is a duplicate or out of range (A.2).
     pub fn new(entries: impl IntoIterator<Item = Entry>) -> Result<Acl, Errno> {
         let mut entries: Vec<Entry> =
             entries.into_iter().map(|e| Entry::new(e.tag, e.perm, e.id)).collect();
@@ -284,7 +286,8 @@ impl Entry {
         Entry { tag, perm, id: if tag.has_id() { id } else { Entry::NO_ID } }
     }
 
-    /// Returns the entry that a stored entry describes. `EINVAL` for an unknown tag or permission.
+    /// Decodes one entry of a `system.posix_acl_*` attribute. `EINVAL` for an unknown tag or
+    /// permission.
     fn from_bytes(bytes: &[u8; ENTRY_BYTES]) -> Result<Entry, Errno> {
         let [tag_low, tag_high, perm_low, perm_high, id @ ..] = *bytes;
         let tag = Tag::from_number(u16::from_le_bytes([tag_low, tag_high])).ok_or(Errno::INVAL)?;
@@ -327,7 +330,8 @@ impl Tag {
 }
 
 /// Returns the shift of the permission bits of `tag` in the mode: 6, 3 or 0. Returns None if the
-/// mode has no bits for `tag`. `group` is the tag whose permissions the group bits mirror.
+/// mode has no bits for `tag`. `group` is the tag whose permissions the group bits mirror: the
+/// mask, or the owning group.
 fn class_shift(tag: Tag, group: Tag) -> Option<u32> {
     match tag {
         Tag::UserObj => Some(6),
@@ -337,7 +341,8 @@ fn class_shift(tag: Tag, group: Tag) -> Option<u32> {
     }
 }
 
-/// Checks that sorted entries are a valid ACL (A.1 and A.2). `EINVAL` if they are not.
+/// Checks that sorted entries are a valid ACL: none is missing, duplicate or out of range (A.1 and
+/// A.2 of the module documentation). `EINVAL` if they are not.
 fn check_valid(entries: &[Entry]) -> Result<(), Errno> {
     let count = |tag| entries.iter().filter(|e| e.tag == tag).count();
     let has_required = [Tag::UserObj, Tag::GroupObj, Tag::Other].into_iter().all(|t| count(t) == 1);

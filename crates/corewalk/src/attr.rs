@@ -47,7 +47,8 @@ pub enum Atime {
     /// Never (`noatime`).
     Never,
     /// Update at each read that reaches the file system (`strictatime`). On a FUSE mount the kernel
-    /// answers some reads and listings from its own cache. These do not update the access time.
+    /// answers some reads and listings from its own cache. Such reads and listings do not update
+    /// the access time.
     Strict,
 }
 

@@ -92,8 +92,8 @@ impl Cred {
         Cred { uid, gid, groups: groups.to_vec(), caps }
     }
 
-    /// Returns credentials that make files for `uid` and `gid` and pass every check. A server uses
-    /// them if its kernel has already checked the permissions.
+    /// Returns credentials that make files for `uid` and `gid` and pass every check. A FUSE server
+    /// uses such credentials if the kernel has already checked the permissions.
     pub fn prechecked(uid: u32, gid: u32) -> Cred {
         Cred { uid, gid, groups: Vec::new(), caps: Caps::all() }
     }

@@ -17,13 +17,14 @@
 //!   invalidation or removal overlapped (traps T15, T25, P12).
 //! - C.2: a rename appears at one instant. No reader misses both names, or finds two files under
 //!   one name (traps T12, T13).
-//! - C.3: no thread waits for a dying entry (trap T47). No back end is called under a lock of the
-//!   cache. The last reference to an inode is dropped outside of all locks (trap T50).
+//! - C.3: no thread waits for a dying entry (trap T47). No back end is called under the lock of a
+//!   dentry, an inode or a table. The last reference to an inode is dropped outside of all locks
+//!   (trap T50).
 //!
 //! # Lock order
-//! In-lookup locks, `topology`, dentry locks (by slot), an inode's lock. A stripe of the table is
-//! locked with no dentry lock held, because an exact lookup in the stripe may wait for a dentry's
-//! writer.
+//! In-lookup locks, `topology`, dentry locks (by slot), an inode's lock. A thread that locks a
+//! stripe of the table holds no dentry lock, because a lookup under the stripe's lock may wait for
+//! a dentry's writer.
 //!
 //! Source: Linux `fs/dcache.c`, path-lookup.rst; documents 001 and 003.
 
@@ -50,20 +51,20 @@ pub(crate) use change::{DentryInode, Mounted};
 pub(crate) use listings::{ListingMark, Listings};
 pub(crate) use reclaim::Hand;
 
-/// The owner of the cache. The cache tells the host which inodes it has dropped, and which it needs
-/// to drop.
+/// The owner of the dentry cache. The cache tells this host which inodes the cache has dropped. It
+/// asks the host to stop using inodes when memory is short.
 pub(crate) trait Host: Send + Sync {
     /// Tells the host that the cache has dropped an inode. The slot of the inode is free once this
     /// method returns.
     fn forget(&self, superblock: u32, ino: u64, slot: InodeSlot);
 
     /// Asks the host to stop using the inode called `name`. The cache is over its budget, and
-    /// cannot evict the entry as long as the host uses the inode.
+    /// cannot evict the name as long as the host uses the inode.
     fn ask_to_forget(&self, superblock: u32, parent: u64, name: Name<'_>);
 }
 
-/// The names and inodes of one namespace. Analogous to Linux's `dentry_hashtable` and what belongs
-/// to it.
+/// The names and inodes of one namespace. Analogous to Linux's `dentry_hashtable` and
+/// `inode_hashtable`, with the locks around them.
 pub(crate) struct Dcache {
     pub(crate) keys: HashKeys,
     pub(crate) dentries: Dentries,
@@ -75,8 +76,9 @@ pub(crate) struct Dcache {
     pub(crate) in_lookup: KeyLocks,
     /// The counts of directory listings in progress, and of the name changes during them.
     pub(crate) listings: Listings,
-    /// Protects the parent of every directory. A thread that moves a directory holds the lock for
-    /// writing. A shared lock keeps directories in place. Analogous to Linux's `rename_lock`.
+    /// Protects the parent of every directory. A thread that moves a directory holds this lock for
+    /// writing. A thread that holds it shared keeps all directories in place. Analogous to Linux's
+    /// `rename_lock`.
     pub(crate) topology: SeqRwLock,
     hand: Hand,
     pub(crate) counters: Counters,
@@ -208,9 +210,10 @@ impl Dcache {
         })
     }
 
-    /// Like [`Dcache::find_plain`], but looks only at the first entry whose tag matches. The dentry
-    /// found must have the flags in `needed`. `before` is called with the slot before the cache
-    /// line of the dentry is loaded, so that the caller can prefetch more.
+    /// Like [`Dcache::find_plain`], but looks only at the first entry whose tag (16 bits of the
+    /// hash) matches. The dentry found must have the flags in `needed`. Calls `before` with the
+    /// slot of the entry, so that the caller can prefetch more. At that time the cache line of the
+    /// dentry is not loaded yet.
     #[inline(always)]
     pub(crate) fn find_at_once(
         &self,
@@ -250,12 +253,12 @@ impl Dcache {
 
     /// Returns the slot of the inode called `name` in the directory `ino` of the first file system,
     /// with a reference. The function does not look the directory up. Instead it checks that the
-    /// child which it finds is in this directory. Returns None if the caller must take the slow
-    /// path, for example because the name is not cached, is negative, or changes meanwhile.
+    /// child which it finds is in this directory. Returns None if the name is not cached, is
+    /// negative, or changes meanwhile, for example. Then the caller looks the directory up first.
     ///
-    /// The answer is valid at the instant at which the parent's generation is loaded. The dentry is
-    /// read before that load and validated after the reference was taken. So it did not change in
-    /// between.
+    /// The answer is valid at the instant at which the parent's generation is loaded. The child's
+    /// dentry is read before that load, and is validated after the reference was taken. So the
+    /// dentry did not change in between.
     #[inline]
     pub(crate) fn get_by_ino(&self, ino: u64, name: &[u8]) -> Option<InodeSlot> {
         let lookup_key = LookupKey::new(Name::unchecked(name), &self.keys);

@@ -15,10 +15,11 @@
 //! The module `lookup_key` defines the name words. If a name does not fit, its last word refers to
 //! a longer, equally stable slot.
 //!
-//! A slot also has room for an inode (`inode`). The inode of a name lies in the slot of that name
-//! whenever it can. With the slot number from the index, a lookup can prefetch the inode's count in
-//! parallel with the dentry. The two halves live and die separately: names are removed, inodes have
-//! several names, negative dentries have no inode. The slot is freed when both halves are free.
+//! A slot has two halves: one for a dentry, and one for an inode (module `inode`). The inode of a
+//! name lies in the slot of that name whenever it can. With the slot number from the index, a
+//! lookup can prefetch the inode's count in parallel with the dentry. The two halves live and die
+//! separately: names are removed, inodes have several names, negative dentries have no inode. The
+//! slot is freed when both halves are free.
 //!
 //! # Invariants
 //! - D.1: words 1 to 7 change only inside a write section of word 0. The writer holds the lock of
@@ -27,7 +28,8 @@
 //!   during a rename.
 //! - D.3: the inode number and the superblock of a directory dentry do not change while it lives.
 //! - D.4: a dentry holds a reference on its parent dentry from birth to death. While it is hashed
-//!   (a root: always) it holds one on its inode. So neither slot is reused under it.
+//!   (a root: always) it holds one on its inode. So the slots of its parent and its inode are not
+//!   reused meanwhile.
 //!
 //! Source: Linux `struct dentry`, `d_seq`; documents 001 and 003; Boehm, MSPC 2012.
 
@@ -200,8 +202,8 @@ impl Dentries {
             corewalk_base::primitives::hint::spin_loop();
         }
         loop {
-            // A write section runs under the dentry's lock. When this thread gets the lock, that
-            // section has ended.
+            // Write sections run under the dentry's lock. So when this thread gets the lock, the
+            // slow section has ended.
             drop(self.lockref(slot).lock());
             let seq = self.line(slot).seq();
             if !seq.is_odd() {
@@ -223,8 +225,8 @@ impl Dentries {
         self.seq(slot).difference(seq.0)
     }
 
-    /// Returns the snapshot if the dentry has the name `lookup_key` under `key`. Reads the dentry
-    /// again if it changes meanwhile.
+    /// Returns a snapshot of the dentry in `slot` if it has the name `lookup_key` under the parent
+    /// key `key`. Reads the dentry again if it changes meanwhile.
     #[inline]
     pub(crate) fn compare(
         &self,
@@ -288,7 +290,7 @@ impl Dentries {
         }
     }
 
-    /// Copies the name into `out`. The caller validates the copy with the sequence.
+    /// Copies the name into `out`. The caller validates the copy with the dentry's sequence.
     pub(crate) fn copy_name(&self, slot: DentrySlot, body: Body, out: &mut NameCopy) {
         let words = self.words(slot);
         out.len = body.len();
@@ -316,7 +318,8 @@ impl Dentries {
         }
     }
 
-    /// Returns the child generation of a directory. The caller validates it with the sequence.
+    /// Returns the child generation of a directory. The caller validates it with the sequence of
+    /// the directory's dentry.
     #[inline]
     pub(crate) fn child_generation(&self, slot: DentrySlot) -> u64 {
         // ORDERING: Relaxed. Data of a sequence section.
@@ -334,14 +337,15 @@ impl Dentries {
     }
 
     /// Returns the inode number and the child generation of a directory. The caller validates them
-    /// with the sequence.
+    /// with the sequence of the directory's dentry.
     #[inline]
     pub(crate) fn directory_words(&self, slot: DentrySlot) -> DirectoryWords {
         self.line(slot).directory_words()
     }
 
-    /// Returns the number that stands for a directory in the hashes of its children. The number is
-    /// fixed as long as a thread holds a reference on the directory's dentry (D.3).
+    /// Returns the number that stands for a directory in the hashes of its children. The number
+    /// does not change while the directory's dentry lives (D.3), for example because a thread holds
+    /// a reference on it.
     #[inline]
     pub(crate) fn directory_id(&self, slot: DentrySlot) -> u64 {
         let words = self.words(slot);
@@ -351,8 +355,8 @@ impl Dentries {
         directory_id(body.superblock(), words[WORDS - 2].load(Ordering::Relaxed))
     }
 
-    /// Returns the content of the dentry. The caller holds its lock, or no other thread can find
-    /// it.
+    /// Returns the content of the dentry. The caller holds the dentry's lock, or no other thread
+    /// can find the dentry.
     pub(crate) fn image(&self, slot: DentrySlot) -> Image {
         let words = self.words(slot);
         // ORDERING: Relaxed. The words cannot change under the lock that the caller holds.
@@ -422,10 +426,10 @@ impl Dentries {
     }
 
     /// Allocates a half of the slot `beside` if that half is free. Otherwise allocates a half of a
-    /// slot of `group`. `beside` is 0 if there is no such slot.
+    /// slot of `group`. `beside` is 0 if the caller has no preferred slot.
     fn alloc_half(&self, half: Half, beside: u32, group: Group) -> Option<u32> {
-        // The caller keeps the other half in use. So the slot is not free, and no other thread can
-        // allocate it.
+        // The caller keeps the other half of `beside` in use. So no other thread can allocate the
+        // slot.
         if beside != 0 && self.cold_of(beside).take(half) {
             return Some(beside);
         }
@@ -502,7 +506,8 @@ impl Dentries {
         self.words(slot)[WORDS - 1].store(child_generation, Ordering::Relaxed);
     }
 
-    /// Frees the slot of the image's long name, if it has one. No dentry has this image.
+    /// Frees the slot of the image's long name, if it has one. At the time of the call no dentry
+    /// uses the image.
     pub(crate) fn drop_image(&self, image: &Image) {
         match image.long() {
             0 => {}
@@ -525,9 +530,9 @@ impl Dentries {
         }?;
         let reference = ((size as u64) << LONG_SIZE_SHIFT) | u64::from(slot);
         let words = self.rest_of(reference);
-        // ORDERING: Release fence. The slot may have served another name, whose owner ended its
-        // write section before it freed the slot. So a reader that sees a word stored below also
-        // sees that the old sequence has moved on. Pairs with the Acquire fence in
+        // ORDERING: Release fence. The slot may have held the name of another dentry. That dentry's
+        // write section ended before the slot was freed. So a reader that sees a word stored below
+        // also sees the changed sequence of that dentry. Pairs with the Acquire fence in
         // `SeqCount::read_retry`.
         fence(Ordering::Release);
         for (i, word) in words[..wanted.max(LONG_WORDS[0])].iter().enumerate() {
@@ -591,7 +596,7 @@ impl Line<'_> {
     }
 
     /// Returns true if the dentry is hashed and has the name `lookup_key`. The caller validates the
-    /// answer with the sequence.
+    /// answer with the dentry's sequence.
     #[inline(always)]
     pub(crate) fn is_named(
         &self,
@@ -621,9 +626,9 @@ impl Line<'_> {
         is_long && dentries.is_named_at_length(self, seen.body, lookup_key.name.as_bytes())
     }
 
-    /// Returns the snapshot if the dentry has the name `lookup_key` under `key` and is plain:
-    /// neither a symbolic link nor a mount point. The caller validates the snapshot with the
-    /// sequence.
+    /// Returns a snapshot of the dentry if it has the name `lookup_key` under the parent key `key`,
+    /// and is plain: neither a symbolic link nor a mount point. The caller validates the snapshot
+    /// with its sequence.
     #[inline(always)]
     pub(crate) fn plain(&self, key: ParentKey, lookup_key: &ShortLookupKey) -> Option<Snapshot> {
         let seq = self.seq();
@@ -675,7 +680,7 @@ impl NameCopy {
 }
 
 /// Returns the group of slots for the name and the inode of a file. Directories are few, and the
-/// walk of each path reads some. So they have pages of their own.
+/// walk of each path reads some. So the slots of directories have pages of their own.
 pub(crate) fn group_of(kind: FileKind) -> Group {
     match kind {
         FileKind::Directory => Group::Few,

@@ -1,11 +1,12 @@
 //! Path translation: from a dentry to its pathname, as a snapshot.
 //!
-//! A pass collects the names up to the root, each with its sequence in a read set, and then
-//! validates the read set. If it is valid, all names existed together at the instant between the
-//! collection and the validation, so the path existed (traps T1, T8, P8). There is no global rename
-//! sequence, so only a change of the dentry or of an ancestor makes a pass fail. After a few passes
-//! the translation takes the lock `topology` shared, which keeps directories in place, and locks
-//! the leaf. So no storm of renames can make it retry for ever, which is trap T9.
+//! A pass of a translation collects the names up to the root, each with its sequence in a read set,
+//! and then validates the read set. If it is valid, all names existed together at the instant
+//! between the collection and the validation, so the path existed (traps T1, T8, P8). There is no
+//! global rename sequence, so only a change of the dentry or of an ancestor makes a pass fail.
+//! After a few passes the translation takes the lock `topology` shared, which keeps directories in
+//! place, and locks the leaf (the dentry that it translates). So no storm of renames can make it
+//! retry for ever, which is trap T9.
 //!
 //! The result includes the kind of path, from which the formattings of d_path and getcwd follow
 //! (trap T11).
@@ -25,8 +26,8 @@ pub(crate) use path_buffer::PathBuffer;
 
 /// Passes without a lock.
 const OPTIMISTIC_PASSES: u32 = 4;
-/// A translation into a caller's buffer allocates nothing. If a path has too many names for the
-/// usual read set, a second attempt uses a read set of this many names.
+/// A translation into a caller's buffer allocates nothing. If a path has more than `STEPS` names, a
+/// second attempt uses a read set of this many names, on the stack.
 const DEEP: usize = 1024;
 
 /// Names of an inode that are translated besides the first.
@@ -154,8 +155,8 @@ pub(crate) fn append_inode_path(
             return Ok(());
         }
         if dcache.inodes.alias(inode) == alias {
-            // A name in a removed directory does not count as a name of the inode. Try the other
-            // names.
+            // `alias` may be a name in a removed directory, which does not count. So try the
+            // inode's other names.
             let other = other_inode_paths(dcache, inode).into_iter().next();
             out.extend_from_slice(&other.ok_or(Errno::NOENT)?);
             return Ok(());
@@ -240,8 +241,8 @@ fn names_of<T>(
             return Some(found);
         }
         if dcache.inodes.alias(inode) == first {
-            // A name in a removed directory does not count as a name of the inode. Try the other
-            // names.
+            // `first` may be a name in a removed directory, which does not count. So try the
+            // inode's other names.
             let others = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
             return others.into_iter().find_map(look);
         }
@@ -257,8 +258,8 @@ pub(crate) fn chain_of_name(dcache: &Dcache, name: DentrySlot, inode: InodeSlot)
         let _still = (passes >= OPTIMISTIC_PASSES).then(|| dcache.topology.read_shared());
         buffer.clear();
         buffer.prepend(dcache, name, DentrySlot::NONE, Pass::Optimistic);
-        // If a slot of the path gets another dentry meanwhile, the sequence of the slot changes.
-        // Then the path does not validate.
+        // A slot of the path may get another dentry meanwhile. That changes its sequence, so the
+        // validation below fails.
         let inode_of = |slot| dcache.dentries.snapshot(slot).body.inode();
         let inodes: Vec<InodeSlot> = buffer.slots().map(inode_of).collect();
         if buffer.is_unchanged(dcache) {
@@ -272,9 +273,9 @@ pub(crate) fn chain_of_name(dcache: &Dcache, name: DentrySlot, inode: InodeSlot)
 
 /// Returns the path of the inode numbered `ino` in the root's file system. Takes no reference.
 /// Returns None if a name on the path changes meanwhile, or the inode is not cached. Then the
-/// caller takes the slow path.
+/// caller takes a reference on the inode and translates its path with [`append_inode_path`].
 pub(crate) fn path_of_ino(dcache: &Dcache, ino: u64) -> Option<Vec<u8>> {
-    // The name of an inode is in the inode's own slot whenever possible.
+    // The inode's name is usually in the same slot, so prefetch its dentry.
     let inode = dcache.inodes.peek(0, ino, |slot| dcache.dentries.prefetch(slot.dentry_half()))?;
     let alias = dcache.inodes.alias(inode);
     if alias.is_none() {
@@ -282,8 +283,8 @@ pub(crate) fn path_of_ino(dcache: &Dcache, ino: u64) -> Option<Vec<u8>> {
     }
     let mut buffer = PathBuffer::new();
     buffer.prepend(dcache, alias, DentrySlot::NONE, Pass::Optimistic);
-    // A dentry holds a reference on its inode. So if the path validates, the number read here is
-    // that of the validated instant.
+    // A dentry holds a reference on its inode. So if the path validates, the inode had the number
+    // `ino` at the validated instant.
     let leaf = dcache.dentries.line(alias).snapshot_now().body;
     let is_it = leaf.inode() == inode && dcache.inodes.is(inode, 0, ino);
     if !buffer.is_unchanged(dcache) {

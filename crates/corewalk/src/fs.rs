@@ -22,16 +22,18 @@ use crate::name::Name;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Addressing {
-    /// By its inode number. [`Node::path`] fails with `EOPNOTSUPP`.
+    /// The back end finds a file by its inode number. [`Node::path`] fails with `EOPNOTSUPP`.
     #[default]
     Number,
-    /// By its path, as long as the file has a name. The back end itself must keep a file without a
-    /// name usable, for example by an open descriptor (F.4).
+    /// The back end finds a file by its path, as long as the file has a name. The back end itself
+    /// must keep a file without a name usable until `forget` (F.4), for example by an open
+    /// descriptor.
     Path,
-    /// By its path alone. An unlinked open file gets a hidden name in the root directory until it
-    /// is closed. A replaced file gets one until it is forgotten. The back end sees a `rename` or a
-    /// `link` to that name, and later a `remove`. If the back end refuses both `rename` and `link`,
-    /// the file is removed at once, and later calls for it fail with `ESTALE`.
+    /// The back end finds a file by its path alone. An unlinked open file gets a hidden name in the
+    /// root directory until it is closed. A file that a rename replaces gets a hidden name until it
+    /// is forgotten. The back end sees a `rename` or a `link` to the hidden name, and later a
+    /// `remove`. If the back end refuses both `rename` and `link`, the file is removed at once, and
+    /// later calls for it fail with `ESTALE`.
     PathOnly,
 }
 
@@ -107,9 +109,10 @@ impl<'a> Node<'a> {
         self.source.ok_or(Errno::NOENT)?.path()
     }
 
-    /// Returns up to 8 paths by other cached names of this inode. Each was valid at some instant,
-    /// and renames do not wait for them. If other programs rename the files of a back end,
-    /// [`Node::path`] may lead to another file. Then the back end uses these paths.
+    /// Returns up to 8 paths by other cached names of this inode. Each path was valid at some
+    /// instant, and renames do not wait until the back end has used it. If other programs rename
+    /// the files of a back end, [`Node::path`] may lead to another file. Then the back end uses
+    /// these paths.
     pub fn other_paths(self) -> Vec<Vec<u8>> {
         self.source.map_or_else(Vec::new, PathSource::other_paths)
     }
@@ -282,9 +285,10 @@ bitflags! {
 /// # What a back end may rely on
 /// - F.1: calls for one (directory, name) never overlap, lookups included. Calls for different
 ///   names do overlap.
-/// - F.2: during a call the caller holds only locks of the same names and inodes, and path locks
-///   (F.6). So a slow call delays only operations that need its answer. A panic in a call reaches
-///   the caller, and waiting threads go on. A panic in a `forget` during unwinding is caught.
+/// - F.2: during a call the caller holds only locks of the names and inodes that the call is about,
+///   and path locks (F.6). So a slow call delays only operations that need its answer. A panic in a
+///   call reaches the caller, and waiting threads go on. A panic in a `forget` during unwinding is
+///   caught.
 /// - F.3: permissions are checked, names are valid, and the kind of file fits the call: `rmdir`
 ///   gets a directory, `read` a regular file.
 /// - F.4: `forget` is called once each time an inode enters the cache, after its last use. An inode
@@ -305,14 +309,14 @@ bitflags! {
 /// - If `readdir` reports attributes, the inode is usable without a `lookup`. The cache may drop
 ///   the report without a `forget`. So a back end that keeps state per looked-up inode reports
 ///   none.
-/// - During a call, the back end must not call the `Vfs` for the same names, nor change the
-///   attributes of the same inode. Between [`Node::path`] and the end of the call it must not call
-///   the `Vfs` at all.
+/// - During a call, the back end must not call the `Vfs` for the names of that call, nor change the
+///   attributes of its inode. Between [`Node::path`] and the end of the call it must not call the
+///   `Vfs` at all.
 ///
 /// # Errors
 /// Any method may return `EIO` if the storage fails, and `ESTALE` for an inode that is gone. A back
-/// end by path gets `ENOENT` for such an inode; the caller turns it into `ESTALE`. Each method
-/// names only the errors that the caller cannot detect itself.
+/// end by path may return the `ENOENT` that it gets for the path of such an inode. The caller turns
+/// it into `ESTALE`. Each method names only the errors that the caller cannot detect itself.
 ///
 /// # Examples
 /// A server or a test calls a back end through the trait:
@@ -449,8 +453,9 @@ pub trait FileSystem: Send + Sync + 'static {
     /// directory that is not empty.
     ///
     /// The caller also tries [`RenameMode::NoReplace`] first for a plain rename, if the cache does
-    /// not know whether `to` exists. On `EEXIST`, and on `EINVAL` or `ENOSYS` of a back end without
-    /// this mode, it looks `to` up and calls again.
+    /// not know whether `to` exists. If that call fails with `EEXIST`, the caller looks `to` up and
+    /// calls again. It does the same on `EINVAL` or `ENOSYS`, the errors of a back end without this
+    /// mode.
     fn rename(
         &self,
         from: (Node<'_>, Name<'_>),
@@ -461,8 +466,8 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Reports the entries of `dir` behind `cookie` in a fixed order, until the end or until `sink`
-    /// breaks. Cookie 0 is the start. An entry that exists during a whole pass is reported exactly
-    /// once, however other entries change.
+    /// breaks. Cookie 0 is the start. An entry that exists during a whole listing, from cookie 0 to
+    /// the end, is reported exactly once, however other entries change.
     ///
     /// The back end may return after any entry, for example at the end of a page of its storage.
     /// The caller then calls again with the last cookie. A call that reports no entry means the end
@@ -496,9 +501,9 @@ pub trait FileSystem: Send + Sync + 'static {
     ///
     /// Appending is a property of the call, not of the open file: fcntl(2) can change it, and the
     /// client's writeback through the same handle has its own offsets. A server calls this method
-    /// only if other programs may change the files too. The default writes at `end`. That is right
-    /// if only the client changes the file, because the client serializes its appends. A back end
-    /// whose files others change must find the end and write there in one step.
+    /// only if other programs may change the files too. The default writes at `end`. The default is
+    /// right if only the client changes the file, because the client serializes its appends. A back
+    /// end whose files others change must find the end and write there in one step.
     fn append(&self, node: Node<'_>, handle: u64, end: u64, bytes: &[u8]) -> Result<usize, Errno> {
         self.write(node, handle, end, bytes)
     }
@@ -602,8 +607,8 @@ pub trait FileSystem: Send + Sync + 'static {
         Ok(None)
     }
 
-    /// Sets an ACL, or removes it with None. An access ACL comes with the mode that it implies, and
-    /// the back end changes the two at once.
+    /// Sets an ACL, or removes it with None. An access ACL comes with the mode that it implies. The
+    /// back end changes the ACL and the mode in one step.
     fn set_acl(
         &self,
         node: Node<'_>,
@@ -614,7 +619,8 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Tells the back end that the cache has dropped an inode (F.4).
+    /// Tells the back end that the cache has dropped an inode. This happens once for each time that
+    /// the inode entered the cache (F.4).
     fn forget(&self, ino: u64) {}
 
     /// Does deferred work. A server calls it about once per second, from a thread that serves no

@@ -3,7 +3,8 @@
 //! Every [`HashKeys`] has a random seed, so a client that chooses names cannot choose buckets (trap
 //! T54). A fixed seed makes runs repeatable. A name alone is hashed to two words ([`NameHash`]).
 //! One multiplication then mixes these words with the number of the directory. So a walk hashes
-//! each component before it knows the directory, and the two steps overlap.
+//! each component before it knows the directory. The processor overlaps this hash with the lookup
+//! of the directory.
 //!
 //! The mixing follows the folded multiply of wyhash and foldhash. The hash takes the words by which
 //! names are compared, and each factor contains a secret. foldhash 0.2 multiplies the words of a
@@ -60,8 +61,8 @@ impl HashKeys {
             Some(word) => fold(word ^ k2, words[N - 1] ^ k3),
             None => 0,
         };
-        // The compiler turns this into a select instruction. The processor would often mispredict a
-        // branch here.
+        // The compiler turns this `if` into a select instruction. The processor would often
+        // mispredict a branch on the length.
         let more = if name.len() > 8 * SHORT_WORDS { more } else { 0 };
         let hash = NameHash { second: short.second ^ more, ..short };
         if name.len() > 8 * N { self.rest::<N>(hash, name) } else { hash }
@@ -73,8 +74,8 @@ impl HashKeys {
     pub(crate) fn short_name(&self, len: usize, words: [u64; SHORT_WORDS]) -> NameHash {
         let [k0, k1, _, _, k4, k5] = self.names;
         let first = fold(words[0] ^ k0, words[1] ^ k1);
-        // The number of a directory, which is often small, is added to this word later. Multiply
-        // the length by a secret factor, so that the number and the length do not cancel out.
+        // `NameHash::child` adds the number of the directory, which is often small. Multiply the
+        // length by a secret factor, so that the number and the length do not cancel out.
         let first = first.wrapping_add((len as u64).wrapping_mul(k4));
         NameHash { first, second: words[2] ^ k5 }
     }

@@ -8,21 +8,22 @@
 //!
 //! Inodes have no slots of their own: each takes the inode half of a slot of the dentries.
 //!
-//! The back end owns the attributes, and the permission record is a copy of them. A change marks
-//! the record unknown before it calls the back end. A thread that finds the record unknown takes a
-//! ticket and asks the back end. It installs the answer only if no other change began, or still
-//! runs, since the ticket.
+//! The back end owns the attributes, and the permission record is a copy of them. A change of
+//! attributes marks the record unknown before it calls the back end. A thread that finds the record
+//! unknown takes a ticket (the version of the record) and asks the back end. It installs the answer
+//! only if no change has begun since it took the ticket, and none still runs.
 //!
 //! # Invariants
 //! - I.1: among live inodes, an inode number of a superblock is in the table at most once.
-//! - I.2: the count is at least the number of dentries that refer to the inode.
+//! - I.2: the reference count is at least the number of dentries that refer to the inode.
 //! - I.3: a reader that takes a reference through a dentry validates the dentry afterwards. A
 //!   reader that takes one through the table checks the number afterwards.
 //!
 //! # Locks
-//! The lock of the lockref protects the alias chain and the writes to the permission record. It is
-//! taken inside a dentry's lock, never around one. The list of stale generations is locked inside a
-//! stripe of the table, and around an inode's lock.
+//! The lock of an inode (in its lockref) protects the alias chain and the writes to the permission
+//! record. It is taken inside a dentry's lock, never around one. The list of stale generations
+//! (inodes whose number another inode has now) is locked inside a stripe of the table, and around
+//! an inode's lock.
 //!
 //! Source: Linux `struct inode`, `iget5_locked`; trap T16 (state and pointer in one word).
 
@@ -108,8 +109,8 @@ pub(crate) struct Inodes {
 pub(crate) struct Entered {
     /// The inode, with a reference for the caller.
     pub(crate) slot: InodeSlot,
-    /// The older inode, if another generation of its number has replaced it in the table. The
-    /// caller gets a reference on it.
+    /// The older inode with the same number and another generation, if `slot` has replaced it in
+    /// the table. The caller gets a reference on it.
     pub(crate) stale_generation: Option<InodeSlot>,
 }
 
@@ -161,13 +162,13 @@ impl Inodes {
     #[inline]
     pub(crate) fn ino(&self, slot: InodeSlot) -> u64 {
         // ORDERING: Relaxed. The number is fixed if the caller holds a reference. Otherwise the
-        // caller validates the dentry.
+        // caller validates the dentry that led to the inode.
         self.ref_words(slot)[1].load(Ordering::Relaxed)
     }
 
     pub(crate) fn generation(&self, slot: InodeSlot) -> u64 {
         // ORDERING: Relaxed. The generation is fixed if the caller holds a reference. Otherwise the
-        // caller validates the dentry.
+        // caller validates the dentry that led to the inode.
         self.perm_words(slot)[GENERATION].load(Ordering::Relaxed)
     }
 
@@ -229,8 +230,8 @@ impl Inodes {
             Some(if self.is(slot, superblock, ino) { Ok(slot) } else { Err(slot) })
         };
         loop {
-            // A miss proves nothing. So repeat the lookup under the stripe's lock, which makes it
-            // exact (T.1).
+            // A miss without a lock proves nothing (T.1 of `table`). So repeat the lookup under the
+            // stripe's lock.
             let found =
                 self.table.find(hash, probe).or_else(|| self.table.lock(hash).find(probe))?;
             match found {
@@ -241,8 +242,8 @@ impl Inodes {
     }
 
     /// Returns the slots of the inodes with this number and a stale generation, with a reference on
-    /// each. The caller calls [`Inodes::get`] first. An inode that becomes stale after that call is
-    /// then found by this one.
+    /// each. The caller calls [`Inodes::get`] first. So it misses no inode that moves from the
+    /// table to the list of stale generations meanwhile.
     #[inline]
     pub(crate) fn stale_generations(&self, superblock: u32, ino: u64) -> Vec<InodeSlot> {
         self.stale_generations.get(superblock, ino, |slot| self.lockref(slot).get_not_dead())
@@ -376,8 +377,8 @@ impl Inodes {
             self.stale_generations.remove(superblock, ino, slot);
         }
         let gone = self.dying.lock();
-        // ORDERING: Relaxed. `wait_until_gone` reads the number under the same lock. Other readers
-        // check the lockref, which tells them that the inode is dead.
+        // ORDERING: Relaxed. `wait_until_gone` reads the number under the mutex `dying` too. Other
+        // readers check the lockref, which tells them that the inode is dead.
         self.ref_words(slot)[1].store(0, Ordering::Relaxed);
         drop(gone);
         self.gone.notify_all();
@@ -453,7 +454,8 @@ impl Inodes {
 
     /// Works like [`Inodes::remove_alias`]. But if the dentry is the only alias of an inode that
     /// has other users, keeps the alias and returns false. The check and the removal are one step.
-    /// Otherwise two threads could each see the other's alias, and remove both.
+    /// Otherwise two threads that remove the last two aliases could each see the other alias, and
+    /// remove both.
     pub(crate) fn remove_alias_unless_needed(
         &self,
         slot: InodeSlot,
@@ -574,8 +576,7 @@ impl Inodes {
     pub(crate) fn begin_change(&self, slot: InodeSlot) -> Ticket {
         self.changes.add(1);
         let _guard = self.lockref(slot).lock();
-        // ORDERING: Relaxed. This thread holds the inode's lock. Threads that read the number of
-        // running changes hold this lock too.
+        // ORDERING: Relaxed. The inode's lock protects the number of running changes.
         self.perm_words(slot)[STATE].fetch_add(1, Ordering::Relaxed);
         self.mark_unknown(slot)
     }
@@ -586,13 +587,13 @@ impl Inodes {
         let _guard = self.lockref(slot).lock();
         // ORDERING: Relaxed. Under the inode's lock.
         self.perm_words(slot)[STATE].fetch_sub(1, Ordering::Relaxed);
-        // A fill that overlaps this change may have got its answer before the change. So raise the
-        // count, which makes the fill's answer untrusted.
+        // A fill that overlaps this change may have got its answer before the change. So raise
+        // `changes`: then the fill does not trust its answer.
         self.changes.add(1);
         if !perm.is_some_and(|perm| self.install_locked(slot, ticket, perm)) {
-            // The back end gave no answer, or another change overlapped this one, so that their
-            // order in the back end is not known. Make all outstanding tickets invalid, so that no
-            // older answer is installed.
+            // The back end gave no answer, or another change overlapped this one. Then the order of
+            // the two changes in the back end is unknown. Make all outstanding tickets invalid, so
+            // that no older answer is installed.
             let _ = self.mark_unknown(slot);
         }
     }
@@ -611,13 +612,13 @@ impl Inodes {
         self.install_locked(slot, ticket, perm);
     }
 
-    /// Works like [`Inodes::install`], for an answer that came with a name. The inode was not known
-    /// before, so the caller could not take a ticket. `changes_before` is [`Inodes::changes`] from
-    /// before the back end was asked.
+    /// Works like [`Inodes::install`], for an answer that came with a name. The caller asked for
+    /// the name before it knew the inode, so it could not take a ticket. `changes_before` is
+    /// [`Inodes::changes`] from before the back end was asked.
     pub(crate) fn install_unless_changed(&self, slot: InodeSlot, changes_before: i64, perm: Perm) {
         let _guard = self.lockref(slot).lock();
-        // A change of this inode raises the count before it takes the lock. So if the count is
-        // unchanged, no change has begun.
+        // A change first raises `changes` and then takes the inode's lock, which this thread holds.
+        // So a change that this check misses marks the permissions unknown after the installation.
         if self.changes() == changes_before {
             let ticket = self.ticket(slot);
             self.install_locked(slot, ticket, perm);
@@ -659,8 +660,8 @@ impl Inodes {
         Ticket(version & (u64::MAX >> VERSION_SHIFT))
     }
 
-    /// Stores the permissions of an inode that begins its life. The version continues from the last
-    /// life of the slot.
+    /// Stores the permissions of an inode that begins its life. The version continues from that of
+    /// the last inode in the slot.
     fn store_perm(&self, slot: InodeSlot, perm: Perm, known: bool) {
         let Ticket(version) = self.mark_unknown(slot);
         self.store_perm_version(slot, perm, version + u64::from(known));

@@ -175,8 +175,8 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
             self.vfs.rename(&self.cred, old, new, RenameMode::Replace)
         };
         match rename() {
-            // The table's entry of the target name is out of date: the storage has replaced another
-            // file. So remove the outdated entry first.
+            // The storage has made the rename. So the table's entry of the target name, which
+            // cannot be replaced, is out of date. Remove it and try again.
             Err(Errno::ISDIR | Errno::NOTDIR | Errno::NOTEMPTY)
                 if from.0.is_directory() && to.0.is_directory() =>
             {
@@ -188,7 +188,7 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     }
 
     /// Exchanges two names that the server has exchanged in its storage. If the table has only one
-    /// of them, that one moves to the other name.
+    /// of the two names, its node moves to the other name.
     ///
     /// # Errors
     /// The errors of [`InodeTable::renamed`].
@@ -228,7 +228,7 @@ impl<T> InodeTable<T> {
     /// Returns the root directory.
     ///
     /// # Panics
-    /// Panics at more than 2^27 references to it.
+    /// Panics at more than 2^27 references to the root directory.
     pub fn root(&self) -> TableNode<'_, T> {
         self.node(self.vfs.root())
     }
@@ -273,8 +273,8 @@ impl<T> InodeTable<T> {
         self.vfs.forget(ino, n)
     }
 
-    /// Drops all lookups of a node, and returns their number. A server calls this when its only
-    /// client has gone.
+    /// Drops all lookups of a node, and returns their number. A server calls this method when its
+    /// only client has gone.
     pub fn forget_all(&self, ino: u64) -> u64 {
         self.vfs.forget_all(ino)
     }

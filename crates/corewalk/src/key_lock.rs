@@ -41,12 +41,12 @@ pub(crate) const SHARDS_MANY: usize = if IS_MODEL { 2 } else { 512 };
 /// Shards for locks that are taken seldom.
 pub(crate) const SHARDS_FEW: usize = if IS_MODEL { 2 } else { 64 };
 
-/// If this bit is set, the word contains the key of the shard's only lock.
+/// If this bit of a shard's word is set, the word contains the key of the shard's only lock.
 const ALONE: u64 = 1;
 /// The locks of the shard are in its list.
 const LISTED: u64 = 2;
-/// The bits of a key that the word cannot contain. Two keys that differ only in these bits share a
-/// lock.
+/// The bits of a key for which a shard's word has no room. Two keys that differ only in these bits
+/// share a lock.
 const NO_KEY: u64 = ALONE | LISTED;
 
 /// The in-lookup locks of a namespace, or its attribute locks. The owner of the value says what
@@ -57,12 +57,12 @@ pub(crate) struct KeyLocks {
 
 /// The locks of the keys that hash to this shard.
 struct Shard {
-    /// See K.1.
+    /// 0, the key of the shard's only lock, or [`LISTED`] (invariant K.1).
     word: AtomicU64,
     /// The holders while `word` is [`LISTED`]. Protected by its own mutex.
     held: Mutex<Vec<Holder>>,
-    /// Notified when a lock is released for which threads wait. The waiting threads use it with the
-    /// mutex of `held`.
+    /// Notified when a thread releases a lock that other threads wait for. The waiting threads use
+    /// this variable with the mutex of `held`.
     released: Condvar,
 }
 
@@ -205,10 +205,10 @@ impl Shard {
     #[inline]
     fn is_fill_cancelled(&self, key: u64) -> bool {
         // Use a compare-exchange and not a load. Then a later `cancel_fill` sees everything that
-        // the holder did before this step (K.2). So the holder sees the cancellation, or the
-        // cancelling thread sees the holder's change.
+        // the holder did before the compare-exchange (K.2). So the holder sees the cancellation, or
+        // the cancelling thread sees the holder's change.
         // ORDERING(key-lock): Release. A thread that later takes the lock, or cancels its fill,
-        // sees everything that the holder did.
+        // sees everything that the holder did before.
         // ORDERING: Relaxed on failure. The mutex is taken next.
         let is_alone = self.word.compare_exchange(
             key | ALONE,
@@ -224,7 +224,8 @@ impl Shard {
     fn list(&self, held: &mut Vec<Holder>) {
         // ORDERING(key-lock): Acquire. Pairs with `release`, so that this thread sees everything
         // done under locks that were already released. If this thread moves a lock to the list, it
-        // also sees what the holder of that lock has done (K.2).
+        // also sees what the holder of that lock did before its last compare-exchange of the word
+        // (K.2).
         let before = self.word.swap(LISTED, Ordering::Acquire);
         if before & ALONE != 0 {
             held.push(Holder { key: before & !NO_KEY, is_fill_cancelled: false, waiters: 0 });
@@ -244,9 +245,10 @@ impl Shard {
 impl KeyGuard<'_> {
     /// Returns true if the answer to a fill under this lock must not be cached.
     ///
-    /// A later `cancel_fill` sees everything that the caller did before this call. So the caller
-    /// makes this call inside the step that makes its change visible. That step runs under a lock
-    /// that the cancelling thread waits for: a stripe's lock, or a dentry's write section.
+    /// The caller makes this call inside the step that makes its change visible: under a stripe's
+    /// lock, or in a dentry's write section. A `cancel_fill` after this call sees everything that
+    /// the caller did before, so it sees that the step has begun. So the cancelling thread's lookup
+    /// of the name waits for the end of the step, and finds the change.
     #[inline]
     pub(crate) fn is_fill_cancelled(&self) -> bool {
         self.keys.iter().any(|&key| key != 0 && self.locks.shard(key).is_fill_cancelled(key))

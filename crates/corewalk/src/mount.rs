@@ -8,10 +8,11 @@
 //!
 //! Each mount but the root mount counts its users: the table, and every [`PathRef`] into it. An
 //! unmount marks the mount dead in the step that checks for other users. From then on no walk can
-//! end in the mount. A walk in progress is not a user: its pointer keeps the memory of the mount,
-//! but does not keep the mount alive. When the walk ends, or goes up to the parent mount, it checks
-//! that the mount is alive. If the mount is dead, the walk begins again. (Counting pointers instead
-//! would include those of retired tables, and would miss walks that are just entering a mount.)
+//! end in the mount. A walk in progress is not a user: its pointer keeps the memory of the mount
+//! valid, but does not keep the file system mounted. When the walk ends, or goes up to the parent
+//! mount, it checks that the mount is alive. If the mount is dead, the walk begins again. (Counting
+//! pointers instead would include those of retired tables, and would miss walks that are just
+//! entering a mount.)
 //!
 //! # Invariants
 //! - M.1: a live mount keeps a reference on its mount point, and keeps its parent mount alive. So a
@@ -111,8 +112,8 @@ pub(crate) struct Mounts {
     root: OnceLock<Arc<Mount>>,
     /// Readers are in an RCU section. Written under `change`.
     table: RcuCell<Table>,
-    /// The id of the last mount. The mutex also protects the stores to `table` and the marks of
-    /// mount points.
+    /// The id of the last mount. The mutex also protects the stores to `table` and the flags
+    /// `Flags::MOUNTED` of mount points.
     change: Mutex<u64>,
 }
 

@@ -83,8 +83,8 @@ const LANES: u64 = 0x0101_0101_0101_0101;
 /// more words.
 const USUAL_WORDS: usize = 5;
 
-/// Returns a word whose lowest set bit is the upper bit of the first zero byte. Returns 0 if no
-/// byte is zero.
+/// Returns a word whose lowest set bit is the upper bit of the first zero byte in `word`. Returns 0
+/// if `word` has no zero byte.
 #[inline]
 fn zeroes(word: u64) -> u64 {
     word.wrapping_sub(LANES) & !word & (0x80 * LANES)
@@ -101,7 +101,7 @@ pub(crate) fn padded(bytes: &[u8]) -> u64 {
     };
     match len {
         0 => 0,
-        // The reads may overlap. Then a byte is combined with itself, which changes nothing.
+        // Two of the reads may be of one byte. Combining a byte with itself changes nothing.
         1..4 => byte(0) | byte(len / 2) | byte(len - 1),
         4..8 => four(0) | four(len - 4),
         _ => eight(bytes, 0),
@@ -125,8 +125,8 @@ pub(crate) fn name_word(name: &[u8], at: usize) -> u64 {
 }
 
 /// Returns the first words of a name. If the name is shorter than a word, each word is the name
-/// padded with zeroes. Lengths of names are hard to predict, so the only branch recognises names
-/// shorter than a word.
+/// padded with zeroes. Lengths of names are hard to predict, so the only branch on the length
+/// recognises names shorter than a word.
 #[inline(always)]
 pub(crate) fn name_words<const N: usize>(name: &[u8]) -> [u64; N] {
     let Some(last) = name.len().checked_sub(8) else { return [padded(name); N] };
@@ -208,8 +208,7 @@ fn slashes_in(path: &[u8], from: usize) -> u64 {
     let (sixteens, fewer) = rest.as_chunks();
     let found = sixteens.iter().enumerate();
     let found = found.fold(0, |found, (i, bytes)| found | (slashes(bytes) << (16 * i)));
-    // The last sixteen bytes overlap the group before them. So shift out the bytes that were
-    // already searched.
+    // The last sixteen bytes overlap bytes that were searched before. So shift out the overlap.
     let again = slashes(last).unbounded_shr(16 - fewer.len() as u32);
     found | again.unbounded_shl(16 * sixteens.len() as u32)
 }

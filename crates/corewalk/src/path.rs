@@ -55,9 +55,10 @@ impl<'v> PathRef<'v> {
     /// is `/` and [`PathKind::Linked`], a path below is `/a/b`. The mounts on the path are those of
     /// the same instant.
     ///
-    /// The call makes at most four passes without a lock. A pass fails only if the place or an
-    /// ancestor changes meanwhile. After that the call makes one pass under a lock that keeps all
-    /// directories in place. Several calls can hold this lock at the same time.
+    /// The call first collects the names without a lock, at most four times. This fails only if the
+    /// place or an ancestor changes meanwhile. After four failures the call collects the names
+    /// under a lock that keeps all directories in place. Several calls can hold this lock at the
+    /// same time.
     #[must_use]
     pub fn path_of(&self, root: &PathRef<'_>) -> (Vec<u8>, PathKind) {
         let mut buffer = PathBuffer::new();
@@ -66,9 +67,11 @@ impl<'v> PathRef<'v> {
     }
 
     /// Like [`PathRef::path_of`], but writes the path to the end of `buf`. The bytes before the
-    /// path may be overwritten. The call allocates nothing, however long the path is. If a path has
-    /// more names than fit in the usual read set, a later pass uses a read set of 1024 names. For a
-    /// path of even more names, the call takes the lock.
+    /// path may be overwritten. The call allocates nothing, however long the path is. At its end
+    /// the call checks that no name of the path has changed, and keeps a list of the names for this
+    /// check. If the path has more names than fit in the list, the call tries again with a list of
+    /// 1024 names. For a path of even more names, the call takes the lock that keeps all
+    /// directories in place.
     ///
     /// # Errors
     /// `ENAMETOOLONG` if the path does not fit. No NUL follows the path, so a buffer of its length

@@ -93,8 +93,8 @@ impl<const N: usize> ReadSet<N> {
     /// Returns true if no dentry of the read set has changed since it was added.
     #[inline]
     pub(crate) fn is_unchanged(&self, dentries: &Dentries) -> bool {
-        // Branch only once, because nearly always all steps are unchanged. A step with an odd
-        // sequence never validates, because a writer was inside its section.
+        // Nearly always all steps are unchanged, so combine the results and branch once. A step
+        // with an odd sequence was read during a write section, so it never validates.
         SeqCount::end_of_reads();
         let len = self.len.min(N);
         let (mut differ, mut odd) = (0, 0);

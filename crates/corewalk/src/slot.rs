@@ -27,7 +27,8 @@ pub(crate) type DentrySlot = Slot<OfDentry>;
 /// The slot of an inode.
 pub(crate) type InodeSlot = Slot<OfInode>;
 
-/// The sequence of a dentry, as a reader saw it. It is odd if a writer was inside its section.
+/// The sequence of a dentry, as a reader saw it. It is odd if the dentry was inside a write
+/// section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct Seq(pub(crate) u64);

@@ -2,8 +2,8 @@
 //!
 //! A bucket is one cache line of eight entries. Readers take no lock and write nothing. They
 //! compare eight tags at once, and follow a link only if the bucket has overflowed. A hit is a
-//! hint, which the dentry or inode in the slot confirms. A miss proves nothing; a thread that acts
-//! on it repeats the lookup under the bucket's lock.
+//! hint, which the dentry or inode in the slot confirms. A miss proves nothing: a thread that acts
+//! on a miss first repeats the lookup under the bucket's lock.
 //!
 //! ```text
 //! word 0, 1  tags: the upper 16 bits of the hash of entries 0 to 3 and 4 to 7
@@ -18,9 +18,11 @@
 //!
 //! # Guarantees
 //! - T.1: a reader that starts after `insert` returned, and ends before `remove` is called, sees
-//!   the entry. The exceptions are a split of the bucket meanwhile, and the reuse of a line of its
-//!   chain. So a miss proves nothing, unless the lookup was made in a `Stripe`.
-//! - T.2: a split never makes an entry invisible under its stripe's lock.
+//!   the entry. It may miss the entry if the bucket is split meanwhile, or if an overflow line of
+//!   the bucket is reused. So a miss proves nothing, unless the lookup was made under the stripe's
+//!   lock (in a `Stripe`).
+//! - T.2: a lookup under the stripe's lock finds every entry of the stripe, even if a thread splits
+//!   one of its buckets.
 //!
 //! # Locks
 //! A stripe lock covers all buckets whose numbers end in the same bits, so it covers both halves of
@@ -65,8 +67,8 @@ pub(crate) struct Table<K> {
     /// The overflow lines: cache lines that continue a full bucket. A line is written under the
     /// lock of the stripe whose bucket uses it.
     overflow: SlotArena<WORDS>,
-    /// The table grows when a stripe holds more entries per bucket than this number. At that time
-    /// the mean of all stripes is about one entry less.
+    /// The table grows when a stripe (a group of buckets with one lock) has more entries per bucket
+    /// than this number. At that time the mean of all stripes is about one entry less.
     load: u32,
     /// Each lock protects the state of its stripe and the entries of the stripe's buckets. The
     /// numbers of these buckets end in the bits of the stripe's number.
@@ -221,7 +223,8 @@ impl<K: Copy> Table<K> {
         (u64::from(self.size.get()) + self.overflow.in_use()) * (WORDS as u64) * 8
     }
 
-    /// Splits one bucket. The caller holds `grow`. Returns false if the table is at its capacity.
+    /// Splits one bucket. The caller holds the mutex `grow`. Returns false if the table is at its
+    /// capacity.
     fn split(&self) -> bool {
         let new = self.size.get();
         if new >= self.buckets.max_slots() {
@@ -305,7 +308,7 @@ impl<K: Copy> Stripe<'_, K> {
     /// Returns true if the stripe holds more entries than its load.
     pub(crate) fn needs_split(&self) -> bool {
         let buckets = self.table.size.get();
-        // Tolerate a small excess over the mean, which is normal, especially in a small table.
+        // Tolerate a few entries more than the load. That is normal, especially in a small table.
         self.state.entries > (buckets / STRIPES) * self.table.load + ENTRIES as u32
     }
 
@@ -405,8 +408,8 @@ impl Size {
     }
 
     fn get(&self) -> u32 {
-        // ORDERING: Relaxed. The size changes only under `grow`. Other threads use it only as a
-        // hint.
+        // ORDERING: Relaxed. The size changes only under the mutex `grow`. Other threads use the
+        // size only as a hint.
         self.0.load(Ordering::Relaxed) as u32
     }
 }
@@ -422,7 +425,8 @@ fn bucket_of(hash: u32, size: u64) -> u32 {
 fn matches(line: &Line, hash: u32) -> Lanes {
     let tags = line.first_chunk().expect("a line has more than two words");
     // ORDERING(table-entry): Acquire. Pairs with `store_entry`. The slot number and the slot's
-    // content were stored before the tag, so a reader that sees the tag sees them.
+    // content were stored before the tag, so a reader that sees the tag sees the number and the
+    // content.
     WordPair::load_acquire(tags).lanes_equal((hash >> 16) as u16)
 }
 
@@ -431,7 +435,8 @@ fn matches(line: &Line, hash: u32) -> Lanes {
 fn slot_at(line: &Line, lane: Lane) -> u32 {
     let slots = line[SLOTS..].first_chunk().expect("there are four words of slots");
     // ORDERING(table-slot): Acquire. Pairs with the store of the slot number in `store_slot`. A
-    // reader may see this number before the tag. The slot's content was stored before both.
+    // reader may see this number before the tag, but the slot's content was stored before the
+    // number.
     lane.half_of(slots)
 }
 

@@ -20,7 +20,7 @@
 //! locks of the free lists of slots and of the queue of deferred de-duplication come last. `names`
 //! shows that this order prevents deadlock. The lock that lets one thread at a time de-duplicate
 //! the queued sets comes before all of these locks. No lock is held while the caller's sink runs in
-//! `readdir`; a lock is held only while one batch is copied.
+//! `readdir`; the directory's lock is held only while one batch of entries is copied.
 //!
 //! # Differences from Linux
 //! - `FALLOC_FL_ZERO_RANGE`, `FALLOC_FL_COLLAPSE_RANGE` and `FALLOC_FL_INSERT_RANGE` work.
@@ -82,8 +82,9 @@ mod pages;
 mod table;
 mod xattr;
 
-/// The number of entries that `readdir` copies at a time under the directory's lock. The first
-/// batch is smaller than the others, because a caller with a small buffer needs few entries.
+/// The number of entries in a batch, which `readdir` copies at a time under the directory's lock.
+/// The first batch of a call is the smallest, because a caller with a small buffer needs few
+/// entries.
 const BATCH_ENTRIES: std::ops::RangeInclusive<usize> = 32..=512;
 /// Freed bytes after which the memory is returned to the system.
 const TRIM_BYTES: u64 = 8 << 20;
@@ -137,9 +138,10 @@ pub struct TmpfsOptions {
     pub root_uid: u32,
     /// The group of the root directory (`gid=`).
     pub root_gid: u32,
-    /// Store equal sets of extended attributes and ACLs once (`mbcache`, `no_mbcache`). A shared
-    /// set is charged once. A change of a shared set may need a copy, even to remove an attribute
-    /// or to chmod a file with an ACL. Without space for the copy, the change fails with `ENOSPC`.
+    /// Store equal sets of extended attributes and ACLs once (mount options `mbcache`,
+    /// `no_mbcache`). A shared set is charged once. A change of a shared set may need a copy, even
+    /// to remove an attribute or to chmod a file with an ACL. Without space for the copy, the
+    /// change fails with `ENOSPC`.
     pub share_xattrs: bool,
     /// The rule by which a read updates the access time (mount options `relatime`, `noatime`,
     /// `strictatime`, `nodiratime`).
@@ -208,10 +210,11 @@ impl Tmpfs {
         self.xattrs.stats()
     }
 
-    /// De-duplicates all queued sets of extended attributes and ACLs now. Otherwise a queued set
-    /// waits until the next `maintain`, or until space runs out. Returns the number of inodes that
-    /// were queued. A caller that runs no server should call this or `maintain` now and then: at
-    /// most 4096 inodes are queued, and without it they stay queued.
+    /// De-duplicates all queued sets of extended attributes and ACLs now. A set is queued if its
+    /// inode changes repeatedly. Otherwise a queued set waits until the next `maintain`, or until
+    /// space runs out. Returns the number of inodes that were queued. A caller that runs no server
+    /// should call this method or `maintain` now and then, because otherwise up to 4096 inodes stay
+    /// queued.
     ///
     /// # Examples
     /// ```
@@ -243,12 +246,14 @@ impl Tmpfs {
         count
     }
 
-    /// Runs `step`. If it fails for lack of `space`, de-duplicates all queued sets and runs it
-    /// again. `step` must hold no lock when it fails. Some `ENOSPC` errors are not about `space`:
-    /// too many attribute names, or too many inodes. In these cases de-duplication does not help.
+    /// Runs `step`. If `step` fails for lack of space in the budget `space`, de-duplicates all
+    /// queued sets and runs `step` again. `step` must hold no lock when it fails. An `ENOSPC` for
+    /// too many attribute names or too many inodes is not about `space`, and de-duplication does
+    /// not help against it.
     fn retry_after_sharing<T>(&self, step: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
-        // Use the larger of two queue lengths, from before and after `step`. Another thread may
-        // de-duplicate in between, which may have freed enough space for a retry.
+        // If no set was queued before `step` and none is now, a retry is useless. If the queue was
+        // emptied during `step`, another thread has de-duplicated, so a retry may find enough
+        // space.
         let (refusals, queued) = (self.space.refusals(), self.xattrs.queued());
         match step() {
             Err(Errno::NOSPC)
@@ -351,9 +356,10 @@ impl Tmpfs {
         let mut content = content.write();
         content.check_kept()?;
         FileContent::check_size(size)?;
-        // Change the mode first, because the copy of an ACL may fail for lack of space. The change
-        // of the size cannot fail, because it was checked before. The mode and the ACL change under
-        // one lock, so that no reader sees one without the other.
+        // Change the mode before the size. A new mode changes the access ACL, which may need a copy
+        // of a shared ACL and fail for lack of space. The new size cannot fail, because
+        // `check_size` has accepted it. The mode and the ACL change under one lock, so that no
+        // reader sees one without the other.
         if set.mode.is_some() {
             let table = self.table.enter();
             let (mut inode, now) = (table.write(ino)?, now());
@@ -383,12 +389,12 @@ impl Tmpfs {
         let bytes = self.table.bytes() + self.space.used();
         // ORDERING: Relaxed. A sample; nothing is published through it.
         let most = self.bytes_max.fetch_max(bytes, Ordering::Relaxed);
-        // The threshold grows with the heap. So a large heap is scanned only if much memory can be
-        // returned.
+        // `give_back_freed` scans the heap, so a large heap must have freed more bytes before it is
+        // scanned.
         if most.saturating_sub(bytes) >= TRIM_BYTES.max(bytes / 8) {
             // ORDERING: Relaxed. As above.
             self.bytes_max.store(bytes, Ordering::Relaxed);
-            // Wait for a grace period. After it, the freed slots are returned to the allocator.
+            // Wait for an RCU grace period, after which the freed slots are in the allocator.
             rcu::synchronize();
             heap::give_back_freed();
         }
@@ -636,7 +642,8 @@ impl FileSystem for Tmpfs {
         self.discard(ino, |attributes| attributes.nlink == 0);
     }
 
-    /// De-duplicates the queued sets of attributes, and returns freed memory to the system.
+    /// De-duplicates the queued sets of attributes (those that changed repeatedly since the last
+    /// `maintain`), and returns freed memory to the system.
     fn maintain(&self) {
         self.trim();
         self.share_xattrs();

@@ -14,10 +14,10 @@
 //! - V.2: a lookup that the cache answers takes no lock and never waits.
 //! - V.3: a slow call of the back end delays only operations on the same name. A slow change of
 //!   attributes, and a slow write that clears set-user-ID, delay only other operations on the same
-//!   inode. There are two exceptions. An operation returns `ENOENT` or `ESTALE` only after running
-//!   operations on the name of that directory or file have ended. A back end by path that asks for
-//!   a path waits for renames of the path's directories, and such renames wait for the call
-//!   (`FileSystem`, F.6).
+//!   inode. There are two exceptions. An operation may fail with `ENOENT` or `ESTALE` because its
+//!   directory or file is gone. Before it returns the error, it waits for running operations on the
+//!   name of that directory or file. A back end by path that asks for a path waits for renames of
+//!   the path's directories, and such renames wait for the call (`FileSystem`, F.6).
 
 mod attributes;
 mod by_number;
@@ -353,8 +353,9 @@ impl Vfs {
     }
 
     /// Evicts unused entries, first those that have not been used for long. Reports each pinned
-    /// entry to `pinned`. Stops when the evicted and reported entries together are `want`, or when
-    /// each entry was examined once. Returns the number of evicted entries.
+    /// entry (one that only lookups of the client keep) to `pinned`. Stops when the evicted and
+    /// reported entries together are `want`, or when each entry was examined once. Returns the
+    /// number of evicted entries.
     ///
     /// A large scan takes long, so call it on a thread that serves no requests. When the client has
     /// forgotten a reported entry, evict it with [`Vfs::evict`].
@@ -429,7 +430,8 @@ impl Vfs {
 
 impl Drop for Vfs {
     fn drop(&mut self) {
-        // Remove the hidden names of those unlinked files that the client has not forgotten.
+        // Remove the hidden names, under which a back end by path keeps unlinked files until the
+        // client forgets them.
         for superblock in self.supers.list.iter().map_while(OnceLock::get) {
             let hidden = superblock.paths.as_ref().map_or_else(Vec::new, Paths::take_all_hidden);
             hidden.iter().for_each(|hidden| superblock.remove_hidden(hidden));
@@ -468,7 +470,8 @@ pub struct Stats {
     pub refused_fills: u64,
     /// Entries evicted.
     pub reclaimed: u64,
-    /// Failed passes of walks and path translations. A pass fails if a dentry changes during it.
+    /// Failed passes (attempts without a lock) of walks and path translations. A pass fails if a
+    /// dentry that it has used changes before its end.
     pub retries: u64,
     /// Walks that fell back to ref-walk, and path translations that blocked renames of directories,
     /// each after repeated failed passes.
@@ -525,11 +528,11 @@ impl<'v> InodeRef<'v> {
     pub fn into_lookups(self) -> u64 {
         let ino = self.ino();
         let lockref = self.vfs.dcache.inodes.lockref(self.slot);
-        // Other threads may pass this check at the same time. The field has room for them, because
-        // the limit is half of its range.
+        // Other threads may pass this check at the same time. The bits for lookups cannot overflow,
+        // because `LOOKUPS_MAX` is half of their range.
         if lockref.count() < LOOKUPS_MAX * LOOKUP {
-            // The caller's reference already counts as one of the `LOOKUP` units, so add only the
-            // others.
+            // One lookup is `LOOKUP` units. The caller's reference becomes one of them, so add the
+            // rest.
             lockref.get_many(LOOKUP - 1);
             std::mem::forget(self);
         }

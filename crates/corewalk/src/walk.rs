@@ -3,9 +3,9 @@
 //! A walk starts in **rcu-walk**. It looks each component up without a lock, a reference or a
 //! store, and adds each dentry with its sequence to a read set. At its end it validates the read
 //! set. If that is valid, all names existed at one instant, so the answer is that of this instant.
-//! (Linux's rcu-walk does not promise that for a whole path.) Before it blocks, the walk takes a
-//! reference on its dentry, does that one step, and continues in rcu-walk. It blocks at names that
-//! are not cached, symbolic links, and unknown permissions.
+//! (Linux's rcu-walk does not promise that for a whole path.) A walk may block at names that are
+//! not cached, symbolic links, and unknown permissions. Before such a step it takes a reference on
+//! its dentry, and afterwards it continues in rcu-walk.
 //!
 //! A walk that fails its validation repeatedly becomes a **ref-walk**. It holds a reference at each
 //! step and needs no validation, so it always ends. Both modes make the same decisions. But the
@@ -14,8 +14,8 @@
 //! # Confined walks
 //! With [`WalkFlags::BENEATH`] or [`WalkFlags::IN_ROOT`] the result is below the root of the walk
 //! at the instant of the answer, even if directories are moved out of that root (trap T20). The
-//! read set includes the directories from the result up to that root. A ref-walk keeps directories
-//! in place while it checks them.
+//! read set includes the directories from the result up to the root of the walk. A ref-walk takes
+//! `topology` shared while it checks these directories, so none of them moves.
 //!
 //! Source: path_resolution(7), openat2(2), Linux path-lookup.rst.
 
@@ -157,8 +157,8 @@ impl Vfs {
     /// - `ENOENT`, also for an empty path; `ENOTDIR`; `EACCES`.
     /// - `ELOOP` for more than 40 symbolic links, or for one that the flags forbid.
     /// - `ENAMETOOLONG` for a component over 255 bytes, or a path of 4096 bytes and more.
-    /// - `EXDEV` for a path that leaves its confinement.
-    /// - `EAGAIN` for `CACHED`, if the back end would have to be asked.
+    /// - `EXDEV` for a path that leaves the directory or the mount to which the flags confine it.
+    /// - `EAGAIN` with the flag [`WalkFlags::CACHED`], if the back end would have to be asked.
     /// - The errors of the back end.
     ///
     /// # Examples
@@ -329,8 +329,8 @@ impl<'v, 'a> Walk<'v, 'a> {
     fn follow(&mut self, path: &[u8]) -> Result<(), Stop> {
         self.record();
         let must_be_directory = path.ends_with(b"/") || self.flags.contains(WalkFlags::DIRECTORY);
-        // The rest of the path, and the rests of the links that are being followed. The innermost
-        // link is the last.
+        // While the walk follows links: the rest of the path behind each link, outermost link
+        // first.
         let mut rest: Vec<Vec<u8>> = Vec::new();
         let mut path = path;
         let mut link: Vec<u8>;
@@ -425,8 +425,8 @@ impl<'v, 'a> Walk<'v, 'a> {
     }
 
     /// Takes a reference on the current dentry, so that the walk may block there and leave
-    /// rcu-walk. The read set stays. At the end it covers the whole path, even if the walk has
-    /// blocked in between.
+    /// rcu-walk. The read set stays, so at the end of the walk it covers the whole path, even if
+    /// the walk has blocked in between.
     #[doc(alias = "try_to_unlazy")]
     pub(crate) fn legitimize(&mut self) -> Result<(), Stop> {
         if self.hold.is_some() {

@@ -93,8 +93,8 @@ fn check_in_buffers(place: &PathRef<'_>, root: &PathRef<'_>) {
                     );
                 }
                 Ok(_) => assert_eq!(found, Err(too_small), "{format} in {size}"),
-                // If the place has no path, a small buffer may give the error for a small buffer
-                // instead, as in the kernel.
+                // A place without a path in this format gives `error`. A small buffer may give the
+                // error for a small buffer instead, as in the kernel.
                 Err(error) => {
                     assert!(found == Err(*error) || (size < 600 && found == Err(too_small)));
                 }

@@ -2,11 +2,12 @@
 //!
 //! The test builds a namespace over tmpfs, 12 directories deep and 1000 names wide, and looks each
 //! name up once. So the cache has every name; missing names have negative dentries. Then it makes
-//! all of that memory, and the statics of the program, read-only, and resolves thousands of paths.
-//! One store to shared memory would end the process.
+//! the memory of the namespace and the statics of the program read-only, and resolves thousands of
+//! paths. One store to shared memory would end the process.
 //!
-//! The controls make the smallest possible stores: a walk that takes a reference on its result, and
-//! the creation of a name. Each must be killed, otherwise the test proves nothing.
+//! Two control processes make the smallest possible stores: one takes a reference on the result of
+//! a walk, and one makes a name. Each must be killed by its store, otherwise the test proves
+//! nothing.
 //!
 //! Source: `corewalk_testkit::seal`; Clements et al., "The scalable commutativity rule", 2013.
 #![cfg(not(miri))]
@@ -23,8 +24,8 @@ static SEAL: Seal = Seal::new();
 
 /// The number of nested directories.
 const DEEP: usize = 12;
-/// The number of names in the last directory. It is also the number of missing names that are
-/// looked up there.
+/// The number of names in the last directory. It is also the number of missing names that the test
+/// looks up in that directory.
 const WIDE: usize = 1000;
 
 /// A namespace with a warm cache, the caller's credentials, and the paths to walk.

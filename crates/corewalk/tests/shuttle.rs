@@ -349,8 +349,9 @@ fn control_change_without_invalidation_is_caught() {
     check(|| invalidate_against_fill(Before::Nothing, |_| ()));
 }
 
-/// A user writes to a set-user-ID file while `chmod` changes the mode. The change must not be lost.
-/// At the end the bit may be set only if the chmod came after the write. Returns the mode.
+/// A user writes to a set-user-ID file while `chmod` changes the mode. The chmod must not be lost.
+/// At the end set-user-ID may be set only if the chmod came after the write. Returns the mode at
+/// the end.
 fn chmod_against_write(chmod: fn(&Vfs, &Tmpfs, u64)) -> u32 {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let vfs = over(Arc::clone(&fs) as Arc<dyn FileSystem>);
@@ -560,7 +561,7 @@ fn listing_during_changes_brings_no_name_back() {
 }
 
 /// Control for trap T25: the listing begins only after its entries were read, so it misses changes
-/// before its begin. The test must catch that.
+/// that came between. The test must catch that.
 #[test]
 #[should_panic(expected = "a name was brought back")]
 fn control_listing_that_begins_late_is_caught() {
@@ -580,10 +581,12 @@ fn control_listing_that_begins_late_is_caught() {
 #[test]
 fn lookup_in_a_removed_directory_finds_no_other_files() {
     check(|| {
-        // The back end moves the directory `d` elsewhere just before `other` is renamed over the
-        // name `d`. So the cache takes the directory for removed. It then finds the directory under
-        // its new name, while the test still holds the old dentry. So the new dentry is in another
-        // slot than the inode. Only such a slot can be reused by another dentry.
+        // The test needs a directory whose dentry is not in its inode's slot. Only such a dentry
+        // slot can be reused while the inode is held. These steps make one:
+        // 1. Just before the namespace renames `other` over `d`, the back end moves the old `d` to
+        //    `moved`. So the cache takes the old directory for removed.
+        // 2. A lookup of `moved` finds the directory, while `first` still holds its old dentry. So
+        //    its new dentry gets another slot.
         let vfs = over(Arc::new(HookedTmpfs::new(|fs: &Tmpfs, call| {
             if call != Call::Rename(b"other") {
                 return Ok(());
@@ -620,8 +623,8 @@ fn lookup_in_a_removed_directory_finds_no_other_files() {
 }
 
 /// `mkdir` makes a directory `d` whose name has a negative dentry. Meanwhile two threads look `d`
-/// up `looks` times each, and a third thread runs `meanwhile`. A lookup finds `d` if it starts
-/// after the creation, or if the same thread has found it before.
+/// up `looks` times each, and a third thread runs `meanwhile`. A lookup must find `d` if it starts
+/// after the creation, or if the same thread has found `d` before.
 fn mkdir_against_lookup(looks: u32, mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs)) {
     let vfs = new();
     let start = vfs.stats();

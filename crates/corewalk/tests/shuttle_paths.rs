@@ -115,8 +115,8 @@ fn control_path_snapshot_is_caught() {
 }
 
 /// Two renames that need the paths of each other's directories must end, and so must a link that
-/// needs two paths. Each rename may move a directory below the other, and then one of them must
-/// fail.
+/// needs two paths. Each of the two renames moves its directory below the other one, so one of them
+/// must fail.
 #[test]
 fn crossing_renames_and_a_link_end() {
     static REFUSED: AtomicUsize = AtomicUsize::new(0);

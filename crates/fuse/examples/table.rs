@@ -28,8 +28,8 @@ const TTL: Duration = Duration::from_secs(1);
 
 struct Shown {
     from: PathBuf,
-    /// The user data of each inode is its number on the host. If a name now has another number
-    /// there, the name belongs to another file.
+    /// The user data of each inode is its inode number on the host. If a name has another number on
+    /// the host now, the name belongs to another file.
     table: InodeTable<u64>,
 }
 

@@ -8,14 +8,15 @@
 //! # Requests that are turned off
 //! - If the server needs no open ([`Server::opens_are_free`]), the adapter answers the first open
 //!   with `ENOSYS`. After that the kernel sends neither open nor release.
-//! - The adapter always answers `flush` with `ENOSYS`, since closing a file has no effect on these
-//!   back ends.
+//! - The adapter always answers `flush` with `ENOSYS`, since no back end does anything when a file
+//!   descriptor is closed.
 //! - The adapter does not request file locks. So the kernel manages them itself, as for a local
 //!   file system.
-//! - A kernel that checks permissions clears set-user-ID, and set-group-ID with execution by the
-//!   group, except in an open that truncates. If the server checks permissions, the adapter
-//!   requests that the kernel leaves these bits to the server (`FUSE_HANDLE_KILLPRIV`). The server
-//!   always decides about set-group-ID without execution by the group (`Server::change`).
+//! - If the kernel checks permissions, it also clears the set-user-ID bit of a changed file. It
+//!   clears the set-group-ID bit if the group may execute the file. But it does not do so in an
+//!   open that truncates. If the server checks permissions, the adapter requests that the kernel
+//!   leaves both bits to the server (`FUSE_HANDLE_KILLPRIV`). If the group may not execute the
+//!   file, the server always decides about set-group-ID (`Server::change`).
 //!
 //! # Panics of a back end
 //! Each request runs under `catch_unwind`. If it panics, the answer is `EIO`. The cache and the
@@ -71,8 +72,8 @@ pub struct Adapter {
 /// The way in which the adapter answers an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Opening {
-    /// The kernel sends a request for each open. The flags of the answer tell the kernel whether it
-    /// may keep its cached pages.
+    /// The kernel sends a request for each open. The flags in the field go into the answer, and
+    /// tell the kernel whether it may keep its cached pages.
     Asked(FopenFlags),
     /// The kernel sends no open.
     Free,
@@ -124,8 +125,8 @@ impl Adapter {
         ];
         match options.readdirplus {
             ReaddirPlus::Never => {}
-            // Do not request listings with attributes. With a timeout of 0 the kernel could not use
-            // the attributes, since it looks up each name again.
+            // Do not request listings with attributes. If the entry timeout is 0, the kernel looks
+            // up each name again, and does not use the attributes.
             ReaddirPlus::Auto if options.entry_timeout.is_zero() => {}
             ReaddirPlus::Auto => {
                 wanted.push(InitFlags::FUSE_DO_READDIRPLUS);

@@ -1,9 +1,9 @@
 //! Credentials for a request.
 //!
 //! A request carries `fsuid`, `fsgid` and a process number. It carries neither supplementary groups
-//! nor capabilities. If the kernel checks permissions, the server does not need these. Otherwise
-//! the server reads them from `/proc/PID/status`, on the thread of the request. The process waits
-//! for the answer, so it still exists.
+//! nor capabilities. If the kernel checks permissions, the server needs neither. Otherwise the
+//! server reads both from `/proc/PID/status`, on the thread that serves the request. The process
+//! that sent the request waits for the answer, so it still exists.
 //!
 //! # Which capabilities count
 //! - Any user can create a user namespace and has all capabilities in it. So the capabilities of a

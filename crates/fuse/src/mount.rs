@@ -76,8 +76,8 @@ pub struct Mount {
 pub struct Mountpoint {
     /// The path at the time of the mount.
     path: PathBuf,
-    /// The numbers of the mount and of its device. After the mount is gone, a later mount may get
-    /// both.
+    /// The number of the mount and the number of its device. After the mount is gone, a later mount
+    /// may get both numbers.
     identity: table::Identity,
     /// The device, which shows whether the connection still exists.
     device: Arc<Device>,
@@ -175,9 +175,9 @@ impl Mount {
     pub fn wait(mut self) -> Result<(), MountError> {
         let session = self.session.take().expect("only `wait` and `drop` take the session");
         let mut ended = end(session);
-        // When a detached mount ends, most threads read `ENODEV` from the device, but a few read
-        // `ECONNABORTED`. After an abort of the connection all read `ECONNABORTED`, but then the
-        // mount still exists.
+        // When a detached mount ends, most threads read `ENODEV` from the FUSE device, but a few
+        // read `ECONNABORTED`. After an abort of the connection all threads read `ECONNABORTED`.
+        // The difference is that after an abort the mount still exists.
         let is_aborted = ended == Err(MountError::System("serving requests", Errno::CONNABORTED));
         if is_aborted && self.point.find() == Ok(None) {
             ended = Ok(());
@@ -208,8 +208,8 @@ impl Mountpoint {
         if device::unmount(&path, device::Force::None).is_ok() {
             return Ok(Unmounted::Done);
         }
-        // Either the mount is in use, or its path has changed meanwhile. So look for the path
-        // again.
+        // The unmount has failed: either the mount is in use, or its path has changed meanwhile. So
+        // look for the path again.
         let Some(path) = self.find()? else { return Ok(Unmounted::Already) };
         device::unmount(&path, device::Force::Detach)?;
         Ok(Unmounted::Detached)
@@ -227,9 +227,10 @@ impl Mountpoint {
         if met.is_none_or(|met| met.identity != self.identity) {
             return Err(Errno::BUSY);
         }
-        // While the connection exists, a mount with these numbers is this mount. Afterwards a dead
-        // mount with them is this mount, whose connection was aborted. A live mount has got the
-        // numbers after the end of this mount.
+        // While the FUSE connection exists, the mount with the numbers in `identity` is the mount
+        // of this `Mountpoint`. After the connection has ended, the mount with these numbers may
+        // have no server. Then it is still the same mount, whose connection was aborted. If it has
+        // a server, it is a later mount.
         let is_ours = !self.device.is_disconnected() || table::is_dead(&path);
         Ok(is_ours.then_some(path))
     }
@@ -254,8 +255,8 @@ fn start(adapter: Adapter, device: &Device, mount: &MountOptions) -> Result<Runn
         .map_err(|error| system("negotiating with the kernel", &error))?;
     let notifier = session.notifier();
     server.set_drop_attributes(Box::new(move |node| {
-        // Offset -1 tells the kernel to drop only the attributes, for which it does not lock the
-        // inode.
+        // Offset -1 tells the kernel to drop only the attributes and no pages. For that it does not
+        // lock the inode.
         if let Err(error) = notifier.inval_inode(INodeNo(node), -1, 0) {
             log::debug!("cannot make the kernel drop the attributes of node {node}: {error}");
         }

@@ -2,10 +2,10 @@
 //! changed them.
 //!
 //! To drop a name, the kernel locks the directory. A process that waits for the answer to a request
-//! in that directory holds the same lock. If the thread that serves this request dropped the name,
-//! it would wait for itself. So a back end must not call these functions while it serves a request.
-//! The module [`shrinker`](crate::shrinker) sends the notifications that keep the cache in its
-//! budget.
+//! in that directory may hold the lock of the directory. If the thread that serves the request
+//! tried to drop the name, it would wait for itself. So a back end must not call these functions
+//! while it serves a request. The module [`shrinker`](crate::shrinker) sends the notifications that
+//! keep the cache in its budget.
 //!
 //! Source: Linux `fuse_reverse_inval_entry` and `fuse_reverse_inval_inode`.
 

@@ -11,11 +11,12 @@
 //! then carries an owner for new files, and the server checks no permission. With
 //! [`Permissions::Server`] the server checks each request against the credentials of the caller. In
 //! that case the kernel must not cache answers, since it would give the answer for one user to all
-//! others. So [`Options::check`] refuses these permissions with a timeout.
+//! others. So [`Options::check`] refuses `Permissions::Server` together with a timeout above 0.
 //!
 //! # Why writes are not collected by default
-//! With [`WriteCache::Back`] the kernel collects small writes and times, which is fast. But if the
-//! store is full, write(2) succeeds, and only fsync(2) reports the error, or no call does.
+//! With [`WriteCache::Back`] the kernel collects small writes and changes of times before it sends
+//! them, which is fast. But if the store is full, write(2) succeeds, and only fsync(2) reports the
+//! error, or no call does.
 //!
 //! Source: fuse(8) for the timeouts; Linux `fs/fuse/inode.c` for the effect of the flags.
 

@@ -7,16 +7,16 @@
 //!
 //! # Node numbers
 //! In the protocol the root has the node number 1. The node number of any other inode is the inode
-//! number of the back end. There is one exception: the back end's number of the root is swapped
-//! with 1. So no two inodes have one node number, whatever numbers the back end uses. The kernel
-//! reads number 0 as "no such name", so an inode with that number is refused.
+//! number of the back end. There is one exception: the server swaps 1 with the inode number that
+//! the root has in the back end. So no two inodes have one node number, whatever numbers the back
+//! end uses. The kernel reads number 0 as "no such name", so an inode with that number is refused.
 //!
 //! # Counting
 //! A returned [`EntryOut`] is already counted. The transport must deliver it to the kernel, or call
-//! [`Server::forget`] for it. The kernel keeps a delivered entry even if the calling process has
-//! died meanwhile. When the connection ends, all counts end with it. A forget names a node number
-//! and no name. So a late forget cannot drop another file that has got the name meanwhile (traps P1
-//! and P2).
+//! [`Server::forget`] for it. The kernel keeps the lookup of a delivered entry even if the calling
+//! process has died meanwhile. When the connection ends, all lookups end with it. A forget names a
+//! node number and no name. So a late forget cannot drop another file that has got the name
+//! meanwhile (traps P1 and P2).
 //!
 //! # Guarantees
 //! - A.1: the cookies of a directory are those of the back end plus 2. Cookies 1 and 2 are the
@@ -326,8 +326,8 @@ impl Server {
         let inode = self.inode_refreshed(node)?;
         let mut set = change.set;
         if set.size.is_some() {
-            // A truncation sets the time of the last change anyway. So leave out the time that the
-            // kernel adds for truncate(2).
+            // For truncate(2) the kernel also sends the current time as the modification time.
+            // Leave it out, because a truncation sets that time anyway.
             set.mtime = set.mtime.filter(|time| *time != SetTime::Now);
         }
         let attr = self.change(caller, &inode, |cred| {
@@ -355,34 +355,34 @@ impl Server {
         self.counted(node)
     }
 
-    /// Returns the counted inode of a node, as `inode` does, but counts no request. It is for the
-    /// second node of a request that names two.
+    /// Returns the counted inode of a node, as `inode` does, but does not count a request. It is
+    /// for the second node of a request with two nodes, such as a rename to another directory.
     fn counted(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.vfs.inode(self.translate(node))?;
         let (ownership, permissions) = (self.options.ownership, self.options.permissions);
         if ownership == Ownership::Shared && permissions == Permissions::Server {
-            // Other programs may have changed owner and mode. So the permission check must read
-            // both again.
+            // Other programs may have changed owner and mode. So the server's permission check must
+            // get both from the back end again.
             self.vfs.invalidate_attributes(&inode);
         }
         Ok(inode)
     }
 
     /// Returns the counted inode of a node, as `inode` does. If other programs may change owner and
-    /// mode, the next use of these asks the back end again.
+    /// mode, the next use of the owner or the mode asks the back end again.
     ///
     /// Call this for requests that depend on owner and mode even if the kernel checks permissions.
-    /// For example, a new file inherits from them, or a change clears some bits. Other requests
-    /// need them only for the permission check, which the kernel has made. For those, asking again
-    /// would cost a `stat` each.
+    /// For example, a new file inherits the group of its directory, and a write clears some bits of
+    /// the mode. Other requests need owner and mode only for the permission check, which the kernel
+    /// has made. In these requests, a call of this function would cost a useless `stat`.
     fn inode_refreshed(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.inode(node)?;
         self.refresh(&inode);
         Ok(inode)
     }
 
-    /// If other programs may change owner and mode, drops them from the cache, so that the next use
-    /// asks the back end.
+    /// If other programs may change owner and mode of `inode`, drops its attributes from the cache,
+    /// so that their next use asks the back end.
     fn refresh(&self, inode: &InodeRef<'_>) {
         if self.options.ownership == Ownership::Shared {
             self.vfs.invalidate_attributes(inode);
@@ -419,8 +419,8 @@ impl Server {
     fn hand_out(&self, inode: InodeRef<'_>, attr: Attr) -> Result<EntryOut, Errno> {
         let node = self.translate(inode.ino());
         if node == 0 || node == ROOT_NODE || node == NO_NODE {
-            // Each of these numbers has another meaning in the protocol, so no inode that was
-            // looked up may have one.
+            // These numbers stand for "no such name", the root, and an entry whose lookup has
+            // failed. So no inode that was looked up may have one of them.
             return Err(Errno::IO);
         }
         let generation = inode.generation();
@@ -440,8 +440,9 @@ impl Server {
     /// Runs `change`, which changes content, size or owner of `inode`. The credentials that it gets
     /// decide whether the set-group-ID bit is cleared.
     ///
-    /// A kernel that checks permissions clears set-user-ID, and set-group-ID with execution by the
-    /// group. It does not clear set-group-ID without execution by the group, so the server does.
+    /// A kernel that checks permissions clears the set-user-ID bit, and the set-group-ID bit if the
+    /// group may execute the file. If the group may not, the kernel leaves the set-group-ID bit, so
+    /// the server clears it.
     fn change<T>(
         &self,
         caller: Caller,
@@ -464,8 +465,9 @@ impl Server {
     }
 
     /// Returns credentials like `cred`, but with the caller's real groups and its real
-    /// `CAP_FSETID`, which decide whether set-group-ID stays. A request does not carry these. If
-    /// the kernel has checked the permissions, all other capabilities are set.
+    /// `CAP_FSETID`. They decide whether set-group-ID stays. A request carries neither, so they are
+    /// read from `/proc`. If the kernel has checked the permissions, all other capabilities are
+    /// set.
     fn cred_in_groups(&self, caller: Caller) -> Cred {
         let cred = caller.resolve(self.namespace);
         match self.options.permissions {

@@ -4,8 +4,9 @@
 //! The kernel holds each inode that it has looked up until it forgets the inode. The cache cannot
 //! evict such an inode. The kernel forgets inodes when memory is short, but that does not depend on
 //! the budget of the cache. So the shrinker watches the budget. While the cache is over its budget,
-//! the shrinker works in rounds. It evicts unused entries, requests the kernel to forget some of
-//! the pinned ones, and evicts those when the forgets have arrived.
+//! the shrinker works in rounds. It evicts unused entries, and requests the kernel to forget some
+//! of the entries that it holds. When the forgets have arrived, the shrinker evicts these entries
+//! too.
 //!
 //! While the cache is within its budget, the shrinker makes the back end do deferred work once per
 //! second.
@@ -13,11 +14,11 @@
 //! # Never on a request's thread
 //! The kernel may block while it handles a notification. It may wait for a lock whose holder waits
 //! for a request, or for pages that must be written first. If a thread that serves requests sent
-//! the notification, it would wait for itself.
+//! the notification, it could wait for itself.
 //!
 //! # The two notifications
-//! - By node (`FUSE_NOTIFY_PRUNE`, Linux 6.18). One call names many nodes. The kernel drops each of
-//!   them that is not in use, even directories.
+//! - By node (`FUSE_NOTIFY_PRUNE`, Linux 6.18). One call names many nodes. The kernel drops those
+//!   that are not in use, even directories.
 //! - By name (`FUSE_NOTIFY_INVAL_ENTRY`), for older kernels. The kernel unhashes the name even if
 //!   the inode is in use. That does no harm to a file, but a process would lose the path of its
 //!   working directory. So the shrinker names only files. The kernel forgets directories when its
@@ -53,14 +54,14 @@ const TICK: Duration = Duration::from_secs(1);
 const ROUND: Duration = Duration::from_millis(1);
 /// Maximum number of entries that one round requests the kernel to forget.
 const REQUEST_MAX: u64 = 4096;
-/// Maximum number of rounds in which the shrinker tries to evict an entry after its request. The
-/// entry may still be in use.
+/// Maximum number of rounds in which the shrinker tries to evict an entry that the kernel was
+/// requested to forget. The entry may still be in use.
 const TRIES_MAX: u32 = 16;
-/// If more rounds than this in a row evict nothing, the shrinker rests. The pause doubles with each
-/// such round.
+/// If more rounds than this in a row evict nothing, the shrinker rests. The pause before the next
+/// round doubles with each round that evicts nothing.
 const FRUITLESS_MAX: u32 = 6;
-/// The rest after more than `FRUITLESS_MAX` rounds without an eviction, because all requested
-/// entries are in use.
+/// How long the shrinker rests after more than `FRUITLESS_MAX` rounds without an eviction. After so
+/// many rounds, all entries that the kernel was requested to forget are probably in use.
 const REST: Duration = Duration::from_millis(200);
 /// The approximate memory of one entry in bytes: its dentry, its inode, and its slots in the
 /// tables.
@@ -94,8 +95,8 @@ struct ShrinkThread {
     device: Arc<Device>,
     notification: Notification,
     requested: Vec<Requested>,
-    /// True if the cache has exceeded its budget, and has not yet shrunk to its budget minus the
-    /// spare share.
+    /// True from the time at which the cache exceeds its budget, until it has shrunk to 1 /
+    /// `SPARE_SHARE` below its budget.
     is_shrinking: bool,
 }
 
@@ -164,9 +165,9 @@ impl ShrinkThread {
         missing
     }
 
-    /// Evicts entries that the kernel has forgotten, and entries that are not in use. If more must
-    /// go, requests the kernel to forget as many pinned entries. Returns the number of evicted
-    /// entries.
+    /// Evicts entries that the kernel has forgotten, and other unused entries. If that is not
+    /// enough, requests the kernel to forget entries that it holds, as many as are missing. Returns
+    /// the number of evicted entries.
     fn round(&mut self, missing: u64) -> u64 {
         let vfs = self.server.vfs();
         let mut evicted = 0;
@@ -218,9 +219,9 @@ impl ShrinkThread {
     }
 }
 
-/// Waits for `pause`. Returns false if the thread must end. A wake-up ends a pause of `TICK` early,
-/// but not a pause between rounds. In the latter the shrinker already knows that the cache is over
-/// its budget.
+/// Waits for `pause`. Returns false if the thread must end. A wake-up ends a pause of `TICK` early.
+/// It does not end a pause between two rounds, because then the shrinker already knows that the
+/// cache is over its budget.
 fn has_waited(woken: &Receiver<Wake>, pause: Duration) -> bool {
     let end = Instant::now() + pause;
     loop {
@@ -235,8 +236,8 @@ fn has_waited(woken: &Receiver<Wake>, pause: Duration) -> bool {
 
 impl Pressure for WakeOnPressure {
     fn please_forget(&self, _: u64, _: Name<'_>) {
-        // Ignore a full queue: one message is enough, because the shrinker looks for pinned entries
-        // itself.
+        // Ignore a full queue: one message is enough, because the shrinker itself looks for the
+        // entries to forget.
         let _ = self.0.try_send(Wake::OverBudget);
     }
 }

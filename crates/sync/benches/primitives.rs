@@ -2,9 +2,9 @@
 //! implementations.
 //!
 //! Each round runs a slice of every row, so that a change of the machine's speed affects all rows.
-//! For each row the benchmark prints the minimum and the median over the rounds. It also prints the
-//! ratio to the row that is its yardstick, computed round by round. The program `corewalk-lab`
-//! measures contention.
+//! For each row the benchmark prints the minimum and the median over the rounds. Each row has a
+//! yardstick, which is another row. The benchmark also prints the ratio of the two times, computed
+//! round by round. The program `corewalk-lab` measures contention.
 //!
 //! `cargo bench -p corewalk-sync` measures; `cargo test --benches` runs every row a few times and
 //! only checks the results.
@@ -13,7 +13,8 @@ use corewalk_base::{Mutex, RwLock, ShardedCounter};
 use corewalk_sync::{Lockref, RcuCell, SeqCount, SeqLock, SeqRwLock, SlotArena, rcu};
 use std::{hint::black_box, time::Instant};
 
-/// A row of the table: its name, the row that is its yardstick, and one use of the primitive.
+/// A row of the printed table: its name, the name of the row that its time is compared with, and a
+/// function that uses the measured primitive once.
 struct Row<'a> {
     name: &'static str,
     yardstick: &'static str,

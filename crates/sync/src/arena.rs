@@ -20,10 +20,10 @@
 //!   of a slot, so no free list runs through a slot. Trap T7 is a link that overwrites a count
 //!   which late readers still use.
 //! - A.3: slot 0 is never handed out, so index 0 can mean "none".
-//! - A.4: the arena prefers freed slots to fresh ones. A shard takes fresh slots only if it and the
-//!   depot have none of the group, and the depot has fewer than [`SPARE`] slots of the other group.
-//!   So the touched memory exceeds the peak use by at most two batches of each group per shard and
-//!   [`SPARE`] slots.
+//! - A.4: the arena prefers freed slots to fresh ones. A shard takes fresh slots only on two
+//!   conditions. It and the depot have no slot of the requested [`Group`], and the depot has fewer
+//!   than [`SPARE`] slots of the other group. So the touched memory exceeds the peak use by at most
+//!   two batches of each group per shard and [`SPARE`] slots.
 //! - A.5: `alloc` returns `None` only if it found no free slot in any shard.
 //! - A.6: a small arena takes small pages; `arena/memory` says when it uses huge ones.
 //!
@@ -62,8 +62,8 @@ const BATCH: usize = if corewalk_base::primitives::IS_MODEL { 2 } else { 64 };
 /// counts per cache line. At this distance, the words of two slots are on different cache lines.
 const STRIDE: u64 = 4;
 
-/// Number of free slots of one group in the depot from which on objects of the other group may use
-/// some of them.
+/// If the depot has at least this number of free slots of one group, objects of the other group may
+/// use some of them.
 const SPARE: usize = 16 * BATCH;
 
 /// An arena of slots of `WORDS` words each. With eight words a slot is one 64-byte cache line.
@@ -93,8 +93,8 @@ pub struct SlotArena<const WORDS: usize> {
     name: &'static str,
     /// The first index that was never handed to a shard. Threads raise it by compare-exchange.
     next_fresh: CachePadded<AtomicU64>,
-    /// The free slots that no shard has. Protected by its own mutex. A thread that also locks a
-    /// shard locks the shard first.
+    /// The depot: the free slots that no shard has. Protected by its own mutex. A thread that also
+    /// locks a shard locks the shard first.
     depot: CachePadded<Mutex<Free>>,
     shards: [OwnLine<Shard>; SHARDS],
     /// One bit per batch of slots, which is set if the batch belongs to [`Group::Few`]. Allocated
@@ -205,7 +205,7 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     /// A scan over all objects needs no index at or above this number.
     #[must_use]
     pub fn len_touched(&self) -> u32 {
-        // ORDERING: Relaxed. The number never passes `max_slots`. A scan may miss a slot that is
+        // ORDERING: Relaxed. `next_fresh` never passes `max_slots`. A scan may miss a slot that is
         // handed out meanwhile, as if the scan had run a moment earlier.
         let next = self.next_fresh.load(Ordering::Relaxed);
         u32::try_from(next).expect("next_fresh never passes max_slots")
@@ -231,8 +231,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     pub fn extend_to(&self, index: u32) {
         assert!(index < self.max_slots(), "slot {index} is out of range");
         let now = u64::from(index) + 1;
-        // ORDERING: Relaxed. The counter only gives each caller its own numbers. The load spares a
-        // call with a lower or repeated index the store.
+        // ORDERING: Relaxed. `next_fresh` only gives each caller its own slot numbers. A call with
+        // a lower or repeated index returns after this load, and stores nothing.
         if self.next_fresh.load(Ordering::Relaxed) >= now {
             return;
         }
@@ -305,8 +305,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         let slots = free.of(group);
         slots.push(index);
         if slots.len() >= 2 * BATCH {
-            // Move the oldest slots, because late readers of their former objects have had the most
-            // time to finish.
+            // Move the slots that were freed first, because late readers of their former objects
+            // have had the most time to finish.
             self.depot.lock().of(group).extend(slots.drain(..BATCH));
         }
     }
@@ -315,8 +315,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     fn group_of(&self, index: u32) -> Group {
         let batch = index as usize / BATCH;
         let is_few = self.few.get().is_some_and(|few| {
-            // ORDERING: Relaxed. The bit is set before the slot is first handed out, and the caller
-            // got the slot's number afterwards.
+            // ORDERING: Relaxed. The bit of a batch is set before the first slot of the batch is
+            // handed out. The caller got the slot's number later, so it sees the bit.
             few[batch / 64].load(Ordering::Relaxed) >> (batch % 64) & 1 != 0
         });
         if is_few { Group::Few } else { Group::Many }
@@ -331,11 +331,12 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         few[batch / 64].fetch_or(1 << (batch % 64), Ordering::Relaxed);
     }
 
-    /// Fills a shard's empty list of `group` from the depot. If the depot has no slots, takes fresh
-    /// ones.
+    /// Fills a shard's empty list of free slots of `group` from the depot. If the depot has none to
+    /// give, takes fresh slots.
     ///
-    /// If the depot has no slot of `group` but many of the other group, the other group has shrunk.
-    /// Then the shard takes slots of the other group before fresh ones.
+    /// If the depot has no slot of `group`, but at least [`SPARE`] free slots of the other group,
+    /// few objects use the other group now. Then the shard takes slots of the other group before
+    /// fresh ones.
     fn refill(&self, group: Group, free: &mut Free) {
         let slots = free.of(group);
         {
@@ -357,8 +358,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     /// shorter.
     fn take_fresh(&self, group: Group, free: &mut Vec<u32>) {
         let max = u64::from(self.max_slots());
-        // ORDERING: Relaxed. The counter only gives each caller its own numbers. The words of a
-        // fresh slot were zero before any thread shared the arena.
+        // ORDERING: Relaxed. `next_fresh` only gives each caller its own slot numbers. The words of
+        // a fresh slot were zero before any thread shared the arena.
         let mut start = self.next_fresh.load(Ordering::Relaxed);
         while start < max {
             let end = max.min(end_of_batch(start));
@@ -390,8 +391,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         }
     }
 
-    /// Returns a slot from any shard or from the depot. It is the last resort if the thread's
-    /// shard, the depot and the fresh memory have no slot.
+    /// Returns a free slot from any shard or from the depot. `alloc_in` calls it last, if the
+    /// thread's shard, the depot and the fresh memory have no slot.
     #[cold]
     fn steal(&self, group: Group) -> Option<u32> {
         let first = shard_index();

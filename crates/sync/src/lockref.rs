@@ -18,8 +18,8 @@
 //!   compare-exchange again. It takes the lock itself only after `CAS_TRIES` lost races. So one
 //!   short lock holder does not turn every later user into a lock holder, as in trap T52.
 //! - A.5: a waiting thread spins a bounded number of rounds and then sleeps.
-//! - A.6: an owner's work before `put_return` or before unlocking happens before the thread that
-//!   sees the count reach zero. It also happens before the next lock holder.
+//! - A.6: consider an owner's work before `put_return` or before unlocking. The thread that sees
+//!   the count reach zero sees this work, and so does the next lock holder.
 //!
 //! # Rules
 //!
@@ -85,8 +85,8 @@ pub struct Lockref {
     /// | 2 | dead | the guard |
     /// | 3..64 | count | any thread while unlocked, the guard while locked |
     ///
-    /// If bit 1 is set and bit 0 is not, a woken thread is about to take the lock. Its unlock wakes
-    /// the other sleepers.
+    /// If bit 1 is set and bit 0 is not, a woken thread is about to take the lock. When that thread
+    /// unlocks, it wakes the sleepers that are left.
     word: AtomicU64,
 }
 
@@ -163,8 +163,8 @@ impl Lockref {
     #[inline]
     #[must_use]
     pub fn is_dead(&self) -> bool {
-        // ORDERING(lockref-unlock): Acquire. Pairs with the store of `mark_dead`. A thread that
-        // sees the dead bit also sees the writes before it.
+        // ORDERING(lockref-unlock): Acquire. Pairs with the `fetch_or` of `mark_dead`. A thread
+        // that sees the dead bit also sees the writes that were made before the bit was set.
         self.word.load(Ordering::Acquire) & DEAD != 0
     }
 
@@ -302,8 +302,8 @@ impl Lockref {
         None
     }
 
-    /// Replaces the word by `next(word)`. If the lock is held, waits first. The closure `next`
-    /// changes only the count.
+    /// Replaces the state word of the lockref by `next(word)`. If the lock is held, waits first.
+    /// The closure `next` changes only the count in the word.
     ///
     /// Returns the new word. If `next` returns None, returns the unchanged word as the error.
     #[inline]
@@ -373,8 +373,8 @@ impl Lockref {
         }
     }
 
-    /// Sleeps until the lock is free. `word` is the locked word that the caller has read. If the
-    /// word has changed since, the call returns at once.
+    /// Sleeps until the lock is free. `word` is the state word, with the lock bit set, as the
+    /// caller has read it. If the state word has changed since, the call returns at once.
     fn sleep(&self, word: u64, sleeper: Sleeper) {
         // ORDERING: Relaxed. The bit only asks the lock holder for a wake-up, and publishes no
         // other memory.
@@ -443,8 +443,8 @@ impl LockrefGuard<'_> {
     #[doc(alias = "lockref_mark_dead")]
     #[inline]
     pub fn mark_dead(&mut self) {
-        // ORDERING(lockref-unlock): Release. Pairs with the loads of the dead bit, so that a reader
-        // that sees the bit also sees the writes before it was set.
+        // ORDERING(lockref-unlock): Release. Pairs with the loads of the dead bit. A reader that
+        // sees the bit also sees the writes that this thread made before it set the bit.
         self.lockref.word.fetch_or(DEAD, Ordering::Release);
     }
 
@@ -467,8 +467,8 @@ impl LockrefGuard<'_> {
         self.lockref.word.fetch_and(!DEAD, Ordering::Release);
     }
 
-    /// Replaces the word by `next(word)` under the lock. Returns the new word, or as an error the
-    /// word for which `next` returned None.
+    /// Replaces the state word of the locked lockref by `next(word)`. Returns the new word. If
+    /// `next` returns None, returns the unchanged word as the error.
     fn change_count(&self, next: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
         let word = &self.lockref.word;
         // ORDERING: Relaxed. This thread holds the lock. Only the bit for waiting threads can
@@ -505,8 +505,8 @@ impl Drop for LockrefGuard<'_> {
         // ORDERING: Relaxed. This thread holds the lock, so other threads change only the bit for
         // waiting threads.
         let seen = word.load(Ordering::Relaxed);
-        // ORDERING(lockref-unlock): Release. Pairs with the next lock or change of the count. The
-        // thread that makes it sees the writes of this holder.
+        // ORDERING(lockref-unlock): Release. Pairs with the next thread that takes the lock or
+        // changes the count. That thread sees the writes of this holder.
         let freed = seen & WAITERS == 0
             && word
                 .compare_exchange(seen, seen & !LOCKED, Ordering::Release, Ordering::Relaxed)

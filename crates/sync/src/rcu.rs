@@ -3,8 +3,8 @@
 //!
 //! A reader opens a section with [`read_lock`] and may use every published value that it finds
 //! until it drops the guard. A writer publishes a new version with `RcuCell` and hands the old one
-//! to a *grace period*. The old version is freed once every section has ended that was open at
-//! that moment. The grace periods are those of `crossbeam-epoch`. This module adds the kernel's
+//! to a *grace period*. The old version is freed once every section has ended that was open when it
+//! was handed over. The grace periods are those of `crossbeam-epoch`. This module adds the kernel's
 //! words and ties every borrow to a guard.
 //!
 //! If a section stays open, the process cannot free any garbage. Every epoch scheme has this
@@ -23,8 +23,9 @@
 //! # Rules
 //!
 //! - No blocking call and no callback of a user inside a section.
-//! - A retired value is dropped on any thread, inside that thread's own calls to this module. Its
-//!   destructor must not block, nor take a lock that is held around such a call.
+//! - Any thread may drop a retired value, inside any of its calls to this module. So the value's
+//!   destructor must not block. Nor may it take a lock that a thread holds while it calls this
+//!   module.
 //!
 //! # Model checkers
 //!

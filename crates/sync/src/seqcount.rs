@@ -137,32 +137,35 @@ impl SeqCount {
     #[must_use]
     pub fn read_retry(&self, start: u64) -> bool {
         // ORDERING(seq-begin): Acquire fence. Pairs with the fence of `write_begin`. If this thread
-        // has read a word of a later section, the following load sees the later count.
+        // has read a word that a later write section stored, the load after the fence sees the
+        // count of that section.
         fence(Ordering::Acquire);
-        // ORDERING: Relaxed. The Acquire fence orders this load after the reads of the section.
+        // ORDERING: Relaxed. The Acquire fence orders this load after the reads of the read
+        // section.
         self.count.load(Ordering::Relaxed) != start || Self::is_write_in_progress(start)
     }
 
-    /// Orders the reads of the section before later loads of the counts, which `difference` makes.
+    /// Orders the reads of a read section before the loads of counts that `difference` makes.
     ///
     /// This is the first half of `read_retry`. A reader that validates many counts calls it once
     /// and then calls `difference` for each count.
     #[inline(always)]
     pub fn end_of_reads() {
         // ORDERING(seq-begin): Acquire fence. Pairs with the fence of `write_begin`. If this thread
-        // has read a word of a later section, a load after the fence sees the later count.
+        // has read a word that a later write section stored, a load after the fence sees the count
+        // of that section.
         fence(Ordering::Acquire);
     }
 
     /// Returns the bits in which the count differs from `start`.
     ///
     /// This is the second half of `read_retry`, without its branch. After `end_of_reads` and with
-    /// an even `start`, zero means that the section is valid.
+    /// an even `start`, zero means that no writer disturbed the read section.
     #[inline(always)]
     #[must_use]
     pub fn difference(&self, start: u64) -> u64 {
         // ORDERING: Relaxed. The fence of `end_of_reads` orders this load after the reads of the
-        // section.
+        // read section.
         self.count.load(Ordering::Relaxed) ^ start
     }
 
@@ -347,8 +350,8 @@ mod tests {
         assert!(SeqCount::is_write_in_progress(seq.raw_begin()));
     }
 
-    /// Trap T32: a reader must retry after 2^31 sections. A 32-bit count would then again have the
-    /// value that the reader remembers.
+    /// Trap T32: a reader must retry after 2^31 write sections. With two steps per section, a
+    /// 32-bit count would have the remembered value again.
     #[test]
     fn read_retry_after_a_32_bit_wrap_is_true() {
         let word = AtomicU64::new(4);

@@ -4,7 +4,8 @@
 //! from a dentry up to the root. So such a reader has to exclude the writers. On a plain seqlock
 //! the reader takes the writers' lock, so readers that could run in parallel queue behind each
 //! other. In 2013 a database that asked Linux for many paths spent up to two thirds of its
-//! processor time on that lock. Here the fallback side is shared.
+//! processor time on the writers' lock. On a seqrwlock, readers that fall back to the lock share
+//! it.
 //!
 //! | | optimistic reader | shared reader | writer |
 //! |---|---|---|---|
@@ -21,15 +22,16 @@
 //! - A.2: shared readers exclude writers but not each other. They write only the lock word. The
 //!   sequence stays unchanged, so optimistic readers never notice them.
 //! - A.3: no thread starves. A shared reader that arrives while a writer waits queues behind the
-//!   writer. About every half millisecond a writer hands the lock to the longest waiter. Both are
-//!   policies of the underlying lock. An optimistic reader becomes a shared reader after
+//!   writer. About every half millisecond a writer hands the lock to the longest waiter. These two
+//!   rules are policies of the underlying lock. An optimistic reader becomes a shared reader after
 //!   `OPTIMISTIC_PASSES` lost passes.
 //! - A.4: a panic in a write section or in the closure releases the lock.
 //!
 //! # Rules
 //!
-//! - The rules of `SeqLock` hold. A thread that holds the shared side must not take it again: by
-//!   A.3 a writer may be queued in between, and both wait forever.
+//! - The rules of `SeqLock` hold. A thread that holds the shared lock must not take it again. If a
+//!   writer waits, the second request queues behind the writer (A.3), and the writer waits for the
+//!   first one.
 //!
 //! Source: Long, "dcache: introduce a new sequence read/write lock type", February 2013;
 //! `parking_lot` `src/rwlock.rs` for the policy.
@@ -41,7 +43,7 @@ use crate::{
 use corewalk_base::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A sequence lock whose locking readers exclude writers but not each other. A writer excludes
-/// both.
+/// locking readers and other writers.
 ///
 /// # Examples
 ///

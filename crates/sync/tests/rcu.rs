@@ -171,8 +171,8 @@ fn synchronize_inside_a_section_panics() {
 /// writer is.
 #[test]
 fn garbage_under_churn_is_bounded() {
-    // A reader that is preempted inside a section delays the freeing of some ten thousand versions
-    // for a time slice. A section that never ended would keep all versions.
+    // A reader that is preempted inside a section keeps some ten thousand versions from being freed
+    // for a time slice. So the bound is a quarter of all versions, far above that.
     const ROUNDS: u64 = 1_500_000;
     const GARBAGE_MAX: i64 = ROUNDS as i64 / 4;
     let _turn = TURN.lock();

@@ -57,8 +57,8 @@ fn lockref_with_four_owners_is_freed_once() {
     shuttle::check_pct(|| four_owners(put_last), SCHEDULES, 3);
 }
 
-/// Control: an owner reads the count and drops its reference in two steps. So perhaps no owner
-/// finds that it was the last one.
+/// Control: each owner reads the count and then drops its reference, in two steps. The last two
+/// owners may both read 2, so neither of them finds that it is the last one.
 #[test]
 #[should_panic(expected = "the last owner freed it")]
 fn control_put_and_look_in_two_steps_is_caught() {

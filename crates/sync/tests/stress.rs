@@ -16,7 +16,8 @@ use std::sync::Barrier;
 const THREADS: u64 = 4;
 const ROUNDS: u64 = if cfg!(miri) { 40 } else { 200_000 };
 
-/// Each of the two competing parties of a test makes at least this many steps while the other runs.
+/// If two kinds of threads compete in a test, each kind makes at least this many steps while the
+/// other kind runs.
 const PROGRESS: u64 = if cfg!(miri) { 3 } else { 1_000 };
 
 /// The seed of this run.
@@ -237,7 +238,7 @@ fn transient_locker_leaves_users_lock_free() {
                 let (mut rounds, mut met) = (0, 0);
                 while rounds < ROUNDS {
                     lockref.get();
-                    // ORDERING: Relaxed. The flag orders no other access. So in the first rounds
+                    // ORDERING: Relaxed. `has_gone` orders no other access. So in the first rounds
                     // the lock may still seem held, and the check skips these rounds.
                     if has_gone.load(Ordering::Relaxed) {
                         rounds += 1;

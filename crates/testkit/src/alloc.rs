@@ -62,12 +62,12 @@ impl Counting {
     /// allocates or frees at that time.
     pub fn live(&self) -> Live {
         // ORDERING: Relaxed. The counts are statistics: they are exact only if no other thread
-        // allocates or frees during the call. `live` reads the freed counts first, so that no
-        // difference is negative.
+        // allocates or frees during the call. `live` reads the counts of freed memory before those
+        // of allocated memory, so that a difference is seldom negative. A negative one counts as 0.
         let freed_bytes = self.freed_bytes.load(Ordering::Relaxed);
         let freed_blocks = self.freed_blocks.load(Ordering::Relaxed);
-        // ORDERING: Relaxed. The count is a statistic, exact only if no other thread allocates or
-        // frees.
+        // ORDERING: Relaxed. The counts of allocated memory are statistics, exact only if no other
+        // thread allocates or frees.
         let allocated_bytes = self.allocated_bytes.load(Ordering::Relaxed);
         let allocated_blocks = self.allocated_blocks.load(Ordering::Relaxed);
         Live {
@@ -134,14 +134,14 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         self.count_freed(layout.size());
-        // SAFETY: the caller promises that `block` was allocated here with `layout`. So it came
-        // from `System`.
+        // SAFETY: the caller promises that this allocator has allocated `block` with `layout`. So
+        // `block` came from `System`.
         unsafe { System.dealloc(block, layout) };
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        // SAFETY: the caller promises that `block` was allocated here with `layout`, so it came
-        // from `System`. The caller also promises a valid new size.
+        // SAFETY: the caller promises that this allocator has allocated `block` with `layout`, so
+        // `block` came from `System`. The caller also promises a valid new size.
         let moved = unsafe { System.realloc(block, layout, new_size) };
         if !moved.is_null() {
             self.count_freed(layout.size());

@@ -45,8 +45,8 @@ const TIMES: &str = "COREWALK_FUZZ_TIMES";
 /// The longest input in bytes. A longer one is truncated.
 const LEN_MAX: usize = 1 << 16;
 
-/// Numbers that often are limits in code, such as the largest value of an integer type. The test
-/// inserts them into inputs.
+/// Numbers that often are limits in code, such as the largest value of an integer type. A fuzz test
+/// writes them into its inputs.
 const EDGES: [u64; 10] =
     [0, 1, 0x7f, 0xff, 0x7fff, 0xffff, i32::MAX as u64, u32::MAX as u64, i64::MAX as u64, u64::MAX];
 
@@ -168,7 +168,8 @@ fn times() -> u64 {
     text.map_or(1, |text| text.parse().expect("COREWALK_FUZZ_TIMES is a number"))
 }
 
-/// A guard that writes the current input to a file if it is dropped during a panic of the target.
+/// A guard that is dropped when the code under test has run. If that code panics, the guard writes
+/// the input to a file.
 struct Failing<'a> {
     name: &'a str,
     input: &'a [u8],

@@ -52,8 +52,9 @@ impl Clock {
     /// value that another thread stored after a tick, then that tick is counted. So a reader that
     /// stores nothing can place its read between two ticks of writers.
     pub fn now(&self) -> u64 {
-        // ORDERING: Acquire fence. If an earlier read of this thread, even a relaxed one, saw a
-        // store, then the following load sees the ticks before that store.
+        // ORDERING: Acquire fence. Assume that an earlier read of this thread, even a relaxed one,
+        // saw a store of another thread. Then the load after the fence sees all ticks before that
+        // store.
         fence(Ordering::Acquire);
         // ORDERING: Acquire, paired with `tick`.
         self.ticks.load(Ordering::Acquire)

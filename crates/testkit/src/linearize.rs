@@ -14,23 +14,25 @@
 //! one.
 //!
 //! Lowe's addition makes the search practical. The rest of the search depends only on the set of
-//! taken calls and on the state of the model. So the search enters each pair of these only once.
-//! The calls are in a list in order of time. To take a call, or to put it back, changes two links
-//! each for its invocation and its return. The search has its own stack, so that a long history
-//! does not overflow the stack of the thread.
+//! taken calls and on the state of the model. So the search visits each pair of such a set and a
+//! state only once. The invocations and returns of the calls are in a linked list, in order of
+//! time. Taking a call or putting it back changes four links: two at its invocation and two at its
+//! return. The search has its own stack, so that a long history does not overflow the stack of the
+//! thread.
 //!
 //! # Bounds
 //!
-//! The problem is NP-complete. The search gives up after [`Limit::states`] distinct pairs and
-//! returns [`Verdict::Undecided`]. The cost grows with the number of calls that overlap. So limit
-//! the number of threads rather than the number of calls.
+//! The problem is NP-complete. The search gives up after [`Limit::states`] such pairs and returns
+//! [`Verdict::Undecided`]. The cost grows with the number of calls that overlap. So limit the
+//! number of threads rather than the number of calls.
 //!
 //! # The report
 //!
 //! Each prefix of a linearizable history is linearizable, so a wrong history has a shortest wrong
 //! prefix. The report finds that prefix by bisection. It shows the last call of the prefix, the
-//! calls that overlap it, and a state that explains the calls before. Other calls are left out only
-//! in print. The check keeps them, since without a call a correct history could be wrong.
+//! calls that overlap it, and a state of the model that explains the calls before it. The report
+//! does not print the other calls. But the check includes them, since without one of its calls a
+//! correct history could become a wrong one.
 //!
 //! Source: Wing and Gong, "Testing and verifying concurrent objects", 1993; Lowe, "Testing for
 //! linearizability", 2016; Horn and Kroening, "Faster linearizability checking via
@@ -91,8 +93,8 @@ pub trait Spec: Clone + Eq + Hash {
     /// Returns true if `seen` is a permitted result of `op`, where `right` is the model's result.
     ///
     /// The default requires that `seen` equals `right`. Override it if an operation may have other
-    /// results, such as "try again". The model's state is in any case the one after it gave
-    /// `right`.
+    /// results, such as "try again". In either case, the model keeps the state in which `apply`
+    /// left it.
     fn accepts(&self, op: &Self::Op, right: &Self::Ret, seen: &Self::Ret) -> bool {
         let _ = op;
         right == seen
@@ -102,13 +104,14 @@ pub trait Spec: Clone + Eq + Hash {
 /// The limit of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// The search gives up after it has seen this many distinct pairs of taken calls and state.
+    /// The search gives up after this number of distinct pairs. A pair is a set of calls that the
+    /// search has put in order, and the state of the model after them.
     pub states: usize,
 }
 
 impl Default for Limit {
-    /// Returns a limit of four million pairs. A search of that size takes a few seconds and a few
-    /// hundred MiB.
+    /// Returns a limit of four million pairs (see [`Limit::states`]). A search of that size takes a
+    /// few seconds and a few hundred MiB.
     fn default() -> Self {
         Self { states: 4_000_000 }
     }
@@ -166,8 +169,8 @@ pub fn report<S: Spec + Debug>(
         .map(|(index, call)| (call.returned, index))
         .collect();
     returns.sort_unstable();
-    // Count the returns in the longest prefix that is not wrong. Bisection finds this prefix, since
-    // each prefix that contains a wrong prefix is wrong too.
+    // Count the returns in the longest prefix of the history that is not wrong. Bisection finds
+    // this prefix, since each prefix that contains a wrong prefix is wrong too.
     let first_failing = returns.partition_point(|&(until, _)| {
         Search::new(initial, calls, until, limit).run() != Verdict::Violated
     });
@@ -221,8 +224,8 @@ fn describe<S: Spec + Debug>(
 /// The search over one prefix of a history.
 struct Search<'h, S: Spec> {
     calls: &'h [Call<S::Op, S::Ret>],
-    /// True for each call that returned within the examined prefix. All other calls count as
-    /// pending.
+    /// For each call, true if it returned within the examined prefix of the history. All other
+    /// calls count as pending.
     is_answered: Vec<bool>,
     limit: Limit,
     events: EventList,
@@ -232,7 +235,8 @@ struct Search<'h, S: Spec> {
     /// call.
     stack: Vec<(usize, S)>,
     seen: HashSet<(BitSet, S)>,
-    /// The number of calls that returned within the prefix, but have not been taken yet.
+    /// The number of calls that returned within the examined prefix of the history, but that the
+    /// search has not taken yet.
     missing: usize,
 }
 
@@ -288,8 +292,8 @@ impl<'h, S: Spec> Search<'h, S> {
         }
     }
 
-    /// Takes call `index` if the model gives its recorded result. Refuses it if the search has
-    /// already seen the resulting pair of taken calls and state.
+    /// Takes call `index` if the model gives its recorded result. Refuses the call if the search
+    /// has already been at the resulting pair: the set of taken calls and the state of the model.
     fn take(&mut self, index: usize) -> Step {
         let call = &self.calls[index];
         let mut next = self.state.clone();
@@ -328,8 +332,8 @@ impl<'h, S: Spec> Search<'h, S> {
 enum Step {
     /// The call was taken.
     Taken,
-    /// The result of the call differs from the model's, or the search has already seen the pair of
-    /// taken calls and state.
+    /// The result of the call differs from the model's. Or the search has already been at the
+    /// resulting pair: the set of taken calls and the state of the model.
     Refused,
     /// The next event is the return of a call that the search has not taken. So an earlier choice
     /// of the search was wrong.
@@ -495,8 +499,8 @@ mod tests {
 
     #[test]
     fn control_new_then_old_read_is_rejected() {
-        // Each of the two reads alone has an explanation, but both together have none. The second
-        // read returns the old value after the first one has returned the new value.
+        // The first read returns the new value, and then the second read returns the old one. Each
+        // read alone has an explanation, but both together have none.
         let calls = vec![
             Call::finished(0, 0, 9, Op::Write(7), 0),
             Call::finished(1, 1, 2, Op::Read, 7),
@@ -554,8 +558,8 @@ mod tests {
             calls.push(Call::finished(0, at, at + 2, Op::Write(value), 0));
             calls.push(Call::finished(1, at + 1, at + 3, Op::Read, value));
         }
-        // Check the calls in parts. Otherwise each step of the search would copy a set with a bit
-        // for each of the calls.
+        // Check the calls in parts of 2,000, because each step of the search copies a set with one
+        // bit per call.
         for part in calls.chunks(2_000) {
             assert!(is_linearizable(part.to_vec()));
         }

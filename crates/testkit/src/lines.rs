@@ -42,8 +42,8 @@ use std::{collections::BTreeSet, ffi::c_void, mem::MaybeUninit, ptr};
 const LINE: usize = 64;
 /// Size of a page in bytes.
 const PAGE: usize = 4_096;
-/// Size of the list of accesses. [`Watched::record`] panics if the list is full, because accesses
-/// may be missing.
+/// Maximum number of accesses in a recording. [`Watched::record`] panics if there are so many,
+/// because further ones may be missing.
 const ACCESSES_MAX: usize = 1 << 14;
 /// Maximum number of pages that one instruction touches.
 const OPEN_MAX: usize = 8;
@@ -64,8 +64,8 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Returns the conflicts: the lines that one operation has written and the other one has
-    /// touched.
+    /// Returns the conflicts: the cache lines that one of the two operations has written and the
+    /// other one has read or written.
     pub fn conflicts(&self, other: &Lines) -> BTreeSet<usize> {
         let touched = |line: &&usize| other.read.contains(line) || other.written.contains(line);
         let ours = self.written.iter().filter(touched);
@@ -108,15 +108,16 @@ static RECORDER: Recorder = Recorder {
 };
 
 impl Phase {
-    /// Ends the phase. From now on, `record` can record accesses to the memory of the phase.
+    /// Ends the phase. From now on, [`Watched::record`] can record accesses to the memory that was
+    /// allocated in the phase.
     pub fn watch(self) -> Watched {
         Watched { ranges: Box::new(self.into_ranges()) }
     }
 }
 
 impl Watched {
-    /// Runs `operation`. Returns those cache lines of the phase's memory that `operation` has
-    /// touched.
+    /// Runs `operation`. Returns the cache lines that it has touched, in the memory that was
+    /// allocated in the phase.
     ///
     /// # Panics
     ///
@@ -124,7 +125,8 @@ impl Watched {
     /// there are more than 16,383 accesses.
     pub fn record(&self, operation: impl FnOnce()) -> Lines {
         // ORDERING: Relaxed, like all orderings in this file. Only one thread is recorded at a
-        // time, and the signal handlers interrupt that thread. So a single thread uses these words.
+        // time, and the signal handlers interrupt that thread. So a single thread uses the words of
+        // `RECORDER`.
         assert!(!RECORDER.is_taken.swap(true, Ordering::Relaxed), "another recording runs");
         RECORDER.len.store(0, Ordering::Relaxed);
         RECORDER.ranges.store(ptr::from_ref(&*self.ranges).cast_mut(), Ordering::Relaxed);
@@ -232,8 +234,8 @@ extern "C" fn on_step(_: i32, _: *mut libc::siginfo_t, context: *mut c_void) {
     }
 }
 
-/// Appends to a list of fixed size. If the list is full, only `len` increases, which shows the
-/// caller that elements are missing.
+/// Appends `word` to a list of fixed size. If the list is full, only `len` increases. So a `len`
+/// above the size of the list shows that elements are missing.
 fn note(list: &[AtomicUsize], len: &AtomicUsize, word: usize) {
     // ORDERING: Relaxed. See `record`.
     let at = len.fetch_add(1, Ordering::Relaxed);

@@ -116,7 +116,8 @@ impl<const N: usize> Tally<N> {
     /// Panics if `name` is not an outcome of this tally. So a test fails at an outcome that it does
     /// not expect.
     pub fn hit(&self, name: &str) {
-        // ORDERING: Relaxed. The count is a statistic, which is read after the threads were joined.
+        // ORDERING: Relaxed. The count of an outcome is a statistic, which is read after the
+        // threads were joined.
         self.counts[self.position(name)].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -126,7 +127,8 @@ impl<const N: usize> Tally<N> {
     ///
     /// Panics if `name` is not an outcome of this tally.
     pub fn count(&self, name: &str) -> u64 {
-        // ORDERING: Relaxed. The count is a statistic, which is read after the threads were joined.
+        // ORDERING: Relaxed. The count of an outcome is a statistic, which is read after the
+        // threads were joined.
         self.counts[self.position(name)].load(Ordering::Relaxed)
     }
 

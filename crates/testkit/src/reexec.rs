@@ -28,7 +28,8 @@
 //!
 //! - A.1: when its timeout ends, or when `run` returns, the child and its process group are killed.
 //! - A.2: [`Reexec::run`] panics if no test has the given name. libtest reports success if it has
-//!   run no test. So after a test is renamed, a child with the old name would run nothing and pass.
+//!   run no test. Without this guarantee, a child with the old name of a renamed test would run
+//!   nothing and pass.
 //! - A.3: a child that dies leaves no core file.
 //!
 //! Source: libtest's `--exact`; `pidfd_open(2)`, `setrlimit(2)`, `sched_setaffinity(2)`.

@@ -118,7 +118,7 @@ impl Drop for ReportSeed {
 #[derive(Clone, Debug)]
 pub struct Rng {
     /// # Invariants
-    /// The state is never zero, because xorshift would give only zeros from then on.
+    /// The state is never zero, because from a state of zero xorshift gives only zeros.
     state: u64,
     seed: Seed,
 }
@@ -127,8 +127,8 @@ impl Rng {
     /// Returns the generator for `seed`.
     pub fn new(seed: Seed) -> Self {
         let mut state = seed.0;
-        // INVARIANT: splitmix64 is a bijection, so only one seed gives a state of zero. That seed
-        // gets state 1 instead, which another seed has too.
+        // INVARIANT: the state is not zero. splitmix64 is a bijection, so only one seed would give
+        // a state of zero. That seed gets state 1 instead, which another seed has too.
         Self { state: splitmix(&mut state).max(1), seed }
     }
 

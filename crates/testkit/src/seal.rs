@@ -11,7 +11,7 @@
 //!
 //! 1. the region;
 //! 2. all private, anonymous, writable mappings that were created during the phase, such as arenas.
-//!    A comparison of `/proc/self/maps` before and after finds them;
+//!    A comparison of `/proc/self/maps` from before and after the phase finds them;
 //! 3. with [`Reach::WithStatics`], `.data` and `.bss` of the program.
 //!
 //! Stacks and thread-local variables of threads that existed before the phase stay writable. So
@@ -36,7 +36,7 @@
 //! stores to memory that C code got from malloc before the phase.
 //!
 //! Source: `mprotect(2)`, `proc_pid_maps(5)`; Clements et al., "The scalable commutativity rule",
-//! 2013, for the claim that is worth proving.
+//! 2013, which explains why operations that store nothing shared scale.
 #![expect(unsafe_code, reason = "an allocator, and mprotect of its memory")]
 
 use crate::{
@@ -180,8 +180,8 @@ impl Default for Seal {
 pub enum Reach {
     /// The memory that was allocated or mapped during the phase.
     Built,
-    /// The memory of `Built`, and `.data` and `.bss` of the program, which contain for example a
-    /// global counter.
+    /// The memory that was allocated or mapped during the phase, and `.data` and `.bss` of the
+    /// program, which contain for example a global counter.
     WithStatics,
 }
 
@@ -216,8 +216,9 @@ impl Phase {
 
     /// Ends the phase and returns the address ranges of its memory.
     pub(crate) fn into_ranges(self) -> Ranges {
-        // ORDERING: Relaxed. By the rules of this module, no other thread allocates now. A thread
-        // that does so gets a block of the sealed region, and dies at its first store to the block.
+        // ORDERING: Relaxed. By the rules of this module, no other thread allocates while the phase
+        // ends. A thread that breaks the rule gets a block of the sealed region, and dies at its
+        // first store to the block.
         self.seal.is_building.store(false, Ordering::Relaxed);
         let mut built = Ranges::read(Reach::Built);
         built.subtract(&self.before);
@@ -225,7 +226,7 @@ impl Phase {
     }
 }
 
-/// A guard. As long as it lives, the memory of the phase is read-only.
+/// A guard. As long as it lives, the memory that was allocated in the phase is read-only.
 #[derive(Debug)]
 pub struct Sealed {
     ranges: Ranges,
@@ -259,12 +260,13 @@ impl Drop for Sealed {
 }
 
 /// Proves that `operation` stores nothing into memory that `build` has allocated, and that
-/// `control` does.
+/// `control` stores something into it.
 ///
 /// Call this function as the whole body of the test named `test`, in a binary whose global
-/// allocator is `seal`. The test starts itself twice: with `operation`, which must succeed, and
-/// with `control`, which must die of its store. The statics of the program are sealed too. The
-/// result of `build` is put into a box, so that it is in sealed memory and not on the stack.
+/// allocator is `seal`. The test starts itself twice, as a child process. The child that runs
+/// `operation` must succeed. The child that runs `control` must die of its store. The statics of
+/// the program are sealed too. The result of `build` is put into a box, so that it is in sealed
+/// memory and not on the stack.
 ///
 /// # Panics
 ///
@@ -379,8 +381,8 @@ impl Ranges {
         self.iter().any(|range| (range.start..range.end).contains(&address))
     }
 
-    /// Removes all addresses of `other` from these ranges. The kernel merges adjacent mappings. So
-    /// `other` may cover only a part of a range, which is then cut.
+    /// Removes all addresses of `other` from the ranges of `self`. The kernel merges adjacent
+    /// mappings. So `other` may cover only a part of a range of `self`, which is then cut.
     fn subtract(&mut self, other: &Self) {
         let mut left = Self::EMPTY;
         for range in self.iter() {

@@ -52,8 +52,8 @@ pub fn mark() {
     let _parent = rustix::process::getppid();
 }
 
-/// Continues a thread of a child that has called [`trace_me`]. Counts the system calls of the
-/// thread between marks until the thread ends.
+/// Continues a thread of a child process that has called [`trace_me`]. Until the thread ends,
+/// counts the system calls that it makes between two calls of [`mark`].
 ///
 /// # Errors
 ///

@@ -34,8 +34,8 @@ fn lookup_in_a_map_stores_nothing_and_a_store_is_caught() {
 
 #[test]
 fn read_lock_of_a_rwlock_is_a_shared_store() {
-    // The control takes a read lock. Taking the lock is a store, which the seal must catch, even
-    // though the map is only read.
+    // The control takes a read lock and only reads the map. Taking the lock is a store, which the
+    // seal must catch.
     prove(
         &SEAL,
         "read_lock_of_a_rwlock_is_a_shared_store",
@@ -63,8 +63,8 @@ fn store_to_a_static_is_caught() {
 
 #[test]
 fn store_to_memory_mapped_in_the_phase_is_caught() {
-    // The alignment is too large for the region. So the system's allocator maps the block by
-    // itself.
+    // The alignment of `Page` is too large for the allocator of the seal. So the system's allocator
+    // maps the block outside of the region.
     #[repr(align(8192))]
     struct Page(Mutex<[u8; 1 << 20]>);
     prove(

@@ -1,8 +1,8 @@
 //! Suites in which the server is killed, or hangs.
 //!
 //! After the server has died, its clients must get an error and not hang, and a new mount must be
-//! possible. In the other suite, SIGSTOP makes the server hang. That suite is also the control of
-//! all others: it proves that the time limit, the abort and the cleanup work.
+//! possible. In the suite `hang`, SIGSTOP makes the server hang. That suite is also the control
+//! test of all other suites: it proves that the time limit, the abort and the cleanup work.
 //!
 //! Source: `fuse(4)`, by which requests on a lost connection fail with ENOTCONN or ECONNABORTED.
 
@@ -26,8 +26,8 @@ pub(super) fn kill9(site: &Site) -> Outcome {
 fn check_kill9(site: &Site) -> Result<Outcome, Outcome> {
     let mut mount = Mount::start(site, OPTIONS)?;
     mount.shell("prepare", "mkdir d\necho one > d/file\nsync -f d/file")?;
-    // The client opens a file and a directory. When its input ends, it writes to the file, lists
-    // the directory, and prints the results.
+    // The shell is the client. It opens a file and a directory. When its standard input ends, it
+    // writes to the file, lists the directory, and prints whether that worked.
     let script = "cd \"$MNT/d\"\nexec 3>>file 4<.\necho ready\nread -r go\n\
                   if echo two >&3 2>/dev/null; then echo written; else echo refused; fi\n\
                   if ls /proc/self/fd/4/ 2>/dev/null; then echo listed; else echo lost; fi";
@@ -82,8 +82,8 @@ fn check_hang(site: &Site) -> Result<Outcome, Outcome> {
     command.arg(mount.path.join("never"));
     let (ended, output) = mount.run_to_end("hang", &mut command, Duration::from_secs(2));
     match ended {
-        // The time limit killed the client. The client could end only because the abort had ended
-        // its call to the mount.
+        // The client was killed at the time limit. It could end only because the abort of the FUSE
+        // connection had ended its mkdir(2).
         Ended::TimedOut => {}
         Ended::Stuck => {
             return Err(Outcome::Failed("the abort did not free the client".to_owned()));

@@ -107,8 +107,8 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        // Remove the mount point first. If a file system is still mounted there, that fails. Then
-        // stop, because the files of that file system must not be removed.
+        // Remove the mount point first, which fails if a file system is still mounted on it. In
+        // that case leave the whole directory, so that no file of that file system is removed.
         let _ = fs::remove_dir(self.folder.join("mnt"));
         if !self.folder.join("mnt").exists() {
             let _ = fs::remove_dir_all(&self.folder);

@@ -135,9 +135,9 @@ fn check_pjdfstest(site: &Site, source: Source, options: &str) -> Result<Outcome
 
 /// Returns true if all failed tests are those that write a program and then run it (`etxtbsy`).
 ///
-/// These tests have a race on any file system. Another thread may fork between the write and the
-/// run. Its child has the program open for writing until the child calls execve(2). So the run
-/// fails with `ETXTBSY`.
+/// These tests have a race on any file system. Another thread of pjdfstest may fork between the
+/// write and the run. The forked child has the program open for writing until the child calls
+/// execve(2). So the run fails with `ETXTBSY`.
 fn has_lost_race(output: &str) -> bool {
     let plain = without_colours(output);
     let mut failed = plain.lines().filter(|line| line.ends_with("FAILED")).peekable();

@@ -32,7 +32,8 @@ use std::{
 };
 
 const SYSV_IPC: &str = "sysv_ipc==1.2.0";
-/// Minimum number of tests of `sysv_ipc` that must pass. It has one more test, which is skipped.
+/// Minimum number of tests of `sysv_ipc` that must pass. `sysv_ipc` has one more test, which it
+/// skips.
 const SYSV_IPC_TESTS_MIN: u32 = 136;
 
 const IPC_SYSV: &str = "https://github.com/mhx/IPC-SysV";
@@ -86,8 +87,9 @@ for my $round (1 .. $rounds) {
 semctl($set, 0, 0, 0) && msgctl($queue, 0, 0) && shmctl($segment, 0, 0) or die $!;
 "#;
 
-/// Maximum number of additional heap pages that a long run uses, compared with a short run. Before
-/// the library first writes to a page of the caller, it checks the page with one futex(2).
+/// Maximum number of additional futex(2) calls in a long run, compared with a short run. Before the
+/// preload library first writes to a page of the caller, it checks the page with one futex(2). A
+/// long run may use a few more pages.
 const PAGES_MAX: usize = 8;
 
 /// The option of strace(1) that selects futex(2), and the calls that must not reach the kernel.
@@ -184,7 +186,8 @@ fn control(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
 /// Counts the system calls of a program that makes 100,000 semop(2) calls and some others.
 ///
 /// None of [`CALLS`] may reach the kernel. The program may make at most [`PAGES_MAX`] more futex(2)
-/// calls than the same program with one round. The control is this program without corewalk.
+/// calls than the same program with one round. As a control, the program runs without corewalk:
+/// then strace(1) must show the calls.
 fn system_calls(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     needed("strace")?;
     let kernel = trace(closed, "calls-kernel", open(), SEMOPS)?;
@@ -198,8 +201,8 @@ fn system_calls(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     if semops < SEMOPS || !CALLS.iter().all(|name| is_seen(name)) {
         return Err(Outcome::Failed("strace did not show the calls without corewalk".to_owned()));
     }
-    // Without its option `--shm`, the program cannot serve shared memory. Leave out these calls
-    // then, since they would reach the kernel.
+    // Without `--shm`, `corewalk ipc exec` serves no shared memory. In that case do not check the
+    // `shm` calls, since they reach the kernel.
     let ours = CALLS.iter().filter(|name| closed.has_shm || !name.starts_with("shm"));
     let is_more = seen(&many, "futex") > seen(&few, "futex") + PAGES_MAX;
     if ours.into_iter().any(|name| seen(&many, name) > 0) || is_more {
@@ -225,7 +228,7 @@ fn trace(
     Ok(counted(&fs::read_to_string(&trace).unwrap_or_default()))
 }
 
-/// Returns the number of each system call in the output of strace(1).
+/// Returns how often each system call occurs in the output of strace(1).
 fn counted(trace: &str) -> Counts {
     let mut counts = Counts::new();
     for line in trace.lines().filter(|line| !line.contains("resumed>")) {
@@ -236,7 +239,8 @@ fn counted(trace: &str) -> Counts {
     counts
 }
 
-/// Runs the tests of the Perl module, or `sysv.pl` if the module is not available.
+/// Runs the tests of the Perl module `IPC::SysV`. If its repository cannot be cloned, runs
+/// `sysv.pl` instead.
 fn perl(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     let site = closed.site;
     if !is_well("perl", &["-MIPC::SysV", "-MTest::More", "-e", "1"]) && !install("perl") {
@@ -268,8 +272,8 @@ fn perl(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Returns the directory of the Perl module, with its tests in `t`. Returns None if it cannot be
-/// cloned.
+/// Returns the directory with the repository of the Perl module `IPC::SysV`, whose tests are in
+/// `t`. Returns None if the repository cannot be cloned.
 fn perl_tests(site: &Site) -> Option<PathBuf> {
     if let Some(path) = std::env::var_os(IPC_SYSV_ENV) {
         return Some(PathBuf::from(path));
@@ -370,8 +374,8 @@ check(libc.msgctl(queue, 0, 0))
     Ok(Outcome::Passed)
 }
 
-/// Returns a directory with the source of the Python module, and with a virtual environment in
-/// which the module is installed.
+/// Returns a directory with the source of the Python module `sysv_ipc`, and with a virtual
+/// environment in which the module is installed.
 fn python_tests(site: &Site) -> Result<PathBuf, Outcome> {
     const SCRIPT: &str = r#"
 rm -rf "$1"

@@ -109,7 +109,7 @@ fn package_name(text: &str) -> Option<&str> {
     line.split('"').nth(1)
 }
 
-/// Returns a finding for each `use` in `corewalk-ipc` of a module in a higher layer.
+/// Returns a finding for each `use` in `corewalk-ipc` that names a module of a higher layer.
 pub(super) fn ipc_modules(file: &RustFile) -> Vec<Finding> {
     let module =
         file.path.strip_prefix("crates/ipc/src/").and_then(|path| path.strip_suffix(".rs"));
@@ -126,8 +126,8 @@ pub(super) fn ipc_modules(file: &RustFile) -> Vec<Finding> {
             None => ("", line.code.strip_prefix("use crate::").unwrap_or_default()),
         };
         let names = used.split(|c: char| c != '_' && !c.is_alphanumeric());
-        // Without braces, only the first name is a module. The names that follow are items of that
-        // module.
+        // In a `use` without braces, only the first name is a module. The names after it are items
+        // of that module.
         let count = if used.starts_with('{') { usize::MAX } else { 1 };
         let modules = names.take(count).filter(|name| name.starts_with(char::is_lowercase));
         for used in modules.map(|name| format!("{folder}{name}")) {
@@ -140,8 +140,8 @@ pub(super) fn ipc_modules(file: &RustFile) -> Vec<Finding> {
     findings
 }
 
-/// Returns a finding for each `use` of a module of the same or a higher layer in `corewalk`. Tests
-/// may use any module.
+/// Returns a finding for each `use` in `corewalk` that names a module of the same or of a higher
+/// layer. Tests may use any module.
 pub(super) fn core_modules(file: &RustFile) -> Vec<Finding> {
     let path = file.path.strip_prefix("crates/corewalk/src/").unwrap_or_default();
     let is_test = path.ends_with("tests.rs") || path.contains("loom_models");

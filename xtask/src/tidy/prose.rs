@@ -100,7 +100,8 @@ impl<'t> Paragraphs<'t> {
         }
     }
 
-    /// Ends a block of comment lines. If a code fence is open, the end of the block closes it too.
+    /// Ends a block of comment lines. Also ends a code example in the block whose closing fence is
+    /// missing.
     fn end_block(&mut self) {
         self.end();
         self.is_code = false;

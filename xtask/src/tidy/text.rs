@@ -26,7 +26,6 @@ const BANNED_FILES: [&str; 6] =
 
 /// Returns a finding if the file is too long.
 pub(super) fn length(file: &RustFile) -> Vec<Finding> {
-    // If the file ends with a line break, do not count the empty text after it as a line.
     let count = file.lines.len().saturating_sub(1);
     if count <= LINES_MAX {
         return Vec::new();

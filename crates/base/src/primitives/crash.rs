@@ -35,7 +35,8 @@ pub enum Ended<T> {
     Stopped,
 }
 
-/// Runs `body`, and stops it before its next store when it has made `stores` stores.
+/// Runs `body`, and lets it make `stores` stores. If it comes to a further store, stops it before
+/// that store.
 ///
 /// # Panics
 ///

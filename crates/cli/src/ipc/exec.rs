@@ -2,8 +2,8 @@
 //!
 //! The command loads the preload library, which finds the namespace by environment variables. The
 //! command also inherits descriptors of the namespace's file and of the folder of segments.
-//! Programs that the command starts inherit all of this. `exec` waits for the command, and its exit
-//! status is that of the command.
+//! Programs that the command starts inherit all of this. `exec` waits for the command, and then
+//! ends with the exit status of the command.
 //!
 //! If a process sends a signal to `exec`, `exec` sends it to the command. It does not pass on a
 //! signal of the terminal, which the kernel sends to the command as well.
@@ -78,7 +78,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .args(&arguments.command[1..])
         .env("LD_PRELOAD", preload::value(&preload, before.as_deref()))
         .env(NAMESPACE_ENV, &place.path);
-    // If `exec` itself runs in a namespace, these variables describe that one. So remove them.
+    // If `exec` itself runs in a namespace, its environment has variables that describe this outer
+    // namespace. Remove them, because the command runs in another one.
     for name in [FD_ENV, SHM_ENV, SHM_FD_ENV] {
         command.env_remove(name);
     }
@@ -127,8 +128,8 @@ fn supervise(
     place: &Place,
 ) -> Result<ExitStatus, Failure> {
     let failed = |error| Failure::of("waiting for the command", error);
-    // Send signals through a pidfd, because the pid of an ended command may belong to another
-    // process.
+    // Send signals to the command through a pidfd. Its pid may belong to another process after the
+    // command has ended.
     let pid = Pid::from_raw(child.id().cast_signed()).expect("a process has a number");
     let open = || pidfd_open(pid, PidfdFlags::empty()).map_err(|error| failed(error.into()));
     pass_on(signals, open()?);
@@ -161,7 +162,7 @@ fn pass_on(mut signals: SignalsInfo<WithOrigin>, process: OwnedFd) {
 fn ended_as(status: ExitStatus) -> Result<(), Failure> {
     if let Some(signal) = status.signal() {
         // `emulate_default_handler` returns only if the signal does not end a process by default.
-        // In that case end with an exit status instead.
+        // In that case end `exec` with an exit status instead.
         let _alive = signal_hook::low_level::emulate_default_handler(signal);
         return Err(Failure::Reported(128u8.wrapping_add(signal as u8)));
     }

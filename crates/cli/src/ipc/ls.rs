@@ -160,8 +160,8 @@ fn namespaces() -> Result<Vec<Named>, Failure> {
         let entry = entry.ok()?;
         let name = entry.file_name().into_string().ok()?.strip_prefix(prefix)?.to_owned();
         let status = entry.metadata().ok().filter(fs::Metadata::is_file)?;
-        // Any user may create a file with this prefix in `/dev/shm`, so skip the files of other
-        // users.
+        // Any user may create a file in `/dev/shm` that has the name of this user's namespace. So
+        // skip the files of other users.
         let status = Some(status).filter(|status| status.uid() == geteuid().as_raw())?;
         Some(Named { name, path: entry.path(), used_bytes: status.blocks() * 512 })
     });

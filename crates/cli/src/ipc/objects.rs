@@ -47,7 +47,8 @@ impl Kind {
 pub(super) struct Object {
     pub(super) id: i32,
     pub(super) perm: Perm,
-    /// The names and values of the attributes that only objects of this kind have.
+    /// Names and values of the attributes that only message queues, only segments or only semaphore
+    /// sets have, depending on what the object is.
     pub(super) numbers: Vec<(&'static str, u64)>,
 }
 
@@ -70,7 +71,7 @@ impl Object {
         row
     }
 
-    /// Returns the attribute with this name from [`Object::numbers`], or 0 if the object has no
+    /// Returns the value of the attribute `name` in [`Object::numbers`], or 0 if the object has no
     /// such attribute.
     pub(super) fn number(&self, name: &str) -> u64 {
         self.numbers.iter().find(|(known, _)| *known == name).map_or(0, |(_, number)| *number)
@@ -94,8 +95,8 @@ impl Object {
     }
 }
 
-/// Returns the objects of a kind in the order of their indexes. An object that is created or
-/// removed during the call may be missing from the result.
+/// Returns the objects of a kind (message queues, segments or semaphore sets) in the order of their
+/// indexes. An object that is created or removed during the call may be missing from the result.
 pub(super) fn collect(task: &Task, kind: Kind) -> Vec<Object> {
     let max = match kind {
         Kind::Msg => task.msg_totals().map_or(0, |totals| totals.index_max),

@@ -56,8 +56,8 @@ pub(super) const FD_ENV: &str = "COREWALK_IPC_FD";
 /// The variable that gives the preload library the inherited descriptor of the folder of segments.
 pub(super) const SHM_FD_ENV: &str = "COREWALK_IPC_SHM_FD";
 
-/// The usual limit on open files. Descriptors that a command inherits get high numbers below this
-/// limit.
+/// The usual limit on open files. The descriptors that `corewalk ipc exec` gives to its command get
+/// high numbers below this limit.
 const NUMBERS: u64 = 1024;
 
 /// The directory with the outer folders of namespaces without a name.
@@ -66,15 +66,15 @@ const SHM_FOLDER: &str = "/dev/shm";
 /// The name of the folder of segments in its outer folder.
 const SEGMENTS: &str = "segments";
 
-/// Permissions of the folder of segments. All users may write in it, because the outer folder
-/// decides which users reach it.
+/// Permissions of the folder of segments. All users may write in it, because the permissions of the
+/// folder above it decide which users reach it.
 const SEGMENTS_MODE: u32 = 0o777;
 
 /// Maximum number of names that are tried for a folder.
 const NAMES_TRIED: u32 = 1000;
 
-/// The longest name of a namespace, in bytes. The file name adds a prefix, and has at most 255
-/// bytes.
+/// The longest name of a namespace, in bytes. The name of its file has a prefix too, and at most
+/// 255 bytes.
 const NAME_MAX: usize = 200;
 
 /// Opens the file of a namespace at `path`. `word` is the name or path from the command line.
@@ -165,12 +165,12 @@ pub(super) struct Place {
     /// The open file of the namespace. If the file is a memfd, the field `path` leads to this
     /// descriptor.
     file: OwnedFd,
-    /// The outer folder for the segments of a namespace without a name. Dropping this value removes
-    /// it.
+    /// The folder in `/dev/shm` for the segments of a namespace without a name. Dropping this value
+    /// removes the folder.
     folder: Option<Folder>,
 }
 
-/// A locked outer folder for the segments of a namespace without a name.
+/// A locked folder in `/dev/shm`, in which are the segments of a namespace without a name.
 ///
 /// Dropping the value removes the folder, unless a process has a segment in it attached. In that
 /// case the folder stays until the last detach. Then [`Folder::make`] of a later `exec` removes it.
@@ -180,7 +180,8 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Creates an outer folder, and removes the outer folders that killed processes have left.
+    /// Creates a folder in `/dev/shm` for the segments of a namespace without a name. Also removes
+    /// the folders of this kind that killed `exec` processes have left.
     pub(super) fn make() -> Result<Self, Failure> {
         Self::make_in(Path::new(SHM_FOLDER)).map_err(|error| Failure::of(SHM_FOLDER, error))
     }
@@ -191,13 +192,13 @@ impl Folder {
             let path = parent.join(unnamed(std::process::id(), number));
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => {}
-                // If the folder exists, a process with the same pid in another pid namespace may
-                // have created it. So try another name.
+                // If a folder with this name exists, a process with the same pid in another pid
+                // namespace may have created it. So try another name.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),
             }
-            // Another process may have taken the new folder for an orphan, and locked or removed
-            // it. Then create a folder with another name.
+            // Another `exec` may believe that the new folder was left by a killed process, and have
+            // locked or removed it. Then create a folder with another name.
             let Some(lock) = locked(&path) else { continue };
             fs::set_permissions(&path, fs::Permissions::from_mode(0o700))?;
             make_segments(&path)?;
@@ -241,8 +242,8 @@ impl Place {
         Ok(Self { namespace, path, shm, file, folder: None })
     }
 
-    /// Opens the existing namespace `word`. If `word` is None, opens the namespace that this
-    /// process runs in.
+    /// Opens the existing namespace `word`, which is a name or a path. If `word` is None, opens the
+    /// namespace that this process runs in.
     pub(super) fn existing(word: Option<&str>) -> Result<Self, Failure> {
         let shm = std::env::var_os(SHM_ENV).filter(|_| word.is_none());
         let path = match (word, std::env::var_os(NAMESPACE_ENV)) {
@@ -255,12 +256,12 @@ impl Place {
         let failed = |error: &dyn std::fmt::Display| Failure::of(path.display(), error);
         let file = match word {
             Some(word) if !is_path(word) => open_file(&path, word, OFlags::empty()),
-            // The namespace in which this process runs is given by a path in the environment. So
-            // open it by that path.
+            // If `word` is None, the environment has the path of the namespace in which this
+            // process runs.
             _ => open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(Into::into),
         };
         let file = file.map_err(|error| absent_or(&path, &error))?;
-        // A memfd has no path, so there is no outer folder beside it.
+        // A memfd has no path, so no folder for segments lies beside it.
         let is_elsewhere = shm.is_none() && path.starts_with("/proc");
         let shm = shm.map_or_else(|| beside(&path).join(SEGMENTS), PathBuf::from);
         let options = if is_elsewhere { without_shm() } else { options(&shm) };
@@ -310,7 +311,7 @@ impl Place {
         Ok(Self { namespace, path: path.into(), shm, file, folder })
     }
 
-    /// Makes the folder of segments and its outer folder, if they do not exist.
+    /// Makes the folder of segments and the folder above it, if they do not exist.
     pub(super) fn make_shm(&self) -> Result<(), Failure> {
         if self.folder.is_some() {
             return Ok(());
@@ -339,8 +340,8 @@ impl Place {
         make_segments(&outer).map_err(|error| failed(&error))
     }
 
-    /// Removes the files `exec-PID` from the folder of segments, if the process with this pid has
-    /// ended.
+    /// Removes each file `exec-PID` from the folder of segments, if the process with the pid PID
+    /// has ended.
     pub(super) fn remove_marks(&self) {
         for entry in fs::read_dir(&self.shm).into_iter().flatten().flatten() {
             let name = entry.file_name();
@@ -367,9 +368,9 @@ fn hand_on(file: &OwnedFd) -> Option<(OwnedFd, String)> {
     Some((handed, word))
 }
 
-/// Checks that the outer folder belongs to the owner of the namespace. Also checks that it lets in
-/// only users who may read the namespace's file, because users in the folder can reach all
-/// segments.
+/// Checks that the folder `outer`, in which is the folder of segments, belongs to the owner of the
+/// namespace. Also checks that only users who may read the namespace's file may enter `outer`.
+/// Every user in it can reach all segments.
 fn check_outer(outer: &Path, owner: u32, mode: u32) -> Result<(), Failure> {
     let failed = |error: &dyn std::fmt::Display| Failure::of(outer.display(), error);
     let status = fs::symlink_metadata(outer).map_err(|error| failed(&error))?;
@@ -387,16 +388,16 @@ fn check_outer(outer: &Path, owner: u32, mode: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes the folder of segments in an outer folder, if it does not exist. The owner becomes that of
-/// the outer folder.
+/// Makes the folder of segments in the folder `outer`, if it does not exist. Its owner becomes the
+/// owner of `outer`.
 fn make_segments(outer: &Path) -> std::io::Result<()> {
     let segments = outer.join(SEGMENTS);
     match DirBuilder::new().mode(0o700).create(&segments) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    // Do not follow a symbolic link at this path: any user whom the outer folder lets in may have
-    // made one.
+    // Do not follow a symbolic link at this path: any user who may enter the folder `outer` may
+    // have made one.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let folder = open(&segments, flags, Mode::empty())?;
     let owner = fs::metadata(outer)?;
@@ -416,15 +417,16 @@ fn without_shm() -> NamespaceOptions {
     NamespaceOptions { backing: Some(Box::new(NoBacking)), ..NamespaceOptions::default() }
 }
 
-/// Returns the path of the outer folder for the segments of the namespace in the file `path`.
+/// Returns `PATH.shm`, the path of the folder for the segments of the namespace in the file PATH.
 pub(super) fn beside(path: &Path) -> PathBuf {
     let mut folder = path.as_os_str().to_owned();
     folder.push(".shm");
     folder.into()
 }
 
-/// Returns the name of an outer folder of process `pid` for a namespace without a name. `number`
-/// distinguishes several folders of one pid.
+/// Returns the name of the folder in which the `exec` with pid `pid` has the segments of a
+/// namespace without a name. `number` distinguishes several folders for one pid, which exist if pid
+/// namespaces share `/dev/shm`.
 fn unnamed(pid: u32, number: u32) -> String {
     let prefix = unnamed_prefix();
     if number == 0 { format!("{prefix}{pid}") } else { format!("{prefix}{pid}-{number}") }
@@ -443,8 +445,8 @@ fn has_ended(pid: Pid) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with(['Z', 'X']))
 }
 
-/// Removes the outer folders that killed `exec` processes of this user have left in `/dev/shm`.
-/// Such a folder is not locked, and no process has a segment in it attached.
+/// Removes the folders for segments that killed `exec` processes of this user have left in
+/// `/dev/shm`. Such a folder is not locked, and no process has a segment in it attached.
 pub(super) fn remove_orphans() {
     remove_orphans_in(Path::new(SHM_FOLDER));
 }
@@ -458,8 +460,9 @@ fn remove_orphans_in(folder: &Path) {
         let path = entry.path();
         let is_own = fs::symlink_metadata(&path)
             .is_ok_and(|status| status.is_dir() && status.uid() == geteuid().as_raw());
-        // Keep the lock until the folder is removed. Otherwise a new `exec` could take the same
-        // name and lose its folder.
+        // Keep the lock until the folder is removed. Otherwise another process could remove the
+        // folder first, and a new `exec` could create one with the same name. Then this call would
+        // remove the new folder.
         let lock = if is_own { locked(&path) } else { None };
         if lock.is_some() && !is_attached(&path) {
             let _gone = remove_shm(&path);
@@ -467,7 +470,7 @@ fn remove_orphans_in(folder: &Path) {
     }
 }
 
-/// Returns true if a process has attached a segment whose memory is in this outer folder.
+/// Returns true if a process has attached a segment whose memory is below the folder `outer`.
 fn is_attached(outer: &Path) -> bool {
     let folder = outer.join(SEGMENTS);
     let files = SegmentFiles::new(&folder);
@@ -478,12 +481,12 @@ fn is_attached(outer: &Path) -> bool {
     tasks.into_iter().any(|task| files.is_held(task))
 }
 
-/// Removes an outer folder, its folder of segments, and the files that the preload library makes in
-/// them. Removes no other file.
+/// Removes the folder `outer`, the folder of segments in it, and the files that the preload library
+/// makes for segments. Removes no other file.
 ///
 /// # Errors
 ///
-/// The error of the outer folder, if it cannot be read or has other files.
+/// The error of removing `outer`, for example because it has other files.
 pub(super) fn remove_shm(outer: &Path) -> std::io::Result<()> {
     let folder = outer.join(SEGMENTS);
     for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
@@ -496,7 +499,7 @@ pub(super) fn remove_shm(outer: &Path) -> std::io::Result<()> {
             let _gone = fs::remove_file(entry.path());
         }
     }
-    // Ignore an error: then the removal of the outer folder fails too, and that error is reported.
+    // Ignore an error: then the removal of `outer` fails too, and that error is reported.
     let _gone = fs::remove_dir(&folder);
     fs::remove_dir(outer)
 }
@@ -515,8 +518,8 @@ mod tests {
             Self(path)
         }
 
-        /// Creates an outer folder with files, as if `exec` with this pid in another pid namespace
-        /// had left it.
+        /// Creates a folder for segments with three files, as if an `exec` with the pid `pid` had
+        /// been killed in another pid namespace.
         fn folder(&self, pid: u32) -> PathBuf {
             let path = self.0.join(unnamed(pid, 0));
             let segments = path.join(SEGMENTS);
@@ -537,10 +540,10 @@ mod tests {
     #[test]
     fn folders_that_nobody_has_are_removed_and_others_are_not() {
         let parent = Parent::new("orphans");
-        // The first four pids are too high for any process. Pid 1, the last one, always exists.
+        // Four of the five pids are too high for any process. Pid 1 always exists.
         let high = i32::MAX as u32;
         let paths = [high, high - 1, high - 2, high - 3, 1].map(|pid| parent.folder(pid));
-        // A folder must stay if it has a file that `exec` did not make.
+        // The file `letter` was not made by `exec`, so its folder must stay.
         fs::write(paths[1].join(SEGMENTS).join("letter"), "").expect("a folder of ours");
         let lock = locked(&paths[2]).expect("nobody has it");
         let hold = SegmentFiles::new(paths[3].join(SEGMENTS)).hold(26).expect("nobody has it");

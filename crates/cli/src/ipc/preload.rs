@@ -32,8 +32,8 @@ pub(super) fn find(given: Option<&Path>) -> Result<PathBuf, Failure> {
         return Err(Failure::of(path.display(), "there is no such file"));
     }
     let failed = |why: &dyn Display| Failure::of(path.display(), why);
-    // Check here that the file is a library. Otherwise the dynamic loader only prints a warning
-    // that it cannot load the file, and the program uses the kernel's IPC objects.
+    // Check that the file is a library. If it is not, the dynamic loader only prints a warning that
+    // it cannot load the file, and the program uses the kernel's IPC objects.
     if !program::is_shared_object(&path).map_err(|error| failed(&error))? {
         return Err(failed(&"not a shared object for this machine"));
     }

@@ -127,11 +127,11 @@ fn check_elf(file: &File, start: &[u8]) -> Result<(), Refusal> {
     }
 }
 
-/// Returns true if the loader of this machine can load the file as a library.
+/// Returns true if the dynamic loader of this machine can load the file at `path` as a library.
 ///
 /// # Errors
 ///
-/// Those of reading the file.
+/// The errors of reading the file.
 pub(super) fn is_shared_object(path: &Path) -> io::Result<bool> {
     let file = File::open(path)?;
     let start = start_of(&file);
@@ -234,8 +234,8 @@ mod tests {
         assert!(reason(&header).contains("static"));
         header[18] = 0;
         assert!(reason(&header).contains("another machine"));
-        // A file with a truncated ELF header or in another format must be accepted, because
-        // execve(2) reports the error.
+        // A file with a truncated ELF header or in another format must be accepted. execve(2)
+        // reports its error.
         assert_eq!(judged(&header[..40]), Ok(()));
         assert_eq!(judged(b"echo hello\n"), Ok(()));
         fs::remove_dir_all(&folder).expect("it is ours");

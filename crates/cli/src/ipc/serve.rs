@@ -2,7 +2,7 @@
 //! SIGTERM.
 //!
 //! `serve` also ends if the file of the namespace was removed or replaced, so that no process can
-//! join. It waits until no process is left in the namespace.
+//! join the namespace. In that case it first waits until no process is left in the namespace.
 //!
 //! Source: the sources of `watch`.
 
@@ -45,7 +45,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     println!("serving {}", place.path.display());
     let file = file_at(&place.path);
     let mut watch = Watch::default();
-    // ORDERING: Relaxed. The flag only tells `serve` to stop. The signal handler passes no other
+    // ORDERING: Relaxed. `is_over` only tells `serve` to stop. The signal handler passes no other
     // data.
     while !is_over.load(Ordering::Relaxed) {
         watch.turn(&place.namespace, None);

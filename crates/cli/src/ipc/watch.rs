@@ -2,9 +2,9 @@
 //! the namespace.
 //!
 //! The cleanup (`Namespace::recover`) applies semaphore undo and detaches segments. Without a watch
-//! it happens later, because one of the waiting calls looks for dead processes only ten times a
-//! second. The watch has a pidfd of each registered process. A pidfd becomes readable when its
-//! process ends. Every [`LOOK_MS`], the watch looks for new processes.
+//! the cleanup happens later: one of the calls that wait in the namespace looks for dead processes,
+//! but only ten times a second. The watch has a pidfd of each registered process. A pidfd becomes
+//! readable when its process ends. Every [`LOOK_MS`], the watch looks for new processes.
 //!
 //! Source: pidfd_open(2), poll(2).
 
@@ -18,14 +18,14 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 /// Time between two searches for new processes, in milliseconds.
 pub(super) const LOOK_MS: i64 = 50;
 
-/// Maximum number of pidfds. The waiting calls of the namespace clean up after processes beyond
-/// that.
+/// Maximum number of processes that a watch has a pidfd of. If a namespace has more processes, its
+/// waiting calls clean up after the others.
 const WATCHED_MAX: usize = 512;
 
 /// The processes of a namespace.
 #[derive(Default)]
 pub(super) struct Watch {
-    /// The pidfds of the watched processes by pid. None for a process that has ended but is still
+    /// The pidfd of each watched process, by pid. It is None if the process has ended but is still
     /// registered, because a child process has inherited its attached segments.
     processes: HashMap<u32, Option<OwnedFd>>,
     /// The number of tasks of dead processes that this watch has cleaned up.
@@ -33,8 +33,9 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Looks for new processes. Then waits until a process ends, `more` is readable, or [`LOOK_MS`]
-    /// milliseconds have passed. Cleans up after the processes that have ended.
+    /// Looks for new processes of the namespace. Then waits until one of its processes ends, `more`
+    /// is readable, or [`LOOK_MS`] milliseconds have passed. Cleans up after the processes that
+    /// have ended.
     pub(super) fn turn(&mut self, namespace: &Namespace, more: Option<&OwnedFd>) {
         if self.look(namespace) {
             self.recover(namespace);

@@ -27,8 +27,8 @@ use crate::failure::Failure;
 pub(super) fn start(source: &OsStr, path: &Path, options: &[OsString]) -> Result<Vec<u8>, Failure> {
     let failed = |error| Failure::of("cannot start the background process", error);
     let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-    // Set `argv[0]` of the server to `corewalk`. This process may be called `mount.corewalk`, and
-    // under that name the program expects other arguments.
+    // Set `argv[0]` of the server to `corewalk`. If the program is called `mount.corewalk`, as this
+    // process may be, it expects other arguments.
     command.arg0("corewalk").args(["mount", "--background"]);
     for option in options {
         command.arg("-o").arg(option);
@@ -70,8 +70,8 @@ pub(super) fn close_inherited() {
     }
 }
 
-/// Releases the working directory and the output of the first process. Changes to `/`, and makes
-/// standard output and standard error lead to `/dev/null`.
+/// Releases the working directory and the output that the server has inherited from the first
+/// process. Changes to `/`, and makes standard output and standard error lead to `/dev/null`.
 pub(super) fn detach() {
     let _ = std::env::set_current_dir("/");
     if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {

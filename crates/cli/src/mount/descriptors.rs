@@ -1,7 +1,7 @@
 //! The limit on open files (`RLIMIT_NOFILE`) of a server.
 //!
-//! Each server thread opens `/dev/fuse` for itself. It does so after the file system is mounted,
-//! and a failure then would come too late. So the limit is checked before the mount.
+//! Each server thread opens `/dev/fuse` for itself, after the file system is mounted. A failure at
+//! that point would leave a mount that does not work. So the limit is checked before the mount.
 //!
 //! The soft limit is often 1024, because select(2) takes no higher descriptors. This program does
 //! not use select(2). So it raises the soft limit to the hard limit, as other servers do.
@@ -19,7 +19,8 @@ const SHARED: u64 = 24;
 /// directories, a file, and the directory that it lists.
 const PER_THREAD: usize = 5;
 
-/// Returns the number of descriptors that files which clients open must leave free.
+/// Returns the number of descriptors that the server keeps for itself, so that open files of
+/// clients do not use them up.
 pub(super) fn reserved(threads: usize) -> usize {
     SHARED as usize + threads * PER_THREAD
 }

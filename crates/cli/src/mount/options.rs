@@ -59,8 +59,8 @@ struct Pending {
     not_for_host: Vec<&'static str>,
 }
 
-/// Options that a directory of the host does not take. (It takes `no_mbcache` and `create`, which
-/// have no effect on it.)
+/// Options that the mount of a directory of the host does not take. (Such a mount takes
+/// `no_mbcache` and `create`, which have no effect on it.)
 const NOT_FOR_HOST: [&str; 8] =
     ["size", "nr_inodes", "mode", "uid", "gid", "mbcache", COMMIT, NO_CREATE];
 const COMMIT: &str = "commit";
@@ -68,8 +68,7 @@ const NO_CREATE: &str = "no_create";
 /// Options that only a store takes.
 const STORE_ONLY: [&str; 2] = [COMMIT, NO_CREATE];
 
-/// Options of mount(8) that are accepted without effect. The documentation of the module gives the
-/// reasons.
+/// Options of mount(8) that are accepted without effect, for the reasons at the start of this file.
 const WITHOUT_EFFECT: [&str; 19] = [
     "defaults",
     "auto",
@@ -230,8 +229,8 @@ impl Plan {
                     "option 'remount' is not supported; unmount and mount again".to_owned(),
                 ));
             }
-            // These options imply other flags. As in mount(8), a later option may undo the implied
-            // flags.
+            // `user` and similar options imply other flags. As in mount(8), a later option may undo
+            // the implied flags.
             "user" | "users" => {
                 *flags |= MountFlags::NOEXEC | MountFlags::NOSUID | MountFlags::NODEV;
             }

@@ -49,7 +49,8 @@ fn appends_of_the_mount_and_of_the_host_are_all_kept() {
             "{round}"
         );
     }
-    // Clear and set O_APPEND of the open file with fcntl(2). Each write must obey the current flag.
+    // Clear and set `O_APPEND` of the open file with fcntl(2). Each write must obey the flag as it
+    // is at that time.
     use rustix::fs::{OFlags, fcntl_setfl};
     use std::os::unix::fs::FileExt as _;
     fcntl_setfl(&here, OFlags::empty()).expect("the file is open");
@@ -64,9 +65,9 @@ fn appends_of_the_mount_and_of_the_host_are_all_kept() {
     );
 }
 
-/// Makes an empty file that a client has open with `O_APPEND`, to which the host then appends six
-/// bytes. Sends a write of `ab` at offset 3 to the server. Returns the content of the file
-/// afterwards.
+/// Makes an empty file and opens it with `O_APPEND` as a client. Then appends six bytes to the file
+/// on the host, and sends a write of `ab` at offset 3 to the server. Returns the content of the
+/// file after that.
 fn written_at_3_of_6(options: Options, origin: WriteOrigin) -> String {
     let folder = Folder::new();
     let fs = HostFs::new(&folder.0, HostFsOptions::default()).expect("the directory can be opened");

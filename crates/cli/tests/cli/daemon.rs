@@ -23,8 +23,8 @@ const FOUND: &str = "COREWALK_TEST_FOUND";
 /// The start of the line that names the directory with the memory of the segments.
 const ATTACHED: &str = "attached below ";
 
-/// This test is the program of the child processes. The role in the environment selects the command
-/// or the process that outlives it. Without a role the test does nothing.
+/// Another test runs this test in child processes. The role in the environment selects the command,
+/// or the process that outlives the command. Without a role this test does nothing.
 #[test]
 fn process() {
     match std::env::var(ROLE).as_deref() {
@@ -36,7 +36,8 @@ fn process() {
     std::process::exit(0);
 }
 
-/// Starts the process that outlives the command, waits for the line that it prints, and ends.
+/// Is the command: starts the process that outlives it, waits for the line that this process
+/// prints, and ends.
 #[expect(clippy::zombie_processes, reason = "the child outlives this process")]
 fn start() {
     let mut command =
@@ -46,8 +47,8 @@ fn start() {
     println!("\n{ATTACHED}{}", read_attached_directory(stays.stdout.expect("the stream is piped")));
 }
 
-/// Attaches a segment, reads a byte from standard input, and attaches the segment again. Ends when
-/// standard input is closed.
+/// Is the process that outlives the command: attaches a segment, reads a byte from standard input,
+/// and attaches the segment again. Ends when standard input is closed.
 fn stay() {
     let id = shm::shmget(IPC_PRIVATE, 4096, 0o600).expect("the segment is created");
     shm::shmat(id, 0, 0).expect("the segment is attached");
@@ -95,8 +96,8 @@ fn memory_of_a_process_that_outlives_the_command_stays_until_it_has_ended() {
     let file = File::create(&stderr).expect("the test's directory is writable");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
     let mut exec_child: Child = command.spawn().expect("the program starts");
-    // Keep the write end of the outliving process's standard input. Dropping it at the end of the
-    // test ends the process.
+    // Keep the write end of the pipe from which the outliving process reads. When the test ends and
+    // drops it, the process ends.
     let mut input = exec_child.stdin.take().expect("the stream is piped");
     let memory = PathBuf::from(read_attached_directory(
         exec_child.stdout.take().expect("the stream is piped"),

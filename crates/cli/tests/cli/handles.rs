@@ -37,12 +37,12 @@ enum Forgotten {
 /// Drops the unused entries of `mount` from the cache of the kernel. With `Forgotten::ByBoth`, also
 /// drops them from the cache of the server.
 ///
-/// A remount drops only the entries of this mount, but `/proc/sys/vm/drop_caches` those of the
-/// whole machine.
+/// A remount drops only the kernel's entries of `mount`. A write to `/proc/sys/vm/drop_caches`
+/// would drop those of the whole machine.
 fn forget(mount: &Path, what: Forgotten) {
     for _ in 0..2 {
-        // Drop the caches twice. The first time, the server evicts the entries in directories, and
-        // the second time the directories, which are unused now.
+        // Drop the caches twice. The first time, the server evicts the entries in directories. The
+        // directories are unused after that, so the server evicts them the second time.
         mount_remount(mount, MountFlags::empty(), c"").expect("root is permitted to");
         if what == Forgotten::ByBoth {
             rustix::fs::setxattr(mount, PRUNE, b"1", XattrFlags::empty())
@@ -137,8 +137,9 @@ impl Site {
     }
 }
 
-/// Takes handles of all files. Then moves some of the files, and then replaces some. At the start
-/// and after each step, drops the caches and opens each handle. Returns the results.
+/// Takes file handles of all files, and tests them. Moves some of the files, and tests the handles
+/// again. Replaces some of the files, and tests the handles again. Each test of a handle drops the
+/// caches and then opens the handle. Returns the results.
 fn collect_resolved(source: &str, options: &str, what: Forgotten) -> Vec<Result<String, Errno>> {
     let site = Site::new(source, options);
     let (at, path) = (&site.at, |name: &str| site.at.join(name));
@@ -148,8 +149,8 @@ fn collect_resolved(source: &str, options: &str, what: Forgotten) -> Vec<Result<
     let mut all = vec![];
     let mut look = || {
         for handle in handles.iter().chain([&root]) {
-            // Drop the caches before each handle is opened. Opening one handle loads entries that
-            // help to find the files of the others.
+            // Drop the caches before each handle is opened, because opening one handle loads
+            // entries with which other handles are found.
             site.forget(what);
             all.push(resolve(at, handle));
         }

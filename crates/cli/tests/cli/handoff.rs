@@ -71,14 +71,15 @@ fn program_that_changes_its_user_stays_in_the_namespace() {
     for command in [&setpriv[..], &dropped, &su] {
         assert_eq!(rows(&shared.said(command)), ["nobody 644"], "{command:?}");
     }
-    // Root makes a semaphore set to which the other user may not write.
+    // Root makes a semaphore set with mode 600. User 65534 may not remove it.
     let script = "ipcmk -S 1 -p 600 > /dev/null; setpriv --reuid 65534 --clear-groups ipcrm -s 0";
     let output = shared.exec(&[], &["sh", "-c", script]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("ermission denied"), "{output:?}");
 }
 
-/// A program that has changed its user must be able to make and attach segments. It may not enter
-/// the outer folder, but it has inherited a descriptor of the folder of segments in it.
+/// A program that has changed its user must be able to make and attach segments. Its new user may
+/// not enter the folder above the folder of segments. But the program has inherited a descriptor of
+/// the folder of segments.
 #[test]
 fn program_that_changes_its_user_makes_and_attaches_segments() {
     let Some(shared) = Shared::new(&["perl", "setpriv"]) else { return };
@@ -98,7 +99,7 @@ fn program_that_changes_its_user_makes_and_attaches_segments() {
         let output = shared.exec(options, &["sh", "-c", both, "sh", make, read]);
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
-        // The second user may read the segment, but may neither write to it nor remove it.
+        // User 65533 may read the segment of user 65534, but may neither write to it nor remove it.
         let wanted = "AAAAAAAAAA\nwrite: Permission denied\nremove: Operation not permitted\n";
         assert_eq!((said.as_str(), error.as_str()), (wanted, ""), "{options:?}");
     }
@@ -122,8 +123,8 @@ fn program_in_a_user_namespace_stays_in_the_namespace() {
     assert_eq!(rows(&made), ["root 644"]);
 }
 
-/// In another pid namespace, IPC calls must return an error and the program must continue.
-/// Otherwise the program's pid would stand for another process in the IPC namespace.
+/// If a program enters another pid namespace, its IPC calls must return an error, and the program
+/// must continue. In the IPC namespace, its new pid would stand for another process.
 #[test]
 fn program_in_a_pid_namespace_is_told_so_and_goes_on() {
     let Some(shared) = Shared::new(&["ipcmk", "unshare"]) else { return };

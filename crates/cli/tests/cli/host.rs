@@ -124,8 +124,8 @@ fn directory_with_another_file_system_in_it_is_listed() {
         let is_found = |name: &str| fs::metadata(folder.path("m").join(name)).is_ok();
         assert_eq!(["a", "m", "z"].map(is_found), [true, false, true]);
         drop(listed);
-        // umount(8) must succeed on the host. So the server must have no open descriptor in the
-        // file systems on these paths.
+        // umount(8) of both mounts must succeed. So the server must have no open descriptor in the
+        // mounted file systems.
         for path in [host.join("m"), folder.path("m")] {
             let umount = Command::new("umount").arg(&path).output().expect("umount runs");
             assert!(umount.status.success(), "{}", String::from_utf8_lossy(&umount.stderr));
@@ -135,8 +135,9 @@ fn directory_with_another_file_system_in_it_is_listed() {
     }
 }
 
-/// The server must notice a mount in the shared directory, and refuse it, without a request to it.
-/// In this test the server itself serves that inner mount, so such a request would wait for ever.
+/// If a file system is mounted in the directory that the server shares, the server must refuse it
+/// without a call to it. In this test the server itself serves the file system that is mounted
+/// there, so its call would wait for ever.
 #[test]
 fn mount_point_below_its_own_source_does_not_wait_for_itself() {
     if !can_mount() {
@@ -189,16 +190,16 @@ fn directory_is_mounted_on_itself() {
     assert_eq!(fs::read(host.join("dir/file")).expect("the file is in the directory below"), b"x");
 }
 
-/// Attributes must be current if the shared directory is on another FUSE mount. As on a network
-/// file system, they change there without a notice to the kernel.
+/// Attributes must be current if the shared directory is on another FUSE mount. There the
+/// attributes change without a notice to the kernel, as on a network file system.
 #[test]
 fn directory_on_another_mount_shows_its_current_attributes() {
     if !can_mount() {
         return;
     }
     let folder = Folder::new();
-    // Set a long entry timeout, so that the kernel makes no new lookups, which would renew the
-    // attributes too.
+    // Set a long entry timeout on the FUSE mount below, so that the kernel makes no new lookups in
+    // it. A lookup would renew the attributes too.
     let _below = mounted(&folder, "entry_timeout=600,attr_timeout=0");
     let (host, below, above) = (folder.path("host"), folder.path("m"), folder.path("above"));
     fs::write(host.join("file"), "").expect("the file is created");

@@ -73,7 +73,8 @@ fn libraries() -> (PathBuf, PathBuf) {
     let places = [folder.join("deps").join(name), folder.join(name)];
     let library = places.into_iter().find(|path| path.is_file()).expect("it is built");
     let maps = fs::read_to_string("/proc/self/maps").expect("it is there");
-    // Do not use the C library as the refused library, because it can also be run as a program.
+    // Do not use the C library as the library that `exec` must refuse, because it can also be run
+    // as a program.
     let words = maps.split_whitespace().find(|word| word.contains("/libgcc_s"));
     (library, words.expect("this program has it").into())
 }
@@ -150,8 +151,8 @@ fn name_that_another_user_has_taken_is_refused() {
         .status
         .success()
     );
-    // A symbolic link in place of the namespace's file must be refused, because it could lead to
-    // any file of the user.
+    // If a symbolic link is in the place of a namespace's file, every command must refuse it. The
+    // link could lead to any file of the user.
     let link = format!("link-{}", std::process::id());
     fs::write(folder.path("file"), "").expect("a file");
     std::os::unix::fs::symlink(folder.path("file"), planted.path(&link)).expect("a link");
@@ -259,8 +260,8 @@ fn shared_memory_is_refused_where_its_folder_cannot_be() {
     let exec = corewalk(&["ipc", "exec", "--namespace", path, "--shm", "--", "true"]);
     folder.assert_refused(exec, 1, "needs a folder of this name");
     fs::remove_file(format!("{path}.shm")).expect("a folder of ours");
-    // Let all users enter the outer folder of the segments. `exec` must refuse that, because these
-    // users could read all segments.
+    // Let all users enter the folder in which the folder of segments will be. `exec` must refuse
+    // that, because all users could then read all segments.
     fs::create_dir(format!("{path}.shm")).expect("a folder of ours");
     let open = fs::Permissions::from_mode(0o777);
     fs::set_permissions(format!("{path}.shm"), open).expect("a folder of ours");

@@ -148,8 +148,8 @@ fn too_many_threads_for_the_descriptor_limit_are_refused_before_the_mount() {
     daemon.arg("--daemon");
     folder.assert_refused(daemon, 2, words);
     assert!(!path.exists(), "the mount point was created");
-    // Control: with one thread less, the mount must succeed. If only the soft limit is low, the
-    // mount must succeed even with more threads.
+    // Control: with 40 threads instead of 41, the mount must succeed. If only the soft limit is 64,
+    // it must succeed even with 150 threads.
     for (ulimit, threads) in [("-n 64", 40), ("-S -n 64", 150)] {
         let mut server = Server::run(limited(ulimit, threads, &path));
         let tasks = format!("/proc/{}/task", server.pid());
@@ -228,8 +228,8 @@ fn daemon_returns_when_the_mount_is_ready() {
     let folder = Folder::new();
     let path = folder.path("m");
     let mut command = corewalk(&["mount", "tmpfs", "--daemon", "-o", "ro,fsname=mine"]);
-    // Use a relative path, which the background process must resolve before it changes its working
-    // directory.
+    // Mount on a relative path. The background process must resolve it before it changes its
+    // working directory.
     command.arg("m").current_dir(&folder.0);
     let output = run(command);
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
@@ -421,8 +421,8 @@ fn reads_that_reach_the_server_change_access_times_by_the_options() {
     }
     let folder = Folder::new();
     let (path, store) = (folder.path("m"), format!("store:{}", folder.path("s").display()));
-    // After each change of the file, set an access time that is newer than the change. So a read
-    // does not update it with relatime.
+    // After each change of the file, set an access time that is newer than the change. So with
+    // `relatime`, a read does not update the access time.
     let later = SystemTime::now() + Duration::from_secs(3600);
     for source in ["tmpfs", &store] {
         for (option, is_set) in [("relatime", false), ("noatime", false), ("strictatime", true)] {

@@ -58,7 +58,7 @@ fn program_with_set_user_or_group_id_of_another_is_refused() {
             assert_eq!(run(exec(&program)).status.code(), Some(0), "{mode:o}");
         }
     }
-    // A set-user-ID program that belongs to the calling user gains no privilege, so it must be
+    // A set-user-ID program that belongs to the user who runs it gains no privilege, so it must be
     // accepted.
     std::os::unix::fs::chown(&program, Some(0), Some(0)).expect("root is permitted to");
     set_mode(&program, 0o6755);

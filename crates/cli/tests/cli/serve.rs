@@ -20,8 +20,8 @@ const NAMESPACE: &str = "COREWALK_TEST_NAMESPACE";
 
 const KEY: i32 = 7;
 
-/// How long a test waits for the cleanup. `serve` promises a tenth of a second, but a machine under
-/// load may not allow that.
+/// How long a test waits until `serve` has cleaned up after a killed process. `serve` promises a
+/// tenth of a second, but may take longer on a machine under load.
 const SOON: Duration = Duration::from_secs(120);
 
 /// A child process and its output. Dropping it kills the process.
@@ -85,8 +85,8 @@ fn start_holder(path: &Path) -> Running {
     Running::start(command, "taken")
 }
 
-/// This test is the program of the process that other tests start and kill. Without its environment
-/// variable it does nothing.
+/// Other tests run this test in a process that they kill. Without the environment variable
+/// [`NAMESPACE`] it does nothing.
 #[test]
 fn holder() {
     let Some(path) = std::env::var_os(NAMESPACE) else { return };
@@ -163,8 +163,8 @@ fn serve_prints_a_line_and_ends_after_its_namespace_is_removed() {
     let mut purge = corewalk(&["ipc", "rm", "--purge", "--namespace"]);
     purge.arg(&path);
     assert!(run(purge).status.success());
-    // A removed namespace exists until its last process ends. Until then, `serve` must clean up
-    // after its killed processes.
+    // A namespace whose file was removed exists until its last process ends. Until then, `serve`
+    // must clean up after the namespace's killed processes.
     holder.kill();
     until("serve cleans up", || !namespace.pids().contains(&pid));
     let (status, printed) = server.end();

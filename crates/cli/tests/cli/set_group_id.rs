@@ -26,8 +26,7 @@ use crate::fixtures::{Folder, Server, can_mount};
 const OTHER: u32 = 65534;
 /// The group of the files.
 const GROUP: u32 = 4242;
-/// File modes with and without execution by the group. Each is combined with set-user-ID,
-/// set-group-ID, or both.
+/// File modes, with different combinations of set-user-ID, set-group-ID and execution by the group.
 const MODES: [u32; 6] = [0o2666, 0o6666, 0o2676, 0o6676, 0o4666, 0o666];
 
 /// A user who changes a file.
@@ -45,8 +44,8 @@ const CALLERS: [Caller; 4] = [
     Caller { uid: 0, gid: 0, groups: &[] },
 ];
 
-/// A change of the file `f` in the given directory. The file `from` of 8 bytes is there to be
-/// copied from.
+/// A function that changes the file `f` in a directory. The directory also has a file `from` of 8
+/// bytes, from which the function may copy.
 type Change = fn(&Path) -> io::Result<()>;
 
 const CHANGES: [(&str, Change); 9] = [
@@ -99,8 +98,9 @@ fn collect_left(at: &Path, caller: Caller, owner: u32) -> Vec<String> {
             chown(&file, Some(owner), Some(GROUP)).expect("root is permitted to");
             fs::set_permissions(&file, Permissions::from_mode(mode)).expect("root is permitted to");
             let done = change_as(caller, || change(at)).map_err(|error| error.kind());
-            // Ask only for mode and group. For times or size, the kernel would fetch all attributes
-            // again, and hide that its cached mode is out of date.
+            // Ask only for mode and group. If the test asked for times or size too, the kernel
+            // would fetch all attributes again. Then the test would not notice an outdated mode in
+            // the kernel's cache.
             let wanted = StatxFlags::MODE | StatxFlags::GID;
             let now = statx(CWD, &file, AtFlags::empty(), wanted).expect("the file exists");
             let (now, gid) = (now.stx_mode & 0o7777, now.stx_gid);

@@ -121,7 +121,8 @@ fn store_on_a_read_only_disk_is_mounted_read_only() {
         assert_eq!(server.wait().code(), Some(0));
     }
     assert!(read() == before, "a read-only mount changed the store");
-    // Control: a read-write mount writes the changes in the log to the database.
+    // Control: a read-write mount must change the store, because it writes the changes in the log
+    // to the database.
     remount("rw", "100m");
     drop(Server::of(&source, &[], &path));
     assert!(read() != before);
@@ -243,8 +244,8 @@ fn store_with_damaged_pages_is_refused_in_one_line() {
             fs::write(&meta, damaged).expect("the database is overwritten");
         };
         damage();
-        // Use an invalid mount point. So a mount fails in any case, with another message if the
-        // store can be opened.
+        // Use an invalid mount point. So a mount fails even if the store can be opened, but with
+        // another message.
         let output = run(corewalk(&["mount", &source(&folder), "/dev/null/x"]));
         let printed = String::from_utf8_lossy(&output.stderr);
         assert_eq!(
@@ -277,7 +278,8 @@ struct Confirmed {
     kept: Vec<u64>,
     /// Files that were removed, and whose directory was synced afterwards.
     gone: Vec<u64>,
-    /// The file of the operation that the kill has interrupted. After the kill it may exist or not.
+    /// The number of the file whose operation was interrupted when the server was killed. This file
+    /// may exist or not.
     last: u64,
 }
 

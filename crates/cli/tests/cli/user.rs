@@ -26,7 +26,8 @@ shift
 exec setpriv --reuid=65534 --regid=65534 --clear-groups -- "$@"
 "#;
 
-/// Shell functions for the scripts of the tests. Their working directory belongs to the user.
+/// Shell functions for the scripts of the tests. A script runs in a directory that belongs to the
+/// user.
 const FUNCTIONS: &str = r#"
 set -eu
 fail() { echo "failed: $*" >&2; exit 1; }
@@ -164,7 +165,8 @@ fn errors_of_a_user_name_the_missing_permission() {
         let path = path.to_str().expect("the path is UTF-8");
         user.folder.assert_refused(user.command(&[program, "mount", "tmpfs", path]), 1, words);
     };
-    // The user `nobody` may not create the first directory, and may not search the second one.
+    // The user `nobody` may not create the directory `new`, and may not search the directory
+    // `secret`.
     refused(&user.folder.path("new"), "Permission denied");
     let secret = user.folder.path("secret");
     fs::create_dir(&secret).expect("the directory is created");
@@ -176,8 +178,8 @@ fn errors_of_a_user_name_the_missing_permission() {
     if has_program("fusermount3") {
         refused(&roots, "user has no write access to mountpoint");
     }
-    // In the first case fusermount3 is not in PATH. In the second case it is in a directory that
-    // the user may not search.
+    // With either `PATH`, the message must be that fusermount3 is missing. The directory `/nowhere`
+    // does not exist, and the user may not search `secret`.
     for path in [String::from("PATH=/nowhere"), format!("PATH={}", secret.display())] {
         let alone = user.command(&["env", &path, program, "mount", "tmpfs", "m"]);
         let output = run(alone);

@@ -51,8 +51,9 @@ impl Dcache {
     /// the name.
     ///
     /// # Errors
-    /// `ESTALE` if the directory was removed, or was invalidated since `key` was read; then nothing
-    /// is entered (trap T25). `ENOMEM` if the arena is full.
+    /// `ESTALE` if the directory was removed, or was invalidated since the caller read `key`, the
+    /// parent key of its children. Then nothing is entered (trap T25). `ENOMEM` if the arena is
+    /// full.
     pub(crate) fn publish(
         &self,
         key: ParentKey,
@@ -61,8 +62,8 @@ impl Dcache {
         in_lookup: &KeyGuard<'_>,
     ) -> Result<DentrySlot, Errno> {
         let (parent, hash) = (key.parent(), self.hash(key.parent(), lookup_key.hash));
-        // The dentry may change between the lookup and the reference, for example when it becomes a
-        // mount point. If it does, repeat the lookup, so that the name gets no second dentry.
+        // The dentry of the name may change before a reference on it is taken, for example when it
+        // becomes a mount point. Then repeat the lookup, so that the name gets no second dentry.
         let find = || self.find(key, lookup_key).or_else(|| self.find_exact(key, lookup_key));
         // Only a holder of the name's in-lookup lock enters the name, so a missing name stays
         // missing.
@@ -74,8 +75,9 @@ impl Dcache {
         {
             let is_counted = match node {
                 Some(node) if seen.body.is_negative() => {
-                    // A directory needs a slot of the group for directories, and a negative dentry
-                    // has a slot of the other group. So evict the negative dentry if possible.
+                    // A directory needs a slot of the group for directories, but a negative dentry
+                    // has a slot of the group for other files. So evict the negative dentry if
+                    // possible.
                     if node.kind == FileKind::Directory
                         && let Ok((parent, inode)) = self.evict_locked(slot, seen, hash, in_lookup)
                     {
@@ -87,8 +89,8 @@ impl Dcache {
                 node if seen.body.inode() == node.map_or(InodeSlot::NONE, |node| node.inode) => {
                     self.get(slot, seen.seq)
                 }
-                // The cache has the name with another inode than the back end's answer. That dentry
-                // is out of date, so make it stale.
+                // The cached dentry has another inode than the back end's answer, so make the
+                // dentry stale.
                 _ => {
                     if self.get(slot, seen.seq) {
                         self.make_stale(slot);
@@ -155,9 +157,9 @@ impl Dcache {
             }
             None => self.counters.negatives.add(1),
         }
-        // Check for a cancelled fill under the stripe's lock. A thread that calls `cancel_fill`
-        // after this check looks the name up afterwards. So it finds the entry and invalidates it
-        // (C.1).
+        // Check for a cancelled fill under the stripe's lock. An invalidation that cancels the fill
+        // after this check then looks the name up under the same lock. So it waits for this insert,
+        // finds the entry, and makes the entry stale. No stale answer stays (C.1).
         if self
             .table
             .insert_if(hash, slot, |_| (!in_lookup.is_fill_cancelled()).then_some(()))
@@ -186,10 +188,11 @@ impl Dcache {
         (self.inodes.superblock(inode), words)
     }
 
-    /// Finds the dentries that a name has from before an invalidation. A dentry of the same inode
-    /// is put back under `key` and returned, with a reference for the caller. Other unused dentries
-    /// are evicted. So a name has one dentry per inode in use, however often it is invalidated. The
-    /// caller holds the in-lookup lock of the name.
+    /// Finds the dentries that a name has kept since before an invalidation. If one has the inode
+    /// `node`, puts it back under the current parent key, and returns it with a reference for the
+    /// caller. Evicts the name's unused dentries of other inodes. So a name has one dentry per
+    /// inode in use, however often it is invalidated. The caller holds the in-lookup lock of the
+    /// name.
     fn take_back(&self, entry: &NewName<'_>, node: Option<DentryInode>) -> Option<DentrySlot> {
         let &NewName { hash, key, lookup_key, in_lookup } = entry;
         'look: loop {
@@ -200,8 +203,7 @@ impl Dcache {
                         self.inodes.prefer_alias(inode, slot, &self.dentries);
                         return Some(slot);
                     }
-                    // The dentry has changed, but its name has not. It may have become a mount
-                    // point, for example. So look it up again.
+                    // The dentry may have become a mount point, for example. So look it up again.
                     continue 'look;
                 }
                 if !key.is_stale()
@@ -214,8 +216,8 @@ impl Dcache {
         }
     }
 
-    /// Returns the dentries of a name whose parent key is not `key`. If `key` is stale, returns all
-    /// dentries of the name.
+    /// Returns the dentries that a name has under other parent keys than `key`. If `key` is stale,
+    /// returns all dentries of the name.
     fn collect_stale(
         &self,
         hash: u32,
@@ -240,15 +242,15 @@ impl Dcache {
     }
 
     /// Returns a validated snapshot of a dentry if it has the name `lookup_key` below `parent`,
-    /// under any key.
+    /// whatever child generation its key contains.
     fn snapshot_as(
         &self,
         slot: DentrySlot,
         parent: DentrySlot,
         lookup_key: &LookupKey<'_>,
     ) -> Option<Snapshot> {
-        // If a dentry changes meanwhile, read it again. Otherwise a changed dentry would be missed,
-        // and the name would get a second one.
+        // If the dentry changes while it is read, read it again. Otherwise the caller would miss
+        // it, and the name would get a second dentry.
         loop {
             let seen = self.dentries.snapshot(slot);
             let is_named = self.dentries.line(slot).is_named(seen, lookup_key, &self.dentries);
@@ -351,7 +353,7 @@ impl Dcache {
         let inode = image.body.inode();
         let hash = self.hash_of(slot, image);
         // Each child holds a reference on its directory. Other users hold references too, so the
-        // count without the caller's is an upper bound of the number of children.
+        // count without the caller's reference is an upper bound of the number of children.
         let children = if image.body.is_directory() { guard.count() - 1 } else { 0 };
         self.write(slot, &guard, |dcache| {
             dcache.store_unhashed(slot, image);
@@ -368,7 +370,7 @@ impl Dcache {
 
     /// Counts an unhashed dentry, and drops its reference on its inode. Users of a removed file
     /// hold their own references on the inode. Negative entries below a removed directory hold
-    /// references on its dentry only, so they do not keep its inode.
+    /// references on the directory's dentry only, so they do not keep its inode.
     fn release_unhashed(&self, inode: InodeSlot) {
         self.counters.unhashed.add(1);
         if inode.is_none() {
@@ -455,9 +457,8 @@ impl Dcache {
                     self.make_stale(other);
                 }
             }
-            // Search again, because the bucket may contain more dentries of the name. `other`
-            // changed before the reference was taken, or it is stale now, or it is the negative
-            // dentry.
+            // The bucket may contain more dentries of the name, so search again. The search does
+            // not find `other` a second time, unless that dentry changed before `get`.
             found = another(&self.table.lock(hash), negative);
         }
         negative
@@ -494,13 +495,13 @@ impl Dcache {
         debug_assert_eq!(old_hash, self.hash_of(moved, &before), "not the name it has");
         let victim = target.map(|slot| {
             let victim = self.dentries.image(slot);
-            // Take the hash from the current image of the replaced dentry. An unhashed dentry needs
-            // no removal from the table.
+            // An invalidation may have unhashed the target already. Then the target is not in the
+            // table any more.
             let victim_hash = victim.body.is_hashed().then(|| self.hash_of(slot, &victim));
             (slot, victim, victim_hash)
         });
-        // Guarantee C.2: readers of either name wait while a sequence is odd, so they see the whole
-        // move.
+        // Guarantee C.2 (a rename appears at one instant): readers of either name wait while a
+        // dentry of that name is inside a write section, so they see the whole move.
         self.write(moved, &guard, |dcache| {
             image.key = image.key.unless_cancelled(in_lookup);
             if let (Some((slot, victim, _)), Some(target_guard)) = (&victim, &target_guard) {
@@ -530,9 +531,9 @@ impl Dcache {
         Ok(if old_parent == to.parent() { DentrySlot::NONE } else { old_parent })
     }
 
-    /// Swaps the names of two dentries. The caller holds both in-lookup locks and references on
-    /// both dentries, and `topology` for writing if one is a directory. The references on the
-    /// parents are swapped too.
+    /// Swaps the names of two dentries. The caller holds the in-lookup locks of both names and
+    /// references on both dentries. If one is a directory, the caller also holds `topology` for
+    /// writing. The references on the parent dentries are swapped too.
     ///
     /// # Errors
     /// `ENOMEM` if no slot is left for a long name, `ESTALE` if one name was invalidated. Then
@@ -550,8 +551,8 @@ impl Dcache {
         let (guard_a, guard_b) = self.lock_two(a, Some(b));
         let guard_b = guard_b.expect("two dentries were locked");
         let (before_a, before_b) = (self.dentries.image(a), self.dentries.image(b));
-        // If one of the names was invalidated meanwhile, the cache does not know it any more. Then
-        // swap nothing.
+        // If one of the two names was invalidated meanwhile, the cache does not have it any more.
+        // Then swap nothing.
         let is_as_before =
             |slot, image: &Image, hash| image.body.is_hashed() && self.hash_of(slot, image) == hash;
         let is_known = is_as_before(a, &before_a, hash_a) && is_as_before(b, &before_b, hash_b);
@@ -593,8 +594,8 @@ impl Dcache {
         self.dentries.copy_name(slot, other.body, &mut name);
         let (body, words) = (this.body, this.directory_words());
         let (superblock, inode) = (body.superblock(), body.inode());
-        // If the directory of `other` was invalidated since the name was entered, the new image
-        // gets a stale key too.
+        // If the directory of `other` was invalidated, the key of `other` is out of date. Then the
+        // new image gets a stale key.
         let parent = other.key.parent();
         let is_current = self.key_of_held(parent) == other.key;
         let key = if is_current { other.key } else { ParentKey::stale(parent) };
@@ -641,8 +642,8 @@ impl Dcache {
             if self.dentries.snapshot(child).key.parent() != slot || child == slot {
                 continue;
             }
-            // Check again under the dentry's lock, because the slot may belong to another dentry by
-            // now.
+            // Read the key again under the dentry's lock, because the slot may have another dentry
+            // by now.
             let guard = self.dentries.lockref(child).lock();
             let key = self.dentries.image(child).key;
             if !guard.is_dead() && key.parent() == slot && !key.is_stale() {
@@ -664,7 +665,7 @@ impl Dcache {
 
     /// Makes every dentry of a name under `key` stale.
     pub(crate) fn make_name_stale(&self, key: ParentKey, lookup_key: &LookupKey<'_>) {
-        // If a dentry changes before the reference is taken, repeat the lookup.
+        // If the dentry changes before `get`, repeat the lookup.
         while !key.is_stale()
             && let Some((slot, seen)) = self.find_exact(key, lookup_key)
         {

@@ -18,15 +18,18 @@
 //! - L.1: a change counts itself before it releases the in-lookup locks of its names.
 //! - L.2: an invalidation takes no lock. It counts itself before it cancels the fill of the name.
 //!
-//! Suppose that the back end answered the listing before it made the change. The listing had
-//! counted itself before that answer, so the change counts itself. By L.1 a later holder of the
-//! in-lookup lock sees that count. If the back end made the change first, the entry already shows
-//! the change. A back end need not have locks: two fences order the word and the back end's
-//! answers.
+//! A listing cannot enter an entry that is older than a change of the name:
+//!
+//! - If the back end made the change first, the entry already shows the change.
+//! - Otherwise the listing had counted itself before the back end made the change. So the change
+//!   sees a listing in progress, and counts itself. A listing that takes the in-lookup lock after
+//!   the change sees that count (L.1).
+//!
+//! A back end need not have locks: two fences order the word and the back end's answers.
 //!
 //! If a listing does not see the count of an invalidation, the invalidation has not yet cancelled
-//! the fill. So the invalidation cancels the fill of the listing, or finds the name that the
-//! listing has entered (K.2).
+//! the fill (L.2). When it does so, it cancels the fill of the listing, or it finds the name that
+//! the listing has entered (K.2 of `key_lock`).
 
 use corewalk_base::OwnLine;
 use corewalk_base::primitives::IS_MODEL;
@@ -95,8 +98,8 @@ impl ListingMark<'_> {
     /// Returns true if no name in the directory has changed since the listing began. The caller
     /// holds the in-lookup lock of the name that it is about to enter.
     pub(crate) fn is_unchanged(&self) -> bool {
-        // ORDERING: Relaxed. The caller holds the in-lookup lock, so this load sees all earlier
-        // changes of the name (L.1).
+        // ORDERING: Relaxed. The caller holds the in-lookup lock of the name, so this load sees all
+        // earlier changes of that name (L.1).
         self.word.load(Ordering::Relaxed) / CHANGE == self.changes
     }
 }
@@ -124,11 +127,12 @@ impl Drop for NameChange<'_> {
 }
 
 impl Dcache {
-    /// Cancels the fills of a name. An answer from before this call does not enter the cache any
-    /// more. If it is already there, a search after this call finds it.
+    /// Cancels the fills of a name. An answer that the back end gave before this call does not
+    /// enter the cache any more. If such an answer is already in the cache, a search after this
+    /// call finds it.
     pub(crate) fn cancel_fills(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) {
-        // Count the change before the cancellation, so that a listing sees the count or the
-        // cancellation (L.2).
+        // Count the change before cancelling the fill, so that a listing sees the count or its fill
+        // is cancelled (L.2).
         drop(self.listings.change(directory));
         self.in_lookup.cancel_fill(self.in_lookup_key(directory, lookup_key));
     }

@@ -4,17 +4,18 @@
 //! since the hand last passed; otherwise it is evicted. When the last child of a directory is
 //! evicted, the directory is tried next. So one pass evicts a deep tree (trap T44). No list and no
 //! lock is shared by all evictions. Several threads share the hand, so that each slot is scanned by
-//! one thread per pass. Otherwise they would skip each other's entries again and again, which is
-//! trap T45.
+//! one thread per pass. With a hand each, the threads would skip each other's entries again and
+//! again, which is trap T45.
 //!
 //! A dentry stays while it has references, while it has children, and while it is the only name of
-//! an inode in use. (A back end by path needs that name.) If only such entries are left, the cache
-//! asks the host to drop some. A FUSE server then asks the kernel to forget their inodes.
+//! an inode in use. (A back end by path needs that name.) An entry that only the users of its inode
+//! keep is a pinned entry. If only entries in use are left, the cache asks the host to drop pinned
+//! entries. A FUSE server then asks the kernel to forget their inodes.
 //!
 //! A thread that fills the cache also reclaims, a few slots at a time. That does not always
 //! suffice: pinned entries stay, and no fill happens without load. So a host with a background
-//! thread calls [`Dcache::reclaim`], which reports pinned entries. When the host has dropped one,
-//! it calls [`Dcache::evict_entry`].
+//! thread calls [`Dcache::reclaim`], which reports pinned entries. When the host has stopped using
+//! a pinned entry, it calls [`Dcache::evict_entry`].
 //!
 //! No lookup finds the negative entries below a removed directory, and there is no list of a
 //! directory's children. So each removal of a directory scans [`ORPHAN_SCAN`] slots for each entry
@@ -238,8 +239,8 @@ impl Dcache {
         evicted
     }
 
-    /// Evicts the dentry in `slot`. Then evicts its parent if that has no other use, and so on
-    /// upwards.
+    /// Evicts the dentry in `slot`. Then evicts its parent directory if that has no other child or
+    /// user, and so on upwards.
     fn evict_upwards(
         &self,
         slot: DentrySlot,
@@ -291,14 +292,14 @@ impl Dcache {
         if !body.is_negative()
             && self.inodes.is_only_alias_in_use(body.inode(), slot, &self.dentries)
         {
-            // `evict_locked` repeats this check, but hides the name meanwhile. If the kernel caches
-            // names too, most entries are pinned, and hiding their names would delay lookups. So
+            // `evict_locked` also finds out that an entry is pinned, but hides its name meanwhile.
+            // That would delay lookups: if the kernel caches names too, most entries are pinned. So
             // return early.
             return Outcome::Pinned;
         }
         let lookup_key = self.lookup_key(name);
-        // Take the in-lookup lock of the name. If a lookup misses the name while the eviction hides
-        // it, the lookup waits for this lock and then sees the result.
+        // If a lookup misses the name while the eviction hides it, the lookup waits for this
+        // in-lookup lock. Then it sees the result of the eviction.
         let Some(in_lookup) =
             self.in_lookup.try_lock(self.in_lookup_key(seen.key.parent(), &lookup_key))
         else {
@@ -333,9 +334,9 @@ impl Dcache {
         }
         let inode = seen.body.inode();
         self.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, unhashed(seen.body)));
-        // Each reference on the inode that was taken through this dentry is now in the count. A
-        // thread that takes a reference later finds that the dentry has changed, and drops it. The
-        // lock of the inode's lockref orders the two cases.
+        // The inode's count now includes each reference that a reader took through this dentry
+        // before. A reader that takes one from now on finds that the dentry has changed, and drops
+        // the reference. The lock of the inode's lockref orders the reader and the eviction.
         let is_free =
             inode.is_none() || self.inodes.remove_alias_unless_needed(inode, slot, &self.dentries);
         if !is_free {

@@ -14,8 +14,8 @@ const NEXT_MASK: u64 = (1 << 30) - 1;
 /// The word of a cold record beside its lockref: `generation << 33 | dentry half << 32 | referenced
 /// << 31 | inode half << 30 | next alias`.
 ///
-/// - The generation counts reuses of the dentry half, so that a handle of an earlier dentry is
-///   recognised. It changes only between two dentries of the slot.
+/// - The generation counts reuses of the dentry half, so that an identifier (slot and generation)
+///   of an earlier dentry is recognised. It changes only between two dentries of the slot.
 /// - The bits of the halves tell which parts of the slot are in use.
 /// - `next alias` chains the dentries of an inode. Protected by that inode's lock.
 /// - Any thread sets the referenced bit; reclaim clears it.
@@ -49,8 +49,8 @@ impl<'a> Cold<'a> {
             let generation = (word >> GENERATION_SHIFT).wrapping_add(1) << GENERATION_SHIFT;
             generation | (word & (Half::Dentry as u64 | Half::Inode as u64))
         };
-        // ORDERING: Relaxed. The caller owns the dentry half. The update does not change the bit of
-        // the other half.
+        // ORDERING: Relaxed. The caller owns the dentry half. The update keeps the bit of the inode
+        // half, which another thread may change.
         let before = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |w| Some(next(w)));
         let before = before.unwrap_or_else(|word| word);
         next(before) >> GENERATION_SHIFT != u64::MAX >> GENERATION_SHIFT
@@ -65,9 +65,9 @@ impl<'a> Cold<'a> {
 
     /// Frees a half. Returns true if the slot is now free.
     pub(super) fn release(&self, half: Half) -> bool {
-        // ORDERING(half): AcqRel. Pairs with the acquisition of the half: the next user sees the
-        // stores of this thread. The thread that frees the second half also sees the stores to the
-        // first half.
+        // ORDERING(half): AcqRel. Pairs with the acquisition of the half: the next user of the half
+        // sees the stores of this thread. The thread that frees the last half of a slot also sees
+        // the stores to the half that was freed earlier.
         let before = self.0.fetch_and(!(half as u64), Ordering::AcqRel);
         debug_assert!(before & half as u64 != 0, "a half is given back once");
         before & (Half::Dentry as u64 | Half::Inode as u64) == half as u64

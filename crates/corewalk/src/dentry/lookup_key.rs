@@ -7,9 +7,9 @@
 //! with zeroes.
 //!
 //! A processor predicts branches on the length of a name badly, so there is almost no such branch.
-//! Names are compared two words at a time, together with the length in the body. These instructions
-//! wait until the dentry's cache line arrives. The fewer they are, the more lookups the processor
-//! can run at the same time.
+//! Names are compared two words at a time, together with the length, which is in the body word of
+//! the dentry. The instructions of a comparison wait until the dentry's cache line arrives. The
+//! fewer they are, the more lookups the processor can run at the same time.
 
 use corewalk_base::WordPair;
 

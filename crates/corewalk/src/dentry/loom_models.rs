@@ -27,8 +27,8 @@ fn word_of(dentries: &Dentries, slot: u32, half: Half) -> &AtomicU64 {
     }]
 }
 
-/// Two threads each store a last word in one half of the same slot, free their half with `free`,
-/// and allocate a half again. Returns how often the thread of the dentry half got the slot again,
+/// Two threads each store a word in one half of the same slot, free this half with `free`, and then
+/// allocate such a half again. Returns how often the thread of the dentry half got the slot again,
 /// and how often the thread of the inode half did.
 fn free_against_free(free: fn(&Dentries, Half, u32)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
@@ -78,11 +78,9 @@ fn slot_whose_halves_die_at_once_is_given_back_once() {
 fn control_half_in_two_steps_is_caught() {
     free_against_free(|dentries, half, slot| {
         let word = dentries.cold_of(slot).0;
-        // ORDERING: Acquire. This order is strong enough. The fault is that load and store are two
-        // steps.
+        // ORDERING: Acquire. Strong enough: the fault of this control is the two steps.
         let before = word.load(Ordering::Acquire);
-        // ORDERING: Release. This order is strong enough. The fault is that load and store are two
-        // steps.
+        // ORDERING: Release. Strong enough: the fault of this control is the two steps.
         word.store(before & !(half as u64), Ordering::Release);
         if before & (Half::Dentry as u64 | Half::Inode as u64) == half as u64 {
             dentries.hot.free(slot);
@@ -90,19 +88,17 @@ fn control_half_in_two_steps_is_caught() {
     });
 }
 
-/// Control for trap T33: the next generation is stored together with an old value of the other
-/// half, so the change of the other half's bit is lost.
+/// Control for trap T33: the store of the next generation also stores an old value of the inode
+/// half's bit. So another thread's change of that bit is lost.
 #[test]
 #[should_panic(expected = "the slot was not given back")]
 fn control_generation_that_is_stored_is_caught() {
     free_against_free(|dentries, half, slot| {
         if let Half::Dentry = half {
             let word = dentries.cold_of(slot).0;
-            // ORDERING: Acquire. This order is strong enough. The fault is that load and store are
-            // two steps.
+            // ORDERING: Acquire. Strong enough: the fault of this control is the two steps.
             let before = word.load(Ordering::Acquire);
-            // ORDERING: Release. This order is strong enough. The fault is that load and store are
-            // two steps.
+            // ORDERING: Release. Strong enough: the fault of this control is the two steps.
             word.store(before.wrapping_add(1 << GENERATION_SHIFT), Ordering::Release);
         }
         dentries.free_half(half, slot);
@@ -220,16 +216,16 @@ fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
                 dentries.drop_image(&before);
             }
         });
-        // The renamer itself does not reuse the slot, because the order of a single thread's stores
-        // would hide the fault.
+        // The renamer itself does not reuse the slot. The order of one thread's stores would hide
+        // the fault of the control test.
         renamer.join().unwrap();
         reuse(&dentries);
         reader.join().unwrap();
     })
 }
 
-/// Traps T2, T5, T6: a reader that still reads a long slot must not trust the words of the next
-/// name in it.
+/// Traps T2, T5, T6: a reader of a long slot that is reused meanwhile must not take the words of
+/// the next name for the old name.
 #[test]
 fn long_name_beside_reuse_of_its_slot_is_whole() {
     assert_all_reached(&reuse_against_name(|dentries| {

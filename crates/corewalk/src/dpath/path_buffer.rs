@@ -1,4 +1,4 @@
-//! A path buffer, which a pass fills from the leaf to the root.
+//! A path buffer, which a pass of a path translation fills from the leaf to the root.
 //!
 //! Analogous to Linux's `struct prepend_buffer`. Each name is prepended, so the path lies at the
 //! end of the buffer. The buffer starts on the stack, which suffices for nearly all paths. A longer
@@ -151,7 +151,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
                 self.prepend_copy(dcache, at, seen.body);
             }
             if pass == Pass::Locked && !line.is_unchanged(seen.seq) {
-                // In a locked pass, names and parents do not change, but flags may change, for
+                // The locks of a locked pass protect names and parents. But flags may change, for
                 // example the mark of a mount point. If the dentry has changed, read it again.
                 self.start = self.bytes().len() - before;
                 self.is_too_long = false;
@@ -159,7 +159,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
             }
             common &= flags;
             // The names may be of different instants, so the parents may form a loop. A pass along
-            // a loop ends when it finds a changed sequence, or when the buffer is full.
+            // such a loop ends when it finds a changed sequence, or when the buffer is full.
             let len = self.read_set.len();
             let must_stop = len > N && self.must_stop(dcache, len);
             if seen.key.parent().is_none() || must_stop || self.is_too_long {
@@ -216,7 +216,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         bytes[start + 1..end].copy_from_slice(name);
     }
 
-    /// Makes space for `wanted` more bytes. Returns false if the lent buffer is too small.
+    /// Makes space for `wanted` more bytes. Returns false if the buffer lent by the caller is too
+    /// small.
     #[cold]
     fn grow(&mut self, wanted: usize) -> bool {
         let len = self.path().len();

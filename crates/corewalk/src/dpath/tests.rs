@@ -147,8 +147,8 @@ fn path_buffer_that_was_too_long_fits_after_it_is_cleared() {
     assert_eq!(buffer.into_buffer(), Ok(300 - 251));
 }
 
-/// On another thread, translates `leaf` in a locked pass while this thread holds `held`. Returns
-/// true if the translation waited.
+/// On another thread, translates `leaf` in a locked pass while this thread holds the lock `held`.
+/// Returns true if the translation waited.
 fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
     let dcache = &leaf.vfs.dcache;
     thread::scope(|scope| {
@@ -168,7 +168,7 @@ fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
 }
 
 /// Trap T9: during the locked pass of a translation no directory may move and the leaf may not
-/// change. Other translations do not wait for it.
+/// change. Other translations do not wait for that pass.
 #[test]
 fn locked_pass_excludes_moves_and_changes_of_the_leaf() {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());

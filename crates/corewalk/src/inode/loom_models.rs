@@ -91,7 +91,8 @@ fn install_against_change(install: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     })
 }
 
-/// Trap T25: an answer from before a change must not be installed after it.
+/// Trap T25: an answer that the back end gave before a change must not be installed after the
+/// change.
 #[test]
 fn late_answer_beside_a_change_is_refused() {
     assert_all_reached(&install_against_change(|inodes, ticket, perm| {
@@ -227,8 +228,8 @@ fn get_by_number_beside_reuse_gets_that_inode_or_none() {
     }));
 }
 
-/// Control for trap T55: the inode number is checked only before the reference is taken, and the
-/// slot may have another inode by the time of the reference.
+/// Control for trap T55: the inode number is checked only before the reference is taken. When it is
+/// taken, the slot may have another inode already.
 #[test]
 #[should_panic(expected = "T55: a reference on another inode")]
 fn control_get_without_a_second_look_is_caught() {

@@ -2,7 +2,7 @@
 //!
 //! A back end may reuse a number with another generation while the older file is in use. The older
 //! inode then leaves the table, so no lookup by number finds it. A client that counts lookups by
-//! number alone, as the kernel does, returns the lookups of both inodes under that number.
+//! number alone, as the kernel does, forgets the lookups of both inodes under that number.
 
 use std::collections::BTreeSet;
 
@@ -31,8 +31,8 @@ impl StaleGenerations {
     pub(super) fn insert(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let mut list = self.list.lock();
         list.insert((superblock, ino, slot));
-        // ORDERING: Relaxed. The table entry of the new inode publishes the length, because it is
-        // entered later.
+        // ORDERING: Relaxed. The caller enters the new inode in the table later, and that entry
+        // publishes the length.
         self.len.store(list.len(), Ordering::Relaxed);
     }
 
@@ -40,7 +40,8 @@ impl StaleGenerations {
     pub(super) fn remove(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let mut list = self.list.lock();
         list.remove(&(superblock, ino, slot));
-        // ORDERING: Relaxed. A caller that reads the old length only makes a useless lookup.
+        // ORDERING: Relaxed. A thread that reads the old length in `get` only makes a useless
+        // search.
         self.len.store(list.len(), Ordering::Relaxed);
     }
 
@@ -53,8 +54,8 @@ impl StaleGenerations {
         ino: u64,
         get: impl Fn(InodeSlot) -> bool,
     ) -> Vec<InodeSlot> {
-        // ORDERING: Relaxed. The table entry of the new inode publishes the length, because it is
-        // entered later.
+        // ORDERING: Relaxed. A thread that has found the newer inode in the table sees the length,
+        // because `insert` stored the length before that inode was entered.
         if self.len.load(Ordering::Relaxed) == 0 {
             return Vec::new();
         }

@@ -36,8 +36,8 @@ impl Shared {
 }
 
 /// Runs two threads that change the word under the lock of one key. Meanwhile a third thread runs
-/// `beside`. Returns how often the spawned one of the two changed the word first, and how often
-/// second.
+/// `beside`. One of the two threads is spawned. Returns how often the spawned thread changed the
+/// word first, and how often second.
 fn two_holders(beside: fn(&KeyLocks)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let shared = Shared::new();

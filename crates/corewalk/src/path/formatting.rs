@@ -123,9 +123,10 @@ impl PathRef<'_> {
 
     /// Returns the text of [`PathFormat::DPath`].
     ///
-    /// Linux 6.18 shows `/tmp/out/a` for `/proc/self/fd/3` in a process with the root `/tmp/jail`.
-    /// It shows `/a/b` for a working directory in a tmpfs that was unmounted lazily. Only getcwd(2)
-    /// and [`PathRef::path_of`] tell such a path from others.
+    /// The text of a place outside of the root looks like any other path; only getcwd(2) and
+    /// [`PathRef::path_of`] tell the difference. For example, a process on Linux 6.18 has the root
+    /// `/tmp/jail` and an open file outside of it. For this file, `/proc/self/fd/3` shows
+    /// `/tmp/out/a`. A working directory in a tmpfs that was unmounted lazily is shown as `/a/b`.
     ///
     /// # Examples
     /// ```

@@ -23,8 +23,8 @@ impl Vfs {
     ///
     /// # Errors
     /// - `ENOTDIR` for other files; `ENOENT` if the directory has been removed.
-    /// - `EBUSY` if there is a mount on it already. A walk leads to the root of that mount, which
-    ///   can be mounted on.
+    /// - `EBUSY` if there is a mount on it already. A walk leads to the root of that mount. To
+    ///   mount there, pass that root as `at`.
     /// - `ENFILE` for more than 1024 file systems; `ENOMEM`.
     /// - The errors of `fs.root()`.
     ///
@@ -119,8 +119,8 @@ impl Vfs {
         if at.dentry != mount.root {
             return Err(Errno::INVAL);
         }
-        // A dentry belongs to one file system, which is mounted once. So no other mount is on the
-        // mount point, and it loses its mark.
+        // A file system is mounted once, so no other mount has this mount point. So clear the flag
+        // of the mount point.
         self.mounts.remove(mount, || self.dcache.set_mounted(*point, Mounted::No))?;
         self.dcache.put(*point);
         self.dcache.put(mount.root);

@@ -88,8 +88,8 @@ fn control_relaxed_slot_is_caught() {
         let line = table.buckets.get(0);
         // ORDERING: Relaxed. Wrong on purpose.
         line[SLOTS].store(1, Ordering::Relaxed);
-        // ORDERING: Release. This order is strong enough. The fault is that the store of the slot
-        // is not ordered.
+        // ORDERING: Release. Strong enough: the fault of this control is the unordered store of the
+        // slot.
         line[0].store(u64::from(hash >> 16), Ordering::Release);
     });
 }
@@ -165,7 +165,7 @@ fn control_line_that_loses_its_link_is_caught() {
 }
 
 /// Trap T12: if another bucket reuses the overflow line that a reader reads, the reader may miss
-/// entries behind it, as guarantee T.1 allows. A lookup under the lock must miss none.
+/// entries behind it, as guarantee T.1 allows. A lookup under the stripe's lock must miss none.
 #[test]
 fn entry_behind_a_line_that_is_reused_is_found_under_the_lock() {
     assert_all_reached(&unlink_against_find(2, |table| {
@@ -183,7 +183,7 @@ const MOVES: u32 = 0x0002_0001;
 
 /// Splits the only bucket of a table with `split`. Meanwhile a reader looks up the entry that the
 /// split moves, first without the lock and then with it. Returns how often the lookup without the
-/// lock missed it, and how often the lookup found it.
+/// lock missed the entry, and how often it found the entry.
 fn split_against_find(split: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let table = Table::new("model", 8, 7).unwrap();

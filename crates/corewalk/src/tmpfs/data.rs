@@ -1,8 +1,8 @@
 //! The content of a regular file: its size and its bytes.
 //!
-//! This module reads, writes, truncates and moves the bytes of a file, on the pages of `pages`, and
-//! charges the pages. The budget is charged in whole pages, as in the kernel's tmpfs: a file of one
-//! byte costs 4096.
+//! This module reads, writes, truncates and moves the bytes of a file, which are in the pages of
+//! the module `pages`. It charges the pages to the budget of the file system. The budget is charged
+//! in whole pages, as in the kernel's tmpfs: a file of one byte costs 4096.
 //!
 //! # Invariants
 //! - D.1: bytes behind the size are zeros in every present page. So a file that grows shows zeros,
@@ -128,8 +128,8 @@ impl FileContent {
         if size > SIZE_MAX { Err(Errno::FBIG) } else { Ok(()) }
     }
 
-    /// Sets the size. Growth adds a hole. Setting a size that is not larger frees the reserved
-    /// pages behind it, as on ext4 and the kernel's tmpfs.
+    /// Sets the size. Growth adds a hole. A size that is at most the current size frees all pages
+    /// behind it, also reserved ones, as on ext4 and the kernel's tmpfs.
     ///
     /// # Errors
     /// The errors of [`FileContent::check_size`].
@@ -146,9 +146,10 @@ impl FileContent {
     /// Changes the allocation as fallocate(2) does.
     ///
     /// # Errors
-    /// `EINVAL` for an empty range, for a range that must be whole pages and is not, or for one
-    /// that must end before the end of the file; `EFBIG` for a range behind the largest size;
-    /// `ENOSPC`; `EOPNOTSUPP` for flags that exclude each other.
+    /// `EINVAL` for an empty range. A collapse or an insert also fails with `EINVAL` with
+    /// `KEEP_SIZE`, or for a range that is not whole pages. `EINVAL` if a collapse reaches the end
+    /// of the file, or an insert does not begin before the end. `EFBIG` for a range behind the
+    /// largest size; `ENOSPC`; `EOPNOTSUPP` for flags that exclude each other.
     pub(super) fn allocate(
         &mut self,
         offset: u64,
@@ -195,8 +196,8 @@ impl FileContent {
         self.is_discarded = true;
     }
 
-    /// Checks that the content may be changed. After `discard` invariant D.5 forbids any change, so
-    /// the check fails with `ESTALE`.
+    /// Checks that the content may be changed. `ESTALE` after `discard`, because no page of a
+    /// discarded content may be charged any more (invariant D.5).
     pub(super) fn check_kept(&self) -> Result<(), Errno> {
         if self.is_discarded { Err(Errno::STALE) } else { Ok(()) }
     }

@@ -21,7 +21,8 @@
 //! - E.1: cookies are never 0, never reused, and ascend in the order of insertion.
 //! - E.2: replacing the inode of a name keeps the cookie. So a pass over the directory reports a
 //!   name that exists throughout exactly once, even if files are renamed onto it (trap P13).
-//! - E.3: a batch visits a bounded number of entries, however many were removed.
+//! - E.3: a batch (the entries that `readdir` copies at once) visits a bounded number of positions,
+//!   however many entries were removed.
 //! - E.4: renaming an entry within the directory keeps the cookie. So a pass reports a renamed file
 //!   once, under one of its names, and it ends even if each reported file is renamed.
 //!
@@ -43,8 +44,8 @@ use crate::name::{Name, name_words};
 
 /// Cookies per chunk. The compaction of a chunk moves at most this many entries.
 const CHUNK_COOKIES: u64 = 1 << CHUNK_BITS;
-/// The bits of a handle that identify the entry within its chunk. The other bits identify the
-/// chunk.
+/// The number of low bits of a handle that identify the entry within its chunk. A handle is the
+/// number that the index stores for an entry. Its other bits identify the chunk.
 const CHUNK_BITS: u32 = 7;
 /// Maximum number of chunks that a handle can identify.
 const CHUNKS_MAX: usize = 1 << (u32::BITS - CHUNK_BITS);
@@ -90,11 +91,10 @@ pub(super) struct FoundEntry {
     handle: u32,
 }
 
-/// The entries of one directory. The lock of the directory's inode slot protects all fields except
-/// `parent`.
+/// The entries of one directory. The lock of the directory's inode slot protects all fields.
 pub(super) struct Directory {
     is_removed: bool,
-    /// The inode number of the parent directory. Protected by the lock of the parent's slot.
+    /// The inode number of the parent directory.
     parent: u64,
     /// The last cookie that was assigned.
     last_cookie: u64,

@@ -1,15 +1,15 @@
 //! A multimap from the hash of a name to its entries, by linear hashing.
 //!
 //! A hash table that doubles its size moves every entry at once, and meanwhile the file-system
-//! directory cannot be used. A tree of hashes has a cache miss per level. Linear hashing grows by
-//! one bucket at a time, and splits one other bucket for it. A search finds the bucket by its
-//! number, and then looks through the bucket's few entries.
+//! directory cannot be used. A tree of hashes has a cache miss per level. Linear hashing adds one
+//! bucket at a time, and moves some entries of one existing bucket to the new one. A search finds
+//! the bucket by its number, and then looks through the bucket's few entries.
 //!
 //! # Mechanism
 //! Let n be the number of buckets and m the power of two at or above n. Hash h belongs to bucket h
 //! mod m if that bucket exists, otherwise to bucket h mod m/2. The last bucket, n - 1, has taken
-//! its pairs from bucket n - 1 - m/2. When it is removed, they go back there. A search returns the
-//! [`Position`] of the pair. So a change needs no second search.
+//! its pairs from bucket n - 1 - m/2. When the last bucket is removed, its pairs go back to that
+//! bucket. A search returns the [`Position`] of the pair. So a change needs no second search.
 //!
 //! # Invariants
 //! - H.1: every pair is in the bucket that its hash belongs to.

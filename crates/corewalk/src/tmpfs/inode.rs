@@ -17,7 +17,8 @@
 //!
 //! # Locks
 //! - `FileContent`: the bytes of one file. Taken before any slot lock.
-//! - The slot lock: everything else. `names` has the order of several.
+//! - The slot lock: everything else. The module `names` says in which order a thread takes several
+//!   slot locks.
 //!
 //! # Invariants
 //! - N.1: the type bits of the mode and the variant of the body never change while a number is

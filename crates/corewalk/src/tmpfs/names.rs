@@ -5,32 +5,33 @@
 //! searched once; its position stays valid until the lock is released.
 //!
 //! # Lock order
-//! 1. The content of one file. No other lock is held with it.
+//! 1. The content of one file. A thread that takes this lock holds no other one.
 //! 2. Directories, exclusive, in ascending order of their slots, all at once ([`Locks`]). These are
 //!    the one or two directories of the names, and each directory that is moved, removed or
-//!    replaced. The latter are locked so that no entry can be made between the check and the
-//!    removal. All threads lock in this order, so concurrent renames do not deadlock, which is trap
-//!    P9. The order is by slot, not by number, because an old number leads to the same lock.
+//!    replaced. A directory that is removed or replaced is locked so that no entry can be made in
+//!    it after the check that it is empty. All threads lock in this order, so concurrent renames do
+//!    not deadlock, which is trap P9. The order is by slot, not by number, because an old number of
+//!    a reused slot leads to the same lock as the current one.
 //! 3. One inode that is not a directory. A thread that holds its lock waits only for a lock of rule
 //!    4.
 //! 4. A free list of slots.
 //!
-//! The kind of an inode is known only from its entry, under the lock of the entry's directory. If a
-//! directory turns out to be missing from the locks, all locks are released. Then they are taken
-//! again together with that directory, and the entries are searched again. The second search finds
-//! another inode only if calls for one name overlap, which rule F.1 of `FileSystem` forbids. In
-//! that case the operation repeats these steps, or fails with `ESTALE` if the directory was
-//! forgotten meanwhile.
+//! The kind of an inode is known only from its entry, under the lock of the entry's directory. If
+//! an entry turns out to be a directory that is not locked yet, the operation releases all locks.
+//! Then it takes them again together with the lock of that directory, and searches the entries
+//! again. This search finds another inode only if calls for one name overlap, which rule F.1 of
+//! `FileSystem` forbids. In that case the operation repeats these steps, or fails with `ESTALE` if
+//! the directory was forgotten meanwhile.
 //!
 //! # Invariants
-//! - M.1: a link is counted under the lock of the directory that gains or loses the entry. So N.2
-//!   of `inode` holds while that lock is held.
+//! - M.1: a link is counted under the lock of the directory that gains or loses the entry. So while
+//!   that lock is held, link counts agree with the entries (N.2 of `inode`).
 //! - M.2: an entry has the kind of its inode. So an inode whose entry is not a directory is locked
 //!   by rule 3.
 //!
 //! # Limits
-//! This module checks kinds and the two simplest loops, which is cheap. The caller must exclude
-//! longer loops.
+//! This module checks kinds, and that no directory becomes its own parent, which is cheap. The
+//! caller must exclude longer loops.
 //!
 //! Source: rename(2), link(2), unlink(2), rmdir(2); Linux
 //! `Documentation/filesystems/directory-locking.rst`.
@@ -234,8 +235,8 @@ impl Tmpfs {
         self.xattrs.first(set, &self.space)
     }
 
-    /// Lowers the link count of an inode after its entry `link` was removed. A directory has only
-    /// one name.
+    /// Lowers the link count of an inode after its entry `link` was removed. The count of a
+    /// directory becomes 0, because a directory has only one name.
     fn unlink(&self, table: &Entered<'_>, locks: &mut Locks<'_>, link: Link) -> Result<(), Errno> {
         change(table, locks, link, |attributes| {
             attributes.nlink = match link.kind {
@@ -291,7 +292,7 @@ impl Rename<'_, '_> {
             (_, FileKind::Directory) => return Err(Errno::ISDIR),
             _ => {}
         }
-        // `replace` moves no entry, so the position in `moved` is still valid.
+        // `Directory::replace` moves no entry, so the position in `self.moved` stays valid.
         self.locks.directory(self.new_dir)?.replace(victim, moved);
         self.locks.directory(self.old_dir)?.remove(self.moved);
         self.note_parent(moved, self.new_dir)?;
@@ -411,7 +412,7 @@ impl<'a> Locks<'a> {
 
 /// Changes the inode to which `link`, an entry of a locked directory, leads. A subdirectory is
 /// already locked; this function locks any other inode. The closure `change` must read the clock
-/// itself, so that it reads the time under that lock.
+/// itself, so that it reads the time under the inode's lock.
 #[inline]
 fn change(
     table: &Entered<'_>,

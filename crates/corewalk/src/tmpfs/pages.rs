@@ -3,8 +3,8 @@
 //! A file may be dense and large or sparse and huge, and both must be cheap. A map with an entry
 //! per page makes large writes slow; a flat table makes sparse files large. Here a tree maps
 //! extents of 64 pages (256 KiB). An extent has a bitmap of present pages and a dense list of them;
-//! the index in the list is the number of set bits before it. Writing 1 MiB takes four steps in the
-//! tree, and a file of one page costs that page and a few hundred bytes.
+//! the index of a page in the list is the number of set bits before the page's bit. Writing 1 MiB
+//! takes four steps in the tree, and a file of one page costs that page and a few hundred bytes.
 //!
 //! # Mechanism
 //! A page is absent, reserved or present. A reserved page has no memory and reads as zeros, but its
@@ -78,7 +78,8 @@ impl PageMap {
     }
 
     /// Copies `bytes` to `offset` and returns the number of bytes. Each page that was not charged
-    /// uses one of `grants`. If none is left, the copy ends before that page.
+    /// uses one of `grants`, the number of pages that the caller has charged in advance. If no
+    /// grant is left, the copy ends before that page.
     pub(super) fn write(&mut self, offset: u64, bytes: &[u8], grants: &mut u64) -> usize {
         let mut done = 0;
         while done < bytes.len() {
@@ -315,7 +316,7 @@ fn extents_of(pages: &Range<u64>) -> Range<u64> {
     pages.start / EXTENT_PAGES..(pages.end - 1) / EXTENT_PAGES + 1
 }
 
-/// Returns a bitmap of those pages of extent `no` that `pages` contains.
+/// Returns a bitmap of those pages of extent number `no` (64 pages) that are in the range `pages`.
 fn slots_of(no: u64, pages: &Range<u64>) -> u64 {
     let base = no * EXTENT_PAGES;
     let start = pages.start.saturating_sub(base).min(EXTENT_PAGES);

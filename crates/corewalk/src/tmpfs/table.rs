@@ -26,9 +26,9 @@
 //! code of a caller.
 //!
 //! # Locks
-//! - A slot lock: `names` has the order of several.
-//! - The lock of a shard of `free`, then the lock of `depot`. A thread that takes one of these
-//!   locks holds no lock but at most that of a file's content.
+//! - A slot lock. The module `names` says in which order a thread takes several of them.
+//! - The lock of a shard of `free`, then the lock of `depot`. A thread that takes the first of
+//!   these locks may hold the lock of a file's content, but no other lock.
 //!
 //! # Invariants
 //! - I.1: an inode is in its slot before its first directory entry exists, until it is forgotten
@@ -268,8 +268,8 @@ impl Entered<'_> {
         drop(slot);
         if uses < u32::MAX {
             let segment = self.table.segment(index).expect("the segment of an inode exists");
-            // ORDERING: Relaxed. The locks of the lists of free slots order this store before
-            // `make_segment`. Load the value first, so that most removals store nothing.
+            // ORDERING: Relaxed. The locks of the lists of free slots order this store before the
+            // load in `make_segment`. Load the value first, so that most removals store nothing.
             if segment.uses.load(Ordering::Relaxed) < next {
                 // ORDERING: Relaxed. As above.
                 segment.uses.fetch_max(next, Ordering::Relaxed);

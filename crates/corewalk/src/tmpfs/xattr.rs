@@ -29,7 +29,8 @@
 //! de-duplicated. A failed call has changed nothing.
 //!
 //! # Invariants
-//! - X.2: the bytes of every private set, and of every block once, are charged to the budget.
+//! - X.2: the bytes of every private set are charged to the budget. The bytes of every block (a
+//!   shared set) are charged once.
 //! - X.3: the set of an inode is not empty.
 //!
 //! # Limits
@@ -59,8 +60,9 @@ mod set;
 /// The largest set that is shared, in bytes. A set with one value of the largest size is still
 /// shared.
 const SHARED_BYTES_MAX: u64 = 2 * 65536;
-/// Maximum number of inodes that wait for the end of an epoch. It is enough for 4 threads that
-/// change 1000 files each, the largest tmpfs load of the benchmark `xattr`.
+/// Maximum number of inodes whose changed set waits until the epoch ends (about a second) to be
+/// de-duplicated. It is enough for 4 threads that change 1000 files each, the largest tmpfs load of
+/// the benchmark `xattr`.
 const QUEUED_MAX: u64 = 4096;
 /// The stored classes of attributes.
 const CLASSES: [&[u8]; 3] = [USER, b"trusted.", b"security."];
@@ -80,9 +82,11 @@ pub(super) struct Xattrs {
     /// The shared sets. They are made when the first set is shared. They are None if they could not
     /// be made.
     blocks: OnceLock<Option<Blocks>>,
-    /// The numbers of inodes with a private set that is de-duplicated when the epoch ends.
+    /// The numbers of inodes with a private set that is de-duplicated at the next `maintain`, which
+    /// ends the epoch.
     queued: Deferral<u64>,
-    /// The time at which the running epoch began, in milliseconds since 1970.
+    /// The time at which the running epoch began, in milliseconds since 1970. Each `maintain`
+    /// begins an epoch.
     epoch_ms: CachePadded<AtomicU64>,
 }
 
@@ -127,8 +131,8 @@ impl Xattrs {
         if after > 0 && can_share && !is_deferred {
             let mut set = block.set().clone();
             set.apply(change);
-            // `first` may need space for the whole changed set, while the old set is still charged.
-            // If there is not enough, change the set in place, which needs space only for the
+            // `Xattrs::first` may charge the whole changed set while the old set is still charged.
+            // If there is no space for both, change the set in place, which charges only the
             // difference.
             if let Ok(new) = self.first(set, space) {
                 self.drop_set(own, space);
@@ -209,8 +213,8 @@ impl Xattrs {
         }
     }
 
-    /// Begins an epoch at `now`. `handle` gets the queued inodes, and calls
-    /// [`Xattrs::share_queued`] for each.
+    /// Ends the running epoch (the time in which repeated changes are queued), and begins one at
+    /// `now`. `handle` gets the queued inodes, and calls [`Xattrs::share_queued`] for each.
     pub(super) fn end_epoch(&self, now: Timespec, handle: impl FnOnce(Vec<u64>)) {
         // ORDERING: Relaxed. A thread that still loads the start of the old epoch may queue an
         // inode without need. This call of `end_epoch` or the next one then de-duplicates its set.
@@ -295,8 +299,8 @@ impl Xattrs {
     fn defers(&self, block: &Block, changed: Timespec, now: Timespec) -> bool {
         // ORDERING: Relaxed. See `end_epoch`.
         let epoch_ms = self.epoch_ms.load(Ordering::Relaxed);
-        // A time ahead of the clock is not in the epoch: the clock was set back, or the caller
-        // chose the time.
+        // A change time ahead of the clock is not in the epoch: the clock was set back, or a caller
+        // has set that time.
         let is_again = (epoch_ms..=milliseconds(now)).contains(&milliseconds(changed));
         self.queued.defers(match (block.is_queued, is_again) {
             (true, _) => ChangeInEpoch::Waiting,

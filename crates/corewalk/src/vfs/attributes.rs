@@ -8,8 +8,9 @@
 //! A change reads the permissions, decides, and then calls the back end. If two changes overlapped,
 //! one could be lost. An example is a chmod between a write's check of the set-user-ID bit and the
 //! removal of the bit. So a change of an inode first takes its attribute lock, and so does a write
-//! without the right to keep these bits. The attribute lock is a lock by key (`key_lock`), which a
-//! panic releases. Linux holds the inode's lock (`i_rwsem`) in these cases, and during every write.
+//! that must clear set-user-ID or set-group-ID. The attribute lock is a lock by key (`key_lock`),
+//! which a panic releases. Linux holds the inode's lock (`i_rwsem`) in these cases, and during
+//! every write.
 //!
 //! # Invariants
 //! - P.1: one thread at a time changes the attributes of an inode, from its check to its change.
@@ -36,14 +37,15 @@ use crate::inode::Perm;
 use crate::key_lock::KeyGuard;
 use crate::slot::InodeSlot;
 
-/// The factor that turns a slot number into a key of the attribute lock. It is 2 to the 64th over
-/// the golden ratio, so the products of two slots differ in more than the two bits that a key
-/// cannot contain.
+/// The factor that turns a slot number into the key of an attribute lock. Two keys that differ only
+/// in their two low bits share a lock, so the slot numbers themselves would be bad keys. The factor
+/// is 2 to the 64th over the golden ratio, so the products of two slot numbers also differ in other
+/// bits.
 const SLOT_SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Nanoseconds of a second.
 const NANOS: u32 = 1_000_000_000;
-/// Number of attempts to read the mode and the ACL of one state. After that, the check takes the
-/// attribute lock.
+/// Number of attempts of a permission check to read the mode and the ACL of one state. After that,
+/// the check takes the attribute lock.
 const ACL_TRIES: u32 = 4;
 
 /// The result of a check that does not block.
@@ -101,8 +103,8 @@ impl Vfs {
     pub fn getattr(&self, inode: &InodeRef<'_>) -> Result<Attr, Errno> {
         let inodes = &self.dcache.inodes;
         let ticket = inodes.ticket(inode.slot);
-        // Adjust the link count before the path lock is released, so that the hidden name is not
-        // removed in between.
+        // The back end's link count may include the file's hidden name. Subtract it before the path
+        // lock is released, because afterwards another thread may remove that name.
         let attr = self
             .ask(inode, |fs, node| Ok(self.reported(inode.slot, fs.getattr(node)?)))?;
         // The permission record must not be older than the attributes that a client gets. Ignore a
@@ -188,8 +190,8 @@ impl Vfs {
         })
     }
 
-    /// Takes the attribute lock of an inode (P.1). The caller holds no other locks than in-lookup
-    /// locks.
+    /// Takes the attribute lock of an inode, so that no other thread changes its attributes (P.1).
+    /// The caller holds no other locks than in-lookup locks.
     fn lock_attributes(&self, slot: InodeSlot) -> KeyGuard<'_> {
         self.attr_locks.lock(u64::from(slot.get()).wrapping_mul(SLOT_SPREAD))
     }
@@ -364,17 +366,20 @@ impl Vfs {
             return Ok((perm, None, Consistency::Proven));
         }
         let acl = self.with_inode(slot, |fs, node| fs.get_acl(node, AclKind::Access))?;
-        // Check that no change came between the reads of the record and of the ACL. A change
-        // increments the count of changes, makes the record unknown and calls the back end. Then it
-        // increments the count again, and sets the record. So if the ACL is newer than the record,
-        // the record is unknown or the count differs. The count is read last. It covers all inodes,
-        // so a difference may be a false alarm.
+        // Check that no attribute change came between the reads of the record and of the ACL. A
+        // change takes these steps:
+        // 1. It increments the count of changes, and makes the record unknown.
+        // 2. It calls the back end.
+        // 3. It increments the count again, and sets the record. If the ACL is newer than the
+        //    record, the record was read before step 3, and the ACL after step 2. So the record is
+        //    still unknown, or step 3 has changed the count, which is read last. The count covers
+        //    all inodes, so a difference may be a false alarm.
         let is_same = inodes.perm(slot) == Some(perm) && inodes.changes() == changes;
         Ok((perm, acl, if is_same { Consistency::Proven } else { Consistency::Unproven }))
     }
 
     /// Checks a permission without blocking and without writing. Trap T58 is a check that blocks
-    /// inside a walk without locks.
+    /// inside rcu-walk.
     #[inline]
     pub(crate) fn permission_now(&self, cred: &Cred, slot: InodeSlot, what: May) -> Checked {
         // `CAP_DAC_OVERRIDE` allows every access to a directory, whatever its mode.

@@ -1,7 +1,8 @@
 //! One call of a back end: the inodes of the call, and the paths that the back end asks for.
 //!
-//! A call takes a path lock only when the back end asks for a path. So a back end that reaches an
-//! open file by its handle never waits for a rename. The call releases its path locks when it ends.
+//! A call takes a path lock, which keeps a path valid, only when the back end asks for that path.
+//! So a back end that reaches an open file by its handle never waits for a rename. The call
+//! releases its path locks when it ends.
 
 use std::sync::OnceLock;
 

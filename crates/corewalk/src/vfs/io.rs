@@ -520,7 +520,8 @@ impl Vfs {
     }
 
     /// Runs `question`, which makes a permission check and then calls the back end about an inode.
-    /// If `question` fails because the inode is gone, waits for the pending removal of the inode.
+    /// If `question` fails because the back end has removed the inode, waits until the cache shows
+    /// the removal.
     #[inline]
     pub(super) fn ask<T>(
         &self,
@@ -582,8 +583,8 @@ impl<'a> Opening<'a> {
         if let Some(paths) = &inode.vfs.superblock(inode.slot).paths
             && paths.hides()
         {
-            // Count the open under the path lock. So a concurrent removal sees the count and hides
-            // the file, or it has already ended.
+            // Count the open under the path lock. So a removal that comes later sees the count, and
+            // renames the file to a hidden name. An earlier removal has already ended.
             let _lock = paths.lock(&inode.vfs.dcache, inode.slot, Nesting::First);
             paths.count_open(inode.slot);
         }

@@ -116,8 +116,8 @@ impl Vfs {
         let is_hidden = |name: &[u8]| paths.is_some_and(|paths| paths.is_hidden_name(name));
         let mut cookie = cookie;
         loop {
-            // A page of hidden names only is not the end of the directory, so continue with the
-            // next page.
+            // A page with only hidden names (unlinked open files), which are not shown, would look
+            // like the end of the directory. So continue with the next page.
             let (mut is_shown, mut last) = (false, cookie);
             let mut shown = |entry: DirEntry<'_>| {
                 last = entry.cookie;
@@ -193,8 +193,8 @@ impl Listing<'_> {
                 (FoundName::new(inode, dentry), attr)
             }
         };
-        // Take the reference under the lock. Otherwise a removal of the name could drop the inode
-        // first.
+        // Take the reference on the inode under the in-lookup lock. Otherwise a removal of the name
+        // could drop the inode first.
         let inode = found.into_inode();
         drop(in_lookup);
         Some(vfs.looked_up(inode.unless_saturated().ok()?, &attr, self.changes))

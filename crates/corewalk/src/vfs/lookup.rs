@@ -200,8 +200,8 @@ impl Vfs {
     /// attribute changes from before the back end was asked.
     ///
     /// As in `getattr`, the permission record must not be older than the attributes. The function
-    /// leaves out attributes whose link count may include a hidden name. It does not know whether
-    /// the file had that name when the back end answered.
+    /// leaves out attributes whose link count may include a hidden name (that of an unlinked open
+    /// file). It does not know whether the file had a hidden name when the back end answered.
     pub(super) fn looked_up<'v>(
         &self,
         inode: InodeRef<'v>,

@@ -318,7 +318,7 @@ impl Vfs {
         };
         if let Some(stale) = entered.stale_generation {
             // The inode number now belongs to the new inode. So a lookup by this number
-            // (`get_by_ino`) must not find names below the old directory.
+            // (`get_by_ino`) must not find names below the directory that had the number before.
             if let Some(old) = self.dcache.get_directory(stale) {
                 self.dcache.invalidate_directory(old.slot);
                 self.dcache.put(old.slot);
@@ -418,10 +418,10 @@ impl Vfs {
             .map_err(|_| Unattached::NoRoom)
     }
 
-    /// Runs `operation`. If it fails because one of `inodes` is gone, waits for the pending
-    /// removal. The back end may have removed the file although the cache still has it. A caller
-    /// must not learn of the removal before the cache shows it. `operation` must contain each
-    /// question to the back end, including the permission check.
+    /// Runs `operation`. If it fails because one of `inodes` is gone, waits for the operation that
+    /// removes this inode. The back end may have removed the inode while the cache still has it. A
+    /// caller must not learn of the removal before the cache shows it. `operation` must contain
+    /// each question to the back end, including the permission check.
     ///
     /// `operation` releases its in-lookup locks before it returns, and the caller holds none.
     #[inline]
@@ -722,10 +722,11 @@ impl Vfs {
     }
 
     /// Returns `error`, the back end's answer to the removal of a directory. If the error says that
-    /// the directory is not empty, the cache may not have the directory's newest entry yet. So this
-    /// function invalidates all names in the directory. A later lookup of the new entry must then
-    /// ask the back end, so it waits for the in-lookup lock of the new name. Rejected: a list of
-    /// names that are being made, which would cost a store in every creation.
+    /// the directory is not empty, another thread may just be making an entry in it. The back end
+    /// then has the entry, but the cache may still have a negative dentry. So this function
+    /// invalidates all names in the directory. A later lookup of the entry then needs the in-lookup
+    /// lock of the name, which the other thread holds until the cache has the entry. Rejected: a
+    /// list of names that are being made, which would cost a store in every creation.
     pub(super) fn invalidate_if_not_empty(
         &self,
         victim: Option<&FoundName<'_>>,

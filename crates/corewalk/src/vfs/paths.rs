@@ -18,16 +18,18 @@
 //!   already made.
 //! - L.2: a waiting call holds no shared lock, or waits only for renames that are in the back end.
 //!   A waiting rename holds no lock of the table.
-//! - L.3: no starvation. A later conflicting rename, and the first path of a later call, wait for a
-//!   rename or call that already waits. A second path of a call overtakes a waiting rename, which
-//!   may itself wait for the first path of that call.
+//! - L.3: no starvation. A rename waits for each conflicting rename or call that arrived earlier. A
+//!   call that asks for its first path waits for each conflicting rename that arrived earlier. If a
+//!   call asks for a second path, it overtakes waiting renames, because such a rename may wait for
+//!   the call's first path.
 //!
 //! # Why no deadlock
 //! A rename that has its locks needs no others, so each wait for it ends. A call that holds a path
-//! waits only for such renames, so each wait for such a call ends too. The other waits are for an
-//! earlier ticket. In-lookup and attribute locks are taken before a path lock, and no holder of a
-//! path lock takes one of them. Two renames of directories that could each wait for the other's
-//! path would make a loop; `InFlightMoves` admits only one of them.
+//! waits only for renames that have their locks, so each wait for the call ends too. Each other
+//! wait is for a call or rename that arrived earlier (its ticket is lower). In-lookup and attribute
+//! locks are taken before a path lock, and no holder of a path lock takes one of them. Two renames
+//! of directories that could each wait for the other's path would make a loop; `InFlightMoves`
+//! admits only one of them.
 //!
 //! # Locks
 //! The table's lock is taken after in-lookup locks and before `topology`. No back end is called
@@ -109,8 +111,9 @@ struct MoveEntry {
 pub(crate) struct PathLock<'a> {
     paths: &'a Paths,
     ticket: u64,
-    /// `leaf` is dropped after the entry, without the table's lock. Dropping the last reference may
-    /// call `Paths::forget`, which takes that lock.
+    /// A reference on the last dentry of the path. It is dropped after the call's entry in the
+    /// table, without the table's lock. Dropping the last reference may call `Paths::forget`, which
+    /// takes that lock.
     leaf: Option<Leaf<'a>>,
 }
 
@@ -134,8 +137,8 @@ pub(crate) struct MoveLock<'a> {
 pub(crate) enum Nesting {
     /// This is the first path of the call.
     First,
-    /// The call already holds a path. So it must not wait for a waiting rename, because that rename
-    /// may be waiting for this call.
+    /// The call already holds a path, for which a waiting rename may wait. So the call must not
+    /// wait for a waiting rename.
     Further,
 }
 
@@ -355,8 +358,10 @@ impl Table {
         self.moves.iter_mut().find(|it| it.ticket == ticket).expect("the ticket has an entry")
     }
 
-    /// Returns true if a move can be granted. No call may have one of the inodes `moved` in its
-    /// path, and no other move may move one of the inodes `above`.
+    /// Returns true if the rename or removal with this `ticket` can get its locks. Only calls and
+    /// moves that already have their locks, or have a lower ticket, can prevent that. No such call
+    /// may have one of the inodes `moved` in its path. No such move may move one of `moved` or
+    /// `above`, or lie below one of `moved`.
     fn is_free_for(&self, ticket: u64, moved: [InodeSlot; 2], above: &[InodeSlot]) -> bool {
         let is_moved =
             |inodes: &[InodeSlot]| moved.iter().any(|it| !it.is_none() && inodes.contains(it));

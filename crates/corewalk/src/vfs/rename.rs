@@ -331,14 +331,15 @@ impl<'v> Rename<'v, '_> {
     ) {
         let vfs = self.vfs;
         let moves_directory = source.is_directory() || target.is_some_and(FoundName::is_directory);
-        // Hold the inode of the replaced file until all locks are released, because dropping its
-        // last reference calls the back end.
+        // Hold the inode of the replaced file until `topology` and the dentry locks are released,
+        // because dropping its last reference calls the back end.
         let _victim = target.map(FoundName::inode_ref);
         let replaced = target.and_then(|target| target.dentry().ok());
         let done = source.dentry().map_err(|_| Errno::STALE).and_then(|moved| {
             let _topology = moves_directory.then(|| vfs.dcache.topology.write());
-            // If the back end moves directories by itself, the announced moves and its own moves
-            // together may have made a loop.
+            // If the back end also moves directories by itself, such a move and this rename
+            // together may make a loop in the cache. Then change no dentry, and invalidate both
+            // names below.
             if moves_directory && vfs.dcache.is_subdir(self.new_dir.now.slot, moved) {
                 return Err(Errno::STALE);
             }
@@ -463,8 +464,8 @@ impl InFlightMoves {
         InFlightMoves { announced: Mutex::new(Vec::new()), withdrawn: Condvar::new() }
     }
 
-    /// Announces moves. Each edge is a directory and its new parent. Waits while an announced move
-    /// could close a loop.
+    /// Announces moves. Each edge is a directory and its new parent. Waits while the edges could
+    /// close a loop with a move that another thread has announced.
     ///
     /// # Errors
     /// `EINVAL` if a move would put a directory below itself.

@@ -6,15 +6,16 @@
 //!
 //! # How it works
 //! The state of a step stays in registers only if the loop contains the usual case alone. That is
-//! an inline name which is the first entry with its tag. So [`Cursor::fast_steps`] handles that
-//! case alone. Otherwise [`Cursor::slow_step`], which is not inlined, repeats the step from its
-//! beginning. The code for the last component is a copy of the loop's body. That component may be
-//! any kind of file, and the cache line with its inode number is prefetched before the dentry
-//! arrives.
+//! an inline name which is the first entry of its bucket with its tag (16 bits of the hash). So
+//! [`Cursor::fast_steps`] handles that case alone. Otherwise [`Cursor::slow_step`], which is not
+//! inlined, repeats the step from its beginning. The code for the last component is a copy of the
+//! loop's body. That component may be any kind of file, and the cache line with its inode number is
+//! prefetched before the dentry arrives.
 //!
 //! A step takes about 120 instructions on x86-64, and its validation about 10. Each step depends on
-//! the one before. The number of the directory gives a product, the product a bucket, its tags an
-//! entry, and the entry's slot the number of the next directory.
+//! the one before. The hash of a name contains the number of its directory. The hash selects a
+//! bucket, whose tags lead to an entry. The dentry in the entry's slot has the number of the next
+//! directory.
 
 use super::{Mode, Walk};
 use crate::cred::Caps;
@@ -67,10 +68,10 @@ struct FastCursor<'a> {
 }
 
 impl FastCursor<'_> {
-    /// Moves to a component. Returns false unless the component is the first entry with its tag,
-    /// has the flags in `needed`, and fits in the read set. An invalid name (empty, a dot, too
-    /// long) is not found. `before` is called with the slot of the entry, before its dentry is
-    /// loaded.
+    /// Moves to a component. Returns false unless the component is the first entry with its tag (16
+    /// bits of the hash), has the flags in `needed`, and fits in the read set. An invalid name
+    /// (empty, a dot, too long) is not found. Calls `before` with the slot of the entry, when the
+    /// cache line of its dentry is not loaded yet.
     #[inline(always)]
     fn to(&mut self, component: Component<'_>, needed: Flags, before: impl Fn(DentrySlot)) -> bool {
         if component.start >= component.path.len() {
@@ -94,14 +95,15 @@ struct Cursor<'p> {
     dentry: DentrySlot,
     seen: Snapshot,
     path: &'p [u8],
-    /// Number of bytes of the path that the walk has passed. The next byte is a slash. At the start
-    /// it may be the first byte of a name.
+    /// Number of bytes of the path that the walk has passed. The next byte is a slash. When the
+    /// fast path starts, it may be the first byte of a name.
     done: usize,
 }
 
 impl Cursor<'_> {
-    /// Continues as long as the components are usual. A usual component has a short name, is the
-    /// first entry with its tag in the first line of its bucket, and fits inline in the read set.
+    /// Continues as long as the components are usual. A usual component has a short name, and fits
+    /// inline in the read set. It is the first entry with its tag (16 bits of the hash) in the
+    /// first cache line of its bucket.
     #[inline(always)]
     fn fast_steps(&mut self, dcache: &Dcache, read_set: &mut ReadSet, needed: Flags) {
         let path = self.path;

@@ -101,8 +101,8 @@ impl<'v> Walk<'v, '_> {
     ) -> Result<Option<DentryAndInode<'v>>, Stop> {
         self.must_not_block()?;
         let vfs = self.vfs;
-        // A reference on the parent's dentry is held during the call of the back end. The caller
-        // holds it, or this function takes it.
+        // The parent's dentry must be referenced during the call of the back end. The caller holds
+        // the reference, or this function takes one.
         let _hold = match parent {
             Some(_) => None,
             None => {
@@ -119,8 +119,7 @@ impl<'v> Walk<'v, '_> {
                 vfs.dcache.in_lookup.lock(vfs.dcache.in_lookup_key(dir.now.slot, &lookup_key));
             vfs.resolve(&dir, &lookup_key, &in_lookup).map(|found| (in_lookup, found))
         })?;
-        // Under the in-lookup lock a missing name stays missing, so `ENOENT` is valid at this
-        // instant.
+        // Under the in-lookup lock a missing name stays missing, so `ENOENT` is still true.
         let found = found.ok_or_else(|| self.validated(Errno::NOENT))?;
         let inode = found.inode_ref();
         let dentry = match found.into_dentry() {
@@ -177,12 +176,12 @@ impl<'v> Walk<'v, '_> {
         let (child, parent) = (self.dentry, self.seen.key.parent());
         self.validate()?;
         match self.mode {
-            // The child is in the read set. If the read set validates, `parent` was the child's
-            // parent at that time.
+            // The child is in the read set, so a validation also confirms that `parent` is its
+            // parent.
             Mode::Rcu => self.move_to(parent, |_| true)?,
             // The child may have moved since the snapshot, and the slot of the parent may have been
-            // reused. So hold the parent while it is checked again. Without that the walk may reach
-            // another directory (trap T19).
+            // reused. So take a reference on `parent`, and then check again that it is the child's
+            // parent. Otherwise the walk may reach another directory (trap T19).
             Mode::Ref => {
                 let _child = self.hold.take();
                 self.move_to(parent, |dcache| dcache.parent(child).0 == parent)?;
@@ -195,8 +194,8 @@ impl<'v> Walk<'v, '_> {
     }
 
     /// Moves to the dentry in `slot`, which a mount, a child dentry or the root of the walk keeps
-    /// alive. A ref-walk takes its own reference first. Then `is_kept` checks that the dentry was
-    /// still kept at that time.
+    /// alive. A ref-walk takes its own reference on the dentry. Then `is_kept` checks that the
+    /// mount, the child or the root still keeps the dentry.
     fn move_to(
         &mut self,
         slot: DentrySlot,

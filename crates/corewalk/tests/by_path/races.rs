@@ -37,9 +37,9 @@ fn make_linked(vfs: &Vfs) -> InodeRef<'_> {
     file
 }
 
-/// If the last close of a file runs during a rename that replaces the file's last name, the close
-/// must not remove the file. Before the fix, the close looked for a name of the file before the
-/// rename had ended. So it removed the hidden name that the rename had given the file.
+/// A rename that replaces the last name of an open file gives the file a hidden name. If the last
+/// close runs during the rename, it must not remove the file. Before the fix, the close still found
+/// the replaced name, and so removed the hidden name.
 #[test]
 fn close_during_a_rename_over_the_last_name_keeps_the_file() {
     let _watchdog = Watchdog::start("a close beside a rename", LIMIT);
@@ -61,7 +61,7 @@ fn close_during_a_rename_over_the_last_name_keeps_the_file() {
 }
 
 /// A file that is opened again while its last close waits for a removal must stay. Before the fix,
-/// the close did not check for the new open after it got the lock, and removed the file.
+/// the close did not check for the new open after it had got the path lock, and removed the file.
 #[test]
 fn file_opened_while_it_is_closed_and_removed_stays() {
     let _watchdog = Watchdog::start("a close and an open beside a removal", LIMIT);
@@ -85,8 +85,9 @@ fn file_opened_while_it_is_closed_and_removed_stays() {
     assert_eq!(content(&vfs, &file).as_deref(), Ok("x"));
 }
 
-/// A name must not be evicted while a call uses the path by that name. Before the fix, the
-/// directory of the name was then loaded as another inode, which the path lock did not cover.
+/// A name must not be evicted while a call of the back end uses a path that ends in this name.
+/// Before the fix, the name's directory was evicted too, and then loaded as another inode, which
+/// the path lock did not cover.
 #[test]
 fn name_in_use_by_a_call_is_not_evicted() {
     let _watchdog = Watchdog::start("an eviction beside a call", LIMIT);
@@ -102,8 +103,8 @@ fn name_in_use_by_a_call_is_not_evicted() {
         let reader = scope.spawn(|| vfs.getattr(&file).map(|attr| attr.ino));
         gate.wait_for_stop();
         vfs.prune();
-        // Make another directory. It would get the slot of the entry if the eviction had freed that
-        // slot.
+        // Make another directory, which would get the slot of `x` or `f` if the eviction had freed
+        // it.
         let _other = make(&vfs, &vfs.root(), "other", S_IFDIR | 0o755);
         gate.take_passed();
         let mover = scope.spawn(|| rename(&vfs, "x", "z"));
@@ -150,8 +151,8 @@ fn waiting_call_precedes_a_later_rename() {
             let call = || vfs.getattr(&file).map(|attr| attr.ino);
             let caller = named("caller").spawn_scoped(scope, call).unwrap();
             until_asleep("caller", &caller);
-            // No other thread uses the two names. So this rename can wait only for a call that has
-            // the path of the directory.
+            // No other thread uses the names `a/f` and `a/sub/f`. So this rename can wait only for
+            // the call, which asks for the path of `a/f`.
             let rename_later = || {
                 let (from, to) = ((&dir, name("f")), (&sub, name("f")));
                 vfs.rename(&Cred::root(), from, to, corewalk::RenameMode::Replace)

@@ -18,8 +18,8 @@ use crate::tree::{Links, PathTree};
 /// set. The step `storm` of `cargo xtask ci` makes a million. Tests with a slow back end make fewer
 /// calls from more threads.
 const CALLS: u64 = 60_000;
-/// The number of threads in the storm whose back end does not pause: one of each role, and two
-/// readers.
+/// The number of threads in the storm whose back end does not pause: one that moves directories,
+/// one that publishes versions, one that makes files, and two readers.
 const THREADS: usize = 5;
 /// The number of threads of the test with a slow back end. It is high, so that many calls are
 /// running when a rename begins.
@@ -119,8 +119,8 @@ impl<'v> Storm<'v> {
         vfs.release(&file, handle);
         let (from, to) = ((dir, name("new")), (dir, name("current")));
         vfs.rename(cred, from, to, RenameMode::Replace).unwrap();
-        // ORDERING: Relaxed. Readers use the number as a lower bound. An old number only makes
-        // their check weaker.
+        // ORDERING: Relaxed. Readers expect at least the published version. If they load an older
+        // version, they only check less.
         self.published.store(version, Ordering::Relaxed);
     }
 

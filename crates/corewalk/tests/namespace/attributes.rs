@@ -1,7 +1,7 @@
 //! Concurrent changes of attributes, and permission checks during them.
 //!
-//! Each test stops one thread inside the back end, after its decision and before its change. Then
-//! it lets another thread run as far as possible, and checks the result.
+//! Each test stops one thread inside the back end, when the thread has made its checks but not yet
+//! its change. Then the test lets another thread run as far as possible, and checks the result.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -303,7 +303,7 @@ fn permission_check_ends_despite_constant_changes() {
     place.set(Arc::downgrade(&vfs)).unwrap();
     assert_eq!(vfs.access(&Cred::user(2, 2, &[]), &f, May::READ), Err(Errno::ACCESS));
     assert_eq!(vfs.access(&Cred::user(3, 3, &[]), &f, May::READ), Ok(()));
-    // Each of the two checks reads the ACL four times while it changes, and then once under the
-    // attribute lock.
+    // `access` was called twice. Each call reads the ACL four times without a lock, and then once
+    // under the attribute lock.
     assert_eq!(*looks.lock().unwrap(), 10);
 }

@@ -41,8 +41,8 @@ const CALLS: u32 = 24;
 const PLACES: [&str; 5] = [".", "a", "t", "t/d", "p"];
 /// Names in the root directory.
 const TOP: [&str; 6] = ["a", "t", "p", "own", "own-d", "none"];
-/// The names that are used in the other directories: a file, an empty directory, a directory with a
-/// file, and a missing name.
+/// Names in the directories below the root: a file, an empty directory, a directory with a file,
+/// and a missing name.
 const BELOW: [&str; 4] = ["f", "d", "full", "none"];
 /// The modes of the directories.
 const MODES: [u32; 10] = [0o755, 0o777, 0o1777, 0o711, 0o700, 0o600, 0o644, 0o555, 0o333, 0o000];
@@ -232,7 +232,8 @@ impl Drop for TempDir {
     }
 }
 
-/// Makes the calls with the user's credentials. Runs on a thread of its own.
+/// Makes each received call on the host with the user's credentials, and sends the answer. Runs on
+/// a thread of its own.
 fn serve(calls: &Receiver<(PathBuf, Op)>, answers: &Sender<Result<(), Errno>>) {
     if geteuid().is_root() {
         let (uid, gid) = (Uid::from_raw(USER), Gid::from_raw(USER));
@@ -257,8 +258,7 @@ fn order_of_errors_is_that_of_the_host() {
     let mut differ: BTreeMap<String, u32> = BTreeMap::new();
     thread::scope(|scope| {
         scope.spawn(move || serve(&calls, &answer));
-        // This value is dropped at the end of the test, even after a panic, so that the serving
-        // thread ends.
+        // Drop the sender at the end, even after a panic, so that the serving thread ends.
         let call = call;
         for round in 0..ROUNDS {
             let tree = random_tree(&mut rng);

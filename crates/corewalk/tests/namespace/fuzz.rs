@@ -35,7 +35,7 @@ const TREE: [&str; 10] = [
     "a/dots -> ./b/../b/.",
 ];
 
-/// A copy of the tree on the host. Dropping the value removes the copy.
+/// A copy of the test's tree in a directory of the host. Dropping the value removes the copy.
 struct HostTree(PathBuf);
 
 impl HostTree {
@@ -63,8 +63,8 @@ impl Drop for HostTree {
 fn on_host(root: &fs::File, numbers: &BTreeMap<u64, usize>, path: &[u8]) -> Result<usize, Errno> {
     loop {
         match openat2(root, path, OFlags::PATH, Mode::empty(), ResolveFlags::IN_ROOT) {
-            // If another program renames any file meanwhile, openat2(2) fails with this error for a
-            // path with `..`.
+            // openat2(2) of a path with `..` fails with `EAGAIN` if another program renames any
+            // file meanwhile.
             Err(Errno::AGAIN) => {}
             file => return Ok(numbers[&rustix::fs::fstat(&file?)?.st_ino]),
         }

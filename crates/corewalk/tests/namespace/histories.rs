@@ -34,8 +34,8 @@ fn random_op(rng: &mut Rng, tag: u32) -> Op {
     }
 }
 
-/// Returns a random operation on the first directory: on the directory itself, on its name, or on a
-/// file in it. A fifth of the operations remove the directory.
+/// Returns a random operation on directory 1 of the model: on the directory itself, on its name, or
+/// on a file in it. A fifth of the operations remove the directory.
 fn random_op_around_rmdir(rng: &mut Rng, tag: u32) -> Op {
     let file = rng.index(2);
     match rng.below(10) {
@@ -69,8 +69,8 @@ fn record(
     History::join(recorders)
 }
 
-/// Traps T12, T13, T15, T26, P8: there must be a sequential order of the operations that explains
-/// all answers.
+/// Traps T12, T13, T15, T26, P8: threads make random operations concurrently. There must be a
+/// sequential order of these operations that explains all answers.
 #[test]
 fn histories_over_tmpfs_are_linearizable() {
     let _watchdog = Watchdog::start("histories over tmpfs", Duration::from_secs(300));
@@ -85,9 +85,9 @@ fn histories_over_tmpfs_are_linearizable() {
     }
 }
 
-/// The answers must fit one sequential order even if the back end delays every call, and eviction
-/// and invalidation run in parallel. The cache must not keep an answer that is stale when it
-/// arrives (traps T25, P12).
+/// The answers of concurrent operations must fit one sequential order even if the back end delays
+/// every call, and eviction and invalidation run in parallel. The cache must not keep an answer
+/// that is stale when it arrives (traps T25, P12).
 #[test]
 fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
     let _watchdog = Watchdog::start("histories over a slow back end", Duration::from_secs(300));
@@ -129,8 +129,8 @@ fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
     assert!(unchecked < HISTORIES / 4, "{unchecked} histories had a ref-walk");
 }
 
-/// A removal of a directory and creations in it must fit one order. If the removal succeeds, the
-/// directory has no entries. Otherwise lookups find its entries.
+/// A removal of a directory and concurrent creations in it must fit one sequential order. If the
+/// removal succeeds, the directory has no entries. Otherwise lookups find its entries.
 #[test]
 fn histories_of_rmdir_beside_create_are_linearizable() {
     let _watchdog = Watchdog::start("histories of rmdir", Duration::from_secs(300));

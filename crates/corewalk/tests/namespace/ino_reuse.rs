@@ -95,7 +95,7 @@ fn look_by_ino(vfs: &Vfs, parent: u64, name: &[u8]) -> Result<u64, Errno> {
 }
 
 /// Traps T19, P6: the number of a directory is reused with another generation. A lookup by that
-/// number must not find names that were cached below the old directory.
+/// number must not find names that were cached below the directory that had the number before.
 #[test]
 fn lookup_by_a_reused_number_finds_no_name_of_the_old_directory() {
     let reused = Reused::new();
@@ -155,8 +155,8 @@ fn older_inode_of_a_number_is_forgotten_without_the_newer_one() {
     assert_eq!(vfs.forget_all(d.ino), 0);
 }
 
-/// `forget_all` must drop the lookups of both inodes with the number, because the server's only
-/// client is gone.
+/// If two inodes have the same number, `forget_all` must drop the lookups of both, because the
+/// server's only client is gone.
 #[test]
 fn forget_all_covers_both_inodes_of_a_number() {
     let reused = Reused::new();

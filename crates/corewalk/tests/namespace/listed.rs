@@ -169,8 +169,8 @@ fn entry_from_before_an_invalidation_is_refused() {
     }
 }
 
-/// Trap P12: another program moves a directory, and a lookup finds it at its new place. An older
-/// entry of a listing must not move it back.
+/// Trap P12: a listing reads a directory's entry. Then another program moves the directory, and a
+/// lookup finds it in its new parent. The entry of the listing must not move it back.
 #[test]
 fn entry_from_before_a_move_behind_the_namespace_is_refused() {
     let vfs = over_changing(|fs| {
@@ -218,7 +218,7 @@ fn mode_from_before_a_chmod_is_not_used() {
 }
 
 /// Control for trap T25: the listing begins only after a removal, but enters entries that were read
-/// before it. So it brings the removed name back.
+/// before the removal. So it brings the removed name back.
 #[test]
 #[should_panic(expected = "a name was brought back")]
 fn control_entry_of_an_older_listing_is_caught() {

@@ -214,7 +214,7 @@ pub(crate) struct World<'v> {
 }
 
 impl<'v> World<'v> {
-    /// Makes the two directories, and holds references on them and on the root.
+    /// Makes the directories 1 and 2 of [`DIRS`], and holds references on them and on the root.
     pub(crate) fn new(vfs: &'v Vfs) -> World<'v> {
         let root = vfs.root();
         let mut dirs = vec![root.clone()];

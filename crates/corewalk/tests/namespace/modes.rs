@@ -379,7 +379,8 @@ impl Drop for Judge {
     }
 }
 
-/// Makes the calls with the credentials `cred`. Runs on a thread of its own.
+/// Makes each received call on the host with the credentials `cred`, and sends the answer. Runs on
+/// a thread of its own.
 fn serve(cred: &Cred, calls: &Receiver<(PathBuf, Op)>, answers: &Sender<Answer>) {
     if geteuid().is_root() {
         let (uid, gid) = (Uid::from_raw(cred.uid), Gid::from_raw(cred.gid));
@@ -418,8 +419,7 @@ fn answers_and_modes_are_those_of_the_host() {
             let (call, calls) = channel();
             let (answer, answered) = channel();
             scope.spawn(move || serve(cred, &calls, &answer));
-            // This value is dropped at the end of the test, even after a panic, so that the serving
-            // thread ends.
+            // Drop the sender at the end, even after a panic, so that the serving thread ends.
             let call = call;
             let each = |start: Start, op: Op| {
                 let mine = ours(&vfs, cred, start, op, umask);

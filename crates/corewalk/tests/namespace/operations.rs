@@ -245,7 +245,7 @@ fn prune_evicts_exactly_the_unused_entries() {
 
 /// A file of any kind that is made under a missing name must take over the slot of the negative
 /// dentry. In this test the negative dentry has the last free slot. The cache needs a slot only
-/// after the back end has made the file. So it must not fail then for lack of a slot.
+/// after the back end has made the file. So the creation must not fail then for lack of a slot.
 #[test]
 fn make_reuses_the_last_slot_of_a_missing_name() {
     let options = VfsOptions::default().with_entries_max(1024);

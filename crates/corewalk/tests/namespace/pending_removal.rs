@@ -100,8 +100,8 @@ fn rename_into(vfs: &Vfs, dir: &InodeRef<'_>, _: &InodeRef<'_>) -> Result<(), Er
 const CREATES: [(&str, Create); 4] =
     [("make", make), ("tmpfile", tmpfile), ("link", link), ("rename", rename_into)];
 
-/// Runs each operation that makes a name in `d` while `change` removes or replaces `d`. After
-/// ENOENT, the name must not lead to the old directory.
+/// Runs each operation that makes a name in `d` while `change` removes or replaces `d`. If such an
+/// operation fails with ENOENT, the name `d` must not lead to the removed directory any more.
 fn check_creates_in_a_vanishing_directory(slow: &'static [u8], change: Change) {
     for (what, create) in CREATES {
         let namespace = slow_back_end(slow);
@@ -125,8 +125,8 @@ fn create_in_a_removed_directory_fails_after_its_name_is_gone() {
     check_creates_in_a_vanishing_directory(b"d", |vfs| remove(vfs, "d", Removal::Rmdir));
 }
 
-/// A create must not return ENOENT for a directory that a rename replaces, while the replaced name
-/// still leads to it.
+/// If a rename replaces a directory, a create in it must not return ENOENT while the name still
+/// leads to the replaced directory.
 #[test]
 fn create_in_a_replaced_directory_fails_after_its_name_is_reused() {
     check_creates_in_a_vanishing_directory(b"e", |vfs| rename(vfs, "e", "d", RenameMode::Replace));
@@ -139,8 +139,8 @@ fn user() -> Cred {
     Cred::user(1000, 1000, &[])
 }
 
-/// Operations that first ask the back end for permissions, an inherited ACL or a name. The list
-/// also has some operations that do not ask for any of these.
+/// Operations on a directory or a file in it. Most of them first ask the back end for permissions,
+/// an inherited ACL or a name.
 const ACTS: [(&str, Act); 17] = [
     ("make", make),
     ("tmpfile", tmpfile),

@@ -48,8 +48,8 @@ impl Disturber {
     }
 }
 
-/// Returns a namespace with `p/d` and `q`. Makes `change` in the first ref-walk of user 7 through
-/// `p/d`.
+/// Returns a namespace with `p/d` and `q`. Once a walk through `p/d` has become a ref-walk, the
+/// back end makes `change` when it is asked for the ACL of `d`.
 fn disturbed(change: Change) -> (Arc<Vfs>, Arc<Disturber>) {
     let disturber = Arc::new(Disturber {
         vfs: OnceLock::new(),

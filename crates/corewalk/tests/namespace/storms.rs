@@ -56,8 +56,8 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// Traps T12, T13, T15: two directories are exchanged repeatedly. Both names must always exist.
-/// Each must always lead to one of the two files.
+/// Traps T12, T13, T15: two directories, each with a file, are exchanged repeatedly. Both paths
+/// must always exist, and each must always lead to one of the two files.
 #[test]
 fn ten_million_lookups_under_a_rename_storm_miss_nothing() {
     let _watchdog = Watchdog::start("lookups under a rename storm", Duration::from_secs(600));
@@ -99,7 +99,7 @@ fn renamed_file_is_never_without_a_name() {
         |i| {
             let (from, to) = if i % 2 == 0 { (&a, &b) } else { (&b, &a) };
             // ORDERING(moves): SeqCst. The check needs a single order of the operations on four
-            // locations: the two counters and the two names.
+            // locations: the counters `begun` and `ended`, and the names `a/f` and `b/f`.
             begun.fetch_add(1, Ordering::SeqCst);
             vfs.rename(&cred, (from, name("f")), (to, name("f")), RenameMode::Replace).unwrap();
             // ORDERING(moves): SeqCst. As above.
@@ -274,10 +274,9 @@ fn parent_is_one_that_the_directory_had() {
 }
 
 /// Alternately renames a directory above a mount point and a directory in the mount, each to the
-/// next of three names. Meanwhile two threads call `translate`, each of them `each` times.
-/// `translate` returns the path of a file in the mount from the root, across the mount point. Three
-/// of the nine combinations of the two names never exist. A path with such a combination mixes
-/// instants.
+/// next of three names. Meanwhile two threads call `translate`, which returns the path of a file in
+/// the mount from the root. Each thread makes `each` calls. Of the nine combinations of the two
+/// directories' names, three never exist. A path with one of these mixes instants.
 fn translate_across_mounts(
     each: u64,
     translate: impl Fn(&PathRef<'_>, [&PathRef<'_>; 2]) -> Vec<u8> + Sync,

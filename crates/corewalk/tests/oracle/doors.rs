@@ -35,8 +35,8 @@ pub(crate) const PASSES: u64 = 4;
 /// inode comes before the usual passes.
 const PASSES_BY_NUMBER: u64 = PASSES + 1;
 /// Maximum number of passes of a translation into a buffer. A first attempt, for paths of few
-/// names, may fail `PASSES - 1` passes before it finds that the path is too deep. The second
-/// attempt makes up to `PASSES`.
+/// names, may make `PASSES - 1` failed passes before it finds that the path has too many names. A
+/// second attempt then makes up to `PASSES` passes.
 const PASSES_INTO_BUFFER: u64 = PASSES + PASSES - 1;
 
 fn claim(parts: &[Part], path: &[u8]) -> Claim {
@@ -153,8 +153,8 @@ fn from_elsewhere<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     ]
 }
 
-/// Returns doors that look up names. Because of the renames, each of these names exists at some
-/// times only. That a name is missing is an answer, too.
+/// Returns doors (interfaces of the namespace) that look up names. Because of the renames, each of
+/// these names exists at some times only. That a name is missing is an answer, too.
 pub(crate) fn lookups<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     let lookup = |variable: usize| {
         let dir = [(TOP, &tree.root), (WAY, &tree.middle), (INNER, &tree.mounted)]
@@ -181,9 +181,9 @@ pub(crate) fn lookups<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     ]
 }
 
-/// Returns a door that walks along a path, which exists only at some times. A failed walk makes no
-/// claim, because any of the names may have been missing. A ref-walk makes no claim either, because
-/// it is no snapshot.
+/// Returns a door (an interface of the namespace) that walks along a path, which exists only at
+/// some times. A failed walk makes no claim, because any of the names may have been missing. A
+/// ref-walk makes no claim either, because it is no snapshot.
 pub(crate) fn walk<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     thread_local! {
         /// The count of ref-walks at this thread's last successful walk.
@@ -212,8 +212,9 @@ pub(crate) fn walk<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     })
 }
 
-/// Returns a wrong door for control tests, which asks for the name of each level separately. Each
-/// name is right, but the names are of different instants.
+/// Returns a door (an interface that returns a path) that is wrong on purpose, for control tests.
+/// It asks for the name of each level separately. Each name is right, but the names are of
+/// different instants.
 pub(crate) fn level_by_level<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     let parts = to_leaf(tree);
     door("level by level", PASSES, move |_, _| {
@@ -224,8 +225,8 @@ pub(crate) fn level_by_level<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     })
 }
 
-/// Returns a wrong door for control tests, which returns the path that was right at the previous
-/// call.
+/// Returns a door (an interface that returns a path) that is wrong on purpose, for control tests.
+/// It returns the path that was right at the previous call.
 pub(crate) fn one_call_late<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     thread_local! {
         static LATE: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };

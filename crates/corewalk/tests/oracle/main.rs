@@ -67,8 +67,9 @@ fn ten_million_paths_existed_at_one_instant() {
     assert!(stats.retries > 0 && stats.renames >= found.renames, "{stats:?} {found:?}");
 }
 
-/// Traps T9, P8: a path that is translated under the lock must have existed at one instant. The
-/// paths have so many names that renames make translations into a buffer fall back to the lock.
+/// Traps T9, P8: a path that is translated under the lock that blocks moves of directories must
+/// have existed at one instant. The paths of this test have so many names that renames make
+/// translations into a buffer fall back to this lock.
 #[test]
 fn paths_of_locked_passes_existed_at_one_instant() {
     let _watchdog = Watchdog::start("locked passes", Duration::from_secs(300));

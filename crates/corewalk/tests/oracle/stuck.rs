@@ -55,8 +55,8 @@ const HANGING: [Hanging; 4] = [
 ];
 
 impl Hanging {
-    /// Returns two namespaces whose back ends hang in this rename. The first hangs before it makes
-    /// the rename, and the second after it.
+    /// Returns two namespaces, whose back ends hang in the rename that `self` describes. The first
+    /// back end hangs before it makes the rename, and the second after it.
     fn namespaces(self) -> [(Arc<Vfs>, Stop); 2] {
         let last = self.from.as_bytes().last_chunk::<1>().expect("a name of one byte");
         let spaces = [
@@ -117,8 +117,7 @@ fn readers_during_a_hanging_rename_get_the_old_state() {
         for (vfs, stop) in hanging.namespaces() {
             let before = paths(&vfs);
             let held: Vec<_> = before.iter().map(|(path, _)| place(&vfs, path)).collect();
-            // The cache has negative dentries of these three names, but it has no dentry of
-            // "b/unknown".
+            // Give the cache negative dentries of three names. It gets none of "b/unknown".
             let missing = ["b/g", "a/g", "c/nothing"].map(|path| (path, number(&vfs, path)));
             let answers = read_beside(&vfs, &stop, hanging, || {
                 let root = vfs.root_path();
@@ -148,8 +147,8 @@ fn readers_during_a_hanging_rename_get_the_old_state() {
     }
 }
 
-/// Changes of other names in the same two directories must not wait for a hanging rename, even
-/// while another directory is moved. Later readers of the new names must not wait either.
+/// A hanging rename must not delay changes of other names in its two directories, even while
+/// another directory is moved. Later readers of the new names must not wait either.
 #[test]
 fn changes_during_a_hanging_rename_succeed() {
     let _watchdog = Watchdog::start("changes beside a hanging rename", Duration::from_secs(300));

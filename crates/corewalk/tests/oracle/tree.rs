@@ -201,7 +201,8 @@ impl<'v> Tree<'v> {
         vec![one(MOVED, parts)]
     }
 
-    /// Returns the path from [`MOVED`] to one of the two exchanged directories.
+    /// Returns the path from [`MOVED`] to one of the two directories that renames exchange with
+    /// each other.
     pub(crate) fn to_swapped(&self, which: usize) -> Vec<Part> {
         let mut parts = forms(SWAP);
         parts.rotate_left(which);

@@ -2,9 +2,9 @@
 //!
 //! In a window each translator makes a fixed number of translations, and each renamer makes at
 //! least a fixed number of renames. A thread that has done its share continues until all threads
-//! have done theirs, so renamers and translators always run together. If one side makes no
-//! progress, the watchdog ends the test. Then the translators judge their answers by the recorded
-//! renames, and all records are dropped.
+//! have done theirs, so renamers and translators always run together. If the renamers or the
+//! translators make no progress, the watchdog ends the test. Then the translators judge their
+//! answers by the recorded renames, and all records are dropped.
 
 use std::sync::{Barrier, Mutex, PoisonError, RwLock};
 

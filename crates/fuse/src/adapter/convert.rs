@@ -25,8 +25,7 @@ pub(super) fn attr(attr: &Attr) -> FileAttr {
         nlink: attr.nlink,
         uid: attr.uid,
         gid: attr.gid,
-        // The protocol has only 32 bits for a device number. So the major number must have at most
-        // 12 bits.
+        // FUSE has only 32 bits for a device number. So the major number must have at most 12 bits.
         rdev: attr.rdev as u32,
         blksize: attr.blksize,
         flags: 0,

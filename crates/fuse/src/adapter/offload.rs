@@ -30,8 +30,8 @@ pub(super) type Job = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 pub(super) struct Offload {
     shared: Arc<Shared>,
-    /// The threads that were started. Protected by its own mutex, which no thread holds together
-    /// with the mutex of the queue.
+    /// The offload threads that were started. Protected by its own mutex, which no thread holds
+    /// together with the mutex of `Shared::queue`.
     threads: Mutex<Vec<thread::JoinHandle<()>>>,
 }
 
@@ -50,8 +50,8 @@ struct Shared {
 struct Queue {
     jobs: VecDeque<Job>,
     started: usize,
-    /// The number of threads that wait for a job. After a wake-up, a thread is counted until it has
-    /// locked the queue.
+    /// The number of threads that wait for a job. A thread that was woken up still counts until it
+    /// has locked the queue.
     idle: usize,
     is_closed: bool,
 }
@@ -147,8 +147,8 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(20);
 
-    /// The pool must run jobs in parallel, and must have run all of them at the end. Each job waits
-    /// until the test wakes it. The test wakes the first `THREADS_MAX` jobs in reverse order.
+    /// The pool must run jobs in parallel, and must have run all jobs when it is dropped. Each job
+    /// waits until the test wakes it. The test wakes the first `THREADS_MAX` jobs in reverse order.
     #[test]
     fn jobs_wait_side_by_side_and_all_are_done() {
         let offload = Offload::default();

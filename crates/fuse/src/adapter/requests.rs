@@ -74,8 +74,8 @@ impl Adapter {
 struct Timeouts {
     entry: Duration,
     attr: Duration,
-    /// False if the server checks permissions. Then the kernel must not cache, even if the back end
-    /// allows it.
+    /// True if the back end may set timeouts of its own. False if the server checks permissions:
+    /// then the kernel must not cache, even if the back end allows it.
     can_be_set: bool,
 }
 
@@ -93,8 +93,9 @@ impl Timeouts {
         Timeouts { entry: entry.unwrap_or(self.entry), attr: attr.unwrap_or(self.attr), ..self }
     }
 
-    /// Returns the shorter of the two timeouts. Some answers of fuser have only one timeout for an
-    /// entry and its attributes, and the shorter one is safe for both.
+    /// Returns the shorter one of the entry timeout and the attribute timeout. Some answers of
+    /// fuser have only one timeout for an entry and its attributes, and the shorter one is safe for
+    /// both.
     fn shorter(self) -> Duration {
         self.entry.min(self.attr)
     }
@@ -151,7 +152,7 @@ fn empty(result: Result<(), Errno>, reply: ReplyEmpty) {
     }
 }
 
-/// Replies with a number of bytes, which fits 32 bits because no request asks for more.
+/// Replies with a number of written bytes. It fits 32 bits, because no request asks for more bytes.
 fn written(result: Result<u64, Errno>, reply: ReplyWrite) {
     match result {
         Ok(count) => reply.written(u32::try_from(count).unwrap_or(u32::MAX)),
@@ -373,8 +374,7 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        // Use the current flags of the open file, because fcntl(2) may have changed them since the
-        // open.
+        // Use the flags in the request, because fcntl(2) may have changed those of open(2).
         let appends = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::APPEND);
         let origin = match write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
             true => WriteOrigin::Cache,
@@ -462,9 +462,9 @@ impl Filesystem for Adapter {
         let timeouts = Timeouts::of(&self.server);
         let listed = self.guarded(|server| {
             server.readdirplus(ino.0, offset, &mut |entry, attr| {
-                // Node 0 means that the lookup of the name has failed. Send the entry without
-                // attributes. If a program uses the name, the kernel looks it up and gets the
-                // error.
+                // Node 0 means that the server's lookup of the name has failed. Send the entry
+                // without attributes. If a program uses the name, the kernel looks it up and gets
+                // the error of the lookup.
                 let (attr, timeout) = match entry.node {
                     0 => (attr.with_ino(NO_NODE), Duration::ZERO),
                     _ => (*attr, timeouts.set_by(attr).shorter()),
@@ -651,7 +651,7 @@ impl Filesystem for Adapter {
         let to = (ino_out.0, fh_out.0, offset_out);
         let caller = caller(request);
         let copied = self.guarded(|server| server.copy_file_range(caller, from, to, len));
-        // The request fails only if no byte was copied, so repeating it copies no byte twice.
+        // A copy fails only if no byte was copied, so repeating it copies no byte twice.
         let retry = || -> Retry<u64> {
             Box::new(move |server| server.copy_file_range(caller, from, to, len))
         };

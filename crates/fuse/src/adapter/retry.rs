@@ -25,10 +25,11 @@ pub(super) type Retry<T> = Box<dyn Fn(&Server) -> Result<T, corewalk::Errno> + S
 
 impl Adapter {
     /// Passes the result of a request to `answer`. If `result` is `ENOSPC`, first repeats the
-    /// request after each pause, until it has another result or no pause is left.
+    /// request up to three times, with a pause before each time. Stops as soon as the request has
+    /// another result.
     ///
-    /// `retry` returns the request with copies of its arguments. It is called only for `ENOSPC`, so
-    /// a request that succeeds copies nothing.
+    /// `retry` copies the arguments of the request, and returns a function that runs the request
+    /// again. It is called only for `ENOSPC`, so a request that succeeds copies nothing.
     pub(super) fn answer_or_retry<T: 'static>(
         &self,
         result: Result<T, fuser::Errno>,

@@ -33,8 +33,8 @@ const SUBTYPE: &str = "corewalk";
 /// The number of the notification `FUSE_NOTIFY_PRUNE` (protocol 7.45). fuser 0.18 does not define
 /// it.
 const NOTIFY_PRUNE: u32 = 9;
-/// Maximum number of nodes in one notification. The kernel would handle a longer one in portions of
-/// this size anyway.
+/// Maximum number of nodes in one `FUSE_NOTIFY_PRUNE`. The kernel would handle a longer
+/// notification in portions of this size anyway.
 const PRUNE_MAX: usize = 512;
 
 /// The flags of a mount, each with its name for mount(8) and its flag for mount(2).
@@ -192,8 +192,8 @@ fn mount_as_user(
 ) -> Result<Device, MountError> {
     let system = |what| move |error: std::io::Error| MountError::System(what, errno_of(error));
     let (theirs, ours) = UnixStream::pair().map_err(system("making a socket"))?;
-    // Between this call and the start of fusermount3(1), another thread may start a program, which
-    // inherits the socket too. That is harmless, since that program does not know the descriptor.
+    // After this fcntl(2), every program that this process starts inherits the socket, not only
+    // fusermount3(1). That is harmless, since other programs do not know the descriptor.
     rustix::io::fcntl_setfd(&theirs, FdFlags::empty())
         .map_err(|error| MountError::System("making a socket", error))?;
     let child = Command::new(FUSERMOUNT)
@@ -251,8 +251,7 @@ fn receive(socket: &UnixStream) -> Result<Option<File>, Errno> {
 fn words_of(mut child: Child) -> Box<str> {
     let mut text = String::new();
     if let Some(stderr) = &mut child.stderr {
-        // Ignore an error of the read: if fusermount3(1) has printed no message, a default text is
-        // used.
+        // Ignore an error: if no message of fusermount3(1) can be read, a default text is used.
         let _ = stderr.read_to_string(&mut text);
     }
     let _ = child.wait();

@@ -49,9 +49,9 @@ bitflags! {
     ///
     /// For a FUSE mount the kernel enforces `ro`, `nosuid`, `nodev`, `noexec` and `nosymfollow`.
     /// The kernel only shows the flags for access times and for the durability of changes of
-    /// directories. The back end decides about these, so set them there too (`StoreOptions` and
-    /// `TmpfsOptions` have fields for them). With `ro`, also tell a back end that writes on its
-    /// own.
+    /// directories. The back end decides about access times and durability, so set these flags
+    /// there too (`StoreOptions` and `TmpfsOptions` have fields for them). A back end that writes
+    /// on its own, such as a store, must also be told of `ro`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct MountFlags: u32 {
         /// The mount is read-only (`ro`).

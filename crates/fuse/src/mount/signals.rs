@@ -117,8 +117,8 @@ impl Mount {
 
 fn unmount(point: &Mountpoint, events: &Receiver<Event>) -> Result<(), MountError> {
     match point.unmount() {
-        // The mount ends soon. Programs in another mount namespace with a copy of the mount lose
-        // the server.
+        // Wait for the end of the mount, but not for ever. A copy of the mount in another mount
+        // namespace may keep it alive; programs that use the copy lose the server.
         Ok(Unmounted::Done) => match events.recv_timeout(END_TIMEOUT) {
             Ok(Event::Ended(result)) => result,
             Ok(Event::Signal) | Err(_) => Ok(()),

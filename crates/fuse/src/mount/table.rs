@@ -1,7 +1,7 @@
 //! The mount table, and the identity of a mount.
 //!
-//! The table is read from `/proc/self/mountinfo`. That calls no file system, so it cannot block on
-//! a mount whose server hangs.
+//! The table is read from `/proc/self/mountinfo`. This read calls none of the mounted file systems,
+//! so it cannot block on a mount whose server hangs.
 //!
 //! A mount is identified by its own number and the number of its device. Its path can change,
 //! because the mount may be moved or a directory above it may be renamed. The device number alone
@@ -33,8 +33,8 @@ const MOUNT_TABLE: &str = "/proc/self/mountinfo";
 const LOCK_TRIES: u32 = 500;
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
-/// The identity of a mount, unique as long as the mount exists. A later mount may get the same
-/// numbers.
+/// The identity of a mount: its number and its device number. Both together are unique as long as
+/// the mount exists. A later mount may get the same numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     mount: u64,

@@ -2,8 +2,8 @@
 //!
 //! Each counter is spread over several cache lines, so that threads do not contend for it. A hit is
 //! a name that the cache resolved for a request, without the back end. The number of hits is the
-//! difference of two counters, so it is exact only while no request runs. The name of a new file is
-//! neither a hit nor a miss.
+//! number of requested names minus the number of misses. So it is exact only while no request runs.
+//! The name of a new file is neither a hit nor a miss.
 
 use std::fmt::Write as _;
 

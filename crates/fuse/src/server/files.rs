@@ -182,9 +182,9 @@ impl Server {
     /// them.
     ///
     /// The caller's groups and capabilities are read only if the file has one of these bits. A
-    /// kernel that checks permissions has already cleared the bits, except set-group-ID without
-    /// execution by the group. Such a kernel also blocks changes of the mode until the request is
-    /// answered.
+    /// kernel that checks permissions has already cleared them. It has left only set-group-ID, if
+    /// the group may not execute the file. Such a kernel also blocks changes of the mode until the
+    /// request is answered.
     fn write_for(
         &self,
         caller: Caller,
@@ -205,8 +205,8 @@ impl Server {
         }
     }
 
-    /// Writes as `write_for` does, but at the current end of the file. `end` is the end that the
-    /// kernel knows.
+    /// Writes as `write_for` does, but at the current end of the file. `end` is the end of the file
+    /// as the kernel knows it.
     fn append_for(
         &self,
         caller: Caller,
@@ -260,9 +260,9 @@ impl Server {
     /// # Errors
     /// - `ENXIO` behind the end of the file;
     /// - `EINVAL` if `whence` is neither `SEEK_DATA` nor `SEEK_HOLE`;
-    /// - `ENOSYS` with [`WriteCache::Back`]. The kernel does not write its pages back before it
-    ///   asks, so the server could report a hole where the kernel has data. After `ENOSYS` the
-    ///   kernel treats the whole file as data.
+    /// - `ENOSYS` with [`WriteCache::Back`]. The kernel does not write its cached pages back before
+    ///   this request, so the server could report a hole where the kernel has data. After `ENOSYS`
+    ///   the kernel treats the whole file as data.
     pub fn seek(&self, node: u64, handle: u64, offset: i64, whence: i32) -> Result<u64, Errno> {
         if self.options.write_cache == WriteCache::Back {
             return Err(Errno::NOSYS);

@@ -28,8 +28,8 @@ const COOKIE_MAX: u64 = i64::MAX as u64 - COOKIE_SHIFT;
 /// The number of an entry of which only the name and the kind are known, as libfuse reports it
 /// (`FUSE_UNKNOWN_INO`). Many programs skip an entry with the number 0.
 const UNKNOWN_INO: u64 = 0xffff_ffff;
-/// The size in bytes of an entry with attributes in an answer, without its name. The entry and its
-/// name together are padded to a multiple of 8 bytes (`struct fuse_direntplus`).
+/// The size in bytes of an entry of an answer with attributes, without the name (`struct
+/// fuse_direntplus`). Entry and name together are padded to a multiple of 8 bytes.
 const ENTRY_BYTES: usize = 152;
 /// The smallest and the largest expected size of an answer, in bytes. The smallest is the size of
 /// the kernel's smallest buffer. The largest is the size of the buffer that the C library uses.
@@ -72,13 +72,13 @@ struct ListedEntry {
 
 impl Server {
     /// Passes a page of the entries of `node` after `cookie` to `sink`. Ends when the back end ends
-    /// the page, or when `sink` breaks at an entry, which it then has not taken. A page without
-    /// entries means the end of the directory.
+    /// the page, or when `sink` breaks at an entry. An entry at which `sink` breaks counts as not
+    /// taken. A page without entries means the end of the directory.
     ///
     /// # Errors
     /// `ENOTDIR`; `ESTALE`; `EOVERFLOW` for a cookie above 2^63 - 3; the errors of the back end. If
-    /// an error comes after an entry was taken, this call succeeds. The next call, which starts at
-    /// that place, returns the error.
+    /// an error comes after an entry was taken, this call succeeds. The next call, which starts
+    /// after the last taken entry, returns the error.
     ///
     /// # Examples
     /// ```
@@ -165,8 +165,8 @@ impl Server {
         let result = loop {
             let reported = self.report(&dir, cookie, &mut names, &mut take);
             match names.ends.last() {
-                // Meanwhile all names of this page were removed. Read the next page, because an
-                // empty answer would mean the end of the directory.
+                // All names of this page were removed after the back end had listed them. Read the
+                // next page, because an empty answer would mean the end of the directory.
                 Some(&(_, last))
                     if reported == Ok(ControlFlow::Continue(())) && taken_bytes.get() == 0 =>
                 {
@@ -289,7 +289,7 @@ impl Drop for Untaken<'_> {
     }
 }
 
-/// Returns the size of an entry with attributes and this name in an answer, in bytes.
+/// Returns the size in bytes that an entry with attributes and the name `name` has in an answer.
 fn bytes_of(name: &[u8]) -> usize {
     (ENTRY_BYTES + name.len()).next_multiple_of(8)
 }

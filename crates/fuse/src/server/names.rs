@@ -86,12 +86,13 @@ impl Server {
         }
     }
 
-    /// Opens a file that another program has created before this creation.
+    /// Opens the existing file that a request for a creation has found. Another program has created
+    /// it.
     ///
     /// The server checks the permission, because the kernel believes that it has created the file.
     /// For a file that is not regular the server returns `ESTALE`, and the kernel looks the name
-    /// up. If the server opened such a file, the kernel would fail with `EIO` and never return the
-    /// lookup and the handle.
+    /// up. If the server opened such a file, the kernel would return `EIO` to its caller. It would
+    /// never give the lookup and the handle back to the server.
     fn open_existing(
         &self,
         caller: Caller,

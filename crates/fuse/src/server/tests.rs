@@ -315,7 +315,7 @@ fn xattr_sizes_are_probed() {
     assert_eq!(server.listxattr(CALLER, file, 6), Err(Errno::RANGE));
     assert_eq!(server.setxattr(CALLER, file, b"user.k", b"", 1), Err(Errno::EXIST));
     assert_eq!(server.setxattr(CALLER, file, b"user.l", b"", 2), Err(Errno::NODATA));
-    // With the flags for create and replace together, the call must fail, whether or not the
+    // With `XATTR_CREATE` and `XATTR_REPLACE` together (3), setxattr must fail, whether or not the
     // attribute exists.
     assert_eq!(server.setxattr(CALLER, file, b"user.l", b"", 3), Err(Errno::NODATA));
     assert_eq!(server.setxattr(CALLER, file, b"user.k", b"", 3), Err(Errno::EXIST));
@@ -405,7 +405,7 @@ fn server_permissions_are_checked_against_the_caller() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let options = Options::exclusive().with_server_permissions();
     let server = Server::new(fs, options).expect("start the server");
-    // Use pid 0, which means no process, so that the callers have no capabilities and no
+    // Use pid 0, which stands for no process. So the callers have no capabilities and no
     // supplementary groups.
     let owner = Caller { uid: 1000, gid: 1000, pid: 0 };
     let other = Caller { uid: 1001, gid: 1001, pid: 0 };
@@ -470,7 +470,7 @@ fn create_on_a_file_that_is_not_regular_counts_nothing() {
 }
 
 /// If a creation finds an existing file, it must check the file's current mode, not the cached one.
-/// Before that, another program takes all permissions from the file and gives it the name.
+/// Before the creation, another program takes all permissions from the file and gives it the name.
 #[test]
 fn create_on_an_existing_file_checks_its_current_mode() {
     for options in [Options::shared(), Options::shared().with_server_permissions()] {
@@ -581,8 +581,8 @@ fn chmod_during_writes_by_another_user_is_not_lost() {
                 thread::yield_now();
             }
             chmod(0o4711);
-            // Wait for two writes: the first may have begun before the chmod, but the second began
-            // after it.
+            // Wait for two more writes: the first may have begun before the chmod, but the second
+            // has begun after it.
             let before = count();
             while count() < before + 2 {
                 assert!(!writer.is_finished(), "a write failed");

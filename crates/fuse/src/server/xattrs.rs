@@ -18,7 +18,8 @@ pub const XATTR_STAT: &str = "user.corewalk.stat";
 /// root and the owner of the root directory may set it.
 pub const XATTR_PRUNE: &str = "user.corewalk.prune";
 
-/// The answer to a request for a value of at most a given size, in bytes.
+/// The answer to a request for an extended attribute. The request gives the maximum size of the
+/// answer, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum XattrAnswer {
     /// The length of the value in bytes. It is the answer to a request with size 0.
@@ -69,8 +70,8 @@ impl Server {
             // The numbers of XATTR_CREATE and XATTR_REPLACE.
             1 => XattrMode::Create,
             2 => XattrMode::Replace,
-            // One of the two flags must fail, since the attribute either exists or not. Return the
-            // error of that flag.
+            // Flag 3 is create and replace together. One of them must fail, since the attribute
+            // either exists or not. Choose the one that fails, so that its error is returned.
             3 if self.getxattr(caller, node, name, 0).is_ok() => XattrMode::Create,
             3 => XattrMode::Replace,
             _ => return Err(Errno::INVAL),

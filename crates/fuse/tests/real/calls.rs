@@ -128,7 +128,8 @@ fn listing_with_attributes_of_the_back_end_costs_one_call_per_page() {
         assert!(count <= pages + 1, "{count} calls, {pages} pages, {ownership:?}");
         assert!(pages <= 1000_usize.div_ceil(page_entries).max(3), "{pages} pages");
         if stat {
-            // The name came with attributes, so the kernel or the server's cache must know it.
+            // The listing contained `f0000` with attributes, so the kernel or the server's cache
+            // must know it.
             let found = fs::symlink_metadata(site.path("d/f0000")).expect("read the attributes");
             assert_eq!(found.nlink(), 1);
             assert!(calls.take().0 <= 1);
@@ -136,8 +137,8 @@ fn listing_with_attributes_of_the_back_end_costs_one_call_per_page() {
     }
 }
 
-/// If a back end sets how long an answer is valid, that time must replace the option's, unless the
-/// server checks permissions.
+/// If a back end sets how long an answer is valid, that time must replace the timeout of the
+/// options, unless the server checks permissions.
 #[test]
 fn time_to_live_of_an_answer_replaces_the_option() {
     let asked =

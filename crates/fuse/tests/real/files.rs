@@ -76,7 +76,7 @@ fn append_truncate_and_holes_work() {
         let file = fs::File::options().read(true).write(true).open(&path).expect("open the file");
         file.write_all_at(b"x", 1 << 20).expect("write the file");
         // If the kernel has data that it has not written back yet, the server must not report a
-        // hole there.
+        // hole in the place of the data.
         let is_through = write_cache == WriteCache::Through;
         let (data, hole) = if is_through { (1 << 20, 0) } else { (0, (1 << 20) + 1) };
         assert_eq!(rustix::fs::seek(&file, Look::Data(0)), Ok(data));
@@ -147,8 +147,8 @@ fn copy_file_range_copies_everything() {
     assert_eq!(fs::read(site.path("to")).expect("read the file"), bytes[5..]);
 }
 
-/// A copy must succeed if the store is full only for a moment. Between a removal and the forget of
-/// the removed file, a store is in that state.
+/// A copy must succeed if the store is full only for a moment: for example after a removal, until
+/// the forget of the removed file arrives.
 #[test]
 fn copy_is_retried_when_the_store_is_full() {
     let fs = Arc::new(Hooked::new(|_, _| {}));

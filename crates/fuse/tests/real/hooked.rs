@@ -21,8 +21,8 @@ pub(crate) struct Hooked {
     exchanged: (u64, u64),
     /// The number of changes from now on that fail with `ENOSPC`.
     full: AtomicU64,
-    /// The handle of each open file, with which later calls must come. If it is 0, open files have
-    /// no state.
+    /// The handle that each open file gets. Later calls on the file must pass it. If it is 0, open
+    /// files have no state.
     handle: u64,
     /// The number of open files.
     open: AtomicU64,
@@ -52,15 +52,15 @@ impl Hooked {
 
     /// Makes the next `changes` changes of content, attributes or names fail with `ENOSPC`.
     pub(crate) fn fill_for(&self, changes: u64) {
-        // ORDERING: Relaxed. The test sends the changes in later requests, which the kernel orders
+        // ORDERING: Relaxed. The test makes the changes by later requests, which the kernel orders
         // after this store.
         self.full.store(changes, Ordering::Relaxed);
     }
 
     /// Returns how many changes from now on will fail with `ENOSPC`.
     pub(crate) fn is_full_for(&self) -> u64 {
-        // ORDERING: Relaxed. The test reads the number after the answer to its request, which
-        // orders the two accesses.
+        // ORDERING: Relaxed. The test reads the number after the answer to a request. The answer
+        // orders this load after the stores of the server.
         self.full.load(Ordering::Relaxed)
     }
 

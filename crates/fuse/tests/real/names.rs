@@ -152,8 +152,8 @@ fn root_may_have_any_number() {
 #[test]
 fn invalidation_shows_changes_by_other_programs() {
     let tmpfs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
-    // With these options no other program may change files. The test does so nevertheless, and
-    // notifies the server.
+    // With `Options::exclusive`, no other program may change files. The test does so nevertheless,
+    // and notifies the server.
     let Some(site) = Site::new(Arc::clone(&tmpfs) as _, Options::exclusive()) else { return };
     let root = tmpfs.root().expect("read the root's attributes");
     let dir = Node::detached(root.ino, FileKind::Directory);

@@ -64,7 +64,7 @@ fn cache_returns_to_its_budget_when_the_load_ends() {
     for_each_file(&site, |directory, file| {
         fs::remove_file(path(directory, file)).expect("remove the file");
     });
-    // Of the removed files, negative entries of 96 bytes each may stay, up to 1/8 of the budget.
+    // The removed files may leave negative entries of 96 bytes each, up to 1/8 of the budget.
     site.wait_for("files were removed", |counters| {
         is_within_budget(counters) && counters.negatives <= (2 << 20) / 8 / 96
     });

@@ -15,8 +15,8 @@ use corewalk_fuse::{AllowedUsers, Counters, Mount, MountOptions, Options, Server
 use corewalk_testkit::require::has_fuse;
 use rustix::mount::UnmountFlags;
 
-/// A test that runs longer than this time counts as hanging, and its mount is removed. Otherwise a
-/// process that waits for the server could not be ended.
+/// A test that runs longer than this time counts as hanging. Its mount is removed, because a
+/// process that waits for a hung server cannot be ended.
 const TEST_LIMIT: Duration = Duration::from_secs(120);
 
 /// A mounted file system and its directory.

@@ -109,8 +109,8 @@ fn longest_below_a_rename(
         longest = longest.max(begin.elapsed());
         answers.push((length.ok(), stat.err()));
     }
-    // Assert only after the renaming thread has ended. If the test panicked while that thread waits
-    // for the server, the test would never end.
+    // Assert only after the renaming thread has ended. If the test panicked while the renaming
+    // thread waits for the server, the test would never end.
     let was_quick = renaming.is_finished();
     renaming.join().expect("the thread ends without a panic").expect("rename the folder");
     assert!(!was_quick, "the rename ended before the requests");
@@ -162,7 +162,7 @@ fn fsync_that_panics_fails_and_the_next_one_does_not() {
     let is_first = AtomicBool::new(true);
     let fs = Hooked::new(move |what, _| {
         // ORDERING: Relaxed. The test makes its requests one after the other, so the kernel orders
-        // these accesses.
+        // the accesses to `is_first`.
         if what == "fsync" && is_first.swap(false, Ordering::Relaxed) {
             panic!("the back end panics, as it should");
         }

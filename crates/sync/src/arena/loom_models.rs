@@ -13,8 +13,9 @@ use corewalk_base::{
 /// runs the main thread got the first batch, and in how many the second.
 fn fresh_batches(take: fn(&SlotArena<1>, &mut Vec<u32>)) -> [usize; 2] {
     Tally::of(move |tally| {
-        // The first batch has one slot less than the others, because slot 0 is never handed out.
-        // With the model's batches of two slots, one slot is left.
+        // The arena has the slots 0 to 4. In a model a batch has two slots, and slot 0 is never
+        // handed out. So the first batch has only slot 1, and the second batch has the slots 2 and
+        // 3.
         let arena: Arc<SlotArena<1>> = Arc::new(SlotArena::new("model", 5).unwrap());
         let taker = move |arena: &SlotArena<1>| {
             let mut slots = Vec::new();
@@ -42,8 +43,8 @@ fn take_fresh_by_two_threads_hands_out_each_slot_once() {
 #[should_panic(expected = "a slot was handed out twice")]
 fn control_take_fresh_in_two_steps_is_caught() {
     fresh_batches(|arena, free| {
-        // ORDERING: Relaxed, as in `take_fresh`. The deliberate fault is that the exchange is two
-        // steps.
+        // ORDERING: Relaxed, as in `take_fresh`. The deliberate fault is a load and a store instead
+        // of a compare-exchange.
         let start = arena.next_fresh.load(Ordering::Relaxed);
         let end = end_of_batch(start);
         // ORDERING: Relaxed. As above.

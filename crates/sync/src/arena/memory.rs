@@ -80,7 +80,8 @@ mod mapped {
 
         /// Records that the slots from `before` up to `now` have been handed out too.
         ///
-        /// The call that passes the middle of the first block turns that block into a huge page.
+        /// The call that passes the middle of the first block of 2 MiB turns that block into a huge
+        /// page.
         pub(in crate::arena) fn note_handed_out(&self, before: u64, now: u64) {
             let end = |slots: u64| slots * size_of::<[AtomicU64; WORDS]>() as u64;
             let middle = BLOCK as u64 / 2;
@@ -152,14 +153,14 @@ mod mapped {
         }
     }
 
-    /// Returns the number of bytes to map for slots of `len` bytes. If they need more than one
-    /// block, the result is a multiple of the block size.
+    /// Returns the number of bytes to map for slots of `len` bytes. If the slots need more than one
+    /// huge page, the result is a multiple of its size, [`BLOCK`].
     fn mapped_len(len: usize) -> usize {
         if len > BLOCK { len.next_multiple_of(BLOCK) } else { len }
     }
 
-    /// Maps `mapped_len(len)` bytes. If they are more than one block, the mapping starts at a
-    /// multiple of [`BLOCK`].
+    /// Maps `mapped_len(len)` bytes. If they are more than [`BLOCK`], which is the size of a huge
+    /// page, the mapping starts at a multiple of it.
     fn map_aligned(len: usize) -> io::Result<*mut c_void> {
         let len = mapped_len(len);
         let spare = if len > BLOCK { BLOCK } else { 0 };
@@ -187,8 +188,8 @@ mod mapped {
         Ok(base)
     }
 
-    /// Advises the kernel about huge pages for a part of a mapping of this file. The kernel may
-    /// ignore the advice.
+    /// Advises the kernel to use or not to use huge pages for a part of an arena's mapping. The
+    /// kernel may ignore the advice.
     fn advise(start: *mut c_void, len: usize, advice: Advice) {
         debug_assert!(matches!(advice, Advice::LinuxHugepage | Advice::LinuxNoHugepage));
         // SAFETY: the range lies in a mapping of the caller, and this advice concerns the size of
@@ -196,17 +197,17 @@ mod mapped {
         let _advised = unsafe { mm::madvise(start, len, advice) };
     }
 
-    /// Turns the block at `start` into a huge page, if the kernel can do so at once.
+    /// Turns the 2 MiB at `start` into a huge page, if the kernel can do so at once.
     fn collapse(start: *mut c_void) {
         /// The value of `MADV_COLLAPSE`, which neither rustix nor musl's libc names.
         const COLLAPSE: libc::c_int = 25;
         // SAFETY: the block lies in a mapping of the caller. Other threads may use the block
-        // meanwhile, and its content does not change (madvise(2)). Kernels without this advice
+        // meanwhile, and its content does not change (madvise(2)). Kernels without `MADV_COLLAPSE`
         // return `EINVAL`.
         let _collapsed = unsafe { libc::madvise(start, BLOCK, COLLAPSE) };
     }
 
-    /// Returns true if the huge pages of this machine have the size of a [`BLOCK`].
+    /// Returns true if the huge pages of this machine have the size [`BLOCK`], which is 2 MiB.
     fn has_blocks() -> bool {
         const SIZE: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
         let is_block = |size: String| size.trim().parse() == Ok(BLOCK);

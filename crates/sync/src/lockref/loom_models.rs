@@ -51,8 +51,8 @@ fn control_get_not_dead_in_two_steps_is_caught() {
         if lockref.is_dead() {
             return false;
         }
-        // ORDERING: AcqRel. The order is strong enough. The deliberate fault is the separate check
-        // before it.
+        // ORDERING: AcqRel. The order is strong enough. The deliberate fault is that `is_dead` is
+        // checked in a separate step before.
         lockref.word.fetch_add(ONE, Ordering::AcqRel);
         true
     });
@@ -75,8 +75,8 @@ fn get_against_retire(retire: fn(&Slot)) -> [usize; 2] {
             move || {
                 let has_got = slot.lockref.get_not_dead();
                 if has_got {
-                    // ORDERING: Relaxed. The model checks that the reference orders this load
-                    // before the payload is overwritten.
+                    // ORDERING: Relaxed. The model checks that this load, which is made under a
+                    // reference, comes before the payload is overwritten.
                     let payload = slot.payload.load(Ordering::Relaxed);
                     assert_eq!(payload, 0, "T7: a retired object was counted");
                     slot.lockref.put_return();

@@ -146,7 +146,8 @@ impl<T: Send + Sync + fmt::Debug + 'static> fmt::Debug for RcuCell<T> {
 ///
 /// # Invariants
 ///
-/// `ptr` is null or came from `Box::into_raw`; C.2 holds for it.
+/// `ptr` is null or came from `Box::into_raw`. Exactly one thread takes a given pointer out of it
+/// (C.2).
 ///
 /// # Examples
 ///
@@ -210,7 +211,7 @@ impl<T: Send + Sync + 'static> Drop for RcuOption<T> {
 ///
 /// # Invariants
 ///
-/// The owner of the `Retired` took the pointer out of a cell (C.2).
+/// The thread that made the `Retired` took the pointer out of a cell. No other thread did so (C.2).
 struct Retired<T>(*mut T);
 
 // SAFETY: the pointer owns the value, and `T` is `Send`.
@@ -228,8 +229,8 @@ impl<T> Retired<T> {
 /// Frees `old` after a grace period. The caller has taken `old` out of a cell.
 fn retire<T: Send + 'static>(old: *mut T) {
     let retired = Retired(old);
-    // Call a method, so that the closure captures the whole `retired`. A closure that names its
-    // field would capture only the bare pointer, which is not `Send`.
+    // Call a method of `retired`, so that the closure captures the whole value. A closure that
+    // names the field would capture only the bare pointer, which is not `Send`.
     defer(move || retired.free());
 }
 

@@ -2,8 +2,8 @@
 //!
 //! A section pins the thread to the current epoch. Garbage of an epoch is freed two epochs later,
 //! and the epoch advances only when every pinned thread has seen it. `crossbeam-epoch` frees as a
-//! side effect of pinning. That is too slow when one thread retires far more than the others pin.
-//! So `defer` frees garbage itself when too much waits.
+//! side effect of pinning. That is too slow when one thread retires far more values than the other
+//! threads pin. So `defer` itself frees garbage when too much garbage waits.
 //!
 //! # Rules
 //!

@@ -8,9 +8,9 @@
 //!
 //! # Limits
 //!
-//! The mutex orders a `defer` before a section that is opened later. But the mutex does not order a
-//! reader that enters before the writer defers. For such a reader, the models catch a publication
-//! with too weak an ordering. The control models prove that.
+//! The mutex orders a `defer` before every section that is opened later. So in a later section, the
+//! models cannot see that a value was published with too weak an ordering. They see it in a section
+//! that is opened before the writer calls `defer`, as the control models prove.
 //!
 //! # Rules
 //!

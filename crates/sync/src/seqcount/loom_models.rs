@@ -1,8 +1,8 @@
-//! Models of `SeqCount`: a reader copies two words while a writer changes them. In each control,
-//! one of the orderings is too weak.
+//! Models of `SeqCount`: a reader copies two words while a writer changes them. In each control
+//! test, one of the orderings is too weak, so the test must fail.
 //!
 //! The reader is the spawned thread and the writer is the main thread, because loom 0.7.2 skips
-//! schedules otherwise (see `tally`).
+//! schedules otherwise (see the module `tally` of `corewalk-base`).
 
 use super::*;
 use corewalk_base::{

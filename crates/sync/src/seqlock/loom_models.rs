@@ -1,7 +1,8 @@
 //! Models of `SeqLock`: the last pass takes the lock, excludes writers and disturbs no other
 //! reader. Trap T29 is a last pass without the lock.
 //!
-//! The writer is the main thread, because loom 0.7.2 skips schedules otherwise (see `tally`).
+//! The writer is the main thread, because loom 0.7.2 skips schedules otherwise (see the module
+//! `tally` of `corewalk-base`).
 
 use super::*;
 use corewalk_base::{
@@ -36,7 +37,8 @@ impl Pair {
     }
 }
 
-/// A read of both words of the pair. Returns the pass that succeeded, and the words.
+/// A function that reads both words of a [`Pair`]. Returns the pass (optimistic or locked) that
+/// succeeded, and the words.
 type Read = fn(&Pair) -> (Pass, u64, u64);
 
 fn read_or_lock(pair: &Pair) -> (Pass, u64, u64) {
@@ -87,8 +89,8 @@ fn control_second_pass_without_the_lock_is_caught() {
     });
 }
 
-/// One thread locks with `hold` while an optimistic reader runs. Returns in how many runs the lock
-/// was free during the read, and in how many it was held.
+/// One thread locks a `SeqLock` with `hold` while an optimistic reader runs. Returns in how many
+/// runs the lock was free during the read, and in how many it was held.
 fn undisturbed(hold: fn(&SeqLock)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lock = Arc::new(SeqLock::new());

@@ -1,6 +1,7 @@
 //! Models of `SeqRwLock`: readers that share the lock exclude the writer, but not each other.
 //!
-//! The writer is the main thread, because loom 0.7.2 skips schedules otherwise (see `tally`).
+//! The writer is the main thread, because loom 0.7.2 skips schedules otherwise (see the module
+//! `tally` of `corewalk-base`).
 
 use super::*;
 use corewalk_base::{
@@ -35,7 +36,8 @@ impl Pair {
     }
 }
 
-/// A read of both words of the pair. Returns the pass that succeeded, and the words.
+/// A function that reads both words of a [`Pair`]. Returns the pass (optimistic or locked) that
+/// succeeded, and the words.
 type Read = fn(&Pair) -> (Pass, u64, u64);
 
 /// Runs a writer and a reader at the same time. Returns the number of runs with each outcome: old
@@ -127,8 +129,8 @@ fn control_writer_without_the_lock_is_caught() {
     });
 }
 
-/// One thread locks with `hold` while an optimistic reader runs. Returns in how many runs the lock
-/// was free during the read, and in how many it was held.
+/// One thread locks a `SeqRwLock` with `hold` while an optimistic reader runs. Returns in how many
+/// runs the lock was free during the read, and in how many it was held.
 fn undisturbed(hold: fn(&SeqRwLock)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lock = Arc::new(SeqRwLock::new());

@@ -48,7 +48,7 @@ pub fn msgget(key: i32, flags: i32) -> Result<i32, i32> {
 ///
 /// # Panics
 ///
-/// Panics if the buffer has fewer bytes.
+/// Panics if the buffer has fewer than `size` bytes for a text.
 #[inline]
 pub fn msgsnd<const N: usize>(
     id: i32,
@@ -69,7 +69,7 @@ pub fn msgsnd<const N: usize>(
 ///
 /// # Panics
 ///
-/// Panics if the buffer has fewer bytes.
+/// Panics if the buffer has fewer than `size` bytes for a text.
 #[inline]
 pub fn msgrcv<const N: usize>(
     id: i32,

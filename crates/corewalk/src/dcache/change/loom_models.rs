@@ -35,8 +35,8 @@ fn put_back_against_lookup(
             let shared = Arc::clone(&shared);
             move || {
                 let (dcache, over) = &*shared;
-                // ORDERING: Acquire. Pairs with the `Release` store to `over`. If the flag is set,
-                // the publication happened before the lookup.
+                // ORDERING: Acquire. Pairs with the `Release` store to `over`. If `over` is 1, the
+                // publication happened before the lookup.
                 let is_over = over.load(Ordering::Acquire) == 1;
                 let found = look(dcache, key);
                 assert!(found.is_none_or(|ino| ino == says), "T25: an invalidated answer");
@@ -47,7 +47,7 @@ fn put_back_against_lookup(
         let (dcache, over) = &*shared;
         publish(dcache, key, node);
         // ORDERING: Release. Pairs with the reader's load of `over`. The publication happens before
-        // a lookup that sees the flag.
+        // a lookup by a reader that loads 1.
         over.store(1, Ordering::Release);
         reader.join().unwrap();
     })
@@ -77,8 +77,8 @@ fn count(dcache: &Dcache, _key: ParentKey) -> Option<u64> {
 }
 
 /// Trap T25: a stale answer must not be entered after an invalidation. In this test the back end
-/// reports the same file. So a lookup may find its dentry, but only after the dentry was entered
-/// again.
+/// reports the file that the name had before. So a lookup may find the old dentry, but only after
+/// the dentry was entered again.
 #[test]
 fn name_that_is_taken_back_is_found_whole_or_not() {
     assert_all_reached(&put_back_against_lookup(7, look, publish_node));
@@ -86,7 +86,7 @@ fn name_that_is_taken_back_is_found_whole_or_not() {
 }
 
 /// Trap T25: a stale answer must not be entered after an invalidation. In this test the back end
-/// reports another file, so the old dentry must not get the name back.
+/// reports another file than before the invalidation, so the old dentry must not get the name back.
 #[test]
 fn name_that_became_another_file_is_not_taken_back() {
     assert_all_reached(&put_back_against_lookup(8, look, publish_node));
@@ -151,15 +151,15 @@ fn publish_directory(dcache: &Dcache, key: ParentKey, node: DentryInode) -> Dent
 }
 
 /// Trap T55: an object may change between its lookup and its lock. A directory that is entered
-/// again must keep its dentry, even if another thread marks that dentry meanwhile. So `publish`
-/// repeats the lookup if the dentry has changed.
+/// again must keep its dentry, even if another thread marks that dentry as a mount point meanwhile.
+/// So `publish` repeats the lookup if the dentry has changed.
 #[test]
 fn directory_that_is_taken_back_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(invalidate, publish_directory));
 }
 
 /// Control for trap T55: this variant of `publish` looks the dentry up only once. If the dentry
-/// changes meanwhile, the name would get a second dentry.
+/// becomes a mount point after the lookup, the name gets a second dentry.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_take_back_that_looks_once_is_caught() {
@@ -174,14 +174,14 @@ fn control_take_back_that_looks_once_is_caught() {
 }
 
 /// Trap T55: a directory that is entered twice must keep its dentry, even if another thread marks
-/// that dentry meanwhile. In this test the directory is never invalidated.
+/// that dentry as a mount point meanwhile. In this test the directory is never invalidated.
 #[test]
 fn directory_that_is_entered_twice_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(|_, key| key, publish_directory));
 }
 
 /// Control for trap T55: this variant of `publish` looks the dentry up only once. If the dentry
-/// changes meanwhile, the name would get a second dentry.
+/// becomes a mount point after the lookup, the name gets a second dentry.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_publish_that_looks_once_is_caught() {
@@ -258,8 +258,8 @@ fn control_exchange_in_two_sections_is_caught() {
 }
 
 /// Enters an answer of the back end with `enter_as`, while another thread invalidates the name and
-/// then looks it up. `prepare` runs before both. Returns how often the fill was not cancelled, and
-/// how often it was.
+/// then looks it up. Before the two threads start, `prepare` sets up the cache. Returns how often
+/// the fill was not cancelled, and how often it was.
 fn enter_against_invalidation(
     prepare: fn(&Dcache, ParentKey, DentryInode),
     enter_as: fn(&Dcache, ParentKey, DentryInode, &KeyGuard<'_>),
@@ -313,8 +313,9 @@ fn answer_from_before_an_invalidation_is_not_found() {
     }));
 }
 
-/// Control for trap T25: the thread checks whether its fill is cancelled before it enters the name,
-/// and without the lock of the table's stripe. So a stale answer may stay in the cache.
+/// Control for trap T25: the thread checks whether its fill is cancelled before it begins the write
+/// section that enters the name. An invalidation between the check and the section misses the name.
+/// So a stale answer may stay in the cache.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_claim_that_is_asked_too_early_is_caught() {

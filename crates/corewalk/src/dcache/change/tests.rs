@@ -12,8 +12,8 @@ use crate::vfs::VfsOptions;
 
 /// Renames the file `from` to the name `to`, which already has dentries. `entered` lists these
 /// dentries in their order: Some for a dentry of another file, None for a negative dentry. `target`
-/// is the index of the dentry that the renamer knows. Returns the inodes of the name after the
-/// rename, and the inode of the moved file.
+/// is the index in `entered` of the one dentry that the renamer knows. Returns the inodes of the
+/// name after the rename, and the inode of the moved file.
 fn inodes_after_rename(
     entered: &[Option<()>],
     target: Option<usize>,

@@ -63,8 +63,8 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
             let shared = Arc::clone(&shared);
             move || {
                 let (dcache, told) = &*shared;
-                // ORDERING: Acquire. Pairs with the `Release` store to `told`. If the flag is set,
-                // the invalidation happened before the lookup.
+                // ORDERING: Acquire. Pairs with the `Release` store to `told`. If `told` is 1, the
+                // invalidation happened before the lookup.
                 let is_told = told.load(Ordering::Acquire) == 1;
                 let found = count(dcache);
                 assert!(!(is_told && found == Some(7)), "T25: an invalidated answer");
@@ -75,7 +75,7 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
         let (dcache, told) = &*shared;
         dcache.invalidate_directory(key.parent());
         // ORDERING: Release. Pairs with the reader's load of `told`. The invalidation happens
-        // before a lookup that sees the flag.
+        // before a lookup by a reader that loads 1.
         told.store(1, Ordering::Release);
         let now = dcache.directory(key.parent()).unwrap().key;
         let in_lookup = lock_name_a(dcache, now);
@@ -138,7 +138,7 @@ fn count_beside_eviction_and_reuse_is_of_that_inode_or_none() {
 }
 
 /// Control for trap T55: the lookup does not validate the dentry. So it may take a reference on the
-/// inode of the next file in the slot.
+/// inode of the file that gets the slot next.
 #[test]
 #[should_panic(expected = "T55: counted another inode")]
 fn control_count_without_a_last_look_is_caught() {

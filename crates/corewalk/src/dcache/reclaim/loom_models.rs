@@ -83,14 +83,14 @@ fn evict_against_get_inode(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2]
         let is_evicted = evict(&dcache, slot);
         let is_in_use = finder.join().unwrap();
         assert!(!(is_evicted && is_in_use), "an inode in use lost its only name");
-        // The eviction and the reader may both fail: the reader may have seen the changed sequence
-        // of an eviction that was then undone.
+        // Both may fail: the reader sees the changed sequence of an eviction that is then undone.
         tally.hit(usize::from(is_in_use));
     })
 }
 
-/// Eviction must spare the only name of an inode in use. The evicting thread and the reader store
-/// and load two words in opposite order, so only the inode's lock orders them.
+/// Eviction must spare the only name of an inode in use. The evicting thread changes the dentry and
+/// then reads the inode's count. The reader raises the count and then reads the dentry. Only the
+/// inode's lock orders the two threads.
 #[test]
 fn eviction_beside_a_finder_spares_the_name_in_use() {
     assert_all_reached(&evict_against_get_inode(evict));

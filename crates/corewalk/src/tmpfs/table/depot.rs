@@ -54,7 +54,7 @@ impl Depot {
     /// last. Moves none if the depot is empty.
     pub(super) fn take(&mut self, slots: &mut Vec<u32>) {
         while let Some(segment) = self.partial.pop() {
-            // If no bit is set, the segment was freed, or it was in the list twice.
+            // A segment without a bit was freed, or was in the list `partial` twice.
             let bits = std::mem::take(&mut self.free[segment as usize]);
             if bits != 0 {
                 self.whole -= u32::from(bits == ALL);

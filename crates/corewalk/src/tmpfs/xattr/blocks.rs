@@ -1,10 +1,10 @@
 //! Shared sets of attributes: each block is a set that several inodes use.
 //!
 //! # Mechanism
-//! A shared set is a *block* with a number. An `Mbcache` maps the key of a content to the numbers
-//! of blocks that may have it. An array of slots, which grows and never moves, maps a number to
-//! the block and its user count, under a lock per slot. An inode points at its block. So reading
-//! attributes needs no number and writes no shared memory.
+//! A shared set is a *block* with a number. An `Mbcache` maps the key (a hash) of a set's content
+//! to the numbers of the blocks that may have this content. An array of slots, which grows and
+//! never moves, maps a number to the block and its user count, under a lock per slot. An inode
+//! points at its block. So reading attributes needs no number and writes no shared memory.
 //!
 //! The protocol is that of `corewalk_mbcache`. A thread that finds an entry locks the slot,
 //! compares, and becomes a user under that lock. The last user removes the entry before the block
@@ -56,7 +56,7 @@ pub(in crate::tmpfs) struct Block {
     key: u64,
     /// 0 while the block is private.
     number: u32,
-    /// True if the inode of this private block is in a queue of `Deferred`.
+    /// True if the inode of this private block is in the queue `Xattrs::queued`.
     pub(super) is_queued: bool,
 }
 
@@ -197,8 +197,8 @@ impl Blocks {
                     self.cache.note_users(key, u64::from(number), slot.users);
                 }
                 // Drop this pointer to the block before the slot is unlocked. After the unlock,
-                // another thread may be the last user. That thread takes the content out of the
-                // block, for which it needs the only pointer (invariant K.1).
+                // another thread may be the last user and take the content out of the block. That
+                // works only if no other pointer to the block is left.
                 drop(block);
                 return Released::Left;
             }
@@ -271,7 +271,8 @@ pub(super) mod audit {
             (!block.is_private()).then_some(block.number)
         }
 
-        /// Returns the user counts of all used blocks by number. Checks K.1 for each slot.
+        /// Returns the user counts of all used blocks by number. Checks that only a slot with a
+        /// block has users (K.1).
         pub(in crate::tmpfs::xattr) fn collect_users(&self) -> Vec<(u32, u32)> {
             let slots = (1..self.numbers.len_touched()).map(|number| {
                 let slot = self.slot(number).lock();

@@ -32,11 +32,13 @@ const LIST_BYTES_MAX: usize = 65536;
 const SET_BYTES_MAX: u64 = 1 << 20;
 /// The largest attribute that is hashed completely, in bytes.
 const HASHED_WHOLE_MAX: usize = 256;
-/// Number of bytes at the beginning of a larger attribute that are hashed. They include the name.
+/// Number of bytes at the beginning of an attribute over [`HASHED_WHOLE_MAX`] that are hashed. They
+/// include the name.
 const HEAD_BYTES: usize = 128;
-/// Number of bytes that are hashed at the end of a larger attribute.
+/// Number of bytes that are hashed at the end of an attribute over [`HASHED_WHOLE_MAX`].
 const TAIL_BYTES: usize = 64;
-/// Number of words that are hashed between the beginning and the end of a larger attribute.
+/// Number of words that are hashed between the beginning and the end of an attribute over
+/// [`HASHED_WHOLE_MAX`].
 const MIDDLE_WORDS: usize = 8;
 /// The charge of an attribute besides name and value, in bytes. It is about the overhead of the
 /// list and the allocator. So the charge for many short attributes is about the memory that they

@@ -107,8 +107,8 @@ enum Step {
     Chmod(usize, u32),
     Copy(usize, usize),
     Unlink(usize),
-    /// Sets the time of the inode's last change far back, so that its set is due for
-    /// de-duplication.
+    /// Sets the time of the inode's last change far back. So its next change is the first one in
+    /// the epoch, and is de-duplicated at once.
     Rest(usize),
     Share,
 }
@@ -241,8 +241,8 @@ fn control_uncharged_set_is_caught() {
     audit(&fs, [ino]);
 }
 
-/// Trap T39: full blocks must not be examined again and again. A search must skip a full block, and
-/// find it again when the block loses a user.
+/// Trap T39: a full block (a shared set with 1024 users) must not be examined again and again. A
+/// search must skip it, and must find it again when the block loses a user.
 #[test]
 fn block_has_at_most_1024_users() {
     let fs = tmpfs(None);
@@ -255,8 +255,8 @@ fn block_has_at_most_1024_users() {
     let mut counts: Vec<u32> = users().into_iter().map(|(_, users)| users).collect();
     counts.sort_unstable();
     assert_eq!(counts, [10, USERS_MAX, USERS_MAX]);
-    // Remove all files that use the third block. Then remove one file that uses a full block, so
-    // that this block has space for one new user.
+    // The files use three blocks: two with the maximum number of users, and one with 10. Remove the
+    // 10 files, and then one file of a full block, so that this block has space for one new user.
     for (i, &ino) in inos.iter().enumerate().skip(2 * USERS_MAX as usize) {
         unlink(&fs, &i.to_string(), ino);
     }
@@ -302,8 +302,9 @@ fn queued_inode_is_shared_by_maintain() {
     fs.counters(&mut |name, count| counts.push((name, count)));
     assert!(counts.contains(&("tmpfs_shared_sets", 1)) && counts.contains(&("tmpfs_inodes", 21)));
     assert!(counts.contains(&("tmpfs_waiting", 0)), "{counts:?}");
-    // Each of the 20 searches for a first set misses, because the previous user has made its equal
-    // set private. Of the 20 searches for the equal second sets, only the first misses.
+    // The first attribute of each inode is searched as a set and missed: the previous inode, which
+    // had an equal set, has made it private by its second attribute. `maintain` searches the 20
+    // sets of two attributes, and only the first of these searches misses.
     let index = [("hits", 19), ("misses", 20 + 1), ("entries", 1), ("reclaimed", 0)];
     for (name, expected) in index {
         let found = counts.iter().find(|(found, _)| found.ends_with(&format!("xattr_{name}")));
@@ -312,8 +313,9 @@ fn queued_inode_is_shared_by_maintain() {
     audit(&fs, inos);
 }
 
-/// Private sets take memory, so their number must be bounded. If the queue is full, the set of a
-/// further inode must be shared at once, even if the inode changes again and again.
+/// Private sets take memory, so their number must be bounded. If the queue of inodes that wait for
+/// de-duplication is full, further inodes must be shared at once, even if they change again and
+/// again.
 #[test]
 fn inodes_beyond_the_limit_share_at_once() {
     let fs = tmpfs(None);
@@ -332,8 +334,8 @@ fn inodes_beyond_the_limit_share_at_once() {
     audit(&fs, inos);
 }
 
-/// A change that finds no space for a second set must be made in place, and the set must be shared
-/// all the same.
+/// If there is no space for the changed set beside the old one, the set must be changed in place.
+/// It must be shared all the same.
 #[test]
 fn set_changed_in_place_for_lack_of_space_is_found_by_others() {
     let fs = tmpfs(Some(8192));
@@ -360,7 +362,8 @@ fn inode_without_recent_changes_is_shared_at_once() {
         set(&fs, ino, b"user.a", &[1; 5000]).unwrap();
         rest(&fs, ino);
     }
-    // There is no space for a second set. The only user of a set may change the set in place.
+    // Two inodes share the set, so a change needs a copy, for which there is no space. The only
+    // user of a set may change it in place.
     assert_eq!(set(&fs, a, b"user.a", &[2; 5000]), Err(Errno::NOSPC));
     fs.removexattr(file(b), b"user.a").unwrap();
     set(&fs, a, b"user.a", &[2; 5000]).unwrap();
@@ -388,7 +391,7 @@ fn change_without_space_changes_nothing() {
     fs.share_xattrs();
     assert_eq!(fs.space.used(), 3900 + 6 + 7 + 2 * ATTR_BYTES);
     set(&fs, c, b"user.c", &[2; 4000]).unwrap();
-    // Two files use the block, so a change needs a copy. There is no space for a copy.
+    // The files `a` and `b` share one set, so a change needs a copy, for which there is no space.
     let before = seen(&fs, a);
     assert_eq!(set(&fs, a, b"user.b", b"2"), Err(Errno::NOSPC));
     assert_eq!(fs.removexattr(file(a), b"user.b"), Err(Errno::NOSPC));
@@ -405,8 +408,9 @@ fn change_without_space_changes_nothing() {
     audit(&fs, [a, b, c, d]);
 }
 
-/// Only a lack of space de-duplicates the queued sets. A full list of names is no lack of space, so
-/// the queued sets must stay queued.
+/// A call that fails for lack of space de-duplicates the queued sets (those of inodes that changed
+/// repeatedly) and tries again. An inode with too many attribute names is no lack of space, so the
+/// queued sets must stay queued.
 #[test]
 fn full_list_of_names_shares_no_queued_sets() {
     let fs = tmpfs(Some(1 << 20));
@@ -464,8 +468,8 @@ fn nothing_is_shared_when_it_is_off() {
 #[test]
 fn contents_of_one_key_make_no_long_chain() {
     let fs = tmpfs(None);
-    // Only some words in the middle of a long value are hashed. These values differ in other words,
-    // so they have one key.
+    // Only some words in the middle of a long value are hashed. The values of this test differ in
+    // other words, so their sets have one key.
     let inos: Vec<u64> = (0..50).map(|i| make(&fs, &i.to_string())).collect();
     for (nth, &ino) in inos.iter().enumerate() {
         let mut value = vec![0; 4000];
@@ -518,8 +522,8 @@ fn blocks_found_while_they_are_released_are_never_lost() {
     audit(&fs, []);
 }
 
-/// Two last users may release a block at the same time. Each must drop its pointer before the user
-/// count goes down, because the last user takes the content out of the block.
+/// The last two users of a block may release it at the same time. Each must drop its pointer to the
+/// block before it unlocks the slot, because the last user then takes the content out of the block.
 #[test]
 fn last_two_users_release_a_block_at_the_same_time() {
     const ROUNDS: u32 = 200_000;

@@ -71,8 +71,8 @@ fn invalidation_does_not_depend_on_the_size_of_the_directory() {
 }
 
 /// Trap T46: on one CPU, reclaim and a walker that needs the evicted entries both do a fixed amount
-/// of work, and neither may spin. Together they must take about as much CPU time as one after the
-/// other.
+/// of work, and neither may spin. Run at the same time, they must take about as much CPU time as if
+/// one runs after the other.
 #[test]
 fn reclaim_and_walker_on_one_processor_both_end() {
     const NAME: &str = "traps_lifetime::crowds::reclaim_and_walker_on_one_processor_both_end";

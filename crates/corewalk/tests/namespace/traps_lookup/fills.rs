@@ -288,8 +288,8 @@ fn control_change_without_an_invalidation_is_caught() {
     check_late_answers(Tell::Nothing);
 }
 
-/// Returns a namespace with a directory `f`, to which the test holds a reference. At the next
-/// lookup of `f`, the back end moves it to `g` and stops.
+/// Returns a namespace with a directory `f`. At the first lookup of `f` that the back end gets, it
+/// moves the directory to `g` and stops.
 fn moved_in_back_end() -> (Arc<Vfs>, Stop) {
     let (said, arrived) = channel();
     let (go_on, told) = channel::<Result<(), Errno>>();

@@ -135,8 +135,8 @@ fn control_torn_name_is_caught() {
     assert_whole(&path);
 }
 
-/// Trap T9: each translation and each walk must end, although another thread renames its ancestors
-/// continually.
+/// Trap T9: each translation and each walk must end, although another thread continually renames
+/// directories on its path.
 #[test]
 fn translation_under_a_storm_of_ancestor_renames_ends() {
     let _watchdog = Watchdog::start("a storm of ancestor renames", Duration::from_secs(120));

@@ -1,8 +1,9 @@
 //! The resident pages of an arena, read from the kernel page by page.
 //!
 //! The kernel merges neighbouring mappings, and other tests of this process map memory at the same
-//! time. So the sizes of mappings prove nothing. The tests read `/proc/self/pagemap` instead. If a
-//! block has one written word and all its pages are resident, the block is a huge page.
+//! time. So the sizes of mappings prove nothing. The tests read `/proc/self/pagemap` instead. They
+//! write one word in a block of 2 MiB. If all pages of the block are resident then, the block is a
+//! huge page.
 //!
 //! Source: Linux `Documentation/admin-guide/mm/pagemap.rst`.
 
@@ -14,10 +15,10 @@ use std::{fs, fs::File, os::unix::fs::FileExt};
 const PAGE: usize = 4096;
 /// The size of a huge page on x86-64.
 const BLOCK: usize = 2 << 20;
-/// Number of slots of one cache line each that fit in a block.
+/// Number of slots of one cache line each that fit in a block, the size of a huge page.
 const SLOTS: u32 = (BLOCK / 64) as u32;
-/// Number of arenas that a test makes until one gets huge pages, which a kernel short of memory may
-/// not have.
+/// Maximum number of arenas that a test makes until one gets huge pages. A kernel that is short of
+/// memory may have none.
 const TRIES: usize = 8;
 
 /// Returns how many pages of block `nth` are resident.
@@ -60,9 +61,9 @@ fn can_collapse() -> bool {
     (numbers.next(), numbers.next()) >= (Some(6), Some(1))
 }
 
-/// Hands out the first block of an arena with `grow`, and writes one slot in each of the first two
-/// blocks. Returns the number of resident pages of each of these blocks, from the best of several
-/// tries.
+/// Writes one slot in the first 2 MiB of an arena, and hands out all slots there with `grow`. Then
+/// writes one slot in the second 2 MiB. Returns how many pages of the first and of the second 2 MiB
+/// are resident, from the best of several tries.
 fn pages_of_a_big_arena(grow: fn(&SlotArena<8>)) -> (usize, usize) {
     let one = |_| {
         let arena: SlotArena<8> = SlotArena::new("big", 4 * SLOTS).unwrap();
@@ -104,7 +105,8 @@ fn arena_with_few_slots_in_use_takes_few_pages() {
         }
     }
     let pages: usize = arenas.iter().map(|arena| resident_pages(arena, 0)).sum();
-    // One page per arena would be enough, but some kernels map 64 KiB at the first access.
+    // One page of each of the ten arenas would be enough, but some kernels map 64 KiB at the first
+    // access.
     assert!((10..=160).contains(&pages), "ten arenas of ten slots take {pages} pages");
 }
 

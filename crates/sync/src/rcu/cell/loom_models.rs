@@ -29,7 +29,7 @@ impl Version {
 impl Drop for Version {
     fn drop(&mut self) {
         // ORDERING: Relaxed. Other threads read the flag after a join, or in a read section. The
-        // model checks that no such section overlaps the drop of the version.
+        // model checks that no read section of the version overlaps its drop.
         self.has_ended.store(1, Ordering::Relaxed);
     }
 }
@@ -67,8 +67,8 @@ fn replace_beside_a_reader_shows_whole_versions_that_live() {
     assert_all_reached(&outcomes(RcuCell::replace));
 }
 
-/// The model checker must catch a publication with `Relaxed`. Loom reports that the reader's load
-/// of a word of the version is not ordered after the word's initialisation.
+/// Loom must catch a writer that publishes the new version with `Relaxed`. Loom reports that the
+/// reader's load of a word of the version is not ordered after the word's initialisation.
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn control_relaxed_publication_is_caught() {
