@@ -16,8 +16,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use corewalk::attr::mode::{S_IFMT, S_ISGID, S_ISUID};
 use corewalk::{AclKind, Attr, Errno, FileKind, Node, SetAttr, Timespec};
 use rustix::fs::{
-    AtFlags, CWD, Gid, Mode, OFlags, Statx, StatxTimestamp, Uid, chmodat, chownat, fchmod, ftruncate,
-    makedev, utimensat,
+    AtFlags, CWD, Gid, Mode, OFlags, Statx, StatxTimestamp, Uid, chmodat, chownat, fchmod,
+    ftruncate, makedev, utimensat,
 };
 
 use crate::descriptors::SharedFd;

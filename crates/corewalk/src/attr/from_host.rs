@@ -78,9 +78,6 @@ impl SetAttr {
                 rustix::fs::Timespec { tv_sec: at.secs, tv_nsec: at.nanos.into() }
             }
         };
-        Timestamps {
-            last_access: timespec(self.atime),
-            last_modification: timespec(self.mtime),
-        }
+        Timestamps { last_access: timespec(self.atime), last_modification: timespec(self.mtime) }
     }
 }

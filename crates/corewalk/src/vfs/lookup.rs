@@ -137,7 +137,9 @@ impl Vfs {
     /// ```
     pub fn cached_at(&self, path: &[u8]) -> Result<InodeRef<'_>, Errno> {
         let names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
-        names.into_iter().try_fold(self.root(), |dir, name| self.cached_child(&dir, Name::new(name)?))
+        names
+            .into_iter()
+            .try_fold(self.root(), |dir, name| self.cached_child(&dir, Name::new(name)?))
     }
 
     #[cold]
