@@ -1,15 +1,16 @@
 //! Reading attributes with statx(2), and changing them with chmod, chown, truncate and utimensat.
 //!
 //! A call that changes several attributes changes them one after the other. If a change fails, the
-//! call restores the owner and the mode that it has already changed. The size is changed last,
-//! since a truncation cannot be undone.
+//! call restores the owner and the mode that it has already changed. A truncation cannot be undone,
+//! so the size is changed only after owner and mode. The times are set last, since a truncation
+//! changes them.
 //!
 //! # When ACLs are read
 //! Neither statx(2) nor the mode shows whether a file has an ACL. To read the ACL takes longer than
 //! to read all other attributes. So `HostFs` reads it only in calls whose attributes the cache uses
 //! for permission checks: lookup, creation and changes. In any other call the attributes say that
-//! the file may have an ACL. If the cache checks a permission with such attributes, it reads the
-//! ACL itself. So the answer is right, but takes longer.
+//! the file may have an ACL. If the cache checks a permission with such attributes, it first reads
+//! the ACL itself. So the check is right, but takes longer.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -27,8 +28,8 @@ use crate::hostfs::{AclSupport, HostFs, magic, reopen};
 const SET_ID: u32 = S_ISUID | S_ISGID;
 
 impl HostFs {
-    /// Returns the attributes of the file behind a descriptor, without reading its ACL. So they may
-    /// say that the file has an ACL although it has none.
+    /// Returns the attributes of the file behind a descriptor, without reading its ACL. So the
+    /// attributes may say that the file has an ACL although it has none.
     pub(crate) fn attr_maybe_acl(&self, fd: BorrowedFd<'_>) -> Result<Attr, Errno> {
         let status = self.status(fd, b"")?;
         let may_have_acl = self.has_acl(&status, || Ok(true))?;
@@ -43,8 +44,8 @@ impl HostFs {
         Ok(self.attr(&status, has_acl))
     }
 
-    /// Returns true if a file has an ACL. Calls the closure `ask` to read the ACL, unless the type
-    /// of the file or the host file system excludes ACLs.
+    /// Returns true if a file has an ACL. `ask` is a closure that reads the ACL. It is not called
+    /// if the type of the file or the host file system excludes ACLs: then the file has none.
     pub(crate) fn has_acl(
         &self,
         status: &Statx,
@@ -58,7 +59,8 @@ impl HostFs {
         }
     }
 
-    /// Returns the attributes that a result of statx(2) contains. Their generation is 0.
+    /// Returns the attributes that a result of statx(2) contains. The generation in these
+    /// attributes is 0.
     #[inline]
     pub(crate) fn attr(&self, status: &Statx, has_acl: bool) -> Attr {
         Attr::new(status.stx_ino, u32::from(status.stx_mode))
@@ -81,15 +83,15 @@ impl HostFs {
         let shared = self.at(node)?;
         let fd = shared.as_fd();
         let before = self.status(fd, b"")?;
-        // Open the file before any attribute is changed. So an open for writing that fails changes
-        // nothing.
+        // Open the file for writing before any attribute is changed. So if that fails, nothing has
+        // changed.
         let writable = match set.size {
             Some(_) => Some(self.writable(node, fd)?),
             None => None,
         };
         if let Err(error) = change(node, fd, &before, set, writable) {
-            // Restore the old owner and mode. Ignore errors of these calls: they mean that another
-            // program has changed the file meanwhile.
+            // Restore the old owner and mode. Ignore an error, which means that another program has
+            // changed the file meanwhile.
             let changes_owner = set.uid.is_some() || set.gid.is_some();
             if changes_owner {
                 let _ = chown(fd, Some(before.stx_uid), Some(before.stx_gid));
@@ -104,8 +106,9 @@ impl HostFs {
     }
 
     /// Returns a descriptor with which the file can be truncated. If a client has the file open for
-    /// writing, that descriptor is used. That matters for a file with mode 0400: a client that has
-    /// it open may truncate it, but it could not be opened for writing again.
+    /// writing, returns the descriptor of that open file. That matters for a file with mode 0400. A
+    /// client that has such a file open may truncate it, but the file could not be opened for
+    /// writing again.
     fn writable(&self, node: Node<'_>, fd: BorrowedFd<'_>) -> Result<SharedFd, Errno> {
         if let Some(open) = self.descriptors.get_writable(node.ino()) {
             return Ok(open);
@@ -130,8 +133,8 @@ fn change(
     {
         let changed = chmod(fd, mode);
         // chmod(2) fails for a caller that may write to the file but does not own it. Ignore that
-        // error if the call only clears set-user-ID and set-group-ID, because the truncation clears
-        // these bits too.
+        // failure if the new mode only clears set-user-ID and set-group-ID, because the truncation
+        // below clears these bits too.
         let before = u32::from(before.stx_mode);
         let takes_set_id = (before ^ mode) & !S_IFMT & !SET_ID == 0 && mode & !before & SET_ID == 0;
         match changed {

@@ -1,15 +1,15 @@
-//! Resolves a path beneath the root, although other programs change the tree meanwhile.
+//! Resolves a path beneath the root directory, even while other programs change the tree.
 //!
 //! A path comes from the cache. It consists of names of directories and contains no `.`, no `..`
 //! and no symbolic link. So no component may be a link, lead up, or lead to another file system.
 //! The file at the last component is opened: a directory for reading, or any file with `O_PATH`.
-//! openat2(2) makes these checks in the kernel. But it does not exist before Linux 5.6, and a
-//! filter of system calls may forbid it. Then each component is opened with `O_NOFOLLOW` from the
-//! directory before it. Both ways accept the same paths.
+//! openat2(2) checks these rules in the kernel. But it does not exist before Linux 5.6, and a
+//! filter of system calls may forbid it. Without openat2(2), each component is opened with
+//! `O_NOFOLLOW` from the directory before it. Both ways accept the same paths.
 //!
-//! A path longer than `PATH_MAX` is resolved in pieces. Between two pieces another program may move
-//! the directory, even out of the root. So the caller checks by inode number that it got the right
-//! file.
+//! A path longer than `PATH_MAX` is resolved in pieces. After one piece is resolved, another
+//! program may move the directory in which the next piece starts, even out of the root. So the
+//! caller checks by inode number that it got the right file.
 //!
 //! Source: openat2(2). CVE-2015-2925 shows the effect of a rename on `..`.
 
@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use corewalk::Errno;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
 
-/// Maximum length in bytes of the part of a path that is passed to one openat2(2) call.
+/// Maximum length in bytes of that part of a path that one openat2(2) call resolves.
 const PIECE_MAX: usize = 4000;
 /// Maximum number of retries of openat2(2), which fails with `EAGAIN` if a concurrent rename
 /// disturbs it.
@@ -47,8 +47,8 @@ impl Resolver {
     /// directory.
     ///
     /// # Errors
-    /// `ENOENT`, `ENOTDIR`; `ELOOP` for a symbolic link on the way; `EXDEV` for another file
-    /// system; `EACCES`.
+    /// `ENOENT`, `ENOTDIR`; `ELOOP` for a symbolic link before the last component; `EXDEV` if the
+    /// path leads to another file system; `EACCES`.
     pub(crate) fn open(
         self,
         root: BorrowedFd<'_>,

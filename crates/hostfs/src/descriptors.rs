@@ -3,19 +3,20 @@
 //! | kind | of | kept until | at most |
 //! |---|---|---|---|
 //! | reusable | recently used inodes | evicted by the clock algorithm | `reusable` |
-//! | orphans | inodes that lost their last name | `forget`, or evicted as above | `orphans` |
-//! | fresh | files created in order to be opened | the `open` that follows | creations at work |
+//! | orphans | inodes that lost their last name | `forget`, or clock eviction | `orphans` |
+//! | fresh | files created in order to be opened | the `open` that follows | running creations |
 //! | open | files that the client has open | `release` | `open_max`, with the fresh ones |
 //!
 //! A descriptor keeps its inode alive, so the host gives the inode number to no other file. An
-//! orphan whose descriptor was evicted can still be reached if the file is open. The host may give
-//! the number of an evicted orphan to a second file while the cache still uses the first. `forget`
-//! cannot tell the two apart, since it gets only the number. So if both have lost their last names,
-//! the first `forget` drops the descriptors of both.
+//! orphan (an inode without names that is still in use) whose descriptor was evicted can still be
+//! reached if the file is open. The host may give the number of an evicted orphan to a second file
+//! while the cache still uses the first. `forget` cannot tell these two files apart, since it gets
+//! only the number. So if both files have lost their last names, the first `forget` drops the
+//! descriptors of both.
 //!
 //! # Locks
-//! One mutex protects all kinds of descriptors, since a lookup looks at each kind. No other lock is
-//! taken under it. Descriptors are opened and closed outside of it.
+//! One mutex protects all kinds of descriptors, since a search for a descriptor looks at each kind.
+//! No other lock is taken under the mutex. No descriptor is opened or closed under it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -43,9 +44,9 @@ pub(crate) struct Shares {
 
 impl Shares {
     /// Divides `limit`, the number of descriptors that the process may have (`RLIMIT_NOFILE`),
-    /// among the kinds. `None` means no limit. `reserved` descriptors are left for running calls,
-    /// but at most half of the limit. Reusable descriptors and orphans each get at most a quarter
-    /// of the rest. All others, at least one, are for files that clients open.
+    /// among the kinds. `None` means no limit. `options.reserved` descriptors, but at most half of
+    /// the limit, are left for running calls. Reusable descriptors and orphans each get at most a
+    /// quarter of the rest. The remaining ones, at least one, are for files that clients open.
     pub(crate) fn new(options: &HostFsOptions, limit: Option<u64>) -> Shares {
         let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
         let rest = limit - options.reserved.min(limit / 2);
@@ -56,11 +57,11 @@ impl Shares {
 
 /// The descriptors of one file system.
 pub(crate) struct Descriptors {
-    /// All kept descriptors. Protected by its own mutex. Descriptors are opened and closed outside
-    /// of it.
+    /// All kept descriptors. Protected by its own mutex, under which no descriptor is opened or
+    /// closed.
     kept: Mutex<Kept>,
-    /// Maximum number of open and fresh files together. Calls check it before they open a file, so
-    /// each parallel call may exceed it by one file.
+    /// Maximum number of open and fresh files together. Each call checks this number before it
+    /// opens a file, so calls that run in parallel may exceed it by one file each.
     open_max: usize,
     next_handle: AtomicU64,
 }
@@ -81,8 +82,8 @@ struct Open {
     fd: SharedFd,
 }
 
-/// Descriptors by inode number, at most `max`. The clock algorithm evicts them: its hand skips
-/// slots that were used since it last passed them, and evicts the first unused one.
+/// Descriptors by inode number, at most `max`. The clock algorithm evicts them: its hand skips each
+/// slot that was used since the hand last passed it, and evicts the first unused one.
 struct Recent {
     max: usize,
     hand: usize,
@@ -127,8 +128,8 @@ impl Descriptors {
         drop(evicted);
     }
 
-    /// Keeps a descriptor of an inode that is about to lose its last name, for calls until
-    /// `forget`.
+    /// Keeps a descriptor of an inode that has no name, or is about to lose its last one. Calls on
+    /// the inode use the descriptor until `forget`.
     pub(crate) fn keep_orphan(&self, ino: u64, fd: SharedFd) {
         let mut kept = self.kept.lock();
         let gone = (kept.reusable.remove(ino), kept.orphans.insert(ino, fd));
@@ -136,8 +137,8 @@ impl Descriptors {
         drop(gone);
     }
 
-    /// Drops the descriptor that [`Descriptors::keep_orphan`] has kept, after the removal has
-    /// failed. The inode still has its name.
+    /// Drops the descriptor of an inode that [`Descriptors::keep_orphan`] has kept. The inode has a
+    /// name: its removal has failed, or it was linked.
     pub(crate) fn adopt_orphan(&self, ino: u64) {
         let orphan = self.kept.lock().orphans.remove(ino);
         drop(orphan);
@@ -151,34 +152,35 @@ impl Descriptors {
         drop(gone);
     }
 
-    /// Closes all reusable descriptors. It is called when the process has no descriptor left for a
-    /// call.
+    /// Closes all reusable descriptors. Called when a call needs a descriptor and the process has
+    /// none left.
     pub(crate) fn drop_reusable(&self) {
         let all = self.kept.lock().reusable.take();
         drop(all);
     }
 
-    /// Keeps the descriptor of a new file, opened with `access`, for the client's open of that
-    /// file.
+    /// Keeps the descriptor of a file that was just created and opened with `access`. The client's
+    /// open of that file will take it.
     pub(crate) fn keep_fresh(&self, ino: u64, access: OFlags, fd: OwnedFd) {
         let replaced = self.kept.lock().fresh.insert(ino, (access, fd));
         drop(replaced);
     }
 
-    /// Removes and returns the descriptor of a fresh file, if the file was opened with `access`.
+    /// Removes and returns the descriptor of a fresh file (a created file that the client will
+    /// open), if it was opened with `access`.
     pub(crate) fn take_fresh(&self, ino: u64, access: OFlags) -> Option<OwnedFd> {
         let mut kept = self.kept.lock();
         // The open may come from another client than the creation, and with another access mode.
-        // Then the descriptor cannot serve it.
+        // Then the client cannot use the descriptor.
         kept.fresh.get(&ino).filter(|(kept, _)| *kept == access)?;
         kept.fresh.remove(&ino).map(|(_, fd)| fd)
     }
 
-    /// Checks that the clients may open one more file.
+    /// Checks that the limit on open files allows a client to open one more.
     ///
     /// # Errors
-    /// `ENFILE` if they may not. `EMFILE` would wrongly tell the client that its own process has
-    /// too many descriptors.
+    /// `ENFILE` if the limit is reached. `EMFILE` would wrongly tell the client that its own
+    /// process has too many descriptors.
     pub(crate) fn check_open_limit(&self) -> Result<(), Errno> {
         let kept = self.kept.lock();
         let is_full = kept.open.len() + kept.fresh.len() >= self.open_max;
@@ -187,14 +189,16 @@ impl Descriptors {
 
     /// Registers an open file and returns its handle.
     pub(crate) fn add_open(&self, ino: u64, access: OFlags, fd: OwnedFd) -> u64 {
-        // ORDERING: Relaxed. Handles must only be different, and the atomic addition ensures that.
+        // ORDERING: Relaxed. The only requirement is that handles are different, which the atomic
+        // addition ensures.
         let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
         let open = Open { access, fd: Arc::new(fd) };
         self.kept.lock().open.insert((ino, handle), open);
         handle
     }
 
-    /// Returns the open file of this inode with this handle, or `None` if there is none.
+    /// Returns the open file of inode `ino` with the handle `handle`, or `None` if there is no such
+    /// file.
     pub(crate) fn get_open(&self, ino: u64, handle: u64) -> Option<SharedFd> {
         self.kept.lock().open.get(&(ino, handle)).map(|open| Arc::clone(&open.fd))
     }
@@ -225,8 +229,8 @@ impl Recent {
         Some(Arc::clone(&slot.fd))
     }
 
-    /// Inserts a descriptor. Returns the evicted descriptor, which the caller drops outside of the
-    /// lock.
+    /// Inserts a descriptor. Returns the descriptor that it replaces or evicts. The caller drops
+    /// that one outside of the lock.
     fn insert(&mut self, ino: u64, fd: SharedFd) -> Option<SharedFd> {
         if self.max == 0 {
             return Some(fd);
@@ -248,7 +252,7 @@ impl Recent {
     }
 
     /// Returns the index of the slot to evict: the first one, from the clock hand on, that was not
-    /// used since the hand passed it.
+    /// used since the hand last passed that slot.
     fn next_unused(&mut self) -> usize {
         loop {
             let at = self.hand % self.slots.len();
@@ -293,7 +297,8 @@ mod tests {
         descriptors.keep(3, fd());
         assert!(descriptors.get(2).is_none());
         assert!(descriptors.get(1).is_some() && descriptors.get(3).is_some());
-        // Both kept descriptors were used. So the clock hand passes both once before it evicts one.
+        // The descriptors of both inodes were used. So the clock hand passes both once before it
+        // evicts one of them.
         descriptors.keep(4, fd());
         let kept = [1, 3, 4].map(|ino| descriptors.get(ino).is_some());
         assert_eq!(kept.iter().filter(|kept| **kept).count(), 2);

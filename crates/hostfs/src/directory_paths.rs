@@ -3,22 +3,23 @@
 //! To read the attributes of a file, no descriptor of the file is needed: its name and a descriptor
 //! of its directory are enough. One such descriptor serves all files of the directory. The dentry
 //! cache gives the path of the file. This module maps the path of the directory to the inode number
-//! of the directory. With that number, `Descriptors` finds the descriptor of the directory, if
-//! there is one.
+//! of the directory. With that number, `Descriptors` finds the descriptor of the directory, if it
+//! keeps one.
 //!
 //! A rename or removal of a directory does not update this cache. The caller checks the inode
-//! number of the file that it finds in the directory. If the number is wrong, the caller drops the
-//! entry. So an old entry only costs time.
+//! number of the file that it finds in the directory. If that number is wrong, the caller drops the
+//! entry of the directory from this cache. So an outdated entry only costs time.
 //!
 //! # Locks
-//! One mutex, under which no other lock is taken.
+//! One mutex protects the cache. No other lock is taken under it.
 
 use std::collections::HashMap;
 
 use corewalk_base::Mutex;
 use foldhash::fast::RandomState;
 
-/// Maximum number of directories in the cache. An insertion into the full cache drops them all.
+/// Maximum number of directories in the cache. An insertion into the full cache first drops all of
+/// them.
 const DIRECTORIES_MAX: usize = 256;
 
 /// The cached inode numbers of directories. The key is the path that led to the directory.
@@ -29,7 +30,7 @@ pub(crate) struct DirectoryPaths {
 }
 
 impl DirectoryPaths {
-    /// Returns the inode number of the directory to which `path` last led.
+    /// Returns the inode number of the directory to which `path` led when it was last resolved.
     pub(crate) fn get(&self, path: &[u8]) -> Option<u64> {
         self.by_path.lock().get(path).copied()
     }

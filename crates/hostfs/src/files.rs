@@ -2,13 +2,13 @@
 //!
 //! Each open file has its own descriptor, which is opened with the access mode of the client. A
 //! call may come without a handle (0). It may also come with a handle whose descriptor has another
-//! access mode, as from a writeback cache. Such a call opens the file for itself.
+//! access mode, as from a writeback cache. In both cases the call opens the file for itself.
 //!
 //! # Appending
 //! No descriptor is opened with `O_APPEND`. A kernel may write back pages through the handle of a
 //! client that appends, and these pages have their own offsets. The kernel marks a call that
-//! appends. Then the host writes at the current end, which another program may have moved
-//! meanwhile.
+//! appends. For such a call the host writes at the current end of the file, which another program
+//! may have moved meanwhile.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
@@ -43,8 +43,8 @@ impl HostFs {
         })
     }
 
-    /// Runs `call` with the file that has this open handle. If there is none, or its access mode
-    /// does not suit, opens the file again and runs `call` with that.
+    /// Runs `call` with the open file that has this handle. If there is no such file, or its access
+    /// mode does not allow the call, opens the file again and runs `call` with the new descriptor.
     fn with_file<R>(
         &self,
         node: Node<'_>,
@@ -125,8 +125,8 @@ impl HostFs {
         self.with_file(node, handle, OFlags::WRONLY, |file| fallocate(file, how, offset, len))
     }
 
-    /// Returns the offset of the next data or hole. lseek(2) moves the offset of the descriptor,
-    /// but no other call uses that offset.
+    /// Returns the offset of the next data or hole at or behind `offset`. lseek(2) moves the offset
+    /// of the descriptor, but no other call uses that offset.
     pub(crate) fn find_data(
         &self,
         node: Node<'_>,
@@ -142,8 +142,8 @@ impl HostFs {
     }
 }
 
-/// Writes all bytes, if necessary in several pieces. Returns the number of written bytes, which is
-/// smaller than requested if a later piece fails.
+/// Writes all bytes, if necessary with several calls of `put`. Returns the number of written bytes.
+/// It is smaller than `bytes` if a call after the first one fails.
 fn put_all(
     file: &SharedFd,
     bytes: &[u8],
@@ -168,7 +168,7 @@ fn put_at(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
 }
 
 /// Appends to the file with pwritev2(2). If the host does not support `RWF_APPEND`, writes at
-/// `offset`, which was the end when the client sent the call.
+/// `offset`, which was the end of the file when the client sent the call.
 fn put_at_end(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
     match pwritev2(file, &[IoSlice::new(bytes)], offset, ReadWriteFlags::APPEND) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => pwrite(file, bytes, offset),
@@ -176,8 +176,8 @@ fn put_at_end(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno
     }
 }
 
-/// Calls `open` with `O_NOATIME` if reading must not change the access time. The host refuses that
-/// flag for a file of another user. Then this function calls `open` again without the flag.
+/// Calls `open` with `O_NOATIME` if reading must not change the access time. If the host refuses
+/// that flag, because the file belongs to another user, calls `open` again without it.
 pub(crate) fn open_with_atime<R>(
     atime: Atime,
     open: impl Fn(OFlags) -> Result<R, Errno>,
@@ -191,8 +191,9 @@ pub(crate) fn open_with_atime<R>(
     }
 }
 
-/// Returns the access mode from a client's flags of open(2). The back end needs no other flag,
-/// because each call has its own offset. Appending, creation and truncation are separate calls.
+/// Returns the access mode in `flags`, a client's flags of open(2). The back end needs no other
+/// flag: reads and writes pass their offset, and there are separate calls for appending, creation
+/// and truncation.
 pub(crate) fn access_of(flags: u32) -> OFlags {
     OFlags::from_bits_retain(flags) & OFlags::ACCMODE
 }

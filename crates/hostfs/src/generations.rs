@@ -3,14 +3,15 @@
 //!
 //! Host file systems reuse the number of a removed inode at once. The two inodes differ in their
 //! time of creation, so that time, in microseconds, is the generation. But the clock of a file
-//! system may tick only every few milliseconds. A file that is created, removed and created again
-//! within a tick may get the same number and the same time. So the removal of a young inode is
-//! recorded. If a new inode has the number and time of a recorded one, its generation gets a higher
-//! count in the low bits. The counts are few, so they are kept until the server ends.
+//! system may tick only every few milliseconds. If a file is created, removed and created again
+//! within a tick, both inodes may have the same number and the same time. So the removal of a young
+//! inode is recorded. If a new inode has the number and time of a recorded one, its generation gets
+//! a higher count in the low bits. These counts are few, so they are kept until the server ends.
 //!
 //! This module is only for host file systems without file handles; see `handles` for the others. If
 //! such a file system has no times of creation, only the counts differ, and an NFS export of the
-//! mount is not safe. Changes that other programs make on the host are not seen here.
+//! mount is not safe. This module does not see removals and creations by other programs on the
+//! host.
 //!
 //! Source: statx(2); trap P11.
 
@@ -24,20 +25,21 @@ use foldhash::fast::RandomState;
 /// Number of low bits of a generation that hold the count. The count tells inodes with the same
 /// number and the same time of creation apart.
 const COUNT_BITS: u32 = 12;
-/// Maximum number of recorded inodes that were removed within [`YOUNG_US`] of their creation. If
-/// there would be more, all records are dropped.
+/// Maximum number of recorded inodes that were removed within [`YOUNG_US`] of their creation. When
+/// it is reached, the old records are dropped. If all records are young, all of them are dropped.
 const YOUNG_DEAD_MAX: usize = 4096;
 /// Inodes below this age, in microseconds, are young. The clock of every host file system ticks
-/// more often. So the number of an older inode never returns with the same time of creation.
+/// more often than once in this time. So a later inode with the number of an older one never has
+/// the same time of creation.
 const YOUNG_US: u64 = 1_000_000;
 
-/// Counts the reuses of inode numbers within one tick of the clock of the host file system.
+/// Counts how often the host file system reuses an inode number within one tick of its clock.
 #[derive(Default)]
 pub(crate) struct Generations {
     /// Protected by its own mutex.
     known: Mutex<Known>,
-    /// True if `counts` is not empty. While it is false, readers need not lock `known`. The flag is
-    /// set while `known` is locked, and never cleared.
+    /// True if `counts` is not empty. While it is false, the reader [`Generations::of`] need not
+    /// lock `known`. It is set under the mutex of `known` and never cleared.
     has_counts: AtomicBool,
 }
 
@@ -47,7 +49,8 @@ struct Known {
     /// The inodes that were removed shortly after their creation, by inode number. Each value is
     /// the time of creation and the count of the inode.
     young_dead: HashMap<u64, (u64, u64), RandomState>,
-    /// The counts of the inodes whose count is not 0, by inode number and time of creation.
+    /// The count of each inode whose count is not 0. The key is the inode number and the time of
+    /// creation.
     counts: HashMap<(u64, u64), u64, RandomState>,
 }
 
@@ -55,9 +58,9 @@ impl Generations {
     /// Returns the generation of inode `ino`, which was created at `birth`.
     pub(crate) fn of(&self, ino: u64, birth: Timespec) -> u64 {
         let birth = micros(birth);
-        // ORDERING: Relaxed. `note_birth` stored the flag before any other thread got the inode.
-        // The synchronization by which this thread got it orders that store before this load.
-        // Counts of other inodes do not matter.
+        // ORDERING: Relaxed. `note_birth` has set `has_counts` before any other thread got the
+        // inode. The synchronization by which this thread got the inode orders that store before
+        // this load. Counts of other inodes do not matter.
         let count = if self.has_counts.load(Ordering::Relaxed) {
             self.known.lock().counts.get(&(ino, birth)).copied()
         } else {

@@ -3,20 +3,21 @@
 //!
 //! The host gives each file a handle that no later file ever gets (name_to_handle_at(2)). A handle
 //! contains the inode number and a generation of the host, in a layout that depends on the file
-//! system. [`Handles`] knows four layouts. With these it can read the generation from a handle. It
-//! can also make the handle of a file from number and generation, without a list of files. In any
-//! other layout, a hash of the handle serves as the generation.
+//! system. [`Handles`] knows four layouts. In a known layout it can read the generation from a
+//! handle. It can also make the handle of a file from the inode number and the generation, so it
+//! needs no list of files. In any other layout, a hash of the handle serves as the generation.
 //!
 //! # Beneath the root
-//! A number may belong to a file outside of the root, on the same file system. For a directory,
-//! `Handles` follows the parents up to the root. Any other file has a path only if the kernel has
-//! its name in the dentry cache. Then that path is resolved beneath the root. Otherwise the file is
-//! used only if the root is the root of the whole file system. If it is not, the call fails with
-//! `ESTALE`.
+//! An inode number may belong to a file outside of the root directory, on the same file system. For
+//! a directory, `HostFs` follows the parents up to the root directory. Any other file has a path
+//! only if the host kernel has its name in its dentry cache. That path is then resolved beneath the
+//! root directory. A file without such a path is used only if the root directory is the root of the
+//! whole file system. Otherwise the call fails with `ESTALE`.
 //!
 //! # Refused calls
 //! - `ESTALE` for opening a handle without `CAP_DAC_READ_SEARCH`, or in an unknown layout.
-//! - `ESTALE` for a number without a generation on tmpfs and XFS, which check the generation.
+//! - `ESTALE` for a call with an inode number but no generation on tmpfs and XFS, since these file
+//!   systems check the generation in a handle.
 //!
 //! Source: open_by_handle_at(2); Linux `fs/libfs.c` (`generic_encode_ino32_fh`), `mm/shmem.c`
 //! (`shmem_encode_fh`), `fs/xfs/xfs_export.c`, `fs/btrfs/export.c`.
@@ -38,8 +39,8 @@ use crate::beneath::no_follow;
 use crate::descriptors::SharedFd;
 use crate::hostfs::{HostFs, magic, stat_fd};
 
-/// Maximum number of attempts to read status and handle of one file by its name. Two system calls
-/// do that, and another program may give the name to another file in between.
+/// Maximum number of attempts to read status and handle of one file by its name. Each attempt takes
+/// two system calls, and another program may give the name to another file between them.
 const TRIES_MAX: u32 = 16;
 /// Maximum number of steps from a directory up to the root.
 const DEPTH_MAX: u32 = 1 << 16;
@@ -54,22 +55,23 @@ pub(crate) struct Handles {
     /// True if the root directory is the root of the whole host file system. Then every file that
     /// has a handle is beneath the root.
     is_whole: bool,
-    /// The host's generations of files that `attr_by_number` found and that have no name in the
-    /// dentry cache. Protected by its own mutex.
+    /// The host's generations of those files that `attr_by_number` has found and that have no name
+    /// in corewalk's dentry cache, by inode number. Protected by its own mutex.
     nameless: Mutex<HashMap<u64, u32, RandomState>>,
 }
 
-/// The order of inode number and generation in the file handles of a host file system.
+/// The layout of the file handles of a host file system: where the inode number and the generation
+/// are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
-    /// The inode number and the generation, 32 bits each. ext4, f2fs and most others use it.
+    /// The inode number, then the generation, 32 bits each, as in ext4, f2fs and most others.
     Short,
-    /// The generation (32 bits) before the inode number (64 bits), as in tmpfs.
+    /// The generation (32 bits), then the inode number (64 bits), as in tmpfs.
     Tmpfs,
-    /// The inode number (64 bits) before the generation (32 bits), as in XFS.
+    /// The inode number (64 bits), then the generation (32 bits), as in XFS.
     Xfs,
-    /// The inode number (64 bits), the subvolume (64 bits) and the generation (32 bits), as in
-    /// btrfs.
+    /// The inode number (64 bits), then the subvolume (64 bits), then the generation (32 bits), as
+    /// in btrfs.
     Btrfs,
 }
 
@@ -143,15 +145,17 @@ impl Handles {
             Some(layout) => {
                 (layout.number(handle) == ino).then(|| word(handle, layout.generation_at()))
             }
-            // The layout of the handle is unknown, so its hash is the generation. Two handles with
-            // one inode number have the same hash with a probability of 1 in 2^32.
+            // The layout of the handle is unknown, so a hash of the handle is the generation. The
+            // handles of two inodes with the same number have the same hash with a probability of 1
+            // in 2^32.
             None => Some(handle.bytes().iter().fold(handle.kind() as u32, |hash, &byte| {
                 (hash.rotate_left(8) ^ u32::from(byte)).wrapping_mul(0x9e37_79b1)
             })),
         }
     }
 
-    /// Drops the recorded generation of an inode without a name that the dentry cache has evicted.
+    /// Drops the generation that `attr_by_number` has recorded for inode `ino`. Called when the
+    /// dentry cache has evicted the inode.
     pub(crate) fn forget(&self, ino: u64) {
         self.nameless.lock().remove(&ino);
     }
@@ -161,8 +165,8 @@ impl HostFs {
     /// Returns the status and the generation of `name` in a directory. With an empty name, returns
     /// those of the directory itself.
     ///
-    /// The lower half of the generation comes from the host, since the kernel keeps only that half.
-    /// The upper half is the time of creation.
+    /// The lower half of the generation is that of the host, since the kernel of a client keeps
+    /// only the lower half. The upper half is the time of creation.
     pub(crate) fn status_and_generation(
         &self,
         dir: BorrowedFd<'_>,
@@ -198,8 +202,8 @@ impl HostFs {
         }
     }
 
-    /// Returns true if the file `name`, whose status is `status`, is the inode of `node`. Returns
-    /// false for a later inode with the same number.
+    /// Returns true if the file `name` is the inode of `node`. `status` is the status of the file.
+    /// Returns false for a later inode with the same number.
     pub(crate) fn is_node(
         &self,
         node: Node<'_>,
@@ -244,9 +248,9 @@ impl HostFs {
         self.open_number(ino, Some(generation.ok_or(Errno::STALE)?))
     }
 
-    /// Returns a descriptor of an inode after another program has renamed it on the host, or a
-    /// directory above it. Returns `None` if the inode cannot be found by number or is not beneath
-    /// the root.
+    /// Returns a descriptor of an inode whose path another program has changed on the host: it has
+    /// renamed the inode or a directory above. Returns `None` if the inode cannot be found by its
+    /// number, or is not beneath the root directory.
     ///
     /// # Errors
     /// `ENFILE`, `ENOMEM`, `EIO`.
@@ -325,8 +329,8 @@ impl HostFs {
         Ok(false)
     }
 
-    /// Returns true if the host shows a path for the file in `/proc`, and that path, resolved
-    /// beneath the root, leads to the file again.
+    /// Returns true if `/proc` shows a path of the file that is beneath the root directory, and
+    /// that path leads to the file again.
     fn has_path_beneath(&self, fd: BorrowedFd<'_>) -> Result<bool, Errno> {
         let shown = |fd| readlinkat(CWD, magic(fd), Vec::new()).map(std::ffi::CString::into_bytes);
         let (path, root) = (shown(fd)?, shown(self.root.as_fd())?);
@@ -340,8 +344,8 @@ impl HostFs {
     }
 }
 
-/// Returns true if the mount of the directory `root` shows a whole file system and not only a part
-/// of one.
+/// Returns true if the mount to which the directory `root` belongs shows a whole file system, and
+/// `root` is the root of that mount.
 fn is_whole(root: BorrowedFd<'_>) -> bool {
     let flags = AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT;
     let Ok(status) = statx(root, c"", flags, StatxFlags::MNT_ID) else { return false };
@@ -353,8 +357,8 @@ fn is_whole(root: BorrowedFd<'_>) -> bool {
     // Read bytes, because paths in this table need not be UTF-8.
     let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     table.split(|&b| b == b'\n').any(|line| {
-        // The fields of a line of `mountinfo` are mount ID, parent ID, device, and the directory of
-        // the device that is mounted.
+        // The first fields of a line in `mountinfo` are mount ID, parent ID, device number, and the
+        // directory of the device that is mounted.
         let mut fields = line.split(|&b| b == b' ');
         fields.next() == Some(id.as_bytes()) && fields.nth(2) == Some(b"/")
     })

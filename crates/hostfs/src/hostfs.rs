@@ -1,12 +1,13 @@
 //! The file system, and how a call gets a descriptor of its inode.
 //!
 //! Every call starts with [`HostFs::at`]. If the inode was used recently, was unlinked while in
-//! use, or is open, its descriptor is kept. Otherwise the dentry cache gives a path. The path is
-//! resolved beneath the root, and the file that it leads to is checked by inode number and
-//! generation. Renames through this server cannot change the path until the call returns
-//! (`FileSystem`, F.6). If the path leads to another inode, a program has changed it on the host.
-//! Then the other names that the cache knows are tried. If none of them leads to the inode, the
-//! call fails with `ESTALE`.
+//! use, or is open, `HostFs` has kept a descriptor of it. Otherwise the dentry cache gives a path
+//! of the inode. The path is resolved beneath the root directory, and the file to which it leads is
+//! checked by inode number and generation. A rename through this server waits until the call
+//! returns, so it cannot change the path (rule F.6 of `FileSystem`). If the path leads to another
+//! inode, another program has changed the tree on the host. Then the call tries the other names of
+//! the inode that the cache knows, and last the file handle of the inode. If none of these leads to
+//! the inode, the call fails with `ESTALE`.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -48,18 +49,18 @@ const LOCAL: [u32; 5] = [0x9123_683e, 0xef53, 0xf2f5_2010, 0x0102_1994, 0x5846_5
 pub struct HostFsOptions {
     /// Maximum number of descriptors that are kept of recently used inodes.
     pub reusable: usize,
-    /// Maximum number of descriptors that are kept of inodes unlinked while in use. For an open
-    /// file, the descriptor of the open file is used too.
+    /// Maximum number of descriptors that are kept of inodes unlinked while in use. If a client has
+    /// such an inode open, calls can also use the descriptor of the open file.
     pub orphans: usize,
-    /// Number of descriptors that open files must leave for running calls and the rest of the
-    /// process. Use about five per thread that makes calls.
+    /// Number of descriptors that are left for running calls and for the rest of the process. An
+    /// open that would use one of these fails. Set about five per thread that makes calls.
     ///
-    /// [`HostFs::new`] reads the limit of the process (`RLIMIT_NOFILE`). If the limit is low, all
-    /// three values are reduced.
+    /// [`HostFs::new`] reads the limit of the process (`RLIMIT_NOFILE`). If that limit is low,
+    /// `reusable`, `orphans` and `reserved` are reduced.
     pub reserved: usize,
-    /// Which reads set the access time. With `Never`, files are opened with `O_NOATIME` if the host
-    /// permits that: the server's user must own the file, or the server must have `CAP_FOWNER`.
-    /// With any other value the mount of the host directory decides.
+    /// The reads that set the access time. With `Never`, files are opened with `O_NOATIME` if the
+    /// host permits that: the server's user must own the file, or the server must have
+    /// `CAP_FOWNER`. With any other value, the mount options of the host decide.
     pub atime: AtimePolicy,
 }
 
@@ -73,8 +74,8 @@ impl HostFsOptions {
 }
 
 impl Default for HostFsOptions {
-    /// Returns the defaults: 64 reusable descriptors, 64 orphans, 32 reserved ones, and the access
-    /// times of the host.
+    /// Returns the defaults: at most 64 reusable descriptors and 64 orphans, 32 descriptors
+    /// reserved for running calls, and the access times of the host.
     fn default() -> HostFsOptions {
         let atime = AtimePolicy::default();
         HostFsOptions { reusable: 64, orphans: 64, reserved: 32, atime }
@@ -95,27 +96,29 @@ impl Default for HostFsOptions {
 pub struct HostFs {
     pub(crate) root: SharedFd,
     pub(crate) root_ino: u64,
-    /// The device number of the root. Files on other devices are refused with `EXDEV`.
+    /// The device number of the root directory. Files on other devices are refused with `EXDEV`.
     pub(crate) device: (u32, u32),
     resolver: Resolver,
     pub(crate) descriptors: Descriptors,
     directory_paths: DirectoryPaths,
     pub(crate) generations: Generations,
-    /// The file handles of the host. `None` if the host file system has none.
+    /// The file handles of the host file system. `None` if that file system has no file handles.
     pub(crate) handles: Option<Handles>,
-    /// Tells whether the host file system gets attributes from another machine or process.
+    /// Tells whether the host file system may get its attributes from another machine or process,
+    /// as a network file system does.
     reach: Reach,
     /// Tells whether the host file system has POSIX ACLs.
     pub(crate) acls: AclSupport,
     pub(crate) atime: AtimePolicy,
-    /// The user ID and group ID that new files get from the host.
+    /// The user ID and the group ID of this process, which the host gives to new files.
     pub(crate) owner: (u32, u32),
 }
 
-/// Tells whether a host file system gets attributes from another machine or another process.
+/// Tells whether a host file system may get its attributes from another machine or process, so that
+/// those in the kernel may be old.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
-    /// The host file system is local. So the attributes in the kernel are always current.
+    /// The host file system is local. So the attributes that the kernel has are always current.
     Local,
     /// It does, so the attributes in the kernel may be old.
     Remote,
@@ -172,26 +175,27 @@ impl HostFs {
         Ok(fs)
     }
 
-    /// Returns a descriptor of the inode. It is an `O_RDONLY` descriptor of a directory if the host
-    /// permits that, otherwise an `O_PATH` one.
+    /// Returns a descriptor of the inode of `node`. It is an `O_RDONLY` descriptor for a directory
+    /// that the host permits to read, otherwise an `O_PATH` one.
     ///
     /// # Errors
-    /// `ESTALE` if no path in the dentry cache leads to the inode (H.1); `ENFILE`.
+    /// `ESTALE` if neither a path in the dentry cache nor the file handle leads to the inode (H.1:
+    /// a call never uses a wrong file); `ENFILE`.
     pub(crate) fn at(&self, node: Node<'_>) -> Result<SharedFd, Errno> {
         let ino = node.ino();
         if let Some(fd) = self.kept(ino) {
             return Ok(fd);
         }
         // The inode has no name, perhaps because it was removed while this call waited. A removal
-        // keeps a descriptor, so look for one again.
+        // first keeps a descriptor of the inode, so look for a kept descriptor again.
         let Ok(path) = node.path() else {
             return self.descriptors.get(ino).map_or_else(|| self.nameless(ino), Ok);
         };
         if let Some(fd) = self.open_if(node, &path)? {
             return Ok(fd);
         }
-        // Another program may have removed the first name on the host, or given it to another file.
-        // So try the other names.
+        // Another program may have removed the first name of the inode on the host, or given that
+        // name to another file. So try the other names of the inode.
         for path in node.other_paths() {
             if let Some(fd) = self.open_if(node, &path)? {
                 return Ok(fd);
@@ -203,8 +207,8 @@ impl HostFs {
         self.descriptors.get(ino).ok_or(Errno::STALE)
     }
 
-    /// Opens an inode without a name in the dentry cache by its number, if `attr_by_number` has
-    /// found the inode before.
+    /// Opens an inode by its number if it has no name in the dentry cache. That succeeds only if
+    /// `attr_by_number` has found the inode before.
     fn nameless(&self, ino: u64) -> Result<SharedFd, Errno> {
         let fd = Arc::new(self.open_nameless(ino)?);
         self.descriptors.keep(ino, Arc::clone(&fd));
@@ -218,7 +222,8 @@ impl HostFs {
         self.descriptors.get(ino)
     }
 
-    /// Opens `path` and keeps the descriptor. Returns `None` if `path` does not lead to `node`.
+    /// Opens `path`, keeps the descriptor for later calls and returns it. Returns `None` if `path`
+    /// does not lead to `node`.
     fn open_if(&self, node: Node<'_>, path: &[u8]) -> Result<Option<SharedFd>, Errno> {
         let fd = match self.open_beneath(path, node.kind()) {
             Ok(fd) => fd,
@@ -244,8 +249,8 @@ impl HostFs {
         let open = |how| self.retry_full(|| self.resolver.open(self.root.as_fd(), path, how));
         if kind == FileKind::Directory {
             match open(OFlags::DIRECTORY) {
-                // Open a directory with `O_PATH` if it can only be searched, or if reading it would
-                // trigger an automount.
+                // A directory may permit searches but no reads, or an open for reading would
+                // trigger an automount. Open such a directory with `O_PATH`.
                 Err(Errno::ACCESS | Errno::XDEV) => {}
                 opened => return opened,
             }
@@ -257,8 +262,8 @@ impl HostFs {
     /// `open` again.
     ///
     /// # Errors
-    /// `ENFILE` instead of `EMFILE`, since the limit is that of this process and not that of its
-    /// client.
+    /// `ENFILE` instead of `EMFILE`, since the process that has reached its limit is this one and
+    /// not that of the client.
     pub(crate) fn retry_full<R>(&self, open: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
         match open() {
             Err(Errno::MFILE | Errno::NFILE) => {
@@ -270,11 +275,11 @@ impl HostFs {
     }
 
     /// Returns the attributes of an inode. They may say that the inode has an ACL although it has
-    /// none. The call opens only directories and keeps their descriptors, which serve all files in
-    /// them.
+    /// none. If no descriptor of the inode is kept, reads the attributes by name. That opens only
+    /// the directory, and one descriptor of it serves all files in it.
     ///
     /// # Errors
-    /// As [`HostFs::at`] and [`HostFs::status`].
+    /// The errors of [`HostFs::at`] and [`HostFs::status`].
     pub(crate) fn attr_by_fd_or_name(&self, node: Node<'_>) -> Result<Attr, Errno> {
         if let Some(fd) = self.kept(node.ino()) {
             return self.attr_maybe_acl(fd.as_fd());
@@ -287,8 +292,9 @@ impl HostFs {
         self.attr_maybe_acl(self.at(node)?.as_fd())
     }
 
-    /// Reads the attributes of an inode by its name and the descriptor of its directory. Returns
-    /// `None` if the inode's first path in the dentry cache does not lead to the inode.
+    /// Reads the attributes of an inode by its name and a descriptor of the directory of that name.
+    /// Returns `None` if the first path of the inode in the dentry cache does not lead to the
+    /// inode.
     fn attr_by_name(&self, node: Node<'_>) -> Option<Attr> {
         let path = node.path().ok()?;
         let slash = path.iter().rposition(|&b| b == b'/')?;
@@ -309,9 +315,9 @@ impl HostFs {
         }
     }
 
-    /// Returns a descriptor of the directory to which `path` leads, or led earlier. The earlier
-    /// directory may be the wrong one. So the caller must check the inode number of each file that
-    /// it finds there.
+    /// Returns a descriptor of the directory to which `path` leads now or has led earlier. In the
+    /// second case it may be the wrong directory. So the caller must check the inode number of each
+    /// file that it finds in it.
     fn directory(&self, path: &[u8]) -> Option<SharedFd> {
         if let Some(ino) = self.directory_paths.get(path)
             && let Some(fd) = self.descriptors.get(ino)
@@ -327,9 +333,9 @@ impl HostFs {
 
     /// Returns the status of `name` in a directory, or of the directory itself for an empty name.
     ///
-    /// A file system that is mounted on `name` is not served, and this call never waits for it. It
-    /// may be the very mount that this process serves, which could not answer now. The kernel knows
-    /// the device number of a mount without asking its file system.
+    /// If another file system is mounted on `name`, this call fails, and never waits for that file
+    /// system. It may be the very one that this process serves, so the process would wait for
+    /// itself. The kernel knows the device number of a mount without asking its file system.
     ///
     /// # Errors
     /// `EXDEV` if `name` is the root of a mount, or on another file system.
@@ -373,8 +379,9 @@ pub(crate) fn stat_fd(fd: BorrowedFd<'_>) -> Result<Statx, Errno> {
     statx(fd, c"", AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT, WANTED)
 }
 
-/// Returns the path in `/proc` that leads to the file behind a descriptor. It is for calls that
-/// take no `O_PATH` descriptor. These calls use the file itself, even if it is a symbolic link.
+/// Returns the path in `/proc` that leads to the file behind a descriptor. It is for system calls
+/// that take no `O_PATH` descriptor. Through that path they use the file itself, even if it is a
+/// symbolic link.
 pub(crate) fn magic(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
@@ -591,7 +598,8 @@ mod tests {
         let d = lookup(&vfs.root(), b"d");
         let (a, e) = (lookup(&d, b"a"), lookup(&d, b"e"));
         let b = lookup(&e, b"b");
-        // No descriptor is kept. So each call has to find its directory by path.
+        // Drop the descriptors of the directories. So the calls below have to find each directory
+        // by its path.
         fs.descriptors.drop_reusable();
         for _ in 0..2 {
             assert_eq!((vfs.getattr(&a).unwrap().size, vfs.getattr(&b).unwrap().size), (5, 5));

@@ -9,7 +9,8 @@
 //! - `beneath` resolves a path so that no symbolic link and no rename lead out of the root.
 //! - `descriptors` keeps descriptors of recent inodes, of inodes unlinked while in use, and of open
 //!   files. A call that finds one needs no path. A path from the cache stays valid until the call
-//!   returns (`FileSystem`, F.6), because renames of the directories above wait for the call.
+//!   returns (rule F.6 of `FileSystem`), because a rename of a directory in the path waits for the
+//!   call.
 //! - `directory_paths` maps paths to directories, so that attributes can be read without opening
 //!   the file.
 //! - `handles` distinguishes a file from a later one with the same inode number (trap P11), and
@@ -21,16 +22,18 @@
 //!   wanted number and generation. Otherwise the call fails with `ESTALE`.
 //! - H.2: the file system keeps at most `reusable` + `orphans` descriptors, and one per open file.
 //!   A running call uses a few more. So `ulimit -n 256` suffices for any number of files. Open
-//!   files leave `reserved` descriptors to the calls. An open beyond that fails with `ENFILE`, and
-//!   no other call fails (trap X10).
+//!   files leave `reserved` descriptors to running calls. If an open would leave fewer, it fails
+//!   with `ENFILE`, and no other call fails (trap X10).
 //! - H.3: no lock is held during a system call that may block.
 //!
 //! # Limits
-//! - Other file systems below the root are neither entered nor called: `EXDEV`. So a mount may be
+//! - Other file systems that are mounted below the root are not served. A call that would enter one
+//!   fails with `EXDEV`, and never waits for that file system. So the mount of this server may be
 //!   inside the directory that it shows.
 //! - Changes by other programs are not reported: see [`revalidate`](corewalk::Vfs::revalidate). A
 //!   change between the check of a name and its removal goes unnoticed.
-//! - Of more than `orphans` files unlinked while in use, closed ones may become `ESTALE`.
+//! - `HostFs` keeps descriptors of at most `orphans` files that were unlinked while in use. If
+//!   there are more such files, calls on those that are not open may fail with `ESTALE`.
 //! - The caller checks permissions. Every call uses the rights of the process, and needs `/proc`.
 //!
 //! Source: openat2(2), open(2) on `O_PATH`, proc(5). Issues of other servers behind trap P10:

@@ -2,14 +2,14 @@
 //!
 //! A listing opens the directory again, with an offset of its own, and seeks to the cookie, which
 //! is the host's `d_off`. So a cookie stays valid as long as it does on the host. Disk file systems
-//! derive it from a hash of the name, or number the entries. The host's tmpfs before Linux 6.6
-//! counts the entries. There, if an entry is removed during a listing, the listing may miss another
-//! entry.
+//! derive the cookie from a hash of the name, or give each entry a number. In a tmpfs of the host
+//! before Linux 6.6, the cookie is the position of the entry in the directory. So if an entry is
+//! removed during a listing of such a tmpfs, the listing may miss another entry.
 //!
-//! Two offsets of the host are replaced by other cookies. Offset 0 is replaced since cookie 0 means
-//! the start. Offset 2^63 - 1, the end in ext4 and btrfs, is replaced since a server needs numbers
-//! above the largest cookie. The two cookies that replace them are just below 2^63 - 1. No host
-//! uses these (ext4's hashes end at 2^63 - 2^32 - 1).
+//! The cookie of an entry is the offset of the host, with two exceptions. Offset 0 gets another
+//! cookie, since cookie 0 means the start. Offset 2^63 - 1, the end in ext4 and btrfs, gets another
+//! cookie, since a server needs numbers above the largest cookie. These two cookies are just below
+//! 2^63 - 1, where no host file system has offsets (the hashes of ext4 end at 2^63 - 2^32 - 1).
 //!
 //! Source: getdents64(2). Traps T48 and P13 are listings that skip or repeat entries while other
 //! calls change the directory.
@@ -96,7 +96,8 @@ fn offset_of(cookie: u64) -> u64 {
     }
 }
 
-/// Returns corewalk's file type for one of the host, or `None` if the host reports no type.
+/// Returns corewalk's file type for a file type of the host, or `None` if the host does not report
+/// the type.
 fn kind_of(kind: FileType) -> Option<FileKind> {
     Some(match kind {
         FileType::RegularFile => FileKind::Regular,

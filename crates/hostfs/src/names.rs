@@ -1,17 +1,17 @@
 //! Operations on names: lookup, creation, link, removal and rename.
 //!
 //! A new file is created with permissions for its owner only. Then it gets its owner, its ACLs and
-//! its mode. If one of these steps fails, the file is removed again. Programs on the host can see
-//! the file in between. Calls through the dentry cache cannot, because the creation holds the
-//! in-lookup lock of the name. A file without an ACL that belongs to the server's own user and
-//! group is created with its final mode. The resulting mode is checked, because the host may change
-//! it.
+//! its mode. If one of these steps fails, the file is removed again. Before the last step, programs
+//! on the host can see the file. Calls through the dentry cache cannot see it, because the creation
+//! holds the in-lookup lock of the name. A file without an ACL that belongs to the server's own
+//! user and group is created with its final mode. The mode is checked after the creation, because
+//! the host may have changed it.
 //!
 //! Before an inode loses its last name, a descriptor of the inode is kept. So calls can use the
-//! inode until the cache forgets it. Just before a removal, the file at the name is checked. So a
-//! file that another program has put there is usually not removed. A rename first asks the host not
-//! to replace a file (`RENAME_NOREPLACE`). Only if the new name exists, its file is looked up and
-//! replaced.
+//! inode until the cache forgets it. Just before a removal, the inode number of the file with that
+//! name is checked. So if another program has given the name to another file, that file is usually
+//! not removed. A rename first asks the host not to replace a file (`RENAME_NOREPLACE`). Only if
+//! the new name exists, its file is looked up and replaced.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -181,8 +181,8 @@ impl HostFs {
         let rename =
             |flags| renameat_with(&old_dir, from.as_bytes(), &new_dir, to.as_bytes(), flags);
         match rename(flags) {
-            // The new name exists (`EEXIST`), or the host cannot rename with flags. In the latter
-            // case its file system returns `EINVAL` or its kernel `ENOSYS`.
+            // The new name exists (`EEXIST`), or the host cannot rename with flags. If it cannot,
+            // its file system returns `EINVAL` or its kernel `ENOSYS`.
             Err(Errno::EXIST | Errno::INVAL | Errno::NOSYS) if mode == RenameMode::Replace => {}
             done => return done,
         }
@@ -209,8 +209,8 @@ impl HostFs {
         }
     }
 
-    /// Keeps a descriptor of a file that is about to lose its last name. Does nothing if the file
-    /// has other names.
+    /// Keeps the descriptor `fd` of a file that is about to lose its last name, if there is a
+    /// descriptor. Does nothing if the file has other names.
     fn keep_before_removal(&self, status: &Statx, fd: Option<SharedFd>) -> Last {
         let is_dir = u32::from(status.stx_mode) & S_IFMT == corewalk::attr::mode::S_IFDIR;
         if status.stx_nlink > 1 && !is_dir {
@@ -245,7 +245,8 @@ fn open_path(dir: BorrowedFd<'_>, name: Name<'_>) -> Result<OwnedFd, Errno> {
     openat(dir, name.as_bytes(), OFlags::PATH | no_follow(), Mode::empty())
 }
 
-/// Opens a new file with `O_PATH`, or a directory for reading if its mode permits that.
+/// Opens a file that was just created: with `O_PATH`, or for reading if it is a directory whose
+/// mode permits that.
 fn open_made(dir: BorrowedFd<'_>, name: Name<'_>, kind: FileKind) -> Result<OwnedFd, Errno> {
     if kind == FileKind::Directory {
         let flags = OFlags::DIRECTORY | no_follow();
@@ -259,8 +260,9 @@ fn open_made(dir: BorrowedFd<'_>, name: Name<'_>, kind: FileKind) -> Result<Owne
 
 /// Creates a file of type `kind` with the permission bits `mode`.
 ///
-/// For a regular file, returns a descriptor with `flags` and the access mode of the client's open
-/// that follows. If no open follows, the descriptor is for reading.
+/// For a regular file, returns a descriptor that was opened with `flags`. If the client creates the
+/// file in order to open it, the descriptor has the access mode of that open. Otherwise it is for
+/// reading.
 fn create(
     dir: BorrowedFd<'_>,
     name: Name<'_>,

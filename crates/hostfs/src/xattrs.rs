@@ -1,9 +1,10 @@
 //! Extended attributes and ACLs, which the host stores.
 //!
 //! The system calls for extended attributes take no `O_PATH` descriptor. So this module passes them
-//! the path of the descriptor under `/proc`, which leads to the file itself, even if that is a
-//! symbolic link. The resolution of that path takes several times as long as the rest of the call.
-//! For a directory, `HostFs` often has a readable descriptor, with which no path is needed.
+//! the path of the descriptor under `/proc`. That path leads to the file of the descriptor, even if
+//! the file is a symbolic link. To resolve the path takes several times as long as the rest of the
+//! call. For a directory, `HostFs` often has a readable descriptor. Then the call takes the
+//! descriptor and needs no path.
 //!
 //! Source: xattr(7), acl(5).
 
@@ -21,7 +22,7 @@ use crate::hostfs::{HostFs, magic};
 
 /// The size of the largest value and of the longest list of names, in bytes.
 const XATTR_SIZE_MAX: usize = 65536;
-/// The size of the first buffer, in bytes. Most values and lists fit into it.
+/// The size in bytes of the buffer for the first attempt. Most values and lists fit into it.
 const USUAL_BYTES: usize = 256;
 
 impl HostFs {
@@ -88,8 +89,8 @@ impl HostFs {
         }
     }
 
-    /// Sets or removes an ACL of a file. Then sets the mode of the file to `mode`, if the caller
-    /// passes one.
+    /// Sets an ACL of a file, or removes it if `acl` is `None`. Then sets the mode of the file, if
+    /// `mode` is given.
     pub(crate) fn set_acl_of(
         &self,
         fd: BorrowedFd<'_>,
@@ -105,7 +106,8 @@ impl HostFs {
                 Err(error) => return Err(error),
             },
         }
-        // Setting an ACL on the host has set the permission bits. Set the other mode bits too.
+        // When an ACL is set, the host sets the permission bits of the mode. Set the other mode
+        // bits too.
         mode.map_or(Ok(()), |mode| chmod(fd, mode))
     }
 }
@@ -117,8 +119,8 @@ fn xattr_name(kind: AclKind) -> &'static [u8] {
     }
 }
 
-/// Returns the value that the system call `call` writes to a buffer. If the value does not fit
-/// (`ERANGE`), repeats the call with a buffer of the largest size.
+/// Returns the value that the system call `call` writes to a buffer. If the value does not fit into
+/// the buffer (`ERANGE`), repeats the call with a buffer for the largest value.
 fn fetch(call: impl Fn(&mut Vec<u8>) -> Result<usize, Errno>) -> Result<Vec<u8>, Errno> {
     let mut buf = Vec::with_capacity(USUAL_BYTES);
     match call(&mut buf) {

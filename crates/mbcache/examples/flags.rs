@@ -1,5 +1,6 @@
-//! Two threads change the two flags of one entry 100 million times. No change may be lost. Trap T33
-//! is a flag that is lost because both flags are in one word.
+//! Two threads change two flags of one entry, a flag per thread, 100 million times. No change may
+//! be lost. Trap T33 is a change that is lost because another thread changes another flag in the
+//! same word.
 //!
 //! Run `cargo run --release -p corewalk-mbcache --example flags [CHANGES]`. The test
 //! `tests/flags.rs` runs the same workload for a shorter time.
@@ -17,9 +18,10 @@ fn main() {
     assert_eq!(lost, 0, "T33: a flag was lost");
 }
 
-/// Makes at least `changes` changes of flags on two threads. Returns the number of lost changes.
+/// Makes at least `changes` changes of two flags of one entry, a flag per thread. Returns the
+/// number of lost changes.
 pub(crate) fn lost_of(changes: u64) -> u64 {
-    // Make the index so small that a scan of one entry always reaches the entry of this test.
+    // Make the index so small that a scan of one entry always reaches the only entry.
     let options = MbcacheOptions::default().with_budget_bytes(128);
     let cache = Mbcache::new(options).expect("one entry fits");
     cache.create(KEY, VALUE).expect("it is empty");
@@ -52,8 +54,8 @@ fn referenced(cache: &Mbcache, rounds: u64) -> u64 {
 fn reusable(cache: &Mbcache, rounds: u64) -> u64 {
     let mut lost = 0;
     for _ in 0..rounds {
-        // A lost change of the referenced bit may have let reclaim drop the entry between two
-        // rounds. Count that too.
+        // If a change of the referenced bit was lost, reclaim may have dropped the entry between
+        // two rounds. Count that as a lost change too.
         let Some(entry) = cache.find_first(KEY) else {
             lost += 1;
             continue;

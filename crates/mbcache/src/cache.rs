@@ -10,8 +10,8 @@ use crate::hash::Secret;
 use crate::index::{Index, LINE_BYTES, Locked, Refused, SLOTS};
 use crate::slots::{self, Spare};
 
-/// The number of slots for each entry of [`Mbcache::entries_max`]. With fewer slots, searches get
-/// longer.
+/// The number of slots for each entry of [`Mbcache::entries_max`]. The rest stays free: with fewer
+/// slots per entry, searches get longer.
 const SLOTS_PER_ENTRY: u64 = 3;
 /// The maximum number of lines. The limit exists because slots have 32-bit numbers.
 const LINES_MAX: u64 = 1 << 30;
@@ -224,8 +224,8 @@ impl Mbcache {
         Ok(Mbcache { index: Index::new(1, Secret::new(0))?, users_max: 1 })
     }
 
-    /// Returns the number of entries that fit before any is dropped, if no key has more than 200
-    /// values.
+    /// Returns the number of entries that fit before the cache drops one. That holds if no key has
+    /// more than 200 values.
     #[must_use]
     pub fn entries_max(&self) -> u32 {
         (self.index.bytes() / LINE_BYTES * u64::from(SLOTS) / SLOTS_PER_ENTRY) as u32
@@ -241,8 +241,8 @@ impl Mbcache {
     /// Returns true if the cache contains a pair, and marks the pair as used.
     ///
     /// `get` takes no lock. It stores nothing if the pair is already marked as used. Unlike
-    /// `find_first`, it also finds a pair whose value is full and that another thread has a handle
-    /// of.
+    /// `find_first`, it also finds a pair whose value is full (has the maximum of users), while a
+    /// thread has a handle of that pair.
     ///
     /// # Examples
     ///
@@ -267,7 +267,8 @@ impl Mbcache {
 
     /// Returns a handle of an entry under `key` whose value may get more users.
     ///
-    /// `None` does not prove that no such blob is stored, since its entry may have been dropped.
+    /// `None` does not prove that no blob with this key is stored, since the cache may have dropped
+    /// the entry of that blob.
     ///
     /// # Examples
     ///
@@ -322,8 +323,8 @@ impl Mbcache {
         found.map(|(slot, state)| Entry { cache: self, slot, state })
     }
 
-    /// Enters a pair. If the lines that the key may use are full, this drops an entry that was not
-    /// used recently.
+    /// Enters a pair. If all lines of the index that the key may use are full, `create` drops an
+    /// entry that was not used recently.
     ///
     /// # Errors
     ///
@@ -384,8 +385,8 @@ impl Mbcache {
         }
     }
 
-    /// Deletes a pair. If another thread has a handle of its entry, returns the entry to wait for
-    /// instead.
+    /// Deletes a pair. If another thread has a handle of the pair's entry, deletes nothing, and
+    /// returns a [`Busy`] with which the caller can wait for that thread.
     ///
     /// `None` means that the cache does not contain the pair any more, and that no thread has a
     /// handle of it. The last user of a value calls this, and after `None` it may free the value.
@@ -410,8 +411,8 @@ impl Mbcache {
         let (slot, state) = self.index.look_up(self.index.home(key), (key, value))?;
         match self.index.end(slot, state, Spare::Held) {
             Err(now) if now.is_same_entry(state) => Some(Busy { slot, state: now }),
-            // This call or another thread has ended the entry. So the cache does not contain the
-            // pair any more.
+            // The entry is ended: by this call if the result is `Ok`, otherwise by another thread.
+            // So the cache does not contain the pair any more.
             Ok(()) | Err(_) => None,
         }
     }
@@ -420,12 +421,13 @@ impl Mbcache {
     /// value.
     ///
     /// If the number is [`users_max`](Mbcache::users_max) or more, this removes the pair. If a
-    /// thread has a handle of the pair, searches skip it, and the last handle removes it. If the
-    /// number is lower, this enters the pair again if it is missing and there is room. So a search
-    /// does not examine full values, however many there are (trap T39).
+    /// thread has a handle of the pair, searches skip the pair, and the drop of the last handle
+    /// removes it. If the number is lower, this enters the pair again, unless the cache has it or
+    /// has no room. So a search does not examine full values, however many there are (trap T39).
     ///
-    /// The caller must call this when the number of users reaches the maximum, and when it falls
-    /// below it. The caller counts users under its own lock, and calls this under the same lock.
+    /// The caller must call this whenever the number of users reaches the maximum, and whenever it
+    /// falls below the maximum. The caller counts users under its own lock, and calls this under
+    /// the same lock.
     ///
     /// # Examples
     ///
@@ -458,7 +460,8 @@ impl Mbcache {
     /// Examines `entries` entries, each at most once. Drops those entries that have no handle and
     /// were not used since reclaim last examined them. Returns the number of dropped entries.
     ///
-    /// This is the shrinker, a clock algorithm. Its hand moves over all slots, and skips free ones.
+    /// This is the shrinker. It is a clock algorithm, whose hand moves over all slots of the index
+    /// and skips free ones.
     ///
     /// # Examples
     ///

@@ -6,16 +6,18 @@
 //! epoch waits until the epoch ends.
 //!
 //! An object that waits has a private content, which the store changes in place. Private contents
-//! take memory, so the store gives a maximum of waiting objects. While so many wait, the changes of
-//! other objects are de-duplicated at once.
+//! take memory, so the store gives a maximum of waiting objects. While that many objects wait,
+//! changes of other objects are de-duplicated at once.
 //!
 //! # Guarantees
-//! - D.1: at most the given number of objects wait, plus one per thread that asks at the same time.
+//! - D.1: at most the given number of objects wait, plus one per thread that calls
+//!   [`Deferral::defers`] at the same time.
 //! - D.2: each pushed object is handed to one call of [`Deferral::share`]. After `share` returns,
 //!   every object that was pushed before the call has been handled.
 //!
 //! # Locks
-//! `turn`, then every lock that the handler of `share` takes. The lock of the queue is a leaf.
+//! The mutex `turn` comes before every lock that the handler of `share` takes. No other lock is
+//! taken under the mutex of the queue.
 
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -56,7 +58,7 @@ pub struct Deferral<T> {
     queue: Mutex<Vec<T>>,
     /// Number of waiting objects, including those that a running `share` handles.
     len: AtomicU64,
-    /// Maximum number of waiting objects. While so many wait, no further object begins to wait.
+    /// Maximum number of waiting objects. While that many wait, no further object begins to wait.
     max: u64,
 }
 
@@ -81,9 +83,9 @@ impl<T> Deferral<T> {
 
     /// Adds an object that does not wait yet.
     pub fn push(&self, object: T) {
-        // ORDERING: Relaxed. The count orders no data, because the queue has a lock. Readers of the
-        // count use it as a hint, or are ordered after this call by other means, such as the
-        // object's lock.
+        // ORDERING: Relaxed. `len` orders no data, because the queue has a lock. Readers of `len`
+        // use it as a hint. Or they are ordered after this call by other means, such as the lock of
+        // the object.
         self.len.fetch_add(1, Ordering::Relaxed);
         self.queue.lock().push(object);
     }
@@ -103,8 +105,8 @@ impl<T> Deferral<T> {
         self.len() == 0
     }
 
-    /// Hands all waiting objects to `handle`, which de-duplicates them. Waits for other calls of
-    /// `share`. The caller holds no lock that `handle` takes.
+    /// Hands all objects that wait for the end of the epoch to `handle`, which de-duplicates them.
+    /// Waits for other calls of `share`. The caller holds no lock that `handle` takes.
     ///
     /// Objects count as waiting until `handle` returns. So a thread that lacks space while objects
     /// wait can call `share` and retry.
@@ -136,7 +138,8 @@ mod tests {
             assert!(deferral.defers(Change::Again), "{object}");
             deferral.push(object);
         }
-        // Guarantee D.1: a further object does not wait, and the waiting ones stay.
+        // Guarantee D.1: the maximum is reached. So a further object must not wait, but an object
+        // that waits already goes on waiting.
         assert!(!deferral.defers(Change::Again));
         assert!(deferral.defers(Change::Waiting));
         deferral.share(|objects| assert_eq!(objects, Vec::from_iter(0..MAX)));
@@ -144,7 +147,7 @@ mod tests {
     }
 
     /// While `share` handles objects, they still count as waiting. Otherwise a thread that finds no
-    /// space would give up, although the handler is about to free space.
+    /// space would give up, although the handler of `share` is about to free space.
     #[test]
     fn objects_wait_until_they_are_handled() {
         let deferral = Deferral::new(9);
@@ -158,10 +161,10 @@ mod tests {
         assert!(deferral.is_empty());
     }
 
-    /// Guarantee D.2: `share` must not return while another thread handles an object that was
-    /// pushed before. Otherwise a commit that follows `share` would not contain the result. The
-    /// first handler yields often, so that the other thread would return too early if it did not
-    /// wait.
+    /// Guarantee D.2: a call of `share` must not return while another call, in another thread,
+    /// handles an object that was pushed before. Otherwise a commit that follows the first call
+    /// would not contain the result. In this test the handler yields often. So a call that does not
+    /// wait for it would return too early.
     #[test]
     fn share_waits_for_the_handler_of_another_thread() {
         let (has_begun, is_done) = (Mutex::new(false), Mutex::new(false));

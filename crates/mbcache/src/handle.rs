@@ -54,9 +54,9 @@ impl Entry<'_> {
 
     /// Sets the current number of users of the value.
     ///
-    /// If the number is [`Mbcache::users_max`] or more, searches skip the entry, and its last
-    /// handle removes it. The caller counts users under its own lock, and calls this under the same
-    /// lock. See [`Mbcache::note_users`].
+    /// If the number is [`Mbcache::users_max`] or more, searches skip the entry, and the drop of
+    /// its last handle removes it. The caller counts the users under a lock of its own, and calls
+    /// `note_users` under that lock. See [`Mbcache::note_users`].
     ///
     /// # Examples
     ///
@@ -110,11 +110,13 @@ pub struct Busy<'c> {
 }
 
 impl Busy<'_> {
-    /// Sleeps until the entry has no handle at some moment, or has ended. It may also return early.
+    /// Sleeps until a moment at which the entry has no handle or has ended. It may also return
+    /// early.
     ///
-    /// While a thread sleeps here, searches return no handle of the entry. Handles that are taken
-    /// afterwards do not prolong the wait, with one exception. If another thread begins to wait for
-    /// a later handle before this thread sleeps, this thread waits for that handle too.
+    /// While a thread sleeps in `wait`, searches return no handle of the entry. Handles that are
+    /// taken after that moment do not prolong the wait, with one exception. Another thread may
+    /// begin to wait for such a later handle before this thread sleeps. Then this thread waits for
+    /// that handle too.
     ///
     /// After the wait the caller must check the number of users again, since a thread that had a
     /// handle may have become a user. The caller must not have a handle of this entry, or it waits

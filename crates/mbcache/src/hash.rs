@@ -1,8 +1,9 @@
 //! The keyed hash that spreads keys over the lines of the index.
 //!
 //! A key is itself the hash of a content. But an attacker may choose the content, and the hash
-//! often has only 32 bits. Crafted keys could then all get one home line, which is trap T54. So the
-//! key is mixed with a secret by a folded multiplication.
+//! often has only 32 bits. Without a secret, crafted keys could all get one home line (the line
+//! where the search for a key begins), which is trap T54. So the key is mixed with a secret by a
+//! folded multiplication.
 
 use std::hash::BuildHasher;
 

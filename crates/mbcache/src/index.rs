@@ -7,27 +7,27 @@
 //! words 5..8 another slot
 //! ```
 //!
-//! The hash of a key gives its *home*, a line. An entry is in the first line from its home on that
-//! had a free slot, and stays there until it ends. The home line stores its *reach*: a search reads
-//! so many lines after the home. For most keys the reach is 0, so a search reads one line. A search
-//! never restarts, whatever other threads do. A `create` that searches past the home line lowers
-//! the reach by one if no entry needs it any more.
+//! The hash of a key gives its *home*, a line. When an entry is created, it gets a free slot of the
+//! first line that has one, from its home on. It stays there until it ends. The home line stores
+//! its *reach*: the number of lines after the home that a search reads. For most keys the reach is
+//! 0, so a search reads one line. A search never restarts, whatever other threads do. A `create`
+//! that searches past the home line lowers the reach by one if no entry needs it any more.
 //!
 //! A search reads at most [`WINDOW`] lines. A `create` that finds no free slot in that window drops
-//! one of its entries.
+//! an entry from it.
 //!
 //! # Load
 //! Searches get long in a table that is nearly full. So the index counts the entries of some lines
 //! in a sharded counter: one line in [`SAMPLE_MAX`], or more of them in a small table. When three
-//! quarters of the slots of these lines are in use, each thread that creates entries also runs
-//! reclaim for as many. Both slots of a line are counted, because values that are all even fill one
-//! slot of each line first.
+//! quarters of the slots of the counted lines are in use, each thread that creates entries also
+//! lets reclaim examine as many. Both slots of a line are counted, because values that are all even
+//! fill one slot of each line first.
 //!
 //! # Invariants
 //! - I.1: a live entry is within the reach of its home. The reach changes under the lock of the
 //!   home.
-//! - I.2: a pair is live at most once. `create` holds the lock of the home from its search for the
-//!   pair until the pair is live.
+//! - I.2: at most one slot has a live entry of a pair. `create` holds the lock of the home from its
+//!   search for the pair until the pair is live.
 //!
 //! # Locks
 //! A thread fills a slot under the lock of its line. `create` takes the lock of the home, and
@@ -50,18 +50,18 @@ use crate::slots::{self, Spare, State, Words};
 
 /// The most lines of a search.
 const WINDOW: u32 = 128;
-/// How often `create` tries again to find a free slot if other threads have lines locked. After
-/// that, it drops an entry.
+/// How often `create` looks again for a free slot in its window of lines, if other threads have
+/// locked some of them. After that, `create` drops an entry.
 const TRIES: u32 = 16;
-/// The minimum number of lines whose entries are counted. In a table with fewer lines, the entries
-/// of all lines are counted.
+/// The minimum number of lines whose entries are counted in the sample of the load. In a table with
+/// fewer lines, the entries of all lines are counted.
 const COUNTED: u32 = 512;
 /// At least one line in so many is counted.
 const SAMPLE_MAX: u32 = 64;
 /// How often a thread that waits for a lock spins before it sleeps. A spin takes about 10 ns.
 const SPINS: u32 = if IS_MODEL { 0 } else { 64 };
-/// How long a thread that waits for a lock sleeps at a time. If the thread with the lock was
-/// preempted, it runs again after some milliseconds.
+/// How long a thread that waits for a lock sleeps at a time. The thread that holds the lock may
+/// have been preempted. Then it runs again only after some milliseconds.
 #[cfg_attr(any(corewalk_loom, corewalk_shuttle), expect(dead_code, reason = "no time there"))]
 const NAP: Duration = Duration::from_micros(50);
 
@@ -80,14 +80,14 @@ pub(crate) type Line = [AtomicU64; LINE_WORDS];
 
 /// All lines of a cache.
 pub(crate) struct Index {
-    /// The lines. Word 0 of a line is a bit lock, which protects the reach of the line and the
-    /// filling of its slots.
+    /// The lines. Word 0 of a line is its lock, one bit. The lock protects the reach of the line,
+    /// and a slot of the line is filled only under it.
     lines: SlotArena<LINE_WORDS>,
     count: u32,
     secret: Secret,
     /// The slot that reclaim looks at next.
     hand: CachePadded<AtomicU64>,
-    /// Of each `sample` lines, the entries of one line are counted. `sample` is a power of two.
+    /// In each `sample` lines, the entries of one line are counted. `sample` is a power of two.
     sample: u32,
     /// Entries in the lines that are counted.
     counted: ShardedCounter,
@@ -118,8 +118,8 @@ pub(crate) enum Refused {
     Exists,
     /// All entries of the window are held.
     Full,
-    /// Another thread has locked a line, and that line may have a free slot. The caller may try
-    /// again.
+    /// A line in which the pair could go may have a free slot, but another thread has locked that
+    /// line. The caller may try again.
     Locked,
 }
 
@@ -162,7 +162,7 @@ impl Index {
         self.lines.get(line)
     }
 
-    /// Returns the slot with this number. Slots are numbered line by line.
+    /// Returns the slot with this number. The slots of line n have the numbers 2n and 2n + 1.
     #[inline(always)]
     pub(crate) fn slot(&self, number: u32) -> Slot<'_> {
         slot_in(self.line(number / SLOTS), number / SLOTS, number % SLOTS)
@@ -175,9 +175,9 @@ impl Index {
 
     /// Returns the entry of a pair, and its state.
     ///
-    /// The preferred slot of the value is checked in a branch of its own, because it usually has
-    /// the entry. So the processor predicts the branch, and begins the next call while it waits for
-    /// the cache line.
+    /// The preferred slot of the value in its home line is checked in a branch of its own, because
+    /// it usually has the entry. So the processor predicts the branch, and begins the next call
+    /// while it waits for the cache line.
     #[inline(always)]
     pub(crate) fn look_up(&self, home: u32, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
         let [first, _] = self.both(home, pair.1);
@@ -188,23 +188,24 @@ impl Index {
     fn look_up_further(&self, home: u32, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
         let found = self.walk(home, self.reach(home), pair.1, |slot| entry_in(slot, pair));
         if found.is_none() {
-            // ORDERING(mbcache-refill): Acquire fence. Pairs with the Release fence in `fill`. The
-            // search may have read words of a later entry in a slot. Then the caller sees the work
-            // of the last holder of the earlier entry in that slot.
+            // ORDERING(mbcache-refill): Acquire fence. Pairs with the Release fence in `fill`. This
+            // search may have missed because a slot has words of a later entry. With the fence, the
+            // caller sees the work of the last holder of the earlier entry in that slot.
             fence(Ordering::Acquire);
         }
         found
     }
 
-    /// Takes a handle of the first entry under `key`, in the order of slots.
+    /// Takes a handle of the first entry under `key`, in the order of slots from the home line of
+    /// `key` on.
     #[inline(always)]
     pub(crate) fn find(&self, key: u64) -> Option<(Slot<'_>, State)> {
         let home = self.home(key);
         self.walk(home, self.reach(home), 0, |slot| hold(slot, key))
     }
 
-    /// Takes a handle of the next entry under `key` after the slot `after`. That slot has an entry
-    /// under `key`, and the caller has a handle of it.
+    /// Takes a handle of the next entry under `key` behind the slot with the number `after`. The
+    /// caller has a handle of the entry in that slot, which is under `key` too.
     pub(crate) fn find_behind(&self, key: u64, after: u32) -> Option<(Slot<'_>, State)> {
         let (home, line) = (self.home(key), after / SLOTS);
         let distance = if line < home { line + self.count - home } else { line - home };
@@ -237,8 +238,9 @@ impl Index {
         }
     }
 
-    /// Enters a pair in the preferred slot of its home line, if that slot is free and the reach of
-    /// the home is 0. Returns the number of the slot. The caller has locked the home.
+    /// Enters a pair in the preferred slot of its value in the pair's home line, and returns the
+    /// number of the slot. Returns `None` if that slot is in use, the reach of the home line is not
+    /// 0, or the other slot may have the pair. The caller has locked the home line.
     #[inline]
     pub(crate) fn enter_at_home(
         &self,
@@ -255,11 +257,12 @@ impl Index {
         Some(first.number)
     }
 
-    /// Enters a pair whose home the caller has locked, and returns the number of its slot. `tries`
-    /// is the number of earlier tries.
+    /// Enters a pair whose home line the caller has locked, and returns the number of its slot.
+    /// `tries` tells how often the caller has tried that before.
     ///
-    /// One pass over the lines within the reach finds three things: whether the pair exists, the
-    /// first free slot, and whether an entry still needs the reach.
+    /// One pass over the lines within the reach of the home line finds three things. These are
+    /// whether the pair exists, the first free slot, and whether an entry in the last line still
+    /// needs the reach.
     pub(crate) fn enter_anywhere(
         &self,
         locked: &Locked<'_>,
@@ -280,9 +283,9 @@ impl Index {
                 if words == pair && slots::is_still(slot.words, state) {
                     return Err(Refused::Exists);
                 }
-                // No thread can enter another pair of this home, because the caller has the lock of
-                // the home. So if the slot has an entry of this home, key and value belong
-                // together. Otherwise they do not matter.
+                // The caller has the lock of `home`, so no thread can enter another pair of `home`.
+                // So if the slot has an entry of `home`, the key and the value that were read
+                // belong together. If not, they do not matter.
                 let is_ours = || words.0 == pair.0 || self.home(words.0) == home;
                 is_needed |= distance == reach && is_ours();
             }
@@ -301,7 +304,8 @@ impl Index {
         }
     }
 
-    /// Enters a pair that does not exist. No line at a distance below `from` has a free slot.
+    /// Enters a pair that does not exist yet. No line at a distance below `from` from its home line
+    /// has a free slot.
     ///
     /// The first pass looks for a free slot in the window. The second pass drops an entry that was
     /// not used recently. The third pass drops any entry without a handle. A pass skips a line that
@@ -348,27 +352,28 @@ impl Index {
         Err(Refused::Full)
     }
 
-    /// Lowers the reach of a home that the caller has locked. The caller has found that no entry is
-    /// as far from the home as the old reach.
+    /// Lowers the reach of a home line to `reach`. The caller has locked the line, and has found
+    /// that no entry is as far from it as the old reach.
     fn trim(&self, home: u32, reach: u64) {
         // ORDERING(mbcache-refill): Acquire fence. Pairs with the Release fence in `fill`. The
-        // caller may have read words of a later entry in a slot. Then this thread sees the work of
-        // the holders of the earlier entry in that slot.
+        // caller may have read words of a later entry in a slot. With the fence, this thread sees
+        // the work of the holders of the earlier entry in that slot.
         fence(Ordering::Acquire);
-        // ORDERING(mbcache-reach): Release. Pairs with the load in `reach_of`. A search that ends
-        // at the lower reach does not read the slots behind it. But it sees the work of the last
+        // ORDERING(mbcache-reach): Release. Pairs with the load in `reach_of`. A search that reads
+        // the lower reach does not read the slots beyond it. It must see the work of the last
         // holders of the entries that have ended there.
         self.line(home)[REACH].store(reach, Ordering::Release);
     }
 
-    /// Returns the reach of a home: the largest distance of its entries from it, in lines.
+    /// Returns the reach of a home line: the largest distance of an entry of its keys from it, in
+    /// lines.
     #[inline(always)]
     pub(crate) fn reach(&self, home: u32) -> u64 {
         reach_of(self.line(home))
     }
 
-    /// Returns a free slot of a line. If `spare` is given, first drops those entries of the line
-    /// that `spare` does not protect.
+    /// Returns a free slot of a line. If `spare` is given, first drops the entries of the line,
+    /// except those that `spare` protects.
     fn free_in(&self, line: u32, value: u64, spare: Option<Spare>) -> Option<Slot<'_>> {
         self.both(line, value).into_iter().find(|slot| {
             match spare {
@@ -387,14 +392,14 @@ impl Index {
         })
     }
 
-    /// Returns the slots of a line. The preferred slot of `value` is the first.
+    /// Returns both slots of a line. The preferred slot of `value` comes first.
     #[inline(always)]
     fn both(&self, line: u32, value: u64) -> [Slot<'_>; 2] {
         both_in(self.line(line), line, value)
     }
 
-    /// Ends the entry of `state` like [`slots::end`]. If it succeeds, subtracts the entry from the
-    /// count.
+    /// Ends the entry of `state` like [`slots::end`]. If that succeeds, also subtracts the entry
+    /// from the sampled count of entries.
     #[inline]
     pub(crate) fn end(&self, slot: Slot<'_>, state: State, spare: Spare) -> Result<(), State> {
         slots::end(slot.words, state, spare)?;
@@ -402,8 +407,8 @@ impl Index {
         Ok(())
     }
 
-    /// Counts an entry that was just created in a slot. Drops some entries if the table is too
-    /// full. The caller holds no lock.
+    /// Counts an entry that was just created in slot `number`, if the line of the slot is counted.
+    /// If the table is too full then, drops some entries. The caller holds no lock.
     #[inline]
     pub(crate) fn note_entered(&self, number: u32) {
         if self.is_counted(number) {
@@ -414,8 +419,8 @@ impl Index {
     #[cold]
     fn count_entered(&self, line: u32) {
         self.counted.add(1);
-        // To sum up the sharded counter is slow, because it reads a cache line of each thread. So
-        // compute the sum only if the number of the line is a multiple of `rare`.
+        // A sum of the sharded counter is slow, because it reads a cache line of each thread. So
+        // compute it only for each line whose number is a multiple of `rare`.
         let rare = 4 * self.sample;
         let bound = i64::from(self.count * SLOTS / self.sample) * 3 / 4;
         if line & (rare - 1) == 0 && self.counted.sum() > bound {
@@ -423,7 +428,8 @@ impl Index {
         }
     }
 
-    /// Subtracts an ended entry from the count, if entries in the line of the slot are counted.
+    /// Subtracts an ended entry from the count, if the entries in the line of slot `number` are
+    /// counted.
     #[inline]
     pub(crate) fn note_ended(&self, number: u32) {
         if self.is_counted(number) {
@@ -460,8 +466,8 @@ impl Index {
         dropped
     }
 
-    /// Drops the entry of a slot, unless the entry has a handle or its referenced bit is set.
-    /// Clears a referenced bit that is set.
+    /// Drops the entry of a slot, unless it has a handle or its referenced bit is set. If the bit
+    /// is set, clears it, so that the next call may drop the entry.
     fn look(&self, slot: Slot<'_>) -> Look {
         let state = slots::state(slot.words);
         if !state.is_live() {
@@ -489,8 +495,8 @@ impl Index {
         Locked { line, _order }
     }
 
-    /// Locks a line other than the home line of the caller's key, if the lock is free. Does not
-    /// wait.
+    /// Locks a line if its lock is free. Does not wait. The line is not the home line of the
+    /// caller's key, which the caller has locked already.
     fn try_lock(&self, line: u32) -> Option<Locked<'_>> {
         let line = self.line(line);
         try_lock(line).then(|| Locked { line, _order: None })
@@ -514,14 +520,15 @@ impl Drop for Locked<'_> {
     }
 }
 
-/// Returns the reach of a home: the largest distance of its entries from it, in lines.
+/// Returns the reach of the line `home`: the largest distance of an entry of its keys from it, in
+/// lines.
 #[inline(always)]
 fn reach_of(home: &Line) -> u64 {
     // ORDERING(mbcache-reach): Acquire. See `trim`.
     home[REACH].load(Ordering::Acquire)
 }
 
-/// Returns the slots of a line. The preferred slot of `value` is the first.
+/// Returns both slots of a line. The preferred slot of `value` comes first.
 #[inline(always)]
 fn both_in(words: &Line, line: u32, value: u64) -> [Slot<'_>; 2] {
     [0, 1].map(|nth| slot_in(words, line, nth ^ preferred(value)))
@@ -551,15 +558,16 @@ fn entry_in(slot: Slot<'_>, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
     let state = slots::state(slot.words);
     let (key, value) = slots::pair_of(slot.words);
     let is_it = value == pair.1 && key == pair.0 && state.is_live();
-    // If the entry has ended since the first load of the state, the pair does not exist any more.
+    // If the entry has ended since its state was loaded, the pair does not exist any more.
     (is_it && slots::is_still(slot.words, state)).then_some((slot, state))
 }
 
-/// Returns the preferred slot of a value: the slot of a line that it gets if both are free.
+/// Returns the preferred slot of a value: the slot of a line that the value gets if both slots are
+/// free.
 ///
 /// Values are places of blobs, and a store often numbers them in a row. So if a key has two values,
-/// each is usually in its preferred slot. `get` looks there first, and the processor predicts that
-/// the pair is there.
+/// each is usually in its preferred slot. `get` looks in the preferred slot first, and the
+/// processor predicts that the pair is there.
 #[inline(always)]
 fn preferred(value: u64) -> u32 {
     value as u32 % SLOTS

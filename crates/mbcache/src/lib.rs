@@ -18,23 +18,27 @@
 //! - To store: for each entry found, compare the content and lock the blob. If the blob has users,
 //!   and fewer than [`Mbcache::users_max`], add one, call [`Entry::note_users`] and drop the entry.
 //!   If no blob fits, store a new one and call `create`.
-//! - To release: lock the blob. With other users, subtract one and call `note_users`. The last user
-//!   calls `delete_or_get` *before* it frees the blob. On [`Busy`] it unlocks the blob, waits, and
-//!   begins again, since another thread may become a user (trap T34).
+//! - To release: lock the blob. If there are other users, subtract one and call `note_users`. The
+//!   last user calls `delete_or_get` *before* it frees the blob. If the result is [`Busy`], it
+//!   unlocks the blob, waits, and begins again, since another thread may have become a user (trap
+//!   T34).
 //! - To change a blob in place, as its only user: delete its entry, and search for the new content.
 //!   Create the entry again only if that search finds nothing (trap T38).
 //!
 //! # Guarantees
 //! - G.1: a search finds each pair that exists during the whole search. While a thread waits to
-//!   delete a pair, searches return no new handle of it. Handles that are taken later do not
-//!   prolong the wait, except in the case that `Busy::wait` describes.
-//! - G.2: the pair of a live [`Entry`] stays. The work under an `Entry` happens before a deletion.
-//! - G.3: a loop with `find_next` ends. It may meet a pair twice, if it was created anew.
+//!   delete a pair, searches return no new handle of that pair. Handles that are taken after the
+//!   last one was dropped do not prolong the wait, except in the case that `Busy::wait` describes.
+//! - G.2: a pair stays in the cache while an [`Entry`] of it exists. All work of a thread while it
+//!   has an `Entry` happens before the deletion of the pair.
+//! - G.3: a loop with `find_next` ends. It may meet a pair twice, if the pair was deleted and
+//!   created anew.
 //! - G.4: with at most [`Mbcache::entries_max`] entries, and few values of each key, entries are
 //!   dropped only if many hashes collide by chance. Used entries stay longer (trap T37).
 //! - G.5: after `new`, only the first sleep of a thread allocates (trap T41).
 //! - G.6: `get` of a pair that is marked as used stores nothing.
-//! - G.7: operations on keys whose entries are in their home lines write no common line. See
+//! - G.7: the hash of a key names its home line. Operations on keys with different home lines write
+//!   no common cache line, if the entries of the keys are in their home lines. See
 //!   `tests/conflicts.rs`. In a large index, one `create` in 256 reads counters of all threads.
 //!
 //! Source: Kara, "ext\[24\]: MBCache rewrite", December 2015; Linux `fs/mbcache.c`.

@@ -1,8 +1,9 @@
 //! Models of concurrent creation, search, deletion and reclaim.
 //!
-//! In each model, the spawned thread is the one whose first step is a load; see `tally` in the base
-//! crate. The index of a model has four lines, so there are four home lines. A freed slot is used
-//! again at once.
+//! In each model, the thread whose first step is a load is the spawned one. Otherwise loom skips
+//! schedules (see `tally` in the base crate). The index of a model has four lines, so there are
+//! four home lines (the lines where the search for a key begins). A slot whose entry has ended is
+//! used again at once.
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{Arc, thread};
@@ -17,7 +18,7 @@ use crate::slots::{self, COUNT, LIVE, NEXT, REUSABLE, STATE, Spare, State, Words
 const KEY: u64 = 1;
 const LINES: u64 = 4;
 
-/// A cache, and two flags: that the value was used, and that it was freed.
+/// A cache, and two flags for its value: whether the value was used, and whether it was freed.
 struct Shared {
     cache: Mbcache,
     is_used: AtomicU64,
@@ -82,9 +83,9 @@ fn spawn<R: Send + 'static>(
     thread::spawn(move || run(&shared))
 }
 
-/// Creates an entry with `create`. Meanwhile another thread searches for the entry, and then
-/// deletes it. Counts three outcomes: the search found the entry; neither step found it; only the
-/// deletion found it.
+/// The main thread creates an entry with `create`. Meanwhile another thread searches for the entry,
+/// and then deletes it. Counts three outcomes: the search found the entry; neither the search nor
+/// the deletion found it; only the deletion found it.
 fn create_against_delete(create: fn(&Shared)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::new();
@@ -112,7 +113,8 @@ fn entry_that_is_visible_is_counted() {
 }
 
 /// Control of trap T36: one step makes the entry visible, and a second step stores the state word
-/// anew. A change between the two steps is lost, so the model must fail.
+/// anew. A change of the state by another thread between the two steps is lost, so the model must
+/// fail.
 #[test]
 #[should_panic(expected = "T36")]
 fn control_entry_that_is_completed_later_is_caught() {
@@ -143,15 +145,15 @@ fn create_against_create(create: fn(&Mbcache) -> bool) -> [usize; 2] {
     })
 }
 
-/// Invariant I.2: if two threads create the same pair at once, the cache must contain it once. The
-/// lock of the home line orders the two.
+/// Invariant I.2: if two threads create the same pair at once, the cache must contain the pair
+/// once. The lock of the home line makes one of the threads wait for the other.
 #[test]
 fn pair_that_two_create_is_there_once() {
     assert_all_reached(&create_against_create(|cache| cache.create(KEY, 7).is_ok()));
 }
 
-/// Control of invariant I.2: the lock of the home line is released between the search for the pair
-/// and its creation. The model must fail.
+/// Control of invariant I.2: the lock of the home line is released after the search for the pair
+/// and taken anew for its creation. So both threads can create the pair, and the model must fail.
 #[test]
 #[should_panic(expected = "a pair was created twice")]
 fn control_look_before_the_lock_is_caught() {
@@ -185,8 +187,8 @@ fn control_relaxed_unlock_is_caught() {
 }
 
 /// Two threads create pairs whose keys have different home lines. Both pairs need the last free
-/// slot of one line. The spawned thread creates its pair with `other`. Counts two outcomes: that
-/// pair is in that line, or in a later one.
+/// slot of one line. The spawned thread creates its pair with `other`. Counts two outcomes: the
+/// pair of the spawned thread is in that line, or in a later line.
 fn create_against_neighbour(other: fn(&Mbcache, u32)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(2);
@@ -205,7 +207,7 @@ fn create_against_neighbour(other: fn(&Mbcache, u32)) -> [usize; 2] {
 }
 
 /// Invariant S.1: two threads whose keys have different home lines must not fill the same slot at
-/// once. The lock of the slot's line prevents that.
+/// once. The lock of the line of the slot prevents that, since each thread fills the slot under it.
 #[test]
 fn slot_that_two_homes_want_is_filled_once() {
     assert_all_reached(&create_against_neighbour(|cache, home| {
@@ -234,8 +236,9 @@ fn control_slot_that_is_filled_without_the_lock_is_caught() {
     });
 }
 
-/// Searches for (KEY, 3), which is in a line after its home line, while another thread runs
-/// `change`. Counts two outcomes: a search for (KEY, 4) missed that pair, or found it.
+/// One thread searches for (KEY, 3), which is in a line after its home line, and then for (KEY, 4).
+/// Meanwhile another thread runs `change`. Counts two outcomes: the search for (KEY, 4) missed the
+/// pair, or found it.
 fn search_against_change(change: fn(&Mbcache)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(3);
@@ -248,8 +251,8 @@ fn search_against_change(change: fn(&Mbcache)) -> [usize; 2] {
     })
 }
 
-/// Guarantee G.1 and invariant I.1: an entry in a line after its home line must be found, even if
-/// another entry ends and a third one is created meanwhile.
+/// Guarantee G.1 and invariant I.1: a search must find an entry in a line after its home line.
+/// Meanwhile a second entry of the key ends, and a third one is created.
 #[test]
 fn entry_behind_its_home_is_found_while_others_come_and_go() {
     assert_all_reached(&search_against_change(|cache| {
@@ -258,15 +261,15 @@ fn entry_behind_its_home_is_found_while_others_come_and_go() {
     }));
 }
 
-/// Control of invariant I.1: another thread lowers the reach although an entry still needs it. The
-/// model must fail.
+/// Control of invariant I.1: another thread lowers the reach of the home line although an entry
+/// still needs it, so a search misses that entry. The model must fail.
 #[test]
 #[should_panic(expected = "G.1: an entry that stayed was missed")]
 fn control_reach_that_is_lowered_too_soon_is_caught() {
     search_against_change(|cache| {
         let word = &cache.index.line(home(cache))[REACH];
         // ORDERING: Release, for both stores. The ordering is strong enough: the fault of this
-        // control is the wrong reach.
+        // control is the value of the reach.
         word.store(0, Ordering::Release);
         cache.create(KEY, 4).unwrap();
         // ORDERING: Release. As above.
@@ -274,7 +277,8 @@ fn control_reach_that_is_lowered_too_soon_is_caught() {
     });
 }
 
-/// A search for (KEY, value). It returns the number of the slot and the state of the entry.
+/// The type of a search for (KEY, value). It returns the number of the slot and the state of the
+/// entry.
 type LookUp = fn(&Mbcache, u64) -> Option<(u32, State)>;
 
 /// The search of the product.
@@ -292,10 +296,10 @@ fn handle_of(cache: &Mbcache, value: u64) -> Entry<'_> {
     entry
 }
 
-/// This thread drops its handle of (KEY, value), reclaims the entry, and enters another pair with
-/// `create`. Meanwhile the deleter, another thread, searches for (KEY, value) with `look_up`, to
-/// free the value. Counts three outcomes: the deleter found no entry; the deleter ended the entry;
-/// the deleter found the entry but its step to end it failed.
+/// The main thread drops its handle of (KEY, value), reclaims the entry, and enters another pair
+/// with `create`. Meanwhile a second thread, the deleter, searches for (KEY, value) with `look_up`,
+/// to free the value. Counts three outcomes: the deleter found no entry; the deleter ended the
+/// entry; the deleter found the entry but its step to end it failed.
 fn create_against_last_user(value: u64, look_up: LookUp, create: fn(&Mbcache)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(value);
@@ -310,8 +314,8 @@ fn create_against_last_user(value: u64, look_up: LookUp, create: fn(&Mbcache)) -
                 Some(true) => 1,
                 Some(false) => return 2,
             };
-            // ORDERING: Relaxed. The model checks that the search, or the step that ends the entry,
-            // orders this load after the store of the last holder.
+            // ORDERING: Relaxed. The search of the deleter, or its step that ends the entry, must
+            // order this load after the store of the last holder. The model checks that.
             let is_used = shared.is_used.load(Ordering::Relaxed) == 1;
             assert!(is_used, "T34: a use was not seen by the deleter");
             outcome
@@ -325,8 +329,9 @@ fn create_against_last_user(value: u64, look_up: LookUp, create: fn(&Mbcache)) -
     })
 }
 
-/// Trap T34: `create` lowers the reach, so a search may miss the slot of an ended entry. The
-/// searching thread must see the work of the last holder of that entry, because it frees the value.
+/// Trap T34: `create` lowers the reach of the home line, so the deleter may miss the slot of an
+/// entry that has ended. It frees the value after that miss. So it must see the work of the last
+/// holder of the entry.
 #[test]
 fn entry_that_is_missed_behind_the_reach_is_over() {
     assert_all_reached(&create_against_last_user(3, LOOK_UP, |cache| {
@@ -334,7 +339,8 @@ fn entry_that_is_missed_behind_the_reach_is_over() {
     }));
 }
 
-/// Control of trap T34: the reach is lowered with a Relaxed store. The model must fail.
+/// Control of trap T34: the reach of the home line is lowered with a Relaxed store. Then the
+/// deleter may miss the work of the last holder, so the model must fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_reach_that_is_lowered_without_an_order_is_caught() {
@@ -344,19 +350,20 @@ fn control_reach_that_is_lowered_without_an_order_is_caught() {
     });
 }
 
-/// Trap T34: `create` uses the slot again, so a search may find a later entry in it. The searching
-/// thread must see the work of the last holder of the earlier entry, because it frees the value.
+/// Trap T34: `create` uses the slot of an ended entry again, so the deleter may find a later entry
+/// in that slot. It frees the value after that miss. So it must see the work of the last holder of
+/// the earlier entry.
 #[test]
 fn entry_that_is_missed_by_later_words_is_over() {
     assert_all_reached(&create_against_last_user(1, LOOK_UP, |cache| {
-        // The values 3 and 1 are both odd. So they have the same preferred slot, and the new pair
-        // gets the slot of the old one.
+        // The values 3 and 1 are both odd, so they have the same preferred slot. The new pair gets
+        // the slot in which the old one was.
         cache.create(KEY, 3).unwrap();
     }));
 }
 
-/// Control of trap T34: the search lacks the fence after a miss. So the deleter may miss the work
-/// of the last holder, and the model must fail.
+/// Control of trap T34: the search of the deleter has no fence after a miss. So the deleter may
+/// miss the work of the last holder, and the model must fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_miss_by_later_words_without_a_fence_is_caught() {
@@ -371,8 +378,10 @@ fn control_miss_by_later_words_without_a_fence_is_caught() {
 }
 
 /// Deletes (KEY, value) with `delete` while another thread searches for the pair. Counts three
-/// outcomes: the pair was deleted and the search missed it; the search found the pair, and the
-/// deletion came later; the search found the pair, and the deletion was busy.
+/// outcomes:
+/// - The search missed the pair, which was deleted.
+/// - The search found the pair, and the deletion came later.
+/// - The search found the pair, and the deletion failed because of the handle.
 fn find_against_delete(value: u64, delete: fn(&Shared) -> bool) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(value);
@@ -423,8 +432,8 @@ fn value_that_is_found_behind_its_home_is_not_freed() {
     }));
 }
 
-/// Control of trap T34: the deletion checks the count of handles in one step, and removes the entry
-/// in a second step. The model must fail.
+/// Control of trap T34: the deletion checks in one step that the entry has no handle, and removes
+/// the entry in a second step. The model must fail.
 #[test]
 #[should_panic(expected = "T34: ")]
 fn control_deletion_in_two_steps_is_caught() {
@@ -440,7 +449,7 @@ fn control_deletion_in_two_steps_is_caught() {
 }
 
 /// Control of trap T34: the deletion removes the entry in one step, but with a Relaxed ordering.
-/// The model must fail.
+/// Then the deleting thread may miss the work of the last holder, so the model must fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_relaxed_deletion_is_caught() {
@@ -452,9 +461,9 @@ fn control_relaxed_deletion_is_caught() {
     });
 }
 
-/// Another thread searches for an entry, and tries to delete it while it has a handle. Meanwhile
-/// this thread reclaims entries with `scan`. Counts two outcomes: the search missed the entry, or
-/// found it.
+/// A second thread searches for an entry, and tries to delete it while it has a handle of that
+/// entry. Meanwhile the main thread reclaims entries with `scan`. Counts two outcomes: the search
+/// missed the entry, or found it.
 fn find_against_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -470,15 +479,15 @@ fn find_against_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
     })
 }
 
-/// Trap T35: reclaim must not remove an entry that has a handle. Otherwise a deletion would not
-/// notice the thread that has the handle.
+/// Trap T35: reclaim must not remove an entry that has a handle. Otherwise a deletion of the entry
+/// would not find it, and so would not wait for the handle.
 #[test]
 fn entry_that_is_held_is_not_reclaimed() {
     assert_all_reached(&find_against_shrink(|cache| cache.scan(1)));
 }
 
-/// Control of trap T35: reclaim removes the entry although it has a handle, and the holder frees it
-/// later, as in an old Linux. The model must fail.
+/// Control of trap T35: reclaim removes the entry although it has a handle, and the thread with the
+/// handle frees it later, as in an old Linux. The model must fail.
 #[test]
 #[should_panic(expected = "T35: an entry in use was not in the index")]
 fn control_reclaim_of_a_held_entry_is_caught() {
@@ -510,15 +519,15 @@ fn create_delete_and_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
     })
 }
 
-/// Trap T35: if a deletion and reclaim reach one entry at the same time, only one of them may end
-/// the entry. The entry must be subtracted from the counts only once.
+/// Trap T35: if a deletion and reclaim reach one entry at the same time, only one of the two may
+/// end it. So the entry must be subtracted from the counts only once.
 #[test]
 fn create_delete_and_shrink_keep_the_counts() {
     assert_all_reached(&create_delete_and_shrink(|cache| cache.scan(6)));
 }
 
-/// Control of trap T35: reclaim checks the entry in one step, and removes it in a second step. The
-/// model must fail.
+/// Control of trap T35: reclaim checks in one step that it may end the entry, and ends it in a
+/// second step. Then the deletion may end it too, so the model must fail.
 #[test]
 #[should_panic(expected = "T36: the index has another number of entries")]
 fn control_reclaim_in_two_steps_is_caught() {
@@ -559,8 +568,8 @@ fn flags_that_are_changed_at_once_are_both_kept() {
     }));
 }
 
-/// Control of trap T33: a flag is changed by a load and a store, like a bit field in C. The model
-/// must fail.
+/// Control of trap T33: a thread changes a flag by a load and a store of the whole word, like a bit
+/// field in C. The model must fail.
 #[test]
 #[should_panic(expected = "T33: ")]
 fn control_flag_that_is_changed_in_two_steps_is_caught() {
@@ -573,9 +582,9 @@ fn control_flag_that_is_changed_in_two_steps_is_caught() {
     });
 }
 
-/// A reader calls `get` for (KEY, 4), a pair that never exists. Meanwhile `replace` puts (another
-/// key, 4) into the slot of (KEY, 2), whose referenced bit is set. Counts two outcomes: the reader
-/// saw the old pair, or did not.
+/// A reader calls `get` for (KEY, 4), a pair that never exists. Meanwhile `replace` ends the entry
+/// of (KEY, 2), and puts a pair of another key and the value 4 into its slot. Counts two outcomes:
+/// the reader saw (KEY, 2), or did not.
 fn read_against_reuse(replace: fn(&Mbcache)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(2);
@@ -592,8 +601,8 @@ fn read_against_reuse(replace: fn(&Mbcache)) -> [usize; 2] {
     })
 }
 
-/// A reader must not combine the key of one entry with the value of another, even if a slot is used
-/// again while it reads.
+/// A reader must not combine the key of one entry with the value of another, even if a new entry
+/// gets the slot while it reads.
 #[test]
 fn entry_whose_slot_is_reused_is_read_whole() {
     assert_all_reached(&read_against_reuse(|cache| {
@@ -602,8 +611,8 @@ fn entry_whose_slot_is_reused_is_read_whole() {
     }));
 }
 
-/// Control: the words of the new entry are stored without the fence after the end of the old entry.
-/// The model must fail.
+/// Control: the key and the value of a new entry are stored in a slot without the fence after the
+/// end of the old entry. The model must fail.
 #[test]
 #[should_panic(expected = "a mix was read")]
 fn control_refill_without_a_fence_is_caught() {
@@ -614,14 +623,14 @@ fn control_refill_without_a_fence_is_caught() {
         words[slots::KEY].store(key_of(cache, home(cache)), Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         words[slots::VALUE].store(4, Ordering::Relaxed);
-        // ORDERING: Release. The ordering is strong enough: the fault of this control is the
-        // missing fence before the stores of the words.
+        // ORDERING: Release. The ordering is strong enough: the fault of this control is that a
+        // fence is missing before the stores of key and value.
         words[STATE].store(2 * NEXT | REUSABLE | LIVE, Ordering::Release);
     });
 }
 
-/// Control: the words are stored while the slot still has the state and generation of the old
-/// entry. The model must fail.
+/// Control: the key and the value of a new entry are stored while the slot still has the state and
+/// the generation of the old entry. The model must fail.
 #[test]
 #[should_panic(expected = "a mix was read")]
 fn control_slot_that_is_filled_without_a_generation_is_caught() {
@@ -635,7 +644,7 @@ fn control_slot_that_is_filled_without_a_generation_is_caught() {
 
 /// The value of (KEY, 1) is full. One thread drops the last handle of the pair with `put`.
 /// Meanwhile another thread calls `note_users`, because the value can get a user again. Counts two
-/// outcomes: the entry stayed, or it was created anew.
+/// outcomes: the entry stayed in the cache, or `note_users` created it anew.
 fn put_against_room(put: fn(Entry<'_>)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -657,7 +666,7 @@ fn put_against_room(put: fn(Entry<'_>)) -> [usize; 2] {
 }
 
 /// Trap T39: the drop of the last handle removes the entry of a full value. But if the value can
-/// get a user again, the cache must contain it afterwards.
+/// get a user again at the same time, the cache must contain the entry afterwards.
 #[test]
 fn entry_that_has_room_again_while_its_last_handle_is_put_is_found() {
     assert_all_reached(&put_against_room(|entry| drop(entry)));
@@ -670,8 +679,8 @@ fn entry_that_has_room_again_while_its_last_handle_is_put_is_found() {
 fn control_full_entry_that_is_taken_out_in_two_steps_is_caught() {
     put_against_room(|entry| {
         let word = &entry.slot.words[STATE];
-        // ORDERING: AcqRel, and Release below. Both are strong enough: the fault of this control is
-        // that it takes two steps.
+        // ORDERING: Acquire, and Release for the store below. Both are strong enough: the fault of
+        // this control is that it takes two steps.
         let state = word.load(Ordering::Acquire);
         if state & REUSABLE != 0 {
             return drop(entry);
@@ -682,9 +691,9 @@ fn control_full_entry_that_is_taken_out_in_two_steps_is_caught() {
     });
 }
 
-/// Iterates over three values with `next`, which continues from an entry. Meanwhile another thread
-/// deletes the second value and creates it anew. Counts two outcomes: the loop returned two values,
-/// or three.
+/// A loop goes over three values with `next`, which finds the entry after a given one. Meanwhile
+/// another thread deletes the second value and creates it anew. Counts two outcomes: the loop
+/// returned two values, or three.
 fn iterate_against_reuse(
     next: for<'c> fn(&'c Mbcache, &Entry<'c>, usize) -> Option<Entry<'c>>,
 ) -> [usize; 2] {
@@ -709,7 +718,7 @@ fn iterate_against_reuse(
 }
 
 /// Trap T40: a loop must not return a value twice if other threads delete entries. It continues
-/// from the entry of which it has a handle.
+/// from its current entry, which stays because the loop has a handle of it.
 #[test]
 fn loop_over_values_that_come_and_go_meets_none_twice() {
     assert_all_reached(&iterate_against_reuse(|cache, entry, _| cache.find_next(entry)));
@@ -726,9 +735,9 @@ fn control_loop_that_counts_what_it_met_is_caught() {
     });
 }
 
-/// A thread waits with `wait` until an entry has no handle. Meanwhile this thread drops the last
-/// handle, takes a new one, and keeps the new one until the wait has ended. Counts the runs in
-/// which the wait ended.
+/// A second thread waits with `wait` until an entry has no handle. Meanwhile the main thread drops
+/// the last handle, takes a new one, and keeps the new one until the wait has ended. Counts the
+/// runs in which the wait ended.
 fn wait_against_finder(wait: fn(&Words, State)) -> [usize; 1] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -754,8 +763,8 @@ fn wait_is_over_though_another_handle_is_taken() {
     assert_all_reached(&wait_against_finder(slots::sleep_while_awaited));
 }
 
-/// Control of guarantee G.1: the thread waits until the count of handles is 0, so a later handle
-/// prolongs its wait. The model must fail.
+/// Control of guarantee G.1: the waiting thread waits until the count of handles is 0, so a handle
+/// that is taken later prolongs its wait. The model must fail.
 #[test]
 #[should_panic(expected = "G.1: a handle that was taken later is waited for")]
 fn control_wait_that_looks_for_handles_is_caught() {

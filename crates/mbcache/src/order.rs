@@ -4,8 +4,8 @@
 //! The cache has one kind of lock, that of a line. A thread that has the lock of a home line never
 //! waits for a second lock, because two such threads could deadlock. Such a deadlock is rare, so
 //! `enter` panics as soon as one thread locks two home lines. Under a model checker this module
-//! checks nothing. There, one thread of the system runs all threads of the model, and the checker
-//! itself finds deadlocks.
+//! checks nothing. The reason is that one thread of the system runs all threads of the model. The
+//! checker finds deadlocks itself.
 //!
 //! Source: Linux lockdep.
 

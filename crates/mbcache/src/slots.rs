@@ -5,25 +5,27 @@
 //! any slot at any time, without a lock. That is correct for these reasons:
 //!
 //! - *No torn pair.* Key and value are written only while the slot is not live, and each use of the
-//!   slot has a new generation. A reader loads the state, then the words. Then it loads the state
-//!   again (`get`), or changes it in one step (`find`, a deletion). If the slot is live with the
-//!   same generation both times, the words belong to that generation.
-//! - *Removal and reuse.* A step succeeds only if the slot still has the generation that the thread
-//!   has read. If the entry has ended, the step fails, even if the slot has the same pair again.
-//! - *Missed entries.* A search misses an entry only if the entry was not live during the whole
-//!   search. Entries do not move, and the reach of a home covers its live entries (I.1 in `index`).
-//!   `create` stores the reach before the entry is live. A thread lowers the reach under the lock
-//!   of the home, and only if the lines beyond it have no live entry of this home. New entries of
-//!   the home need that lock too.
-//! - *Found entries.* The answer of a `get` is true at its second load, and that of a `find` at its
-//!   step. The handle then keeps the entry live.
-//! - *A miss by the last user.* A deleter also frees the value after a miss. It has read a slot
-//!   that is not live, words of a later entry in the slot, or a lower reach. An acquire fence
-//!   follows each miss. So the deleter sees the work of each former holder, which the end of the
-//!   entry released. The entry may also end between the search and the step of the deleter. That is
-//!   a miss, too: the failed step loads the state with Acquire, and the deleter does not search
-//!   again.
-//! - *Bound.* A search reads the lines within the reach that it read at its start, at most 128. It
+//!   slot has a new generation. A reader loads the state, then the key and the value. Then it loads
+//!   the state again (`get`), or changes the state in one step (`find`, a deletion). If the slot is
+//!   live with the same generation both times, the words belong to that generation.
+//! - *Removal and reuse.* A step (a change of the state word) succeeds only if the slot still has
+//!   the generation that the thread has read. If the entry has ended, the step fails, even if the
+//!   slot has the same pair again.
+//! - *Missed entries.* A search misses an entry only if there was a moment during the search at
+//!   which the entry was not live. Entries do not move, and the reach of a home covers its live
+//!   entries (I.1 in `index`). `create` stores the reach before the entry is live. A thread lowers
+//!   the reach under the lock of the home, and only if the lines beyond it have no live entry of
+//!   this home. A new entry of the home is created under that lock too.
+//! - *Found entries.* The result of a `get` is true at the time of its second load of the state.
+//!   That of a `find` is true at its step, which takes a handle. The handle then keeps the entry
+//!   live.
+//! - *A miss by the last user.* A deleter (the thread of the last user) frees the value also if its
+//!   search misses the entry. Then it has read that the slot is not live, or words of a later entry
+//!   in the slot, or a reach that excludes the slot. An acquire fence follows each miss. So the
+//!   deleter sees the work of each thread that had a handle, which the end of the entry released.
+//!   The entry may also end between the search and the step of the deleter. That is a miss, too:
+//!   the failed step loads the state with Acquire, and the deleter does not search again.
+//! - *Bound.* A search loads the reach at its start, and reads the lines within it, at most 128. It
 //!   never restarts. A thread repeats a step only if another thread has changed the same entry.
 //!
 //! The generation has 42 bits. A reader mistakes one entry for another only if the slot is used
@@ -85,7 +87,7 @@ pub(crate) enum Spare {
 /// The effects of a [`put`] on the entry.
 pub(crate) struct Put {
     pub(crate) is_ended: bool,
-    /// True if the last handle was given up, and a thread waits until the entry has no handle.
+    /// True if the last handle was given up while a thread slept until the entry has no handle.
     pub(crate) wakes: bool,
 }
 
@@ -104,14 +106,15 @@ impl State {
         (self.0 & COUNT) >> COUNT_SHIFT
     }
 
-    /// Returns true if the two states belong to the same entry, and `self` is live.
+    /// Returns true if both states, `self` and `other`, belong to the same entry, and `self` is
+    /// live.
     #[inline]
     pub(crate) fn is_same_entry(self, other: State) -> bool {
         (self.0 ^ other.0) & (GENERATION | LIVE) == 0 && self.is_live()
     }
 
-    /// Returns true if a search may take a handle: the value is not full, and no thread waits for
-    /// the last handle.
+    /// Returns true if a search may take a handle of the entry: the value is not full, and no
+    /// thread waits until the entry has no handle.
     #[inline]
     fn is_findable(self) -> bool {
         let flags = self.0 & (LIVE | REUSABLE | AWAITED);
@@ -119,7 +122,8 @@ impl State {
     }
 }
 
-/// Returns the state. The caller then sees the work of the threads that have changed it.
+/// Loads the state. After that the caller sees the work of the threads that had changed the state
+/// before.
 #[inline]
 pub(crate) fn state(words: &Words) -> State {
     // ORDERING(mbcache-fill): Acquire. Pairs with the store in `fill`: a thread that sees the slot
@@ -129,35 +133,36 @@ pub(crate) fn state(words: &Words) -> State {
     State(words[STATE].load(Ordering::Acquire))
 }
 
-/// Returns the key and the value. They surely belong to one entry only in three cases. The caller
-/// has a handle of that entry, a later step of the caller succeeds, or [`is_still`] returns true.
+/// Returns the key and the value in a slot. They belong to one entry for sure if the caller has a
+/// handle of that entry. Otherwise they do so if a later step of the caller on the state succeeds,
+/// or a later [`is_still`] returns true.
 #[inline]
 pub(crate) fn pair_of(words: &Words) -> (u64, u64) {
-    // ORDERING: Relaxed. The generation in the state shows the caller whether the two words belong
-    // together.
+    // ORDERING: Relaxed. The caller finds out by the generation in the state whether the key and
+    // the value belong together.
     (words[KEY].load(Ordering::Relaxed), words[VALUE].load(Ordering::Relaxed))
 }
 
-/// Returns true if the entry of `state` has not ended. The caller has read the key and the value of
-/// the slot before.
+/// Returns true if the entry of `state` has not ended. Before the call, the caller has read the key
+/// and the value in the slot.
 #[inline]
 pub(crate) fn is_still(words: &Words, state: State) -> bool {
     // ORDERING(mbcache-refill): Acquire fence. See `fill`.
     fence(Ordering::Acquire);
-    // If the entry has ended, the caller may be a deleter, which then frees the value. So it must
-    // see the work of the last holder. The Acquire in `state` provides that.
+    // The caller may be a deleter, which frees the value if the entry has ended. Then it must see
+    // the work of the last holder. The Acquire load in `state` provides that.
     state.is_same_entry(self::state(words))
 }
 
-/// Makes a slot that is not live the entry of `pair`. The caller has the lock of the slot's line
-/// (invariant S.1).
+/// Makes the slot the entry of `pair`. The slot is not live, and the caller has the lock of its
+/// line (invariant S.1).
 #[inline]
 pub(crate) fn fill(words: &Words, pair: (u64, u64), _locked: &Locked<'_>) {
     let before = state(words);
     debug_assert!(!before.is_live(), "S.1");
     // ORDERING(mbcache-refill): Release fence. Pairs with the Acquire fences in `is_still` and in
-    // searches. A reader that sees a word that is stored below also sees that the previous entry
-    // has ended.
+    // searches. A reader that sees the key or the value that is stored below also sees that the
+    // previous entry has ended.
     fence(Ordering::Release);
     // ORDERING: Relaxed. See above.
     words[KEY].store(pair.0, Ordering::Relaxed);
@@ -168,8 +173,8 @@ pub(crate) fn fill(words: &Words, pair: (u64, u64), _locked: &Locked<'_>) {
     words[STATE].store(live, Ordering::Release);
 }
 
-/// Ends the entry of `state`, unless it has a handle or `spare` protects it. If the entry is not
-/// ended by this call, returns the current state as the error.
+/// Ends the entry of `state`, unless it has a handle or `spare` protects it. If this call does not
+/// end the entry, returns the current state of the slot as the error.
 #[inline]
 pub(crate) fn end(words: &Words, state: State, spare: Spare) -> Result<(), State> {
     let ended = change(words, state, |now| {
@@ -185,7 +190,8 @@ pub(crate) fn end(words: &Words, state: State, spare: Spare) -> Result<(), State
 #[inline]
 pub(crate) fn hold(words: &Words, key: u64) -> Option<State> {
     let seen = state(words);
-    // ORDERING: Relaxed. If the step below succeeds, the key belongs to the state.
+    // ORDERING: Relaxed. If the step below succeeds, this key belongs to the same entry as the
+    // state.
     if words[KEY].load(Ordering::Relaxed) != key {
         return None;
     }
@@ -196,8 +202,8 @@ pub(crate) fn hold(words: &Words, key: u64) -> Option<State> {
     held.ok()
 }
 
-/// Gives up a handle of the entry of `state`. If the handle is the last one and the entry is not
-/// reusable, the entry ends. If the entry is reusable, its flag *awaited* is cleared.
+/// Gives up a handle of the entry of `state`. If the handle is the last one, ends the entry if it
+/// is not reusable, and otherwise clears its flag *awaited*.
 #[inline]
 pub(crate) fn put(words: &Words, state: State) -> Put {
     let mut put = Put { is_ended: false, wakes: false };
@@ -231,8 +237,8 @@ pub(crate) fn age(words: &Words, state: State) {
     let _ = change(words, state, |now| now.is_same_entry(state).then_some(now.0 & !REFERENCED));
 }
 
-/// Sets or clears the reusable flag of the entry of `state`, and returns the new state. An entry
-/// that is not reusable ends at once if it has no handle, and otherwise with its last handle.
+/// Sets or clears the reusable flag of the entry of `state`, and returns the new state. Without
+/// that flag the entry ends: at once if it has no handle, and otherwise with its last handle.
 ///
 /// Returns `None` if the entry had ended before.
 pub(crate) fn set_reusable(words: &Words, state: State, is_reusable: bool) -> Option<State> {
@@ -256,10 +262,11 @@ pub(crate) fn await_unused(words: &Words, state: State) -> Option<State> {
     awaited.ok()
 }
 
-/// Sleeps until the last handle was put, after [`await_unused`]. It may also return early.
+/// Sleeps until the last handle of the entry was given up. The caller has called [`await_unused`]
+/// before. The sleep may also end early.
 ///
-/// The thread waits for the flag to be cleared, not for a count of 0. So handles that are taken
-/// after the last one was put do not prolong the wait.
+/// The thread waits until the flag *awaited* is cleared, and not for a count of 0. So handles that
+/// are taken after the last one was given up do not prolong the wait.
 pub(crate) fn sleep_while_awaited(words: &Words, awaited: State) {
     let mask = GENERATION | LIVE | AWAITED;
     corewalk_base::park::wait(&words[STATE], mask, awaited.0 & mask);
@@ -271,9 +278,9 @@ pub(crate) fn wake(words: &Words) {
     corewalk_base::park::wake_all(&words[STATE]);
 }
 
-/// Replaces the state by the result of `next` in one step, and returns the new state. If `next`
-/// returns `None` for a state, `Err` has that state. `seen` must come from an acquiring load, or
-/// from a step of the caller.
+/// Replaces the current state by the result of `next` for it in one step, and returns the new
+/// state. If `next` returns `None`, returns the current state as the error. `seen` must come from
+/// an acquiring load, or from a step of the caller.
 #[inline]
 fn change(
     words: &Words,
@@ -293,14 +300,14 @@ fn change(
 /// Replaces the state `seen` by `new`. If the current state is another one, returns that as the
 /// error.
 ///
-/// If this succeeds, words that the caller has read since it loaded `seen` belong to that state.
-/// For the words of a later entry are stored only after this entry has ended, and so after this
-/// step.
+/// If this succeeds, the key and the value that the caller has read since it loaded `seen` belong
+/// to that state. For those of a later entry are stored only after this entry has ended, and so
+/// after this step.
 #[inline(always)]
 fn step(words: &Words, seen: State, new: u64) -> Result<(), State> {
-    // ORDERING(mbcache-state): AcqRel. Release: all work under a handle happens before the step
-    // that ends the entry. Acquire: the thread that ends the entry sees this work. A failed step is
-    // an Acquire load, as in `state`.
+    // ORDERING(mbcache-state): AcqRel. Release: all work of a thread under its handle happens
+    // before the step that ends the entry. Acquire: the thread that ends the entry sees this work.
+    // A failed step is an Acquire load, as in `state`.
     words[STATE]
         .compare_exchange(seen.0, new, Ordering::AcqRel, Ordering::Acquire)
         .map(drop)

@@ -1,6 +1,6 @@
-//! After `new` no call may allocate, except the first sleep of a thread (guarantee G.5). No thread
-//! then allocates under a lock of the index. So an allocator that runs out of memory can call the
-//! cache to free some.
+//! After `new` no call may allocate, except the first sleep of a thread (guarantee G.5). So no
+//! thread allocates while it has a lock of the index. An allocator that runs out of memory can
+//! therefore call the cache to free some.
 
 use corewalk_base::primitives::thread;
 use corewalk_mbcache::{Mbcache, MbcacheOptions};
@@ -52,7 +52,7 @@ fn allocations_of(run: impl FnOnce()) -> u64 {
 }
 
 /// Trap T41: an allocation under a lock of the cache may call reclaim, which needs that lock. So no
-/// call may allocate.
+/// call of the cache may allocate.
 #[test]
 fn every_call_allocates_nothing() {
     let cache = Mbcache::new(MbcacheOptions::default().with_budget_bytes(96_000)).unwrap();
@@ -71,8 +71,8 @@ fn control_one_allocation_is_counted() {
     assert_eq!(allocations_of(run), 1);
 }
 
-/// Waits `waits` times for a handle on one thread, which sleeps each time. Returns the number of
-/// allocations in each wait.
+/// Waits for a handle `waits` times on one thread, which sleeps each time. Returns for each of
+/// these waits the number of allocations.
 fn allocations_of_waits(cache: &Mbcache, waits: u64) -> Vec<u64> {
     let (told, tell) = mpsc::channel();
     (0..waits).for_each(|key| cache.create(key, 1).unwrap());

@@ -28,7 +28,8 @@ struct Block {
     users: u32,
 }
 
-/// Tells whether a store calls `note_users`. If not, its cache does not know which blocks are full.
+/// Tells whether a store calls `note_users`. Without these calls its cache does not know which
+/// blocks are full.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tell {
     Users,
@@ -74,8 +75,8 @@ impl Store {
     }
 
     fn looks_and_hits(&self) -> (u64, u64) {
-        // ORDERING: Relaxed. The counts are read after the threads were joined, which orders the
-        // loads.
+        // ORDERING: Relaxed. The counters are read after the other threads were joined, which
+        // orders the loads.
         (self.looks.load(Ordering::Relaxed), self.hits.load(Ordering::Relaxed))
     }
 
@@ -211,24 +212,24 @@ fn control_block_that_is_freed_while_it_is_found_is_caught() {
     assert!(store.block(entry.value()).users > 0, "T34: a freed block is in use");
 }
 
-/// Trap T38: a search for the new content of a block must find an equal block, and not the block
-/// itself.
+/// Trap T38: a block is changed in place, and another block already has its new content. The search
+/// for that content must find the other block, and not the changed block itself.
 #[test]
 fn block_changed_in_place_is_shared_with_its_equal() {
     let store = Store::new(8, Tell::Users);
     let (one, other) = (store.put(1), store.put(2));
     assert_eq!(store.change_in_place(other, 1), one);
     assert_eq!((store.in_use(), store.cache.stats().entries), (1, 1));
-    // No other block has the new content of the third block. The search for that content must not
-    // find the third block itself.
+    // The store changes the third block in place, and no other block has its new content. The
+    // search for that content must not find the third block itself.
     let third = store.put(3);
     assert_eq!(store.change_in_place(third, 4), third);
     assert_eq!(store.put(4), third);
     assert_eq!(store.put(3), store.put(3));
 }
 
-/// Control of trap T38: the changed block is entered into the index before the search for an equal
-/// block, so the search must find the block itself.
+/// Control of trap T38: the changed block is entered into the index too early, before the search
+/// for an equal block. So the search must wrongly find the changed block itself.
 #[test]
 fn control_block_that_is_entered_first_finds_itself() {
     let store = Store::new(8, Tell::Users);
@@ -273,7 +274,7 @@ fn control_finds_without_the_flag_meet_full_blocks() {
     assert!(looks > hits + hits / 4, "{looks} looks for {hits} hits");
 }
 
-/// Files with 10 contents must take 10 blocks, if each content has at most 1024 users.
+/// Files with 10 different contents must take 10 blocks, if no content has more than 1024 users.
 #[test]
 fn files_of_few_contents_take_a_block_per_content() {
     let store = Store::new(1024, Tell::Users);

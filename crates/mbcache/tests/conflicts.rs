@@ -1,8 +1,8 @@
 //! Guarantee G.7: operations on keys with different home lines must write no common cache line.
 //!
 //! For each operation and several keys, the test records the cache lines that the operation loads
-//! and stores. Then it compares each operation of one thread with each operation of another, and
-//! prints a table.
+//! and stores. Then it compares each operation of one thread with each operation of another thread,
+//! and prints a table.
 #![cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
 
 use corewalk_base::primitives::thread;
@@ -17,7 +17,7 @@ use std::sync::mpsc;
 #[global_allocator]
 static SEAL: Seal = Seal::new();
 
-/// The number of candidate keys. The test uses those of them that have separate home lines.
+/// The number of keys that the test tries. It uses those that have separate home lines.
 const KEYS: u64 = 300;
 /// The number of keys on which each thread runs each operation.
 const SAMPLES: u64 = 8;
@@ -50,11 +50,11 @@ const OPS: [Op; 8] = [
     }),
 ];
 
-/// A cache, and a counter to which every operation of a bad design would write. The value is
-/// leaked, because it must exist until the recording ends.
+/// A cache, and a counter. In a bad design, every operation would write to such a counter. The
+/// value is leaked, because it must exist until the recording ends.
 struct System {
     cache: Mbcache,
-    /// The counter that only the control writes. It has its own cache line.
+    /// The counter. Only the control of this test writes to it. It has its own cache line.
     operations: Box<Alone>,
 }
 
@@ -157,8 +157,9 @@ fn operations_on_different_homes_write_no_common_line() {
             one.iter().all(|(_, lines)| lines.iter().all(|l| !l.read.is_empty())),
             "nothing seen"
         );
-        // All operations write to the line of their key, except two: a `get` of a pair whose
-        // referenced bit is set (guarantee G.6), and a deletion that is refused.
+        // Each operation writes to the home line of its key, with two exceptions. These are a `get`
+        // of a pair whose referenced bit is set (guarantee G.6), and a deletion that is refused
+        // because of a handle.
         for (name, lines) in &one {
             let is_read = ["get", "delete what is held"].contains(name);
             assert!(lines.iter().all(|l| l.written.is_empty() == is_read), "{name}");

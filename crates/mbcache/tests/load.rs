@@ -1,4 +1,4 @@
-//! Searches and reclaim must be correct while other threads create and delete entries.
+//! Tests that searches and reclaim are correct while other threads create and delete entries.
 //!
 //! The indexes in these tests are small. So entries are far from their home lines, and slots are
 //! soon used again.
@@ -32,8 +32,8 @@ fn entries_that_stay_are_found_while_others_of_their_home_come_and_go() {
         for _ in 0..ROUNDS {
             if racer.thread > 0 {
                 let value = racer.rng.below(CHURNED);
-                // Create the pair again only after a successful deletion. The deletion fails if
-                // another thread has a handle of the entry.
+                // Create the pair again only if the deletion has succeeded. It fails if another
+                // thread has a handle of the entry.
                 if cache.delete_or_get(1, value).is_none() {
                     let created = cache.create(1, value);
                     assert_ne!(created, Err(CreateError::Full));
@@ -56,8 +56,8 @@ fn entries_that_stay_are_found_while_others_of_their_home_come_and_go() {
     });
 }
 
-/// Trap T35: reclaim must not remove an entry with a handle, and the counts must be right at the
-/// end. Reclaim runs while other threads create and hold entries.
+/// Trap T35: reclaim must not remove an entry with a handle, and the count of entries must be right
+/// at the end. Reclaim runs while other threads create and hold entries.
 #[test]
 fn shrinker_under_load_keeps_held_entries_and_counts() {
     const CREATORS: usize = 2;

@@ -12,7 +12,8 @@ use std::collections::BTreeMap;
 enum Call {
     Create(u64, u64),
     Get(u64, u64),
-    /// Finds all values of a key, and keeps one handle: that of the value at this position.
+    /// Finds all values of a key. Keeps one handle: that of the value with this position in the
+    /// order of the search.
     Find(u64, usize),
     Put(usize),
     Touch(usize),
@@ -96,7 +97,7 @@ impl Run<'_> {
         assert_eq!(self.cache.stats().entries, self.model.len() as u64);
     }
 
-    /// Removes a pair from the model if its value is full and has no handle.
+    /// Removes a pair from the model if its value is full and no thread has a handle of the pair.
     fn drop_if_full(&mut self, pair: (u64, u64)) {
         if self.model.get(&pair).is_some_and(|pair| !pair.is_reusable && pair.handles == 0) {
             self.model.remove(&pair);
@@ -134,14 +135,14 @@ impl Run<'_> {
         assert_eq!(met, expected);
     }
 
-    /// The model does not know at which slot reclaim continues. So only the result of a scan of all
-    /// entries is known.
+    /// The model does not know at which slot the clock hand of reclaim is. So it knows only the
+    /// result of a scan of all entries.
     fn scan(&mut self, entries: u64) {
         let dropped = self.cache.scan(entries);
         assert!(dropped <= entries);
         let mut gone = 0;
-        // `get` checks whether the cache contains each pair, and sets its referenced bit. So set
-        // the bits in the model too.
+        // The calls of `get` check whether the cache contains each pair. They also set the
+        // referenced bit of the pair, so set it in the model too.
         self.model.retain(|&(key, value), pair| {
             let is_there = self.cache.get(key, value);
             assert!(is_there || (pair.handles == 0 && !pair.is_used), "{key} {value} {pair:?}");
@@ -173,7 +174,7 @@ proptest! {
 
     #[test]
     fn cache_answers_as_the_multimap(calls in prop::collection::vec(call(), 1..120), is_small in prop::bool::weighted(0.25)) {
-        // A small index has so few lines that entries of different keys share lines.
+        // Make some indexes so small that entries of different keys share lines.
         let lines = if is_small { 18 } else { 1_500 };
         let options = MbcacheOptions::default()
             .with_budget_bytes(lines * 64)

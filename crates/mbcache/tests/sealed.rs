@@ -1,8 +1,8 @@
 //! Guarantee G.6: a `get` of a pair whose referenced bit is set must store nothing.
 //!
-//! The test makes the memory of a cache read-only, and calls `get` for its pairs and for missing
-//! ones. Two controls write to that memory, and must fail: a `get` that sets the bit, and a
-//! `find_first` that counts a handle.
+//! The test makes the memory of a cache read-only, and calls `get` for pairs of the cache and for
+//! missing ones. Two controls write to the read-only memory, and must fail: a `get` that sets a
+//! referenced bit, and a `find_first` that counts a handle.
 #![cfg(not(miri))]
 
 use corewalk_mbcache::{Mbcache, MbcacheOptions};

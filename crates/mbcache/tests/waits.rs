@@ -42,8 +42,8 @@ fn threads_that_wait_go_on_when_the_last_handle_is_put() {
 }
 
 /// Trap T34: a thread that frees a value must wait for the threads that found it, and no wait may
-/// last for ever. Some threads search for values, and one thread frees them, until it has waited
-/// several times.
+/// last for ever. Some threads search for values, and one thread frees them. The test ends when the
+/// freeing thread has waited several times.
 #[test]
 fn waits_beside_finders_all_end() {
     const ROUNDS_MAX: u64 = 50_000_000;
@@ -93,7 +93,7 @@ fn thread_that_waits_is_not_kept_by_a_finder_that_came_later() {
         let _second = thread::scope(|scope| {
             let busy = cache.delete_or_get(1, 5).expect("it is held");
             let waiter = scope.spawn(move || busy.wait());
-            // Wait until the other thread waits for the handle. From then on a search returns no
+            // Wait until the other thread waits for the handle. While it does, a search returns no
             // handle of the entry.
             while cache.find_first(1).is_some() {
                 thread::yield_now();

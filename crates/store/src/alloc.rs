@@ -42,8 +42,8 @@ pub(crate) struct Run {
 
 /// The allocator of the free blocks of a data device.
 pub(crate) struct Allocator {
-    /// One window, a run of blocks taken from the tree, for each shard of threads. Each window is
-    /// protected by its own mutex.
+    /// One window for each shard of threads: a run of blocks that the shard has taken from the
+    /// tree. Each window is protected by its own mutex.
     windows: Box<[OwnLine<Mutex<Run>>]>,
     /// The runs of free blocks that are in no window. Protected by its own mutex, which a thread
     /// that holds the mutex of a window may lock.
@@ -78,8 +78,8 @@ impl Allocator {
         Allocator { windows, tree: Mutex::new(tree) }
     }
 
-    /// Allocates a run of one to `wanted` blocks. If the block `goal` is free, the run of a large
-    /// request starts there.
+    /// Allocates a run of one to `wanted` blocks. If the block `goal` is free, a large request (of
+    /// at least `LARGE_BLOCKS`) gets a run that starts at `goal`.
     pub(crate) fn take(&self, goal: Option<u64>, wanted: u64) -> Run {
         if wanted >= LARGE_BLOCKS {
             return self.tree.lock().take(goal, wanted);
@@ -120,8 +120,8 @@ impl Tree {
             }
             _ => {
                 // None of the examined free runs is long enough, so extend the device. The next
-                // search starts behind the longest of them. If this search found no run at all, the
-                // next one starts at block 0.
+                // search for a run starts behind the longest run of this search. If this search
+                // found no run at all, the next one starts at block 0.
                 self.rover = best.map_or(0, |(start, len)| start + len);
                 let run = Run { start: self.end, len: wanted };
                 self.end += wanted;

@@ -6,8 +6,8 @@
 //! de-duplication runs on such a thread.
 //!
 //! # Invariants
-//! - U.1: an id was never used, or it is in exactly one list, or belongs to one block, or one
-//!   thread has taken it.
+//! - U.1: an id was never used, or it is in exactly one list of free ids, or belongs to one block.
+//!   The exception is an id that a thread has taken for a block that it is about to make.
 //! - U.2: no new id is used while a list has a free id, unless another thread is just changing that
 //!   list.
 //!
@@ -29,7 +29,8 @@ pub(crate) struct BlockIds {
 struct List {
     /// Protected by its own mutex.
     numbers: Mutex<Vec<u64>>,
-    /// Length of `numbers`. Written under the mutex of `numbers`, but read without this mutex.
+    /// The number of ids in `numbers`. Written under the mutex of `numbers`, but read without this
+    /// mutex.
     len: AtomicU64,
 }
 
@@ -44,8 +45,8 @@ impl BlockIds {
     pub(crate) fn take(&self) -> u64 {
         let own = &self.free[shard_index()];
         let free = own.change(Vec::pop).or_else(|| {
-            // ORDERING: Relaxed. The length is a hint that this list may have an id. Under the
-            // mutex of the list, `take` checks that.
+            // ORDERING: Relaxed. The length is only a hint that a list has a free id. `take` checks
+            // under the mutex of that list whether it has one.
             let is_some = |list: &&OwnLine<List>| list.len.load(Ordering::Relaxed) > 0;
             self.free.iter().filter(is_some).find_map(|list| {
                 let mut numbers = list.change(std::mem::take);
@@ -54,7 +55,8 @@ impl BlockIds {
                 Some(number)
             })
         });
-        // ORDERING: Relaxed. Two threads must get different ids, which any atomic addition ensures.
+        // ORDERING: Relaxed. The only requirement is that two threads get different ids, which any
+        // atomic addition ensures.
         free.unwrap_or_else(|| self.next.fetch_add(1, Ordering::Relaxed))
     }
 
@@ -68,8 +70,8 @@ impl List {
     fn change<R>(&self, change: impl FnOnce(&mut Vec<u64>) -> R) -> R {
         let mut numbers = self.numbers.lock();
         let done = change(&mut numbers);
-        // ORDERING: Relaxed. The length changes under the mutex of the list. A reader without the
-        // mutex uses the length only as a hint.
+        // ORDERING: Relaxed. The length changes under the mutex of its list of free ids. A reader
+        // without that mutex uses the length only as a hint.
         self.len.store(numbers.len() as u64, Ordering::Relaxed);
         done
     }

@@ -4,13 +4,14 @@
 //! rewrite the content. The content of a *shared* block never changes, except when its only user
 //! sets another content. Then a new block takes over its id. Shared blocks stay in memory while
 //! they are in use. The [`ShareIndex`] finds blocks with equal contents. A shared block enters the
-//! index when it is read from disk or made. The steps follow the protocol of `corewalk-mbcache`.
+//! index when it is read from disk or made. Lookups, changes and frees of blocks follow the
+//! protocol of `corewalk-mbcache`.
 //!
 //! A *private* block has one user, and only that inode refers to it in memory. Its record has no
 //! hash ([`UNHASHED`]), and the block is in neither the table nor the index. So a change of the
-//! block takes no lock but that of the inode. Three kinds of sets are private. These are sets that
-//! change often, until a commit shares them (`late`), sets longer than [`SHARED_BYTES_MAX`], and
-//! all sets of a store without sharing.
+//! block takes no lock but that of the inode. Sets that change often are private until a commit
+//! shares them (`late`). Sets longer than [`SHARED_BYTES_MAX`], and all sets of a store without
+//! sharing, are always private.
 //!
 //! The index key of a block is the hash of its content, or of samples of a long content (`hash`).
 //! After [`COMPARISONS_MAX`] different contents with one key, the hash of all bytes is the key. So
@@ -25,11 +26,12 @@
 //!   index. Otherwise the lookup could find the changing block itself (trap T38).
 //! - K.5: a block is in memory at most once. It is in the table before its id is visible, and until
 //!   its records are removed. A block made and freed in one transaction leaves no record.
-//! - K.6: the count of users of a block is locked before the block is put into the table, until the
-//!   block is in the index. So the index has a block before its count changes (rule H.5 of
-//!   [`ShareIndex`]), and no freed block enters the index.
-//! - K.7: unused blocks take no more memory than used ones, or at most [`SHARD_BYTES`] per shard. A
-//!   shard is scanned for unused blocks after at most [`SHARD_BLOCKS`] new ones.
+//! - K.6: the count of users of a block is locked from before the block is put into the table until
+//!   the block is in the index. So the index has a block before the count of the block changes
+//!   (rule H.5 of [`ShareIndex`]), and no freed block enters the index.
+//! - K.7: unused blocks take no more memory than used ones, or at most [`SHARD_BYTES`] per shard,
+//!   whichever is more. A shard is scanned for unused blocks after at most [`SHARD_BLOCKS`] new
+//!   ones.
 //! - K.8: a private block is reached only through its inode. The table does not contain it.
 //!   `get_for` refuses its record if the id comes from the index, because such an id is outdated.
 //!   Record and table entry of a block change together, under the mutex of the shard.
@@ -93,7 +95,7 @@ pub(crate) struct BlockTotals {
     pub(crate) last_id: u64,
 }
 
-/// The locked count of users of a block, from which the caller will remove one user.
+/// The locked count of users of a block. The caller is about to remove one user from the count.
 struct LockedUsers<'a> {
     users: MutexGuard<'a, u32>,
     /// True if the leaving user is the only one.
@@ -189,8 +191,8 @@ impl Block {
         view.put(Key::of(Kind::XattrUsers, self.id), &self.users_record(users).encode());
     }
 
-    /// Saves the records of a new block. No committed record has its id. So if the block is freed
-    /// before the commit, the commit writes nothing for it.
+    /// Saves the records of a new block. No committed record has the id of the block. So if the
+    /// block is freed before the commit, the commit writes no record of it.
     fn save_new(&self, view: &View) {
         view.put_new(Key::of(Kind::XattrUsers, self.id), &self.users_record(1).encode());
         view.put_new_shared(Key::of(Kind::Xattr, self.id), self.content.clone());
@@ -202,7 +204,8 @@ impl Block {
 }
 
 impl Blocks {
-    /// Returns the table of attribute blocks, with the counts of blocks that the mount has read.
+    /// Returns the table of attribute blocks. `found` has the counts of the blocks that the mount
+    /// has read from the database and the log.
     pub(crate) fn new(index: Arc<dyn ShareIndex>, secret: Secret, found: BlockTotals) -> Blocks {
         let table = Blocks {
             is_sharing: index.users_max() > 1,
@@ -230,14 +233,14 @@ impl Blocks {
         let get = |counter: &ShardedCounter| counter.sum().max(0) as u64;
         (stats.xattr_blocks, stats.xattr_users) = (get(&self.blocks), get(&self.users));
         (stats.xattr_hits, stats.xattr_misses) = (get(&self.hits), get(&self.misses));
-        // Assume that each attribute set takes one block of 4096 bytes, as nearly all sets do.
+        // Assume that each attribute set takes one block of 4096 bytes. Nearly all sets are so
+        // short.
         stats.xattr_saved_blocks = stats.xattr_users.saturating_sub(stats.xattr_blocks);
         let index = self.index.stats();
         (stats.xattr_entries, stats.xattr_reclaimed) = (index.entries, index.reclaimed);
     }
 
-    /// Returns the block with this id, for an inode that uses it. `EIO` if the block cannot be
-    /// read.
+    /// Returns the block `id`, which an inode uses. `EIO` if the block cannot be read.
     pub(crate) fn get(&self, id: u64, view: &View) -> Result<Arc<Block>, Errno> {
         self.get_for(LookupOrigin::User, id, view)
     }
@@ -247,8 +250,8 @@ impl Blocks {
         if let Some(block) = shard.blocks.get(&id) {
             return Ok(block.clone());
         }
-        // Read the record under the lock of the shard. A block is dropped from memory under that
-        // lock, so the record is current.
+        // Read the record under the mutex of the table's shard. A block is dropped from memory
+        // under the same mutex, so the record is current.
         let users = view.get(&Key::of(Kind::XattrUsers, id))?.ok_or(Errno::IO)?;
         let UsersRecord { hash, users, len } = UsersRecord::decode(&users)?;
         // Invariant K.8: a block whose record has no hash is private. An outdated id from the index
@@ -267,7 +270,8 @@ impl Blocks {
         let hash = Hash { stored: hash, key };
         let block = Block::new(id, content, hash, users);
         // Invariant K.6: lock the block before it is put into the table, and unlock it after it is
-        // in the index. Otherwise another thread could free it before the index has it.
+        // in the index. Otherwise another thread could free the block before it is in the index,
+        // and then a freed block would enter the index.
         let users = block.users.lock();
         shard.keep(&block);
         drop(shard);
@@ -276,7 +280,8 @@ impl Blocks {
         Ok(block)
     }
 
-    /// Returns a shared block with this content, and counts one more user of it.
+    /// Returns a block with this content, and counts one more user of it. The block is private (it
+    /// has only this user) if the content cannot be shared.
     ///
     /// # Errors
     /// `ENOSPC`.
@@ -299,7 +304,8 @@ impl Blocks {
     }
 
     /// De-duplicates a private block. Returns true if the inode now uses a block with another id,
-    /// so that the record of the inode must change. The call never needs space.
+    /// so that the record of the inode must change. The call charges no space, so it never fails
+    /// for lack of space.
     pub(crate) fn share_late(&self, own: &mut Arc<Block>, view: &View, space: &Budget) -> bool {
         if own.is_hashed() || !self.can_share(&own.content) {
             return false;
@@ -337,11 +343,11 @@ impl Blocks {
         self.users.add(-1);
     }
 
-    /// Replaces the content for one user of the block `own`. Sets `own` to the block that the user
-    /// has then, which may be another one.
+    /// Replaces the content for one user of the block `own`. Sets `own` to the block with the new
+    /// content, which may be another block than before.
     ///
     /// # Errors
-    /// `ENOSPC`; `EIO` if the count of users is damaged. Nothing has changed in that case.
+    /// `ENOSPC`; `EIO` if the count of users is damaged. After an error nothing has changed.
     pub(crate) fn replace(
         &self,
         own: &mut Arc<Block>,
@@ -354,7 +360,7 @@ impl Blocks {
         if when == When::Late || !can_share {
             match self.keep_private(own, content, view, space) {
                 // There is no space for a private block. So look for a shared block with equal
-                // content, which takes no space.
+                // content. To join that block takes no space.
                 Err(Errno::NOSPC) if can_share => {}
                 done => return done,
             }
@@ -370,7 +376,7 @@ impl Blocks {
     }
 
     /// Replaces the content for one user of the block `old`, like [`Blocks::replace`]. The caller
-    /// has found no block with the new content. Returns the block that the user has then.
+    /// has found no block with the new content. Returns the block with the new content.
     fn replace_with_new(
         &self,
         old: &Arc<Block>,
@@ -410,7 +416,7 @@ impl Blocks {
     /// Gives one user of the block `own` a private block with the new content.
     ///
     /// # Errors
-    /// As [`Blocks::replace`].
+    /// The errors of [`Blocks::replace`].
     fn keep_private(
         &self,
         own: &mut Arc<Block>,
@@ -441,8 +447,8 @@ impl Blocks {
         }
         *users = 0;
         let new = Block::private(own.id, content.into());
-        // Invariant K.8: change the record of the block and its entry in the table under one lock
-        // of the shard. Otherwise `get_for` could see only one of the two changes.
+        // Invariant K.8: the record of a block and its entry in the table change together. So make
+        // both changes under one lock of the shard. Otherwise `get_for` could see only one of them.
         let mut shard = self.shard(own.id).lock();
         new.save(view);
         new.save_users(1, view);
@@ -459,8 +465,8 @@ impl Blocks {
         let block = Block::new(own.id, own.content.clone(), hash, 1);
         let users = block.users.lock();
         let mut shard = self.shard(block.id).lock();
-        // Invariant K.8: change the record of the block and its entry in the table under one lock
-        // of the shard. Otherwise `get_for` could see only one of the two changes.
+        // Invariant K.8: the record of a block and its entry in the table change together. So make
+        // both changes under one lock of the shard. Otherwise `get_for` could see only one of them.
         block.save_users(1, view);
         shard.keep(&block);
         drop(shard);
@@ -505,7 +511,8 @@ impl Blocks {
         found.inspect(|_| self.users.add(1)).ok_or(hash)
     }
 
-    /// Returns the index key of a content that was read from disk.
+    /// Returns the index key of a content that was read from disk. `hash` is the hash in its
+    /// record.
     fn key_to_enter(&self, hash: u64, content: &[u8]) -> u64 {
         let mut others = 0;
         self.index.find(hash, &mut |_| {
@@ -515,8 +522,8 @@ impl Blocks {
         if others < COMPARISONS_MAX { hash } else { self.secret.hash_whole(content) }
     }
 
-    /// Adds a user to the block if it has this content. Returns `Some(false)` if the content
-    /// differs, and None if the block cannot get another user.
+    /// Adds a user to the block if the block has this content. Returns `Some(false)` if the content
+    /// of the block differs, and None if the block cannot get another user.
     fn take(&self, block: &Block, key: u64, content: &[u8], view: &View) -> Option<bool> {
         if block.hash.key != key || *block.content != *content {
             return Some(false);
@@ -592,8 +599,8 @@ impl Blocks {
             drop(users);
             self.index.left(block.id);
             self.index.wait(key, block.id);
-            // Another thread may have added a user during the wait. Then make sure that the index
-            // has the block.
+            // While this thread waited, another thread may have become a user of the block. Then
+            // the block stays in use, so make sure that the index has it.
             let users = block.users.lock();
             if *users > 1 {
                 self.enter(block, *users);
@@ -617,8 +624,8 @@ impl Blocks {
     /// Removes a user from a block that has other users, and unlocks the block.
     fn leave(&self, block: &Block, mut users: MutexGuard<'_, u32>, view: &View) {
         *users -= 1;
-        // Do not inform the index of a block with a content longer than `SHARED_BYTES_MAX`. An
-        // earlier version shared such blocks, but they are not in the index.
+        // If the content is longer than `SHARED_BYTES_MAX`, do not inform the index, which does not
+        // have the block. Only an earlier version shared such long contents.
         if block.is_hashed() && block.content().len() <= SHARED_BYTES_MAX {
             self.index.note_users(block.hash.key, block.id, *users);
         }
@@ -634,16 +641,16 @@ impl Blocks {
 }
 
 impl Shard {
-    /// Adds a block to the table. No other thread has seen the block, and the caller has locked its
-    /// count of users.
+    /// Adds a block to the table. No other thread has seen the block, and the caller has locked the
+    /// block's count of users (invariant K.6).
     fn keep(&mut self, block: &Arc<Block>) {
         debug_assert!(block.users.try_lock().is_none(), "K.6");
         self.bytes += block.content.len();
         let old = self.blocks.insert(block.id, block.clone());
         self.bytes -= old.map_or(0, |old| old.content.len());
         self.kept += 1;
-        // The bounds are too high if many more blocks were in use at the last scan than now. So
-        // scan the shard also after `SHARD_BLOCKS` new blocks.
+        // If many more blocks were in use at the last scan than now, that scan has set the bounds
+        // too high. So scan the shard also after `SHARD_BLOCKS` new blocks.
         let has_few =
             self.blocks.len() <= self.bound.max(SHARD_BLOCKS) && self.kept <= SHARD_BLOCKS;
         if has_few && self.bytes <= self.bytes_bound.max(SHARD_BYTES) {
@@ -651,8 +658,8 @@ impl Shard {
         }
         self.blocks.retain(|_, block| Arc::strong_count(block) > 1);
         self.bytes = self.blocks.values().map(|block| block.content.len()).sum();
-        // Scan again when the size of the shard has doubled. So the cost of all scans together is
-        // proportional to the number of additions.
+        // Scan again when the shard has twice its present size. So the cost of all scans together
+        // is proportional to the number of additions.
         (self.bound, self.bytes_bound) = (2 * self.blocks.len(), 2 * self.bytes);
         self.kept = 0;
     }
@@ -714,13 +721,14 @@ mod tests {
         assert!(shard.blocks.len() <= 2, "the last, and one more");
     }
 
-    /// Invariant K.7: after a peak of used blocks, the bound for the next scan is high.
-    /// Nevertheless few unused blocks may stay in memory.
+    /// Invariant K.7: after a peak of used blocks, the number of blocks at which the next scan
+    /// starts is high. Nevertheless few unused blocks may stay in memory.
     #[test]
     fn bound_of_a_peak_is_not_kept() {
         let mut shard = Shard::default();
-        // The last scan finds about 4 times `SHARD_BLOCKS` used blocks, and sets `bound` to twice
-        // as many. Without another condition, the next scan would come only then.
+        // The last scan during these additions finds about 4 times `SHARD_BLOCKS` used blocks, and
+        // sets `bound` to twice as many. If only `bound` started a scan, the next scan would come
+        // when the shard has that many blocks.
         let peak = 5 * SHARD_BLOCKS as u64;
         let used: Vec<_> = (0..peak).map(|id| block(id, 10)).collect();
         used.iter().for_each(|block| keep(&mut shard, block));

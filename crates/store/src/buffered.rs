@@ -35,8 +35,8 @@ enum Step {
     Sync,
 }
 
-/// The pending calls on the device below, and an overlay with the content that this device will
-/// have after them. Protected by the mutex `BufferedDevice::waiting`.
+/// The pending calls on the device below, and an overlay that shows the content of that device as
+/// it will be after these calls. Protected by the mutex `BufferedDevice::waiting`.
 #[derive(Debug)]
 struct Waiting {
     overlay: Overlay,
@@ -77,14 +77,14 @@ impl BufferedDevice {
             }
         }
         *waiting = None;
-        // ORDERING(buffered): Release. Pairs with the load in `choose`. A thread that loads true
-        // there sees all pending writes applied to the device below.
+        // ORDERING(buffered): Release. Pairs with the load in `choose`. A thread that loads true in
+        // `choose` sees all pending writes applied to the device below.
         self.is_released.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Performs a call on the device with one of two functions. Until [`BufferedDevice::release`]
-    /// has succeeded, calls `held` with the pending writes, and afterwards `released` with the
+    /// Performs a call on the device. Until [`BufferedDevice::release`] has succeeded, calls the
+    /// closure `held` with the pending writes. Afterwards calls the closure `released` with the
     /// device below.
     fn choose<R>(
         &self,

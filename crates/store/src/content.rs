@@ -248,7 +248,7 @@ impl Content {
     }
 
     /// Sets the size. A larger size adds a hole. A smaller or equal size frees the reserved blocks
-    /// behind it, as on ext4. Cannot fail after [`Content::prepare_size`].
+    /// behind the new end, as on ext4. Cannot fail after [`Content::prepare_size`].
     pub(crate) fn set_size(&mut self, tx: FileTx<'_>, size: u64) -> Result<(), Errno> {
         if size <= self.size {
             self.remove(tx, size.div_ceil(BLOCK_BYTES)..u64::MAX)?;
@@ -258,10 +258,11 @@ impl Content {
         Ok(())
     }
 
-    /// Returns how many new blocks [`Content::allocate`] needs, or 0 for a call that it refuses.
+    /// Returns how many new blocks a call of [`Content::allocate`] with these arguments needs, or 0
+    /// if it would refuse the call.
     ///
     /// # Errors
-    /// `EIO`, `ESTALE`.
+    /// `EIO` if the extents cannot be read; `ESTALE` if the file was freed.
     pub(crate) fn missing_blocks(
         &mut self,
         tx: FileTx<'_>,
@@ -280,10 +281,10 @@ impl Content {
     /// Changes the allocation as fallocate(2) does.
     ///
     /// # Errors
-    /// `EINVAL` for an empty range. `EINVAL` for a collapse of a range that is unaligned or reaches
-    /// the end of the file, and for an insert at such an offset. `EFBIG` for a range behind the
-    /// largest size. `EOPNOTSUPP` for flags that exclude each other. `ENOSPC`; `EIO`; `ESTALE` if
-    /// the file was freed.
+    /// `EINVAL` for an empty range. `EINVAL` for an unaligned range of a collapse or insert.
+    /// `EINVAL` for a collapse that reaches the end of the file, and for an insert that starts at
+    /// or behind the end. `EFBIG` for a range behind the largest size. `EOPNOTSUPP` for flags that
+    /// exclude each other. `ENOSPC`; `EIO`; `ESTALE` if the file was freed.
     pub(crate) fn allocate(
         &mut self,
         tx: FileTx<'_>,
@@ -324,8 +325,8 @@ impl Content {
     pub(crate) fn discard(&mut self, tx: FileTx<'_>) -> Result<(), Errno> {
         self.remove(tx, 0..u64::MAX)?;
         self.flush(tx);
-        // A freed file has no record to save. So reset `has_moved`, which asks for a save of the
-        // record.
+        // `has_moved` asks the caller to save the record of the file. A freed file has no record,
+        // so reset `has_moved`.
         (self.size, self.has_moved) = (0, false);
         self.is_dead = true;
         Ok(())
@@ -343,7 +344,8 @@ impl Content {
         Ok(())
     }
 
-    /// Inserts a hole at the range: moves all blocks from its start on towards the end of the file.
+    /// Inserts a hole at `range`: moves all blocks from the start of `range` on towards the end of
+    /// the file.
     fn insert(&mut self, tx: FileTx<'_>, range: Range<u64>) -> Result<(), Errno> {
         if !is_whole_blocks(&range) || range.start >= self.size {
             return Err(Errno::INVAL);
@@ -388,7 +390,8 @@ impl Content {
         Ok(())
     }
 
-    /// Zeroes the bytes of the last block from the size up to `end` (invariant D.1).
+    /// Zeroes the bytes of the last block from the size of the file up to `end`. A file that grows
+    /// needs that, because bytes behind the size have no meaning (invariant D.1).
     fn zero_end(&mut self, tx: FileTx<'_>, end: u64) -> Result<(), Errno> {
         let block_end = self.size.next_multiple_of(BLOCK_BYTES);
         if end <= self.size {
@@ -441,8 +444,8 @@ impl Content {
     }
 }
 
-/// Writes `bytes` to new blocks, `within` bytes behind the start of block `physical`. Zeroes the
-/// rest of these blocks.
+/// Writes `bytes` to new blocks of the device, from byte `within` of block `physical` on. Zeroes
+/// the rest of these blocks.
 fn write_padded(tx: FileTx<'_>, physical: u64, within: u64, bytes: &[u8]) -> Result<(), Errno> {
     let start = physical * BLOCK_BYTES;
     let end = within + bytes.len() as u64;
@@ -450,8 +453,8 @@ fn write_padded(tx: FileTx<'_>, physical: u64, within: u64, bytes: &[u8]) -> Res
     if within == 0 && padding == 0 {
         return tx.journal.write_data(tx.view, start, bytes);
     }
-    // Copying the bytes costs little: nearly all large writes are aligned to blocks and need no
-    // padding.
+    // Copy the bytes into a padded buffer. That costs little: nearly all large writes are aligned
+    // to blocks and need no padding.
     let zeros = &ZEROS[..];
     let padded = [&zeros[..within as usize], bytes, &zeros[..padding]].concat();
     tx.journal.write_data(tx.view, start, &padded)

@@ -20,8 +20,8 @@
 //!   commit that reads a damaged page may still abort.
 //!
 //! Rejected: a lookup of each record before it is written. redb bounds the depth of a lookup but
-//! not that of a write, so the lookup would find a page that refers to itself. But these lookups
-//! make a commit take 1.15 times as long.
+//! not that of a write. So the lookup would fail on a page that refers to itself, before the write
+//! recurses without end. But these lookups make a commit take 1.15 times as long.
 
 use std::io;
 use std::ops::{Deref, DerefMut, RangeInclusive};
@@ -133,9 +133,9 @@ impl Database {
                 };
                 done.map_err(|error| failed(error.into()))
             })?;
-            // Drop redb's table here, because redb learns of the table's changes only then. If this
-            // thread panics, `Fragile` would leak the table. Then the commit would lack its
-            // changes, and no other transaction could begin.
+            // Drop redb's table before the commit, because redb learns of the changes of a table
+            // only when the table is dropped. If this thread panics, `Fragile` would leak the
+            // table. Then the commit would lack its changes, and no other transaction could begin.
             drop(table.into_inner());
             transaction.into_inner().commit().map_err(|error| failed(error.into()))
         })
@@ -165,7 +165,8 @@ pub(crate) struct Snapshot {
     base: Base,
     /// True if a read has failed. All further reads fail until the database is reopened.
     has_failed_read: AtomicBool,
-    /// True if a read has failed because the content of the database is invalid.
+    /// True if a read has failed because the content of the database is invalid, and not because of
+    /// the device.
     is_damaged: AtomicBool,
 }
 
@@ -193,8 +194,8 @@ impl Snapshot {
 
     /// Returns true if a read has failed.
     pub(crate) fn has_failed_read(&self) -> bool {
-        // ORDERING: Relaxed. The flag only tells a later commit or sync to reopen the database. It
-        // orders no other data.
+        // ORDERING: Relaxed. `has_failed_read` only tells a later commit or sync to reopen the
+        // database. It orders no other data.
         self.has_failed_read.load(Ordering::Relaxed)
     }
 
@@ -211,8 +212,8 @@ impl Snapshot {
             // ORDERING: Relaxed. Only this thread has to see the flag.
             self.is_damaged.store(true, Ordering::Relaxed);
         }
-        // ORDERING: Relaxed. The flag only tells another thread to reopen the database. It orders
-        // no other data.
+        // ORDERING: Relaxed. `has_failed_read` only tells another thread to reopen the database. It
+        // orders no other data.
         self.has_failed_read.store(true, Ordering::Relaxed);
         Errno::IO
     }
@@ -299,22 +300,22 @@ impl Calls {
             return Err(io::ErrorKind::InvalidData.into());
         }
         catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
-            // ORDERING: Relaxed. A thread that misses the flag calls redb again. That call fails,
-            // or panics and `run` catches the panic.
+            // ORDERING: Relaxed. A thread that still reads `has_panicked` as false calls redb
+            // again. That call fails, or it panics and `run` catches the panic.
             self.has_panicked.store(true, Ordering::Relaxed);
             Err(io::ErrorKind::InvalidData.into())
         })
     }
 
     fn has_panicked(&self) -> bool {
-        // ORDERING: Relaxed. A thread that misses the flag calls redb again. That call fails, or
-        // panics and `run` catches the panic.
+        // ORDERING: Relaxed. A thread that still reads false after a panic calls redb again. That
+        // call fails, or it panics and `run` catches the panic.
         self.has_panicked.load(Ordering::Relaxed)
     }
 }
 
-/// A redb object that is leaked instead of dropped if redb has panicked, or the thread panics (rule
-/// B.2).
+/// A redb object that is dropped as usual, except after a panic of redb or during a panic of the
+/// thread. Then the object is leaked, because its destructor could panic too (rule B.2).
 struct Fragile<T> {
     /// None after the object was taken out.
     inner: Option<T>,

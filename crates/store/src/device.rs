@@ -97,8 +97,8 @@ const FILLED_BYTES_MAX: u64 = 32 << 20;
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
-    /// The offset from which on no byte was ever written. Protected by its own mutex, under which
-    /// the file grows.
+    /// The offset from which on no byte was ever written. Protected by its own mutex. The file
+    /// grows only under this mutex.
     end: Mutex<u64>,
 }
 
@@ -187,23 +187,23 @@ impl Device for FileDevice {
     }
 }
 
-/// A flag that is set if a device may have lost written bytes. A failed sync sets it, and so does a
-/// write that fails for a reason other than lack of space. From then on a read may show bytes that
-/// are not on disk, even after another sync that succeeds.
+/// A flag that is set if a device may have lost written bytes. It is set by a failed sync, and by a
+/// write that fails for a reason other than lack of space. Once it is set, a read may show bytes
+/// that are not on disk, even after another sync that succeeds.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Loss(Arc<AtomicBool>);
 
 impl Loss {
     /// Records that the device may have lost bytes.
     pub(crate) fn note(&self) {
-        // ORDERING: Relaxed. The lock of the database, which the reading thread holds too, orders
-        // this store before the load.
+        // ORDERING: Relaxed. This thread holds the lock of the database, and so does the thread
+        // that loads the flag. That lock orders this store before the load.
         self.0.store(true, Ordering::Relaxed);
     }
 
     /// Returns true if the device may have lost bytes.
     pub(crate) fn is_noted(&self) -> bool {
-        // ORDERING: Relaxed. This thread holds the lock of the database, which orders this load
+        // ORDERING: Relaxed. This thread holds the lock of the database. That lock orders this load
         // after an earlier store in `note`.
         self.0.load(Ordering::Relaxed)
     }
@@ -230,7 +230,8 @@ impl redb::StorageBackend for Backend {
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), io::Error> {
         self.device.read_at(offset, out).map_err(|error| match error.kind() {
-            // A page of the database refers to a page that is behind the end of the device.
+            // A page refers to another one behind the end of the device, so the database is
+            // damaged.
             io::ErrorKind::UnexpectedEof => io::ErrorKind::InvalidData.into(),
             _ => error,
         })
@@ -259,8 +260,8 @@ impl redb::StorageBackend for Backend {
     }
 }
 
-/// Extends a device to `len` bytes if it is shorter. Allocates space on the host for all of them,
-/// so that later writes to them need no more space.
+/// Extends a device to `len` bytes if it is shorter. Allocates space on the host for all of these
+/// bytes, so that later writes to them need no more space.
 ///
 /// # Errors
 /// `StorageFull` (ENOSPC) and other errors of the host.
@@ -286,7 +287,7 @@ pub(crate) fn take_room(device: &dyn Device, len: u64) -> io::Result<()> {
 /// will be lost, although a sync succeeds.
 pub(crate) fn read_anew(device: &dyn Device) {
     // Write dirty pages first, since the host drops only clean ones. Ignore an error of the sync:
-    // the reads from the disk then show which bytes are lost.
+    // after it, the reads from the disk show which bytes are lost.
     let _ = device.sync();
     device.drop_cached();
 }

@@ -1,14 +1,14 @@
 //! The entries of one directory, as records.
 //!
-//! As in ext4, entries are kept by the hash of their name. The record of a hash contains all
-//! entries with that hash, each with its own slot number. The cookie of an entry consists of its
-//! hash and its slot. A listing goes through the cookies in ascending order. So an entry that
-//! exists during the whole listing is reported exactly once, even if other entries are added or
-//! removed meanwhile (traps T48 and P13).
+//! As in ext4, the entries of a directory are kept by the hash of their name. The record of a hash
+//! contains all entries with that hash, each with its own slot number. The cookie of an entry
+//! consists of its hash and its slot. A listing goes through the cookies in ascending order. So an
+//! entry that exists during the whole listing is reported exactly once, even if other entries are
+//! added or removed meanwhile (traps T48 and P13).
 //!
 //! # Invariants
-//! - C.1: a cookie is never 0 and below 2^62, so that servers can encode more in the offset of an
-//!   entry.
+//! - C.1: a cookie is never 0, and is always below 2^62. So a server can encode more than the
+//!   cookie in the offset of an entry.
 //!
 //! # Limits
 //! The seventeenth name with the same 58-bit hash fails with `ENOSPC`. The hash is keyed, so that
@@ -66,13 +66,14 @@ pub(crate) struct NameRecord<'a> {
     key: Key,
     name: &'a [u8],
     record: Option<Arc<[u8]>>,
-    /// The slot of the name, and the inode to which it leads. None if the directory lacks the name.
+    /// The slot number of the name's entry, and the inode of that entry. None if the directory
+    /// lacks the name.
     found: Option<(u8, Link)>,
 }
 
 impl<'a> NameRecord<'a> {
-    /// Looks `name` up in the directory `dir`, whose state is `state`. `EIO` if the record of the
-    /// name's hash cannot be read.
+    /// Looks `name` up in the directory `dir`, whose locked state is `state`. `EIO` if the record
+    /// of the name's hash cannot be read.
     pub(crate) fn find(
         dir: u64,
         state: &State,
@@ -98,12 +99,13 @@ impl<'a> NameRecord<'a> {
         self.found.map(|(_, link)| link)
     }
 
-    /// Returns true if the entries of both names are in one record.
+    /// Returns true if the entry of this name and the entry of `other` are in one record.
     pub(crate) fn is_beside(&self, other: &NameRecord<'_>) -> bool {
         self.key == other.key
     }
 
-    /// Returns a free slot for the name in the record. `ENOSPC` if there is none.
+    /// Returns a slot number for the name: one that no entry of the record has. `ENOSPC` if there
+    /// is none.
     pub(crate) fn check_room(&self) -> Result<u8, Errno> {
         let is_free = |slot: u8| !self.entries().flatten().any(|entry| entry.slot == slot);
         (0..SLOTS).find(|&slot| is_free(slot)).ok_or(Errno::NOSPC)
@@ -169,8 +171,8 @@ pub(crate) fn check_empty(dir: u64, state: &State, view: &View) -> Result<(), Er
     if records.is_empty() { Ok(()) } else { Err(Errno::IO) }
 }
 
-/// Entries that were copied out of a directory. The directory need not be locked while they are
-/// reported.
+/// Entries that were copied out of a directory, so that the directory need not be locked while the
+/// entries are reported.
 #[derive(Default)]
 pub(crate) struct Batch {
     records: Vec<(u64, Arc<[u8]>)>,
@@ -184,8 +186,8 @@ impl Batch {
         view.collect_from(Kind::Name, dir, from, &mut self.records)
     }
 
-    /// Calls `sink` with the entries of the batch that come behind `cookie`, until `sink` asks to
-    /// stop. `EIO` for an invalid entry.
+    /// Calls `sink` with those copied entries that come behind `cookie`, until `sink` asks to stop.
+    /// `EIO` for an invalid entry.
     pub(crate) fn report(
         &self,
         cookie: u64,

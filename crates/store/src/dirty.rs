@@ -6,7 +6,7 @@
 //! `Dirty` drops the ranges and keeps only a flag.
 //!
 //! # Locks
-//! `written` is a leaf.
+//! No other lock is taken under the mutex of `written`.
 
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
@@ -16,8 +16,8 @@ const LOGGED_BYTES_MAX: u64 = 64 << 10;
 /// Maximum number of ranges in one log entry.
 const RANGES_MAX: usize = 64;
 
-/// The ranges written since the last [`Dirty::take`]. If they are too many, a flag replaces the
-/// ranges.
+/// The ranges written since the last [`Dirty::take`]. If the ranges are too many, the flag
+/// `Dirty::is_large` replaces them.
 #[derive(Default)]
 pub(crate) struct Dirty {
     /// Protected by its own mutex.
@@ -45,9 +45,9 @@ impl Dirty {
         written.bytes += len as u64;
         if written.bytes > LOGGED_BYTES_MAX || written.ranges.len() == RANGES_MAX {
             written.ranges = Vec::new();
-            // ORDERING: Relaxed. `take` must see the flag. `take` runs after the transaction
-            // barrier was closed, which orders this store before the load there. For `is_large` the
-            // flag is a hint.
+            // ORDERING: Relaxed. `take` must see this store. It runs after the transaction barrier
+            // was closed, and the barrier orders this store before the load in `take`. For callers
+            // of `is_large` the value is only a hint.
             self.is_large.store(true, Ordering::Relaxed);
         } else if written.ranges.last() != Some(&(offset, len as u32)) {
             written.ranges.push((offset, len as u32));
@@ -56,17 +56,18 @@ impl Dirty {
 
     /// Returns true if more was written than one log entry takes.
     pub(crate) fn is_large(&self) -> bool {
-        // ORDERING: Relaxed. In `note`, the handle of the caller orders the load after the swap in
-        // an earlier `take`. For other callers the flag is a hint.
+        // ORDERING: Relaxed. `note` must see the swap of an earlier `take`. The caller of `note`
+        // holds a handle of the journal, which orders this load after that swap. For other callers
+        // the value is only a hint.
         self.is_large.load(Ordering::Relaxed)
     }
 
-    /// Removes and returns the written ranges. Returns None if they were too many to record. The
-    /// caller has closed the transaction barrier.
+    /// Removes and returns the written ranges. Returns None if the ranges were too many to record.
+    /// The caller has closed the transaction barrier.
     pub(crate) fn take(&self) -> Option<Vec<(u64, u32)>> {
         let written = std::mem::take(&mut *self.written.lock());
-        // ORDERING: Relaxed. The transaction barrier is closed, so all earlier calls of `note` have
-        // ended and are visible.
+        // ORDERING: Relaxed. The transaction barrier is closed. So all earlier calls of `note` have
+        // ended, and their stores are visible.
         let is_large = self.is_large.swap(false, Ordering::Relaxed);
         (!is_large).then_some(written.ranges)
     }

@@ -1,13 +1,13 @@
 //! The extents of one file: the runs of blocks on the data device that hold its content.
 //!
-//! The map leads from logical blocks to extents, as the file's records do. A change records the
-//! logical start of each extent that it touches. [`ExtentMap::flush`] puts the records of these
-//! extents into the running transaction. A block without an extent is a hole. An unwritten extent
-//! also reads as zeros, but its blocks are allocated.
+//! The map leads from blocks of the file (logical blocks) to extents, as the file's records do. A
+//! change records the logical start of each extent that it touches. [`ExtentMap::flush`] puts the
+//! records of these extents into the running transaction. A block without an extent is a hole. An
+//! unwritten extent also reads as zeros, but its blocks are allocated.
 //!
 //! # Invariants
-//! - E.1: no extent is empty, and no two overlap. Extents that continue each other and have the
-//!   same flag are merged.
+//! - E.1: no extent is empty, and no two overlap. Two extents that continue each other are merged
+//!   if both are written or both are unwritten.
 //! - E.2: `blocks` is the sum of the lengths of all extents.
 //! - E.3: after `flush` the records of the file match the map.
 //!
@@ -34,9 +34,10 @@ pub(crate) struct ExtentMap {
 /// The part of an extent or a hole from a given block to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// The first block on the device, and true if the extent is written. None in a hole.
+    /// The first block of the part on the device, and true if the extent is written. None in a
+    /// hole.
     pub(crate) found: Option<(u64, bool)>,
-    /// The number of blocks up to the end of the extent or hole.
+    /// The number of blocks from the given block to the end of the extent or hole.
     pub(crate) len: u64,
 }
 
@@ -106,8 +107,8 @@ impl ExtentMap {
         count
     }
 
-    /// Returns the first written block from `block` on. If `is_written` is false, returns the first
-    /// block that is not written.
+    /// Returns the first written block at or behind `block`. If `is_written` is false, returns the
+    /// first block there that is not written.
     pub(crate) fn next(&self, mut block: u64, is_written: bool) -> Option<u64> {
         loop {
             let span = self.look(block);
@@ -126,7 +127,8 @@ impl ExtentMap {
         self.join(logical, extent);
     }
 
-    /// Makes a hole at `blocks`. Returns the runs of the device that these blocks had.
+    /// Makes a hole at `blocks`. Returns the runs of blocks of the device that the file no longer
+    /// uses.
     pub(crate) fn remove(&mut self, blocks: Range<u64>) -> Vec<Run> {
         let keys = self.cut_out(blocks);
         let mut runs = Vec::with_capacity(keys.len());
@@ -144,13 +146,14 @@ impl ExtentMap {
     pub(crate) fn mark(&mut self, blocks: Range<u64>, is_written: bool) {
         let end = blocks.end;
         for key in self.cut_out(blocks) {
-            // `join` may have merged this extent into its neighbour. Then it is already marked.
+            // `join` may have merged this extent into the one before it, which was marked already.
+            // Then this extent is marked too.
             if let Some(extent) = self.map.remove(&key) {
                 self.touched.push(key);
                 self.join(key, Extent { is_written, ..extent });
             }
         }
-        // Merge the extent behind the range with the marked one, if it continues that one.
+        // Merge the extent behind the range with the last marked extent, if it continues that one.
         if let Some(behind) = self.map.remove(&end) {
             self.touched.push(end);
             self.join(end, behind);

@@ -48,8 +48,8 @@ impl Store {
         state.record.size = content.size;
         state.record.blocks = content.blocks().unwrap_or(state.record.blocks);
         let noted = result.and_then(|result| note(&result, &mut state).map(|()| result));
-        // Do not save an inode that was freed while this thread waited for the lock. Otherwise its
-        // record would come back.
+        // Do not save an inode that was freed while this thread waited for the inode's lock.
+        // Otherwise the record of the freed inode would come back.
         if !state.is_dead && (noted.is_ok() || has_moved) {
             inode.save(&state, view);
         }
@@ -122,8 +122,8 @@ impl Store {
         state.check()?;
         let before = state.record;
         self.load_block(&mut state, view)?;
-        // Move the attribute block out of `state` instead of cloning it. Clones contend on the
-        // block's reference count, which threads with other inodes of the block also change.
+        // Move the attribute block out of `state` instead of cloning it. A clone changes the
+        // reference count of the block, on which threads with other inodes of that block contend.
         let block = state.block.take();
         let changed = change(&mut state, block.as_ref().map_or(&[], |block| block.content()));
         state.block = block;
@@ -135,14 +135,14 @@ impl Store {
     }
 
     /// Returns how many blocks of the data device are allocated on the host but used by no file. A
-    /// reserved block counts as used, even if the host has not allocated it.
+    /// block that a file has reserved counts as used, even if the host has not allocated it.
     fn unused_blocks(&self) -> Result<u64, Errno> {
         Ok(self.journal.given_blocks()?.saturating_sub(self.space.used()))
     }
 
     /// Returns how many more blocks files can get: the `host_free` free blocks of the host, and the
-    /// unused blocks of the data device. Returns 0 while the host has no space for the reserve,
-    /// since no file can grow then.
+    /// unused blocks of the data device. Returns 0 while the host has no space for the reserve (the
+    /// file for commits on a full host), since no file can grow then.
     fn room(&self, host_free: u64) -> Result<u64, Errno> {
         let missing = if self.journal.has_reserve() { 0 } else { RESERVE_BYTES / BLOCK_BYTES };
         match host_free.checked_sub(missing) {
@@ -171,8 +171,8 @@ impl Store {
             if size > SIZE_MAX {
                 return Err(Errno::FBIG);
             }
-            // First do those steps that can fail: prepare the size, then find space for the ACL. So
-            // if a step fails, nothing has changed.
+            // First do the two steps that can fail: prepare the size, and find space for the ACL.
+            // So if one of them fails, nothing has changed.
             let mode = set.mode.map(|mode| SetAttr::default().with_mode(mode));
             let set = &set.with_mode(None);
             let cut = |content: &mut Content, tx: FileTx<'_>| {
@@ -380,8 +380,9 @@ impl FileSystem for Store {
             self.late.share();
         }
         self.journal.commit_up_to(tid)?;
-        // If transaction `data_tid` was not durable, its commit has just synced the data. Otherwise
-        // sync the data now.
+        // `data_tid` is the last transaction that wrote data of the file. If it is durable, its
+        // commit has also synced the data, and `sync_data` does nothing. Otherwise sync the data
+        // now.
         self.journal.sync_data(inode.data_tid())
     }
 
@@ -553,8 +554,8 @@ mod tests {
             let inode = store.table.find(attr.ino).unwrap();
             store.remove(root, name, file).unwrap();
             store.forget(attr.ino);
-            // Put the inode back into the table, as if a thread had looked the inode up before it
-            // was forgotten.
+            // Put the inode back into the table of inodes in memory, as if a thread had looked the
+            // inode up just before it was forgotten.
             store.table.insert(inode);
             assert_eq!(change(&store, file), Err(Errno::STALE));
             store.table.remove(attr.ino);
@@ -599,8 +600,8 @@ mod tests {
         remove(b"kept", file);
         assert_eq!(store.room(host), Ok(host + blocks));
 
-        // Without the reserve files cannot grow. So after it is given up, only the free space of
-        // the host beyond the size of the reserve counts as free.
+        // Give up the reserve, without which files cannot grow. From now on, only that part of the
+        // host's free space counts as free that is beyond the size of the reserve.
         store.journal.give_up_reserve();
         let reserve = RESERVE_BYTES / BLOCK_BYTES;
         assert_eq!(store.room(reserve - 1), Ok(0));

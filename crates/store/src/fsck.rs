@@ -1,10 +1,10 @@
 //! Checks a store that is not mounted.
 //!
 //! The check reads all records and verifies that they agree with each other. First redb verifies
-//! its pages, and falls back to the last durable commit. After a crash that is normal and no
-//! finding. If a page of the last commit is damaged, redb falls back to the commit before. Then the
-//! check replays the log, as a mount does. If a mount would refuse the log, the check reports that,
-//! and checks the database without the log.
+//! its pages, and falls back to the last durable commit. After a crash that fallback is normal, so
+//! it is no finding. If a page of the last commit is damaged, redb falls back to the commit before.
+//! Then the check replays the log, as a mount does. If a mount would refuse the log, the check
+//! reports that, and checks the database without the log.
 //!
 //! The check works on copies of the devices in memory (`overlay`), so it changes no byte of the
 //! store. There is no repair, since a crash leaves nothing to repair.
@@ -52,7 +52,7 @@ pub enum Finding {
     /// Pages of the database are damaged.
     Database,
     /// Confirmed entries of the log from this byte on are lost, so a mount refuses the store. The
-    /// check has ignored the log, and checked the last commit of the database.
+    /// check has ignored the log, and has checked the database as of its last commit.
     Log(u64),
     /// The log entry at this byte has the right hash but does not parse. See [`Finding::Log`] for
     /// the consequences.
@@ -295,16 +295,16 @@ struct Check {
     orphans: HashSet<u64>,
     /// The inodes and kinds of all names, by directory.
     entries: HashMap<u64, Vec<(u64, FileKind)>>,
-    /// For each file, the logical end of the extents that were read so far, and the number of their
-    /// blocks.
+    /// For each file, the logical block behind the extents that were read so far, and the number of
+    /// blocks in these extents.
     extents: HashMap<u64, (u64, u64)>,
-    /// All used runs of the device. Each has its first block, the block behind its last one, and
-    /// its inode.
+    /// All used runs of blocks of the device. Each run has its first block, the block behind its
+    /// last one, and the inode that uses it.
     used: Vec<(u64, u64, u64)>,
     users: BTreeMap<u64, UsersRecord>,
     contents: HashSet<u64>,
-    /// The blocks with an access ACL, and the mode that the ACL implies. The mode is None if the
-    /// ACL expresses no more than a mode can.
+    /// The ids of the attribute blocks with an access ACL, each with the mode that the ACL implies.
+    /// The mode is None if the ACL expresses no more than a mode can.
     with_acl: HashMap<u64, Option<u32>>,
 }
 

@@ -1,8 +1,8 @@
 //! One inode in memory.
 //!
 //! An inode is read from its record at its first use, and stays in memory until it is forgotten. A
-//! change of the inode also puts the new record into the running transaction, under the same lock.
-//! So record and inode always match, and an inode may be dropped from memory at any time.
+//! change of the inode also puts its new record into the running transaction, under the inode's
+//! lock. So record and inode always match, and an inode may be dropped from memory at any time.
 //!
 //! # Locks
 //! - `content`: the data lock of a regular file, locked before the `state` of any inode.
@@ -112,15 +112,15 @@ impl Inode {
     pub(crate) fn dirty_tid(&self, is_content_only: bool) -> u64 {
         let is_file = self.kind == FileKind::Regular;
         let word = if is_content_only && is_file { &self.dirty_content } else { &self.dirty };
-        // ORDERING: Relaxed. The answer must cover only changes that happened before this call,
-        // such as the caller's own. A relaxed load sees these changes.
+        // ORDERING: Relaxed. The returned transaction must cover only changes that happened before
+        // this call, such as the caller's own. A relaxed load sees these changes.
         word.load(Ordering::Relaxed)
     }
 
     /// Returns the last transaction that changed the data.
     pub(crate) fn data_tid(&self) -> u64 {
-        // ORDERING: Relaxed. The answer must cover only changes that happened before this call. A
-        // relaxed load sees these changes.
+        // ORDERING: Relaxed. The returned transaction must cover only writes that happened before
+        // this call. A relaxed load sees these writes.
         self.dirty_data.load(Ordering::Relaxed)
     }
 
@@ -149,7 +149,7 @@ impl Inode {
             false => view.put(key, &bytes),
         }
         // ORDERING: Relaxed. A call of `dirty_tid` must see this store only if the store happened
-        // before the call.
+        // before that call.
         self.dirty.store(view.tid, Ordering::Relaxed);
     }
 
@@ -246,8 +246,8 @@ impl State {
         record.ctime = set.ctime.unwrap_or(now);
     }
 
-    /// Returns the ACL if it has to be stored. An access ACL that the mode expresses in full is not
-    /// stored (invariant N.3).
+    /// Returns the ACL if it has to be stored. An access ACL is not stored if the mode expresses
+    /// all of it (invariant N.3).
     pub(crate) fn kept_acl<'a>(&self, kind: AclKind, acl: Option<&'a Acl>) -> Option<&'a Acl> {
         let permissions = self.record.mode & 0o777;
         let says_more = |acl: &&Acl| acl.equivalent_mode() != Some(permissions);

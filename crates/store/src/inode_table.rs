@@ -1,8 +1,9 @@
 //! The inodes in memory, by number.
 //!
 //! # Invariants
-//! - T.1: an inode is in memory at most once. It is read and dropped under the lock of its shard.
-//!   It is dropped only while no thread uses it. So no thread changes a stale copy.
+//! - T.1: an inode is in memory at most once. It is read from its record and dropped under the lock
+//!   of its shard, and it is dropped only while no thread uses it. So no thread changes a stale
+//!   copy.
 //! - T.2: an inode that is in use is dropped later: by the first read or drop in its shard that
 //!   finds the inode unused.
 //!
@@ -32,8 +33,8 @@ struct Shard {
 }
 
 impl Shard {
-    /// Drops the inodes whose drop was deferred, if no thread uses them now. A deferred inode may
-    /// have been used again, but any unused inode may be dropped.
+    /// Drops the inodes whose drop was deferred, if no thread uses them now. Such an inode may have
+    /// been used again meanwhile. That does not matter, since any unused inode may be dropped.
     fn drop_deferred(&mut self) {
         let Shard { inodes, deferred } = self;
         deferred.retain(|ino| match inodes.get(ino) {

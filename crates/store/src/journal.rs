@@ -23,17 +23,17 @@
 //! - Full host: a commit that gets `ENOSPC` gives up the reserve of [`RESERVE_BYTES`], reopens the
 //!   database and tries again. Calls that need space then fail with `ENOSPC` until the host has
 //!   space for the reserve again.
-//! - Failed read: after it, the database refuses all calls until it is reopened. The next sync or
-//!   commit reopens it (`reopen_if_failed`). A database that may be older than the last commit is
-//!   not used (`opened`).
+//! - Failed read: after a failed read, the database refuses all calls until it is reopened. The
+//!   next sync or commit reopens the database (`reopen_if_failed`). A database that may be older
+//!   than the last commit is not used (`opened`).
 //! - Failed write of the log: the transaction goes to the database.
 //! - Other failure of a commit: changes then fail with `EROFS`, and fsync with `EIO`.
 //!
 //! # Locks
 //! The transaction barrier is one reader-writer lock per shard of threads. An operation takes the
 //! lock of its own shard, shared. A commit takes all of them, exclusive. The barrier comes before
-//! every other lock of the store. `state` is held briefly, and never while the thread waits for the
-//! barrier. A commit locks `data_sync`, `log`, `opened`, in this order.
+//! every other lock of the store. The mutex of `state` is held briefly, and never while the thread
+//! waits for the barrier. A commit locks `data_sync`, `log`, `opened`, in this order.
 //!
 //! Source: Linux `fs/jbd2/transaction.c`, `Documentation/filesystems/ext4/journal.rst`.
 
@@ -62,9 +62,10 @@ use crate::overlay::Overlay;
 use crate::record::{Key, Kind};
 use crate::store::StoreStats;
 
-/// Length of the reserve in bytes. The reserve is a file that a commit on a full host gives up.
+/// Length of the reserve in bytes. The reserve is a file. A commit on a full host truncates it to
+/// get its space.
 pub(crate) const RESERVE_BYTES: u64 = 32 << 20;
-/// Maximum time that a committing thread waits, so that other threads can share its commit.
+/// Maximum time that a thread waits before its commit, so that other threads can share the commit.
 const PATIENCE_MAX: Duration = Duration::from_millis(10);
 /// Maximum number of records that one step of a range read takes from a layer.
 const RANGE_RECORDS: usize = 512;
@@ -101,8 +102,9 @@ impl Devices {
         Ok(Devices { meta, data, reserve: over(&self.reserve)?, log: over(&self.log)? })
     }
 
-    /// Allocates the reserve. Returns false if the host has no space for it or fails. Returns true
-    /// if the host cannot allocate space in advance.
+    /// Allocates the reserve on the host. Returns false if the host has no space for the reserve or
+    /// fails. Also returns true if the host cannot allocate space in advance, so that the store
+    /// works without a reserve.
     pub(crate) fn take_reserve(&self) -> bool {
         match self.reserve.reserve(RESERVE_BYTES) {
             // The host's file system cannot allocate in advance, or `ulimit -f` is below the size
@@ -120,7 +122,7 @@ impl Devices {
 pub(crate) struct View {
     running: Arc<Layer>,
     frozen: Option<Arc<Layer>>,
-    /// Committed transactions that are in the log but not in the database.
+    /// The records of committed transactions that are in the log but not in the database.
     logged: Option<Arc<Layer>>,
     base: Arc<Snapshot>,
     /// The id of the running transaction.
@@ -129,8 +131,8 @@ pub(crate) struct View {
     based: u64,
 }
 
-/// A handle on the running transaction. While a thread holds it, no commit freezes this
-/// transaction. Analogous to jbd2's `handle_t`.
+/// A handle on the running transaction. No commit freezes that transaction while a thread holds a
+/// handle. Analogous to jbd2's `handle_t`.
 pub(crate) type Handle<'a> = RwLockReadGuard<'a, View>;
 
 /// The journal of a store. Analogous to Linux's `struct journal_s`.
@@ -156,8 +158,8 @@ pub(crate) struct Journal {
     pub(crate) allocator: Allocator,
     dirty: Dirty,
     is_data_dirty: AtomicBool,
-    /// Locked during a sync of the data device. The mutex protects no data. It orders the syncs, so
-    /// that no sync succeeds after one that has failed.
+    /// Locked during a sync of the data device. The mutex protects no data. It makes the syncs run
+    /// one after the other, so that no sync succeeds after one that has failed.
     data_sync: Mutex<()>,
     is_failed: AtomicBool,
     is_full: AtomicBool,
@@ -174,7 +176,8 @@ struct State {
     /// The last durable transaction, and the last one in the database.
     committed: u64,
     based: u64,
-    /// True if the log holds file data, or a commit is about to append some (guarantee J.6).
+    /// True if the log holds file data, or a commit is about to append some. While it is true, file
+    /// data is synced only as a part of a commit (guarantee J.6).
     has_logged_data: bool,
     is_committing: bool,
     /// The number of threads that are inside `commit_up_to`, and the number of such threads when
@@ -247,7 +250,7 @@ impl View {
         self.running.put(key, Some(value.into()));
     }
 
-    /// Sets the value of a new record. No record with this key may be visible.
+    /// Sets the value of a new record. The caller knows that no record with this key is visible.
     #[inline]
     pub(crate) fn put_new(&self, key: Key, value: &[u8]) {
         self.running.put_new(key, value.into());
@@ -316,8 +319,8 @@ impl View {
     }
 }
 
-/// Appends the records of `below` and `above` to `out`, in order. A record of `above` replaces one
-/// of `below` with the same key.
+/// Merges two lists of records that are sorted by key, and appends the result to `out`. Of two
+/// records with the same key, the one of `above` replaces that of `below`.
 fn merge(
     below: Vec<(u64, Arc<[u8]>)>,
     above: std::collections::BTreeMap<u64, Record>,
@@ -415,8 +418,8 @@ impl Journal {
     /// a commit and that commit fails.
     #[inline]
     pub(crate) fn change(&self) -> Result<Handle<'_>, Errno> {
-        // ORDERING: Relaxed. A caller that misses the failure of a commit goes on, and its next
-        // commit returns the error.
+        // ORDERING: Relaxed. A caller that does not see the failure of a commit yet goes on with
+        // its change. Its next commit returns the error.
         if self.is_failed.load(Ordering::Relaxed) || self.is_read_only {
             return Err(Errno::ROFS);
         }
@@ -442,9 +445,9 @@ impl Journal {
 
     /// Wakes the committer, unless it was woken already.
     pub(crate) fn poke(&self) {
-        // ORDERING(poke): AcqRel. Pairs with the swap in `forget_poke`. If the swap in
-        // `forget_poke` comes later, the committer sees the new transaction there. Otherwise this
-        // swap returns false, and this thread wakes the committer.
+        // ORDERING(poke): AcqRel. Pairs with the swap in `forget_poke`. If that swap comes after
+        // this one, the committer then sees the new transaction. Otherwise this swap returns false,
+        // and this thread wakes the committer.
         if self.is_poked.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -457,9 +460,9 @@ impl Journal {
 
     /// Marks the committer as asleep. Wakes it again if there is something to commit.
     pub(crate) fn forget_poke(&self) {
-        // ORDERING(poke): AcqRel. Pairs with the swap in `poke`. If the swap in `poke` came first,
+        // ORDERING(poke): AcqRel. Pairs with the swap in `poke`. If that swap came before this one,
         // the view that is read below has the new transaction. Otherwise the swap in `poke` returns
-        // false, and that thread wakes the committer.
+        // false, and the thread in `poke` wakes the committer.
         self.is_poked.swap(false, Ordering::AcqRel);
         let view = self.view();
         let has_work = view.running.has_begun() || view.logged.is_some();
@@ -475,12 +478,12 @@ impl Journal {
     /// `ENOSPC` while the host is full; the errors of [`Journal::change`].
     #[inline]
     pub(crate) fn grow(&self) -> Result<Handle<'_>, Errno> {
-        // ORDERING: Relaxed, for both flags. A caller that reads a stale value may use up the space
-        // of the host. The commit can then still use the reserve.
+        // ORDERING: Relaxed, for `is_failed` and `is_full`. A caller that reads a stale value may
+        // use up the space of the host. Nevertheless the commit can still use the reserve.
         let is_failed = self.is_failed.load(Ordering::Relaxed);
         if !is_failed && !self.is_read_only && self.is_full.load(Ordering::Relaxed) {
-            // Allocate the reserve anew only if `opened` can be locked. Otherwise a commit has it
-            // locked and uses the space of the reserve.
+            // Try to allocate the reserve again, but only if `opened` can be locked. If a commit
+            // has `opened` locked, it may be using the space of the reserve.
             let is_renewed = self.opened.try_lock().is_some_and(|_idle| self.renew_reserve());
             if !is_renewed {
                 return Err(Errno::NOSPC);
@@ -494,21 +497,22 @@ impl Journal {
         self.devices.data.read_at(offset, buf).map_err(|_| Errno::IO)
     }
 
-    /// Writes bytes of the data device. The view proves that the caller holds a handle.
+    /// Writes bytes of the data device. The argument of type `View` proves that the caller holds a
+    /// handle.
     pub(crate) fn write_data(&self, _: &View, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         self.dirty.note(offset, bytes.len());
         let written = self.devices.data.write_at(offset, bytes);
-        // ORDERING: Relaxed. A commit reads the flag after it has closed the barrier, which orders
-        // this store before the load. `sync_data` has to cover only writes that happened before its
-        // call.
+        // ORDERING: Relaxed. A commit reads `is_data_dirty` after it has closed the barrier, which
+        // orders this store before that load. `sync_data` has to cover only writes that happened
+        // before its call.
         if !self.is_data_dirty.load(Ordering::Relaxed) {
             // ORDERING: Relaxed. The barrier, or the order of the calls in one thread, makes the
             // store visible to a reader that must see it.
             self.is_data_dirty.store(true, Ordering::Relaxed);
         }
         written.map_err(|error| match error.kind() {
-            // The write would exceed the limit on the size of `data`, of this process (`ulimit -f`)
-            // or of the host.
+            // The write would exceed the limit on the size of the file `data`. The limit is that of
+            // this process (`ulimit -f`) or that of the host's file system.
             io::ErrorKind::FileTooLarge => Errno::FBIG,
             _ => full_or_io(&error),
         })
@@ -526,18 +530,18 @@ impl Journal {
         self.is_full.store(true, Ordering::Relaxed);
     }
 
-    /// Returns true if the reserve is allocated. Files can grow only then.
+    /// Returns true if the host has space allocated for the reserve. Files can grow only then.
     pub(crate) fn has_reserve(&self) -> bool {
-        // ORDERING: Relaxed. The answer is a snapshot: another thread may change the value right
-        // after the load.
+        // ORDERING: Relaxed. The returned value is a snapshot: another thread may change `is_full`
+        // right after the load.
         !self.is_full.load(Ordering::Relaxed)
     }
 
     /// Allocates the reserve. Returns true on success.
     fn renew_reserve(&self) -> bool {
         let reserved = self.devices.take_reserve();
-        // ORDERING: Relaxed. A thread that reads a stale value may use up the space of the host,
-        // but a commit can then use the reserve.
+        // ORDERING: Relaxed. A thread that still reads the old value of `is_full` may use up the
+        // space of the host, but a commit can then use the reserve.
         self.is_full.store(!reserved, Ordering::Relaxed);
         reserved
     }
@@ -580,8 +584,8 @@ impl Journal {
         stats.log_bytes = self.log_bytes;
     }
 
-    /// Records in the superblock that the log is in use. The caller does this before the first
-    /// entry is appended. From then on a mount refuses the store if the log is shorter.
+    /// Records in the superblock that the log is in use. The caller does that before the first
+    /// entry is appended to the log. From then on a mount refuses the store if the log is shorter.
     ///
     /// # Errors
     /// The error of a device.
@@ -600,8 +604,8 @@ impl Journal {
             return;
         }
         let mut log = self.log.lock();
-        // Ignore an error: the superblock then still requires the log, which exists and is read by
-        // the next mount.
+        // Ignore an error of the write. The superblock then still says that the log is in use. That
+        // does no harm: the next mount reads the log and finds it empty.
         if log.is_empty() && log.superblock_with(0) != log.superblock() {
             let _ = self.write_super(log.superblock_with(0));
         }
@@ -615,14 +619,14 @@ impl Journal {
     }
 
     fn fail(&self) {
-        // ORDERING: Relaxed. A thread that must see the flag loads it with `state` locked, or gets
-        // the same error from the device.
+        // ORDERING: Relaxed. A thread that must see `is_failed` loads it with `state` locked. Or
+        // the device gives that thread the same error.
         self.is_failed.store(true, Ordering::Relaxed);
     }
 
     fn check(&self) -> Result<(), Errno> {
-        // ORDERING: Relaxed. A thread that must see the flag holds `state`, or gets the same error
-        // from the device.
+        // ORDERING: Relaxed. A thread that must see `is_failed` has `state` locked. Or the device
+        // gives that thread the same error.
         if self.is_failed.load(Ordering::Relaxed) { Err(Errno::IO) } else { Ok(()) }
     }
 }

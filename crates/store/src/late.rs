@@ -1,29 +1,32 @@
 //! Deferred de-duplication of attribute sets: it happens just before a commit.
 //!
-//! To de-duplicate a set takes a hash, a lookup, a comparison, and updates of shared counters.
-//! That is wasted on a set that is soon replaced. So the first new set of an inode in the running
+//! To de-duplicate a set takes a hash, a lookup, a comparison, and updates of shared counters. That
+//! is wasted on a set that is soon replaced. So the first new set of an inode in the running
 //! transaction is de-duplicated at once. A second one is kept in a private block (`blocks`),
 //! changed in place, and its inode is queued (`corewalk_mbcache::Deferral`). Before a commit, the
-//! thread that asked for it looks each queued set up once. If a block has that content, the
-//! private one is dropped; if not, it becomes a shared one. Ascending order keeps the older of two
-//! equal blocks. Commits that skip this (`dirsync`, a full transaction) write the private blocks,
-//! and their inodes stay queued.
+//! thread that asked for the commit looks each queued set up once. If a shared block has that
+//! content, the inode joins it and the private block is freed. If not, the private block becomes a
+//! shared one. The sets are handled in ascending order of their block ids. So of two equal blocks
+//! the one with the lower id, usually the older one, stays. A commit for `dirsync` or of a full
+//! transaction skips this step. It writes the private blocks, and their inodes stay queued.
 //!
 //! # Invariants
-//! - L.1: an inode with `is_waiting` is queued, or handled by the thread in `Deferral::share`, or
-//!   out of memory. It is queued once, and once more for each time that it was out of memory.
-//! - L.2: a block without a hash that may be shared belongs to a queued inode, or to one that was
-//!   queued at a crash. The next change of the latter shares it.
+//! - L.1: an inode with `is_waiting` is queued, or the thread in `Deferral::share` is handling it,
+//!   or it is no longer in memory. It is queued once, and once more for each time that it was
+//!   dropped from memory.
+//! - L.2: a block without a hash that may be shared belongs to a queued inode, or to an inode that
+//!   was queued at a crash. In the second case, the next change of the attributes shares the set.
 //! - L.3: at most [`QUEUED_MAX`] inodes are queued, plus one per thread that checks at the same
 //!   time. Each has a set of at most one block. Beyond that, sets are shared at once.
 //! - L.4: an inode that changes once per transaction is not queued.
 //!
 //! # Concurrency
 //! A private block is stored like a block with one user, in the transaction of its inode. So every
-//! commit has exact counts. De-duplication of a set is an operation of its own: it holds a handle
-//! (J.1) and the inode's lock. So it comes before or after any other change of that inode. A
-//! private block cannot be found until it is shared (K.8). `Deferral::share` runs in one thread at
-//! a time. Two threads might otherwise move two inodes to each other's block.
+//! commit has exact counts. De-duplication of a set is an operation of its own. It holds a handle
+//! of the journal, so all its changes are in one transaction (J.1). It also holds the inode's lock.
+//! So it comes before or after any other change of that inode. A lookup cannot find a private block
+//! until the block is shared (K.8). `Deferral::share` runs in one thread at a time. Two threads
+//! might otherwise move two inodes to each other's block.
 //!
 //! # Locks
 //! The mutex `turn` of the `Deferral` comes before the transaction barrier and every other lock.
@@ -41,7 +44,8 @@ use crate::inode_table::InodeTable;
 use crate::journal::{Journal, View};
 
 /// Maximum number of queued inodes: 2 MiB of attribute sets, as much as the second-level caches of
-/// two processors hold. Beyond that, a private copy costs as much as de-duplication.
+/// two processors hold. With more queued inodes, a private copy of a set costs as much as its
+/// de-duplication.
 const QUEUED_MAX: u64 = 512;
 /// Number of inodes that `share` handles under one handle of the journal. The handle delays the
 /// commits of other threads, so the number is small.
@@ -54,8 +58,8 @@ pub(crate) struct Late {
     table: Arc<InodeTable>,
     blocks: Arc<Blocks>,
     space: Arc<Budget>,
-    /// For each queued inode, the id that its attribute block had when the inode was queued, and
-    /// the inode number.
+    /// For each queued inode, the id of the attribute block that it had when it was queued, and the
+    /// inode number.
     queued: Deferral<(u64, u64)>,
 }
 
@@ -110,13 +114,13 @@ impl Late {
     }
 
     /// De-duplicates the attribute sets that were queued before this call. The caller holds no lock
-    /// and no handle.
+    /// and no handle of the journal.
     pub(crate) fn share(&self) {
         self.queued.share(|mut inos| {
             inos.sort_unstable();
             for inos in inos.chunks(BATCH) {
-                // If the journal refuses changes, nothing becomes durable any more, so nothing has
-                // to be de-duplicated.
+                // If the journal refuses changes, nothing becomes durable any more. So there is no
+                // need to de-duplicate.
                 if let Ok(view) = self.journal.change() {
                     inos.iter().for_each(|(_, ino)| self.share_one(*ino, &view));
                 }

@@ -11,8 +11,8 @@
 //! files are never written to disk.
 //!
 //! # Invariants
-//! - Y.1: a record is new if the layers and the database below do not have it, or if they have it
-//!   as removed.
+//! - Y.1: a record of a layer is new if neither an older layer nor the database has a record with
+//!   its key, or if that record is removed.
 //!
 //! # Locks
 //! The mutex of one shard at a time. No other lock is taken under it.
@@ -28,8 +28,8 @@ use crate::record::{Key, Kind};
 
 /// Number of shards; a power of two.
 const SHARDS: usize = 64;
-/// When a shard has grown by so many bytes, the layer checks the sum of the sizes of all its
-/// shards.
+/// When a shard has grown by this many bytes, the layer adds up the sizes of all its shards. So it
+/// finds out whether it is heavy (due for a commit).
 const ADD_UP_BYTES: i64 = 64 << 10;
 /// Estimated size of a record without its value, in bytes.
 const RECORD_BYTES: i64 = 96;
@@ -88,8 +88,8 @@ impl Layer {
         self.put_slot(key, Slot { record, is_new: false });
     }
 
-    /// Adds a record that is new (invariant Y.1) unless the layer already has its key. In that case
-    /// the layer knows whether the record is new.
+    /// Adds a record as new: neither an older layer nor the database has it (invariant Y.1). If
+    /// this layer already has a record with the key, the new value is as new or old as that record.
     pub(crate) fn put_new(&self, key: Key, value: Arc<[u8]>) {
         self.put_slot(key, Slot { record: Some(value), is_new: true });
     }
@@ -98,8 +98,8 @@ impl Layer {
         let mut shard = self.shard(key.major).lock();
         let old = shard.get(&key);
         let old_bytes = old.map_or(0, Slot::bytes);
-        // If the layer already has the key, keep `is_new` of its slot. The caller's value is wrong
-        // if the database has the record and this layer has removed it.
+        // If the layer already has the key, keep `is_new` of that slot. If this layer has removed a
+        // record that the database has, the caller wrongly passes the new value as a new record.
         slot.is_new = old.map_or(slot.is_new, |old| old.is_new);
         let is_nothing = slot.is_new && slot.record.is_none();
         let bytes = if is_nothing { 0 } else { slot.bytes() };
@@ -122,7 +122,7 @@ impl Layer {
         }
     }
 
-    /// Returns true if the layer is so large that it should be committed.
+    /// Returns true if the layer has grown so large that a commit should write it out.
     #[inline]
     pub(crate) fn is_heavy(&self) -> bool {
         // ORDERING: Relaxed. The flag is only a hint to commit soon.
@@ -189,8 +189,8 @@ impl Layer {
 
     /// Returns true if an operation has changed a record in this layer, or is about to.
     pub(crate) fn has_begun(&self) -> bool {
-        // ORDERING: Relaxed. The answer must cover only changes that happened before this call,
-        // such as the caller's own. A relaxed load sees these changes.
+        // ORDERING: Relaxed. The returned value must cover only changes that happened before this
+        // call, such as the caller's own. A relaxed load sees these changes.
         self.has_begun.load(Ordering::Relaxed)
     }
 
@@ -198,8 +198,8 @@ impl Layer {
     /// first such operation.
     #[inline]
     pub(crate) fn begin(&self) -> bool {
-        // ORDERING: Relaxed, for load and swap. The flag only wakes the committer. If the committer
-        // misses the flag, it checks for new transactions again later.
+        // ORDERING: Relaxed, for load and swap. `has_begun` only wakes the committer. If the
+        // committer does not see it yet, it checks again later.
         !self.has_begun.load(Ordering::Relaxed) && !self.has_begun.swap(true, Ordering::Relaxed)
     }
 

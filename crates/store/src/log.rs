@@ -57,13 +57,14 @@ const HEADER_BYTES: usize = 32;
 /// Maximum number of bytes of an entry. A reader refuses longer ones, since it loads an entry into
 /// memory as a whole. A commit writes entries of less than half that length.
 const ENTRY_BYTES_MAX: usize = 1 << 20;
-/// The number of an entry that marks it as an end mark, and the length of the area with end marks:
-/// two blocks.
+/// `END` is the number of an entry that makes the entry an end mark. `MARKED_BYTES` is the length
+/// of the area with end marks: the first two blocks of the log.
 const END: u64 = u64::MAX;
 const MARKED_BYTES: usize = 2 * BLOCK_BYTES;
-/// The offset in the log of the generation and the number in the second end mark.
+/// The range of bytes in the log that has the generation and the number of the second end mark.
 const MARK_WORDS: Range<usize> = BLOCK_BYTES + HASH_BYTES..BLOCK_BYTES + 3 * HASH_BYTES;
-/// The first byte of an item of an entry tells its kind: a record, a removed record, or file data.
+/// The first byte of each item in an entry. It tells the kind of the item: a record, a removed
+/// record, or file data.
 const VALUE: u8 = 1;
 const REMOVED: u8 = 2;
 const DATA: u8 = 3;
@@ -126,36 +127,38 @@ impl Log {
         SuperRecord { log_bytes, ..self.superblock }
     }
 
-    /// Records that a commit has changed the superblock of the database to `superblock`, without a
-    /// new generation.
+    /// Records in the log that a commit has changed the superblock of the database to `superblock`.
+    /// The commit has kept the generation.
     pub(crate) fn set_superblock(&mut self, superblock: SuperRecord) {
         self.superblock = superblock;
     }
 
-    /// Returns the superblock for the next commit of the database, whose generation makes the log
-    /// void.
+    /// Returns the superblock for the next commit of the database. It has a new generation, which
+    /// makes all entries in the log void.
     pub(crate) fn next_superblock(&self) -> SuperRecord {
         SuperRecord { generation: self.superblock.generation + 1, ..self.superblock }
     }
 
-    /// Starts the next generation after a commit of the database. Writes the end marks without a
-    /// sync. An error is ignored, since the marks are only hints.
+    /// Starts the next generation after a commit of the database. Writes the end marks (which say
+    /// that the generation has no entries) without a sync. Ignores an error, since a mount can do
+    /// without these marks.
     pub(crate) fn restart(&mut self) {
         self.superblock = self.next_superblock();
         (self.end, self.number) = (0, 0);
         let _ = self.mark();
     }
 
-    /// Makes the end marks durable if no entry was appended since the last commit of the database.
-    /// An error is ignored, since the marks are only hints.
+    /// Makes the end marks (which say that the log is empty) durable. Does nothing if an entry was
+    /// appended since the last commit of the database. Ignores an error, since a mount can do
+    /// without these marks.
     pub(crate) fn end(&mut self) {
         if self.is_empty() {
             let _ = self.mark().and_then(|()| self.device.sync());
         }
     }
 
-    /// Writes both end marks over entries of an earlier generation. One mark is enough, so the
-    /// write may be torn.
+    /// Writes the end mark of this generation to each of the first two blocks, over entries of an
+    /// earlier generation. A mount needs only one of the two marks, so the write may be torn.
     fn mark(&mut self) -> io::Result<()> {
         if self.capacity == 0 {
             return Ok(());
@@ -167,8 +170,8 @@ impl Log {
         self.device.write_at(0, &self.buffer)
     }
 
-    /// Writes the header of the entry in the buffer. `payload` is the number of bytes of records
-    /// and data.
+    /// Fills in the header of the entry in the buffer. `payload` is the number of bytes of records
+    /// and file data behind the header.
     fn seal(&mut self, number: u64, payload: usize) {
         let header = [self.superblock.generation, number, payload as u64];
         for (at, word) in header.iter().enumerate() {
@@ -237,8 +240,8 @@ impl Entry<'_> {
     /// it.
     ///
     /// # Errors
-    /// The error of the device. Then the log takes no more entries until it is restarted, since the
-    /// bytes at its end are unknown.
+    /// The error of the device. Then the log takes no more entries until [`Log::restart`], since
+    /// the bytes at its end are unknown.
     pub(crate) fn append(self) -> io::Result<Option<u64>> {
         let log = self.log;
         let payload = log.buffer.len() - HEADER_BYTES;

@@ -10,13 +10,14 @@
 //! # Invariants
 //! - N.1: a mount finds every reason to refuse a store before it changes a byte: [`Mount::look`]
 //!   only reads the devices. A failure of the host later, in [`Mount::settle`], loses nothing. The
-//!   log keeps its entries until the commit that makes it void, and the next mount starts again.
+//!   log keeps its entries until the commit that makes them void, and the next mount replays them
+//!   again.
 //!
 //! # How it works
 //! The database is opened on a device that buffers its writes (`buffered`). The mount reads the
-//! whole log and keeps the records that it needs (`log::Contents`). It counts these as if they were
-//! in the database. Only after that it makes missing files, releases the buffered writes, and
-//! replays the log.
+//! whole log and keeps the records that it needs (`log::Contents`). It counts these records as if
+//! they were in the database. Only after that it makes missing files, releases the buffered writes,
+//! and replays the log.
 //!
 //! Rejected: a replay in memory first, as a check of a store does it, and then a second replay on
 //! disk. The replay in memory would keep all changed pages in memory, at worst some hundred MiB.
@@ -65,7 +66,7 @@ impl BufferedDatabase {
         Ok(superblock.is_some())
     }
 
-    /// Releases the buffered writes. From now on the database writes directly to its device.
+    /// Releases the buffered writes. After that, the database writes directly to its device.
     ///
     /// # Errors
     /// The error of the device.
@@ -97,8 +98,8 @@ impl Mount {
         let found = found.map_err(|errno| refusal(&snapshot, errno))?;
         drop(snapshot);
         let len = devices.data.len()?;
-        // The replay may write file data of the log behind the end of the device. So include this
-        // data in the length that is compared with the extents of the log.
+        // The replay may write file data of the log behind the present end of the device. So the
+        // length that is compared with the extents of the log includes that file data.
         for (end, is_logged) in [(found.based_end, false), (found.data_end, true)] {
             let expected = end.saturating_mul(BLOCK_BYTES);
             let there = if is_logged { len.max(log.data_end) } else { len };
@@ -128,7 +129,7 @@ impl Mount {
     }
 }
 
-/// Opens the database of a store on the device `meta`. Makes a database if that device is empty.
+/// Opens the database on the device `meta`. If the device is empty, makes a new database.
 pub(crate) fn open_database(devices: &Devices, cache_bytes: usize) -> Result<Database, OpenError> {
     match is_ours(&*devices.meta)? {
         true => Ok(Database::open(&devices.meta, cache_bytes)?),
@@ -175,7 +176,7 @@ pub(crate) struct Scan {
     pub(crate) inodes: u64,
     pub(crate) last_ino: u64,
     pub(crate) runs: Vec<Run>,
-    /// The first block of the device behind all written extents in the database and the log.
+    /// The block of the device that follows the last written extent in the database and the log.
     /// `based_end` is the same for the database alone.
     data_end: u64,
     based_end: u64,
@@ -231,7 +232,8 @@ impl Scan {
     }
 
     /// Returns a block that is in two extents, if there is one. Such a store must be refused: if
-    /// one extent were freed, another file would get the block.
+    /// one of the two extents were freed, a third file would get the block, which the other extent
+    /// still uses.
     fn find_used_twice(&self) -> Option<u64> {
         let mut pairs = self.runs.iter().zip(self.runs.iter().skip(1));
         pairs.find(|(run, next)| run.start + run.len > next.start).map(|(_, next)| next.start)

@@ -9,8 +9,9 @@
 //! 1. The de-duplication lock of `late`, then a handle of the journal.
 //! 2. The data lock of one file, while no directory is locked.
 //! 3. Directories, exclusive, in ascending order of inode number, all at once ([`Locks`]). These
-//!    are the one or two directories of the names, and a directory that is itself moved, removed or
-//!    replaced. So no entry can be made in the latter between the check and the removal.
+//!    are the one or two directories of the names, and each directory that is itself moved, removed
+//!    or replaced. So no entry can be made in a directory between the check that it is empty and
+//!    its removal.
 //! 4. One inode that is no directory.
 //! 5. An attribute block, and last the locks of shards of tables and layers, and of free blocks.
 //!
@@ -139,8 +140,8 @@ impl Store {
         mode: RenameMode,
     ) -> Result<(), Errno> {
         let view = &*match mode {
-            // Charge the space of the new name now. The space of the old name becomes free only
-            // after the commit.
+            // The new name needs space now, and the space of the old name becomes free only after
+            // the commit. So refuse the rename if the host is full.
             RenameMode::Replace | RenameMode::NoReplace => self.journal.grow()?,
             RenameMode::Exchange => self.journal.change()?,
         };
@@ -257,8 +258,8 @@ impl Store {
         Ok(attr)
     }
 
-    /// Removes a link from an inode. A removed directory has no other name, so its link count
-    /// becomes 0.
+    /// Removes a link from an inode. For a directory, sets the link count to 0, since a directory
+    /// has only one name.
     fn unlink(&self, locks: &mut Locks<'_>, inode: &Inode, view: &View) -> Result<(), Errno> {
         let change = |state: &mut State| {
             state.record.nlink = match inode.kind {
@@ -341,7 +342,8 @@ impl Rename<'_, '_> {
         self.whole(rest)
     }
 
-    /// Swaps the inodes of the two names; `other` leads to the inode of the new name.
+    /// Swaps the inodes of the old and the new name of the rename. `other` is the inode of the new
+    /// name.
     fn exchange(&mut self, other: Link) -> Result<(), Errno> {
         self.check_loop()?;
         if other.ino == self.old.0.ino {
@@ -358,9 +360,9 @@ impl Rename<'_, '_> {
         self.whole(rest)
     }
 
-    /// Returns `rest`, the result of the steps of a rename after its change of names. If a step has
-    /// failed, the journal aborts, so that half a rename never becomes durable. A step fails only
-    /// if a lock is missing.
+    /// Returns `rest`, the result of those steps of a rename that follow the change of the names.
+    /// If a step has failed, aborts the journal, so that half a rename never becomes durable. A
+    /// step can fail only if the lock of a directory is missing.
     fn whole(&self, rest: Result<(), Errno>) -> Result<(), Errno> {
         rest.inspect_err(|_| self.store.journal.abort())
     }
@@ -379,8 +381,9 @@ impl Rename<'_, '_> {
     fn set_names(&mut self, other: Option<Link>) -> Result<(), Errno> {
         let (new, old) = (self.name_record(self.new)?, self.name_record(self.old)?);
         new.set(self.moved, self.view)?;
-        // If both names are in one record, `set` has just replaced that record. So read the record
-        // again. Otherwise the change of the old name would undo that of the new name.
+        // If the entries of the old and the new name are in one record, `set` has just replaced
+        // that record. So read it again. Otherwise the change of the old name would undo that of
+        // the new name.
         let old = if old.is_beside(&new) { self.name_record(self.old)? } else { old };
         match other {
             Some(other) => old.set(other, self.view),
@@ -395,9 +398,10 @@ impl Rename<'_, '_> {
         NameRecord::find(at.0.ino, self.locks.state(at.0.ino)?, at.1, self.view)
     }
 
-    /// Returns the records of the new and the old directory with changed counts. Each argument is a
-    /// pair: the entries that the directory gains, and those that it loses. `EIO` if a count is too
-    /// small, `EMLINK` if a count overflows.
+    /// Returns the records of the new and the old directory with changed counts. `of_new` is for
+    /// the new directory and `of_old` for the old one. Each is a pair: the entries that the
+    /// directory gains, and those that it loses. `EIO` if a count is too small, `EMLINK` if a count
+    /// overflows.
     fn count(
         &mut self,
         of_new: (Entries, Entries),
@@ -421,7 +425,8 @@ impl Rename<'_, '_> {
         Ok(())
     }
 
-    /// Saves an inode that was moved to directory `dir`, with a new change time.
+    /// Saves an inode that was moved to directory `dir`. Sets its change time, and the parent if it
+    /// is a directory.
     fn touch(&mut self, inode: &Inode, dir: u64) -> Result<(), Errno> {
         let view = self.view;
         let change = |state: &mut State| {
@@ -463,7 +468,8 @@ impl<'a> Locks<'a> {
         Ok(locks)
     }
 
-    /// Returns the state of a locked directory. `ESTALE` if it is not locked.
+    /// Returns the locked state of directory `ino`. `ESTALE` if [`Locks`] does not hold the lock of
+    /// that directory.
     fn state(&mut self, ino: u64) -> Result<&mut State, Errno> {
         let mut all = self.0.iter_mut().flatten();
         all.find(|(at, _)| *at == ino).map(|(_, state)| &mut **state).ok_or(Errno::STALE)
@@ -498,8 +504,8 @@ mod tests {
     use super::*;
     use crate::store::StoreOptions;
 
-    /// Makes two names with the same hash refer to the inodes `before`. Renames the first to the
-    /// second with `rename`. Returns the inodes of both names.
+    /// Makes two names with the same hash, which refer to the inodes `before`. Renames the first
+    /// name to the second with `rename`. Returns the inodes to which the two names then lead.
     fn rename_in_one_record(
         store: &Store,
         before: [Option<Link>; 2],

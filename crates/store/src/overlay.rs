@@ -13,9 +13,9 @@
 //!   partly written block. So if it fails, one of these bytes cannot be read.
 //!
 //! # Limits
-//! Each written block of 4096 bytes stays in memory. A check writes the contents of the log, 16 MiB
-//! by default, and the database pages that these change. That may be some hundred MiB if each
-//! record is on another page.
+//! Each written block of 4096 bytes stays in memory. A check writes the file data and the records
+//! of the log (16 MiB by default) to the overlays. If each of these records changes another page of
+//! the database, the pages may take some hundred MiB.
 //!
 //! Source: Linux `Documentation/filesystems/overlayfs.rst`, and the snapshot target of the device
 //! mapper.
@@ -43,8 +43,8 @@ pub(crate) struct Overlay {
 #[derive(Debug, Default)]
 struct Written {
     len: u64,
-    /// Length of the part of the device below that reads still show (invariant V.1). It never
-    /// grows: a truncation makes this part shorter for ever.
+    /// The length of that part of the device below that reads still show (invariant V.1). A
+    /// truncation makes the part shorter for ever, since truncated bytes must not come back.
     shown: u64,
     blocks: HashMap<u64, Vec<u8>>,
 }
@@ -77,7 +77,7 @@ impl Overlay {
     }
 }
 
-/// Splits a range into pieces that lie within one block each. Returns the offset and the length of
+/// Splits a range so that each piece lies within one block. Returns the offset and the length of
 /// each piece.
 fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize)> {
     let end = offset + len as u64;

@@ -28,8 +28,8 @@ pub(crate) const KEY_BYTES: usize = 17;
 const INODE_BYTES: usize = 108;
 /// Length of an entry without its name, in bytes.
 const ENTRY_BYTES: usize = 11;
-/// Maximum number of names with one hash in a directory. The part of a cookie for the slot number
-/// has 4 bits.
+/// Maximum number of names with one hash in a directory. The slot number of a name must fit into
+/// the 4 bits that a cookie has for it.
 pub(crate) const SLOTS: u8 = 16;
 /// The flag of an inode that has no links but may still get one.
 const LINKABLE: u32 = 1;
@@ -81,7 +81,7 @@ impl Key {
         Key { kind, major, minor }
     }
 
-    /// Returns `EIO` unless `major` is a valid number and `minor` is 0.
+    /// Returns `EIO` unless `major` is a valid number of an inode or block, and `minor` is 0.
     pub(crate) fn check_number(self) -> Result<(), Errno> {
         let is_sound = (1..=NUMBER_MAX).contains(&self.major) && self.minor == 0;
         if is_sound { Ok(()) } else { Err(Errno::IO) }
@@ -113,7 +113,8 @@ impl Key {
 pub(crate) struct SuperRecord {
     pub(crate) version: u32,
     pub(crate) seed: u64,
-    /// The generation of log entries that are not in the database yet.
+    /// The generation that the entries of the log must have. Entries of earlier generations are
+    /// void.
     pub(crate) generation: u64,
     /// Length in bytes of a log that may have entries that are not in the database. A shorter log
     /// has lost some of them. The length is 0 if the store was closed or has no log: then nothing
@@ -168,8 +169,8 @@ pub(crate) struct InodeRecord {
     pub(crate) mtime: Timespec,
     pub(crate) ctime: Timespec,
     pub(crate) btime: Timespec,
-    /// The inode number of a directory's parent. It is 0 for the root, for inodes of other kinds,
-    /// and in records of older builds.
+    /// The inode number of a directory's parent. It is 0 for the root and for inodes of other
+    /// kinds, and in records that older builds have written.
     pub(crate) parent: u64,
     /// True for a file without a name that may still get one.
     pub(crate) is_linkable: bool,
@@ -194,14 +195,14 @@ impl InodeRecord {
         let linkable = if self.is_linkable { LINKABLE } else { 0 };
         let acl = if self.has_acl { HAS_ACL } else { 0 };
         out.extend_from_slice(&(linkable | acl).to_le_bytes());
-        // This field is newer than the format version. Older builds write 0 to it, and ignore it
-        // when they read.
+        // `parent` is newer than the format version. Older builds write 0 in its place, and ignore
+        // it when they read.
         out.extend_from_slice(&self.parent.to_le_bytes());
         out.extend_from_slice(target);
     }
 
-    /// Decodes an inode. Returns the inode and the bytes of the record that follow it. `EIO` for an
-    /// invalid inode.
+    /// Decodes an inode. Returns the inode, and the bytes that follow it in the record: the target
+    /// of a symbolic link. `EIO` for an invalid inode.
     pub(crate) fn decode(bytes: &[u8]) -> Result<(InodeRecord, &[u8]), Errno> {
         let mut fields = Fields(bytes);
         let [mode, nlink, uid, gid] = [(); 4].map(|()| fields.u32());
@@ -246,8 +247,8 @@ impl InodeRecord {
         let size = self.size.checked_add(got.0).filter(|&size| size <= ENTRIES_MAX);
         let nlink = self.nlink.checked_add(got.1).ok_or(Errno::MLINK)?;
         let size = size.ok_or(Errno::MLINK)?.checked_sub(lost.0).ok_or(Errno::IO)?;
-        // A directory that loses subdirectories must keep at least two links: its own name and its
-        // entry `.`.
+        // The 2 links of a directory without subdirectories are its own name and its entry `.`. A
+        // directory that loses subdirectories must keep these.
         let least = if lost.1 > 0 { 2 } else { 0 };
         let nlink = nlink.checked_sub(lost.1).filter(|&nlink| nlink >= least).ok_or(Errno::IO)?;
         (self.size, self.nlink) = (size, nlink);
@@ -269,7 +270,8 @@ impl Entry<'_> {
     /// Appends the encoded entry to the record of its hash.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         out.reserve(ENTRY_BYTES + self.name.len());
-        // The casts lose nothing: a name has at most 255 bytes, and a kind fits into four bits.
+        // The casts lose nothing: the name of an entry has at most 255 bytes, and its kind fits
+        // into four bits.
         out.extend_from_slice(&[self.slot, (self.kind.to_mode() >> 12) as u8]);
         out.extend_from_slice(&self.ino.to_le_bytes());
         out.push(self.name.len() as u8);
@@ -312,7 +314,7 @@ impl<'a> Entries<'a> {
     }
 }
 
-/// Maximum number of blocks of a device. Sums of larger block numbers could overflow.
+/// Maximum number of blocks of a device. With larger numbers, sums of block numbers could overflow.
 pub(crate) const BLOCKS_MAX: u64 = 1 << 51;
 
 /// A run of blocks of a file that are adjacent on the device.
@@ -343,12 +345,12 @@ impl Extent {
         Ok(Extent { physical, len, is_written: flags == 0 })
     }
 
-    /// Returns the number of the logical block behind the extent. `logical` is the extent's first
-    /// logical block.
+    /// Returns the number of the first logical block (block of the file) behind the extent.
+    /// `logical` is the first logical block of the extent.
     ///
     /// # Errors
-    /// `EIO` if no file can have such a block. Inserted ranges may move reserved blocks behind the
-    /// largest size of a file, but at most to twice that size.
+    /// `EIO` if no file can have a logical block with that number. Inserted ranges may move
+    /// reserved blocks behind the largest size of a file, but at most to twice that size.
     pub(crate) fn logical_end(self, logical: u64) -> Result<u64, Errno> {
         let end = logical.checked_add(self.len).filter(|&end| end <= 4 * BLOCKS_MAX);
         end.ok_or(Errno::IO)
@@ -360,7 +362,7 @@ impl Extent {
     }
 }
 
-/// The hash in the record of a private block: its content is not hashed.
+/// The hash in the record of a private block, whose content is not hashed.
 pub(crate) const UNHASHED: u64 = 0;
 
 /// The record of an attribute block: its hash, its number of users and its length.

@@ -14,10 +14,11 @@ use corewalk_mbcache::{Mbcache, MbcacheOptions, Stats};
 /// The result of [`ShareIndex::remove`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
-    /// The index does not have the pair, and no thread is about to use its block.
+    /// The index does not have the pair, and no thread that has found the pair is about to use its
+    /// block.
     Done,
-    /// A thread is about to use the block of the pair. The caller waits for that thread, and then
-    /// decides again whether to free the block.
+    /// A thread has found the pair and is about to use its block. The caller waits for that thread,
+    /// and then decides again whether to free the block.
     Busy,
 }
 
@@ -25,17 +26,17 @@ pub enum Removal {
 /// the value.
 ///
 /// # Rules
-/// - H.1: while `find` calls `take`, it holds no lock that `insert`, `note_users` or `remove`
-///   needs.
+/// - H.1: while `find` calls its closure `take`, `find` holds no lock that `insert`, `note_users`
+///   or `remove` needs.
 /// - H.2: while `find` is inside `take` for a pair, `remove` of that pair returns
 ///   [`Removal::Busy`]. After [`Removal::Done`], `take` is not called for the pair until it is
 ///   inserted again. Otherwise a block could be found while its last user frees it (trap T34).
 /// - H.3: an index may forget pairs. A forgotten pair only costs a second block with the same
 ///   content.
-/// - H.4: a thread that removes a user from a block calls `leave` before it locks the block. It
-///   calls neither `find` nor `insert` until [`Removal::Done`] or `left`. So an index may make
-///   leaving threads and finding threads wait for each other, as Linux did before 4.6.
-///   `corewalk-mbcache` does not.
+/// - H.4: a thread that removes a user from a block calls `leave` before it locks the block. From
+///   then on it calls neither `find` nor `insert`, until `remove` has returned [`Removal::Done`] or
+///   the thread has called `left`. So an index may make leaving threads and finding threads wait
+///   for each other, as Linux did before 4.6. `corewalk-mbcache` does not.
 /// - H.5: `note_users` is called only for a block that was inserted since the mount.
 ///
 /// # Examples
@@ -88,11 +89,12 @@ pub enum Removal {
 /// ```
 pub trait ShareIndex: Send + Sync + 'static {
     /// Calls `take` with the blocks under `key`, one after the other, until `take` returns true.
-    /// Returns the block for which `take` has returned true. `take` may also return true to stop
-    /// the search.
+    /// Returns the block for which `take` has returned true. `take` may also return true just to
+    /// stop the search, without using the block.
     fn find(&self, key: u64, take: &mut dyn FnMut(u64) -> bool) -> Option<u64>;
 
-    /// Inserts a block that has `users` users. If the pair exists, it does not change.
+    /// Inserts the pair of a key and a block. The block has `users` users. If the index has the
+    /// pair, nothing changes.
     fn insert(&self, key: u64, block: u64, users: u32);
 
     /// Informs the index of the number of users of a block. The caller holds the lock of the block.
@@ -106,12 +108,12 @@ pub trait ShareIndex: Send + Sync + 'static {
     /// it. The caller holds the lock of no block.
     fn left(&self, _block: u64) {}
 
-    /// Removes a pair, if the index has it. The caller holds the lock of the block and has called
-    /// `leave`.
+    /// Removes the pair of a key and a block, if the index has it. The caller holds the lock of the
+    /// block and has called `leave`.
     fn remove(&self, key: u64, block: u64) -> Removal;
 
-    /// Returns when no thread is about to use the block of the pair any more. The caller holds the
-    /// lock of no block.
+    /// Waits until no thread that has found the pair is about to use its block. The caller holds
+    /// the lock of no block.
     fn wait(&self, key: u64, block: u64);
 
     /// Returns the maximum number of users that a block may have.
@@ -160,8 +162,8 @@ impl ShareIndex for MbcacheIndex {
     }
 
     fn note_users(&self, key: u64, block: u64, users: u32) {
-        // Tell the cache the number of users only when it reaches or leaves the maximum. Other
-        // numbers make no difference to it.
+        // Tell the cache the number of users only when it reaches the maximum or falls below it.
+        // The cache does not distinguish other numbers.
         if users + 1 >= self.0.users_max() {
             self.0.note_users(key, block, users);
         }
@@ -172,8 +174,8 @@ impl ShareIndex for MbcacheIndex {
     }
 
     fn wait(&self, key: u64, block: u64) {
-        // If the other thread has dropped its handle by now, `delete_or_get` removes the pair. That
-        // does no harm: the caller decides again, and inserts the pair if it still needs the pair.
+        // If no other thread has a handle of the pair any more, `delete_or_get` removes the pair.
+        // That does no harm: the caller decides again, and inserts the pair if it still needs it.
         if let Some(busy) = self.0.delete_or_get(key, block) {
             busy.wait();
         }
@@ -368,8 +370,8 @@ mod tests {
         assert_eq!((stats.xattr_blocks, stats.xattr_users), (200, 400));
         drop(store);
 
-        // After a remount, blocks enter the index when they are read. The limit on comparisons must
-        // hold for these blocks too.
+        // After a remount, blocks enter the index when they are read. The limit on comparisons with
+        // one content must hold for these blocks too.
         let share = Watched::new();
         let store = folder.open(&share);
         for (number, file) in files.iter().enumerate() {
@@ -428,7 +430,8 @@ mod tests {
     }
 
     /// Rule H.5: one thread reads a block from disk, and another thread finds the block in memory.
-    /// The second thread must not update the block before the index has it.
+    /// The second thread must not tell the index a new number of users before the index has the
+    /// block.
     #[test]
     fn blocks_that_are_read_are_entered_before_their_users_are_counted() {
         const PAIRS: usize = 300;
@@ -494,7 +497,8 @@ mod tests {
         assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (1, 2));
         let three = [make_with("c", 3), make_with("d", 3)];
         assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (3, 4));
-        // A long set has its own block. Once a change makes it short enough, it must be shared.
+        // The set of this file is too long to be shared, so it has its own block. Once a change
+        // makes the set short enough, it must be shared.
         store.removexattr(three[0], b"user.2").unwrap();
         store.setxattr(three[1], b"user.3", b"x", XattrMode::Set).unwrap();
         store.removexattr(three[1], b"user.3").unwrap();

@@ -34,8 +34,8 @@ use crate::xattr;
 
 /// The inode number of the root directory.
 pub(crate) const ROOT_INO: u64 = 1;
-/// The committer checks the size of the running transaction at this interval. If it is too large,
-/// the committer commits early.
+/// The committer checks the size of the running transaction at this interval. If the transaction is
+/// too large, the committer commits early.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Memory of the de-duplication index of attribute sets, in bytes.
 const INDEX_BYTES: u64 = 4 << 20;
@@ -173,7 +173,7 @@ pub struct StoreStats {
     /// Inodes that use an attribute block.
     pub xattr_users: u64,
     /// Number of inodes whose attribute sets will be de-duplicated at the next commit. Until then
-    /// each may use a private block.
+    /// each of these inodes may have a private block, which it shares with no other inode.
     pub xattr_waiting: u64,
     /// Blocks of 4096 bytes saved by the sharing of attribute blocks.
     pub xattr_saved_blocks: u64,
@@ -323,8 +323,8 @@ impl Store {
         }
         let database = BufferedDatabase::open(&devices, options.cache_bytes)?;
         if !database.has_store()? {
-            // The database is empty. But `data` or `log` have content, which belongs to a store
-            // whose database is lost.
+            // The database is empty. If `data` or `log` have content, that content belongs to a
+            // store whose database is lost.
             if !devices.data.is_empty()? || !devices.log.is_empty()? {
                 return Err(OpenError::Damaged);
             }
@@ -333,7 +333,8 @@ impl Store {
         Store::open_with(Mount::look(devices, database)?, options, Ok)
     }
 
-    /// Completes the mount of a checked store. `make` makes its missing files.
+    /// Completes the mount of a checked store. `make` makes the files of the store that are
+    /// missing.
     fn open_with(
         mount: Mount,
         options: &StoreOptions,
@@ -472,8 +473,9 @@ impl Store {
     /// and no handle of the journal. De-duplication frees blocks of the budget, but neither space
     /// of the host nor inodes.
     pub(crate) fn with_room<R>(&self, change: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
-        // Read the length of the queue both before and after `change`. Another thread may
-        // de-duplicate the queued sets in between, which also frees blocks.
+        // Read the length of the queue both before and after `change`. If another thread has
+        // de-duplicated the queued sets in between, that has also freed blocks, so `change` is
+        // worth a second try.
         let (refusals, waited) = (self.space.refusals(), self.late.len());
         match change() {
             Err(Errno::NOSPC)
@@ -486,7 +488,8 @@ impl Store {
         }
     }
 
-    /// Returns the state that the running transaction needs to change the data of inode `ino`.
+    /// Returns the arguments of a change of the data of inode `ino`: inode number, journal,
+    /// transaction and space budget.
     pub(crate) fn file_tx<'a>(&'a self, ino: u64, view: &'a View) -> FileTx<'a> {
         FileTx { ino, journal: &self.journal, view, space: &self.space }
     }
@@ -564,8 +567,8 @@ impl Store {
         if inode.state.read().record.nlink > 0 {
             return self.table.release(inode);
         }
-        // The journal may refuse a handle. Then the orphan record stays, and the next mount frees
-        // the inode.
+        // The journal refuses a change if it has failed or is read-only. Then the orphan record
+        // stays, and the next mount frees the inode.
         let Ok(view) = self.journal.change() else { return };
         let view = &*view;
         let mut content = inode.content.write();
@@ -592,8 +595,8 @@ impl Store {
         self.table.remove(ino);
     }
 
-    /// Returns the inode if it has an orphan record and is not in memory. A crash has left such an
-    /// inode in the store.
+    /// Returns the inode `ino` if it has an orphan record and is not in memory. Such an inode was
+    /// without links at a crash, so it is still in the store.
     fn orphan(&self, ino: u64) -> Option<Arc<Inode>> {
         let view = self.journal.view();
         view.get(&Key::of(Kind::Orphan, ino)).ok()??;
@@ -609,7 +612,8 @@ impl Drop for Store {
             let _ = flusher.join();
         }
         self.late.share();
-        // Ignore an error: a caller that needs the result has called `sync` before.
+        // Ignore an error. A caller that needs to know whether the last commit succeeds calls
+        // `sync` before the drop.
         let _ = self.journal.checkpoint();
         self.journal.end();
     }
@@ -643,12 +647,12 @@ fn commit_in_time(
             }
         }
         late.share();
-        // Ignore an error, since `sync` and fsync report it. `forget_poke` finds transactions that
-        // reach the log during or after this commit to the database.
+        // Ignore an error, since `sync` and fsync report it. Transactions that reach the log during
+        // or after this commit are found by `forget_poke`.
         let _ = journal.checkpoint();
         journal.forget_poke();
-        // Another thread may have queued sets after `share` but before the running layer was
-        // frozen. These sets are not de-duplicated yet.
+        // Another thread may have queued sets after `share` but before the commit froze the running
+        // layer. These sets still wait for de-duplication, so wake the committer again.
         if late.len() > 0 {
             journal.poke();
         }

@@ -64,7 +64,8 @@ pub enum OpenError {
     },
     /// This program does not know the format version of the store.
     Version(u32),
-    /// The log has lost confirmed entries: the entry at `at` is invalid, but a later one is valid.
+    /// The log has lost confirmed entries. The entry at `at` is invalid, but a later entry of the
+    /// same generation is valid.
     LogDamaged {
         /// The offset in bytes of the invalid entry.
         at: u64,
@@ -73,8 +74,8 @@ pub enum OpenError {
         /// The length of the log in bytes.
         len: u64,
     },
-    /// The store was not closed, and its log is missing or shorter than it was. Confirmed entries
-    /// may be lost.
+    /// The store was not closed, and its log is missing or shorter than the superblock says.
+    /// Confirmed entries may be lost.
     LogShort {
         /// The length in bytes.
         len: u64,
@@ -222,7 +223,8 @@ impl From<io::Error> for OpenError {
 pub(crate) struct StoreDir {
     path: PathBuf,
     lock: File,
-    /// True if the files of the host are opened for reading only. Changes then stay in memory.
+    /// True if the files of the host are opened for reading only. Then all changes of the devices
+    /// stay in memory.
     is_overlaid: bool,
 }
 
@@ -269,8 +271,8 @@ impl StoreDir {
     }
 
     /// Locks the directory of an existing store for a read-only mount, like [`StoreDir::open`]. If
-    /// the file system of the host is mounted read-only, [`StoreDir::devices`] keep their changes
-    /// in memory.
+    /// the file system of the host is mounted read-only, changes of the devices that
+    /// [`StoreDir::devices`] returns stay in memory.
     pub(crate) fn open_unchanged(path: &Path) -> Result<StoreDir, OpenError> {
         match StoreDir::open(path) {
             Err(error) if error.errno() == Errno::ROFS => StoreDir::open_to_read(path),
@@ -296,8 +298,8 @@ impl StoreDir {
         if is_missing(path)? { Err(OpenError::Missing) } else { Ok(()) }
     }
 
-    /// Locks the directory of a store. With a shared lock, [`StoreDir::devices`] keep their changes
-    /// in memory.
+    /// Locks the directory of a store. With a shared lock, changes of the devices that
+    /// [`StoreDir::devices`] returns stay in memory.
     fn lock(path: &Path, lock: File, how: FlockOperation) -> Result<StoreDir, OpenError> {
         let is_overlaid = matches!(how, FlockOperation::NonBlockingLockShared);
         match flock(&lock, how) {
@@ -307,8 +309,8 @@ impl StoreDir {
         }
     }
 
-    /// Opens the devices. A missing file is replaced by an empty device in memory. Later
-    /// `make_lost` makes the file.
+    /// Opens the devices. An empty device in memory stands for a missing file, until `make_lost`
+    /// makes that file.
     pub(crate) fn devices(&self) -> io::Result<Devices> {
         match self.is_overlaid {
             true => {
@@ -320,7 +322,7 @@ impl StoreDir {
         }
     }
 
-    /// Opens the devices for reading only. A missing file is replaced by an empty device in memory.
+    /// Opens the devices for reading only. An empty device in memory stands for a missing file.
     pub(crate) fn devices_to_read(&self) -> io::Result<Devices> {
         self.devices_with(open_file_to_read)
     }
@@ -417,8 +419,9 @@ fn find_holder(locks: &str, dev: u64, ino: u64) -> Option<u32> {
     })
 }
 
-/// Returns true if the directory has no store. Returns an error if `meta` is missing but another
-/// file has content, because that content belongs to a store whose database is lost.
+/// Returns true if the directory has no store: no `meta`, and no other file with content. Returns
+/// an error if `meta` is empty. Also returns an error if `meta` is missing but another file has
+/// content, because that content belongs to a store whose database is lost.
 fn is_missing(path: &Path) -> Result<bool, OpenError> {
     let bytes = |name| match fs::symlink_metadata(path.join(name)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -464,8 +467,8 @@ fn open_file_to_read(path: &Path) -> io::Result<File> {
 }
 
 fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    // Refuse a symbolic link, which might lead to a file outside of the store. Open a pipe without
-    // waiting for its writer.
+    // Refuse a symbolic link, which might lead to a file outside of the store. If the file is a
+    // pipe, do not wait for a writer.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let file = options.custom_flags(flags).open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }

@@ -11,11 +11,12 @@
 //! # Limits
 //! The limits of xattr(7) hold. A name has at most 255 bytes, a value 64 KiB, and all names of an
 //! inode with their NULs 64 KiB. All names and values of an inode together have at most 1 MiB, as
-//! in tmpfs. (ext4 allows 4 KiB without `ea_inode`, XFS has no limit.) A larger set from an older
-//! store is kept, and may become smaller.
+//! in tmpfs. (ext4 allows 4 KiB without `ea_inode`, XFS has no limit.) A larger set, which an older
+//! store may have, is kept. It may only become smaller.
 //!
-//! A name of an unknown class is refused, and so is a name that is only a class. `user` attributes
-//! are allowed only for regular files and directories.
+//! A name has a class before its first dot, such as `user`. A name of an unknown class is refused,
+//! and so is a name that is only a class. `user` attributes are allowed only for regular files and
+//! directories.
 //!
 //! Source: xattr(7), setxattr(2), getxattr(2), listxattr(2); `corewalk::tmpfs`.
 
@@ -30,7 +31,7 @@ const VALUE_BYTES_MAX: usize = 65536;
 const LIST_BYTES_MAX: usize = 65536;
 /// Maximum number of bytes of all names and values of an attribute set, except ACLs: 16 values of
 /// the greatest length. The limit exists because a set is one value of the database, and every
-/// change copies it.
+/// change of an attribute copies the whole set.
 const SET_BYTES_MAX: usize = 1 << 20;
 /// The classes of names whose attributes are stored.
 const CLASSES: [&[u8]; 3] = [USER, b"trusted.", b"security."];
@@ -156,7 +157,7 @@ pub(crate) fn acl(set: &[u8], kind: AclKind) -> Result<Option<Acl>, Errno> {
     }
 }
 
-/// Returns `set` with this ACL, or without an ACL if `acl` is None.
+/// Returns the set `set` with its ACL of this kind replaced by `acl`, or removed if `acl` is None.
 pub(crate) fn with_acl(set: &[u8], kind: AclKind, acl: Option<&Acl>) -> Vec<u8> {
     with(set, acl_name(kind), acl.map(Acl::to_xattr).as_deref())
 }

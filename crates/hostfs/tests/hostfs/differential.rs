@@ -1,6 +1,6 @@
 //! Comparison of a namespace with the host. The same random calls are made through the namespace in
-//! one directory, and directly in another. Each call must have the same result, including the
-//! errno. At the end both directories must be equal.
+//! one directory, and directly on the host in another directory. Each call must have the same
+//! result, including the errno. At the end both directories must be equal.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -95,9 +95,9 @@ fn directly(root: &Path, op: Op) -> Result<(), Errno> {
     result.map_err(|error: io::Error| Errno::from_io_error(&error).expect("the error has an errno"))
 }
 
-/// Returns true if the namespace and the host return different errors, both of which apply to the
-/// call. Both results are right. In a mount, the kernel makes these checks in its own order before
-/// a call reaches the namespace.
+/// Returns true if the namespace and the host return different errors, but both errors are right,
+/// since two errors apply to the call. In a mount the order of such checks does not matter: the
+/// kernel makes them before a call reaches the namespace.
 fn is_order_of_checks(op: Op, mine: Result<(), Errno>, right: Result<(), Errno>) -> bool {
     let both = (mine.err(), right.err());
     match op {

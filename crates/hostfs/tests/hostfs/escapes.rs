@@ -12,7 +12,8 @@ use corewalk_testkit::rng::Seed;
 
 use crate::fixtures::{TempDir, at, make, name, over, rename, walk, with_options};
 
-/// Returns options with which no descriptor is reusable, so that each call has to resolve a path.
+/// Returns options with which no reusable descriptor is kept, so that each call has to resolve a
+/// path.
 fn by_path() -> HostFsOptions {
     let options = HostFsOptions::default().with_reusable(0).with_orphans(0);
     options.with_atime(AtimePolicy::NEVER)
@@ -56,8 +57,9 @@ fn directory_replaced_by_a_link_leads_nowhere() {
     assert!(!outside.join("made").exists());
 }
 
-/// If the host replaces a file by another one of the same name, calls on the old inode must not
-/// reach the new file (H.1). A lookup must then find the new file.
+/// A call never uses a wrong file (H.1). So if the host replaces a file by another one of the same
+/// name, calls on the old inode must not reach the new file. After an invalidation of the name, a
+/// lookup must find the new file.
 #[test]
 fn file_replaced_on_the_host_is_stale_and_then_found() {
     let dir = TempDir::new();
@@ -75,9 +77,9 @@ fn file_replaced_on_the_host_is_stale_and_then_found() {
     assert_eq!(&buf, b"new");
 }
 
-/// A file must be found by its remaining name after the host has removed its last looked-up name.
-/// First the host renames the file to another name and back, with a lookup in between. Later it
-/// removes the newer of two names.
+/// The host removes the name of a file that was looked up last. The file must then be found by its
+/// other name. In the first part, the host renames the file to another name and back, with a lookup
+/// in between. In the second part, it removes the newer of two names.
 #[test]
 fn file_is_found_by_the_name_that_remains_on_the_host() {
     let dir = TempDir::new();
@@ -113,8 +115,9 @@ fn file_is_found_by_the_name_that_remains_on_the_host() {
     assert_eq!(vfs.getattr(&held).err(), Some(Errno::STALE));
 }
 
-/// Trap T20: a write by path must never reach a file outside of the root. Meanwhile the host moves
-/// a directory of the path out of the root and back, and puts a link to the outside in its place.
+/// Trap T20: a write by path must never reach a file outside of the root. While one thread writes,
+/// another moves a directory of the path out of the root and back. In between, that thread puts a
+/// link to the outside in the place of the directory.
 #[test]
 fn directory_moved_out_and_back_leads_to_no_file_outside() {
     let _watchdog = Watchdog::start("moved out and back", Duration::from_secs(120));
@@ -154,7 +157,8 @@ fn directory_moved_out_and_back_leads_to_no_file_outside() {
 }
 
 /// While the namespace renames a directory, files below it must never become stale. A rename
-/// changes the host first and the dentry cache second, and no call may see the state in between.
+/// changes the host first and the dentry cache second. No call may use an old path after the change
+/// of the host.
 #[test]
 fn renames_through_the_namespace_make_no_file_stale() {
     let _watchdog = Watchdog::start("renames through the namespace", Duration::from_secs(120));

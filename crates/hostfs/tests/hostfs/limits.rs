@@ -17,8 +17,8 @@ const DIRS: usize = 2000;
 const FILES: usize = 100;
 const CACHE_BYTES: u64 = 16 << 20;
 
-/// Trap P10: a walk must read the attributes of 200,000 files with at most 256 descriptors and 16
-/// MiB of cache.
+/// Trap P10 is one descriptor per known inode. A walk must read the attributes of 200,000 files
+/// with at most 256 descriptors and 16 MiB of cache.
 #[test]
 fn walk_of_many_files_needs_few_descriptors() {
     const NAME: &str = "limits::walk_of_many_files_needs_few_descriptors";
@@ -99,11 +99,12 @@ fn open_files_of_one_client_leave_descriptors_to_all_calls() {
     };
     assert_eq!(refused, Errno::NFILE);
     assert!(opened.len() >= 8, "{} files are open", opened.len());
-    // If a new file cannot be opened (`ENFILE`), it must not be created either.
+    // The limit on open files is reached, so a new file cannot be opened (`ENFILE`). Then it must
+    // not be created either.
     let made_open = Make::new(S_IFREG | 0o644, 0, 0).with_open(OFlags::RDWR.bits());
     assert_eq!(vfs.make(&cred, &vfs.root(), name("o"), made_open).err(), Some(Errno::NFILE));
     assert!(!tree.join("o").exists());
-    // The cache has not seen the directories from `d50` on. So each call on them needs new
+    // The dentry cache does not know the directories from `d50` on. So each call on them needs new
     // descriptors.
     for i in 50..100 {
         let path = |name: &str| format!("d{i}/{name}");

@@ -47,8 +47,8 @@ fn truncation_that_fails_changes_nothing() {
     let dir = TempDir::new();
     let vfs = over(dir.path());
     let path = dir.join("cat");
-    // Let `cp` write the program. A descriptor for writing in this process could leak into a child
-    // process of another test. Then the program could not be started (`ETXTBSY`).
+    // Let `cp` write the program. If this process opened the file for writing, the descriptor could
+    // leak into a child process of another test. Then the program could not be started (`ETXTBSY`).
     assert!(Command::new("cp").arg("/bin/cat").arg(&path).status().unwrap().success());
     let program = walk(&vfs, "cat").unwrap();
     let changed = || {
@@ -67,8 +67,8 @@ fn truncation_that_fails_changes_nothing() {
     assert!(running.wait().unwrap().success());
     assert_eq!(truncate(u64::MAX), Some(Errno::INVAL));
     assert_eq!(changed(), before);
-    // `setattr` changes the mode before the size. After the failed truncation, the old mode must be
-    // restored.
+    // `setattr` changes the mode before the size. Here the change of the size fails, so the old
+    // mode must be restored.
     let set = SetAttr::default().with_size(u64::MAX).with_mode(0o600);
     assert_eq!(vfs.setattr(&Cred::root(), &program, &set).err(), Some(Errno::INVAL));
     assert_eq!((changed().0, changed().1), (before.0, before.1));
@@ -170,8 +170,8 @@ fn permission_follows_changes_of_an_acl() {
         assert_eq!(vfs.access(&user, &f, May::READ), Err(Errno::ACCESS));
         assert_eq!(vfs.getxattr(&cred, &f, XATTR_ACCESS), Err(Errno::NODATA));
     }
-    // The first namespace must check permissions by an ACL that a second one has set, as soon as it
-    // is notified.
+    // A second namespace sets an ACL. The first one must check permissions by that ACL as soon as
+    // it is notified.
     let again = over(dir.path());
     let same = walk(&again, "f").unwrap();
     again.setxattr(&cred, &same, XATTR_ACCESS, &acl.to_xattr(), XattrMode::Set).unwrap();
@@ -193,12 +193,12 @@ fn data_is_read_and_written_with_and_without_a_handle() {
     assert_eq!(vfs.read(&f, handle, 0, &mut buf), Ok(14));
     assert_eq!(&buf[..14], b"\0\0\0withoutwith");
     vfs.fsync(&f, handle, Fsync::All).unwrap();
-    // Writes with a read-only handle must succeed, because a writeback cache of a client makes
-    // them.
+    // A write with a read-only handle must succeed, because the writeback cache of a client makes
+    // such writes.
     let reader = vfs.open(&cred, &f, 0, May::READ).unwrap();
     assert_eq!(vfs.write(&cred, &f, reader, 0, b"abc"), Ok(3));
-    // An append must go to the end of the file on the host. The offset that the client sends may be
-    // out of date, so it must be ignored.
+    // An append must go to the end of the file on the host. The client's own offset may be out of
+    // date, so it must be ignored.
     for handle in [0, handle, reader] {
         assert_eq!(vfs.append(&cred, &f, handle, 3, b"!"), Ok(1));
     }
@@ -231,7 +231,8 @@ fn attributes_are_changed_on_the_host() {
     );
     assert_eq!((host.mode() & 0o7777, host.uid(), host.gid(), host.len()), (0o640, 7, 8, 100));
     assert_eq!((host.mtime(), host.mtime_nsec()), (1_000_000, 5_000));
-    // A symbolic link must have its own owner and times, not those of its target.
+    // The owner and the times of a symbolic link must be those of the link, and not those of its
+    // target.
     fs::write(dir.join("target"), b"").unwrap();
     symlink(&vfs, "l", "target").unwrap();
     let l = walk(&vfs, "l").unwrap();
@@ -280,7 +281,7 @@ fn extended_attributes_and_acls_are_those_of_the_host() {
 #[test]
 fn descendants_of_a_renamed_directory_are_found() {
     let dir = TempDir::new();
-    // No descriptor is reusable, so that each call has to resolve a path.
+    // Keep no reusable descriptor, so that each call has to resolve a path.
     let none = HostFsOptions::default().with_reusable(0).with_orphans(0);
     let vfs = with_options(dir.path(), none);
     for path in ["a/", "a/b/", "a/b/c/"] {
@@ -350,8 +351,8 @@ fn listing_continues_after_its_last_entry() {
     }
 }
 
-/// Sets the access time of a file on the host to a time long ago. So the next read updates it, even
-/// with `relatime`.
+/// Sets the access time of a file on the host to a time long ago. So the next read updates the
+/// access time, even with `relatime`.
 fn make_read_long_ago(path: &std::path::Path) {
     let long_ago = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
     let times = fs::FileTimes::new().set_accessed(long_ago);
@@ -363,7 +364,8 @@ fn reads_without_atime_leave_access_times_of_the_host() {
     let dir = TempDir::new();
     fs::create_dir(dir.join("d")).unwrap();
     fs::write(dir.join("d/f"), "text").unwrap();
-    // Skip the test if the mount of the host does not update access times.
+    // Find out whether the mount of the host updates access times. If not, no read can be expected
+    // to.
     make_read_long_ago(&dir.join("d/f"));
     fs::read(dir.join("d/f")).unwrap();
     let is_noted_here = fs::metadata(dir.join("d/f")).unwrap().atime() != 1_000_000;

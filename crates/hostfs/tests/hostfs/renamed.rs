@@ -11,13 +11,14 @@ use rustix::fs::OFlags;
 
 use crate::fixtures::{TempDir, make, name, walk, with_options};
 
-/// Returns options with which no descriptor is reusable. So each call needs a path or a handle.
+/// Returns options with which no reusable descriptor is kept. So each call needs a path or a file
+/// handle.
 fn none_kept() -> HostFsOptions {
     let options = HostFsOptions::default().with_reusable(0).with_orphans(0);
     options.with_atime(AtimePolicy::NEVER)
 }
 
-/// Returns true if this process may open files in the directory by handle.
+/// Returns true if this process may open files in the directory `dir` by their file handles.
 fn has_handles(dir: &TempDir) -> bool {
     let root = fs::File::open(dir.path()).unwrap();
     let opened =
@@ -64,7 +65,7 @@ fn held_directory_renamed_on_the_host_is_found_by_its_handle() {
     assert_eq!(names, ["file", "new", "sub"]);
 }
 
-/// A directory in use that another program moves out of the root must be refused as stale. Its
+/// A directory in use that another program moves out of the root must be refused as stale. Its file
 /// handle alone would still open it, because a handle reaches any file of the host's file system.
 #[test]
 fn held_directory_moved_out_of_the_root_is_stale() {
@@ -73,8 +74,8 @@ fn held_directory_moved_out_of_the_root_is_stale() {
         return;
     }
     fs::create_dir_all(dir.join("root/held/sub")).unwrap();
-    // The path of this outside directory starts with the path of the root, but continues without a
-    // `/`. So a plain comparison of prefixes would accept it.
+    // The path of `rootless` starts with the path of the root, but continues without a `/`. So a
+    // plain comparison of prefixes would accept that directory.
     fs::create_dir(dir.join("rootless")).unwrap();
     let vfs = with_options(&dir.join("root"), none_kept());
     let (held, sub) = (walk(&vfs, "/held").unwrap(), walk(&vfs, "/held/sub").unwrap());

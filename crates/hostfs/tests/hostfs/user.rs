@@ -46,7 +46,7 @@ fn as_user_with(prepare: impl FnOnce(&Path), call: impl FnOnce(&Path) + Send) {
 }
 
 /// If a user truncates another user's file, the host must clear its set-user-ID and set-group-ID
-/// bits. The user could not clear them with chmod(2).
+/// bits. The user may not clear these bits with chmod(2), as only the owner may.
 #[test]
 fn file_of_another_user_is_truncated_and_loses_set_user_id() {
     if !has_root() {
@@ -64,14 +64,14 @@ fn file_of_another_user_is_truncated_and_loses_set_user_id() {
         let set = SetAttr::default().with_size(0);
         let attr = vfs.setattr(&user, &file, &set).unwrap();
         assert_eq!((attr.size, attr.mode & 0o7777), (0, 0o775));
-        // The user may not change the mode itself, because only the owner may.
+        // The user may not set another mode together with the size, because only the owner may.
         let set = SetAttr::default().with_size(0).with_mode(0o600);
         assert_eq!(vfs.setattr(&Cred::root(), &file, &set), Err(Errno::PERM));
     });
 }
 
 /// A user must be able to truncate an open file that could not be opened for writing again. cp(1)
-/// makes such a truncation if a file ends with a hole.
+/// makes such a truncation if the copied file ends with a hole.
 #[test]
 fn open_file_is_truncated_without_the_right_to_reopen_it() {
     as_user(|path| {
@@ -89,8 +89,8 @@ fn open_file_is_truncated_without_the_right_to_reopen_it() {
         };
         assert_eq!(truncate(8192), Ok(8192));
         assert_eq!(std::fs::metadata(path.join("f")).unwrap().len(), 8192);
-        // The descriptor for writing is closed now. The remaining descriptor is for reading and
-        // cannot truncate the file.
+        // The only descriptor for writing is closed now. The other descriptor of the file is for
+        // reading, and cannot truncate the file.
         vfs.release(&file, writer);
         assert!(reader.is_ok());
         assert_eq!(truncate(0), Err(Errno::ACCESS));

@@ -29,7 +29,7 @@ fn values(cache: &Mbcache, key: u64) -> Vec<u64> {
     values
 }
 
-/// Returns the number of slots that a search for `key` examines if no slot has the key.
+/// Returns the number of slots that a search for `key` examines if it finds no entry.
 fn looked_at(cache: &Mbcache, key: u64) -> usize {
     let (index, home, mut slots) = (&cache.index, cache.index.home(key), 0);
     let found = index.walk(home, index.reach(home), 0, |_| {
@@ -121,7 +121,7 @@ fn full_cache_drops_what_was_not_used_and_keeps_as_many_as_it_says() {
             assert!(stats.entries >= u64::from(cache.entries_max()) || stats.reclaimed == 0);
         }
     }
-    // A full table must still have free slots, so that searches stay short.
+    // A full cache must leave slots of its index free, so that searches stay short.
     let most = cache.index.bytes() / LINE_BYTES * u64::from(SLOTS);
     let kept = cache.stats().entries;
     assert!((most / 2..most * 9 / 10).contains(&kept), "{kept} of {most}");
@@ -149,8 +149,8 @@ fn full_cache_whose_entries_are_all_held_takes_no_more() {
         if let Err(error) = cache.create(value, value) {
             break error;
         }
-        // All older entries have handles. So reclaim in `create` may only drop the newest entry,
-        // which gets its handle only now.
+        // All entries but the newest have handles. So reclaim in `create` could drop only the
+        // newest entry. Give that entry a handle too.
         held.extend(cache.find_first(value));
     };
     assert_eq!((full, held.len()), (CreateError::Full, 180), "each slot has an entry");
@@ -161,8 +161,8 @@ fn full_cache_whose_entries_are_all_held_takes_no_more() {
     assert_eq!(cache.create(1_001, 1_001), Ok(()), "the newest is not held");
 }
 
-/// If the lines that a key may use are full of used entries, `create` must first clear their
-/// referenced bits, and then drop one entry.
+/// If all lines that a key may use are full of used entries, `create` must first clear their
+/// referenced bits. Then it must drop one of these entries.
 #[test]
 fn key_with_too_many_values_loses_one_for_each_new_one() {
     let cache = cache(10_000);
@@ -173,8 +173,9 @@ fn key_with_too_many_values_loses_one_for_each_new_one() {
     assert_eq!((cache.stats().entries, cache.stats().reclaimed), (256, 144));
 }
 
-/// If many keys have one home line, a search for them must get as long as one window, and no
-/// longer. Entries of other home lines in that window must still be found.
+/// Many keys have one home line (the line where their searches begin). A search for them must get
+/// as long as one window of lines, and no longer. Entries of keys with other home lines in that
+/// window must still be found.
 #[test]
 fn keys_of_one_home_are_kept_to_one_window() {
     let cache = cache(1_000);
@@ -205,8 +206,8 @@ fn pair_is_there_once_and_keeps_its_flag() {
     assert_eq!(cache.stats().entries, 0);
 }
 
-/// A search must not return values of other keys with the same home line. A freed slot must be used
-/// again.
+/// A search must not return values of other keys that have the same home line. A slot whose entry
+/// has ended must be used again.
 #[test]
 fn values_of_a_key_come_without_those_of_others() {
     let cache = cache(12);
@@ -228,8 +229,9 @@ fn values_of_a_key_come_without_those_of_others() {
     }
 }
 
-/// Invariant I.1: the reach of a home line must grow with the entries of its keys. After they have
-/// ended, the reach must shrink when new entries are created.
+/// Invariant I.1: the reach of a home line (how far a search from it goes) must cover all entries
+/// of its keys. So it must grow with them. After these entries have ended, it must shrink when new
+/// ones are created.
 #[test]
 fn home_reaches_as_far_as_its_entries_stand() {
     let cache = cache(30);
@@ -370,9 +372,9 @@ fn value_at_its_cap_is_not_found_until_it_has_fewer_users() {
     assert_eq!(cache.stats().entries, 0);
 }
 
-/// Creates `count` values of one key one after the other. For each value, calls `each` with a
-/// handle, to make the value full. Returns the number of slots that a search for the key then
-/// examines.
+/// Creates `count` values of one key, one after the other, and calls `each` with a handle of each
+/// value. `each` is to make the value full. Returns the number of slots that a search for the key
+/// then examines.
 fn slots_looked_at<'c>(
     cache: &'c Mbcache,
     count: u64,
@@ -388,8 +390,8 @@ fn slots_looked_at<'c>(
     looked_at(cache, 1)
 }
 
-/// Trap T39: full blocks must not make long chains. A search for their content must examine only
-/// one line, however many full blocks exist.
+/// Trap T39: full blocks must not make long chains. A search for a content must examine only one
+/// line of the index, however many full blocks have that content.
 #[test]
 fn find_among_any_number_of_full_values_looks_at_one_line() {
     for count in [10, 1_000] {

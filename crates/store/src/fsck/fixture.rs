@@ -125,7 +125,7 @@ pub(super) fn named(
     }
 }
 
-/// Returns damaged extents of the file, the sum of whose lengths exceeds a `u64`.
+/// Returns damaged extents of one file: the sum of their lengths exceeds a `u64`.
 pub(super) fn uncountable() -> Vec<(Key, Record)> {
     let extent = Extent { physical: 0, len: BLOCKS_MAX, is_written: false }.encode();
     let value: Arc<[u8]> = extent.into();

@@ -56,8 +56,8 @@ fn directory_that_says_it_has_no_entries_loses_none() {
             let renamed = store.rename((dir(), name("file")), (root(), name("x")), mode);
             assert_eq!(renamed, Err(Errno::IO));
         }
-        // The stored count of entries is wrongly 0. So the operation must read the entries to find
-        // that the directory is not empty.
+        // The record of directory `dir` wrongly says that it has 0 entries. So `remove` must read
+        // the entries to find that the directory is not empty.
         assert_eq!(store.remove(root(), name("dir"), dir()), Err(Errno::IO));
         let other = store.make(root(), name("other"), &Make::new(0o040_755, 0, 0)).unwrap();
         let renamed = store.rename((root(), name("other")), (root(), name("dir")), moves[0]);
@@ -82,15 +82,16 @@ fn directory_that_counts_no_subdirectories_loses_none() {
     let run = |store: &Store| {
         store.remove(dir(), name("file"), file()).unwrap();
         store.forget(3);
-        // A move within the root does not change the root's count of subdirectories, so it
-        // succeeds. A removal would make the count too small, so it fails.
+        // The root's stored count of subdirectories is wrongly 0. A rename within the root does not
+        // change that count, so it succeeds. A removal would make the count negative, so it fails.
         store.rename((root(), name("dir")), (root(), name("x")), RenameMode::Replace).unwrap();
         assert_eq!(store.remove(root(), name("x"), dir()), Err(Errno::IO));
         let made = store.make(root(), name("sub"), &Make::new(0o040_755, 0, 0)).unwrap();
         let sub = Node::detached(made.ino, made.kind());
         store.rename((root(), name("x")), (sub, name("dir")), RenameMode::Replace).unwrap();
-        // By its stored count, the root again has no subdirectory, so `sub` cannot be moved out of
-        // it. `sub` cannot be removed either, since it contains the moved directory.
+        // The move of `x` out of the root has made the stored count of subdirectories 0 again. So
+        // `sub` cannot be moved out of the root. It cannot be removed either, since it contains the
+        // moved directory.
         let renamed = store.rename((root(), name("sub")), (dir(), name("x")), RenameMode::Replace);
         assert_eq!(
             (renamed, store.remove(root(), name("sub"), sub)),
@@ -123,8 +124,8 @@ fn entry_of_another_kind_than_its_inode_stays() {
         move |store: &Store| {
             let at = (at.0, name(at.1));
             assert_eq!(store.remove(at.0, at.1, node), Err(Errno::IO));
-            // The call may also fail with another error, because it compares the kinds of both
-            // entries before it reads the damaged record.
+            // `rename` may also fail with `ENOTDIR` or `EISDIR`, because it compares the kinds in
+            // both entries before it compares an entry with its inode.
             let assert_fails = |from, to, mode| {
                 let renamed = store.rename(from, to, mode);
                 let is_refused =
@@ -221,7 +222,7 @@ fn blocks_that_are_used_twice_are_refused() {
         assert!(fsck(&path).unwrap().findings.contains(&Finding::Overlap(3, block)));
         std::fs::remove_dir_all(&path).unwrap();
     }
-    // Control: the same file is valid if its extents are adjacent and within the device.
+    // Control: a file with two extents is valid if these are adjacent and within the device.
     let path = store("used-twice");
     write(&path, |_, _| vec![extent(0, 0, 1), extent(4, 1, 1)]);
     drop(Store::open(&path, &options()).unwrap());

@@ -93,8 +93,8 @@ fn damaged_acls_are_found() {
 #[test]
 fn targets_with_wrong_lengths_are_found() {
     use Finding::*;
-    // Returns a change that gives the inode of the file this mode, size and target. The change also
-    // removes data and attributes.
+    // Returns a change that gives the inode of the file the arguments as its mode, size and target.
+    // The change also removes the data and the attributes of the file.
     let file_as = |mode: u32, size: u64, target: &'static [u8]| {
         move |snapshot: &Snapshot, secret: &Secret| {
             let change = |inode: &mut InodeRecord| (inode.mode, inode.size) = (mode, size);
@@ -193,7 +193,8 @@ fn damaged_count_of_users_gives_no_room_twice() {
     database.write(&[(key, Some(users.into()))]).unwrap();
     drop(database);
     let opened = Store::open(&path, &options).unwrap();
-    // Set the attributes that each inode already has, so that each inode loads its attribute block.
+    // Set the attributes that each inode already has. That makes each inode load its attribute
+    // block.
     for node in [file, others[0], others[1], others[2]] {
         opened.setxattr(node, b"user.a", b"1", XattrMode::Set).unwrap();
     }

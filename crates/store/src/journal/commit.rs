@@ -7,15 +7,15 @@
 //! A transaction goes to the database in these cases:
 //! - The log cannot take it. The transaction has too many records, the log has no space, file data
 //!   cannot be read, or a write or sync of the log fails.
-//! - It has written much file data, and J.6 does not allow to sync that data while the log holds
-//!   data.
+//! - The transaction has written much file data, while the log holds older file data. Then the new
+//!   data must not be synced alone, because a replay would write the older data over it (J.6).
 //! - The commit is a periodic one, or the last one before the store is closed.
 //! - The host is full.
 //! - A read of the database has failed, so that the database must be reopened.
 //!
 //! # Shared commits
 //! A thread that is about to commit first waits until as many threads want a commit as when the
-//! last commit ended. It waits for at most half of that commit's duration, and at most
+//! last commit ended. The wait takes at most half of the duration of the last commit, and at most
 //! [`PATIENCE_MAX`]. Without the wait, two threads that sync in turn would never share a commit. A
 //! thread that is alone does not wait.
 //!
@@ -39,8 +39,8 @@ use crate::record::{Key, SuperRecord};
 /// Estimated maximum number of bytes of records in one log entry.
 const LOGGED_RECORDS_MAX: u64 = 256 << 10;
 /// Maximum number of attempts of one commit to write to the database. The first attempt may fail
-/// because a read has failed earlier, and the second because the host is full. The third can use
-/// the space of the reserve.
+/// because a read has failed earlier, and the second because the host is full. The third attempt
+/// can use the space of the reserve, which the second has given up.
 const ATTEMPTS_MAX: u32 = 3;
 
 /// The place that a commit must reach.
@@ -64,7 +64,7 @@ struct Frozen {
 }
 
 impl Journal {
-    /// Makes the file data of all transactions up to `tid` durable.
+    /// Makes the file data durable that transactions up to `tid` have written.
     ///
     /// # Errors
     /// `EIO` if this or an earlier commit failed. The data may be lost in that case.
@@ -75,8 +75,10 @@ impl Journal {
         if is_committed {
             return self.check();
         }
-        // Guarantee J.6: a commit sets `has_logged_data` before it reads file data for the log. If
-        // the flag is not set yet, each later commit logs data at least as new as this sync writes.
+        // Guarantee J.6: a replay must not write older data from the log over synced data. A commit
+        // sets `has_logged_data` before it reads file data for the log. So if `has_logged_data` is
+        // false here, each later commit logs data at least as new as the data that this call has to
+        // sync.
         if self.dirty.is_large() && !has_logged_data {
             return self.sync_data_once().map_err(|_| Errno::IO);
         }
@@ -85,12 +87,14 @@ impl Journal {
 
     fn sync_data_once(&self) -> io::Result<()> {
         let _turn = self.data_sync.lock();
-        // The host reports a failed write only once. So after a failure no later sync may succeed.
+        // The host reports a failed write only once. So after a failed sync, `sync_data_once` must
+        // always fail.
         if self.check().is_err() {
             return Err(io::ErrorKind::Other.into());
         }
-        // ORDERING: Relaxed. A write that this call has to cover has set the flag before. The data
-        // lock of the file, the barrier, or the order of the caller makes the flag visible.
+        // ORDERING: Relaxed. Each write that this call has to cover has set `is_data_dirty` before.
+        // The data lock of the file, the barrier, or the order of the caller makes that store
+        // visible.
         if !self.is_data_dirty.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
@@ -188,10 +192,11 @@ impl Journal {
             let _turn = Turn { journal: self, done, since: Instant::now() };
             let mut opened = self.opened.lock();
             // Check again, because another thread may have reopened the database meanwhile. If the
-            // device has lost writes, do not reopen the database, since it would lack them.
+            // device has lost writes, do not reopen the database, because it would lack these
+            // writes.
             if self.view().base.has_failed_read() && !opened.is_lost() {
-                // A reopening loses no records. Those of the last commit are in the database, and
-                // later ones are in the layers.
+                // A reopening loses no records. The records of the last commit are in the database,
+                // and later ones are in the layers in memory.
                 let _ = self.open_again(&mut opened);
                 if opened.is_lost() {
                     // The reopened database may be older than the last commit, so do not read it.
@@ -208,8 +213,9 @@ impl Journal {
         // Check for an abort only now, after the barrier was closed. If an operation has aborted,
         // the frozen layer has only a part of its changes and must not be committed.
         self.check().ok()?;
-        // ORDERING: Relaxed. If the value is stale, the commit can still use the reserve. On a full
-        // host do not use the log, since the logged transaction might never fit into the database.
+        // ORDERING: Relaxed. If this value of `is_full` is stale, the commit can still use the
+        // reserve. On a full host do not use the log, since the logged transaction might never fit
+        // into the database.
         let is_full = self.is_full.load(Ordering::Relaxed);
         let is_logged = goal == Goal::Durable && !frozen.has_failed_read && !is_full;
         let done = match is_logged.then(|| self.append(&frozen)) {
@@ -268,8 +274,9 @@ impl Journal {
         }
         let ranges = match &frozen.written {
             Some(ranges) => {
-                // Set the flag before any byte is read for the log. Otherwise `sync_data` could
-                // sync newer data, and a replay would put older bytes over it (guarantee J.6).
+                // Set `has_logged_data` before any byte is read for the log. Otherwise `sync_data`
+                // could sync newer data, and a replay would put the older bytes of the log over it
+                // (guarantee J.6).
                 self.state.lock().has_logged_data |= !ranges.is_empty();
                 &ranges[..]
             }
@@ -292,7 +299,7 @@ impl Journal {
             Ok(None) => return Ok(false),
             Err(_) => {
                 // The write or the sync has failed, so the entry is not confirmed. The log takes no
-                // more entries until a commit of the database makes it void.
+                // more entries until a commit of the database makes its entries void.
                 count(&self.counts.log_failures, 1);
                 return Ok(false);
             }
@@ -307,7 +314,8 @@ impl Journal {
         let logged = frozen.all();
         for shard in &self.barrier {
             // Change the view of one shard after the other. Meanwhile a reader finds the same
-            // records in each view, because the new logged layer has the records of both layers.
+            // records in each view: the new logged layer has those of the old logged layer and of
+            // the frozen layer.
             let mut view = shard.write();
             view.logged = Some(logged.clone());
             view.frozen = None;
@@ -320,8 +328,8 @@ impl Journal {
         let mut log = self.log.lock();
         let superblock = log.next_superblock();
         let mut records = frozen.all().collect_sorted();
-        // Increment the generation even if the log is empty. Otherwise an old entry that is still
-        // in the log could look like a new one.
+        // Increment the generation even if the log has no valid entry. Otherwise an old entry whose
+        // bytes are still in the log could look like a new one.
         records.insert(0, super_record(superblock));
         let base = Arc::new(self.write_records(&records, superblock.generation)?);
         log.restart();
@@ -337,8 +345,8 @@ impl Journal {
         }
         count(&self.counts.database, 1);
         count(&self.counts.records, records.len() as u64);
-        // ORDERING: Relaxed. If this thread misses the flag, `grow` allocates the reserve again
-        // later.
+        // ORDERING: Relaxed. If this thread still reads `is_full` as false, `grow` allocates the
+        // reserve again later.
         if self.is_full.load(Ordering::Relaxed) {
             self.renew_reserve();
         }
@@ -361,8 +369,8 @@ impl Journal {
     fn write_records(&self, records: &[(Key, Record)], generation: u64) -> io::Result<Snapshot> {
         let mut opened = self.opened.lock();
         if !opened.is_open() && !opened.is_lost() {
-            // Ignore an error of the reopening. The database then refuses the write below, which
-            // returns the error.
+            // Ignore an error of the reopening. The database is closed then, so the call of `write`
+            // below returns an error.
             let _ = self.open_again(&mut opened);
         }
         let mut done = opened.write(records, generation);
@@ -372,13 +380,13 @@ impl Journal {
                 break;
             }
             if full_or_io(error) == Errno::NOSPC {
-                // ORDERING: Relaxed. A thread that misses the flag may use up the space of the
-                // host, but not the space of the reserve that this commit uses.
+                // ORDERING: Relaxed. A thread that still reads `is_full` as false may use up the
+                // space of the host, but not the space of the reserve that this commit uses.
                 self.is_full.store(true, Ordering::Relaxed);
                 self.devices.reserve.set_len(0)?;
             }
-            // The database refuses all calls after an error, so reopen it. It still has the last
-            // commit.
+            // The database refuses all calls after an error, so reopen it. The reopened database
+            // still has the last commit.
             done = match self.open_again(&mut opened) {
                 Ok(()) => opened.write(records, generation),
                 Err(error) => Err(error),
@@ -400,7 +408,8 @@ impl Journal {
 }
 
 impl Frozen {
-    /// Returns the logged layer with the records of this transaction added to it.
+    /// Adds the records of this transaction to the logged layer, and returns that layer. Without a
+    /// logged layer, returns the layer of this transaction.
     fn all(&self) -> Arc<Layer> {
         let Some(logged) = &self.logged else { return self.layer.clone() };
         logged.absorb(&self.layer);
@@ -418,8 +427,8 @@ fn count(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }
 
-/// A guard of the right to commit, which only one thread has at a time. The guard's drop lets the
-/// next thread commit, also during a panic.
+/// The right to commit, which only one thread has at a time. The drop of this guard lets the next
+/// thread commit, also during a panic.
 struct Turn<'a> {
     journal: &'a Journal,
     /// None if the commit has failed.
@@ -430,8 +439,8 @@ struct Turn<'a> {
 /// The outcome of a turn.
 enum Done {
     Nothing,
-    /// All transactions up to this id are in the log. With `Goal::InDatabase`, all of them are in
-    /// the database.
+    /// All transactions up to this id are durable in the log or the database. With
+    /// `Goal::InDatabase`, all of them are in the database.
     To(u64, Goal),
 }
 
@@ -477,7 +486,8 @@ mod tests {
             let handle = journal.change().unwrap();
             let tid = handle.tid;
             let committer = scope.spawn(move || journal.commit_up_to(tid));
-            // Wait until the committer has checked for failures and waits for the barrier.
+            // Wait until the committing thread has checked for failures, and waits for the
+            // transaction barrier.
             while !journal.state.lock().is_committing {
                 thread::yield_now();
             }
@@ -494,8 +504,8 @@ mod tests {
         (done, is_there)
     }
 
-    /// A transaction must not be committed if one of its operations aborts after the committer's
-    /// check for failures, but before the barrier is closed.
+    /// An operation aborts after the committing thread has checked for failures, but before it has
+    /// closed the transaction barrier. The transaction of that operation must not be committed.
     #[test]
     fn abort_before_the_barrier_is_closed_stops_the_commit() {
         assert_eq!(commit_amid("abort", Journal::abort), (Err(Errno::IO), false));

@@ -22,8 +22,8 @@ use crate::device::{Device, Loss};
 use crate::layer::Record;
 use crate::record::{Key, SuperRecord};
 
-/// The database of a mounted store, with the generation of its last commit and the record of lost
-/// writes.
+/// The database of a mounted store. Also has the generation of the last commit, and a record of
+/// whether the device has lost writes.
 pub(super) struct Opened {
     device: Arc<dyn Device>,
     cache_bytes: usize,
@@ -46,8 +46,8 @@ impl Opened {
         Opened { device, cache_bytes, database: Some(database), generation, loss }
     }
 
-    /// Returns true if confirmed data may be lost. Then the database may not be used (invariants
-    /// O.1 and O.2).
+    /// Returns true if confirmed data may be lost. Then the database must be neither read nor
+    /// written (invariants O.1 and O.2).
     pub(super) fn is_lost(&self) -> bool {
         self.loss.is_noted()
     }
@@ -57,7 +57,7 @@ impl Opened {
         self.database.is_some()
     }
 
-    /// Writes records as one transaction. One of them is a superblock whose generation is
+    /// Writes records as one transaction. One of the records is a superblock whose generation is
     /// `generation`. Returns a snapshot after the commit.
     ///
     /// # Errors
@@ -90,8 +90,8 @@ impl Opened {
         let snapshot = again.snapshot()?;
         let superblock = snapshot.get(&Key::SUPER)?.map(|value| SuperRecord::decode(&value));
         match superblock {
-            // If the generation is larger, a commit is durable although it returned an error. That
-            // does no harm: the caller writes the same records once more.
+            // If the generation on the device is larger, a commit is durable although it returned
+            // an error. That does no harm: the caller writes the same records once more.
             Some(Ok(found)) if found.generation >= self.generation => {}
             _ => {
                 self.loss.note();

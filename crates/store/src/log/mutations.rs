@@ -28,7 +28,8 @@ const SEED: u64 = 0x5EED;
 /// The generation of the database.
 const GENERATION: u64 = 7;
 
-/// A device in memory. The second field is the number of a block that cannot be read, or None.
+/// A device in memory. The first field has its bytes, and the second the number of a block that
+/// cannot be read.
 #[derive(Debug, Default)]
 struct Bytes(Mutex<Vec<u8>>, Option<usize>);
 
@@ -277,7 +278,7 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
             let len = mark.len().min(log.len() - block);
             log[block..block + len].copy_from_slice(&mark[..len]);
         }
-        // Copy blocks from one of the logs, mostly of another generation and to the same offset.
+        // Copy blocks of one of the three logs over this log, mostly from the same offset.
         _ => {
             let from = &known.logs[*rng.pick(&[0, 0, 0, 1, 1, 2])];
             let start = if rng.chance(3, 4) { block } else { other };
@@ -291,8 +292,8 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
 
 #[test]
 fn log_that_is_changed_at_random_is_read_as_far_as_it_is_whole_or_refused() {
-    // Counts the logs that the reader found shortened, unchanged, damaged, and newer than the
-    // database.
+    // Counts the changed logs by the result of the reader: a shortened log, an unchanged one, a
+    // damaged one, or one that is newer than the database.
     let mut seen = [0_u32; 4];
     for seed in 0..LOGS {
         let mut rng = Rng::new(Seed(seed));
@@ -326,8 +327,10 @@ fn log_that_is_changed_at_random_is_read_as_far_as_it_is_whole_or_refused() {
     assert!(seen.iter().all(|&count| count > 500), "{seen:?}");
 }
 
-/// A mount whose log has an unreadable block must have one of three results. An end mark says that
-/// the log is empty. Or the mount fails, because of the block or because the database is too old.
+/// A mount whose log has an unreadable block must have one of three results:
+/// - It succeeds, because an end mark says that the log is empty.
+/// - It fails because of the block.
+/// - It fails because the log shows that the database is too old.
 #[test]
 fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_has_nothing() {
     let mut seen = [0_u32; 3];
@@ -375,9 +378,9 @@ fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_ha
 }
 
 /// A damaged end mark must not make a reader find entries in the log of a closed store. The test
-/// changes each byte of the marks in turn, and cuts the log to each length in turn. If a block is
-/// unreadable, the reader must trust the other mark. One mark must be enough to refuse an older
-/// database.
+/// changes each byte of the two end marks in turn, and cuts the log to each length in turn. If the
+/// block of one mark is unreadable, the reader must trust the mark in the other block. One readable
+/// mark must be enough to refuse an older database.
 #[test]
 fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
     let known = Known::new(&mut Rng::new(Seed(1)));
@@ -400,8 +403,8 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
             };
             assert_eq!(mounted(log, bad, GENERATION), now, "{what}, {bad:?}");
             let older = mounted(log, bad, GENERATION - 1);
-            // Without a mark the reader cannot know that the log was empty. It then notices an
-            // older database only if the log has later entries.
+            // Without an end mark the reader cannot know that the log was empty. Then only later
+            // entries in the log show it that the database is older.
             let is_said = before.map_or(older != Mounted::Ended, |before| older == before);
             assert!(is_said, "{what}, {bad:?}, with the older database: {older:?}");
         }
@@ -411,7 +414,7 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
         for bit in 0..8 {
             let mut log = closed.clone();
             log[at] ^= 1 << bit;
-            // The padding of a mark is long, so change only one bit of each of its bytes.
+            // The padding behind an end mark is long, so change only one bit of each of its bytes.
             if at % BLOCK_BYTES < HEADER_BYTES || bit == at % 8 {
                 check(&log, &format!("bit {bit} of byte {at}"));
             }
@@ -421,9 +424,9 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
     lens.for_each(|len| check(&closed[..len], &format!("{len} bytes")));
 }
 
-/// A log in use must never look like that of a closed store. That must hold if a byte is changed, a
-/// block is unreadable, or the first entry is torn. The entries of a second mount overwrite both
-/// end marks.
+/// A log in use must never look like the log of a closed store. That must hold if a byte is
+/// changed, a block is unreadable, or the first entry is torn. In this log, the entries of a second
+/// mount have overwritten both end marks of the close.
 #[test]
 fn log_that_is_in_use_again_is_never_taken_for_a_closed_one() {
     let known = Known::new(&mut Rng::new(Seed(1)));
@@ -448,7 +451,8 @@ fn log_that_is_in_use_again_is_never_taken_for_a_closed_one() {
     for bad in 0..blocks {
         assert_eq!(mounted(&again, Some(bad), GENERATION), Mounted::NoRead, "block {bad}");
     }
-    // Tear the write of the first entry at each point in turn. A torn entry was not confirmed.
+    // Tear the write of the first entry at each point in turn. A torn entry is never confirmed, so
+    // its loss is right.
     let len = first.bytes.len().max(MARKED_BYTES);
     for torn in (0..len).step_by(512) {
         let mut left = closed.clone();

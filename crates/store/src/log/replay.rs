@@ -8,9 +8,9 @@
 //! An entry is written only after the sync of the entry before it has returned. After a failed
 //! write or sync the generation gets no more entries. So only the last entry of a generation can be
 //! torn, and that entry was never confirmed. An invalid entry is therefore the end of the log,
-//! unless a valid entry of the same generation follows. The reader searches all blocks behind for
-//! such an entry. If there is one, confirmed entries are lost, and the log is refused as damaged.
-//! Damage of the last entry cannot be told from a torn write.
+//! unless a valid entry of the same generation follows. So the reader searches all blocks behind
+//! the invalid entry for a valid one. If it finds one, confirmed entries are lost, and the log is
+//! refused as damaged. Damage of the last entry cannot be told from a torn write.
 //!
 //! # A database that has gone back
 //! Each commit of the database increments the generation. Entries and end marks of a generation are
@@ -56,7 +56,7 @@ pub(crate) struct Contents {
     pub(super) is_unreadable: bool,
     /// The records of the log that a mount needs. For records of inodes only the keys are kept.
     pub(crate) changes: Changes,
-    /// The end of the file data in the log, as an offset in bytes on the data device.
+    /// The offset on the data device, in bytes, behind all file data that the log holds.
     pub(crate) data_end: u64,
 }
 
@@ -135,8 +135,8 @@ pub(crate) fn replay(
     Ok(next)
 }
 
-/// Returns the number of valid entries. Calls `visit` with each record and each piece of file data
-/// in them.
+/// Calls `visit` with each record and each piece of file data in the valid entries. Returns the
+/// number of these entries.
 ///
 /// # Errors
 /// The errors of [`look`]. A block that cannot be read is an error even if an end mark says that
@@ -164,8 +164,8 @@ fn survey(
 }
 
 /// Returns true if an end mark says that no entry of the generation of `superblock` was confirmed.
-/// A readable entry of that generation overrides the mark: older builds did not overwrite both
-/// marks.
+/// A readable entry of that generation overrides the mark. For older builds did not overwrite both
+/// end marks when they used the log again.
 ///
 /// # Errors
 /// [`OpenError::DatabaseBehind`]; the error of the device when it is asked for its length.
@@ -225,8 +225,9 @@ impl<'a> Reader<'a> {
     fn check_behind(&mut self) -> Result<(), OpenError> {
         let mut damaged = None;
         let blocks = (self.at..self.len).step_by(BLOCK_BYTES);
-        // `behind` is the number of blocks between the end of the valid entries and `at`. Each
-        // entry takes at least one block, so at most `behind` entries between the two are lost.
+        // `behind` is the number of blocks between the end of the valid entries and the block at
+        // `at`. Each entry takes at least one block, so at most `behind` entries in that range are
+        // lost.
         for (behind, at) in (0..).zip(blocks) {
             let found = self.read(at).map_err(|error| OpenError::LogRead { at, error })?;
             let Some((log, number)) = found else { continue };

@@ -56,8 +56,8 @@ fn closed_store_is_mounted_whatever_block_of_its_log_cannot_be_read() {
     }
 }
 
-/// A store that was mounted again may have confirmed entries in any block of its log. So an
-/// unreadable block, even the first one, must be an error.
+/// A store that was mounted again may have confirmed entries in any block of its log. So the mount
+/// must fail if any block of the log is unreadable, even the first one.
 #[test]
 fn store_that_was_mounted_again_is_refused_for_an_unreadable_block() {
     let (disks, _) = closed();
@@ -88,7 +88,7 @@ fn older_database_of_a_closed_store_is_refused() {
     let (disks, before) = closed();
     let older = disks.contents()[META].clone();
     // A mount and a close without changes do not increment the generation. So a copy of the
-    // database from before that mount still fits the log.
+    // database from before that mount must still fit the log.
     drop(disks.open(&quiet()));
     let mut same = disks.contents();
     same[META] = older.clone();
@@ -107,8 +107,8 @@ fn older_database_of_a_closed_store_is_refused() {
         disks.shared.lock().bad_byte = bad_byte;
         match open(&disks).map(drop) {
             Err(OpenError::DatabaseBehind { database, log, .. }) => assert_eq!(log, database + 1),
-            // The log has no end mark of the older database's generation. So the unreadable block
-            // may hold a lost entry, and a read error is also a right result.
+            // The log has no end mark of the older database's generation. So a mount cannot rule
+            // out that the unreadable block holds a lost entry, and may also report the read error.
             Err(OpenError::LogRead { at: 0, .. }) if bad_byte.is_some() => {}
             other => panic!("{is_lost}, {bad_byte:?}: {other:?}"),
         }

@@ -21,8 +21,8 @@ fn make(store: &Store, name: &str) -> Result<Node<'static>, Errno> {
     Ok(Node::detached(attr.ino, FileKind::Regular))
 }
 
-/// A device on which a test can make the next sync wait for a signal and then fail. As on a real
-/// host, later syncs succeed.
+/// A device whose next sync a test can make wait for a signal and then fail. As on a real host,
+/// syncs after the failed one succeed.
 #[derive(Debug)]
 struct Slow {
     inner: Arc<dyn Device>,
@@ -65,9 +65,9 @@ impl Device for Slow {
     }
 }
 
-/// If a sync of file data fails, every thread that waits for it must get the error, because the
-/// host reports it only once. If a sync of the log fails, the transaction must go to the database,
-/// and no waiting thread may get an error.
+/// If a sync of file data fails, every thread that waits for that sync must get the error, because
+/// the host reports the error only once. If a sync of the log fails, the transaction must go to the
+/// database, and no waiting thread may get an error.
 #[test]
 fn failed_sync_of_data_is_heard_by_those_who_wait() {
     let _watchdog = Watchdog::start("a failed sync", Duration::from_secs(60));
@@ -76,8 +76,8 @@ fn failed_sync_of_data_is_heard_by_those_who_wait() {
     }
 }
 
-/// Tests a sync that waits and then fails, while other threads wait for it. It is a sync of the log
-/// if `is_log` is true, otherwise of the data device.
+/// Makes a sync wait and then fail, while other threads wait for it, and checks their results. The
+/// sync is that of the log if `is_log` is true, otherwise that of the data device.
 fn sync_that_fails(is_log: bool) {
     let disks = Disks::new();
     let mut devices = disks.devices();
@@ -97,8 +97,8 @@ fn sync_that_fails(is_log: bool) {
         let first = scope.spawn(|| store.fsync(file, 0, true));
         slow.changed.wait_while(&mut slow.state.lock(), |state| !state.1);
         let others = [scope.spawn(|| store.sync()), scope.spawn(|| store.fsync(file, 0, true))];
-        // Give the other threads time to start waiting for the sync. The expected results do not
-        // depend on it.
+        // Give the other threads time to start waiting for the sync. Their results must be the same
+        // if they start later.
         thread::sleep(Duration::from_millis(20));
         slow.set(|state| state.1 = false);
         let expected = if is_log { Ok(()) } else { Err(Errno::IO) };
@@ -109,7 +109,8 @@ fn sync_that_fails(is_log: bool) {
     });
     if is_log {
         assert_eq!(store.stats().log_failures, 1);
-        // The transaction must be in the database. So it must survive the loss of the log.
+        // The transaction must be in the database and not only in the log. So it must survive the
+        // loss of the log.
         let mut contents = disks.contents();
         contents[3].fill(0);
         assert_eq!(tree(&Disks::with(contents).open(&quiet())), tree(&store));
@@ -178,8 +179,8 @@ fn writers_wait_while_a_commit_is_slow() {
         println!("{held} bytes are held");
         assert!((BYTES / 2..BYTES * 3 / 2).contains(&held), "{held}");
         slow.set(|state| state.1 = false);
-        // The sync of the log has failed, so the transaction went to the database. The calls return
-        // no error.
+        // The sync of the log has failed, so the transaction went to the database. Neither `sync`
+        // in the first thread nor a creation in the second may return an error.
         assert_eq!(first.join().unwrap(), Ok(()));
         assert_eq!(writer.join().unwrap(), None);
     });

@@ -9,16 +9,17 @@
 //! comes from. A byte may be the one at the last sync, or that of a later write to the same file.
 //! It may be 0 after a later truncation or punch. Older bytes, and bytes of other files, are
 //! errors. The workload makes small and large writes, so that commits alternate between log and
-//! database. It truncates, extends, reserves, punches and moves blocks. In between, the store is
-//! closed and mounted again.
+//! database. It truncates, extends, reserves, punches and moves blocks. Several times during the
+//! workload, the store is closed and mounted again.
 //!
 //! Other tests make one block unreadable during the first mount after the crash. That mount must
 //! fail with `EIO`, or serve everything that can be read. When the block is readable again, all
 //! confirmed changes must be there.
 //!
-//! Each `control_` test breaks one rule, and the tests must notice it. One omits the sync of file
-//! data before a commit. One omits all syncs of log and database. One reuses blocks before the
-//! commit that frees them is durable (J.4).
+//! Each `control_` test breaks one rule, and the crash tests must notice it. The first omits the
+//! sync of file data before a commit. The second omits the syncs of the database, or those of the
+//! log. The third reuses blocks before the commit that frees them is durable, against guarantee J.4
+//! of `journal`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -63,8 +64,8 @@ struct Confirmed {
 /// Inode numbers by path.
 pub(crate) type Numbers = BTreeMap<Vec<u8>, u64>;
 
-/// For each write, its byte value and the inode number of the file. The value is 0 for a range that
-/// was zeroed.
+/// For each write, its byte value and the inode number of the file. For a range that was zeroed,
+/// the byte value is 0.
 #[derive(Default)]
 struct Written(BTreeSet<(u64, u8)>);
 
@@ -155,14 +156,14 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
         }
         5 => {
             store.remove(root, this, node).unwrap();
-            // Forget most removed files at once. The other files stay in use for some time, so they
-            // become orphans.
+            // Forget two of three removed files at once. The others stay in use for some time, so
+            // they become orphans (inodes without links).
             if rng.chance(2, 3) {
                 store.forget(attr.ino);
             }
         }
         6 => {
-            // Free all blocks of the file. Another file reuses them soon after the next commit.
+            // Free all blocks of the file. After the next commit, another file soon reuses them.
             let empty = SetAttr::default().with_size(0);
             store.setattr(node, &empty).unwrap();
             let len = if rng.chance(1, 3) { 70_000 } else { 1 + rng.index(50_000) };
@@ -262,8 +263,8 @@ pub(crate) fn crash(log: &[Step], rng: &mut Rng) -> Disks {
     Disks::with(contents)
 }
 
-/// Returns true if the tree `got` equals `expected`. A byte of a file may differ if `may` allows it
-/// for the file's path.
+/// Returns true if the tree `got` equals `expected`. A byte of a file may differ if `may` returns
+/// true for the path of the file and the byte.
 pub(crate) fn is_like(got: &Tree, expected: &Tree, may: impl Fn(&[u8], u8) -> bool) -> bool {
     got.len() == expected.len()
         && got.iter().zip(expected).all(|((path, leaf), (wanted, old))| {
@@ -288,8 +289,8 @@ fn try_point(
     judge(&crash(steps, rng), confirmed, point, None)
 }
 
-/// Checks the state of `disks` after a crash at `point`. `made` names a file that was made after
-/// the crash and must exist.
+/// Checks the state of `disks` after a crash at `point`. `made` is the name of a file that a mount
+/// after the crash has made, and which must exist.
 fn judge(
     disks: &Disks,
     confirmed: &[Confirmed],
@@ -328,8 +329,8 @@ fn judge(
     let stats = store.stats();
     drop(store);
     let report = fsck_devices(&disks.devices()).map_err(|error| error.to_string())?;
-    // The counts of the mount must include the records in the log. Each attribute set of the
-    // workload takes one block.
+    // The counts that the mount has made must include the records in the log. Each attribute set of
+    // this workload takes one block.
     let counted = (stats.inodes, stats.blocks, stats.xattr_blocks, stats.xattr_users);
     let blocks = report.blocks + report.xattr_blocks;
     let is_counted = counted == (report.inodes, blocks, report.xattr_blocks, report.xattr_users);
@@ -377,8 +378,8 @@ fn crash_at_any_write_keeps_confirmed_changes() {
     for (seed, is_shared) in [(1, true), (2, true), (3, false)] {
         let (log, confirmed) = load(&Disks::new(), Seed(seed), is_shared);
         let points = log.len() + 1 - confirmed[0].at;
-        // `STRIDE` must not divide the number of points. Otherwise some points would be tried twice
-        // and others never.
+        // `STRIDE`, a prime number, must not divide the number of points. Otherwise some points
+        // would be tried twice and others never.
         assert!(!points.is_multiple_of(STRIDE), "seed {seed}: {points} crash points");
         println!("seed {seed}: {points} crash points, {} syncs", confirmed.len());
         assert_eq!(try_points(&log, &confirmed, seed, points.max(POINTS)), None);
@@ -428,8 +429,9 @@ fn try_unreadable(
         }
         Err(error) if error.errno() != Errno::IO => return Err(error.to_string()),
         Err(_) if device == DATA => return Err("refused, though a mount reads no data".to_owned()),
-        // A mount that is refused because of the log must not have changed the devices. A read of
-        // the database may also fail later, during the replay, which has changed them.
+        // A mount that is refused because of an unreadable block of the log must not have changed
+        // the devices. If a block of the database is unreadable, the mount may fail later, during
+        // the replay, which has changed them.
         Err(error) if device == LOG && disks.contents() != before => {
             return Err(format!("refused and changed: {error}"));
         }
@@ -439,8 +441,8 @@ fn try_unreadable(
     judge(&disks, confirmed, point, made).map(|()| first)
 }
 
-/// Returns the number of files that cannot be read. If `is_data` is true, only `data` has an
-/// unreadable block, so all names and attributes must be readable.
+/// Reads the whole store and returns the number of files that cannot be read. If `is_data` is true,
+/// the unreadable block is in `data`, so all names and attributes must be readable.
 fn count_unread(store: &Store, is_data: bool) -> Result<u32, String> {
     let mut unread = 0;
     let mut open = vec![Node::detached(1, FileKind::Directory)];
@@ -528,8 +530,8 @@ fn control_lost_byte_is_not_allowed() {
             }
         }
     }
-    // `told` counts rejected and accepted bytes. `is_like` must allow only few of the 256 byte
-    // values.
+    // `told` counts the bytes that `is_like` has rejected and accepted. It must accept only few of
+    // the 256 byte values.
     assert!(told[0] > 100 * told[1] && told[1] > 100, "{told:?}");
 }
 
@@ -539,7 +541,8 @@ fn without_syncs(devices: &[usize]) -> String {
     let (mut log, confirmed) = load(&Disks::new(), Seed(1), true);
     let first = confirmed[0].at;
     for step in &mut log[first..] {
-        // Replace the sync instead of removing it, so that the other calls keep their indexes.
+        // Replace the sync instead of removing it, so that the other device calls keep their
+        // indexes.
         if matches!(step, Step::Sync { device } if devices.contains(device)) {
             *step = Step::Sync { device: 9 };
         }
@@ -575,7 +578,7 @@ fn control_blocks_that_are_given_out_early_are_caught() {
         let is_data = |step: &&Step| matches!(step, Step::Write { device: DATA, .. });
         log[..point].iter().chain(later.iter().filter(is_data)).cloned().collect()
     };
-    // The 400 crash points of one seed do not always show the error, so try several seeds.
+    // The error does not show in all runs of 400 crash points, so try several seeds.
     let wrong = (1..9)
         .find_map(|seed| try_points_of(&overtaken, log.len(), &confirmed, seed, 400))
         .expect("an error");

@@ -21,7 +21,7 @@ struct Entry {
 }
 
 /// Returns the devices of a killed store, the entries in its log, and the tree of the store after
-/// each of them.
+/// each of these entries.
 fn load() -> ([Vec<u8>; 4], Vec<Entry>, Vec<Tree>) {
     let disks = Disks::new();
     let store = disks.open(&quiet());
@@ -62,7 +62,8 @@ fn open(contents: &[Vec<u8>; 4]) -> (Disks, Result<Store, OpenError>) {
     (disks, opened)
 }
 
-/// Checks that both a mount and a check report damage at byte `at` of the log.
+/// Checks that a mount refuses the log because of damage at byte `at`, and that a check reports the
+/// same damage.
 fn assert_is_refused(contents: &[Vec<u8>; 4], at: usize, what: &str) {
     let (disks, opened) = open(contents);
     match opened.map(drop) {
@@ -96,8 +97,8 @@ fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
                 match how {
                     0 => damaged[LOG][start..start + BLOCK].fill(0),
                     1 => damaged[LOG].copy_within(100..BLOCK / 2, start),
-                    // Change byte 9 of the block, because in every block of an entry that byte is
-                    // covered by the hash.
+                    // Change byte 9 of the block, because the hash of an entry covers byte 9 of
+                    // each of its blocks.
                     _ => damaged[LOG][start + 9] ^= 4,
                 }
                 assert!(damaged[LOG] != contents[LOG], "{what}");
@@ -124,7 +125,8 @@ fn log_that_is_cut_at_the_damage_is_mounted() {
         let (disks, opened) = open(&cut);
         let store = opened.unwrap();
         assert_eq!(tree(&store), trees[number], "{number}");
-        // The next entry of the log must not be confused with an old entry that is still behind it.
+        // Old entries still follow the place of the cut. A mount must not confuse the next entry
+        // with them.
         let root = Node::detached(1, FileKind::Directory);
         store.make(root, Name::new(b"more").unwrap(), &Make::new(0o644, 0, 0)).unwrap();
         store.sync().unwrap();
@@ -178,8 +180,8 @@ fn block_of_the_log_that_cannot_be_read_is_refused() {
         let expected = entry.map_or(at, |entry| entry.at) as u64;
         is_behind += usize::from(entry.is_none());
         let disks = Disks::with(contents.clone());
-        // The reader reads only the start of each block behind the last entry. So make the first
-        // byte of such a block unreadable.
+        // Behind the last entry, the reader reads only the start of each block. So make the first
+        // byte of a block there unreadable. The reader reads every byte of an entry.
         let byte = at as u64 + if entry.is_some() { 20 } else { 0 };
         disks.shared.lock().bad_byte = Some((LOG, byte));
         match Store::open_devices(disks.devices(), &quiet()).map(drop) {
@@ -192,14 +194,15 @@ fn block_of_the_log_that_cannot_be_read_is_refused() {
         }
         let report = fsck_devices(&disks.devices()).unwrap();
         assert_eq!(report.findings, [Finding::LogRead(expected)]);
-        // The refused mount has changed nothing. Once the block is readable, all files are there.
+        // The refused mount has changed nothing. So once the block is readable again, all files are
+        // there.
         disks.shared.lock().bad_byte = None;
         assert_eq!(tree(&disks.open(&quiet())), trees[entries.len()]);
     }
     assert!(is_behind > 5);
 }
 
-/// A mount must refuse a randomly changed log, or lose no entry that is still whole.
+/// A mount must either refuse a randomly changed log, or lose no entry whose bytes are unchanged.
 /// (`log::mutations` tests the reader alone with many more logs.)
 #[test]
 fn mount_of_a_log_that_is_changed_at_random_loses_nothing_that_is_there() {
@@ -232,8 +235,9 @@ fn mount_of_a_log_that_is_changed_at_random_loses_nothing_that_is_there() {
         let (disks, opened) = open(&[meta, data, reserve, log]);
         match opened {
             Ok(store) => {
-                // The number of valid entries may be larger than that of unchanged ones, because a
-                // changed byte in the padding is not hashed.
+                // The mount may have read more entries than the unchanged ones. For an entry stays
+                // valid if only its padding has changed, because the hash does not cover the
+                // padding.
                 let got = tree(&store);
                 assert!(trees[last..].contains(&got), "seed {number}");
                 mounted += 1;
@@ -262,8 +266,8 @@ fn log_of_a_killed_store_that_is_shortened_or_missing_is_refused() {
         let (disks, opened) = open(&cut);
         let error = match opened.map(drop) {
             Err(error @ OpenError::LogShort { .. }) => error,
-            // Any other result is wrong, even if only the last entry was truncated, because that
-            // entry was confirmed.
+            // The mount must report `LogShort`, even if the log lacks only its last entry, because
+            // that entry was confirmed.
             other => panic!("{end}: {other:?}"),
         };
         assert_eq!(error.errno(), corewalk::Errno::UCLEAN);
@@ -272,7 +276,8 @@ fn log_of_a_killed_store_that_is_shortened_or_missing_is_refused() {
         let found = fsck_devices(&disks.devices()).unwrap().findings;
         assert_eq!(found, [Finding::LogShort(end as u64, len as u64)]);
         assert!(disks.contents() == cut, "{end}: changed");
-        // The advice in the error message must lose only the changes in the missing entries.
+        // If the user follows the advice in the error message, only the changes in the missing
+        // entries may be lost.
         assert!(error.to_string().contains(&format!("truncate --size={len} log")), "{error}");
         cut[LOG].resize(len, 0);
         let (_, opened) = open(&cut);
@@ -302,7 +307,7 @@ fn log_of_a_closed_store_may_be_shortened_or_missing() {
         assert_eq!(fsck_devices(&Disks::with(cut).devices()).unwrap().findings, [], "{end}");
         let store = opened.unwrap();
         assert_eq!(tree(&store), trees[trees.len() - 1], "{end}");
-        // After a second mount the log is in use again. So a log that is too short must be refused.
+        // The mount uses the log again. So from now on a log that is too short must be refused.
         let mut killed = disks.contents();
         killed[LOG].clear();
         assert!(matches!(open(&killed).1.map(drop), Err(OpenError::LogShort { len: 0, .. })));

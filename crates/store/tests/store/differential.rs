@@ -1,8 +1,8 @@
 //! Comparison of the store with tmpfs: random operations must have equal results, errno by errno.
 //!
-//! Both file systems get the same calls. The inode numbers of the two differ, so a test identifies
-//! an inode by the call that made it. After a run, and after a remount of the store, the test
-//! compares the whole trees: names, attributes, data, extended attributes.
+//! Both file systems get the same calls. An inode has different numbers in the two file systems, so
+//! a test identifies it by the call that made it. After a run, and after a remount of the store,
+//! the test compares the whole trees: names, attributes, data, extended attributes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
@@ -264,8 +264,8 @@ impl Run<'_> {
         let (from, to) = (self.dir(), self.dir());
         let (old, new) = (self.name(), self.name());
         let (old, new) = (Name::new(&old).unwrap(), Name::new(&new).unwrap());
-        // Skip a move of a directory into its own subtree: the caller of a `FileSystem` has to
-        // prevent such moves.
+        // Skip a move of a directory into its own subtree. Such a move must be prevented by the
+        // caller of a `FileSystem`.
         let Some(moved) = self.lookup(from, old) else { return };
         let target = self.lookup(to, new);
         let has_directory = [Some(moved), target].into_iter().flatten();
@@ -398,7 +398,7 @@ impl Run<'_> {
 fn run(seed: Seed, rounds: usize, steps: usize) -> HashMap<String, u32> {
     let report = ReportSeed::new(seed);
     // Set no limit on space. Attributes take bytes in tmpfs but blocks in the store, so the two
-    // would reach a limit at different calls.
+    // file systems would reach a limit at different calls.
     let tmpfs = Tmpfs::new(TmpfsOptions::default().with_root_mode(0o755));
     let options = quiet();
     let disks = Disks::new();
@@ -437,8 +437,8 @@ fn random_operations_have_the_results_of_tmpfs() {
     }
 }
 
-/// On file systems of 24 blocks, random changes of content must have equal results. There, writes
-/// are short, and calls fail with `ENOSPC`.
+/// On file systems of 24 blocks, random changes of file content must have equal results. On such a
+/// small file system writes are short, and calls fail with `ENOSPC`.
 #[test]
 fn random_contents_on_a_full_store_have_the_results_of_tmpfs() {
     for seed in 0..8 {

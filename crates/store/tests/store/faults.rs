@@ -61,7 +61,8 @@ fn full_host_is_enospc_and_loses_nothing() {
         store.forget(first.ino());
         assert_eq!(store.fsync(root(), 0, false), Ok(()), "{room}");
         let before = tree(&store);
-        // End the store as a kill would do. The host is still full at the next mount.
+        // End the store as a kill of its process would do. The host is still full at the next
+        // mount.
         let killed = disks.killed();
         assert_eq!(fsck_devices(&killed.devices()).unwrap().findings, [], "{room}");
         assert_eq!(tree(&killed.open(&quiet())), before, "{room}");
@@ -102,8 +103,8 @@ fn control_full_host_without_reserve_is_read_only() {
         let file = make(&store, &format!("{number:0200}")).unwrap();
         store.setxattr(file, b"user.a", &[number as u8; 900], XattrMode::Set).unwrap();
     }
-    // Let the host have less space than the store and the reserve use. Then even the space of the
-    // reserve does not help a commit.
+    // Let the host have less space than the store and the reserve use. Then a commit does not
+    // succeed even with the space of the reserve.
     disks.shared.lock().room = Some(1);
     assert_eq!(store.sync(), Err(Errno::IO));
     assert_eq!(make(&store, "more").err(), Some(Errno::ROFS));
@@ -162,7 +163,7 @@ fn failing_reads_are_eio_while_they_last() {
         assert!(results[1].is_err(), "the data cannot be read");
         assert!(results.iter().flat_map(|result| result.err()).all(|errno| errno == Errno::IO));
         failed += results.iter().filter(|result| result.is_err()).count();
-        // If the call succeeded, undo it, so that the store is unchanged.
+        // If the removal or the creation succeeded, undo it, so that the store is unchanged.
         if results[4].is_ok() {
             store.link(file, root(), name).unwrap();
         }
@@ -226,7 +227,8 @@ fn forgets_while_reads_fail_are_done_later() {
     let store = disks.open(&quiet().with_cache_bytes(0));
     for (name, &file) in names.iter().zip(&files) {
         store.remove(root(), Name::new(name.as_bytes()).unwrap(), file).unwrap();
-        // Load the extents of the file. Then only its attribute block has still to be read.
+        // Load the extents of the file. Then `forget` has to read only the attribute block of the
+        // file.
         assert_eq!(store.read(file, 0, 0, &mut [0; 10]), Ok(10));
     }
     disks.shared.lock().is_read_failing = true;
@@ -258,18 +260,21 @@ fn fsync_of_what_is_durable_costs_nothing() {
     store.fsync(file, 0, false).unwrap();
     store.sync().unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (1, 1));
-    // Overwrite data in place and make it durable. A second fsync must not sync the data again.
+    // Overwrite data in place and make it durable in the log. A second fsync without a change must
+    // not sync the data again.
     store.write(file, 0, 100, b"abc").unwrap();
     store.fsync(file, 0, true).unwrap();
     store.fsync(file, 0, false).unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (2, 2));
     assert_eq!(store.stats().logged_commits, 2);
-    // A write that is too large for the log goes to the data device. The log has older data for the
-    // same blocks, so the commit must also make the log void (guarantee J.6).
+    // The next write is too large for the log, so its bytes go to the data device. The log has
+    // older bytes for the same blocks, so the commit must also make the log void. Otherwise a
+    // replay would put the older bytes back (guarantee J.6).
     store.write(file, 0, 0, &[6; 200_000]).unwrap();
     store.fsync(file, 0, false).unwrap();
     assert_eq!((syncs() - start, store.stats().logged_commits), (4, 2));
-    // The last commit has made the log void. So this commit may sync file data without a log entry.
+    // The last commit has made the log void. So the next one may sync file data without a log
+    // entry.
     store.write(file, 0, 0, &[7; 200_000]).unwrap();
     store.fsync(file, 0, true).unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (5, 3));
@@ -300,8 +305,8 @@ fn rename_whose_read_fails_changes_nothing_and_succeeds_later() {
     }
 }
 
-/// Renames on a host where `reads` reads succeed and all later ones fail. Returns true if no read
-/// failed.
+/// Renames while the host fails to read: `reads` reads succeed and all later ones fail. Returns
+/// true if no read failed.
 fn try_rename(is_across: bool, mode: RenameMode, has_target: bool, reads: u64) -> bool {
     let options = quiet().with_cache_bytes(0);
     let names = ["a", "b", "c", "d"].map(|name| Name::new(name.as_bytes()).unwrap());
@@ -357,14 +362,14 @@ fn older_bytes_of_the_log_do_not_come_back() {
         store.write(file, 0, 0, &[1; 200_000]).unwrap();
         store.sync().unwrap();
         for byte in 2..9 {
-            // First write bytes that go to the log. Then overwrite a part of them; the longer write
-            // goes directly to the data device.
+            // First write bytes that go to the log. Then overwrite a part of them with a longer
+            // write, which goes directly to the data device.
             store.write(file, 0, 0, &[byte; 9_000]).unwrap();
             store.fsync(file, 0, true).unwrap();
             store.write(file, 0, 5_000, &vec![byte + 100; len]).unwrap();
             store.fsync(file, 0, true).unwrap();
-            // End the process, as a kill would do, but not the host. So the host still has the data
-            // that was not synced.
+            // End the process, as a kill would do. The host goes on, so it still has the data that
+            // was not synced.
             let again = Disks::with(disks.contents());
             let other = again.open(&quiet());
             let mut bytes = vec![0; 5_000 + len];
@@ -392,8 +397,8 @@ fn fallocate_takes_no_more_than_the_host_has() {
     std::fs::remove_dir_all(&path).unwrap();
 }
 
-/// One call changes both size and mode. If the host has no space for the new ACL, the call must
-/// change neither.
+/// One call changes both size and mode. If the store has reached its size limit, so that there is
+/// no space for the new ACL, the call must change neither.
 #[test]
 fn size_and_mode_change_both_or_neither() {
     let options = quiet().with_size_bytes(3 * 4096);
@@ -415,7 +420,7 @@ fn size_and_mode_change_both_or_neither() {
     }
     assert_eq!(store.write(file, 0, 0, &[1; 9000]), Ok(8192), "no room is left");
     // chmod(2) changes the ACL of the file. The new ACL needs an attribute block of its own, and
-    // the host has no space for one.
+    // the size limit of the store leaves no space for one.
     let set = SetAttr::default().with_size(10).with_mode(0o600);
     let before = store.getattr(file).unwrap();
     assert_eq!(store.setattr(file, &set), Err(Errno::NOSPC));
@@ -434,7 +439,7 @@ fn size_that_cannot_change_leaves_the_mode() {
     let file = make(&store, "a").unwrap();
     store.write(file, 0, 0, &[1; 100]).unwrap();
     let before = store.getattr(file).unwrap();
-    // To make the file longer, the call must write zeros behind the old end. Here that write fails.
+    // To make the file longer, `setattr` must write zeros behind its old end. That write fails.
     let set = SetAttr::default().with_size(3000).with_mode(0o600);
     disks.shared.lock().is_write_failing = true;
     assert_eq!(store.setattr(file, &set), Err(Errno::IO));

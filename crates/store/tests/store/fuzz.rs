@@ -183,14 +183,14 @@ fn with_records(contents: &[Vec<u8>; 4], input: &[u8]) -> [Vec<u8>; 4] {
     disks.contents()
 }
 
-/// Returns the devices after `input` has changed the log. Every changed entry gets a right hash, so
-/// that its records are parsed.
+/// Returns the devices after the edits of `input` have changed the log. Each changed entry gets the
+/// right hash, so that the reader parses its records.
 fn with_log(contents: &[Vec<u8>; 4], secret: &hash::Secret, input: &[u8]) -> [Vec<u8>; 4] {
     let mut contents = contents.clone();
     let log = &mut contents[LOG];
     for edit in edits(input) {
-        // Choose the offset so that half of the changes are in the header of a block, and the
-        // others anywhere in the block.
+        // Choose a position so that half of the changes are in the header of a block. The others
+        // are anywhere in the block.
         let at = edit.place % (16 * BLOCK);
         let len = if edit.how & 0x80 == 0 { HEADER } else { BLOCK };
         let mut piece = log[at / BLOCK * BLOCK..][..len].to_vec();

@@ -22,8 +22,9 @@ const THREADS: u64 = 4;
 const STEPS: usize = 60;
 const POINTS: usize = 300;
 
-/// The state of a directory after one operation. The log of device calls has length `begun_at` when
-/// the operation begins, and `confirmed_at` when an fsync has confirmed the operation.
+/// The state of a directory after one operation. The fields `begun_at` and `confirmed_at` are
+/// lengths of the log of device calls. They are taken at the start of the operation, and when an
+/// fsync has confirmed it.
 struct State {
     tree: Tree,
     numbers: Numbers,
@@ -36,7 +37,8 @@ struct State {
 }
 
 /// Makes a random change of one file in `dir`. All bytes that it writes are `tag`. Returns the
-/// inode to sync, and the inode number of the written file with the byte value.
+/// inode to sync. If a file was written, also returns the inode number of the file and the byte
+/// value.
 fn change(
     store: &Store,
     dir: Node<'_>,
@@ -69,8 +71,8 @@ fn change(
     }
 }
 
-/// Runs the workload. Returns the log of device calls, the number of calls after which all
-/// directories existed, and the states of each directory.
+/// Runs the workload. Returns three things: the log of device calls, the number of calls after
+/// which all directories existed, and the states of each directory.
 fn load(seed: Seed) -> (Vec<Step>, usize, Vec<Vec<State>>) {
     let disks = Disks::new();
     disks.shared.lock().log = Some(Vec::new());

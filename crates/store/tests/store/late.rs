@@ -43,8 +43,8 @@ fn remove(store: &Store, number: u64) {
     store.forget(node.ino());
 }
 
-/// Changes the attribute set of each file until the file is queued. The argument `value` computes
-/// the last value from the number of the file.
+/// Changes the attribute set of each file several times, so that the file is queued. The last value
+/// of a file is `value` of the file's number.
 fn queue_all(store: &Store, nodes: &[Node<'_>], value: impl Fn(u64) -> u64) {
     for (number, node) in nodes.iter().enumerate() {
         (100..120)
@@ -132,8 +132,8 @@ fn act(store: &mut Store, disks: &Disks, options: &StoreOptions, step: &Step) ->
 }
 
 /// Performs the steps in a store with deferred de-duplication and in one without. Whenever no inode
-/// is queued, both stores must have the same attributes and the same number of users. The first
-/// must then have one block per different set.
+/// is queued, both stores must have the same attributes and the same number of users of blocks. The
+/// store with deferred de-duplication must then have one block per different set.
 fn compare(steps: &[Step]) -> Result<(), TestCaseError> {
     let disks = [Disks::new(), Disks::new()];
     let options = [quiet(), at_once()];
@@ -200,8 +200,8 @@ fn files_that_change_often_are_shared_at_the_commit() {
     queue_all(&store, &nodes, |number| number % 2);
     let stats = store.stats();
     assert_eq!((stats.xattr_waiting, stats.xattr_blocks, stats.xattr_users), (20, 20, 20));
-    // Check the store as a crash would leave it. The transaction is not committed, so none of its
-    // blocks exists.
+    // Check the store as a crash would leave it. The running transaction is not committed, so its
+    // blocks do not exist on disk.
     assert_eq!(fsck_devices(&disks.killed().devices()).unwrap().xattr_blocks, 0);
     store.fsync(nodes[3], 0, false).unwrap();
     let stats = store.stats();
@@ -230,15 +230,15 @@ fn second_change_queues_an_inode_within_the_limit() {
     assert_eq!([4, 5].map(|value| set_all(others, value)), [QUEUED_MAX; 2]);
     store.sync().unwrap();
     assert_eq!((store.stats().xattr_waiting, store.stats().xattr_blocks), (0, 2));
-    // The commit has emptied the queue, so `QUEUED_MAX` other inodes can be queued.
+    // The commit has emptied the queue, so `QUEUED_MAX` inodes can be queued again.
     assert_eq!([6, 7].map(|value| set_all(others, value)), [0, QUEUED_MAX]);
     drop(store);
     assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
 }
 
 /// Invariant L.4: with `dirsync`, a queued inode stays queued, because commits do not de-duplicate.
-/// Once a sync has de-duplicated its attributes, one change per transaction must not queue it
-/// again.
+/// After a sync has de-duplicated the attributes of the inode, one change per transaction must not
+/// queue the inode again.
 #[test]
 fn file_that_changes_once_per_transaction_is_not_queued() {
     let disks = Disks::new();
@@ -259,9 +259,10 @@ fn file_that_changes_once_per_transaction_is_not_queued() {
     }
 }
 
-/// Two files share a block on disk, then both are queued and get equal sets again. The second file
-/// has that block alone and must keep it, and the first must join it. So the commit must write one
-/// inode per file and one block per pair of files.
+/// In each pair of files, the two files share a block on disk. Then both are queued and get equal
+/// sets again. By then the second file is the only user of the old block, which it must keep. The
+/// first file must join that block. So the commit must write one inode per file and one block per
+/// pair.
 #[test]
 fn late_sharing_keeps_the_blocks_that_the_disk_has() {
     const PAIRS: u64 = QUEUED_MAX / 2;
@@ -317,8 +318,8 @@ fn deferred_sharing_makes_room_before_enospc() {
     assert_eq!(store.stats().xattr_waiting, 8);
     assert_eq!(store.write(nodes[0], 0, 8192, &[1; 2 * 4096]), Ok(2 * 4096));
     assert_eq!((store.stats().xattr_waiting, store.stats().blocks), (0, 5));
-    // If de-duplication frees too little space, the call must fail. Equal sets must be shared
-    // nevertheless.
+    // This write takes the last free blocks. De-duplication frees no more, so a set with a new
+    // content must fail. A set that equals a shared one must succeed.
     assert_eq!(store.write(nodes[0], 0, 16_384, &[1; 5 * 4096]), Ok(5 * 4096));
     assert_eq!(set(&store, nodes[1], 8), Err(Errno::NOSPC));
     remove(&store, 7);
@@ -330,7 +331,8 @@ fn deferred_sharing_makes_room_before_enospc() {
     assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
 }
 
-/// De-duplication frees no inodes. So a call that finds no free inode must not start it.
+/// De-duplication frees no inodes. So a call that finds no free inode must not start a
+/// de-duplication.
 #[test]
 fn deferred_sharing_is_not_tried_for_inodes() {
     let disks = Disks::new();

@@ -28,7 +28,7 @@ pub(crate) fn add(store: &Store, name: &str) -> Result<(), Errno> {
     store.fsync(file, 0, false)
 }
 
-/// Returns the tree that the next mount finds if a crash loses the whole log.
+/// Returns the tree that the next mount finds after a crash in which the whole log was lost.
 fn tree_without_log(disks: &Disks) -> Tree {
     let mut contents = disks.contents();
     contents[LOG].fill(0);
@@ -54,7 +54,8 @@ fn transaction_that_the_log_fails_to_take_is_durable_in_the_database() {
         assert_eq!((stats.logged_commits, stats.commits, stats.log_failures), (1, 4, 3));
         assert!(!stats.is_read_only);
         set(&mut disks.shared.lock(), vec![]);
-        // The log can be written again. The next transaction must use it from its first byte on.
+        // From now on the log can be written. The next transaction must use it from its first byte
+        // on.
         add(&store, "after").unwrap();
         assert_eq!((store.stats().logged_commits, store.stats().commits), (2, 5));
         assert_ne!(tree_without_log(&disks), tree(&store));
@@ -91,8 +92,8 @@ fn failure_of_the_log_and_of_the_rest_is_eio_then_read_only() {
             (shared.writes_fail_on, shared.syncs_fail_on) = (vec![], vec![]);
             drop(shared);
             drop(store);
-            // After the crash, the tree must have the confirmed changes. Unconfirmed changes may be
-            // missing.
+            // After the crash, the tree must have all confirmed changes. The unconfirmed ones may
+            // be missing.
             assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
             let after = tree(&disks.open(&quiet()));
             assert!(before.keys().all(|path| after.contains_key(path)));

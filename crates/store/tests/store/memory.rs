@@ -11,7 +11,7 @@ use corewalk_store::{Device, Devices, Store, StoreOptions};
 
 const BLOCK: u64 = 4096;
 
-/// One call on a device. A list of such steps has the calls on all devices of a store, in order.
+/// One call on a device. The log of such calls has the calls on all devices of a store, in order.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Write { device: usize, offset: u64, bytes: Arc<[u8]> },
@@ -27,8 +27,8 @@ pub(crate) struct Shared {
     pub(crate) room: Option<u64>,
     pub(crate) is_read_failing: bool,
     pub(crate) is_write_failing: bool,
-    /// The devices whose writes fail, those whose syncs fail, and those whose changes of length
-    /// fail.
+    /// The numbers of the devices whose writes fail. Then those whose syncs fail, and those whose
+    /// changes of length fail, in one field each.
     pub(crate) writes_fail_on: Vec<usize>,
     pub(crate) syncs_fail_on: Vec<usize>,
     pub(crate) lengths_fail_on: Vec<usize>,
@@ -39,7 +39,7 @@ pub(crate) struct Shared {
     pub(crate) syncs: u64,
     /// The duration of a sync.
     pub(crate) sync_takes: Duration,
-    /// The number of reads that still succeed. After that, all reads fail. None if no read fails.
+    /// The number of reads that still succeed, after which all reads fail. None if no read fails.
     pub(crate) reads_left: Option<u64>,
     /// The size of the largest read of each device.
     pub(crate) largest_reads: [usize; 4],
@@ -61,7 +61,7 @@ impl Host {
         Host { disk: bytes.clone(), bytes, dirty: Vec::new() }
     }
 
-    /// Returns the content on disk. After a power failure of the host nothing else is left.
+    /// Returns the content on disk: all that a power failure of the host leaves.
     fn kept(&self) -> Vec<u8> {
         let mut kept = self.disk.clone();
         kept.resize(self.bytes.len(), 0);
@@ -200,8 +200,8 @@ impl Device for Memory {
             disk[range.clone()].copy_from_slice(&bytes[range]);
         }
         drop(host);
-        // Log the sync before it waits. Another thread may write during the wait, and that write
-        // need not become durable.
+        // Log the sync before the wait. Another thread may write during the wait, and the sync need
+        // not make that write durable.
         self.log(|| Step::Sync { device: self.number });
         thread::sleep(takes);
         Ok(())
@@ -276,7 +276,8 @@ impl Disks {
     }
 }
 
-/// Returns options for a store without periodic commits: only a call of the test commits.
+/// Returns options for a store without periodic commits. Such a store commits only when the test
+/// calls `sync` or fsync.
 pub(crate) fn quiet() -> StoreOptions {
     let log_bytes = 256 << 10;
     StoreOptions::default()

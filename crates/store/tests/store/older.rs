@@ -33,7 +33,7 @@ fn add_to_database(store: &Store, name: &str) {
     assert_eq!((after.commits, after.logged_commits), (before.commits + 1, before.logged_commits));
 }
 
-/// The devices of a killed store, and a copy of its database from an earlier commit.
+/// The contents of a killed store, and of its database before the last commit to that database.
 struct Killed {
     contents: [Vec<u8>; 4],
     tree: Tree,
@@ -89,8 +89,8 @@ fn older_database_beside_a_newer_log_is_refused() {
     }
 }
 
-/// An older database must be refused even if the first entries of the next generation are damaged.
-/// A later entry of that generation still shows that the database is older.
+/// A database that is older than its log must be refused even if the first entries of the log's
+/// generation are damaged. A later entry of that generation still shows that the database is older.
 #[test]
 fn older_database_is_refused_though_the_first_entries_are_damaged() {
     let Killed { mut contents, older, .. } = killed(false);
@@ -125,8 +125,8 @@ fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
         assert_eq!(steps.iter().filter(is_sync).count(), 0, "the end mark is not synced");
         let expected = tree(&store);
         let mut contents = disks.killed().contents();
-        // Control: after a kill, and after a power failure, the right database must be mounted with
-        // the log.
+        // Control: the database of the last commit must be mounted with the log. Try that after a
+        // kill and after a power failure.
         for killed in [disks.killed(), disks.without_power()] {
             assert_eq!(tree(&killed.open(&quiet())), expected, "{is_log_used}");
         }
@@ -182,7 +182,7 @@ fn damaged_page_of_the_database_loses_nothing_in_silence() {
         let meta = &contents[META];
         let is_used = |at: &usize| meta[at / PAGE * PAGE..][..PAGE].iter().any(|&byte| byte != 0);
         // Damage one byte of every fourth page. Damage several bytes of the first page, because
-        // that page names the commits.
+        // redb keeps its header there, which names the commits.
         let others = (1..meta.len() / PAGE).step_by(4).map(|page| page * PAGE + page * 97 % PAGE);
         let places = (0..320).step_by(5).chain(others).filter(is_used);
         for at in places {
@@ -195,11 +195,11 @@ fn damaged_page_of_the_database_loses_nothing_in_silence() {
                     mounted += 1;
                 }
                 Err(OpenError::DatabaseBehind { .. }) => behind += 1,
-                // The mount may also report damage, if the last commit of the database and the one
-                // before use the damaged byte.
+                // The mount may also report damage, if both the last commit of the database and the
+                // one before it use the damaged byte.
                 Err(OpenError::Foreign | OpenError::Damaged) => {
-                    // A second mount must not accept an older state of a store that the first mount
-                    // has refused.
+                    // The first mount has refused the store. A second mount must not accept an
+                    // older state of it.
                     if let Ok(store) = Store::open_devices(disks.devices(), &quiet()) {
                         assert!(tree(&store) == expected, "byte {at}, tried again");
                     }

@@ -25,8 +25,8 @@ fn make(fs: &dyn FileSystem, text: &str, kind: FileKind) -> Node<'static> {
     Node::detached(made.unwrap().ino, kind)
 }
 
-/// Sets the access time of a file and of a directory to `atime`. Returns whether a read of the
-/// file, and of the directory, updates its access time.
+/// Sets the access times of a file and of a directory to `atime`, and reads both. Returns for each
+/// of them whether the read has updated the access time.
 fn is_noted(fs: &dyn FileSystem, atime: i64) -> [bool; 2] {
     let file = fs.lookup(root(fs), name("file")).unwrap().ino;
     let nodes = [Node::detached(file, FileKind::Regular), root(fs)];
@@ -44,7 +44,7 @@ fn is_noted(fs: &dyn FileSystem, atime: i64) -> [bool; 2] {
 
 #[test]
 fn times_of_access_are_as_the_policy_says() {
-    // An access time far in the past, and one in the future, which is later than any change.
+    // Two access times: one far in the past, and one in the future, later than any change.
     let (old, ahead) = (5, 1 << 33);
     let policy = |directories, others| AtimePolicy { directories, others };
     for (atime, expected_old, expected_ahead) in [
@@ -67,7 +67,7 @@ fn times_of_access_are_as_the_policy_says() {
 }
 
 /// With `dirsync`, a change of a directory must survive a kill of the server. Control: without
-/// `dirsync` the kill loses it.
+/// `dirsync` the kill loses the change.
 #[test]
 fn names_are_durable_at_once_with_dirsync() {
     for is_dirsync in [true, false] {

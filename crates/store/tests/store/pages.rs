@@ -1,8 +1,8 @@
 //! Tests of a database whose pages are damaged while the store is not mounted.
 //!
 //! redb by itself does not verify the checksums of a closed database. On a damaged page it panics
-//! or misses records. Then the blocks of a missed extent would look free, and a new file would
-//! overwrite an old one. So a mount must refuse every store for which a check reports damage, with
+//! or misses records. If it misses an extent, the blocks of that extent look free, and a new file
+//! overwrites an old one. So a mount must refuse every store for which a check reports damage, with
 //! the same reason. If a store is mounted, all its files must be unchanged.
 //!
 //! Each mutation is derived from its number. `COREWALK_META_MUTATIONS=5000` sets how many are
@@ -107,7 +107,7 @@ fn mutate(victim: &Victim, meta: &mut Vec<u8>, rng: &mut Rng) -> (usize, String)
     let kind = rng.index(KINDS);
     let how = match kind {
         0 => {
-            // Half of the changes are in the header of redb, which is small but decides which pages
+            // Make half of the changes in the header of redb. It is small but decides which pages
             // are used.
             let byte =
                 if rng.chance(1, 2) { rng.index(HEADER_BYTES) } else { at + rng.index(PAGE) };
@@ -232,7 +232,7 @@ fn call_for_files(store: &Store, dir: Node<'_>, failed: &mut Vec<(&'static str, 
     note("readdir", store.readdir(dir, 0, &mut |_| std::ops::ControlFlow::Continue(())));
 }
 
-/// Returns true if the mount was refused for the same reason as the check reports.
+/// Returns true if the mount was refused for the reason that the check reports.
 fn says_the_same(error: &OpenError, checked: &Result<Report, OpenError>) -> bool {
     let first = checked.as_ref().ok().and_then(|report| report.findings.first());
     match (error, checked) {
@@ -255,8 +255,8 @@ struct Outcomes {
     wrong: Vec<String>,
 }
 
-/// Mounts and checks a damaged store, and uses it if it is mounted. Returns an error for a wrong
-/// result.
+/// Mounts and checks a damaged store, and uses it if it is mounted. Returns an error if the mount
+/// or the check has a wrong result.
 fn examine(victim: &Victim, damaged: &[Vec<u8>; 4], outcomes: &mut Outcomes) -> Result<(), String> {
     let disks = Disks::with(damaged.clone());
     let checked = fsck_devices(&disks.devices());

@@ -53,7 +53,7 @@ fn sync_with_nothing_to_commit_ends_eio_of_reads() {
     let store = disks.open(&quiet().with_cache_bytes(0));
     disks.shared.lock().is_read_failing = true;
     assert!(count_found(&store) < FILES);
-    // There are no changes, so failed reads must not make the store read-only, however often reads
+    // Nothing was changed, so failed reads must not make the store read-only, however often reads
     // fail.
     for _ in 0..3 {
         assert_eq!(store.sync(), Ok(()));
@@ -82,7 +82,7 @@ fn change_after_a_failed_attempt_is_committed() {
     let disks = disks();
     let store = disks.open(&quiet().with_cache_bytes(0));
     let root = Node::detached(1, FileKind::Directory);
-    // Load the inode, so that it can be changed while reads fail.
+    // Load the inode into memory, so that it can be changed while reads of the database fail.
     let first = store.lookup(root, Name::new(name(0).as_bytes()).unwrap()).unwrap();
     let first = Node::detached(first.ino, FileKind::Regular);
     assert_eq!(store.read(first, 0, 0, &mut [0]), Ok(0));
@@ -122,8 +122,8 @@ fn commit_after_a_failed_read_has_the_reserve() {
     disks.shared.lock().is_read_failing = false;
     // Let other files take all free space of the host.
     disks.shared.lock().room = Some(disks.used());
-    // The first sync after the failed read must be one with records to commit. An earlier sync
-    // without records would reopen the database without a commit.
+    // Records must be waiting for the first sync after the failed read. A sync without records
+    // would reopen the database without a commit.
     assert_eq!(store.fsync(root, 0, false), Ok(()));
     let stats = store.stats();
     assert!(!stats.is_read_only && !stats.has_reserve, "the reserve was needed");

@@ -118,8 +118,9 @@ fn store_whose_database_is_damaged_is_left_as_it_is() {
                 damaged += 1;
             }
         }
-        // If a page of the killed store is damaged, redb falls back to the commit before. That
-        // commit differs only in the recorded length of the log, so most mounts succeed.
+        // If a page of the killed store is damaged, redb falls back to the commit before the last
+        // one. These two commits differ only in the recorded length of the log, so most mounts
+        // succeed.
         let expected = if what == "killed" { 1 } else { 3 };
         assert!(damaged >= expected, "{what}: {damaged}");
     }
@@ -133,13 +134,14 @@ fn store_that_lost_bytes_of_files_is_left_as_it_is() {
         contents[DATA].truncate(BLOCK);
         let error = refused(what, contents.clone(), None);
         assert!(matches!(error, OpenError::DataShort { len: 4096, .. }), "{what}: {error}");
-        // A check must report the lost data of the file, even if the replay of the log has extended
-        // `data` over the loss.
+        // A check must report the lost data of the file, even if its replay of the log (in memory)
+        // has extended `data` to the old length.
         let found = fsck_devices(&Disks::with(contents.clone()).devices()).unwrap().findings;
         assert!(matches!(found[..], [Finding::BehindDevice(..), ..]), "{what}: {found:?}");
         if what == "closed" {
-            // The log of a closed store is not needed. So the unreadable block of the log alone
-            // would not make the mount fail: the mount would make the log anew.
+            // The log of a closed store is not needed: for an unreadable block of the log alone, a
+            // mount would make the log anew. So it must be the loss in `data` that makes the mount
+            // fail.
             let error = refused("log", contents, Some((LOG, 0)));
             assert!(matches!(error, OpenError::DataShort { .. }), "{error}");
         }

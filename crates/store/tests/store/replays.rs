@@ -52,8 +52,8 @@ fn log_is_read_in_pieces() {
     assert!(largest > 20_000 && largest <= 1 << 20, "{largest} bytes in one read");
 }
 
-/// Simulates a crash after each device call of a mount that replays the log. First, `change` edits
-/// the list of these calls. Returns the first error, if there is one.
+/// Simulates a crash after each device call of a mount that replays the log. Before that, `change`
+/// edits the list of these device calls. Returns the first error, if there is one.
 fn try_points(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     let (contents, expected) = killed(12, &quiet());
     let mut steps = Vec::new();
@@ -102,14 +102,15 @@ fn control_data_that_is_not_synced_before_the_log_is_void_is_caught() {
             let begin = 8;
             for step in &mut steps[begin..] {
                 if matches!(step, Step::Sync { device: at } if *at == device) {
-                    // Replace the sync instead of removing it, so that the other calls keep their
-                    // indexes.
+                    // Replace the sync instead of removing it, so that the other device calls keep
+                    // their indexes.
                     *step = Step::Sync { device: 9 };
                 }
             }
         });
-        // Without the sync of file data, the crash must lose data. Without that of the database, it
-        // only loses the commit of the replay, and the log is still valid.
+        // If the sync of the file data is missing, a crash must lose data. If the sync of the
+        // database is missing, a crash only undoes the commit of the replay, and the log is still
+        // valid.
         assert_eq!(wrong.is_some(), device == DATA, "{wrong:?}");
     }
 }

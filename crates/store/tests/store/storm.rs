@@ -12,7 +12,7 @@ const THREADS: u64 = 4;
 const STEPS: usize = 3_000;
 
 /// Makes random changes in directories that all threads share. Each thread uses only names of its
-/// own, as rule F.1 of `FileSystem` demands.
+/// own, since calls for one name must never overlap (rule F.1 of `FileSystem`).
 fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
     for step in 0..STEPS {
         let (dir, other) = (*rng.pick(dirs), *rng.pick(dirs));
