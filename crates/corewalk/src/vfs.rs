@@ -5,19 +5,16 @@
 //! - By inode. An [`InodeRef`] is a counted inode; `lookup`, `make`, `remove`, `rename` and the
 //!   other operations take one and a name. FUSE, virtiofs and NFS servers use this interface,
 //!   because their kernels and clients hold inode numbers.
-//! - By path. `walk` resolves a whole path to a [`PathRef`](crate::PathRef). 9P servers and library
-//!   operating systems use this interface.
+//! - By path, for 9P servers and library operating systems. `walk` resolves a whole path.
 //!
 //! # Guarantees
 //! - V.1: operations on names are linearizable, as long as the back end is changed through this
 //!   `Vfs` alone.
-//! - V.2: a lookup that the cache answers takes no lock and never waits.
+//! - V.2: a lookup that the cache answers takes no lock.
 //! - V.3: a slow call of the back end delays only operations on the same name. A slow change of
 //!   attributes, and a slow write that clears set-user-ID, delay only other operations on the same
-//!   inode. There are two exceptions. An operation may fail with `ENOENT` or `ESTALE` because its
-//!   directory or file is gone. Before it returns the error, it waits for running operations on the
-//!   name of that directory or file. A back end by path that asks for a path waits for renames of
-//!   the path's directories, and such renames wait for the call (`FileSystem`, F.6).
+//!   inode. Two exceptions: before an operation fails because its file is gone, it waits for
+//!   operations on the name of that file. A back end by path waits as F.6 of `FileSystem` says.
 
 mod attributes;
 mod by_number;

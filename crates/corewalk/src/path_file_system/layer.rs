@@ -29,9 +29,9 @@ enum Access {
 const O_ACCMODE: u32 = 3;
 /// The access mode for reads and writes.
 const O_RDWR: u32 = 2;
-/// The flags of open(2) that a back end does not get. Each call that appends says so itself, and the
-/// kernel's other writes through the same open file have their own offsets. `O_DIRECT` is about the
-/// client's pages, and the buffers of a call are not aligned for it.
+/// The flags of open(2) that a back end does not get. Each call that appends says so itself, and
+/// the kernel's other writes through the same open file have their own offsets. `O_DIRECT` is about
+/// the client's pages, and the buffers of a call are not aligned for it.
 const NOT_PASSED: OFlags = OFlags::APPEND.union(OFlags::DIRECT);
 
 /// Serves a [`PathFileSystem`]: a [`FileSystem`] that calls it with paths.
@@ -55,9 +55,9 @@ impl<F: PathFileSystem> ByPath<F> {
         &self.fs
     }
 
-    /// Runs `call` with the path of `node` and its open file. If `handle` is not that of a file that
-    /// is open for this access, opens the file for this call alone. A kernel with a writeback cache
-    /// also reads, through the handle of a client that only writes.
+    /// Runs `call` with the path of `node` and its open file. If no file with this access is open
+    /// under `handle`, opens the file for this call alone. A kernel with a writeback cache also
+    /// reads, through the handle of a client that only writes.
     fn with_file<T>(
         &self,
         node: Node<'_>,

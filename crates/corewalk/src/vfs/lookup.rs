@@ -128,7 +128,8 @@ impl Vfs {
     /// use corewalk::{Cred, Errno, Make, Name, Vfs, VfsOptions};
     ///
     /// let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
-    /// let (file, _) = vfs.make(&Cred::root(), &vfs.root(), Name::new(b"f")?, Make::new(0o644, 0, 0))?;
+    /// let (cred, root, make) = (Cred::root(), vfs.root(), Make::new(0o644, 0, 0));
+    /// let (file, _) = vfs.make(&cred, &root, Name::new(b"f")?, make)?;
     /// assert_eq!(vfs.cached_at(b"/f")?.ino(), file.ino());
     /// drop(file);
     /// vfs.prune();

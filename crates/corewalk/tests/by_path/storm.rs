@@ -226,7 +226,7 @@ impl Drop for EndOnPanic<'_> {
     }
 }
 
-/// What the storm reads from the back end directly, to check the result.
+/// Reads the back end directly, to check the result of the storm.
 struct Backend<'a> {
     content: &'a dyn Fn(&str) -> Option<Vec<u8>>,
     names: &'a dyn Fn(&str) -> Vec<String>,
