@@ -10,10 +10,10 @@
 //! manual specifies an order. Values over 40 bytes are shown as length and checksum. The script
 //! needs root, and runs some calls as other users.
 //!
-//! The cases are those of the Linux Test Project: setxattr01 to 03, fsetxattr01 and 02, getxattr01
-//! to 03, fgetxattr01 and 02, listxattr01 to 03, removexattr01 and 02, and those of the variants of
-//! these calls for links (`l...`) and descriptors (`f...`). The script also covers the namespaces
-//! and permissions of xattr(7), and the access and default ACLs.
+//! The cases are those of the Linux Test Project: setxattr01 to 03, getxattr01 to 03, listxattr01
+//! to 03, removexattr01 and 02. The variants of these calls for links (`l...`) and descriptors
+//! (`f...`) are covered too. So are the namespaces and permissions of xattr(7), and the access and
+//! default ACLs.
 //!
 //! Source: the manual pages of these calls; xattr(7); acl(5); LTP `testcases/kernel/syscalls`.
 

@@ -213,6 +213,15 @@ impl Acl {
     ///
     /// This is the ACCESS CHECK ALGORITHM of acl(5). It ignores capabilities; the caller checks
     /// them.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::acl::Acl;
+    ///
+    /// let owner_only = Acl::from_mode(0o600);
+    /// assert!(owner_only.check(7, |_| false, 7, 7, 4 | 2));
+    /// assert!(!owner_only.check(8, |group| group == 7, 7, 7, 4));
+    /// ```
     #[doc(alias = "posix_acl_permission")]
     pub fn check(
         &self,

@@ -1,6 +1,8 @@
 //! Attributes of an inode, as stat(2) reports them and as chmod, chown, truncate and utimensat
 //! change them.
 
+mod from_host;
+
 use std::time::Duration;
 
 /// The file type bits and the twelve permission bits of `st_mode`.
@@ -202,7 +204,8 @@ impl Timespec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Attr {
-    /// The inode number. No two existing inodes have the same number.
+    /// The inode number. No two existing inodes have the same number. A back end that has no
+    /// numbers reports 0 for every file, and the cache numbers the files.
     pub ino: u64,
     /// The generation. No other file of the mount ever gets the same `ino` and generation.
     pub generation: u64,

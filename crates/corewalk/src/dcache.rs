@@ -29,6 +29,7 @@
 //! Source: Linux `fs/dcache.c`, path-lookup.rst; documents 001 and 003.
 
 mod change;
+mod invalidate;
 mod listings;
 mod reclaim;
 

@@ -226,7 +226,7 @@ pub enum Seek {
 pub struct DirEntry<'a> {
     /// The name: never `.` or `..`, which the caller adds.
     pub name: Name<'a>,
-    /// Inode number.
+    /// Inode number, or 0 if the back end has no numbers.
     pub ino: u64,
     /// File type.
     pub kind: FileKind,
@@ -303,7 +303,8 @@ bitflags! {
 ///
 /// # What a back end must do
 /// - It never reuses a pair (`ino`, `generation`) for another file within the mount. Otherwise a
-///   stale handle would reach the other file (trap P11).
+///   stale handle would reach the other file (trap P11). A back end without inode numbers reports
+///   0, for all of its files. Then the cache numbers the files, and no file has two names.
 /// - A call that fails changes nothing.
 /// - If `readdir` reports attributes, the inode is usable without a `lookup`. The cache may drop
 ///   the report without a `forget`. So a back end that keeps state per looked-up inode reports

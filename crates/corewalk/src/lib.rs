@@ -5,6 +5,7 @@
 //! reader, memory is bounded, and a back end implements one trait.
 //!
 //! - A back end implements [`FileSystem`]; [`tmpfs`] is one in memory.
+//! - A back end that knows files only by path implements [`PathFileSystem`] instead.
 //! - A server calls [`Vfs`], by inode or by path.
 //! - A server that stores and finds its files itself uses only the table, an [`InodeTable`].
 //! - ARCHITECTURE.md in the repository explains the mechanisms and lists the guarantees.
@@ -30,6 +31,7 @@ mod key_lock;
 mod mount;
 mod name;
 mod path;
+mod path_file_system;
 mod read_set;
 mod slot;
 mod table;
@@ -49,6 +51,7 @@ pub use fs::{
 pub use inode_table::{InodeTable, OwnedTableNode, TableNode};
 pub use name::{NAME_MAX, Name, PATH_MAX};
 pub use path::{PathFormat, PathRef};
+pub use path_file_system::{ByPath, PathEntry, PathFileSystem};
 pub use rustix::io::Errno;
 pub use vfs::{
     EntryId, Fsync, InodeRef, Listing, LookedUp, Pinned, Pressure, Removal, Stats, Vfs, VfsOptions,

@@ -5,19 +5,16 @@
 //! - By inode. An [`InodeRef`] is a counted inode; `lookup`, `make`, `remove`, `rename` and the
 //!   other operations take one and a name. FUSE, virtiofs and NFS servers use this interface,
 //!   because their kernels and clients hold inode numbers.
-//! - By path. `walk` resolves a whole path to a [`PathRef`](crate::PathRef). 9P servers and library
-//!   operating systems use this interface.
+//! - By path, for 9P servers and library operating systems. `walk` resolves a whole path.
 //!
 //! # Guarantees
 //! - V.1: operations on names are linearizable, as long as the back end is changed through this
 //!   `Vfs` alone.
-//! - V.2: a lookup that the cache answers takes no lock and never waits.
+//! - V.2: a lookup that the cache answers takes no lock.
 //! - V.3: a slow call of the back end delays only operations on the same name. A slow change of
 //!   attributes, and a slow write that clears set-user-ID, delay only other operations on the same
-//!   inode. There are two exceptions. An operation may fail with `ENOENT` or `ESTALE` because its
-//!   directory or file is gone. Before it returns the error, it waits for running operations on the
-//!   name of that directory or file. A back end by path that asks for a path waits for renames of
-//!   the path's directories, and such renames wait for the call (`FileSystem`, F.6).
+//!   inode. Two exceptions: before an operation fails because its file is gone, it waits for
+//!   operations on the name of that file. A back end by path waits as F.6 of `FileSystem` says.
 
 mod attributes;
 mod by_number;
@@ -30,6 +27,7 @@ mod io;
 mod listing;
 mod lookup;
 mod names;
+mod numbers;
 mod paths;
 mod rename;
 mod revalidate;
@@ -54,6 +52,7 @@ use crate::key_lock::{KeyLocks, SHARDS_FEW};
 use crate::mount::Mounts;
 use crate::name::Name;
 use crate::slot::{DentrySlot, InodeSlot};
+use numbers::Numbers;
 use paths::Paths;
 use rename::{InFlightMoves, InFlightRenames};
 
@@ -194,6 +193,8 @@ pub(crate) struct Superblock {
     root_ino: u64,
     /// The path locks, for a back end by path.
     paths: Option<Paths>,
+    /// The numbers of its inodes, for a back end that has none.
+    numbers: Numbers,
 }
 
 /// All file systems of a namespace. A file system is added and never removed, so the superblock
@@ -588,7 +589,8 @@ impl fmt::Debug for InodeRef<'_> {
 /// # Errors
 /// `ENOTDIR` if the root is not a directory; the errors of `fs`.
 pub(crate) fn root_of(fs: &dyn FileSystem) -> Result<Attr, Errno> {
-    fs.root().and_then(|attr| if attr.is_dir() { Ok(attr) } else { Err(Errno::NOTDIR) })
+    let attr = numbers::of_root(fs.root()?);
+    if attr.is_dir() { Ok(attr) } else { Err(Errno::NOTDIR) }
 }
 
 impl Supers {
@@ -601,7 +603,8 @@ impl Supers {
         let mut used = self.used.lock();
         let index = *used;
         let place = self.list.get(index as usize).ok_or(Errno::NFILE)?;
-        place.set(Superblock { fs, root_ino, paths }).ok().expect("each index is used once");
+        let superblock = Superblock { fs, root_ino, paths, numbers: Numbers::new() };
+        place.set(superblock).ok().expect("each index is used once");
         *used += 1;
         Ok(index)
     }

@@ -61,6 +61,11 @@ mod shrinker;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+/// Makes the program in the guide for back ends by path a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/using/by-path.md")]
+struct ByPathGuide;
+
 pub use adapter::Adapter;
 pub use credentials::Caller;
 pub use mount::{

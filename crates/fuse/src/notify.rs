@@ -11,6 +11,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 use std::sync::Arc;
 
 use corewalk::{Errno, Name, errno_of};
@@ -71,6 +72,43 @@ impl KernelCache {
         let node = INodeNo(self.server.translate(parent));
         let name = OsStr::from_bytes(name.as_bytes());
         self.notifier.inval_entry(node, name).map_err(errno_of)
+    }
+
+    /// Drops the cached answer for the name at `path`, for example because a file was made, renamed
+    /// or removed there. `path` is relative to the root of the mount, with or without a slash in
+    /// front. A directory's path also stands for everything below it.
+    ///
+    /// # Errors
+    /// The errors of [`KernelCache::invalidate_entry`]; `EINVAL` for the root; the errors of
+    /// [`Name::new`]. If nothing is cached, that is no error.
+    pub fn invalidate_entry_at(&self, path: &Path) -> Result<(), Errno> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(Errno::INVAL);
+        };
+        match self.cached(parent)? {
+            Some(parent) => self.invalidate_entry(parent, Name::new(name.as_bytes())?),
+            None => Ok(()),
+        }
+    }
+
+    /// Drops the cached attributes and pages of the file at `path`, because its content or its
+    /// attributes have changed. `path` is as in [`KernelCache::invalidate_entry_at`].
+    ///
+    /// # Errors
+    /// The errors of [`KernelCache::invalidate_inode`] and of [`Name::new`]. If nothing is cached,
+    /// that is no error.
+    pub fn invalidate_inode_at(&self, path: &Path) -> Result<(), Errno> {
+        self.cached(path)?.map_or(Ok(()), |ino| self.invalidate_inode(ino))
+    }
+
+    /// Returns the number of the inode that the cache has for `path`.
+    fn cached(&self, path: &Path) -> Result<Option<u64>, Errno> {
+        match self.server.vfs().cached_at(path.as_os_str().as_bytes()) {
+            Ok(inode) => Ok(Some(inode.ino())),
+            // The kernel cannot have cached a name below a directory that this cache has not.
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Drops the cached attributes and pages of the inode with number `ino`.

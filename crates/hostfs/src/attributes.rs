@@ -15,10 +15,10 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use corewalk::attr::mode::{S_IFMT, S_ISGID, S_ISUID};
-use corewalk::{AclKind, Attr, Errno, FileKind, Node, SetAttr, SetTime, Timespec};
+use corewalk::{AclKind, Attr, Errno, FileKind, Node, SetAttr, Timespec};
 use rustix::fs::{
-    AtFlags, CWD, Gid, Mode, OFlags, Statx, StatxTimestamp, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
-    chmodat, chownat, fchmod, ftruncate, makedev, utimensat,
+    AtFlags, CWD, Gid, Mode, OFlags, Statx, StatxTimestamp, Uid, chmodat, chownat, fchmod,
+    ftruncate, makedev, utimensat,
 };
 
 use crate::descriptors::SharedFd;
@@ -146,9 +146,7 @@ fn change(
         ftruncate(&file, size)?;
     }
     if set.atime.is_some() || set.mtime.is_some() {
-        let times =
-            Timestamps { last_access: to_set(set.atime), last_modification: to_set(set.mtime) };
-        utimensat(CWD, magic(fd), &times, AtFlags::empty())?;
+        utimensat(CWD, magic(fd), &set.timestamps(), AtFlags::empty())?;
     }
     Ok(())
 }
@@ -171,12 +169,4 @@ pub(crate) fn chmod(fd: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
 
 pub(crate) fn time(from: &StatxTimestamp) -> Timespec {
     Timespec { secs: from.tv_sec, nanos: from.tv_nsec }
-}
-
-fn to_set(time: Option<SetTime>) -> rustix::fs::Timespec {
-    match time {
-        None => rustix::fs::Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
-        Some(SetTime::Now) => rustix::fs::Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
-        Some(SetTime::At(at)) => rustix::fs::Timespec { tv_sec: at.secs, tv_nsec: at.nanos.into() },
-    }
 }

@@ -499,15 +499,7 @@ impl FileSystem for HostFs {
     }
 
     fn statfs(&self) -> Result<StatFs, Errno> {
-        let all = fstatvfs(&*self.root)?;
-        Ok(StatFs::default()
-            .with_bsize(all.f_frsize as u32)
-            .with_blocks(all.f_blocks)
-            .with_bfree(all.f_bfree)
-            .with_bavail(all.f_bavail)
-            .with_files(all.f_files)
-            .with_ffree(all.f_ffree)
-            .with_namelen(all.f_namemax as u32))
+        Ok(StatFs::from(&fstatvfs(&*self.root)?))
     }
 
     fn fallocate(

@@ -11,8 +11,7 @@
 //!   files. A call that finds one needs no path. A path from the cache stays valid until the call
 //!   returns (rule F.6 of `FileSystem`), because a rename of a directory in the path waits for the
 //!   call.
-//! - `directory_paths` maps paths to directories, so that attributes can be read without opening
-//!   the file.
+//! - `directory_paths` maps paths to open directories, below which attributes are read by name.
 //! - `handles` distinguishes a file from a later one with the same inode number (trap P11), and
 //!   finds files by number. Without file handles, `generations` distinguishes files.
 //! - The other modules have the operations, which return the errors of the host.
@@ -27,17 +26,15 @@
 //! - H.3: no lock is held during a system call that may block.
 //!
 //! # Limits
-//! - Other file systems that are mounted below the root are not served. A call that would enter one
-//!   fails with `EXDEV`, and never waits for that file system. So the mount of this server may be
-//!   inside the directory that it shows.
+//! - A call that would enter another file system below the root fails with `EXDEV`, and never waits
+//!   for it. So the mount of this server may be inside the directory that it shows.
 //! - Changes by other programs are not reported: see [`revalidate`](corewalk::Vfs::revalidate). A
 //!   change between the check of a name and its removal goes unnoticed.
 //! - `HostFs` keeps descriptors of at most `orphans` files that were unlinked while in use. If
 //!   there are more such files, calls on those that are not open may fail with `ESTALE`.
 //! - The caller checks permissions. Every call uses the rights of the process, and needs `/proc`.
 //!
-//! Source: openat2(2), open(2) on `O_PATH`, proc(5). Issues of other servers behind trap P10:
-//! virtiofsd, libkrun 505, fuse-backend-rs 130.
+//! Source: openat2(2), open(2) on `O_PATH`, proc(5); trap P10: libkrun 505, fuse-backend-rs 130.
 //!
 //! # Examples
 //! ```

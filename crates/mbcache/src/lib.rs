@@ -1,8 +1,6 @@
-//! A de-duplication index: from the hash of a blob to the places where such a blob is stored.
-//!
-//! A store of many equal blobs wants to store each blob once. It needs an index from the hash of a
-//! content, the *key*, to places that may have it, the *values*. If the index misses a blob, the
-//! store keeps a second copy. So the index may forget, and stays within a budget.
+//! A de-duplication index: from the hash of a blob, the *key*, to the places where such a blob is
+//! stored, the *values*. With it, a store keeps each of many equal blobs once. If the index forgets
+//! a blob, the store only keeps a second copy. So the index stays within a budget.
 //!
 //! | call | for | lock |
 //! |---|---|---|
@@ -22,24 +20,22 @@
 //!   last user calls `delete_or_get` *before* it frees the blob. If the result is [`Busy`], it
 //!   unlocks the blob, waits, and begins again, since another thread may have become a user (trap
 //!   T34).
-//! - To change a blob in place, as its only user: delete its entry, and search for the new content.
-//!   Create the entry again only if that search finds nothing (trap T38).
+//! - To change a blob in place, as its only user: delete its entry. Create an entry again only if a
+//!   search for the new content finds nothing (trap T38).
 //!
 //! # Guarantees
 //! - G.1: a search finds each pair that exists during the whole search. While a thread waits to
-//!   delete a pair, searches return no new handle of that pair. Handles that are taken after the
-//!   last one was dropped do not prolong the wait, except in the case that `Busy::wait` describes.
+//!   delete a pair, searches return no new handle of it. So new searches do not prolong the wait,
+//!   except in the case that `Busy::wait` describes.
 //! - G.2: a pair stays in the cache while an [`Entry`] of it exists. All work of a thread while it
 //!   has an `Entry` happens before the deletion of the pair.
-//! - G.3: a loop with `find_next` ends. It may meet a pair twice, if the pair was deleted and
-//!   created anew.
+//! - G.3: a loop with `find_next` ends. It may meet a pair twice that was created anew meanwhile.
 //! - G.4: with at most [`Mbcache::entries_max`] entries, and few values of each key, entries are
 //!   dropped only if many hashes collide by chance. Used entries stay longer (trap T37).
 //! - G.5: after `new`, only the first sleep of a thread allocates (trap T41).
-//! - G.6: `get` of a pair that is marked as used stores nothing.
+//! - G.6: `get` of a used pair stores nothing.
 //! - G.7: the hash of a key names its home line. Operations on keys with different home lines write
-//!   no common cache line, if the entries of the keys are in their home lines. See
-//!   `tests/conflicts.rs`. In a large index, one `create` in 256 reads counters of all threads.
+//!   no common cache line, if the entries of the keys are in their home lines.
 //!
 //! Source: Kara, "ext\[24\]: MBCache rewrite", December 2015; Linux `fs/mbcache.c`.
 

@@ -32,15 +32,12 @@
 //! - K.7: unused blocks take no more memory than used ones, or at most [`SHARD_BYTES`] per shard,
 //!   whichever is more. A shard is scanned for unused blocks after at most [`SHARD_BLOCKS`] new
 //!   ones.
-//! - K.8: a private block is reached only through its inode. The table does not contain it.
-//!   `get_for` refuses its record if the id comes from the index, because such an id is outdated.
-//!   Record and table entry of a block change together, under the mutex of the shard.
+//! - K.8: a private block is reached only through its inode. `get_for` refuses its record if the id
+//!   comes from the index, because such an id is outdated.
 //!
 //! # Locks
-//! The mutex of the count of users is the lock of a block. Records, the index and the mutex of a
-//! shard may be locked under it. Records may also be locked under the mutex of a shard. An inode is
-//! locked before all of these. A thread locks one block at a time, except a new one that no other
-//! thread has seen.
+//! An inode, the mutex of a block's count of users, the mutex of a shard, records and the index. A
+//! thread locks one block at a time, and besides it only one that no other thread has seen.
 
 use std::collections::HashMap;
 use std::sync::Arc;

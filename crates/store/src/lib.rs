@@ -56,8 +56,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Limits: the page `store.md`. Choice of the database: the page `store-database.md`. Source: Linux
-//! `fs/ext4`, `fs/jbd2`; Kara, "ext\[24\]: MBCache rewrite", December 2015.
+//! Limits: the page `store.md`. Source: Linux `fs/ext4`, `fs/jbd2`; document 004.
 
 #![forbid(unsafe_code)]
 

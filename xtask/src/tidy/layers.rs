@@ -44,7 +44,7 @@ const CORE_MODULES: [&str; 9] = [
     "acl cred key_lock name slot",
     "attr hash table",
     "dentry fs mount",
-    "inode read_set tmpfs",
+    "inode path_file_system read_set tmpfs",
     "dcache",
     "dpath",
     "vfs",

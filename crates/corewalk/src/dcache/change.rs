@@ -3,6 +3,7 @@
 
 use corewalk_sync::{Group, LockrefGuard};
 
+use super::invalidate::next_generation;
 use super::{Dcache, full, is_attached, unhashed};
 use crate::Errno;
 use crate::attr::FileKind;
@@ -609,72 +610,6 @@ impl Dcache {
         hash
     }
 
-    /// Invalidates every cached name in a directory with one increment (trap T45).
-    pub(crate) fn invalidate_directory(&self, slot: DentrySlot) {
-        let mut are_retired = false;
-        loop {
-            let guard = self.dentries.lockref(slot).lock();
-            let image = self.dentries.image(slot);
-            if !image.body.is_directory() || image.body.is_negative() {
-                return;
-            }
-            let next = next_generation(&image);
-            let comes_round = next != image.child_generation() + 1;
-            if comes_round && !are_retired {
-                drop(guard);
-                self.retire_children(slot);
-                are_retired = true;
-                continue;
-            }
-            self.write(slot, &guard, |dcache| dcache.dentries.store_child_generation(slot, next));
-            drop(guard);
-            self.counters.invalidations.add(1);
-            return;
-        }
-    }
-
-    /// Makes the keys of a directory's children stale, before the low 32 bits of its child
-    /// generation, which keys contain, wrap around. Otherwise lookups would find children with an
-    /// old key again (trap T32).
-    #[cold]
-    fn retire_children(&self, slot: DentrySlot) {
-        for child in (1..self.dentries.slots_touched()).map(DentrySlot::new) {
-            if self.dentries.snapshot(child).key.parent() != slot || child == slot {
-                continue;
-            }
-            // Read the key again under the dentry's lock, because the slot may have another dentry
-            // by now.
-            let guard = self.dentries.lockref(child).lock();
-            let key = self.dentries.image(child).key;
-            if !guard.is_dead() && key.parent() == slot && !key.is_stale() {
-                self.write(child, &guard, |dcache| {
-                    dcache.dentries.store_key(child, ParentKey::stale(slot));
-                });
-            }
-        }
-    }
-
-    /// Invalidates one name, and cancels its fills.
-    pub(crate) fn invalidate_name(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) {
-        self.cancel_fills(directory, lookup_key);
-        self.counters.invalidations.add(1);
-        if let Some(now) = self.directory(directory) {
-            self.make_name_stale(now.key, lookup_key);
-        }
-    }
-
-    /// Makes every dentry of a name under `key` stale.
-    pub(crate) fn make_name_stale(&self, key: ParentKey, lookup_key: &LookupKey<'_>) {
-        // If the dentry changes before `get`, repeat the lookup.
-        while !key.is_stale()
-            && let Some((slot, seen)) = self.find_exact(key, lookup_key)
-        {
-            if self.get(slot, seen.seq) {
-                self.make_stale(slot);
-            }
-        }
-    }
-
     /// Updates the flag [`Flags::SEARCHABLE`] of the inode's dentry from the inode's permission
     /// record.
     pub(crate) fn sync_searchable(&self, inode: InodeSlot) {
@@ -783,13 +718,6 @@ impl Dcache {
 pub(super) struct Dead {
     pub(super) parent: DentrySlot,
     image: Image,
-}
-
-/// Returns the next child generation of a directory. Its low 32 bits, which keys contain, are never
-/// 0, because 0 marks a stale key.
-fn next_generation(image: &Image) -> u64 {
-    let next = image.child_generation() + 1;
-    next + u64::from(ParentKey::new(DentrySlot::NONE, next).is_stale())
 }
 
 /// The state of a dentry as a mount point.

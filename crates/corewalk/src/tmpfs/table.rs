@@ -20,10 +20,7 @@
 //! reach slots in an RCU read section ([`Entered`]), and the memory is freed after a grace period.
 //! A caller with an old number finds no segment, or a vacant slot, and gets `ESTALE`. The table
 //! keeps the highest use count of each segment. A segment that is allocated again starts there, so
-//! no number repeats.
-//!
-//! A read section lasts as long as the call holds inode locks. It never waits for a disk or for
-//! code of a caller.
+//! no number repeats. A read section lasts as long as the call holds inode locks.
 //!
 //! # Locks
 //! - A slot lock. The module `names` says in which order a thread takes several of them.

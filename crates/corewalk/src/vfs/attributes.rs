@@ -105,8 +105,7 @@ impl Vfs {
         let ticket = inodes.ticket(inode.slot);
         // The back end's link count may include the file's hidden name. Subtract it before the path
         // lock is released, because afterwards another thread may remove that name.
-        let attr = self
-            .ask(inode, |fs, node| Ok(self.without_hidden_link(inode.slot, fs.getattr(node)?)))?;
+        let attr = self.ask(inode, |fs, node| Ok(self.reported(inode.slot, fs.getattr(node)?)))?;
         // The permission record must not be older than the attributes that a client gets. Ignore a
         // difference in `has_acl` alone, because the back end may report an ACL without having
         // looked for one.
@@ -207,7 +206,7 @@ impl Vfs {
         let set = self.prepare(cred, inode, &perm, set, attr_lock)?;
         let change = || {
             self.with_inode(inode.slot, |fs, node| {
-                Ok(self.without_hidden_link(inode.slot, fs.setattr(node, &set)?))
+                Ok(self.reported(inode.slot, fs.setattr(node, &set)?))
             })
         };
         match set.mode.is_none() && set.uid.is_none() && set.gid.is_none() {

@@ -116,8 +116,10 @@ impl Vfs {
         }
     }
 
-    /// Returns `attr` with a link count that does not count the hidden name.
-    pub(super) fn without_hidden_link(&self, inode: InodeSlot, attr: Attr) -> Attr {
+    /// Returns the attributes that the back end has reported for `inode`, as a client gets them:
+    /// with the number of the inode, and a link count that does not count the hidden name.
+    pub(super) fn reported(&self, inode: InodeSlot, attr: Attr) -> Attr {
+        let attr = self.numbered_as(inode, attr);
         match &self.superblock(inode).paths {
             Some(paths) if paths.is_hidden(inode) => {
                 Attr { nlink: attr.nlink.saturating_sub(1), ..attr }

@@ -3,6 +3,8 @@
 
 use std::borrow::Borrow;
 
+use rustix::fs::OFlags;
+
 use super::attributes::acl_kind;
 use super::paths::Nesting;
 use super::{InodeRef, Vfs};
@@ -17,6 +19,11 @@ const XATTR_NAME_MAX: usize = 255;
 const XATTR_SIZE_MAX: usize = 65536;
 /// The attribute of file capabilities (`XATTR_NAME_CAPS`).
 const XATTR_CAPABILITY: &[u8] = b"security.capability";
+
+/// The file creation flags of open(2) that a client may pass on. They are about the name, which
+/// exists when a file is opened by its inode. So a back end does not get them.
+const CREATION_FLAGS: u32 =
+    OFlags::CREATE.union(OFlags::EXCL).union(OFlags::NOCTTY).union(OFlags::TRUNC).bits();
 
 impl Vfs {
     /// Opens a file with the permissions `what` and returns the back end's handle. `flags` are
@@ -55,7 +62,7 @@ impl Vfs {
         let opening = Opening::of(inode);
         let handle = self.ask(inode, |fs, node| {
             self.permission(cred, inode.slot, what)?;
-            fs.open(node, flags)
+            fs.open(node, flags & !CREATION_FLAGS)
         })?;
         std::mem::forget(opening);
         Ok(handle)
@@ -170,6 +177,22 @@ impl Vfs {
     ///
     /// # Errors
     /// The errors of [`Vfs::write`].
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, Make, Name, Vfs, VfsOptions};
+    /// # let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
+    /// # let (cred, root) = (Cred::root(), vfs.root());
+    /// # let (file, _) = vfs.make(&cred, &root, Name::new(b"f")?, Make::new(0o644, 0, 0))?;
+    /// vfs.write(&cred, &file, 0, 0, b"one")?;
+    /// assert_eq!(vfs.append(&cred, &file, 0, 3, b"two"), Ok(3));
+    /// let mut buf = [0; 8];
+    /// assert_eq!(vfs.read(&file, 0, 0, &mut buf), Ok(6));
+    /// assert_eq!(&buf[..6], b"onetwo");
+    /// # Ok::<(), Errno>(())
+    /// ```
     pub fn append(
         &self,
         cred: &Cred,
@@ -255,6 +278,20 @@ impl Vfs {
     ///
     /// # Errors
     /// The errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, Make, Name, Vfs, VfsOptions};
+    /// # let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
+    /// # let (cred, root) = (Cred::root(), vfs.root());
+    /// # let (file, _) = vfs.make(&cred, &root, Name::new(b"f")?, Make::new(0o644, 0, 0))?;
+    /// let before = vfs.statfs(&root)?.bfree;
+    /// vfs.write(&cred, &file, 0, 0, &[1; 8192])?;
+    /// assert!(vfs.statfs(&root)?.bfree < before);
+    /// # Ok::<(), Errno>(())
+    /// ```
     pub fn statfs(&self, inode: &InodeRef<'_>) -> Result<StatFs, Errno> {
         self.fs(inode.slot).statfs()
     }
@@ -280,6 +317,22 @@ impl Vfs {
     /// In this order: `EINVAL` for a length of 0; `EOPNOTSUPP` for flags that exclude each other;
     /// `ESPIPE` for a FIFO, `EISDIR`, `ENODEV` for anything else but a regular file; `EFBIG` for a
     /// range beyond the largest offset; `ENOSPC` and the other errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, Fallocate, Make, Name, Seek, Vfs, VfsOptions};
+    /// # let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
+    /// # let (cred, root) = (Cred::root(), vfs.root());
+    /// # let (file, _) = vfs.make(&cred, &root, Name::new(b"f")?, Make::new(0o644, 0, 0))?;
+    /// vfs.write(&cred, &file, 0, 0, &[1; 8192])?;
+    /// let hole = Fallocate::PUNCH_HOLE | Fallocate::KEEP_SIZE;
+    /// vfs.fallocate(&cred, &file, 0, 0, 4096, hole)?;
+    /// assert_eq!(vfs.seek(&file, 0, 0, Seek::Data), Ok(4096));
+    /// assert_eq!(vfs.fallocate(&cred, &file, 0, 0, 0, hole), Err(Errno::INVAL));
+    /// # Ok::<(), Errno>(())
+    /// ```
     pub fn fallocate(
         &self,
         cred: &Cred,
@@ -316,6 +369,21 @@ impl Vfs {
     /// # Errors
     /// `ENXIO` behind the end; `ESPIPE` for a FIFO, `EINVAL` for anything else but a regular file,
     /// as the kernel's tmpfs does for a directory.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, Make, Name, Seek, Vfs, VfsOptions};
+    /// # let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
+    /// # let (cred, root) = (Cred::root(), vfs.root());
+    /// # let (file, _) = vfs.make(&cred, &root, Name::new(b"f")?, Make::new(0o644, 0, 0))?;
+    /// vfs.write(&cred, &file, 0, 8192, b"behind a hole")?;
+    /// assert_eq!(vfs.seek(&file, 0, 0, Seek::Data), Ok(8192));
+    /// assert_eq!(vfs.seek(&file, 0, 0, Seek::Hole), Ok(0));
+    /// assert_eq!(vfs.seek(&file, 0, 9000, Seek::Data), Err(Errno::NXIO));
+    /// # Ok::<(), Errno>(())
+    /// ```
     pub fn seek(
         &self,
         inode: &InodeRef<'_>,

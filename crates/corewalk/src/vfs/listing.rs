@@ -73,6 +73,36 @@ impl Vfs {
     ///
     /// # Errors
     /// `ENOTDIR`; the errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, Make, Name, Vfs, VfsOptions};
+    /// use std::ops::ControlFlow;
+    ///
+    /// # let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
+    /// # let (cred, root) = (Cred::root(), vfs.root());
+    /// for name in [b"a", b"b"] {
+    ///     vfs.make(&cred, &root, Name::new(name)?, Make::new(0o644, 0, 0))?;
+    /// }
+    /// // Read pages of one entry each.
+    /// let (mut names, mut cookie, mut page) = (vec![], 0, 0);
+    /// while page == names.len() {
+    ///     vfs.readdir(&root, cookie, &mut |entry| {
+    ///         if names.len() > page {
+    ///             return ControlFlow::Break(());
+    ///         }
+    ///         cookie = entry.cookie;
+    ///         names.push(entry.name.as_bytes().to_vec());
+    ///         ControlFlow::Continue(())
+    ///     })?;
+    ///     page += 1;
+    /// }
+    /// names.sort();
+    /// assert_eq!(names, [b"a", b"b"]);
+    /// # Ok::<(), Errno>(())
+    /// ```
     pub fn readdir(
         &self,
         dir: &InodeRef<'_>,
@@ -95,7 +125,11 @@ impl Vfs {
                     return ControlFlow::Continue(());
                 }
                 is_shown = true;
-                sink(entry)
+                let ino = match entry.ino {
+                    0 => self.cached_number(dir, entry.name),
+                    ino => ino,
+                };
+                sink(entry.with_ino(ino))
             };
             // A removed directory gives `ENOENT`, not `ESTALE`, so call `with_node`.
             self.awaiting_removal(&[dir.slot], || {
@@ -142,20 +176,28 @@ impl Listing<'_> {
         if !mark.is_unchanged() || dir.key() != *key {
             return None;
         }
-        let found = match vfs.cached(dir, &lookup_key) {
-            Cached::Known(found) => found.filter(|found| self.is_inode(found.inode, attr))?,
-            Cached::Unknown if self.is_known_otherwise(attr) => return None,
+        let numbered = |known| vfs.numbered(dir.now.inode, *attr, known);
+        let (found, attr) = match vfs.cached(dir, &lookup_key) {
+            Cached::Known(found) => {
+                let found = found?;
+                let attr = numbered(Some(found.inode));
+                (self.is_inode(found.inode, &attr).then_some(found)?, attr)
+            }
             Cached::Unknown => {
-                let inode = vfs.enter(dir.now.inode, attr, self.changes, None).ok()?;
+                let attr = numbered(None);
+                if self.is_known_otherwise(&attr) {
+                    return None;
+                }
+                let inode = vfs.enter(dir.now.inode, &attr, self.changes, None).ok()?;
                 let dentry = vfs.attach(dir, *key, &lookup_key, &inode, &in_lookup);
-                FoundName::new(inode, dentry)
+                (FoundName::new(inode, dentry), attr)
             }
         };
         // Take the reference on the inode under the in-lookup lock. Otherwise a removal of the name
         // could drop the inode first.
         let inode = found.into_inode();
         drop(in_lookup);
-        Some(vfs.looked_up(inode.unless_saturated().ok()?, attr, self.changes))
+        Some(vfs.looked_up(inode.unless_saturated().ok()?, &attr, self.changes))
     }
 
     /// Returns true if the cached inode is the inode that `attr` describes.

@@ -113,6 +113,36 @@ impl Vfs {
         Err(Errno::NOENT)
     }
 
+    /// Returns the inode that the cache has for a path from the root, without asking the back end.
+    /// `path` may begin with a slash. Symbolic links are not followed, and `.` and `..` are names
+    /// that no directory has. So this is for a server that hears of a change by path.
+    ///
+    /// # Errors
+    /// `ENOENT` if the cache does not have the path; `ENOTDIR`; `ENFILE`; the errors of
+    /// [`Name::new`].
+    ///
+    /// # Examples
+    /// ```
+    /// use std::sync::Arc;
+    /// use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// use corewalk::{Cred, Errno, Make, Name, Vfs, VfsOptions};
+    ///
+    /// let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
+    /// let (cred, root, make) = (Cred::root(), vfs.root(), Make::new(0o644, 0, 0));
+    /// let (file, _) = vfs.make(&cred, &root, Name::new(b"f")?, make)?;
+    /// assert_eq!(vfs.cached_at(b"/f")?.ino(), file.ino());
+    /// drop(file);
+    /// vfs.prune();
+    /// assert_eq!(vfs.cached_at(b"/f").err(), Some(Errno::NOENT));
+    /// # Ok::<(), Errno>(())
+    /// ```
+    pub fn cached_at(&self, path: &[u8]) -> Result<InodeRef<'_>, Errno> {
+        let names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
+        names
+            .into_iter()
+            .try_fold(self.root(), |dir, name| self.cached_child(&dir, Name::new(name)?))
+    }
+
     #[cold]
     #[inline(never)]
     fn lookup_by_ino_slow(

@@ -255,6 +255,7 @@ impl Vfs {
             self.dcache.counters.refused_fills.add(1);
         }
         let entered = attr.and_then(|attr| {
+            let attr = self.numbered(dir.now.inode, attr, known.as_ref().map(|known| known.inode));
             let inode = self.enter(dir.now.inode, &attr, changes, None)?;
             Ok(self.looked_up(inode, &attr, changes))
         });
@@ -493,6 +494,7 @@ impl Vfs {
             let made = self.with_node(dir.now.inode, |fs, node| fs.make(node, name, &what));
             let attr =
                 made.or_else(|error| self.eexist_or(&dir, &lookup_key, &in_lookup, error))?;
+            let attr = self.numbered(dir.now.inode, attr, None);
             let entered = self.enter(dir.now.inode, &attr, changes, negative.as_ref());
             if attr.kind() == FileKind::Directory {
                 // Free the slot of the negative dentry, because a new directory gets a slot on the
@@ -527,6 +529,7 @@ impl Vfs {
             let what = self.inherit(cred, dir.slot, what)?;
             let changes = self.dcache.inodes.changes();
             let attr = self.with_node(dir.slot, |fs, node| fs.tmpfile(node, &what))?;
+            let attr = self.numbered(dir.slot, attr, None);
             Ok((self.enter(dir.slot, &attr, changes, None)?, attr))
         })
     }
@@ -581,7 +584,7 @@ impl Vfs {
                 let call = self.call(dir.now.inode);
                 let (file, parent) = (call.node(inode.slot), call.node(dir.now.inode));
                 let linked = call.fs().link(file.node(), parent.node(), name);
-                linked.map(|attr| self.without_hidden_link(inode.slot, attr))
+                linked.map(|attr| self.reported(inode.slot, attr))
             };
             let attr =
                 linked.or_else(|error| self.eexist_or(&dir, &lookup_key, &in_lookup, error))?;

@@ -2,6 +2,8 @@
 //! gets it (F.6), and an unlinked open file must stay usable (`Addressing::PathOnly`).
 
 mod contract;
+mod layer;
+mod memory;
 mod races;
 mod storm;
 mod tree;

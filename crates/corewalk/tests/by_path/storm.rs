@@ -1,15 +1,17 @@
 //! A stress test of a slow back end by path. The content of each file shows which file it is, so a
 //! call that reached another file is noticed.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use corewalk::attr::mode::S_IFDIR;
-use corewalk::{Cred, InodeRef, Make, May, Name, Removal, RenameMode, Vfs, VfsOptions};
+use corewalk::{Cred, FileSystem, InodeRef, Make, May, Name, Removal, RenameMode, Vfs, VfsOptions};
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::thread;
 use corewalk_testkit::race::{self, Watchdog};
 use corewalk_testkit::rng::Seed;
 
+use crate::memory::Memory;
 use crate::tree::{Links, PathTree};
 
 /// The number of calls in the storm whose back end does not pause, unless `COREWALK_STORM_CALLS` is
@@ -224,30 +226,56 @@ impl Drop for EndOnPanic<'_> {
     }
 }
 
+/// Reads the back end directly, to check the result of the storm.
+struct Backend<'a> {
+    content: &'a dyn Fn(&str) -> Option<Vec<u8>>,
+    names: &'a dyn Fn(&str) -> Vec<String>,
+}
+
 /// Trap X1: in a storm of calls and renames, no call may fail, reach another file or lose a file.
-fn storm(links: Links, [call, rename]: [Duration; 2], threads: usize, calls: u64) {
+fn storm(fs: Arc<dyn FileSystem>, backend: &Backend<'_>, links: Links, threads: usize, calls: u64) {
     let _watchdog = Watchdog::start("a storm over a back end by path", Duration::from_secs(900));
-    let fs = PathTree::slow(links, call, rename);
-    let vfs = Vfs::new(fs.clone(), VfsOptions::default()).unwrap();
+    let vfs = Vfs::new(fs, VfsOptions::default()).unwrap();
     let (made, moved) = {
         let storm = Storm::new(&vfs, links, threads, calls);
         let [made, moved] = run(&storm);
         let path = String::from_utf8(storm.dir.path().unwrap()).unwrap();
         for turn in (0..made).step_by(16) {
             let text = format!("made{turn}");
-            assert_eq!(fs.content(&format!("{path}/{text}")), Some(text.into_bytes()), "lost");
+            let content = (backend.content)(&format!("{path}/{text}"));
+            assert_eq!(content, Some(text.into_bytes()), "lost");
         }
         let left = made.div_ceil(16) as usize;
-        assert_eq!(fs.names(&path).len(), left + 2, "files are missing or left over");
+        assert_eq!((backend.names)(&path).len(), left + 2, "files are missing or left over");
         (made, moved)
     };
+    println!("{made} files made, directories moved {moved} times");
+    vfs.prune();
+    let names = (backend.names)("/").into_iter();
+    let hidden: Vec<String> = names.filter(|name| name.len() > 1).collect();
+    assert!(hidden.is_empty(), "hidden names are left: {hidden:?}");
+}
+
+/// Runs the storm over a back end that numbers its files.
+fn storm_with_numbers(links: Links, [call, rename]: [Duration; 2], threads: usize, calls: u64) {
+    let fs = PathTree::slow(links, call, rename);
+    let backend = Backend { content: &|path| fs.content(path), names: &|path| fs.names(path) };
+    storm(fs.clone(), &backend, links, threads, calls);
     // ORDERING: Relaxed. All threads have been joined.
     let [strays, calls] = [&fs.strays, &fs.calls].map(|count| count.load(Ordering::Relaxed));
     assert_eq!(strays, 0, "a path led to the wrong file");
-    println!("{calls} calls of the back end, {made} files made, directories moved {moved} times");
-    vfs.prune();
-    let hidden: Vec<String> = fs.names("/").into_iter().filter(|name| name.len() > 1).collect();
-    assert!(hidden.is_empty(), "hidden names are left: {hidden:?}");
+    println!("{calls} calls of the back end");
+}
+
+/// Runs the storm over a back end that has no inode numbers.
+fn storm_without_numbers([call, rename]: [Duration; 2], threads: usize, calls: u64) {
+    let fs = Arc::new(Memory::new(call, rename));
+    let memory = fs.get_ref();
+    let backend =
+        Backend { content: &|path| memory.content(path), names: &|path| memory.names(path) };
+    storm(fs.clone(), &backend, Links::No, threads, calls);
+    // ORDERING: Relaxed. All threads have been joined.
+    assert_eq!(memory.open.load(Ordering::Relaxed), 0, "files are left open");
 }
 
 fn calls() -> u64 {
@@ -257,22 +285,30 @@ fn calls() -> u64 {
 
 #[test]
 fn storm_without_pauses_has_no_false_error() {
-    storm(Links::Yes, [Duration::ZERO; 2], THREADS, calls());
+    storm_with_numbers(Links::Yes, [Duration::ZERO; 2], THREADS, calls());
+    storm_without_numbers([Duration::ZERO; 2], THREADS, calls());
 }
 
 #[test]
 fn storm_without_links_has_no_false_error() {
-    storm(Links::No, [Duration::ZERO; 2], THREADS, calls() / 4);
+    storm_with_numbers(Links::No, [Duration::ZERO; 2], THREADS, calls() / 4);
 }
 
 #[test]
 fn storm_with_calls_of_a_millisecond_has_no_false_error() {
     let slow = Duration::from_millis(1);
-    storm(Links::Yes, [slow; 2], THREADS_MANY, (calls() / 20).min(20_000));
+    storm_with_numbers(Links::Yes, [slow; 2], THREADS_MANY, (calls() / 20).min(20_000));
+    storm_without_numbers([slow; 2], THREADS_MANY, (calls() / 20).min(20_000));
 }
 
 #[test]
 fn storm_with_renames_of_300_milliseconds_has_no_false_error() {
     let slow = Duration::from_millis(300);
-    storm(Links::Yes, [Duration::ZERO, slow], THREADS_MANY, (calls() / 200).min(2_000));
+    storm_with_numbers(
+        Links::Yes,
+        [Duration::ZERO, slow],
+        THREADS_MANY,
+        (calls() / 200).min(2_000),
+    );
+    storm_without_numbers([Duration::ZERO, slow], THREADS_MANY, (calls() / 200).min(2_000));
 }

@@ -1,19 +1,14 @@
-//! The back end of the example `mirror`. Each call opens, changes or lists the file at its path.
+//! The back end of the example. Each method does what its path says, in a directory of the host.
 
-use std::ffi::OsStr;
-use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use corewalk::attr::mode::{S_IFDIR, S_IFLNK, S_IFMT};
 use corewalk::{
-    Addressing, Attr, DirEntry, DirSink, Errno, FileKind, FileSystem, Make, Name, Node, RenameMode,
-    SetAttr, SetTime, StatFs, Timespec,
+    Attr, Errno, Make, PathEntry, PathFileSystem, RenameMode, SetAttr, StatFs, errno_of,
 };
-use rustix::fs::{
-    self, AtFlags, CWD, FileType, Gid, Mode, OFlags, RawDir, RenameFlags, StatxFlags, Timestamps,
-    Uid,
-};
+use rustix::fs::{self, AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
 
 /// A directory of the host.
 pub(crate) struct Mirror {
@@ -26,164 +21,103 @@ impl Mirror {
         Mirror { root: root.to_owned() }
     }
 
-    /// Returns the path of a node on the host, which stays valid until the running call of the back
-    /// end returns.
-    fn at(&self, node: Node<'_>) -> Result<PathBuf, Errno> {
-        let path = node.path()?;
-        let relative = path.strip_prefix(b"/").unwrap_or(&path);
-        Ok(self.root.join(OsStr::from_bytes(relative)))
+    fn at(&self, path: &Path) -> PathBuf {
+        self.root.join(path)
     }
 
-    fn child(&self, dir: Node<'_>, name: Name<'_>) -> Result<PathBuf, Errno> {
-        Ok(self.at(dir)?.join(OsStr::from_bytes(name.as_bytes())))
-    }
-
-    fn open(&self, node: Node<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
-        fs::open(self.at(node)?, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
-    }
-
-    fn attr(&self, path: &Path) -> Result<Attr, Errno> {
-        let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
-        let found = fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, wanted)?;
-        let time = |at: &fs::StatxTimestamp| Timespec { secs: at.tv_sec, nanos: at.tv_nsec };
-        let birth = time(&found.stx_btime);
-        // The host reuses inode numbers. Creation times tell two files with the same number apart.
-        let generation = birth.secs as u64 * 1_000_000_000 + u64::from(birth.nanos);
-        Ok(Attr::new(found.stx_ino, found.stx_mode.into())
-            .with_generation(generation)
-            .with_nlink(found.stx_nlink)
-            .with_uid(found.stx_uid)
-            .with_gid(found.stx_gid)
-            .with_rdev(fs::makedev(found.stx_rdev_major, found.stx_rdev_minor))
-            .with_size(found.stx_size)
-            .with_blocks(found.stx_blocks)
-            .with_blksize(found.stx_blksize)
-            .with_atime(time(&found.stx_atime))
-            .with_mtime(time(&found.stx_mtime))
-            .with_ctime(time(&found.stx_ctime))
-            .with_btime(birth))
+    fn open_as(&self, path: &Path, flags: OFlags) -> Result<File, Errno> {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(fs::open(self.at(path), flags, Mode::empty())?.into())
     }
 }
 
-fn stamp(time: Option<SetTime>) -> fs::Timespec {
-    match time {
-        None => fs::Timespec { tv_sec: 0, tv_nsec: fs::UTIME_OMIT },
-        Some(SetTime::Now) => fs::Timespec { tv_sec: 0, tv_nsec: fs::UTIME_NOW },
-        Some(SetTime::At(at)) => fs::Timespec { tv_sec: at.secs, tv_nsec: at.nanos.into() },
-    }
-}
+impl PathFileSystem for Mirror {
+    type File = File;
 
-impl FileSystem for Mirror {
-    fn addressing(&self) -> Addressing {
-        Addressing::PathOnly
+    fn getattr(&self, path: &Path) -> Result<Attr, Errno> {
+        let found = std::fs::symlink_metadata(self.at(path)).map_err(errno_of)?;
+        // This has the inode number of the host, so two hard links are one file here, too.
+        Ok(Attr::from(&found))
     }
 
-    fn root(&self) -> Result<Attr, Errno> {
-        self.attr(&self.root)
-    }
-
-    fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
-        self.attr(&self.child(dir, name)?)
-    }
-
-    fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
-        self.attr(&self.at(node)?)
-    }
-
-    fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
-        let path = self.at(node)?;
+    fn setattr(&self, path: &Path, set: &SetAttr) -> Result<Attr, Errno> {
+        let at = self.at(path);
         if set.uid.is_some() || set.gid.is_some() {
             let (uid, gid) = (set.uid.map(Uid::from_raw), set.gid.map(Gid::from_raw));
-            fs::chownat(CWD, &path, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
+            fs::chownat(CWD, &at, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
         }
         if let Some(mode) = set.mode {
-            fs::chmod(&path, Mode::from_raw_mode(mode & !S_IFMT))?;
+            fs::chmod(&at, Mode::from_raw_mode(mode & !S_IFMT))?;
         }
         if let Some(size) = set.size {
-            fs::ftruncate(fs::open(&path, OFlags::WRONLY, Mode::empty())?, size)?;
+            fs::ftruncate(self.open_as(path, OFlags::WRONLY)?, size)?;
         }
         if set.atime.is_some() || set.mtime.is_some() {
-            let (last_access, last_modification) = (stamp(set.atime), stamp(set.mtime));
-            let times = Timestamps { last_access, last_modification };
-            fs::utimensat(CWD, &path, &times, AtFlags::SYMLINK_NOFOLLOW)?;
+            fs::utimensat(CWD, &at, &set.timestamps(), AtFlags::SYMLINK_NOFOLLOW)?;
         }
-        self.attr(&path)
+        self.getattr(path)
     }
 
-    fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
-        let path = self.child(dir, name)?;
-        let mode = Mode::from_raw_mode(what.mode & !S_IFMT);
+    fn make(&self, path: &Path, what: &Make<'_>) -> Result<Attr, Errno> {
+        let (at, mode) = (self.at(path), Mode::from_raw_mode(what.mode & !S_IFMT));
         match what.mode & S_IFMT {
-            S_IFDIR => fs::mkdir(&path, mode)?,
-            S_IFLNK => fs::symlink(OsStr::from_bytes(what.target), &path)?,
-            kind => fs::mknodat(CWD, &path, FileType::from_raw_mode(kind), mode, what.rdev)?,
+            S_IFDIR => fs::mkdir(&at, mode)?,
+            S_IFLNK => fs::symlink(what.target, &at)?,
+            kind => fs::mknodat(CWD, &at, FileType::from_raw_mode(kind), mode, what.rdev)?,
         }
-        let owner = (Some(Uid::from_raw(what.uid)), Some(Gid::from_raw(what.gid)));
-        fs::chownat(CWD, &path, owner.0, owner.1, AtFlags::SYMLINK_NOFOLLOW)?;
+        let (uid, gid) = (Uid::from_raw(what.uid), Gid::from_raw(what.gid));
+        fs::chownat(CWD, &at, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
         if what.mode & S_IFMT != S_IFLNK {
             // Set the mode again, because the umask of this process may have cleared bits of it.
-            fs::chmod(&path, mode)?;
+            fs::chmod(&at, mode)?;
         }
-        self.attr(&path)
+        self.getattr(path)
     }
 
-    fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
-        let (from, to) = (self.at(node)?, self.child(dir, name)?);
-        fs::link(&from, &to)?;
-        self.attr(&to)
+    fn unlink(&self, path: &Path) -> Result<(), Errno> {
+        fs::unlink(self.at(path))
     }
 
-    fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno> {
-        let path = self.child(dir, name)?;
-        match node.kind() {
-            FileKind::Directory => fs::rmdir(&path),
-            _ => fs::unlink(&path),
-        }
+    fn rmdir(&self, path: &Path) -> Result<(), Errno> {
+        fs::rmdir(self.at(path))
     }
 
-    fn rename(
-        &self,
-        (from_dir, from): (Node<'_>, Name<'_>),
-        (to_dir, to): (Node<'_>, Name<'_>),
-        mode: RenameMode,
-    ) -> Result<(), Errno> {
+    fn rename(&self, from: &Path, to: &Path, mode: RenameMode) -> Result<(), Errno> {
         let flags = match mode {
             RenameMode::Replace => RenameFlags::empty(),
             RenameMode::NoReplace => RenameFlags::NOREPLACE,
             RenameMode::Exchange => RenameFlags::EXCHANGE,
         };
-        let (old, new) = (self.child(from_dir, from)?, self.child(to_dir, to)?);
-        fs::renameat_with(CWD, &old, CWD, &new, flags)
+        fs::renameat_with(CWD, self.at(from), CWD, self.at(to), flags)
     }
 
-    fn readlink(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
-        Ok(fs::readlink(self.at(node)?, Vec::new())?.into_bytes())
+    fn link(&self, from: &Path, to: &Path) -> Result<Attr, Errno> {
+        fs::link(self.at(from), self.at(to))?;
+        self.getattr(to)
     }
 
-    fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
-        let dir = self.open(dir, OFlags::RDONLY | OFlags::DIRECTORY)?;
-        fs::seek(&dir, fs::SeekFrom::Start(cookie))?;
-        let mut buf = Vec::with_capacity(32 << 10);
-        let mut entries = RawDir::new(&dir, buf.spare_capacity_mut());
-        while let Some(entry) = entries.next() {
-            let entry = entry?;
-            // Skip `.` and `..`, which are not valid names. The server itself reports them.
-            let Ok(name) = Name::new(entry.file_name().to_bytes()) else { continue };
-            let kind = FileKind::from_mode(entry.file_type().as_raw_mode());
-            let (ino, kind) = (entry.ino(), kind.unwrap_or(FileKind::Regular));
-            let cookie = entry.next_entry_cookie();
-            if sink(DirEntry::new(name, ino, kind, cookie)).is_break() {
-                break;
-            }
+    fn readlink(&self, path: &Path) -> Result<PathBuf, Errno> {
+        std::fs::read_link(self.at(path)).map_err(errno_of)
+    }
+
+    fn readdir(&self, path: &Path, sink: &mut dyn FnMut(PathEntry<'_>)) -> Result<(), Errno> {
+        for entry in std::fs::read_dir(self.at(path)).map_err(errno_of)? {
+            let entry = entry.map_err(errno_of)?;
+            let kind = entry.file_type().map_err(errno_of)?.into();
+            let ino = std::os::unix::fs::DirEntryExt::ino(&entry);
+            sink(PathEntry::new(&entry.file_name(), kind).with_ino(ino));
         }
         Ok(())
     }
 
-    fn read(&self, node: Node<'_>, _: u64, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
-        let file = self.open(node, OFlags::RDONLY)?;
+    fn open(&self, path: &Path, flags: u32) -> Result<File, Errno> {
+        self.open_as(path, OFlags::from_bits_truncate(flags))
+    }
+
+    fn read(&self, _: &Path, file: &File, at: u64, buf: &mut [u8]) -> Result<usize, Errno> {
         let mut done = 0;
         while done < buf.len() {
-            match rustix::io::pread(&file, &mut buf[done..], offset + done as u64)? {
+            match file.read_at(&mut buf[done..], at + done as u64).map_err(errno_of)? {
                 0 => break,
                 count => done += count,
             }
@@ -191,23 +125,15 @@ impl FileSystem for Mirror {
         Ok(done)
     }
 
-    fn write(&self, node: Node<'_>, _: u64, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
-        rustix::io::pwrite(self.open(node, OFlags::WRONLY)?, bytes, offset)
+    fn write(&self, _: &Path, file: &File, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        file.write_at(bytes, at).map_err(errno_of)
     }
 
-    fn fsync(&self, node: Node<'_>, _: u64, _: bool) -> Result<(), Errno> {
-        fs::fsync(self.open(node, OFlags::RDONLY)?)
+    fn fsync(&self, _: &Path, file: &File, data_only: bool) -> Result<(), Errno> {
+        if data_only { fs::fdatasync(file) } else { fs::fsync(file) }
     }
 
     fn statfs(&self) -> Result<StatFs, Errno> {
-        let all = fs::statvfs(&self.root)?;
-        Ok(StatFs::default()
-            .with_bsize(all.f_frsize as u32)
-            .with_blocks(all.f_blocks)
-            .with_bfree(all.f_bfree)
-            .with_bavail(all.f_bavail)
-            .with_files(all.f_files)
-            .with_ffree(all.f_ffree)
-            .with_namelen(all.f_namemax as u32))
+        Ok(StatFs::from(&fs::statvfs(&self.root)?))
     }
 }

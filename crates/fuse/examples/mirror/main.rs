@@ -1,22 +1,16 @@
-//! An example of a back end that finds files only by their paths. It shows a directory of the host
-//! at a second place.
+//! A back end that finds files only by their paths: it shows a directory of the host at a second
+//! place. Run it with `cargo run -p corewalk-fuse --example mirror -- DIRECTORY MOUNTPOINT`.
 //!
-//! ```console
-//! mkdir /tmp/mirror
-//! cargo run -p corewalk-fuse --example mirror -- /usr /tmp/mirror
-//! ls /tmp/mirror
-//! ```
-//!
-//! [`fs::Mirror`] keeps no descriptors, no table of inodes and no lock. The library guarantees that
-//! a path stays valid during a call. If a file is removed while it is open, the library keeps it
-//! until it is closed. `corewalk-hostfs` shows a directory of the host with descriptors, and is
-//! safe against changes by other programs.
+//! [`fs::Mirror`] has no table of inodes and no lock. The library keeps each path valid during its
+//! call, and keeps a removed file until it is closed. `corewalk-hostfs` shows a directory of the
+//! host with descriptors, and is safe against changes by other programs.
 
 mod fs;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use corewalk::ByPath;
 use corewalk_fuse::{MountOptions, Options, serve};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -24,7 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (Some(from), Some(point)) = (words.next(), words.next()) else {
         return Err("usage: mirror DIRECTORY MOUNTPOINT".into());
     };
-    let fs = Arc::new(fs::Mirror::new(&from));
+    let fs = Arc::new(ByPath::new(fs::Mirror::new(&from)));
     println!("serving on {}; end it with umount or Ctrl-C", point.display());
     serve(fs, &point, Options::shared(), &MountOptions::default())?;
     Ok(())

@@ -25,6 +25,9 @@ use super::{EntryOut, Server};
 const COOKIE_SHIFT: u64 = 2;
 /// The largest cookie of a back end. With [`COOKIE_SHIFT`] added, it still fits `loff_t`.
 const COOKIE_MAX: u64 = i64::MAX as u64 - COOKIE_SHIFT;
+/// The number of an entry of which only the name and the kind are known, as libfuse reports it
+/// (`FUSE_UNKNOWN_INO`). Many programs skip an entry with the number 0.
+const UNKNOWN_INO: u64 = 0xffff_ffff;
 /// The size in bytes of an entry of an answer with attributes, without the name (`struct
 /// fuse_direntplus`). Entry and name together are padded to a multiple of 8 bytes.
 const ENTRY_BYTES: usize = 152;
@@ -113,7 +116,7 @@ impl Server {
             ControlFlow::Continue(()) => {
                 let mut shift = Ok(());
                 let read = self.vfs.readdir(&dir, unshifted(cookie), &mut |entry| {
-                    let node = self.translate(entry.ino);
+                    let node = self.listed(entry.ino);
                     match shifted(entry.cookie) {
                         Ok(cookie) => {
                             let name = entry.name.as_bytes();
@@ -213,7 +216,7 @@ impl Server {
             Err(Errno::NOENT) => return Ok(ControlFlow::Continue(())),
             Err(_) => {
                 // Only the number and the type are known.
-                let attr = Attr::new(self.translate(listed.ino), listed.kind.to_mode());
+                let attr = Attr::new(self.listed(listed.ino), listed.kind.to_mode());
                 return Ok(sink(Dirent { name, node: 0, kind: listed.kind, cookie }, &attr));
             }
         };
@@ -241,6 +244,12 @@ impl Server {
         };
         let attr = found.attr()?;
         self.hand_out(found.inode, attr)
+    }
+
+    /// Returns the node number of a listed entry. Reports an entry whose number is unknown with
+    /// [`UNKNOWN_INO`].
+    fn listed(&self, ino: u64) -> u64 {
+        if ino == 0 { UNKNOWN_INO } else { self.translate(ino) }
     }
 
     /// Passes `.` and `..` to `sink` if they are behind `cookie`.

@@ -7,9 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use corewalk::{
-    Addressing, Attr, DirSink, Errno, FileSystem, Make, Name, Node, RenameMode, SetAttr, StatFs,
-};
+use corewalk::{Attr, ByPath, Errno, Make, PathEntry, PathFileSystem, RenameMode, SetAttr};
 use corewalk_base::primitives::thread;
 use corewalk_base::primitives::unmodelled::{AtomicBool, Ordering};
 use corewalk_fuse::Options;
@@ -29,65 +27,54 @@ struct Slow {
     rename: Duration,
 }
 
-impl FileSystem for Slow {
-    fn addressing(&self) -> Addressing {
-        self.inner.addressing()
+impl PathFileSystem for Slow {
+    type File = File;
+
+    fn getattr(&self, path: &Path) -> Result<Attr, Errno> {
+        self.inner.getattr(path)
     }
 
-    fn root(&self) -> Result<Attr, Errno> {
-        self.inner.root()
+    fn readdir(&self, path: &Path, sink: &mut dyn FnMut(PathEntry<'_>)) -> Result<(), Errno> {
+        self.inner.readdir(path, sink)
     }
 
-    fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
-        self.inner.lookup(dir, name)
+    fn open(&self, path: &Path, flags: u32) -> Result<File, Errno> {
+        self.inner.open(path, flags)
     }
 
-    fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
-        self.inner.getattr(node)
+    fn read(&self, path: &Path, file: &File, at: u64, buf: &mut [u8]) -> Result<usize, Errno> {
+        self.inner.read(path, file, at, buf)
     }
 
-    fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
-        self.inner.setattr(node, set)
+    fn write(&self, path: &Path, file: &File, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        self.inner.write(path, file, at, bytes)
     }
 
-    fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
-        self.inner.make(dir, name, what)
+    fn setattr(&self, path: &Path, set: &SetAttr) -> Result<Attr, Errno> {
+        self.inner.setattr(path, set)
     }
 
-    fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
-        self.inner.link(node, dir, name)
+    fn make(&self, path: &Path, what: &Make<'_>) -> Result<Attr, Errno> {
+        self.inner.make(path, what)
     }
 
-    fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno> {
-        self.inner.remove(dir, name, node)
+    fn unlink(&self, path: &Path) -> Result<(), Errno> {
+        self.inner.unlink(path)
     }
 
-    fn rename(
-        &self,
-        from: (Node<'_>, Name<'_>),
-        to: (Node<'_>, Name<'_>),
-        mode: RenameMode,
-    ) -> Result<(), Errno> {
+    fn rmdir(&self, path: &Path) -> Result<(), Errno> {
+        self.inner.rmdir(path)
+    }
+
+    fn link(&self, from: &Path, to: &Path) -> Result<Attr, Errno> {
+        self.inner.link(from, to)
+    }
+
+    fn rename(&self, from: &Path, to: &Path, mode: RenameMode) -> Result<(), Errno> {
         thread::sleep(self.rename / 2);
         let done = self.inner.rename(from, to, mode);
         thread::sleep(self.rename / 2);
         done
-    }
-
-    fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
-        self.inner.readdir(dir, cookie, sink)
-    }
-
-    fn read(&self, node: Node<'_>, fh: u64, at: u64, buf: &mut [u8]) -> Result<usize, Errno> {
-        self.inner.read(node, fh, at, buf)
-    }
-
-    fn write(&self, node: Node<'_>, fh: u64, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
-        self.inner.write(node, fh, at, bytes)
-    }
-
-    fn statfs(&self) -> Result<StatFs, Errno> {
-        self.inner.statfs()
     }
 }
 
@@ -109,7 +96,7 @@ impl Mirrored {
     fn new(options: Options, rename: Duration) -> Option<Mirrored> {
         let host = Host(Folder::new());
         let inner = mirror::Mirror::new(host.0.path());
-        let site = Site::with_threads(Arc::new(Slow { inner, rename }), options, 4)?;
+        let site = Site::with_threads(Arc::new(ByPath::new(Slow { inner, rename })), options, 4)?;
         Some(Mirrored { site, _host: host })
     }
 
@@ -235,4 +222,35 @@ fn file_that_is_removed_while_open_stays_until_it_is_closed() {
             thread::yield_now();
         }
     }
+}
+
+/// A program that watches the directory reports changes by path. The mount must show them, although
+/// the kernel has been told that only the mount changes files.
+#[test]
+fn changes_that_are_reported_by_path_are_seen() {
+    let Some(mirrored) = Mirrored::new(Options::exclusive(), Duration::ZERO) else { return };
+    fs::create_dir_all(mirrored.path("a/d")).expect("make the folders");
+    fs::write(mirrored.path("a/d/f"), "old").expect("write the file");
+    assert!(!mirrored.path("a/d/new").exists());
+    let kernel = mirrored.site.mount().kernel_cache();
+    fs::write(mirrored.host().join("a/d/new"), "text").expect("write on the host");
+    assert!(!mirrored.path("a/d/new").exists(), "the kernel was told that it does not exist");
+    kernel.invalidate_entry_at(Path::new("a/d/new")).expect("notify the kernel");
+    assert_eq!(fs::read_to_string(mirrored.path("a/d/new")).expect("read the file"), "text");
+    assert_eq!(fs::read_to_string(mirrored.path("a/d/f")).expect("read the file"), "old");
+    fs::write(mirrored.host().join("a/d/f"), "changed").expect("write on the host");
+    kernel.invalidate_inode_at(Path::new("/a/d/f")).expect("notify the kernel");
+    assert_eq!(fs::read_to_string(mirrored.path("a/d/f")).expect("read the file"), "changed");
+    fs::rename(mirrored.host().join("a"), mirrored.host().join("b")).expect("rename on the host");
+    for path in ["a", "b"] {
+        kernel.invalidate_entry_at(Path::new(path)).expect("notify the kernel");
+    }
+    assert!(!mirrored.path("a/d/f").exists());
+    assert_eq!(fs::read_to_string(mirrored.path("b/d/f")).expect("read the file"), "changed");
+    // The cache has nothing of these paths.
+    for path in ["none/at/all", "b/d/none"] {
+        assert_eq!(kernel.invalidate_entry_at(Path::new(path)), Ok(()), "{path}");
+        assert_eq!(kernel.invalidate_inode_at(Path::new(path)), Ok(()), "{path}");
+    }
+    assert_eq!(kernel.invalidate_entry_at(Path::new("/")), Err(Errno::INVAL));
 }

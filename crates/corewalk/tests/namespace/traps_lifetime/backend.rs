@@ -150,7 +150,8 @@ fn forget_may_call_back_into_the_namespace() {
         let Call::Forget(ino) = call else { return Ok(()) };
         let Some(vfs) = upwards.get().and_then(Weak::upgrade) else { return Ok(()) };
         // Bound the recursion: another thread may evict the files that this `forget` makes, and the
-        // eviction calls `forget` again. ORDERING: Relaxed. Statistic.
+        // eviction calls `forget` again.
+        // ORDERING: Relaxed. Statistic.
         if counted.load(Ordering::Relaxed) >= CALLS || IS_FORGETTING.replace(true) {
             return Ok(());
         }

@@ -1,0 +1,48 @@
+//! The open files of a back end by path, by handle.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use corewalk_base::Mutex;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+
+/// Number of maps. Threads that use different handles rarely need the same map.
+const SHARDS: usize = 16;
+
+/// The open files. A handle is never 0 and never used again, so an old handle finds no other file.
+pub(super) struct Files<T> {
+    next: AtomicU64,
+    /// The files whose handle has the remainder of the index. Each map is protected by its own
+    /// mutex.
+    shards: [Mutex<HashMap<u64, Arc<T>>>; SHARDS],
+}
+
+impl<T> Files<T> {
+    pub(super) fn new() -> Files<T> {
+        Files { next: AtomicU64::new(1), shards: std::array::from_fn(|_| Mutex::default()) }
+    }
+
+    fn shard(&self, handle: u64) -> &Mutex<HashMap<u64, Arc<T>>> {
+        &self.shards[handle as usize % SHARDS]
+    }
+
+    /// Adds an open file and returns its handle.
+    pub(super) fn add(&self, file: T) -> u64 {
+        // ORDERING: Relaxed. The addition alone makes each handle unique.
+        let handle = self.next.fetch_add(1, Ordering::Relaxed);
+        self.shard(handle).lock().insert(handle, Arc::new(file));
+        handle
+    }
+
+    /// Returns the open file of a handle.
+    pub(super) fn get(&self, handle: u64) -> Option<Arc<T>> {
+        self.shard(handle).lock().get(&handle).cloned()
+    }
+
+    /// Removes a handle. The file is dropped after the last call that uses it, and no lock is held
+    /// then.
+    pub(super) fn remove(&self, handle: u64) {
+        let removed = self.shard(handle).lock().remove(&handle);
+        drop(removed);
+    }
+}

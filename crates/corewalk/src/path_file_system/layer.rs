@@ -1,0 +1,266 @@
+//! The layer that serves a [`PathFileSystem`].
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+
+use super::PathFileSystem;
+use super::files::Files;
+use super::listings::Listings;
+use crate::Errno;
+use crate::acl::Acl;
+use crate::attr::{Attr, FileKind, SetAttr, StatFs};
+use crate::fs::{
+    AclKind, Addressing, DirSink, Fallocate, FileSystem, Make, Node, RenameMode, Seek, XattrMode,
+};
+use crate::name::Name;
+
+/// The access that a call needs. Its values are those of `O_ACCMODE` in open(2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+enum Access {
+    Read = 0,
+    Write = 1,
+}
+
+/// The mask of the access mode in the flags of open(2).
+const O_ACCMODE: u32 = 3;
+/// The access mode for reads and writes.
+const O_RDWR: u32 = 2;
+/// The flags of open(2) that a back end does not get. Each call that appends says so itself, and
+/// the kernel's other writes through the same open file have their own offsets. `O_DIRECT` is about
+/// the client's pages, and the buffers of a call are not aligned for it.
+const NOT_PASSED: OFlags = OFlags::APPEND.union(OFlags::DIRECT);
+
+/// Serves a [`PathFileSystem`]: a [`FileSystem`] that calls it with paths.
+///
+/// # Examples
+/// The documentation of [`PathFileSystem`] has one.
+pub struct ByPath<F: PathFileSystem> {
+    fs: F,
+    files: Files<Opened<F::File>>,
+    listings: Listings,
+}
+
+impl<F: PathFileSystem> ByPath<F> {
+    /// Returns the layer over `fs`.
+    pub fn new(fs: F) -> ByPath<F> {
+        ByPath { fs, files: Files::new(), listings: Listings::new() }
+    }
+
+    /// Returns the back end.
+    pub fn get_ref(&self) -> &F {
+        &self.fs
+    }
+
+    /// Runs `call` with the path of `node` and its open file. If no file with this access is open
+    /// under `handle`, opens the file for this call alone. A kernel with a writeback cache also
+    /// reads, through the handle of a client that only writes.
+    fn with_file<T>(
+        &self,
+        node: Node<'_>,
+        handle: u64,
+        access: Access,
+        call: impl FnOnce(&Path, &F::File) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        let path = path_of(node)?;
+        match self.files.get(handle) {
+            Some(open) if [access as u32, O_RDWR].contains(&open.access) => call(&path, &open.file),
+            _ => call(&path, &self.fs.open(&path, access as u32)?),
+        }
+    }
+}
+
+/// An open file, with the access mode of open(2).
+struct Opened<T> {
+    access: u32,
+    file: T,
+}
+
+/// Returns the path of a node, relative to the root.
+fn path_of(node: Node<'_>) -> Result<PathBuf, Errno> {
+    let mut path = node.path()?;
+    if path.first() == Some(&b'/') {
+        path.remove(0);
+    }
+    Ok(OsString::from_vec(path).into())
+}
+
+/// Returns the path of a name in a directory.
+fn child(dir: Node<'_>, name: Name<'_>) -> Result<PathBuf, Errno> {
+    Ok(path_of(dir)?.join(OsStr::from_bytes(name.as_bytes())))
+}
+
+impl<F: PathFileSystem> FileSystem for ByPath<F> {
+    fn addressing(&self) -> Addressing {
+        Addressing::PathOnly
+    }
+
+    fn root(&self) -> Result<Attr, Errno> {
+        self.fs.getattr(Path::new(""))
+    }
+
+    fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
+        self.fs.getattr(&child(dir, name)?)
+    }
+
+    fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
+        self.fs.getattr(&path_of(node)?)
+    }
+
+    fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
+        self.fs.setattr(&path_of(node)?, set)
+    }
+
+    fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
+        self.fs.make(&child(dir, name)?, what)
+    }
+
+    fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno> {
+        let path = child(dir, name)?;
+        match node.kind() {
+            FileKind::Directory => self.fs.rmdir(&path),
+            _ => self.fs.unlink(&path),
+        }
+    }
+
+    fn rename(
+        &self,
+        from: (Node<'_>, Name<'_>),
+        to: (Node<'_>, Name<'_>),
+        mode: RenameMode,
+    ) -> Result<(), Errno> {
+        self.fs.rename(&child(from.0, from.1)?, &child(to.0, to.1)?, mode)
+    }
+
+    fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
+        self.fs.link(&path_of(node)?, &child(dir, name)?)
+    }
+
+    fn readlink(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
+        Ok(self.fs.readlink(&path_of(node)?)?.into_os_string().into_vec())
+    }
+
+    fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
+        self.listings.read(dir.ino(), cookie, sink, |all| {
+            self.fs.readdir(&path_of(dir)?, &mut |entry| all.add(entry))
+        })
+    }
+
+    fn open(&self, node: Node<'_>, flags: u32) -> Result<u64, Errno> {
+        let file = self.fs.open(&path_of(node)?, flags & !NOT_PASSED.bits())?;
+        Ok(self.files.add(Opened { access: flags & O_ACCMODE, file }))
+    }
+
+    fn has_open_state(&self) -> bool {
+        true
+    }
+
+    fn release(&self, _: Node<'_>, handle: u64) {
+        self.files.remove(handle);
+    }
+
+    fn read(
+        &self,
+        node: Node<'_>,
+        handle: u64,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<usize, Errno> {
+        let read = |path: &Path, file: &_| self.fs.read(path, file, offset, buf);
+        self.with_file(node, handle, Access::Read, read)
+    }
+
+    fn write(
+        &self,
+        node: Node<'_>,
+        handle: u64,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<usize, Errno> {
+        let write = |path: &Path, file: &_| self.fs.write(path, file, offset, bytes);
+        self.with_file(node, handle, Access::Write, write)
+    }
+
+    fn append(&self, node: Node<'_>, handle: u64, end: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        let append = |path: &Path, file: &_| self.fs.append(path, file, end, bytes);
+        self.with_file(node, handle, Access::Write, append)
+    }
+
+    fn fsync_waits(&self) -> bool {
+        self.fs.fsync_waits()
+    }
+
+    fn fsync(&self, node: Node<'_>, handle: u64, data_only: bool) -> Result<(), Errno> {
+        if node.kind() == FileKind::Directory {
+            return self.fs.fsync_dir(&path_of(node)?, data_only);
+        }
+        let fsync = |path: &Path, file: &_| self.fs.fsync(path, file, data_only);
+        self.with_file(node, handle, Access::Read, fsync)
+    }
+
+    fn statfs(&self) -> Result<StatFs, Errno> {
+        self.fs.statfs()
+    }
+
+    fn fallocate(
+        &self,
+        node: Node<'_>,
+        handle: u64,
+        offset: u64,
+        len: u64,
+        how: Fallocate,
+    ) -> Result<(), Errno> {
+        let fallocate = |path: &Path, file: &_| self.fs.fallocate(path, file, offset, len, how);
+        self.with_file(node, handle, Access::Write, fallocate)
+    }
+
+    fn seek(&self, node: Node<'_>, handle: u64, offset: u64, what: Seek) -> Result<u64, Errno> {
+        let seek = |path: &Path, file: &_| self.fs.seek(path, file, offset, what);
+        self.with_file(node, handle, Access::Read, seek)
+    }
+
+    fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
+        self.fs.getxattr(&path_of(node)?, OsStr::from_bytes(name))
+    }
+
+    fn setxattr(
+        &self,
+        node: Node<'_>,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<(), Errno> {
+        self.fs.setxattr(&path_of(node)?, OsStr::from_bytes(name), value, mode)
+    }
+
+    fn listxattr(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
+        self.fs.listxattr(&path_of(node)?)
+    }
+
+    fn removexattr(&self, node: Node<'_>, name: &[u8]) -> Result<(), Errno> {
+        self.fs.removexattr(&path_of(node)?, OsStr::from_bytes(name))
+    }
+
+    fn get_acl(&self, node: Node<'_>, kind: AclKind) -> Result<Option<Acl>, Errno> {
+        self.fs.get_acl(&path_of(node)?, kind)
+    }
+
+    fn set_acl(
+        &self,
+        node: Node<'_>,
+        kind: AclKind,
+        acl: Option<&Acl>,
+        mode: Option<u32>,
+    ) -> Result<(), Errno> {
+        self.fs.set_acl(&path_of(node)?, kind, acl, mode)
+    }
+}
+
+impl<F: PathFileSystem> std::fmt::Debug for ByPath<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ByPath").finish_non_exhaustive()
+    }
+}

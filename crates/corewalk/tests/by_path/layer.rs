@@ -1,0 +1,212 @@
+//! Tests of the layer `ByPath` over a back end that has no inode numbers.
+
+use std::collections::HashSet;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use corewalk::attr::mode::S_IFDIR;
+use corewalk::{
+    ByPath, Cred, DirEntry, Errno, FileKind, InodeRef, Make, May, Name, Removal, RenameMode, Vfs,
+    VfsOptions,
+};
+use corewalk_base::primitives::atomic::Ordering;
+
+use rustix::fs::OFlags;
+
+use crate::memory::Memory;
+
+fn new() -> (Arc<ByPath<Memory>>, Arc<Vfs>) {
+    let fs = Arc::new(Memory::new(Duration::ZERO, Duration::ZERO));
+    let vfs = Vfs::new(fs.clone(), VfsOptions::default()).unwrap();
+    (fs, vfs)
+}
+
+fn name(text: &str) -> Name<'_> {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+fn make<'v>(vfs: &'v Vfs, dir: &InodeRef<'_>, text: &str, mode: u32) -> InodeRef<'v> {
+    vfs.make(&Cred::root(), dir, name(text), Make::new(mode, 0, 0)).unwrap().0
+}
+
+fn lookup<'v>(vfs: &'v Vfs, text: &str) -> InodeRef<'v> {
+    vfs.lookup(&Cred::root(), &vfs.root(), name(text)).unwrap()
+}
+
+fn rename(vfs: &Vfs, from: &str, to: &str, mode: RenameMode) {
+    let root = vfs.root();
+    vfs.rename(&Cred::root(), (&root, name(from)), (&root, name(to)), mode).unwrap();
+}
+
+/// Lists the root in pages of `page` entries. Calls `between` after each page.
+fn list(vfs: &Vfs, page: usize, mut between: impl FnMut(usize)) -> Vec<(String, u64)> {
+    let (mut entries, mut cookie, mut pages) = (vec![], 0, 0);
+    loop {
+        let (start, from, mut full) = (entries.len(), cookie, false);
+        let mut sink = |entry: DirEntry<'_>| {
+            full = entries.len() == start + page;
+            if full {
+                return ControlFlow::Break(());
+            }
+            assert!(entry.cookie > cookie, "the cookies do not grow");
+            cookie = entry.cookie;
+            entries.push((String::from_utf8_lossy(entry.name.as_bytes()).into_owned(), entry.ino));
+            ControlFlow::Continue(())
+        };
+        vfs.readdir(&vfs.root(), from, &mut sink).unwrap();
+        if entries.len() == start {
+            return entries;
+        }
+        pages += 1;
+        between(pages);
+    }
+}
+
+#[test]
+fn file_keeps_its_number_while_the_cache_has_it() {
+    let (_, vfs) = new();
+    let root = vfs.root();
+    let [a, b] = ["a", "b"].map(|text| make(&vfs, &root, text, 0o644));
+    let d = make(&vfs, &root, "d", S_IFDIR | 0o755);
+    assert_eq!(HashSet::from([root.ino(), a.ino(), b.ino(), d.ino()]).len(), 4);
+    assert_eq!(vfs.getattr(&a).unwrap().ino, a.ino());
+    rename(&vfs, "a", "moved", RenameMode::NoReplace);
+    assert_eq!(lookup(&vfs, "moved").ino(), a.ino());
+    rename(&vfs, "moved", "b", RenameMode::Exchange);
+    assert_eq!([lookup(&vfs, "b").ino(), lookup(&vfs, "moved").ino()], [a.ino(), b.ino()]);
+    // The back end is asked again, and the name still has the same file.
+    vfs.revalidate(&root, name("b")).unwrap();
+    assert_eq!(lookup(&vfs, "b").ino(), a.ino());
+    let fresh = vfs.lookup_fresh(&Cred::root(), &root, name("b")).unwrap();
+    assert_eq!((fresh.inode.ino(), fresh.attr().unwrap().ino), (a.ino(), a.ino()));
+    let seen = [root.ino(), a.ino(), b.ino(), d.ino()];
+    drop((a, b, d, fresh));
+    vfs.prune();
+    let again = lookup(&vfs, "b").ino();
+    assert!(!seen.contains(&again), "a number was given out twice");
+}
+
+#[test]
+fn name_with_another_kind_of_file_is_another_file() {
+    let (fs, vfs) = new();
+    let file = make(&vfs, &vfs.root(), "f", 0o644);
+    fs.get_ref().make_outside("f", S_IFDIR | 0o755);
+    for _ in 0..2 {
+        vfs.revalidate(&vfs.root(), name("f")).unwrap();
+        let found = lookup(&vfs, "f");
+        assert_ne!(found.ino(), file.ino());
+        assert_eq!((found.kind(), found.ino()), (FileKind::Directory, lookup(&vfs, "f").ino()));
+    }
+    // The path of the old file leads to the directory now, as with libfuse.
+    assert_eq!(vfs.read(&file, 0, 0, &mut [0; 4]), Err(Errno::ISDIR));
+}
+
+#[test]
+fn open_files_reach_the_back_end_until_they_are_closed() {
+    let (fs, vfs) = new();
+    let (cred, root) = (Cred::root(), vfs.root());
+    // ORDERING: Relaxed. One thread.
+    let open = || fs.get_ref().open.load(Ordering::Relaxed);
+    let file = make(&vfs, &root, "f", 0o644);
+    // A client that creates and opens a file also passes the flags of the creation. A back end that
+    // passed them on to open(2) would fail with `EEXIST`.
+    let creation = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
+    let writer = vfs.open(&cred, &file, creation.bits(), May::WRITE).unwrap();
+    let reader = vfs.open(&cred, &file, 0, May::READ).unwrap();
+    assert_ne!(writer, reader);
+    assert_eq!((open(), vfs.write(&cred, &file, writer, 0, b"text")), (2, Ok(4)));
+    vfs.remove(&cred, &root, name("f"), Removal::Unlink).unwrap();
+    let mut buf = [0; 8];
+    // A handle with the wrong access mode, and no handle, open the file for the call.
+    for handle in [reader, writer, 0] {
+        assert_eq!(vfs.read(&file, handle, 1, &mut buf), Ok(3));
+        assert_eq!(&buf[..3], b"ext");
+        assert_eq!(vfs.write(&cred, &file, handle, 0, b"text"), Ok(4));
+        assert_eq!(open(), 2, "a file that was opened for a call stays open");
+    }
+    assert_eq!(vfs.getattr(&file).unwrap().nlink, 0);
+    vfs.release(&file, writer);
+    vfs.release(&file, reader);
+    assert_eq!(open(), 0);
+    drop(file);
+    assert_eq!(fs.get_ref().names("/"), [""; 0]);
+}
+
+/// Traps T48, P13: an entry that exists during a whole pass is listed exactly once.
+#[test]
+fn large_directory_is_listed_once_beside_changes() {
+    let (fs, vfs) = new();
+    let root = vfs.root();
+    for i in 0..2_000 {
+        drop(make(&vfs, &root, &format!("stays{i}"), 0o644));
+    }
+    vfs.prune();
+    for page in [1_usize, 7, 500, 5_000] {
+        // ORDERING: Relaxed. One thread.
+        let before = fs.get_ref().listings.load(Ordering::Relaxed);
+        let entries = list(&vfs, page, |pages| {
+            let (new, old) = (format!("p{page}x{pages}"), format!("p{page}x{}", pages - 1));
+            drop(make(&vfs, &root, &new, 0o644));
+            if pages > 1 {
+                vfs.remove(&Cred::root(), &root, name(&old), Removal::Unlink).unwrap();
+            }
+        });
+        let stays: Vec<&String> =
+            entries.iter().map(|(name, _)| name).filter(|name| name.starts_with('s')).collect();
+        assert_eq!(stays.len(), 2_000);
+        assert_eq!(stays.iter().collect::<HashSet<_>>().len(), 2_000);
+        // ORDERING: Relaxed. One thread.
+        let listings = fs.get_ref().listings.load(Ordering::Relaxed) - before;
+        assert!(listings <= 2, "the back end was asked {listings} times");
+    }
+}
+
+/// More directories are listed at once than the layer keeps listings for.
+#[test]
+fn many_directories_are_listed_at_once() {
+    let (_, vfs) = new();
+    let root = vfs.root();
+    let dirs: Vec<InodeRef<'_>> = (0..20)
+        .map(|i| {
+            let dir = make(&vfs, &root, &format!("d{i}"), S_IFDIR | 0o755);
+            for j in 0..10 {
+                drop(make(&vfs, &dir, &format!("f{j}"), 0o644));
+            }
+            dir
+        })
+        .collect();
+    let mut passes = vec![(0, vec![]); dirs.len()];
+    for _ in 0..11 {
+        for (dir, (cookie, names)) in dirs.iter().zip(&mut passes) {
+            let (from, mut is_taken) = (*cookie, false);
+            let mut sink = |entry: DirEntry<'_>| {
+                if std::mem::replace(&mut is_taken, true) {
+                    return ControlFlow::Break(());
+                }
+                *cookie = entry.cookie;
+                names.push(entry.name.as_bytes().to_vec());
+                ControlFlow::Continue(())
+            };
+            vfs.readdir(dir, from, &mut sink).unwrap();
+        }
+    }
+    for (_, mut names) in passes {
+        names.sort_unstable();
+        let all: Vec<Vec<u8>> = (0..10).map(|j| format!("f{j}").into_bytes()).collect();
+        assert_eq!(names, all);
+    }
+}
+
+#[test]
+fn listed_entry_has_the_number_of_the_cached_file() {
+    let (_, vfs) = new();
+    let root = vfs.root();
+    let held = make(&vfs, &root, "held", 0o644);
+    drop(make(&vfs, &root, "unknown", 0o644));
+    vfs.prune();
+    let mut entries = list(&vfs, 10, |_| {});
+    entries.sort();
+    let expected = [("held".to_owned(), held.ino()), ("unknown".to_owned(), 0)];
+    assert_eq!(entries, expected);
+}

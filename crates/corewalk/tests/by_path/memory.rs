@@ -1,0 +1,241 @@
+//! A back end in memory that knows its files only by path. It has neither inode numbers nor hard
+//! links. Each call pauses before it uses its paths.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use corewalk::attr::mode::{S_IFDIR, S_IFMT, S_IFREG};
+use corewalk::{
+    Attr, ByPath, Errno, FileKind, Make, PathEntry, PathFileSystem, RenameMode, SetAttr,
+};
+use corewalk_base::Mutex;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::thread;
+use rustix::fs::OFlags;
+
+/// The back end, and how long its calls pause.
+pub(crate) struct Memory {
+    files: Mutex<BTreeMap<PathBuf, File>>,
+    call: Duration,
+    rename: Duration,
+    /// The number of open files.
+    pub(crate) open: Arc<AtomicU64>,
+    /// The number of calls of `readdir`.
+    pub(crate) listings: AtomicU64,
+}
+
+/// A file or a directory.
+struct File {
+    mode: u32,
+    bytes: Vec<u8>,
+}
+
+/// An open file. Its access mode is that of open(2).
+pub(crate) struct Open {
+    access: u32,
+    count: Arc<AtomicU64>,
+}
+
+impl Memory {
+    /// Returns a file system whose calls pause for `call`. Each rename also pauses for `rename`.
+    pub(crate) fn new(call: Duration, rename: Duration) -> ByPath<Memory> {
+        let root = File { mode: S_IFDIR | 0o755, bytes: Vec::new() };
+        ByPath::new(Memory {
+            files: Mutex::new(BTreeMap::from([(PathBuf::new(), root)])),
+            call,
+            rename,
+            open: Arc::default(),
+            listings: AtomicU64::new(0),
+        })
+    }
+
+    /// Returns the content of the file at `path`. Reads the back end directly.
+    pub(crate) fn content(&self, path: &str) -> Option<Vec<u8>> {
+        let path = Path::new(path.trim_start_matches('/'));
+        self.files.lock().get(path).map(|file| file.bytes.clone())
+    }
+
+    /// Returns the names in the directory at `path`. Reads the back end directly.
+    pub(crate) fn names(&self, path: &str) -> Vec<String> {
+        let path = Path::new(path.trim_start_matches('/'));
+        let files = self.files.lock();
+        let names = files.keys().filter(|file| file.parent() == Some(path));
+        names.map(|file| file.file_name().unwrap().to_string_lossy().into_owned()).collect()
+    }
+
+    /// Makes an empty file without a call of the namespace, or turns a directory into one.
+    pub(crate) fn make_outside(&self, path: &str, mode: u32) {
+        self.files.lock().insert(path.into(), File { mode, bytes: Vec::new() });
+    }
+
+    fn pause(&self, time: Duration) {
+        if time.is_zero() { thread::yield_now() } else { thread::sleep(time) }
+    }
+
+    fn with<T>(
+        &self,
+        path: &Path,
+        work: impl FnOnce(&mut File) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        self.pause(self.call);
+        work(self.files.lock().get_mut(path).ok_or(Errno::NOENT)?)
+    }
+}
+
+impl File {
+    fn attr(&self) -> Attr {
+        Attr::new(0, self.mode).with_size(self.bytes.len() as u64)
+    }
+}
+
+fn has_children(files: &BTreeMap<PathBuf, File>, path: &Path) -> bool {
+    files.keys().any(|file| file.parent() == Some(path))
+}
+
+/// Removes a file, or a directory with everything in it. Returns each removed file with its path
+/// below `path`.
+fn take(files: &mut BTreeMap<PathBuf, File>, path: &Path) -> Vec<(PathBuf, File)> {
+    let below: Vec<PathBuf> = files.keys().filter(|at| at.starts_with(path)).cloned().collect();
+    let strip = |at: PathBuf| at.strip_prefix(path).unwrap().to_owned();
+    let mut taken = vec![];
+    for at in below {
+        let file = files.remove(&at).unwrap();
+        taken.push((strip(at), file));
+    }
+    taken
+}
+
+/// Puts back what [`take`] has returned, at `path`.
+fn put(files: &mut BTreeMap<PathBuf, File>, path: &Path, taken: Vec<(PathBuf, File)>) {
+    for (below, file) in taken {
+        let at = if below.as_os_str().is_empty() { path.to_owned() } else { path.join(below) };
+        files.insert(at, file);
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        // ORDERING: Relaxed. Statistic.
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl PathFileSystem for Memory {
+    type File = Open;
+
+    fn getattr(&self, path: &Path) -> Result<Attr, Errno> {
+        self.with(path, |file| Ok(file.attr()))
+    }
+
+    fn readdir(&self, path: &Path, sink: &mut dyn FnMut(PathEntry<'_>)) -> Result<(), Errno> {
+        self.pause(self.call);
+        // ORDERING: Relaxed. Statistic.
+        self.listings.fetch_add(1, Ordering::Relaxed);
+        sink(PathEntry::new(".", FileKind::Directory));
+        let files = self.files.lock();
+        for (at, file) in files.iter().filter(|(at, _)| at.parent() == Some(path)) {
+            sink(PathEntry::new(at.file_name().unwrap(), file.attr().kind()));
+        }
+        Ok(())
+    }
+
+    fn open(&self, path: &Path, flags: u32) -> Result<Open, Errno> {
+        self.with(path, |file| {
+            if file.attr().is_dir() {
+                return Err(Errno::ISDIR);
+            }
+            if flags & OFlags::CREATE.bits() != 0 {
+                return Err(Errno::EXIST);
+            }
+            // ORDERING: Relaxed. Statistic.
+            self.open.fetch_add(1, Ordering::Relaxed);
+            Ok(Open { access: flags & 3, count: self.open.clone() })
+        })
+    }
+
+    fn read(&self, path: &Path, open: &Open, at: u64, buf: &mut [u8]) -> Result<usize, Errno> {
+        self.with(path, |file| {
+            if open.access == 1 {
+                return Err(Errno::BADF);
+            }
+            let rest = file.bytes.get(at as usize..).unwrap_or_default();
+            let count = rest.len().min(buf.len());
+            buf[..count].copy_from_slice(&rest[..count]);
+            Ok(count)
+        })
+    }
+
+    fn write(&self, path: &Path, open: &Open, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        self.with(path, |file| {
+            if open.access == 0 {
+                return Err(Errno::BADF);
+            }
+            let end = at as usize + bytes.len();
+            file.bytes.resize(file.bytes.len().max(end), 0);
+            file.bytes[at as usize..end].copy_from_slice(bytes);
+            Ok(bytes.len())
+        })
+    }
+
+    fn setattr(&self, path: &Path, set: &SetAttr) -> Result<Attr, Errno> {
+        self.with(path, |file| {
+            file.mode = set.mode.map_or(file.mode, |mode| file.mode & S_IFMT | mode & !S_IFMT);
+            if let Some(size) = set.size {
+                file.bytes.resize(size as usize, 0);
+            }
+            Ok(file.attr())
+        })
+    }
+
+    fn make(&self, path: &Path, what: &Make<'_>) -> Result<Attr, Errno> {
+        self.pause(self.call);
+        let mut files = self.files.lock();
+        if files.contains_key(path) {
+            return Err(Errno::EXIST);
+        }
+        if !files.contains_key(path.parent().unwrap_or(Path::new(""))) {
+            return Err(Errno::NOENT);
+        }
+        let mode = if what.mode & S_IFMT == 0 { what.mode | S_IFREG } else { what.mode };
+        let file = File { mode, bytes: Vec::new() };
+        let attr = file.attr();
+        files.insert(path.to_owned(), file);
+        Ok(attr)
+    }
+
+    fn unlink(&self, path: &Path) -> Result<(), Errno> {
+        self.pause(self.call);
+        self.files.lock().remove(path).map(drop).ok_or(Errno::NOENT)
+    }
+
+    fn rmdir(&self, path: &Path) -> Result<(), Errno> {
+        self.pause(self.call);
+        let mut files = self.files.lock();
+        if has_children(&files, path) {
+            return Err(Errno::NOTEMPTY);
+        }
+        files.remove(path).map(drop).ok_or(Errno::NOENT)
+    }
+
+    fn rename(&self, from: &Path, to: &Path, mode: RenameMode) -> Result<(), Errno> {
+        self.pause(self.rename / 2);
+        {
+            let mut files = self.files.lock();
+            match (mode, files.contains_key(to)) {
+                _ if !files.contains_key(from) => return Err(Errno::NOENT),
+                (RenameMode::NoReplace, true) => return Err(Errno::EXIST),
+                (RenameMode::Exchange, false) => return Err(Errno::NOENT),
+                _ => {}
+            }
+            let (moved, replaced) = (take(&mut files, from), take(&mut files, to));
+            put(&mut files, to, moved);
+            if mode == RenameMode::Exchange {
+                put(&mut files, from, replaced);
+            }
+        }
+        self.pause(self.rename / 2);
+        Ok(())
+    }
+}
