@@ -76,23 +76,23 @@ pub(crate) trait Namespace: Send + Sync {
 
     /// Returns the number of passes that renames disturbed so far, or None if the variant does not
     /// count them.
-    fn retries(&self) -> Option<u64> {
-        None
+    fn retries(&self) -> u64 {
+        0
     }
 
     /// Translates until the race is over.
-    fn translate(&self, reader: &Reader, turn: Turn) -> Laps {
+    fn translate(&self, reader: &Reader, turn: Turn<'_>) -> Laps {
         self.begin();
         reader.ask(turn, |ino| self.path(ino))
     }
 
     /// Renames until the race is over.
-    fn rename_until(&self, writer: &Writer, turn: Turn) -> Laps {
+    fn rename_until(&self, writer: &Writer, turn: Turn<'_>) -> Laps {
         writer.go(turn, |from, to| self.rename(from, to))
     }
 
     /// Asks the questions from `first` on until the slice is over.
-    fn work(&self, op: Op, questions: &Questions, first: usize, turn: Turn) -> Laps {
+    fn work(&self, op: Op, questions: &Questions, first: usize, turn: Turn<'_>) -> Laps {
         ask(self, op, questions, first, turn)
     }
 }
@@ -104,7 +104,7 @@ pub(crate) fn ask<N: Namespace + ?Sized>(
     op: Op,
     questions: &Questions,
     first: usize,
-    turn: Turn,
+    turn: Turn<'_>,
 ) -> Laps {
     match op {
         Op::Lookup => questions.ask(first, turn, |target, name| {

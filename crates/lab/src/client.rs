@@ -142,6 +142,16 @@ impl Drop for Client {
     }
 }
 
+/// Says a line to each client, and returns the slice of all of them.
+///
+/// # Errors
+/// If a client has ended, or found something wrong.
+pub(crate) fn run_all(clients: &mut [Client], line: &str) -> anyhow::Result<Slice> {
+    clients.iter_mut().try_for_each(|client| client.say(line))?;
+    let laps = clients.iter_mut().map(Client::lap).collect::<anyhow::Result<Vec<Slice>>>()?;
+    Ok(Slice::together(laps.iter()))
+}
+
 /// Works as a client: the other end of [`Client`].
 ///
 /// # Errors

@@ -28,6 +28,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use corewalk::FileKind;
+
 use crate::baseline::join;
 use crate::questions::Rng;
 
@@ -35,8 +37,8 @@ use crate::questions::Rng;
 pub(crate) const ROOT: u64 = 1;
 /// Where the real names come from.
 const SOURCE: &str = "/usr";
-/// The directory that made-up names and moved directories go to.
-const SYNTHETIC: &[u8] = b"synthetic";
+/// The inode number of the directory of made-up names.
+pub(crate) const SYNTHETIC: u64 = 2;
 /// Names of one made-up directory.
 const NAMES_PER_DIRECTORY: usize = 16;
 /// How many of them are directories.
@@ -69,7 +71,7 @@ impl Corpus {
     pub(crate) fn collect(wanted: usize) -> Corpus {
         let mut corpus = Corpus { entries: Vec::with_capacity(wanted), names: vec![], made_up: 0 };
         corpus.push(0, b"", true);
-        corpus.push_children(0, &[(SYNTHETIC.to_vec(), true), (b"usr".to_vec(), true)]);
+        corpus.push_children(0, &[(b"synthetic".to_vec(), true), (b"usr".to_vec(), true)]);
         corpus.read_real(wanted);
         corpus.make_up(wanted);
         corpus.entries.shrink_to_fit();
@@ -109,15 +111,12 @@ impl Corpus {
 
     /// Returns true if the inode number belongs to a directory, and false for any other number.
     pub(crate) fn is_directory(&self, ino: u64) -> bool {
-        self.index(ino).is_some_and(|index| self.entries[index].is_directory)
+        self.entry(ino).is_directory
     }
 
-    /// Returns what `name` in `parent` refers to.
-    pub(crate) fn child(&self, parent: u64, name: &[u8]) -> Option<u64> {
-        let Entry { first_child, children, .. } = self.entries[self.index(parent)?];
-        let children = &self.entries[first_child as usize..][..children as usize];
-        let at = children.binary_search_by(|entry| self.name_of(entry).cmp(name)).ok()?;
-        Some(u64::from(first_child) + at as u64 + 1)
+    /// Returns the kind of an entry: a directory or a regular file.
+    pub(crate) fn kind(&self, ino: u64) -> FileKind {
+        if self.is_directory(ino) { FileKind::Directory } else { FileKind::Regular }
     }
 
     /// Returns the inode numbers of the entries of a directory, sorted by name.
@@ -137,16 +136,6 @@ impl Corpus {
     /// Returns the number of names on the way from the root.
     pub(crate) fn depth(&self, ino: u64) -> usize {
         std::iter::successors(Some(ino), |&at| (at != ROOT).then(|| self.parent(at))).count() - 1
-    }
-
-    /// Returns the inode number of the directory for made-up names.
-    pub(crate) fn synthetic(&self) -> u64 {
-        self.child(ROOT, SYNTHETIC).expect("the directory is made with the root")
-    }
-
-    fn index(&self, ino: u64) -> Option<usize> {
-        let index = usize::try_from(ino.checked_sub(1)?).ok()?;
-        (index < self.entries.len()).then_some(index)
     }
 
     fn entry(&self, ino: u64) -> &Entry {
@@ -179,7 +168,7 @@ impl Corpus {
     fn make_up(&mut self, wanted: usize) {
         self.made_up = wanted.saturating_sub(self.entries.len());
         let mut rng = Rng(0x5eed_0401);
-        let mut directories = VecDeque::from([(self.synthetic() - 1) as u32]);
+        let mut directories = VecDeque::from([SYNTHETIC as u32 - 1]);
         while let Some(directory) = directories.pop_front() {
             let room = wanted.saturating_sub(self.entries.len()).min(NAMES_PER_DIRECTORY);
             if room == 0 {

@@ -7,6 +7,7 @@
 //!
 //! Source: `/proc/cpuinfo`, `/proc/stat`, uname(2), clock_gettime(2).
 
+use std::fmt::{self, Display};
 use std::fs;
 use std::process::Command;
 use std::time::Instant;
@@ -48,6 +49,13 @@ impl Machine {
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
             commit: commit(),
         }
+    }
+}
+
+impl Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Machine { cpu, cores, kernel, commit } = self;
+        write!(f, "{cpu}, {cores} cores, Linux {kernel}, commit {commit}")
     }
 }
 

@@ -53,7 +53,7 @@ mod text;
 mod worker;
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ use serde::{Deserialize, Serialize};
 
 use machine::Machine;
 use samples::Row;
-use table::{Settings, Size, Table};
+use table::{Claim, Settings, Size, Table};
 
 /// Rounds of a run.
 const ROUNDS: usize = 7;
@@ -89,11 +89,36 @@ enum Command {
     /// Lists the tables.
     List,
     /// Runs tables and prints their rows.
-    Run(RunArgs),
+    Run {
+        /// The tables to run, as `list` names them.
+        #[arg(required = true, value_name = "TABLE", value_parser = table_of)]
+        tables: Vec<&'static Table>,
+        /// Writes the rows to this file as JSON.
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+        #[command(flatten)]
+        pace: Pace,
+    },
     /// Runs tables and writes their results into a folder, as JSON and as text.
-    Record(RecordArgs),
+    Record {
+        /// The tables to run, as `list` names them; all tables if none is named.
+        #[arg(value_name = "TABLE", value_parser = table_of)]
+        tables: Vec<&'static Table>,
+        /// The folder that TABLE.json and TABLE.txt are written to.
+        #[arg(long, value_name = "DIR", default_value = record::FOLDER)]
+        out: PathBuf,
+        #[command(flatten)]
+        pace: Pace,
+    },
     /// Writes a page with a plot per table, from the JSON of runs.
-    Report(ReportArgs),
+    Report {
+        /// The folder that the page index.html is written to.
+        #[arg(long, value_name = "DIR")]
+        out: PathBuf,
+        /// Results that `run --json` or `record` wrote.
+        #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+        json: Vec<PathBuf>,
+    },
     /// Prints the bytes that a variant takes, measured in this process.
     #[command(hide = true)]
     Memory {
@@ -114,41 +139,10 @@ enum Command {
     },
     /// Works as a client of the IPC tables.
     #[command(hide = true)]
-    IpcWorker(worker::Job),
-}
-
-#[derive(Args, Clone)]
-struct RunArgs {
-    /// The tables to run, as `list` names them.
-    #[arg(required = true, value_name = "TABLE", value_parser = table_of)]
-    tables: Vec<&'static Table>,
-    /// Writes the rows to this file as JSON.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    #[command(flatten)]
-    pace: Pace,
-}
-
-#[derive(Args, Clone)]
-struct RecordArgs {
-    /// The tables to run, as `list` names them; all tables if none is named.
-    #[arg(value_name = "TABLE", value_parser = table_of)]
-    tables: Vec<&'static Table>,
-    /// The folder that TABLE.json and TABLE.txt are written to.
-    #[arg(long, value_name = "DIR", default_value = record::FOLDER)]
-    out: PathBuf,
-    #[command(flatten)]
-    pace: Pace,
-}
-
-#[derive(Args, Clone, Debug)]
-struct ReportArgs {
-    /// The folder that the page index.html is written to.
-    #[arg(long, value_name = "DIR")]
-    out: PathBuf,
-    /// Results that `run --json` or `record` wrote.
-    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
-    json: Vec<PathBuf>,
+    IpcWorker {
+        /// The worker's objects, as JSON.
+        job: String,
+    },
 }
 
 /// How thoroughly is measured.
@@ -214,19 +208,21 @@ fn run(args: Arguments) -> anyhow::Result<()> {
             let line = |table: &&Table| format!("{:<17} {}\n", table.name, table.words().about);
             say(&table::all().iter().map(line).collect::<String>())
         }
-        Command::Run(args) => run_tables(&args),
-        Command::Record(args) => {
-            let all = || table::all().to_vec();
-            let tables = if args.tables.is_empty() { all() } else { args.tables };
-            record::record(&tables, &settings(&args.pace)?, &args.out)
+        Command::Run { tables, json, pace } => run_tables(&tables, json.as_deref(), &pace),
+        Command::Record { tables, out, pace } => {
+            let tables = if tables.is_empty() { table::all() } else { &tables };
+            record::record(tables, &settings(&pace)?, &out)
         }
-        Command::Report(args) => write_report(&args),
+        Command::Report { out, json } => {
+            let reports = report::read(&json)?;
+            say(&format!("{}\n", report::write(&out, &reports)?.display()))
+        }
         Command::Memory { variant, entries } => {
-            let bytes = memory::measure(&variant, entries)?;
-            say(&format!("{} {}\n", bytes.resident, bytes.arenas))
+            let (resident, arenas) = memory::measure(&variant, entries)?;
+            say(&format!("{resident} {arenas}\n"))
         }
         Command::Client { directory, files, cpu } => client::work(&directory, files, cpu),
-        Command::IpcWorker(job) => worker::work(&job),
+        Command::IpcWorker { job } => worker::work(&job),
     }
 }
 
@@ -243,6 +239,19 @@ pub(crate) fn run_table(table: &Table, settings: &Settings) -> anyhow::Result<Re
         machine: Machine::here(),
         rows: samples.rows(),
     })
+}
+
+impl Report {
+    /// Returns the claims of the table, each with whether the rows show it. A table of another
+    /// version of the lab has none.
+    pub(crate) fn claims(&self) -> Vec<Claim> {
+        table::find(self.table).map(|table| table.claims(&self.rows)).unwrap_or_default()
+    }
+
+    /// Returns the published figures of the table as text.
+    pub(crate) fn figures(&self) -> String {
+        table::find(self.table).map(|table| table.words().figures()).unwrap_or_default()
+    }
 }
 
 /// Returns the JSON of some tables: an object for one table, a list for several. Each row has its
@@ -264,24 +273,19 @@ pub(crate) fn to_json(reports: &[Report]) -> anyhow::Result<String> {
     Ok(if tables.len() == 1 { tables.remove(0) } else { format!("[{}]\n", tables.join(",")) })
 }
 
-fn run_tables(args: &RunArgs) -> anyhow::Result<()> {
-    let settings = settings(&args.pace)?;
+fn run_tables(tables: &[&Table], json: Option<&Path>, pace: &Pace) -> anyhow::Result<()> {
+    let settings = settings(pace)?;
     let mut reports = vec![];
-    for table in &args.tables {
+    for table in tables {
         let report = run_table(table, &settings)?;
         say(&text::render(&report))?;
         reports.push(report);
     }
-    if let Some(file) = &args.json {
+    if let Some(file) = json {
         std::fs::write(file, to_json(&reports)?)
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
     Ok(())
-}
-
-fn write_report(args: &ReportArgs) -> anyhow::Result<()> {
-    let reports = report::read(&args.json)?;
-    say(&format!("{}\n", report::write(&args.out, &reports)?.display()))
 }
 
 /// Writes to the standard output, which may be full or closed.

@@ -40,27 +40,19 @@ pub(crate) struct Writer {
     pub(crate) away: (u64, Vec<u8>),
 }
 
-/// A race.
-pub(crate) struct Race<'a> {
-    pub(crate) readers: &'a [Reader],
-    pub(crate) writers: &'a [Writer],
-    pub(crate) time: Duration,
-    pub(crate) pinning: Pinning,
-}
-
 /// The result of a race.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) reads: Slice,
     pub(crate) renames: Slice,
-    /// The number of disturbed passes, or None if the namespace does not count them.
-    pub(crate) retries: Option<u64>,
+    /// The number of disturbed passes, or 0 if the namespace does not count them.
+    pub(crate) retries: u64,
 }
 
 impl Reader {
     /// Asks for the paths of its targets in turn, and compares.
     #[inline]
-    pub(crate) fn ask(&self, turn: Turn, path: impl Fn(u64) -> Option<Vec<u8>>) -> Laps {
+    pub(crate) fn ask(&self, turn: Turn<'_>, path: impl Fn(u64) -> Option<Vec<u8>>) -> Laps {
         let mut targets = self.targets.iter().cycle();
         turn.run_jobs(|| {
             let mut tally = Tally { ops: CHUNK as u64, wrong: 0 };
@@ -82,7 +74,7 @@ impl Writer {
     #[inline]
     pub(crate) fn go(
         &self,
-        turn: Turn,
+        turn: Turn<'_>,
         rename: impl Fn((u64, &[u8]), (u64, &[u8])) -> bool,
     ) -> Laps {
         let (home, away) = ((self.home.0, &self.home.1[..]), (self.away.0, &self.away.1[..]));
@@ -101,7 +93,7 @@ impl Outcome {
     pub(crate) fn add(&mut self, other: &Outcome) {
         self.reads.add(&other.reads);
         self.renames.add(&other.renames);
-        self.retries = self.retries.zip(other.retries).map(|(one, two)| one + two);
+        self.retries += other.retries;
     }
 }
 
@@ -110,18 +102,24 @@ impl Outcome {
 ///
 /// # Panics
 /// If a rename fails, or a thread panics.
-pub(crate) fn run(racer: &dyn Namespace, renamed: &dyn Namespace, race: &Race<'_>) -> Outcome {
+pub(crate) fn run(
+    racer: &dyn Namespace,
+    renamed: &dyn Namespace,
+    readers: &[Reader],
+    writers: &[Writer],
+    time: Duration,
+    pinning: Pinning,
+) -> Outcome {
     let before = racer.retries();
-    let readers = race.readers.len();
-    let work = |worker: usize, turn: Turn| match race.readers.get(worker) {
+    let work = |worker: usize, turn: Turn<'_>| match readers.get(worker) {
         Some(reader) => racer.translate(reader, turn),
-        None => renamed.rename_until(&race.writers[worker - readers], turn),
+        None => renamed.rename_until(&writers[worker - readers.len()], turn),
     };
-    let workers = (readers + race.writers.len(), 1, race.pinning);
-    let (laps, ()) = crew::run_laps(workers, race.time, work, |_| ());
-    let retries = racer.retries().zip(before).map(|(after, before)| after - before);
-    let (reads, renames) = laps.split_at(readers);
-    Outcome { reads: crew::together(reads, 0), renames: crew::together(renames, 0), retries }
+    let workers = readers.len() + writers.len();
+    let (laps, ()) = crew::run_laps(workers, 1, pinning, time, work, |_| ());
+    let (reads, renames) = laps.split_at(readers.len());
+    let [reads, renames] = [reads, renames].map(|laps| crew::together(laps, 0));
+    Outcome { reads, renames, retries: racer.retries() - before }
 }
 
 #[cfg(test)]
@@ -147,7 +145,7 @@ mod tests {
         let readers = [Reader { targets: vec![(leaf, right)] }];
         let writers = [Writer { home: (parent, b"b".to_vec()), away: (parent, b"other".to_vec()) }];
         let (time, pinning) = (Duration::from_millis(30), Pinning::OnePerCore);
-        run(racer, racer, &Race { readers: &readers, writers: &writers, time, pinning })
+        run(racer, racer, &readers, &writers, time, pinning)
     }
 
     fn check<D: Dentries>(dentries: &D) {

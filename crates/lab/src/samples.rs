@@ -75,18 +75,6 @@ impl Cell {
     pub(crate) fn word(&self, key: &str) -> &str {
         self.0.get(key).and_then(Value::as_str).unwrap_or_default()
     }
-
-    /// Reads the parameters `keys` from the printed form of a row, and ignores other parameters.
-    pub(crate) fn parse(text: &str, keys: &[&'static str]) -> Cell {
-        let mut cell = Cell::default();
-        for (key, value) in text.split_whitespace().filter_map(|word| word.split_once('=')) {
-            if let Some(key) = keys.iter().find(|known| **known == key) {
-                let number = value.parse::<u64>().map(Value::from);
-                cell.0.insert(key, number.unwrap_or_else(|_| value.into()));
-            }
-        }
-        cell
-    }
 }
 
 impl Display for Cell {
@@ -151,7 +139,7 @@ impl Samples {
         measured: (Metric, f64),
         baseline: &str,
     ) {
-        self.add_against(round, variant, params, measured, (baseline, params));
+        self.add_against(round, variant, params, measured, baseline, params);
     }
 
     /// Adds a result of `variant` in `round`. Its baseline is the result of `baseline` with other
@@ -161,16 +149,21 @@ impl Samples {
         round: usize,
         variant: &str,
         params: &Params,
-        (metric, value): (Metric, f64),
-        (baseline, base_params): (&str, &Params),
+        measured: (Metric, f64),
+        baseline: &str,
+        base_params: &Params,
     ) {
         let key = Key {
             variant: variant.to_owned(),
             params: params.clone(),
-            metric,
+            metric: measured.0,
             baseline: baseline.to_owned(),
             base_params: base_params.clone(),
         };
+        self.push(key, round, measured.1);
+    }
+
+    fn push(&mut self, key: Key, round: usize, value: f64) {
         match self.rows.iter_mut().find(|(other, _)| *other == key) {
             Some((_, values)) => values.push((round, value)),
             None => self.rows.push((key, vec![(round, value)])),
@@ -184,19 +177,16 @@ impl Samples {
         let mut more = Samples::default();
         for (key, values) in &self.rows {
             let is_several = key.params.get("threads").is_some_and(|threads| *threads != 1);
-            if !is_several
-                || key.metric != Metric::OpsPerSecond
-                || !is_wanted(&key.variant, &key.params)
-            {
+            let is_rate = key.metric == Metric::OpsPerSecond;
+            if !(is_several && is_rate && is_wanted(&key.variant, &key.params)) {
                 continue;
             }
             let (mut params, mut one) = (key.params.clone(), key.params.clone());
             params.insert(OVER_THREADS, 1.into());
             one.insert("threads", 1.into());
-            for &(round, value) in values {
-                let against = (&key.variant[..], &one);
-                more.add_against(round, &key.variant, &params, (key.metric, value), against);
-            }
+            let baseline = key.variant.clone();
+            let key = Key { params, baseline, base_params: one, ..key.clone() };
+            more.rows.push((key, values.clone()));
         }
         self.rows.append(&mut more.rows);
     }
@@ -206,25 +196,15 @@ impl Samples {
     pub(crate) fn add_best(&mut self, name: &str, of: &[&str]) {
         let mut best = Samples::default();
         for (key, values) in &self.rows {
-            if key.baseline != name || !of.contains(&&key.variant[..]) {
-                continue;
-            }
-            for &(round, value) in values {
+            if key.baseline == name && of.contains(&&key.variant[..]) {
                 let key = Key { variant: name.to_owned(), ..key.clone() };
-                let at = best.rows.iter().position(|(other, _)| *other == key);
-                let at = at.unwrap_or_else(|| {
-                    best.rows.push((key.clone(), vec![]));
-                    best.rows.len() - 1
-                });
-                let of_rounds = &mut best.rows[at].1;
-                match of_rounds.iter_mut().find(|(other, _)| *other == round) {
-                    Some((_, found)) if key.metric.words()[2] == "higher" => {
-                        *found = found.max(value)
-                    }
-                    Some((_, found)) => *found = found.min(value),
-                    None => of_rounds.push((round, value)),
-                }
+                values.iter().for_each(|&(round, value)| best.push(key.clone(), round, value));
             }
+        }
+        for (key, values) in &mut best.rows {
+            let sense = if key.metric.words()[2] == "higher" { -1.0 } else { 1.0 };
+            values.sort_by(|a, b| (a.0.cmp(&b.0)).then((sense * a.1).total_cmp(&(sense * b.1))));
+            values.dedup_by_key(|(round, _)| *round);
         }
         self.rows.append(&mut best.rows);
     }
@@ -333,8 +313,7 @@ mod tests {
         for (round, (calm, storm)) in [(4.0, 1.0), (8.0, 4.0), (10.0, 9.0)].iter().enumerate() {
             let ops = |value: f64| (Metric::OpsPerSecond, value);
             samples.add(round, "corewalk", &params(0), ops(*calm), "corewalk");
-            let against = ("corewalk", &params(0));
-            samples.add_against(round, "corewalk", &params(1), ops(*storm), against);
+            samples.add_against(round, "corewalk", &params(1), ops(*storm), "corewalk", &params(0));
         }
         let ratios: Vec<_> = samples.rows().iter().map(|row| row.ratio).collect();
         assert_eq!(ratios, [Some(1.0), Some(0.5)]);
@@ -395,11 +374,9 @@ mod tests {
     }
 
     #[test]
-    fn cell_that_is_displayed_is_read_back_with_the_wanted_parameters() {
+    fn cell_that_is_displayed_has_its_parameters_in_order() {
         let cell = Cell::default().with("pattern", "own").with("sems", 128);
         let line = cell.with("workers", "processes").to_string();
         assert_eq!(line, "pattern=own sems=128 workers=processes");
-        assert_eq!(Cell::parse(&line, &["pattern", "sems", "undo"]), cell);
-        assert_eq!(Cell::parse("no cell", &["pattern"]), Cell::default());
     }
 }

@@ -30,8 +30,8 @@ use anyhow::{Context as _, ensure};
 use corewalk_base::primitives::thread;
 use corewalk_base::sysv::{self, SemSet, Sop};
 use corewalk_ipc::{
-    Contention, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SEMVMX, SemBuf, SemId,
-    Task,
+    Contention, Cred, GetFlags, IPC_PRIVATE, MsgId, Namespace, NamespaceOptions, SEMVMX, SemBuf,
+    SemId, Task,
 };
 
 /// A variant that offers semaphore sets, numbered from 0 in the order in which they are made.
@@ -85,8 +85,9 @@ pub(crate) struct Linux {
 
 /// corewalk's, in this process.
 pub(crate) struct Ours {
-    users: Vec<Task>,
-    ids: Vec<SemId>,
+    pub(crate) users: Vec<Task>,
+    sets: Vec<SemId>,
+    pub(crate) queues: Vec<MsgId>,
     /// The last, so that it goes last.
     namespace: Namespace,
 }
@@ -106,6 +107,15 @@ pub(crate) fn apart<R: Send>(work: impl FnOnce() -> R + Send) -> R {
         });
         inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
+}
+
+/// Makes sets with these numbers of semaphores.
+///
+/// # Errors
+/// If there is no room for them.
+pub(crate) fn made<S: Sems>(mut sems: S, counts: &[u16]) -> anyhow::Result<S> {
+    counts.iter().try_for_each(|count| sems.make(*count))?;
+    Ok(sems)
 }
 
 /// Checks that a set is what `right` says, semaphore by semaphore.
@@ -194,7 +204,7 @@ impl Ours {
         let namespace = Namespace::new(options).context("a namespace")?;
         let register = |pid| namespace.register(Cred::user(1000, 1000), pid);
         let users = (1..=users as u32).map(register).collect::<Result<_, _>>()?;
-        Ok(Ours { users, ids: vec![], namespace })
+        Ok(Ours { users, sets: vec![], queues: vec![], namespace })
     }
 
     /// Opens the namespace in a file, with this process as its user. Makes the file if it is
@@ -208,14 +218,13 @@ impl Ours {
             .with_context(|| format!("a namespace in {}", file.display()))?;
         let cred = Cred::user(user.as_raw(), group.as_raw());
         let user = namespace.register(cred, std::process::id())?;
-        Ok(Ours { users: vec![user], ids: vec![], namespace })
+        Ok(Ours { users: vec![user], sets: vec![], queues: vec![], namespace })
     }
 
     /// Returns the namespace with the sets that another process made, from the identifier and the
     /// count of each set.
     pub(crate) fn join(self, sets: &[(i32, u16)]) -> Ours {
-        let ids = sets.iter().map(|(id, _)| SemId::from_raw(*id)).collect();
-        Ours { ids, ..self }
+        Ours { sets: sets.iter().map(|(id, _)| SemId::from_raw(*id)).collect(), ..self }
     }
 }
 
@@ -234,38 +243,38 @@ impl Sems for Ours {
     }
 
     fn ids(&self) -> Vec<i32> {
-        self.ids.iter().map(|id| id.raw()).collect()
+        self.sets.iter().map(|id| id.raw()).collect()
     }
 
     fn make(&mut self, count: u16) -> anyhow::Result<()> {
         let id = self.users[0].semget(IPC_PRIVATE, i32::from(count), GetFlags::empty(), 0o600);
-        self.ids.push(id.context("semget")?);
+        self.sets.push(id.context("semget")?);
         Ok(())
     }
 
     #[inline]
     fn op<const N: usize>(&self, user: usize, set: usize, sops: [SemBuf; N]) -> bool {
-        self.users[user].semop(self.ids[set], &sops).is_ok()
+        self.users[user].semop(self.sets[set], &sops).is_ok()
     }
 
     fn set_value(&self, user: usize, set: usize, num: u16, value: u16) -> bool {
-        self.users[user].sem_setval(self.ids[set], num.into(), value.into()).is_ok()
+        self.users[user].sem_setval(self.sets[set], num.into(), value.into()).is_ok()
     }
 
     fn value(&self, user: usize, set: usize, num: u16) -> Option<u16> {
-        let value = self.users[user].sem_getval(self.ids[set], num.into()).ok()?;
+        let value = self.users[user].sem_getval(self.sets[set], num.into()).ok()?;
         u16::try_from(value).ok().filter(|value| i32::from(*value) <= SEMVMX)
     }
 
     fn values(&self, set: usize) -> anyhow::Result<Vec<u16>> {
-        self.users[0].sem_getall(self.ids[set]).context("GETALL")
+        self.users[0].sem_getall(self.sets[set]).context("GETALL")
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::before::sems::{IpcLock, IpcRcu, SemArrays};
+    use crate::before::sems::{Protocol, SemArrays};
     use corewalk_ipc::SemFlags;
 
     const PLAIN: SemFlags = SemFlags::empty();
@@ -305,7 +314,7 @@ mod tests {
     fn all_variants_agree() {
         apart(|| agree(Linux::default()));
         agree(Ours::new(1).unwrap());
-        agree(SemArrays::<IpcLock>::new(1));
-        agree(SemArrays::<IpcRcu>::new(1));
+        agree(SemArrays::new(Protocol::IpcLock, 1));
+        agree(SemArrays::new(Protocol::IpcRcu, 1));
     }
 }

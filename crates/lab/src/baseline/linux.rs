@@ -19,7 +19,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, readlinkat, renameat, stata
 use rustix::process::{Resource, getrlimit};
 
 use super::Namespace;
-use crate::corpus::{Corpus, ROOT};
+use crate::corpus::{Corpus, ROOT, SYNTHETIC};
 use crate::machine::thread_cpu_ns;
 
 /// Descriptors that are left for the rest of the process.
@@ -55,7 +55,7 @@ impl Linux {
         };
         for ino in corpus.inodes() {
             let path = corpus.path(ino);
-            let is_here = ino != corpus.synthetic();
+            let is_here = ino != SYNTHETIC;
             let stat = is_here.then(|| statat(CWD, &path[..], AtFlags::SYMLINK_NOFOLLOW));
             linux.numbers.push(stat.transpose().context("/usr changed")?.map_or(0, |s| s.st_ino));
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;

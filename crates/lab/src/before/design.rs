@@ -302,15 +302,15 @@ impl Namespace for Before {
         if is_loop || self.d_lookup(new, to.1).is_some() {
             return false;
         }
-        let key = (new, hash(new, to.1));
+        let hash = hash(new, to.1);
         let _section = self.begin_rename();
         let _d_lock = self.lock_dentry(dentry);
-        self.tree.rekey(number, key, to.1);
+        self.tree.rekey(number, new, hash, to.1);
         true
     }
 
-    fn retries(&self) -> Option<u64> {
-        Some(self.retries.sum().unsigned_abs())
+    fn retries(&self) -> u64 {
+        self.retries.sum().unsigned_abs()
     }
 }
 
@@ -330,7 +330,7 @@ impl Dentries for Before {
             return None;
         }
         let number = self.tree.alloc()?;
-        self.tree.link(number, (parent, hash(parent, name)), name, kind);
+        self.tree.link(number, parent, hash(parent, name), name, kind);
         Some(u64::from(number))
     }
 

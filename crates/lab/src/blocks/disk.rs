@@ -46,10 +46,11 @@ impl DiskStore {
     /// # Errors
     /// If it cannot be made.
     pub(crate) fn new(
-        (variant, index): Design,
+        design: Design,
         path: &Path,
         size: (usize, usize),
     ) -> anyhow::Result<DiskStore> {
+        let (variant, index) = design;
         let store = open(path, variant, &index)?;
         let files = AttrFiles::make(&store, size)?;
         store.sync().context("sync")?;
@@ -75,9 +76,9 @@ impl DiskStore {
     ///
     /// # Errors
     /// If it cannot be opened.
-    pub(crate) fn reopen(&mut self, (variant, index): Design) -> anyhow::Result<()> {
-        self.store = Some(open(&self.path, variant, &index)?);
-        (self.variant, self.index) = (variant, index);
+    pub(crate) fn reopen(&mut self, design: Design) -> anyhow::Result<()> {
+        (self.variant, self.index) = design;
+        self.store = Some(open(&self.path, self.variant, &self.index)?);
         Ok(())
     }
 
@@ -111,41 +112,30 @@ impl AttrStore for DiskStore {
         self.store = None;
         let report = fsck(&self.path).context("fsck")?;
         ensure!(report.findings.is_empty(), "{}: fsck: {:?}", self.variant, report.findings);
+        let (variant, found) = (self.variant, report.xattr_blocks);
         ensure!(
-            report.xattr_blocks == blocks,
-            "{}: {blocks} blocks were counted, and {} are on the disk",
-            self.variant,
-            report.xattr_blocks
+            found == blocks,
+            "{variant}: {blocks} blocks were counted, {found} are on the disk"
         );
         Ok(())
     }
 
     fn audit(&self) -> anyhow::Result<u64> {
         self.store().share_xattrs();
-        let (stats, users) = (self.stats(), self.files.users(self.store()));
-        ensure!(
-            stats.xattr_users == users,
-            "{}: {} users are counted and there are {users}",
-            self.variant,
-            stats.xattr_users
-        );
+        let (variant, stats) = (self.variant, self.stats());
+        let (counted, users) = (stats.xattr_users, self.files.users(self.store()));
+        ensure!(counted == users, "{variant}: {counted} users are counted and there are {users}");
         let (blocks, bound) = (stats.xattr_blocks, u64::from(USERS_MAX));
-        ensure!(
-            blocks <= users && blocks * bound >= users,
-            "{}: {blocks} blocks for {users} users",
-            self.variant
-        );
+        let is_right = blocks <= users && blocks * bound >= users;
+        ensure!(is_right, "{variant}: {blocks} blocks for {users} users");
         if self.index.users_max() == 1 {
             return Ok(blocks);
         }
         let entries = self.index.entries();
         // A full block may have none.
         let least = blocks - (users / bound).min(blocks);
-        ensure!(
-            (least..=blocks).contains(&entries),
-            "{}: {entries} entries for {blocks} blocks",
-            self.variant
-        );
+        let is_right = (least..=blocks).contains(&entries);
+        ensure!(is_right, "{variant}: {entries} entries for {blocks} blocks");
         Ok(blocks)
     }
 }

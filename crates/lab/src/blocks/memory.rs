@@ -62,7 +62,8 @@ struct Block {
 
 impl MemoryStore {
     /// Returns a store of `workers` workers with `files` files each. No file has an attribute.
-    pub(crate) fn new((variant, index): Design, (workers, files): (usize, usize)) -> MemoryStore {
+    pub(crate) fn new(design: Design, size: (usize, usize)) -> MemoryStore {
+        let ((variant, index), (workers, files)) = (design, size);
         // While a worker sets an attribute, it has one block more than files.
         let each = files as u32 + 1;
         let numbers = |worker: u32| (worker * each..(worker + 1) * each).rev().collect();
@@ -193,8 +194,7 @@ impl AttrStore for MemoryStore {
     fn set(&self, worker: usize, file: usize, value: &[u8]) {
         let key = if self.is_on() { key_of(&self.hasher, value) } else { 0 };
         let mut file = self.files[worker][file].lock();
-        let new = if self.is_on() { self.share(key, value) } else { None };
-        let new = new.unwrap_or_else(|| self.make(worker, key, value));
+        let new = self.share(key, value).unwrap_or_else(|| self.make(worker, key, value));
         let old = std::mem::replace(&mut *file, new);
         if old != NO_BLOCK {
             self.release(worker, old);
@@ -216,37 +216,27 @@ impl AttrStore for MemoryStore {
     }
 
     fn audit(&self) -> anyhow::Result<u64> {
-        let mut users = vec![0_u32; self.blocks.len()];
+        let (variant, mut users) = (self.variant, vec![0_u32; self.blocks.len()]);
         let files = self.files.iter().flatten().map(|file| *file.lock());
         files.filter(|&number| number != NO_BLOCK).for_each(|number| users[number as usize] += 1);
         let (mut in_use, mut expected) = (0, 0);
         for (number, users) in users.into_iter().enumerate() {
             let block = self.block(number as u32);
-            ensure!(
-                block.users == users && users <= USERS_MAX,
-                "{}: block {number} counts {} users and has {users}",
-                self.variant,
-                block.users
-            );
+            let (counted, is_right) = (block.users, block.users == users && users <= USERS_MAX);
+            ensure!(is_right, "{variant}: block {number} counts {counted} users and has {users}");
             in_use += u64::from(users > 0);
             // Only the cache of this project leaves full blocks out.
-            let keeps_full = self.variant != "corewalk";
+            let keeps_full = variant != "corewalk";
             let is_entered = self.is_on() && (keeps_full || users < USERS_MAX);
             expected += u64::from(users > 0 && is_entered);
         }
         let free: usize = self.free.iter().map(|free| free.lock().len()).sum();
-        ensure!(
-            in_use as usize + free == self.blocks.len(),
-            "{}: {in_use} blocks are in use and {free} of {} free",
-            self.variant,
-            self.blocks.len()
-        );
+        let all = self.blocks.len();
+        let is_right = in_use as usize + free == all;
+        ensure!(is_right, "{variant}: {in_use} blocks are in use and {free} of {all} free");
         let entries = self.index.entries();
-        ensure!(
-            entries == expected,
-            "{}: {entries} entries for {expected} blocks that may be shared",
-            self.variant
-        );
+        let is_right = entries == expected;
+        ensure!(is_right, "{variant}: {entries} entries for {expected} blocks that may be shared");
         Ok(in_use)
     }
 }

@@ -17,14 +17,15 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
-use corewalk::FileKind;
+use corewalk::{Attr, FileKind};
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, RawDir, chmodat, linkat, mkdirat, openat, renameat,
-    statat, statfs, unlinkat,
+    AtFlags, CWD, FileType, Mode, OFlags, RawDir, chmodat, linkat, mkdirat, mknodat, openat,
+    renameat, statat, statfs, unlinkat,
 };
 
-use super::{Files, List, Status, User};
+use super::{Files, List, User};
 use crate::baseline::path_of_fd;
+use crate::ours::mode_of;
 use crate::peer::{Scratch, TMPFS};
 
 /// The type of a tmpfs in statfs(2) (`TMPFS_MAGIC`).
@@ -74,22 +75,19 @@ impl Files for Host {
 }
 
 impl User for HostUser<'_> {
-    type Dir = OwnedFd;
-    type File = OwnedFd;
+    type Node = OwnedFd;
 
     fn open_dir(&self, path: &[u8]) -> Option<OwnedFd> {
         openat(&self.root, inside(path), directory_flags(), Mode::empty()).ok()
     }
 
-    fn make_dir(&self, dir: &OwnedFd, name: &[u8]) -> bool {
-        mkdirat(dir, name, Mode::from_raw_mode(0o755)).is_ok()
-    }
-
-    fn create(&self, dir: &OwnedFd, name: &[u8]) -> bool {
-        // Use mknod(2), which makes a file without opening it. So `create` is one system call, as
-        // it is one call in the other variants.
-        let mode = Mode::from_raw_mode(0o644);
-        rustix::fs::mknodat(dir, name, FileType::RegularFile, mode, 0).is_ok()
+    fn make(&self, dir: &OwnedFd, name: &[u8], kind: FileKind) -> Option<()> {
+        let mode = Mode::from_raw_mode(mode_of(kind));
+        let made = match kind {
+            FileKind::Directory => mkdirat(dir, name, mode),
+            _ => mknodat(dir, name, FileType::RegularFile, mode, 0),
+        };
+        made.ok()
     }
 
     fn unlink(&self, dir: &OwnedFd, name: &[u8]) -> bool {
@@ -112,13 +110,15 @@ impl User for HostUser<'_> {
         self.stat(path).map(|status| status.ino)
     }
 
-    fn stat(&self, path: &[u8]) -> Option<Status> {
+    fn stat(&self, path: &[u8]) -> Option<Attr> {
         self.stat_at(&self.root, inside(path))
     }
 
-    fn stat_at(&self, dir: &OwnedFd, name: &[u8]) -> Option<Status> {
+    fn stat_at(&self, dir: &OwnedFd, name: &[u8]) -> Option<Attr> {
         let stat = statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
-        Some(Status { ino: stat.st_ino, mode: stat.st_mode, size: stat.st_size as u64 })
+        let mut attr = Attr::new(stat.st_ino, stat.st_mode);
+        attr.size = stat.st_size as u64;
+        Some(attr)
     }
 
     fn open_close(&self, path: &[u8]) -> bool {

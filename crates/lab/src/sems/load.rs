@@ -40,9 +40,6 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// The parameters of a cell that a load has.
-    pub(crate) const KEYS: [&str; 5] = ["threads", "sems", "pattern", "undo", "ops"];
-
     /// Returns the load of a cell.
     pub(crate) fn of(cell: &Cell) -> Load {
         let pattern = match cell.word("pattern") {
@@ -76,7 +73,13 @@ impl Load {
     }
 
     /// Works as worker number `worker`.
-    pub(crate) fn work<S: Sems>(&self, sems: &S, set: usize, worker: usize, turn: Turn) -> Laps {
+    pub(crate) fn work<S: Sems>(
+        &self,
+        sems: &S,
+        set: usize,
+        worker: usize,
+        turn: Turn<'_>,
+    ) -> Laps {
         let flags = if self.has_undo { SemFlags::UNDO } else { SemFlags::empty() };
         let (own, count) = (self.own(worker), self.sems);
         let mut rng = Rng(worker as u64 + 1);
@@ -128,12 +131,12 @@ impl Load {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::before::sems::{IpcRcu, SemArrays};
+    use crate::before::sems::{Protocol, SemArrays};
     use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 
     /// Semaphores that lose one operation in five.
     struct Lossy {
-        whole: SemArrays<IpcRcu>,
+        whole: SemArrays,
         calls: AtomicU64,
     }
 
@@ -170,7 +173,7 @@ mod tests {
 
     #[test]
     fn operation_that_is_lost_is_found_out() {
-        let mut whole = SemArrays::<IpcRcu>::new(1);
+        let mut whole = SemArrays::new(Protocol::IpcRcu, 1);
         whole.make(8).unwrap();
         for pattern in [Pattern::Own, Pattern::Random, Pattern::Same] {
             for (has_undo, ops) in [(false, 1), (true, 1), (true, 2)] {

@@ -39,7 +39,8 @@
 //! Source: document 000; Linux `lib/lockref.c`; Guzik, "lockref: trywait", June 2024 (trap T52).
 
 use super::prelude::*;
-use crate::files::{Files, Host, Ours, User, make_path};
+use crate::files::{Files, Host, User, make_path};
+use crate::ours::Ours;
 use corewalk_base::CachePadded;
 use corewalk_base::primitives::hint;
 use corewalk_sync::Lockref;
@@ -58,10 +59,6 @@ const TRIES: usize = 4;
 /// The variants, in order.
 const VARIANTS: [(&str, &str); 3] =
     [("walk", "corewalk"), ("walk", WALK_BASELINE), ("lockref", "corewalk")];
-/// How two threads at the same path are to scale.
-const SCALING: f64 = 1.9;
-/// The most processor time of an operation beside the locker, over that before the locker came.
-const DURING: f64 = 1.05;
 /// The phases, in order.
 const PHASES: [&str; 3] = ["before", "during", "after"];
 /// The directories above the file, and the file.
@@ -88,37 +85,16 @@ struct Variant<'a> {
 }
 
 /// The table.
-pub(super) const TABLE: Table = Table { name: "hot-leaf", claims, sweeps, run };
-
-fn claims(rows: &[Row]) -> Vec<Claim> {
-    let scaling = shape::scaling(rows, "corewalk", &at("walk", PHASES[0]));
-    let mut claims =
-        vec![Claim::at_least("two threads over one at the same path", scaling, SCALING)];
-    for of in ["walk", "lockref"] {
-        let lost = shape::ratio(rows, "corewalk", "ns_per_op", &of_two(of, PHASES[1]));
-        let words =
-            format!("of={of}: processor time of two threads beside a locker at {LOCKS_PER_S} Hz");
-        claims.push(Claim::at_most(&words, lost, DURING));
-        let is_after = |row: &&Row| {
-            row.variant == "corewalk"
-                && row.params["of"] == of
-                && row.params.get("phase").is_some_and(|phase| phase == PHASES[2])
-                && !row.params.contains_key(OVER_THREADS)
-        };
-        let words = format!("of={of}: once the locker has gone nothing is slower than before it");
-        claims.push(Claim::no_loss(&words, rows.iter().filter(is_after)));
-    }
-    claims
-}
+pub(super) const TABLE: Table = Table { name: "hot-leaf", other_claims: STATED, sweeps, run };
 
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let cells = cells(&[("threads", values(&settings.threads_with_processors()))]);
-    vec![Sweep::new(cells, (VARIANTS.len(), WALK_BASELINE), PHASES.len() as f64)]
+    vec![Sweep::new(cells, VARIANTS.len(), WALK_BASELINE, PHASES.len() as f64)]
 }
 
 fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     run.note_skipped_threads();
-    let (ours, host) = (Ours::new()?, Host::new(run.table));
+    let (ours, host) = (Ours::on_tmpfs()?, Host::new(run.table));
     let mut variants = vec![walkers(&ours)?];
     match &host {
         Ok(host) => variants.push(walkers(host)?),
@@ -130,14 +106,6 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     })?;
     samples.add_scaling(|_, params| params.contains_key("phase"));
     Ok(())
-}
-
-fn at(of: &'static str, phase: &'static str) -> [(&'static str, Value); 2] {
-    [("of", of.into()), ("phase", phase.into())]
-}
-
-fn of_two(of: &'static str, phase: &'static str) -> Vec<(&'static str, Value)> {
-    [&at(of, phase)[..], &[("threads", 2.into())]].concat()
 }
 
 /// Measures a variant until the locker reached its rate, and adds the rows.
@@ -161,9 +129,9 @@ fn record(
         }
         let params_in = |phase: &'static str| visit.cell.with("of", *of).with("phase", phase).0;
         let before = params_in(PHASES[0]);
-        slices[0].add_to(samples, round, name, &before, baseline)?;
+        slices[0].add_to(samples, round, name, &before, baseline, &before)?;
         for (slice, phase) in slices.iter().zip(PHASES).skip(1) {
-            slice.add_against(samples, round, name, &params_in(phase), (name, &before))?;
+            slice.add_to(samples, round, name, &params_in(phase), name, &before)?;
         }
         let params = visit.cell.with("of", *of).with("op", "lock").0;
         samples.add(round, name, &params, (Metric::OpsPerSecond, locks_per_s), name);
@@ -182,13 +150,13 @@ fn walkers<F: Files>(files: &F) -> anyhow::Result<Variant<'_>> {
     let path = [parent.as_bytes(), b"/", LEAF].concat();
     let leaf = user.resolve(&path).context("the file is missing")?;
     let measure = move |threads, time| {
-        let work = |_, turn: crew::Turn| {
+        let work = |_, turn: crew::Turn<'_>| {
             // Each thread has its own copy of the path, so that no other thread writes to its cache
             // line.
             let (user, path) = (files.user(), path.clone());
             turn.run(|_| user.resolve(&path) == Some(leaf))
         };
-        crew::run_phases((threads, PHASES.len()), time, work, |clock| {
+        crew::run_phases(threads, PHASES.len(), time, work, |clock| {
             let user = files.user();
             let dir = user.open_dir(parent.as_bytes()).expect("the directory was made");
             clock.paced(1, LOCKS_PER_S, |turn| {
@@ -208,13 +176,13 @@ fn walkers<F: Files>(files: &F) -> anyhow::Result<Variant<'_>> {
 fn counter() -> Variant<'static> {
     let measure = |threads, time| {
         let lockref = CachePadded::new(Lockref::new(1));
-        let work = |_, turn: crew::Turn| {
+        let work = |_, turn: crew::Turn<'_>| {
             turn.run(|_| {
                 lockref.get();
                 lockref.put_return() > 0
             })
         };
-        let outcome = crew::run_phases((threads, PHASES.len()), time, work, |clock| {
+        let outcome = crew::run_phases(threads, PHASES.len(), time, work, |clock| {
             clock.paced(1, LOCKS_PER_S, |_| {
                 let guard = lockref.lock();
                 hold();
@@ -239,6 +207,10 @@ fn hold() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn at(of: &'static str, phase: &'static str) -> [(&'static str, Value); 2] {
+        [("of", of.into()), ("phase", phase.into())]
+    }
     use crate::machine::cores;
     use crate::table::quick;
 
@@ -249,7 +221,7 @@ mod tests {
                 VARIANTS.iter().filter(|(what, _)| *what == of).map(|(_, name)| *name).collect();
             let cells = PHASES.map(|phase| [&at(of, phase)[..], &[("threads", 1.into())]].concat());
             let rows = quick::check(&TABLE, &names, &cells);
-            let claims: Vec<String> = claims(&rows).iter().map(Claim::to_string).collect();
+            let claims: Vec<String> = TABLE.claims(&rows).iter().map(Claim::to_string).collect();
             assert_eq!(claims.len(), 5);
             let known = claims.iter().filter(|claim| !claim.contains("not measured")).count();
             // On a loaded machine no round may have both slices that the scaling claim compares.
@@ -270,7 +242,7 @@ mod tests {
 
     #[test]
     fn path_that_leads_elsewhere_is_a_wrong_answer() {
-        let ours = Ours::new().unwrap();
+        let ours = Ours::on_tmpfs().unwrap();
         let variant = walkers(&ours).unwrap();
         let user = ours.user();
         let dir = user.open_dir(format!("/{}", DIRECTORIES.join("/")).as_bytes()).unwrap();

@@ -83,7 +83,7 @@ struct Draws<'a> {
 /// The table.
 pub(super) const TABLE: Table = Table {
     name: "xattr",
-    claims: claims::of,
+    other_claims: claims::of,
     sweeps: |settings| KINDS.map(|kind| run::sweep(settings, kind)).into(),
     run,
 };

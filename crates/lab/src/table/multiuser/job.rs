@@ -38,8 +38,8 @@ pub(super) struct Desk<'a, U: User> {
     headers: &'a [Header],
     units: Vec<Unit>,
     temporaries: [Vec<u8>; 2],
-    shared: Option<U::Dir>,
-    build: Option<U::Dir>,
+    shared: Option<U::Node>,
+    build: Option<U::Node>,
     rng: Rng,
     next: usize,
 }

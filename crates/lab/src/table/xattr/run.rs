@@ -57,7 +57,7 @@ pub(super) fn sweep(settings: &Settings, kind: &'static str) -> Sweep {
     let variants = if kind == TMPFS { 2 } else { VARIANTS.len() };
     let share = if kind == DISK { SHARE_ON_DISK } else { SHARE_OF_TIME };
     let repeats = if kind == MEMORY { 1 } else { sized(settings.size, REPEATED) };
-    Sweep { repeats, ..Sweep::new(cells, (variants, BASELINE), share) }
+    Sweep { repeats, ..Sweep::new(cells, variants, BASELINE, share) }
 }
 
 /// Returns the stores of one kind, in the order of the document.
@@ -108,7 +108,7 @@ pub(super) fn run(
             _ => load.run_for(time),
         };
         let bytes = bytes_per_file(cell, load.check()? * BLOCK_BYTES as u64);
-        slice.add_to(samples, visit.round, store.variant(), &cell.0, BASELINE)?;
+        slice.add_to(samples, visit.round, store.variant(), &cell.0, BASELINE, &cell.0)?;
         samples.add(visit.round, store.variant(), &cell.0, bytes, BASELINE);
         let nth = cells.iter().position(|other| other == cell).unwrap_or(0);
         sums[nth * stores.len() + visit.at] += seconds(cell.number("processes"), slice.ops_per_s);
