@@ -118,10 +118,9 @@ impl Client {
     pub(crate) fn lap(&mut self) -> anyhow::Result<Slice> {
         let mut line = String::new();
         self.answers.read_line(&mut line)?;
-        let mut numbers = line.split_whitespace().map(str::parse);
-        let mut next = || numbers.next().context("a client found something wrong");
-        let (ops, wall) = (next()??, Duration::from_nanos(next()??));
-        Ok(Slice::timed(ops, wall, next()??))
+        let lap = serde_json::from_str(&line).context("a client found something wrong");
+        let (ops, wall_ns, cpu_ns) = lap?;
+        Ok(Slice::timed(ops, Duration::from_nanos(wall_ns), cpu_ns))
     }
 
     /// Waits for the client's end.
@@ -172,7 +171,7 @@ pub(crate) fn work(directory: &Path, files: usize, cpu: Option<usize>) -> anyhow
         run(phase, directory, &names, &renamed)
             .with_context(|| format!("{phase} in {}", directory.display()))?;
         let (wall_ns, cpu_ns) = (start.elapsed().as_nanos(), thread_cpu_ns() - cpu_start);
-        writeln!(stdout(), "{} {wall_ns} {cpu_ns}", operations(phase, files))?;
+        writeln!(stdout(), "[{}, {wall_ns}, {cpu_ns}]", operations(phase, files))?;
     }
     remove_synced(&names)?;
     ensure!(list(directory)?.is_empty(), "{} is not empty", directory.display());

@@ -24,6 +24,7 @@
 
 use std::collections::VecDeque;
 use std::fs;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -51,42 +52,33 @@ const LENGTHS: [usize; 20] =
 /// A tree of names.
 pub(crate) struct Corpus {
     entries: Vec<Entry>,
-    names: Vec<u8>,
-    made_up: usize,
+    pub(crate) made_up: usize,
 }
 
 /// One name and what it refers to.
-#[derive(Clone, Copy, Debug)]
 struct Entry {
     parent: u32,
-    name_start: u32,
-    first_child: u32,
-    children: u32,
-    name_len: u8,
+    children: Range<u32>,
+    name: Box<[u8]>,
     is_directory: bool,
 }
 
 impl Corpus {
     /// Returns a tree of `wanted` entries. The root and two directories in it count as entries.
     pub(crate) fn collect(wanted: usize) -> Corpus {
-        let mut corpus = Corpus { entries: Vec::with_capacity(wanted), names: vec![], made_up: 0 };
-        corpus.push(0, b"", true);
+        let root = Entry { parent: 0, children: 0..0, name: Box::default(), is_directory: true };
+        let mut corpus = Corpus { entries: Vec::with_capacity(wanted), made_up: 0 };
+        corpus.entries.push(root);
         corpus.push_children(0, &[(b"synthetic".to_vec(), true), (b"usr".to_vec(), true)]);
         corpus.read_real(wanted);
         corpus.make_up(wanted);
         corpus.entries.shrink_to_fit();
-        corpus.names.shrink_to_fit();
         corpus
     }
 
     /// Returns the number of entries.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
-    }
-
-    /// Returns how many entries are made up.
-    pub(crate) fn made_up(&self) -> usize {
-        self.made_up
     }
 
     /// Returns the inode numbers of all entries, parents before children.
@@ -101,12 +93,7 @@ impl Corpus {
 
     /// Returns the name, empty for the root.
     pub(crate) fn name(&self, ino: u64) -> &[u8] {
-        self.name_of(self.entry(ino))
-    }
-
-    fn name_of(&self, entry: &Entry) -> &[u8] {
-        let start = entry.name_start as usize;
-        &self.names[start..start + usize::from(entry.name_len)]
+        &self.entry(ino).name
     }
 
     /// Returns true if the inode number belongs to a directory, and false for any other number.
@@ -121,9 +108,7 @@ impl Corpus {
 
     /// Returns the inode numbers of the entries of a directory, sorted by name.
     pub(crate) fn children(&self, parent: u64) -> impl Iterator<Item = u64> + use<> {
-        let entry = self.entry(parent);
-        let first = u64::from(entry.first_child) + 1;
-        first..first + u64::from(entry.children)
+        self.entry(parent).children.clone().map(|index| u64::from(index) + 1)
     }
 
     /// Returns the absolute path.
@@ -188,24 +173,11 @@ impl Corpus {
     fn push_children(&mut self, index: u32, children: &[(Vec<u8>, bool)]) -> u32 {
         let first = self.entries.len() as u32;
         for (name, is_directory) in children {
-            self.push(index, name, *is_directory);
+            let (name, is_directory) = (name[..].into(), *is_directory);
+            self.entries.push(Entry { parent: index, children: 0..0, name, is_directory });
         }
-        let entry = &mut self.entries[index as usize];
-        (entry.first_child, entry.children) = (first, children.len() as u32);
+        self.entries[index as usize].children = first..first + children.len() as u32;
         first
-    }
-
-    fn push(&mut self, parent: u32, name: &[u8], is_directory: bool) {
-        let name_start = u32::try_from(self.names.len()).expect("names take less than 4 GiB");
-        self.names.extend_from_slice(name);
-        self.entries.push(Entry {
-            parent,
-            name_start,
-            first_child: 0,
-            children: 0,
-            name_len: u8::try_from(name.len()).expect("a name has at most 255 bytes"),
-            is_directory,
-        });
     }
 }
 

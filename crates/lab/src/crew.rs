@@ -92,12 +92,14 @@ pub(crate) enum Pinning {
     OnePerCore,
 }
 
-impl Slice {
-    /// Returns the slice of a worker.
-    fn of(Tally { ops, wrong }: Tally, start: Instant) -> Slice {
-        Slice { wrong, start: Some(start), ..Slice::timed(ops, start.elapsed(), 0) }
+impl Pinning {
+    /// Returns the usual pinning of so many workers: several workers have processors of their own.
+    pub(crate) fn of(workers: usize) -> Pinning {
+        if workers > 1 { Pinning::OnePerCore } else { Pinning::Free }
     }
+}
 
+impl Slice {
     /// Returns the slice of a worker that did `ops` operations in `wall`, with `cpu_ns` of
     /// processor time.
     pub(crate) fn timed(ops: u64, wall: Duration, cpu_ns: u64) -> Slice {
@@ -149,7 +151,9 @@ impl Slice {
         base_params: &Params,
     ) -> anyhow::Result<()> {
         self.check(variant)?;
-        for value in [(Metric::OpsPerSecond, self.ops_per_s), (Metric::NsPerOp, self.ns_per_op())] {
+        for value in
+            [(Metric::OPS_PER_SECOND, self.ops_per_s), (Metric::NS_PER_OP, self.ns_per_op())]
+        {
             samples.add_against(round, variant, params, value, baseline, base_params);
         }
         Ok(())
@@ -218,11 +222,11 @@ impl Turn<'_> {
             sum.wrong += wrong;
             let now = self.clock.phase();
             if now != phase {
-                let lap = Slice::of(std::mem::take(&mut sum), start);
-                let (cpu_ns, delay_ns) = (thread_cpu_ns() - began.0, run_delay_ns() - began.1);
-                let lap = Slice { cpu_ns, delay_ns, spent: take_spent(), ..lap };
+                let Tally { ops, wrong } = std::mem::take(&mut sum);
+                let lap = Slice::timed(ops, start.elapsed(), thread_cpu_ns() - began.0);
+                let (delay_ns, spent) = (run_delay_ns() - began.1, take_spent());
                 laps.resize(now, Slice::default());
-                laps[phase] = lap;
+                laps[phase] = Slice { wrong, start: Some(start), delay_ns, spent, ..lap };
                 (start, began, phase) = (Instant::now(), (thread_cpu_ns(), run_delay_ns()), now);
             }
             if phase == self.clock.phases {
@@ -305,28 +309,12 @@ pub(crate) fn run(
     time: Duration,
     work: impl Fn(usize, Turn<'_>) -> Laps + Sync,
 ) -> Slice {
-    let (slices, ()) = run_phases(workers, 1, time, work, |_: &Clock| ());
-    slices[0]
+    let (laps, ()) = run_laps(workers, 1, Pinning::of(workers), time, work, |_| ());
+    together(&laps, 0)
 }
 
 /// Runs a slice of `workers` threads with several phases of `time` each. Calls `beside` on a
-/// further thread, with the clock. Returns the work of each phase, and the result of `beside`.
-///
-/// # Panics
-/// If a worker or `beside` panics.
-pub(crate) fn run_phases<R: Send>(
-    workers: usize,
-    phases: usize,
-    time: Duration,
-    work: impl Fn(usize, Turn<'_>) -> Laps + Sync,
-    beside: impl FnOnce(&Clock) -> R + Send,
-) -> (Vec<Slice>, R) {
-    let pinning = if workers > 1 { Pinning::OnePerCore } else { Pinning::Free };
-    let (laps, beside) = run_laps(workers, phases, pinning, time, work, beside);
-    ((0..phases).map(|phase| together(&laps, phase)).collect(), beside)
-}
-
-/// Runs a slice like [`run_phases`], but returns the work of each worker separately.
+/// further thread, with the clock. Returns the phases of each worker, and the result of `beside`.
 ///
 /// # Panics
 /// If a worker or `beside` panics.
@@ -427,14 +415,15 @@ mod tests {
     fn phases_are_told_to_the_one_beside_and_counted_apart() {
         // On a busy machine the further thread may not run during its phase. So try several times.
         let rate = (0..50).find_map(|_| {
-            let (slices, rate) = run_phases(
+            let (laps, rate) = run_laps(
                 1,
                 3,
+                Pinning::Free,
                 Duration::from_millis(20),
                 |_, turn| turn.run(|_| true),
                 |clock| clock.paced(1, 1000, |_| assert!(clock.phase() >= 1)),
             );
-            assert!(slices.len() == 3 && slices[0].ops > 0);
+            assert!(laps[0].len() == 3 && laps[0][0].ops > 0);
             (rate > 0.0).then_some(rate)
         });
         assert!(rate.is_some_and(|rate| rate < 10_000.0), "{rate:?}");

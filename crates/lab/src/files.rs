@@ -63,11 +63,6 @@ pub(crate) trait User {
     /// Makes a directory or an empty regular file, which must not exist.
     fn make(&self, dir: &Self::Node, name: &[u8], kind: FileKind) -> Option<()>;
 
-    /// Makes a directory.
-    fn make_dir(&self, dir: &Self::Node, name: &[u8]) -> bool {
-        self.make(dir, name, FileKind::Directory).is_some()
-    }
-
     /// Makes an empty regular file.
     fn create(&self, dir: &Self::Node, name: &[u8]) -> bool {
         self.make(dir, name, FileKind::Regular).is_some()
@@ -90,7 +85,9 @@ pub(crate) trait User {
     fn rename(&self, from: (&Self::Node, &[u8]), to: (&Self::Node, &[u8])) -> bool;
 
     /// Returns the inode number of what `path` leads to.
-    fn resolve(&self, path: &[u8]) -> Option<u64>;
+    fn resolve(&self, path: &[u8]) -> Option<u64> {
+        self.stat(path).map(|attr| attr.ino)
+    }
 
     /// Returns the attributes of what `path` leads to.
     fn stat(&self, path: &[u8]) -> Option<Attr>;
@@ -173,7 +170,8 @@ pub(crate) fn make_path<U: User>(user: &U, path: &str) -> anyhow::Result<U::Node
     for name in path.split('/').filter(|name| !name.is_empty()) {
         below = format!("{below}/{name}");
         if user.resolve(below.as_bytes()).is_none() {
-            ensure!(user.make_dir(&dir, name.as_bytes()), "{below} was not made");
+            let made = user.make(&dir, name.as_bytes(), FileKind::Directory);
+            made.with_context(|| format!("{below} was not made"))?;
         }
         dir = user.open_dir(below.as_bytes()).context("a directory is missing")?;
     }
@@ -190,7 +188,8 @@ mod tests {
     fn check<F: Files>(files: &F) {
         let (variant, user) = (files.variant(), files.user());
         let root = user.open_dir(b"/").expect("there is a root");
-        assert!(user.make_dir(&root, b"a") && user.make_dir(&root, b"b"), "{variant}");
+        let make_dir = |name| user.make(&root, name, FileKind::Directory).is_some();
+        assert!(make_dir(b"a") && make_dir(b"b"), "{variant}");
         let (a, b) = (user.open_dir(b"/a").unwrap(), user.open_dir(b"/b").unwrap());
         assert!(user.create(&a, b"one") && !user.create(&a, b"one"), "{variant}");
         let one = user.stat(b"/a/one").expect(variant);

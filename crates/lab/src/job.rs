@@ -150,6 +150,6 @@ mod tests {
         let user = User::new(&dentries, &corpus, 0);
         assert!(dentries.rename((1, b"usr"), (1, b"opt")));
         assert!(work(&dentries, &user).wrong > 0);
-        assert_eq!(dentries.retries(), 0);
+        assert_eq!(dentries.stats().retries, 0);
     }
 }

@@ -58,6 +58,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use clap::builder::{RangedU64ValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use serde::{Deserialize, Serialize};
 
@@ -74,7 +75,7 @@ const SECONDS: f64 = 1.0;
 /// The same in a quick run.
 const SECONDS_QUICK: f64 = 0.05;
 /// The most threads that can be asked for.
-const THREADS_MAX: usize = 1024;
+const THREADS_MAX: u64 = 1024;
 
 /// Re-runs published tables on this machine.
 #[derive(Parser)]
@@ -152,7 +153,7 @@ struct Pace {
     #[arg(long)]
     quick: bool,
     /// Thread counts (process counts in tables of mounts), such as 1,2,4.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = thread_count)]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = thread_counts())]
     threads: Vec<usize>,
     /// Seconds that each variant is measured per row, over all rounds.
     #[arg(long, value_name = "S", value_parser = seconds)]
@@ -164,9 +165,8 @@ fn table_of(word: &str) -> Result<&'static Table, String> {
     table::find(word).ok_or_else(|| format!("there is no table `{word}`; `list` names them"))
 }
 
-fn thread_count(word: &str) -> Result<usize, String> {
-    let count = word.parse().ok().filter(|count| (1..=THREADS_MAX).contains(count));
-    count.ok_or_else(|| format!("it is a number from 1 to {THREADS_MAX}"))
+fn thread_counts() -> impl TypedValueParser<Value = usize> {
+    RangedU64ValueParser::new().range(1..=THREADS_MAX)
 }
 
 fn seconds(word: &str) -> Result<f64, String> {
@@ -218,8 +218,7 @@ fn run(args: Arguments) -> anyhow::Result<()> {
             say(&format!("{}\n", report::write(&out, &reports)?.display()))
         }
         Command::Memory { variant, entries } => {
-            let (resident, arenas) = memory::measure(&variant, entries)?;
-            say(&format!("{resident} {arenas}\n"))
+            say(&serde_json::to_string(&memory::measure(&variant, entries)?)?)
         }
         Command::Client { directory, files, cpu } => client::work(&directory, files, cpu),
         Command::IpcWorker { job } => worker::work(&job),
@@ -296,21 +295,16 @@ fn say(text: &str) -> anyhow::Result<()> {
 }
 
 fn settings(args: &Pace) -> anyhow::Result<Settings> {
-    let (size, rounds, seconds) = if args.quick {
-        (Size::Quick, ROUNDS_QUICK, SECONDS_QUICK)
+    let (size, rounds, seconds, threads) = if args.quick {
+        (Size::Quick, ROUNDS_QUICK, SECONDS_QUICK, &[1, 2][..])
     } else {
-        (Size::Full, ROUNDS, SECONDS)
+        (Size::Full, ROUNDS, SECONDS, &[1, 2, 4][..])
     };
-    let seconds = args.seconds.unwrap_or(seconds);
-    let threads = match (&args.threads[..], size) {
-        ([], Size::Quick) => vec![1, 2],
-        ([], Size::Full) => vec![1, 2, 4],
-        (list, _) => list.to_vec(),
-    };
+    let threads = if args.threads.is_empty() { threads } else { &args.threads };
     Ok(Settings {
         size,
-        threads,
-        time_per_row: Duration::from_secs_f64(seconds),
+        threads: threads.to_vec(),
+        time_per_row: Duration::from_secs_f64(args.seconds.unwrap_or(seconds)),
         rounds,
         program: Some(std::env::current_exe().context("the lab does not know its own file")?),
     })

@@ -69,7 +69,7 @@ pub(crate) fn measure(variant: &str, entries: usize) -> anyhow::Result<(u64, u64
     let before = resident_bytes()?;
     let second = load(variant, &corpus)?;
     let resident = resident_bytes()?.saturating_sub(before);
-    Ok((resident, second.arena_bytes()))
+    Ok((resident, second.stats().bytes))
 }
 
 /// Returns the result of [`measure`] in a new process: `program memory VARIANT ENTRIES`.
@@ -88,12 +88,7 @@ pub(crate) fn measure_apart(
         .output()
         .context("the program cannot start itself")?;
     ensure!(output.status.success(), "measuring the memory of {variant} failed");
-    let text = String::from_utf8_lossy(&output.stdout);
-    let bytes = text
-        .trim()
-        .split_once(' ')
-        .and_then(|(resident, arenas)| Some((resident.parse().ok()?, arenas.parse().ok()?)));
-    bytes.with_context(|| format!("not two numbers of bytes: {text:?}"))
+    serde_json::from_slice(&output.stdout).context("not two numbers of bytes")
 }
 
 fn resident_bytes() -> anyhow::Result<u64> {
@@ -123,7 +118,7 @@ mod tests {
         assert!(transparent_huge_pages_are_disabled().unwrap());
         let before = ALLOC.live().bytes;
         let table = load(variant, &corpus).unwrap();
-        let asked = ALLOC.live().bytes - before + table.arena_bytes();
+        let asked = ALLOC.live().bytes - before + table.stats().bytes;
         // Allocated bytes are resident, except for slots of batches that are not in use yet. malloc
         // adds headers, rounding, and the old arrays of a table that grew.
         let least = asked - asked / 32;

@@ -12,17 +12,17 @@ use std::sync::Arc;
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
-    Cred, FileKind, FileSystem, FsStruct, InodeRef, Make, Name, Removal, RenameMode, Vfs,
+    Cred, FileKind, FileSystem, FsStruct, InodeRef, Make, Name, Removal, RenameMode, Stats, Vfs,
     VfsOptions, WalkFlags,
 };
 
-use crate::baseline::{Namespace, ask};
+use crate::baseline::Namespace;
 use crate::before::timed::timed_if_moved;
 use crate::before::{Dentries, filled};
 use crate::corpus::Corpus;
 use crate::crew::{Laps, Turn};
 use crate::job::User;
-use crate::questions::{Op, Questions};
+use crate::questions::Questions;
 use crate::ramfs::Ramfs;
 
 /// The budget of the cache in bytes. It is larger than any tree, so nothing is evicted.
@@ -147,33 +147,17 @@ impl Namespace for Ours {
         self.move_name((&old, from.1), (&new, to.1), RenameMode::NoReplace)
     }
 
-    fn misses(&self) -> u64 {
-        self.vfs.stats().misses
+    fn stats(&self) -> Stats {
+        self.vfs.stats()
     }
 
-    fn arena_bytes(&self) -> u64 {
-        self.vfs.stats().bytes
-    }
-
-    fn work(&self, op: Op, questions: &Questions, first: usize, turn: Turn<'_>) -> Laps {
-        if op != Op::Walk {
-            return ask(self, op, questions, first, turn);
-        }
+    fn walks(&self, questions: &Questions, first: usize, turn: Turn<'_>) -> Laps {
         let at = self.fs_struct();
         questions.ask(first, turn, |target, path| self.resolve(&at, path) == Some(target.ino))
-    }
-
-    fn retries(&self) -> u64 {
-        self.vfs.stats().retries
     }
 }
 
 impl Dentries for Ours {
-    #[inline]
-    fn open(&self, path: &[u8]) -> Option<u64> {
-        Some(self.find(&self.fs_struct(), path)?.ino())
-    }
-
     fn look(&self, parent: u64, name: &[u8]) -> Option<u64> {
         let dir = self.vfs.inode(parent).ok()?;
         Some(self.vfs.lookup(&self.cred, &dir, Name::new(name).ok()?).ok()?.ino())

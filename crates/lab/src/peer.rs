@@ -15,11 +15,10 @@
 
 mod programs;
 
-pub(crate) use programs::{Threads, bindfs, ours, ours_passthrough, ours_store};
+pub(crate) use programs::{bindfs, ours};
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -42,9 +41,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// A folder for all files of one run. Dropping the value removes the folder.
-pub(crate) struct Scratch {
-    path: PathBuf,
-}
+pub(crate) struct Scratch(PathBuf);
 
 /// A directory to measure. It is a mount, with its server if it has one, or a plain directory.
 pub(crate) struct Mounted {
@@ -73,12 +70,12 @@ impl Scratch {
     pub(crate) fn new(parent: &Path, label: &str) -> anyhow::Result<Scratch> {
         let path = parent.join(format!("corewalk-lab-{}-{label}", std::process::id()));
         fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
-        Ok(Scratch { path })
+        Ok(Scratch(path))
     }
 
     /// Returns where it is.
     pub(crate) fn path(&self) -> &Path {
-        &self.path
+        &self.0
     }
 
     /// Returns a new folder `name` inside this folder.
@@ -86,7 +83,7 @@ impl Scratch {
     /// # Errors
     /// An error if the folder cannot be made.
     pub(crate) fn folder(&self, name: &str) -> io::Result<PathBuf> {
-        let path = self.path.join(name);
+        let path = self.0.join(name);
         fs::create_dir_all(&path)?;
         Ok(path)
     }
@@ -94,7 +91,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.path);
+        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -102,7 +99,8 @@ impl Mounted {
     /// Starts the server `program`, and waits until it has mounted at `directory`.
     ///
     /// # Errors
-    /// An error if the server does not start, ends, or mounts nothing within ten seconds.
+    /// An error if the server does not start, ends, or mounts nothing within ten seconds, or if the
+    /// kernel does not check permissions in its mount.
     pub(crate) fn start(
         variant: &'static str,
         mut program: Command,
@@ -121,6 +119,10 @@ impl Mounted {
             ensure!(start.elapsed() < PATIENCE, "{variant} mounted nothing in {PATIENCE:?}");
             thread::sleep(LOOK_EVERY);
         }
+        // All other mounts pay for this check too.
+        let (options, _) = mounted.terms()?;
+        let is_checked = options.split(',').any(|option| option == "default_permissions");
+        ensure!(is_checked, "the kernel does not check permissions there: {options}");
         Ok(mounted)
     }
 
@@ -166,10 +168,7 @@ impl Mounted {
     }
 
     fn is_mounted(&self) -> bool {
-        let device = |path: &Path| fs::symlink_metadata(path).map(|path| path.dev()).ok();
-        let parent = self.directory.parent().and_then(device);
-        let here = device(&self.directory);
-        here.is_some() && here != parent
+        self.terms().is_ok()
     }
 
     /// Unmounts the directory: by umount2(2) if that is permitted, otherwise by fusermount3(1).
@@ -186,10 +185,8 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        if self.server.is_some() {
-            self.unmount();
-        }
-        let Some(server) = &mut self.server else { return };
+        let Some(mut server) = self.server.take() else { return };
+        self.unmount();
         let start = Instant::now();
         while matches!(server.try_wait(), Ok(None)) {
             if start.elapsed() > PATIENCE {

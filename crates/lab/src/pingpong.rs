@@ -41,8 +41,8 @@ pub(crate) trait Pair: Sync {
     fn wait(&self, state: &mut Self::State, at: usize) -> Option<u64>;
 }
 
-/// Two semaphores, the first of the first set.
-pub(crate) struct SemPair<'a, S>(pub(crate) &'a S);
+/// Two semaphores, the first of the first set, and the number of the user that answers.
+pub(crate) struct SemPair<'a, S>(pub(crate) &'a S, pub(crate) usize);
 
 /// Two queues.
 pub(crate) struct QueuePair<'a, Q>(pub(crate) &'a Q);
@@ -52,7 +52,7 @@ impl<S: Sems> Pair for SemPair<'_, S> {
     type State = (usize, u64);
 
     fn state(&self, is_asking: bool) -> (usize, u64) {
-        (if is_asking { 0 } else { self.0.users() - 1 }, 0)
+        (if is_asking { 0 } else { self.1 }, 0)
     }
 
     fn post(&self, state: &mut (usize, u64), at: usize, number: u64) -> bool {

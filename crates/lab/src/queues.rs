@@ -28,16 +28,6 @@ pub(crate) trait Queues: Sync {
     /// or the content is wrong.
     fn receive(&self, queue: usize, kind: u8, message: &mut Self::Message) -> Option<u64>;
 
-    /// Sends a message with a type and a number, and receives the first message of that type.
-    /// Returns true if both messages are equal.
-    fn pair(&self, queue: usize, kind: u8, number: u64, message: &mut Self::Message) -> bool {
-        self.send(queue, kind, number, message)
-            && self.receive(queue, kind, message) == Some(cut(number, self.bytes(message)))
-    }
-
-    /// Returns the bytes of a message.
-    fn bytes(&self, message: &Self::Message) -> usize;
-
     /// Returns true if nothing can be received from a queue.
     fn is_empty(&self, queue: usize) -> bool;
 }
@@ -97,10 +87,6 @@ impl Queues for Linux {
         (got == Ok(*bytes) && words[0] == u64::from(kind) && has_last).then_some(words[1])
     }
 
-    fn bytes(&self, message: &Words) -> usize {
-        message.bytes
-    }
-
     fn is_empty(&self, queue: usize) -> bool {
         self.0[queue].is_empty() == Ok(true)
     }
@@ -149,10 +135,6 @@ impl Queues for Ours {
         is_right.then_some(u64::from_le_bytes(number))
     }
 
-    fn bytes(&self, text: &Vec<u8>) -> usize {
-        text.len()
-    }
-
     fn is_empty(&self, queue: usize) -> bool {
         let mut text = [0; 1];
         self.users[0]
@@ -170,5 +152,8 @@ pub(crate) fn pairs<Q: Queues>(
     turn: Turn<'_>,
 ) -> Laps {
     let mut message = queues.message(bytes);
-    turn.run(|number| queues.pair(queue, kind, number, &mut message))
+    turn.run(|number| {
+        queues.send(queue, kind, number, &mut message)
+            && queues.receive(queue, kind, &mut message) == Some(cut(number, bytes))
+    })
 }

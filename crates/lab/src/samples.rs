@@ -26,32 +26,21 @@ pub(crate) type Params = BTreeMap<&'static str, Value>;
 /// is compared ([`Samples::add_scaling`]).
 pub(crate) const OVER_THREADS: &str = "over_threads";
 
-/// A measured quantity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Metric {
-    /// Operations per second of wall time, all threads together.
-    OpsPerSecond,
-    /// Nanoseconds of one thread's processor time per operation.
-    NsPerOp,
-    /// Bytes of memory per entry.
-    BytesPerEntry,
-    /// Seconds.
-    Seconds,
-    /// Passes that were thrown away, per million operations.
-    RetriesPerMillion,
-}
+/// A measured quantity: its name, its unit, and which values are better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Metric(&'static str, &'static str, &'static str);
 
 impl Metric {
-    /// Returns the name, the unit, and which values are better.
-    fn words(self) -> [&'static str; 3] {
-        match self {
-            Metric::OpsPerSecond => ["ops_per_s", "1/s", "higher"],
-            Metric::NsPerOp => ["ns_per_op", "ns", "lower"],
-            Metric::BytesPerEntry => ["bytes_per_entry", "B", "lower"],
-            Metric::Seconds => ["seconds", "s", "lower"],
-            Metric::RetriesPerMillion => ["retries_per_million", "1", "lower"],
-        }
-    }
+    /// Operations per second of wall time, all threads together.
+    pub(crate) const OPS_PER_SECOND: Metric = Metric("ops_per_s", "1/s", "higher");
+    /// Nanoseconds of one thread's processor time per operation.
+    pub(crate) const NS_PER_OP: Metric = Metric("ns_per_op", "ns", "lower");
+    /// Bytes of memory per entry.
+    pub(crate) const BYTES_PER_ENTRY: Metric = Metric("bytes_per_entry", "B", "lower");
+    /// Seconds.
+    pub(crate) const SECONDS: Metric = Metric("seconds", "s", "lower");
+    /// Passes that were thrown away, per million operations.
+    pub(crate) const RETRIES_PER_MILLION: Metric = Metric("retries_per_million", "1", "lower");
 }
 
 /// One set of parameters.
@@ -177,7 +166,7 @@ impl Samples {
         let mut more = Samples::default();
         for (key, values) in &self.rows {
             let is_several = key.params.get("threads").is_some_and(|threads| *threads != 1);
-            let is_rate = key.metric == Metric::OpsPerSecond;
+            let is_rate = key.metric == Metric::OPS_PER_SECOND;
             if !(is_several && is_rate && is_wanted(&key.variant, &key.params)) {
                 continue;
             }
@@ -202,7 +191,7 @@ impl Samples {
             }
         }
         for (key, values) in &mut best.rows {
-            let sense = if key.metric.words()[2] == "higher" { -1.0 } else { 1.0 };
+            let sense = if key.metric.2 == "higher" { -1.0 } else { 1.0 };
             values.sort_by(|a, b| (a.0.cmp(&b.0)).then((sense * a.1).total_cmp(&(sense * b.1))));
             values.dedup_by_key(|(round, _)| *round);
         }
@@ -229,7 +218,7 @@ impl Samples {
                 (*base > 0.0).then_some(value / base)
             })
             .collect();
-        let [metric, unit, better] = key.metric.words();
+        let Metric(metric, unit, better) = key.metric;
         Row {
             variant: key.variant.clone(),
             params: key.params.clone(),
@@ -277,8 +266,8 @@ mod tests {
         let all = [("ours", [30.0, 30.0]), ("a", [10.0, 60.0]), ("b", [40.0, 15.0])];
         for (variant, costs) in all {
             for (round, ns) in costs.into_iter().enumerate() {
-                samples.add(round, variant, &params, (Metric::OpsPerSecond, 1e9 / ns), "best");
-                samples.add(round, variant, &params, (Metric::NsPerOp, ns), "best");
+                samples.add(round, variant, &params, (Metric::OPS_PER_SECOND, 1e9 / ns), "best");
+                samples.add(round, variant, &params, (Metric::NS_PER_OP, ns), "best");
             }
         }
         samples.add_best("best", &["a", "b"]);
@@ -297,7 +286,7 @@ mod tests {
     fn ratio_is_the_median_of_the_ratios_round_by_round() {
         let mut samples = Samples::default();
         for (round, (ours, theirs)) in [(2.0, 1.0), (30.0, 10.0), (4.0, 4.0)].iter().enumerate() {
-            let ops = |value: f64| (Metric::OpsPerSecond, value);
+            let ops = |value: f64| (Metric::OPS_PER_SECOND, value);
             samples.add(round, "corewalk", &params(1), ops(*ours), "base");
             samples.add(round, "base", &params(1), ops(*theirs), "base");
         }
@@ -311,7 +300,7 @@ mod tests {
     fn ratio_against_other_params_is_that_of_the_same_round() {
         let mut samples = Samples::default();
         for (round, (calm, storm)) in [(4.0, 1.0), (8.0, 4.0), (10.0, 9.0)].iter().enumerate() {
-            let ops = |value: f64| (Metric::OpsPerSecond, value);
+            let ops = |value: f64| (Metric::OPS_PER_SECOND, value);
             samples.add(round, "corewalk", &params(0), ops(*calm), "corewalk");
             samples.add_against(round, "corewalk", &params(1), ops(*storm), "corewalk", &params(0));
         }
@@ -323,7 +312,7 @@ mod tests {
     fn scaling_is_that_of_the_same_round_and_only_of_what_is_wanted() {
         let mut samples = Samples::default();
         let add = |samples: &mut Samples, round, threads, value| {
-            let rate = (Metric::OpsPerSecond, value);
+            let rate = (Metric::OPS_PER_SECOND, value);
             samples.add(round, "corewalk", &params(threads), rate, "base");
         };
         for (round, (one, two)) in [(1.0, 2.0), (10.0, 15.0), (4.0, 4.0)].into_iter().enumerate() {
@@ -341,7 +330,7 @@ mod tests {
     #[test]
     fn ratio_ignores_other_params_and_rounds_without_the_baseline() {
         let mut samples = Samples::default();
-        let ns = |value: f64| (Metric::NsPerOp, value);
+        let ns = |value: f64| (Metric::NS_PER_OP, value);
         samples.add(0, "corewalk", &params(1), ns(5.0), "base");
         samples.add(0, "base", &params(2), ns(1.0), "base");
         samples.add(1, "base", &params(1), ns(1.0), "base");
@@ -355,14 +344,14 @@ mod tests {
         let schema: Value = serde_json::from_str(include_str!("../schema.json")).unwrap();
         let known = schema.pointer("/$defs/row/properties/metric/enum").unwrap();
         let all = [
-            Metric::OpsPerSecond,
-            Metric::NsPerOp,
-            Metric::BytesPerEntry,
-            Metric::Seconds,
-            Metric::RetriesPerMillion,
+            Metric::OPS_PER_SECOND,
+            Metric::NS_PER_OP,
+            Metric::BYTES_PER_ENTRY,
+            Metric::SECONDS,
+            Metric::RETRIES_PER_MILLION,
         ];
         for metric in all {
-            assert!(known.as_array().unwrap().contains(&metric.words()[0].into()), "{metric:?}");
+            assert!(known.as_array().unwrap().contains(&metric.0.into()), "{metric:?}");
         }
     }
 

@@ -39,11 +39,6 @@ pub(crate) trait Sems: Sync {
     /// Returns the name in the rows.
     fn variant(&self) -> &'static str;
 
-    /// Returns how many users there are.
-    fn users(&self) -> usize {
-        1
-    }
-
     /// Returns the nanoseconds for which all users together waited for locks, and the number of
     /// waits. Returns None if the variant does not count them.
     fn waited(&self) -> Option<(u64, u64)> {
@@ -79,9 +74,7 @@ pub(crate) trait Sems: Sync {
 
 /// The host kernel's.
 #[derive(Default)]
-pub(crate) struct Linux {
-    sets: Vec<(SemSet, u16)>,
-}
+pub(crate) struct Linux(Vec<(SemSet, u16)>);
 
 /// corewalk's, in this process.
 pub(crate) struct Ours {
@@ -98,15 +91,14 @@ pub(crate) struct Ours {
 /// # Panics
 /// If `work` does.
 pub(crate) fn apart<R: Send>(work: impl FnOnce() -> R + Send) -> R {
-    thread::scope(|scope| {
-        let inside = scope.spawn(|| {
-            // Without the privilege, the sets are in the namespace of the process and are removed
-            // at the end.
-            let _ = sysv::unshare_ipc();
-            work()
-        });
-        inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
+    let inside = || {
+        // Without the privilege, the sets are in the namespace of the process and are removed at
+        // the end.
+        let _ = sysv::unshare_ipc();
+        work()
+    };
+    let ended = thread::scope(|scope| scope.spawn(inside).join());
+    ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Makes sets with these numbers of semaphores.
@@ -127,13 +119,12 @@ pub(crate) fn check<S: Sems>(
     set: usize,
     right: impl Fn(u16) -> u16,
 ) -> anyhow::Result<()> {
-    let values = sems.values(set)?;
-    for (num, &value) in values.iter().enumerate() {
-        let right = right(num as u16);
+    let variant = sems.variant();
+    for (num, value) in (0..).zip(sems.values(set)?) {
+        let right = right(num);
         ensure!(
             value == right,
-            "{}: semaphore {num} of set {set} is {value} and not {right}",
-            sems.variant()
+            "{variant}: semaphore {num} of set {set} is {value} and not {right}"
         );
     }
     Ok(())
@@ -142,7 +133,7 @@ pub(crate) fn check<S: Sems>(
 impl Linux {
     /// Returns the sets that another process made, from the identifier and the count of each set.
     pub(crate) fn join(sets: &[(i32, u16)]) -> Linux {
-        Linux { sets: sets.iter().map(|(id, count)| (SemSet::attach(*id), *count)).collect() }
+        Linux(sets.iter().map(|(id, count)| (SemSet::attach(*id), *count)).collect())
     }
 }
 
@@ -152,12 +143,12 @@ impl Sems for Linux {
     }
 
     fn ids(&self) -> Vec<i32> {
-        self.sets.iter().map(|(set, _)| set.id()).collect()
+        self.0.iter().map(|(set, _)| set.id()).collect()
     }
 
     fn make(&mut self, count: u16) -> anyhow::Result<()> {
         let set = SemSet::private(count).context("semget(2)")?;
-        self.sets.push((set, count));
+        self.0.push((set, count));
         Ok(())
     }
 
@@ -165,19 +156,19 @@ impl Sems for Linux {
     fn op<const N: usize>(&self, _user: usize, set: usize, sops: [SemBuf; N]) -> bool {
         let raw = |sop: SemBuf| Sop { num: sop.sem_num, op: sop.sem_op, flags: sop.sem_flg.bits() };
         let sops = sops.map(raw);
-        self.sets[set].0.op(&sops).is_ok()
+        self.0[set].0.op(&sops).is_ok()
     }
 
     fn set_value(&self, _user: usize, set: usize, num: u16, value: u16) -> bool {
-        self.sets[set].0.set_value(num, value).is_ok()
+        self.0[set].0.set_value(num, value).is_ok()
     }
 
     fn value(&self, _user: usize, set: usize, num: u16) -> Option<u16> {
-        self.sets[set].0.value(num).ok()
+        self.0[set].0.value(num).ok()
     }
 
     fn values(&self, set: usize) -> anyhow::Result<Vec<u16>> {
-        let (set, count) = &self.sets[set];
+        let (set, count) = &self.0[set];
         set.values(*count).context("semctl(2)")
     }
 }
@@ -191,16 +182,11 @@ impl Ours {
         Ours::with(users, NamespaceOptions::default())
     }
 
-    /// Returns an empty namespace that counts how long users wait for each other.
+    /// Returns an empty namespace with so many users and these options.
     ///
     /// # Errors
     /// Those of [`Ours::new`].
-    pub(crate) fn counting(users: usize) -> anyhow::Result<Ours> {
-        let is_contention_counted = true;
-        Ours::with(users, NamespaceOptions { is_contention_counted, ..NamespaceOptions::default() })
-    }
-
-    fn with(users: usize, options: NamespaceOptions) -> anyhow::Result<Ours> {
+    pub(crate) fn with(users: usize, options: NamespaceOptions) -> anyhow::Result<Ours> {
         let namespace = Namespace::new(options).context("a namespace")?;
         let register = |pid| namespace.register(Cred::user(1000, 1000), pid);
         let users = (1..=users as u32).map(register).collect::<Result<_, _>>()?;
@@ -231,10 +217,6 @@ impl Ours {
 impl Sems for Ours {
     fn variant(&self) -> &'static str {
         "corewalk"
-    }
-
-    fn users(&self) -> usize {
-        self.users.len()
     }
 
     fn waited(&self) -> Option<(u64, u64)> {

@@ -8,8 +8,8 @@
 //! milliseconds of the slice:
 //!
 //! ```text
-//! table: {"bytes":64,"ms":20,"queue":"own","threads":2}     worker: 412345 20000123 19876543
-//! table: answer                                             worker: 0 0 0
+//! table: {"bytes":64,"ms":20,"queue":"own","threads":2}     worker: [412345, 20000123, 19876543]
+//! table: answer                                             worker: [0, 0, 0]
 //! ```
 //!
 //! After the line `answer` the worker answers round trips. If a call fails, the worker ends and the
@@ -179,7 +179,7 @@ fn serve_sets<S: Sems>(worker: usize, sets: &[(i32, u16)], sems: &S) -> anyhow::
         let set = sets.iter().position(|(_, count)| *count == load.sems).context("no such set")?;
         Ok(crew::run(1, time, |_, turn| load.work(sems, set, worker, turn)))
     };
-    serve(slice, || pingpong::answer(&SemPair(sems), || false))
+    serve(slice, || pingpong::answer(&SemPair(sems, 0), || false))
 }
 
 fn serve_queues<Q: Queues>(queues: &Q) -> anyhow::Result<()> {
@@ -199,14 +199,14 @@ fn serve(
     for line in stdin().lines() {
         let line = line?;
         if line == ANSWER {
-            writeln!(stdout(), "0 0 0")?;
+            writeln!(stdout(), "[0, 0, 0]")?;
             ensure!(answer(), "an answer failed");
         }
         // The names of the parameters stay for ever: a table has few cells.
         let cell = Cell(serde_json::from_str(line.leak())?);
         let slice = slice(&cell, Duration::from_millis(cell.number("ms") as u64))?;
         slice.check("a process")?;
-        writeln!(stdout(), "{} {} {}", slice.ops, slice.span.as_nanos(), slice.cpu_ns)?;
+        writeln!(stdout(), "[{}, {}, {}]", slice.ops, slice.span.as_nanos(), slice.cpu_ns)?;
     }
     Ok(())
 }

@@ -28,9 +28,9 @@
 //! Source: Linux `fs/namei.c` (`lookup_fast`, `complete_walk`), `fs/dcache.c` (`__d_lookup_rcu`,
 //! `d_lookup`, `__d_move`, and in 2.4 `dput` and `__d_path`), directory-locking.rst.
 
-use corewalk::FileKind;
+use corewalk::{FileKind, Stats};
 use corewalk_base::{CachePadded, Mutex, MutexGuard, ShardedCounter};
-use corewalk_sync::{LockrefGuard, SeqLock, SeqLockWriteGuard, SeqRwLock, SeqRwLockWriteGuard};
+use corewalk_sync::{LockrefGuard, SeqLock, SeqRwLock};
 
 use super::Dentries;
 use super::paths::Prepended;
@@ -62,9 +62,6 @@ pub(crate) struct Before {
     moves: CachePadded<Mutex<()>>,
     retries: ShardedCounter,
 }
-
-/// The guard of a rename: that of the rename lock of the design. `DcacheLock` has none.
-type Section<'a> = (Option<Timed<SeqLockWriteGuard<'a>>>, Option<Timed<SeqRwLockWriteGuard<'a>>>);
 
 impl Design {
     /// Returns the name in the rows.
@@ -113,7 +110,8 @@ impl Before {
         }
     }
 
-    fn begin_rename(&self) -> Section<'_> {
+    /// Takes the rename lock of the design. `DcacheLock` has none.
+    fn begin_rename(&self) -> impl Sized + '_ {
         match self.design {
             Design::DcacheLock => (None, None),
             Design::SeqRwLock => (None, Some(timed(|| self.shared_lock.write()))),
@@ -309,8 +307,10 @@ impl Namespace for Before {
         true
     }
 
-    fn retries(&self) -> u64 {
-        self.retries.sum().unsigned_abs()
+    fn stats(&self) -> Stats {
+        let mut stats = Stats::default();
+        stats.retries = self.retries.sum().unsigned_abs();
+        stats
     }
 }
 

@@ -169,12 +169,6 @@ impl SemArray {
     /// permission `bits`.
     #[inline]
     fn check(&self, num_max: u16, bits: u16) -> bool {
-        num_max < self.count && self.may(bits)
-    }
-
-    /// Returns true if the mode of the set grants `bits`. Analogous to Linux's `ipcperms`.
-    #[inline]
-    fn may(&self, bits: u16) -> bool {
         let perm = &self.perm;
         let granted = if UID == perm.cuid || UID == perm.uid {
             perm.mode >> 6
@@ -184,7 +178,7 @@ impl SemArray {
             perm.mode
         };
         let requested = (bits >> 6) | (bits >> 3) | bits;
-        requested & !granted & 0o7 == 0
+        num_max < self.count && requested & !granted & 0o7 == 0
     }
 }
 

@@ -22,10 +22,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use corewalk_base::primitives::Arc;
-use corewalk_store::{Store, StoreOptions, StoreStats, fsck};
+use corewalk_store::{ShareIndex, Store, StoreOptions, StoreStats, fsck};
 
 use super::files::AttrFiles;
-use super::{AttrStore, Design, Index, USERS_MAX};
+use super::{AttrStore, Design, USERS_MAX};
 
 /// The design of this project.
 const OURS: &str = "corewalk";
@@ -36,7 +36,7 @@ pub(crate) struct DiskStore {
     path: PathBuf,
     /// None once it is closed.
     store: Option<Store>,
-    index: Arc<dyn Index>,
+    index: Arc<dyn ShareIndex>,
     files: AttrFiles,
 }
 
@@ -131,7 +131,7 @@ impl AttrStore for DiskStore {
         if self.index.users_max() == 1 {
             return Ok(blocks);
         }
-        let entries = self.index.entries();
+        let entries = self.index.stats().entries;
         // A full block may have none.
         let least = blocks - (users / bound).min(blocks);
         let is_right = (least..=blocks).contains(&entries);
@@ -140,9 +140,9 @@ impl AttrStore for DiskStore {
     }
 }
 
-fn open(path: &Path, variant: &str, index: &Arc<dyn Index>) -> anyhow::Result<Store> {
+fn open(path: &Path, variant: &str, index: &Arc<dyn ShareIndex>) -> anyhow::Result<Store> {
     let is_sharing_late = variant == OURS;
-    let share = Some(Arc::clone(index) as _);
+    let share = Some(Arc::clone(index));
     let options = StoreOptions::default().with_share(share).with_sharing_late(is_sharing_late);
     Store::open(path, &options).with_context(|| format!("{}", path.display()))
 }

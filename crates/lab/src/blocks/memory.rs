@@ -24,14 +24,12 @@
 use anyhow::ensure;
 use corewalk_base::primitives::Arc;
 use corewalk_base::{CachePadded, Mutex, MutexGuard};
-use corewalk_store::Removal;
+use corewalk_store::{Removal, ShareIndex};
 use foldhash::fast::FixedState;
 use std::hash::BuildHasher;
 
-use super::{AttrStore, BLOCK_BYTES, Design, Index, USERS_MAX};
+use super::{AttrStore, BLOCK_BYTES, Design, USERS_MAX};
 
-/// A file without a block.
-const NO_BLOCK: u32 = u32::MAX;
 /// A content of at most this many bytes is hashed as a whole.
 const HASHED_WHOLE_MAX: usize = 512;
 /// Pieces of a longer one that are hashed, and their bytes.
@@ -41,10 +39,10 @@ const PIECE_BYTES: usize = 64;
 /// The store.
 pub(crate) struct MemoryStore {
     variant: &'static str,
-    index: Arc<dyn Index>,
+    index: Arc<dyn ShareIndex>,
     hasher: FixedState,
     /// Files of each worker, with the numbers of their blocks.
-    files: Vec<Vec<Mutex<u32>>>,
+    files: Vec<Vec<Mutex<Option<u32>>>>,
     blocks: Vec<CachePadded<Mutex<Block>>>,
     /// The numbers of free blocks, by worker.
     free: Vec<CachePadded<Mutex<Vec<u32>>>>,
@@ -66,18 +64,17 @@ impl MemoryStore {
         let ((variant, index), (workers, files)) = (design, size);
         // While a worker sets an attribute, it has one block more than files.
         let each = files as u32 + 1;
-        let numbers = |worker: u32| (worker * each..(worker + 1) * each).rev().collect();
+        let free = |worker: u32| {
+            let numbers = (worker * each..(worker + 1) * each).rev().collect();
+            CachePadded::new(Mutex::new(numbers))
+        };
         MemoryStore {
             variant,
             index,
             hasher: FixedState::with_seed(4),
-            files: (0..workers)
-                .map(|_| (0..files).map(|_| Mutex::new(NO_BLOCK)).collect())
-                .collect(),
+            files: (0..workers).map(|_| (0..files).map(|_| Mutex::default()).collect()).collect(),
             blocks: (0..workers as u32 * each).map(|_| CachePadded::default()).collect(),
-            free: (0..workers as u32)
-                .map(|worker| CachePadded::new(Mutex::new(numbers(worker))))
-                .collect(),
+            free: (0..workers as u32).map(free).collect(),
         }
     }
 
@@ -154,14 +151,8 @@ impl MemoryStore {
     /// list.
     fn take_number(&self, worker: usize) -> u32 {
         let workers = self.free.len();
-        // There are more blocks than workers can use. So if none is free, another worker is about
-        // to free one.
-        for next in (0..workers).cycle() {
-            if let Some(number) = self.free[(worker + next) % workers].lock().pop() {
-                return number;
-            }
-        }
-        unreachable!("a store has workers")
+        let mut free = (worker..).map(|next| &self.free[next % workers]);
+        free.find_map(|free| free.lock().pop()).expect("a store has workers")
     }
 
     fn block(&self, number: u32) -> MutexGuard<'_, Block> {
@@ -195,21 +186,20 @@ impl AttrStore for MemoryStore {
         let key = if self.is_on() { key_of(&self.hasher, value) } else { 0 };
         let mut file = self.files[worker][file].lock();
         let new = self.share(key, value).unwrap_or_else(|| self.make(worker, key, value));
-        let old = std::mem::replace(&mut *file, new);
-        if old != NO_BLOCK {
+        if let Some(old) = file.replace(new) {
             self.release(worker, old);
         }
     }
 
     fn has(&self, worker: usize, file: usize, value: &[u8]) -> bool {
         let number = *self.files[worker][file].lock();
-        number != NO_BLOCK && self.block(number).is(value)
+        number.is_some_and(|number| self.block(number).is(value))
     }
 
     fn clear(&self, worker: usize) {
         for file in &self.files[worker] {
-            let old = std::mem::replace(&mut *file.lock(), NO_BLOCK);
-            if old != NO_BLOCK {
+            let old = file.lock().take();
+            if let Some(old) = old {
                 self.release(worker, old);
             }
         }
@@ -217,8 +207,8 @@ impl AttrStore for MemoryStore {
 
     fn audit(&self) -> anyhow::Result<u64> {
         let (variant, mut users) = (self.variant, vec![0_u32; self.blocks.len()]);
-        let files = self.files.iter().flatten().map(|file| *file.lock());
-        files.filter(|&number| number != NO_BLOCK).for_each(|number| users[number as usize] += 1);
+        let files = self.files.iter().flatten().filter_map(|file| *file.lock());
+        files.for_each(|number| users[number as usize] += 1);
         let (mut in_use, mut expected) = (0, 0);
         for (number, users) in users.into_iter().enumerate() {
             let block = self.block(number as u32);
@@ -234,7 +224,7 @@ impl AttrStore for MemoryStore {
         let all = self.blocks.len();
         let is_right = in_use as usize + free == all;
         ensure!(is_right, "{variant}: {in_use} blocks are in use and {free} of {all} free");
-        let entries = self.index.entries();
+        let entries = self.index.stats().entries;
         let is_right = entries == expected;
         ensure!(is_right, "{variant}: {entries} entries for {expected} blocks that may be shared");
         Ok(in_use)

@@ -33,6 +33,9 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 /// Bytes of a buffer for getdents64(2).
 const LIST_BYTES: usize = 32 << 10;
 
+/// The flags of a directory that is listed.
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
 /// A folder on the host's tmpfs, removed at the end.
 pub(crate) struct Host {
     folder: PathBuf,
@@ -69,7 +72,7 @@ impl Files for Host {
 
     fn user(&self) -> HostUser<'_> {
         let bytes = self.folder.as_os_str().as_bytes();
-        let root = openat(CWD, bytes, directory_flags(), Mode::empty());
+        let root = openat(CWD, bytes, DIRECTORY, Mode::empty());
         HostUser { folder: &self.folder, root: root.expect("the folder was just made") }
     }
 }
@@ -78,7 +81,7 @@ impl User for HostUser<'_> {
     type Node = OwnedFd;
 
     fn open_dir(&self, path: &[u8]) -> Option<OwnedFd> {
-        openat(&self.root, inside(path), directory_flags(), Mode::empty()).ok()
+        openat(&self.root, inside(path), DIRECTORY, Mode::empty()).ok()
     }
 
     fn make(&self, dir: &OwnedFd, name: &[u8], kind: FileKind) -> Option<()> {
@@ -106,10 +109,6 @@ impl User for HostUser<'_> {
         renameat(from.0, from.1, to.0, to.1).is_ok()
     }
 
-    fn resolve(&self, path: &[u8]) -> Option<u64> {
-        self.stat(path).map(|status| status.ino)
-    }
-
     fn stat(&self, path: &[u8]) -> Option<Attr> {
         self.stat_at(&self.root, inside(path))
     }
@@ -129,7 +128,7 @@ impl User for HostUser<'_> {
     fn list(&self, dir: &OwnedFd, list: &mut List) -> bool {
         list.clear();
         // Open the directory again, since the position in a listing belongs to the descriptor.
-        let Ok(fd) = openat(dir, c".", directory_flags(), Mode::empty()) else { return false };
+        let Ok(fd) = openat(dir, c".", DIRECTORY, Mode::empty()) else { return false };
         let mut buffer = [const { MaybeUninit::<u8>::uninit() }; LIST_BYTES];
         let mut entries = RawDir::new(fd, &mut buffer);
         while let Some(entry) = entries.next() {
@@ -163,8 +162,4 @@ fn inside(path: &[u8]) -> &[u8] {
         [b'/', rest @ ..] => rest,
         _ => path,
     }
-}
-
-fn directory_flags() -> OFlags {
-    OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC
 }

@@ -19,43 +19,23 @@
 //!
 //! Source: bindfs(1); mount.fuse3(8); `corewalk mount --help`.
 
-use std::ffi::OsString;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 
-use crate::machine::cores;
-
 /// Options that keep the kernel from caching.
 const NO_TIMEOUTS: &str = "entry_timeout=0,attr_timeout=0,negative_timeout=0";
 
-/// How many threads a server is to have; see above.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Threads {
-    One,
-    Several,
-}
-
-/// Returns corewalk's own mount of a tmpfs.
+/// Returns corewalk's mount of `source`: `tmpfs`, a directory of the host, or a store. Its options
+/// are those of the peers.
 ///
 /// The program is the one that `COREWALK_BIN` names, or `corewalk` beside the lab's own program.
 ///
 /// # Errors
 /// An error if neither exists.
-pub(crate) fn ours(threads: Threads, _source: &Path, point: &Path) -> anyhow::Result<Command> {
-    ours_passthrough(threads, Path::new("tmpfs"), point)
-}
-
-/// Returns corewalk's mount of a directory of the host, with the same options as the peers.
-///
-/// # Errors
-/// As [`ours`].
-pub(crate) fn ours_passthrough(
-    threads: Threads,
-    source: &Path,
-    point: &Path,
-) -> anyhow::Result<Command> {
+pub(crate) fn ours(threads: usize, source: &OsStr, point: &Path) -> anyhow::Result<Command> {
     let me = std::env::current_exe().context("the lab does not know its own file")?;
     let file = match std::env::var_os("COREWALK_BIN") {
         Some(file) => PathBuf::from(file),
@@ -66,24 +46,10 @@ pub(crate) fn ours_passthrough(
         "there is no {}: build it (cargo build --release -p corewalk-cli) or set COREWALK_BIN",
         file.display()
     );
-    let threads = match threads {
-        Threads::One => 1,
-        Threads::Several => cores().max(2),
-    };
     let options = format!("{NO_TIMEOUTS},default_permissions,threads={threads}");
     let mut program = Command::new(file);
-    program.arg("mount").args([source, point]).args(["-o", &options]);
+    program.arg("mount").arg(source).arg(point).args(["-o", &options]);
     Ok(program)
-}
-
-/// Returns corewalk's mount of a store in `source`.
-///
-/// # Errors
-/// As [`ours`].
-pub(crate) fn ours_store(threads: Threads, source: &Path, point: &Path) -> anyhow::Result<Command> {
-    let mut store = OsString::from("store:");
-    store.push(source);
-    ours_passthrough(threads, Path::new(&store), point)
 }
 
 /// Returns bindfs. It uses the high-level interface of libfuse, and sets `default_permissions` by
@@ -91,10 +57,10 @@ pub(crate) fn ours_store(threads: Threads, source: &Path, point: &Path) -> anyho
 ///
 /// # Errors
 /// An error if bindfs is not installed.
-pub(crate) fn bindfs(threads: Threads, source: &Path, point: &Path) -> anyhow::Result<Command> {
+pub(crate) fn bindfs(threads: usize, source: &OsStr, point: &Path) -> anyhow::Result<Command> {
     let mut program = find("bindfs")?;
-    program.args(["-f", "-o", NO_TIMEOUTS]).args([source, point]);
-    if threads == Threads::Several {
+    program.args(["-f", "-o", NO_TIMEOUTS]).arg(source).arg(point);
+    if threads > 1 {
         program.arg("--multithreaded");
     }
     Ok(program)

@@ -229,7 +229,7 @@ mod tests {
                 for threads in [1, 2] {
                     let params =
                         Params::from([("threads", threads.into()), ("directories", "own".into())]);
-                    let rate = (Metric::OpsPerSecond, value * drift);
+                    let rate = (Metric::OPS_PER_SECOND, value * drift);
                     samples.add(round, variant, &params, rate, "linux");
                 }
             }

@@ -12,8 +12,7 @@ use std::fmt::Write as _;
 use super::page::escape;
 use crate::text::number;
 
-/// The size of the plot, and the bounds of the part in which lines are drawn.
-const SIZE: (f64, f64) = (380.0, 230.0);
+/// The bounds of the part of the plot in which lines are drawn. The whole plot is 380 by 230.
 const LEFT: f64 = 58.0;
 const RIGHT: f64 = 366.0;
 const TOP: f64 = 22.0;
@@ -79,9 +78,8 @@ pub(super) fn draw(title: &str, unit: &str, x: &str, values: &[String], lines: &
             );
         }
     }
-    let (width, height) = SIZE;
     let mut out = format!(
-        "<figure><svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" role=\"img\">\
+        "<figure><svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 380 230\" role=\"img\">\
          <title>{}</title>{svg}</svg>\n<figcaption>",
         escape(title)
     );

@@ -16,16 +16,8 @@ use crate::crew::{self, Laps, Slice, Turn};
 use crate::questions::Rng;
 use crate::samples::Cell;
 
-/// Which semaphores a worker takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pattern {
-    /// Its own, as far as there are enough.
-    Own,
-    /// Another one each time.
-    Random,
-    /// The first one, as all workers.
-    Same,
-}
+/// The semaphores of a thread: its own ones, random ones, or the same one as all other threads.
+const PATTERNS: [&str; 3] = ["own", "random", "same"];
 
 /// The parameters of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +25,7 @@ pub(crate) struct Load {
     pub(crate) threads: usize,
     /// Semaphores of the set.
     pub(crate) sems: u16,
-    pub(crate) pattern: Pattern,
+    pub(crate) pattern: &'static str,
     pub(crate) has_undo: bool,
     /// Operations of a call, 1 or 2.
     pub(crate) ops: usize,
@@ -42,15 +34,11 @@ pub(crate) struct Load {
 impl Load {
     /// Returns the load of a cell.
     pub(crate) fn of(cell: &Cell) -> Load {
-        let pattern = match cell.word("pattern") {
-            "random" => Pattern::Random,
-            "same" => Pattern::Same,
-            _ => Pattern::Own,
-        };
+        let pattern = PATTERNS.into_iter().find(|pattern| *pattern == cell.word("pattern"));
         Load {
             threads: cell.number("threads"),
             sems: cell.number("sems") as u16,
-            pattern,
+            pattern: pattern.unwrap_or(PATTERNS[0]),
             has_undo: cell.word("undo") == "on",
             ops: cell.number("ops"),
         }
@@ -84,7 +72,7 @@ impl Load {
         let (own, count) = (self.own(worker), self.sems);
         let mut rng = Rng(worker as u64 + 1);
         let mut nums = [own, (own + 1) % count];
-        let (is_random, is_double) = (self.pattern == Pattern::Random, self.ops == 2);
+        let (is_random, is_double) = (self.pattern == "random", self.ops == 2);
         let laps = turn.run(|number| {
             let is_first = number.is_multiple_of(2);
             if is_first && is_random {
@@ -121,10 +109,8 @@ impl Load {
     }
 
     fn own(&self, worker: usize) -> u16 {
-        match self.pattern {
-            Pattern::Same => 0,
-            _ => (worker * self.ops % usize::from(self.sems)) as u16,
-        }
+        let own = (worker * self.ops % usize::from(self.sems)) as u16;
+        if self.pattern == "same" { 0 } else { own }
     }
 }
 
@@ -167,7 +153,7 @@ mod tests {
     fn load_is_that_of_its_cell() {
         let cell = Cell::default().with("pattern", "random").with("sems", 128).with("ops", 2);
         let load = Load::of(&cell.with("threads", 4).with("undo", "on"));
-        let pattern = Pattern::Random;
+        let pattern = "random";
         assert_eq!(load, Load { threads: 4, sems: 128, pattern, has_undo: true, ops: 2 });
     }
 
@@ -175,7 +161,7 @@ mod tests {
     fn operation_that_is_lost_is_found_out() {
         let mut whole = SemArrays::new(Protocol::IpcRcu, 1);
         whole.make(8).unwrap();
-        for pattern in [Pattern::Own, Pattern::Random, Pattern::Same] {
+        for pattern in PATTERNS {
             for (has_undo, ops) in [(false, 1), (true, 1), (true, 2)] {
                 let load = Load { threads: 2, sems: 8, pattern, has_undo, ops };
                 let slice = load.run(&whole, 0, Duration::from_millis(2)).unwrap();
@@ -184,7 +170,7 @@ mod tests {
             }
         }
         let lossy = Lossy { whole, calls: AtomicU64::new(0) };
-        let load = Load { threads: 1, sems: 8, pattern: Pattern::Own, has_undo: false, ops: 1 };
+        let load = Load { threads: 1, sems: 8, pattern: "own", has_undo: false, ops: 1 };
         let slice = load.run(&lossy, 0, Duration::from_millis(5));
         assert!(slice.is_err() || slice.is_ok_and(|slice| slice.check("lossy").is_err()));
     }

@@ -46,22 +46,20 @@ fn sweeps(settings: &Settings) -> Vec<Sweep> {
 }
 
 fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
-    let workload = Creates { threads: run.settings.threads_max() };
+    let workload = Creates(run.settings.threads_max());
     run.files(&run.sweeps[0], None, &workload, samples)?;
     samples.add_scaling(|_, _| true);
     Ok(())
 }
 
 /// Creates and unlinks of up to so many threads.
-struct Creates {
-    threads: usize,
-}
+struct Creates(usize);
 
 impl Workload for Creates {
     /// Makes the directories with the files that stay.
     fn enter<'a, F: Files>(&'a self, files: &'a F) -> anyhow::Result<Measure<'a>> {
         let user = files.user();
-        let own = (0..self.threads).map(|thread| path_of("own", thread));
+        let own = (0..self.0).map(|thread| path_of("own", thread));
         let paths: Vec<String> = std::iter::once(path_of("one", 0)).chain(own).collect();
         for path in &paths {
             let dir = make_path(&user, path)?;
@@ -122,7 +120,7 @@ mod tests {
 
     #[test]
     fn file_that_is_in_the_way_is_an_error() {
-        let (ours, workload) = (Ours::on_tmpfs().unwrap(), Creates { threads: 1 });
+        let (ours, workload) = (Ours::on_tmpfs().unwrap(), Creates(1));
         let measure = workload.enter(&ours).unwrap();
         let cell = Cell::default().with("directories", "one").with("threads", 1);
         let time = Duration::from_millis(1);

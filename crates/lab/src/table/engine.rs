@@ -26,7 +26,7 @@ use crate::baseline::syscall_ns;
 use crate::before::Design;
 use crate::crew::Slice;
 use crate::files::{BeforeFiles, Files, Host};
-use crate::machine::Disturbance;
+use crate::machine::watch_others;
 use crate::ours::Ours;
 use crate::peer::check_interrupt;
 pub(super) use crate::samples::Cell;
@@ -165,7 +165,7 @@ impl<'a> Run<'a> {
         eprintln!("{table}: measures for about {time:.0} s");
         let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} {eta} {msg}")?;
         let bar = ProgressBar::new((sweep.cells.len() * rounds) as u64).with_style(style);
-        let disturbance = Disturbance::start();
+        let others = watch_others();
         for round in 0..rounds {
             for (nth, cell) in sweep.cells.iter().enumerate() {
                 bar.set_message(cell.to_string());
@@ -177,7 +177,7 @@ impl<'a> Run<'a> {
             }
         }
         bar.finish_and_clear();
-        let share = 100.0 * disturbance.share();
+        let share = 100.0 * others();
         eprintln!("{table}: other processes used {share:.0} % of the machine");
         Ok(())
     }
@@ -205,7 +205,7 @@ impl<'a> Run<'a> {
             slice.add_to(samples, round, name, &cell.0, baseline, &cell.0)?;
             if sweep.is_net_of_syscall && cell.number("threads") == 1 {
                 let paid = if *name == "linux" { call_ns } else { 0.0 };
-                let net = (Metric::NsPerOp, (slice.ns_per_op() - paid).max(0.0));
+                let net = (Metric::NS_PER_OP, (slice.ns_per_op() - paid).max(0.0));
                 let params = cell.with("net_of", "syscall").0;
                 samples.add(round, name, &params, net, baseline);
             }
@@ -217,7 +217,7 @@ impl<'a> Run<'a> {
     pub(super) fn add_syscall(&self, round: usize, cell: &Cell, samples: &mut Samples) -> f64 {
         let call_ns = syscall_ns(sized(self.settings.size, SYSCALLS));
         let params = cell.with("op", "syscall").0;
-        samples.add(round, "linux", &params, (Metric::NsPerOp, call_ns), "linux");
+        samples.add(round, "linux", &params, (Metric::NS_PER_OP, call_ns), "linux");
         call_ns
     }
 

@@ -41,11 +41,12 @@
 
 use super::prelude::*;
 use crate::client::{self, Client, PHASES, is_sync};
-use crate::peer::{self, Mounted, Threads, check_interrupt};
+use crate::machine::cores;
+use crate::peer::{self, Mounted, check_interrupt};
 use rustix::fs::statfs;
+use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::path::Path;
-use std::process::Command;
 
 /// The variant that all are compared with.
 const BASELINE: &str = "bindfs";
@@ -69,9 +70,6 @@ const EXT4_MAGIC: u64 = 0xef53;
 
 /// For how many clients a mount is.
 type Serves = RangeInclusive<usize>;
-
-/// How a server is found.
-type Find = dyn Fn(Threads, &Path, &Path) -> anyhow::Result<Command>;
 
 /// The table.
 pub(super) const TABLE: Table = Table { name: "fuse-metadata", other_claims: STATED, sweeps, run };
@@ -154,21 +152,20 @@ fn mounts(
     source: &Scratch,
     disk: &Scratch,
 ) -> anyhow::Result<Vec<(Serves, Mounted)>> {
-    let servers: [(&'static str, &Find); 4] = [
-        (OURS, &peer::ours),
-        ("corewalk-hostfs", &peer::ours_passthrough),
-        (STORE, &peer::ours_store),
-        (BASELINE, &peer::bindfs),
-    ];
     let mut mounts = vec![];
-    for (variant, find) in servers {
-        for (serves, threads) in [(1..=1, Threads::One), (2..=usize::MAX, Threads::Several)] {
-            let folder = format!("{variant}-{threads:?}");
-            let (below, point) = (source.folder(&folder)?, scratch.folder(&folder)?);
-            let below = if variant == STORE { disk.folder(&folder)? } else { below };
+    for variant in [OURS, "corewalk-hostfs", STORE, BASELINE] {
+        for (serves, threads) in [(1..=1, 1), (2..=usize::MAX, cores().max(2))] {
+            let folder = format!("{variant}-{threads}");
+            let point = scratch.folder(&folder)?;
+            let below: OsString = match variant {
+                OURS => "tmpfs".into(),
+                STORE => format!("store:{}", disk.folder(&folder)?.display()).into(),
+                _ => source.folder(&folder)?.into(),
+            };
+            let find = if variant == BASELINE { peer::bindfs } else { peer::ours };
             let program = find(threads, &below, &point);
             let mounted = program.and_then(|program| Mounted::start(variant, program, point));
-            match mounted.and_then(on_equal_terms) {
+            match mounted {
                 Ok(mounted) => mounts.push((serves, mounted)),
                 Err(error) => {
                     ensure!(variant != OURS, "corewalk's own mount does not work here: {error:#}");
@@ -191,23 +188,11 @@ fn mounts(
     Ok(mounts)
 }
 
-/// Returns `mounted` if the kernel checks permissions for it, as for all other mounts.
-fn on_equal_terms(mounted: Mounted) -> anyhow::Result<Mounted> {
-    let (options, _) = mounted.terms()?;
-    let is_checked = options.split(',').any(|option| option == "default_permissions");
-    ensure!(is_checked, "the kernel does not check permissions there: {options}");
-    Ok(mounted)
-}
-
 /// Returns how many files each process makes.
 fn files(settings: &Settings) -> usize {
-    match settings.size {
-        Size::Quick => FILES[0],
-        Size::Full => {
-            let seconds = SHARE * settings.time_per_row.as_secs_f64() / settings.rounds as f64;
-            ((seconds * EXPECTED_OPS_PER_S) as usize).clamp(FILES[0], FILES[1])
-        }
-    }
+    let seconds = SHARE * settings.time_per_row.as_secs_f64() / settings.rounds as f64;
+    let files = ((seconds * EXPECTED_OPS_PER_S) as usize).clamp(FILES[0], FILES[1]);
+    sized(settings.size, (FILES[0], files))
 }
 
 #[cfg(test)]

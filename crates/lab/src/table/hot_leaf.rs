@@ -61,20 +61,12 @@ const VARIANTS: [(&str, &str); 3] =
     [("walk", "corewalk"), ("walk", WALK_BASELINE), ("lockref", "corewalk")];
 /// The phases, in order.
 const PHASES: [&str; 3] = ["before", "during", "after"];
-/// The directories above the file, and the file.
-const DIRECTORIES: [&str; 7] = [
-    "component-1",
-    "component-2",
-    "component-3",
-    "component-4",
-    "component-5",
-    "component-6",
-    "component-7",
-];
+/// The number of directories above the file, and the file.
+const DIRECTORIES: usize = 7;
 const LEAF: &[u8] = b"the-hot-leaf";
 
-/// The slices of the three phases, and the number of the locker's turns per second.
-type Outcome = (Vec<Slice>, f64);
+/// The three phases of each worker, and the number of the locker's turns per second.
+type Outcome = (Vec<Laps>, f64);
 
 /// A variant. `measure` takes the number of threads and the time of a phase.
 struct Variant<'a> {
@@ -118,8 +110,8 @@ fn record(
     let Variant { of, name, baseline, measure } = variant;
     let (round, threads) = (visit.round, visit.cell.number("threads"));
     for _ in 0..TRIES {
-        let (slices, locks_per_s) =
-            measure(threads, settings.time_per_row / settings.rounds as u32);
+        let (laps, locks_per_s) = measure(threads, settings.time_per_row / settings.rounds as u32);
+        let slices = [0, 1, 2].map(|phase| crew::together(&laps, phase));
         let has_worked = slices.iter().all(|slice| slice.ops > 0);
         // A quick run has time for only ten turns of the locker, so its rate is not checked.
         let is_on_time = locks_per_s >= RATE_SHARE * f64::from(LOCKS_PER_S);
@@ -134,7 +126,7 @@ fn record(
             slice.add_to(samples, round, name, &params_in(phase), name, &before)?;
         }
         let params = visit.cell.with("of", *of).with("op", "lock").0;
-        samples.add(round, name, &params, (Metric::OpsPerSecond, locks_per_s), name);
+        samples.add(round, name, &params, (Metric::OPS_PER_SECOND, locks_per_s), name);
         return Ok(());
     }
     eprintln!("hot-leaf: {name}: the locker did not run in round {round} with threads={threads}");
@@ -144,7 +136,7 @@ fn record(
 /// Makes the path in `files` and returns who walks it.
 fn walkers<F: Files>(files: &F) -> anyhow::Result<Variant<'_>> {
     let user = files.user();
-    let parent = format!("/{}", DIRECTORIES.join("/"));
+    let parent = parent();
     let dir = make_path(&user, &parent)?;
     ensure!(user.create(&dir, LEAF), "{}: no file", files.variant());
     let path = [parent.as_bytes(), b"/", LEAF].concat();
@@ -156,7 +148,7 @@ fn walkers<F: Files>(files: &F) -> anyhow::Result<Variant<'_>> {
             let (user, path) = (files.user(), path.clone());
             turn.run(|_| user.resolve(&path) == Some(leaf))
         };
-        crew::run_phases(threads, PHASES.len(), time, work, |clock| {
+        crew::run_laps(threads, PHASES.len(), Pinning::of(threads), time, work, |clock| {
             let user = files.user();
             let dir = user.open_dir(parent.as_bytes()).expect("the directory was made");
             clock.paced(1, LOCKS_PER_S, |turn| {
@@ -172,6 +164,11 @@ fn walkers<F: Files>(files: &F) -> anyhow::Result<Variant<'_>> {
     Ok(Variant { of: "walk", name, baseline, measure: Box::new(measure) })
 }
 
+/// Returns the path of the directory of the file.
+fn parent() -> String {
+    (1..=DIRECTORIES).map(|nth| format!("/component-{nth}")).collect()
+}
+
 /// Returns the variant that takes and drops references, beside a thread that takes the lock.
 fn counter() -> Variant<'static> {
     let measure = |threads, time| {
@@ -182,26 +179,22 @@ fn counter() -> Variant<'static> {
                 lockref.put_return() > 0
             })
         };
-        let outcome = crew::run_phases(threads, PHASES.len(), time, work, |clock| {
-            clock.paced(1, LOCKS_PER_S, |_| {
-                let guard = lockref.lock();
-                hold();
-                drop(guard);
-            })
-        });
+        let outcome =
+            crew::run_laps(threads, PHASES.len(), Pinning::of(threads), time, work, |clock| {
+                clock.paced(1, LOCKS_PER_S, |_| {
+                    let guard = lockref.lock();
+                    let start = Instant::now();
+                    while start.elapsed() < HOLD {
+                        hint::spin_loop();
+                    }
+                    drop(guard);
+                })
+            });
         assert_eq!(lockref.count(), 1, "references do not add up");
         outcome
     };
     let name = "corewalk";
     Variant { of: "lockref", name, baseline: name, measure: Box::new(measure) }
-}
-
-/// Spins for a microsecond, the time that the locker holds the lock.
-fn hold() {
-    let start = Instant::now();
-    while start.elapsed() < HOLD {
-        hint::spin_loop();
-    }
 }
 
 #[cfg(test)]
@@ -228,7 +221,7 @@ mod tests {
             let expected = if cores() > 1 { 4..=5 } else { 2..=2 };
             assert!(expected.contains(&known), "{claims:?}");
             let (after, own) = (at(of, PHASES[2]), "corewalk");
-            let row = quick::row(&rows, (own, "ns_per_op"), &after).expect("it was just there");
+            let row = quick::row(&rows, own, "ns_per_op", &after).expect("it was just there");
             assert_eq!(row.baseline, own);
         }
     }
@@ -245,9 +238,9 @@ mod tests {
         let ours = Ours::on_tmpfs().unwrap();
         let variant = walkers(&ours).unwrap();
         let user = ours.user();
-        let dir = user.open_dir(format!("/{}", DIRECTORIES.join("/")).as_bytes()).unwrap();
+        let dir = user.open_dir(parent().as_bytes()).unwrap();
         assert!(user.rename((&dir, LEAF), (&dir, b"elsewhere")) && user.create(&dir, LEAF));
-        let (slices, _) = (variant.measure)(1, Duration::from_millis(5));
-        assert!(slices[0].wrong == slices[0].ops && slices[0].ops > 0);
+        let (laps, _) = (variant.measure)(1, Duration::from_millis(5));
+        assert!(laps[0][0].wrong == laps[0][0].ops && laps[0][0].ops > 0);
     }
 }

@@ -29,7 +29,7 @@
 use super::prelude::*;
 use crate::before::sems::{Protocol, SemArrays};
 use crate::sems::{Linux, Ours, Sems, check, made};
-use corewalk_ipc::{SemBuf, SemFlags};
+use corewalk_ipc::{NamespaceOptions, SemBuf, SemFlags};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "linux";
@@ -56,7 +56,8 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     let (sweep, sets) = (&run.sweeps[0], sized(run.settings.size, SETS));
     let most = sweep.cells.iter().map(|cell| cell.number("users")).max().unwrap_or(1);
     let counts = &vec![SEMS; sets];
-    let (linux, ours) = (made(Linux::default(), counts)?, made(Ours::counting(most)?, counts)?);
+    let (linux, ours) =
+        (made(Linux::default(), counts)?, made(Ours::with(most, counting())?, counts)?);
     let lock = made(SemArrays::new(Protocol::IpcLock, most), counts)?;
     let rcu = made(SemArrays::new(Protocol::IpcRcu, most), counts)?;
     let variants =
@@ -72,8 +73,8 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
         let waited_s = slice.spent.waiting_ns as f64 * 1e-9;
         let found_taken = slice.spent.sections as f64 * 1e6 / slice.ops as f64;
         let rows = [
-            ("waiting", Metric::Seconds, waited_s / users_s.max(1e-9)),
-            ("locks-found-taken", Metric::RetriesPerMillion, found_taken),
+            ("waiting", Metric::SECONDS, waited_s / users_s.max(1e-9)),
+            ("locks-found-taken", Metric::RETRIES_PER_MILLION, found_taken),
         ];
         for (of, metric, value) in rows {
             let params = visit.cell.with("of", of).0;
@@ -81,6 +82,11 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
         }
         Ok(())
     })
+}
+
+/// Returns the options of a namespace that counts how long users wait for each other.
+fn counting() -> NamespaceOptions {
+    NamespaceOptions { is_contention_counted: true, ..NamespaceOptions::default() }
 }
 
 /// Returns a variant whose slices also have the number of locks found taken and the time of the
@@ -138,11 +144,8 @@ fn work<S: Sems>(sems: &S, user: usize, sets: usize, turn: Turn<'_>) -> Laps {
         }
     });
     let (set, num) = mark(user, sets);
-    assert!(
-        sems.op(user, set, [SemBuf::new(num, 1, SemFlags::empty())]),
-        "{}: a mark is refused",
-        sems.variant()
-    );
+    let is_marked = sems.op(user, set, [SemBuf::new(num, 1, SemFlags::empty())]);
+    assert!(is_marked, "{}: a mark is refused", sems.variant());
     laps
 }
 
@@ -164,7 +167,7 @@ mod tests {
     #[test]
     fn wait_for_a_lock_is_counted() {
         is_counted(&made(SemArrays::new(Protocol::IpcRcu, 2), &[SEMS]).unwrap());
-        is_counted(&made(Ours::counting(2).unwrap(), &[SEMS]).unwrap());
+        is_counted(&made(Ours::with(2, counting()).unwrap(), &[SEMS]).unwrap());
         let uncounted = made(Ours::new(2).unwrap(), &[SEMS]).unwrap();
         slice(&uncounted, 2, 1, Duration::from_millis(5)).unwrap();
         assert_eq!(uncounted.waited(), Some((0, 0)));

@@ -63,17 +63,16 @@ fn measure_memory(
     samples: &mut Samples,
 ) -> anyhow::Result<()> {
     let Some(program) = &settings.program else { return Ok(()) };
-    let resident = Params::from([("entries", entries.into())]);
-    let mut arenas = resident.clone();
-    arenas.insert("of", "arenas".into());
+    let resident = Cell::default().with("entries", entries);
+    let arenas = resident.with("of", "arenas");
     // It hardly varies.
     for round in 0..sized(settings.size, (1, 3)) {
         for variant in VARIANTS {
             let (all, of_arenas) = memory::measure_apart(program, variant, entries)?;
             for (params, bytes) in [(&resident, all), (&arenas, of_arenas)] {
                 if bytes > 0 {
-                    let each = (Metric::BytesPerEntry, bytes as f64 / entries as f64);
-                    samples.add(round, variant, params, each, BASELINE);
+                    let each = (Metric::BYTES_PER_ENTRY, bytes as f64 / entries as f64);
+                    samples.add(round, variant, &params.0, each, BASELINE);
                 }
             }
         }
@@ -108,13 +107,13 @@ mod tests {
             for (params, variant) in
                 with(params).iter().flat_map(|p| variants.iter().map(move |v| (p, v)))
             {
-                let row = quick::row(&rows, (variant, "ns_per_op"), params).expect(variant);
+                let row = quick::row(&rows, variant, "ns_per_op", params).expect(variant);
                 assert!(row.rounds == 5 && row.ratio.is_some_and(|ratio| ratio > 0.0), "{row:?}");
             }
         }
         for params in [&hot[..], &cold, &[("op", "walk".into()), ("renamer", 0.into())]] {
             let params = [params, &[(OVER_THREADS, 1.into())]].concat();
-            let row = quick::row(&rows, ("corewalk", "ops_per_s"), &params).expect("walks scale");
+            let row = quick::row(&rows, "corewalk", "ops_per_s", &params).expect("walks scale");
             assert!(row.baseline == "corewalk" && row.params["threads"] == 2);
         }
         let cost = |variant, is_net| {

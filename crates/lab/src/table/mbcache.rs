@@ -40,7 +40,8 @@
 //! Source: document 004 (Kara, December 2015).
 
 use super::prelude::*;
-use crate::pairs::{Ours, Pairs, Shards};
+use crate::pairs::{Pairs, Shards};
+use corewalk_mbcache::{Mbcache, MbcacheOptions};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "mutex-shards";
@@ -65,10 +66,11 @@ fn sweeps(settings: &Settings) -> Vec<Sweep> {
 fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     let pairs = sized(run.settings.size, (4_000, 100_000));
     for (values, sweep) in VALUES.into_iter().zip(&run.sweeps) {
-        let (ours, shards) = (Ours::new()?, Shards::new((pairs / values) as usize));
+        let (ours, shards) =
+            (Mbcache::new(MbcacheOptions::default())?, Shards::new((pairs / values) as usize));
         let variants = [variant(&ours, pairs, values), variant(&shards, pairs, values)];
         run.measure(sweep, &variants, samples)?;
-        ensure!(ours.dropped() == 0, "corewalk dropped entries under its budget");
+        ensure!(ours.stats().reclaimed == 0, "corewalk dropped entries under its budget");
     }
     samples.add_scaling(|_, _| true);
     Ok(())

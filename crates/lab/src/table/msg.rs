@@ -201,6 +201,7 @@ mod tests {
         assert!(slice(&ours, cell, time).is_err());
         // The extra message makes each later receive of the type return the message before its own.
         let mut text = ours.message(64);
-        assert!(!ours.pair(0, 1, 5, &mut text));
+        assert!(ours.send(0, 1, 5, &mut text));
+        assert_ne!(ours.receive(0, 1, &mut text), Some(5));
     }
 }

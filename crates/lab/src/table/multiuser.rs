@@ -61,18 +61,16 @@ fn sweeps(settings: &Settings) -> Vec<Sweep> {
 fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     let users = sized(run.settings.size, USERS).iter().copied().max().unwrap_or(1);
     let before = Some((Design::DcacheLock, CAPACITY));
-    run.files(&run.sweeps[0], before, &Compilers { users }, samples)
+    run.files(&run.sweeps[0], before, &Compilers(users), samples)
 }
 
 /// Users who compile.
-struct Compilers {
-    users: usize,
-}
+struct Compilers(usize);
 
 impl Workload for Compilers {
     /// Makes the directories of all users in `files`.
     fn enter<'a, F: Files>(&'a self, files: &'a F) -> anyhow::Result<Measure<'a>> {
-        let sources = Sources::make(files, self.users)?;
+        let sources = Sources::make(files, self.0)?;
         Ok(Box::new(move |cell, time| {
             Ok(crew::run(cell.number("users"), time, |user, turn| {
                 let session = files.user();

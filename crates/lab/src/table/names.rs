@@ -61,7 +61,7 @@ impl Forest {
     /// An error of loading.
     pub(super) fn load(table: &str, settings: &Settings) -> anyhow::Result<Forest> {
         let corpus = Arc::new(Corpus::collect(sized(settings.size, ENTRIES)));
-        eprintln!("{table}: {} entries, {} of them made up", corpus.len(), corpus.made_up());
+        eprintln!("{table}: {} entries, {} of them made up", corpus.len(), corpus.made_up);
         let mut tables = load(&VARIANTS, &corpus)?;
         match Linux::open(&corpus) {
             Ok(linux) => tables.push(Box::new(linux)),
@@ -151,7 +151,7 @@ pub(super) fn cold(run: &Run<'_>, sweep: &Sweep, samples: &mut Samples) -> anyho
     let (size, began) = (run.settings.size, Instant::now());
     let corpus = Corpus::collect(sized(size, MILLION));
     let tables = load(&[&["corewalk"][..], &MAPS].concat(), &corpus)?;
-    let (entries, made_up) = (corpus.len(), corpus.made_up());
+    let (entries, made_up) = (corpus.len(), corpus.made_up);
     let seconds = began.elapsed().as_secs_f64();
     eprintln!("lookup: loaded {entries} entries, {made_up} of them made up, in {seconds:.1} s");
     let tree = [("op", "walk".into()), ("targets", "uniform".into()), ("entries", entries.into())];
@@ -194,12 +194,12 @@ fn measure(
     first: usize,
     time: Duration,
 ) -> anyhow::Result<Slice> {
-    let misses = table.misses();
+    let misses = table.stats().misses;
     let slice = crew::run(questions.len(), time, |worker, turn| {
         table.begin();
         table.work(op, &questions[worker], first, turn)
     });
-    ensure!(table.misses() == misses, "{}: the back end was asked", table.variant());
+    ensure!(table.stats().misses == misses, "{}: the back end was asked", table.variant());
     Ok(slice)
 }
 

@@ -75,8 +75,6 @@ struct Entrant {
     writers: [Writer; 3],
     /// Passes thrown away per million translations, by round and renamer.
     retries: Vec<(usize, &'static str, f64)>,
-    /// Slices without a piece in which the renamer ran.
-    lost: usize,
 }
 
 /// The scratch directory on the host, and the paths that all variants use.
@@ -92,9 +90,10 @@ struct Place {
 pub(super) const TABLE: Table = Table { name: "path-under-rename", other_claims, sweeps, run };
 
 fn other_claims(rows: &[Row]) -> Vec<Claim> {
-    let renames = shape::median(rows, "corewalk", "ops_per_s", &rename_params("elsewhere"));
+    let renames = shape::find(rows, "corewalk", "ops_per_s", &rename_params("elsewhere"))
+        .map(|row| row.median);
     let at = params("elsewhere", None);
-    let retries = shape::median(rows, "corewalk", "retries_per_million", &at);
+    let retries = shape::find(rows, "corewalk", "retries_per_million", &at).map(|row| row.median);
     vec![
         Claim::of(
             String::from("no translation is disturbed by a renamer elsewhere"),
@@ -131,13 +130,7 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
         }
         Ok(())
     })?;
-    for entrant in &entrants {
-        let (variant, lost) = (entrant.racer.variant(), entrant.lost);
-        if lost > 0 {
-            eprintln!("path-under-rename: {variant}: {lost} slices with a starved renamer");
-        }
-        entrant.add_retries(samples);
-    }
+    entrants.iter().for_each(|entrant| entrant.add_retries(samples));
     Ok(())
 }
 
@@ -183,8 +176,8 @@ impl Place {
             let [home, away] = [home, away].map(|name| (parents[at], name.as_bytes().to_vec()));
             Writer { home, away }
         };
-        let reader = Reader { targets: vec![(leaf, self.right.to_vec())] };
-        Entrant { racer, apart, reader, writers: writers.map(writer), retries: vec![], lost: 0 }
+        let reader = Reader(vec![(leaf, self.right.to_vec())]);
+        Entrant { racer, apart, reader, writers: writers.map(writer), retries: vec![] }
     }
 }
 
@@ -220,7 +213,7 @@ fn entrants(place: &Place) -> anyhow::Result<Vec<Entrant>> {
 impl Entrant {
     /// Returns the sum of the pieces in which the renamer had its processor. Returns None if there
     /// is no such piece, or the variant does not have this renamer.
-    fn slice(&mut self, settings: &Settings, renamer: &str) -> anyhow::Result<Option<Outcome>> {
+    fn slice(&self, settings: &Settings, renamer: &str) -> anyhow::Result<Option<Outcome>> {
         let at = RENAMERS.iter().position(|name| *name == renamer).unwrap_or(0);
         let (renamed, writers) = match (at, &self.apart) {
             (0, _) => (&self.racer, &[][..]),
@@ -230,7 +223,7 @@ impl Entrant {
         };
         let mut reader = self.reader.clone();
         if renamer != "ancestor" {
-            reader.targets.iter_mut().for_each(|(_, right)| right.truncate(1));
+            reader.0.iter_mut().for_each(|(_, right)| right.truncate(1));
         }
         let time = (settings.time_per_row / settings.rounds as u32).mul_f64(SHARE_OF_TIME);
         let piece_time = time.min(PIECE);
@@ -254,7 +247,7 @@ impl Entrant {
             }
         }
         if good == 0 {
-            self.lost += 1;
+            eprintln!("path-under-rename: {variant}: a slice with a starved renamer is lost");
             return Ok(None);
         }
         if is_full {
@@ -277,11 +270,11 @@ impl Entrant {
         for (clock, ns) in [("cpu", reads.cpu_ns as f64), ("wall", served_ns)] {
             let [beside, calm] =
                 [renamer, "none"].map(|renamer| Params::from_iter(params(renamer, Some(clock))));
-            let rate = (Metric::OpsPerSecond, reads.ops as f64 * 1e9 / ns.max(1.0));
+            let rate = (Metric::OPS_PER_SECOND, reads.ops as f64 * 1e9 / ns.max(1.0));
             samples.add_against(round, variant, &beside, rate, variant, &calm);
         }
         if renamer != "none" {
-            let rate = (Metric::OpsPerSecond, outcome.renames.over_span().ops_per_s);
+            let rate = (Metric::OPS_PER_SECOND, outcome.renames.over_span().ops_per_s);
             let params = Params::from(rename_params(renamer));
             samples.add(round, variant, &params, rate, Design::SeqLock.name());
         }
@@ -303,7 +296,7 @@ impl Entrant {
         }
         for &(round, renamer, retries) in &self.retries {
             let params = Params::from_iter(params(renamer, None));
-            let retries = (Metric::RetriesPerMillion, retries);
+            let retries = (Metric::RETRIES_PER_MILLION, retries);
             samples.add(round, variant, &params, retries, Design::SeqLock.name());
         }
     }

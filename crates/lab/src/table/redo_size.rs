@@ -101,7 +101,7 @@ fn claims_lock_share(rows: &[Row]) -> Vec<Claim> {
         ("readers", 2.into()),
         ("writers", 0.into()),
     ];
-    let waiting = |variant| shape::median(rows, variant, "seconds", &params);
+    let waiting = |variant| shape::find(rows, variant, "seconds", &params).map(|row| row.median);
     let [without, with] = [Design::GlobalLock.name(), Design::SeqRwLock.name()].map(waiting);
     let pct = |share: Option<f64>| 100.0 * share.unwrap_or_default();
     let document = Claim::of(
@@ -133,9 +133,11 @@ fn run_lock_share(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
             if done.ops == 0 || (side == "writers" && variant == OURS) {
                 continue;
             }
-            for (of, share) in ["waiting", "holding"].into_iter().zip(shares(done)) {
+            let spent = done.spent;
+            let all_ns = (done.wall.as_nanos() as f64 - spent.aside_ns as f64).max(1.0);
+            for (of, ns) in [("waiting", spent.waiting_ns), ("holding", spent.holding_ns)] {
                 let params = visit.cell.with("side", side).with("of", of).0;
-                let share = (Metric::Seconds, share);
+                let share = (Metric::SECONDS, ns as f64 / all_ns);
                 samples.add(visit.round, variant, &params, share, sweep.baseline);
             }
         }
@@ -173,7 +175,7 @@ impl Load {
             anyhow::Ok(Writer { home: name("redo_a.log"), away: name("redo_b.log") })
         };
         let writers = (0..WRITERS_MAX).map(writer).collect::<anyhow::Result<_>>()?;
-        Ok(Load { racer: Box::new(dentries), reader: Reader { targets }, writers })
+        Ok(Load { racer: Box::new(dentries), reader: Reader(targets), writers })
     }
 
     /// Runs a slice with the readers and writers of `cell`.
@@ -201,20 +203,13 @@ fn loads() -> anyhow::Result<Vec<Load>> {
     Ok(loads)
 }
 
-/// Returns the shares of waiting and of holding.
-fn shares(side: &Slice) -> [f64; 2] {
-    let spent = side.spent;
-    let all = (side.wall.as_nanos() as f64 - spent.aside_ns as f64).max(1.0);
-    [spent.waiting_ns, spent.holding_ns].map(|ns| ns as f64 / all)
-}
-
 /// Returns true if corewalk's counters move when translations are disturbed.
 fn counts_translations() -> anyhow::Result<bool> {
     let dentries = Ours::empty(64)?;
     let parent = make_path(&dentries, b"/a");
     let leaf = make_path(&dentries, b"/a/b/c/d");
     let right = vec![b"/a/b/c/d".to_vec(), b"/a/x/c/d".to_vec()];
-    let readers = [Reader { targets: vec![(leaf, right)] }];
+    let readers = [Reader(vec![(leaf, right)])];
     let writers = [Writer { home: (parent, b"b".to_vec()), away: (parent, b"x".to_vec()) }];
     let outcome = race::run(&dentries, &dentries, &readers, &writers, TRIAL, Pinning::OnePerCore);
     ensure!(outcome.reads.wrong == 0, "{OURS}: {} paths were wrong", outcome.reads.wrong);

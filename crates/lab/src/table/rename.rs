@@ -55,7 +55,7 @@ fn sweeps(settings: &Settings) -> Vec<Sweep> {
 
 fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     let threads = run.settings.threads_max();
-    run.files(&run.sweeps[0], None, &Renames { threads }, samples)?;
+    run.files(&run.sweeps[0], None, &Renames(threads), samples)?;
     let namespaces: Vec<Ours> =
         (0..threads).map(|_| Ours::on_tmpfs()).collect::<anyhow::Result<_>>()?;
     namespaces.iter().try_for_each(|files| make_files(files, threads))?;
@@ -68,13 +68,11 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
 }
 
 /// Renames of up to so many threads.
-struct Renames {
-    threads: usize,
-}
+struct Renames(usize);
 
 impl Workload for Renames {
     fn enter<'a, F: Files>(&'a self, files: &'a F) -> anyhow::Result<Measure<'a>> {
-        make_files(files, self.threads)?;
+        make_files(files, self.0)?;
         Ok(Box::new(move |cell, time| {
             Ok(slice(&|_| files, cell.word("directories"), cell.number("threads"), time))
         }))
@@ -142,11 +140,12 @@ mod tests {
         let rows = quick::check(&TABLE, &VARIANTS, &cells);
         let own = [("directories", "own".into()), ("threads", 1.into())];
         let net = [&own[..], &[("net_of", "syscall".into())]].concat();
-        let cost =
-            |variant, params: &[(&str, Value)]| shape::median(&rows, variant, "ns_per_op", params);
+        let cost = |variant, params: &[(&str, Value)]| {
+            shape::find(&rows, variant, "ns_per_op", params).map(|row| row.median)
+        };
         assert!(cost("linux", &net).unwrap() < cost("linux", &own).unwrap());
         assert_eq!(cost("corewalk", &net), cost("corewalk", &own));
-        assert!(quick::row(&rows, ("linux", "ns_per_op"), &[("op", "syscall".into())]).is_some());
+        assert!(quick::row(&rows, "linux", "ns_per_op", &[("op", "syscall".into())]).is_some());
         let claims: Vec<String> = TABLE.claims(&rows).iter().map(Claim::to_string).collect();
         assert_eq!(claims.len(), 3);
         assert!(claims.iter().all(|claim| claim.contains("held (x")), "{claims:?}");

@@ -108,19 +108,11 @@ impl Stated {
 }
 
 impl Bound {
-    fn allows(self, factor: f64) -> bool {
+    /// Returns the sign of a better factor, the bound and its word.
+    fn parts(self) -> (f64, f64, &'static str) {
         match self {
-            Bound::Least(least) => factor >= least,
-            Bound::Most(most) => factor <= most,
-        }
-    }
-}
-
-impl Display for Bound {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Bound::Least(least) => write!(f, "at least x{least}"),
-            Bound::Most(most) => write!(f, "at most x{most}"),
+            Bound::Least(least) => (1.0, least, "least"),
+            Bound::Most(most) => (-1.0, most, "most"),
         }
     }
 }
@@ -129,16 +121,20 @@ impl Claim {
     /// Returns the claim that `factor` is within `bound`.
     pub(crate) fn within(words: &str, factor: Option<f64>, bound: Bound) -> Claim {
         let figure = factor.map(|factor| format!("x{factor:.2}")).unwrap_or_default();
-        let is_held = factor.map(|factor| bound.allows(factor));
-        Claim::of(format!("{words}, {bound}"), is_held, figure)
+        let (sign, bound, word) = bound.parts();
+        let is_held = factor.map(|factor| sign * factor >= sign * bound);
+        Claim::of(format!("{words}, at {word} x{bound}"), is_held, figure)
     }
 
     /// Returns the claim that none of `rows` is behind its baseline by more than the spread of the
     /// row.
     pub(super) fn no_loss<'a>(words: &str, rows: impl IntoIterator<Item = &'a Row>) -> Claim {
         let rows: Vec<&Row> = rows.into_iter().filter(|row| row.ratio.is_some()).collect();
-        let losses: Vec<String> =
-            rows.iter().filter(|row| is_loss(row)).map(|row| place(row)).collect();
+        let place = |row: &&Row| {
+            let (params, ratio) = (with_names(&row.params), row.ratio.unwrap_or(0.0));
+            format!("{params} [{}] x{ratio:.2} of {}", row.metric, row.baseline)
+        };
+        let losses: Vec<String> = rows.iter().filter(|row| is_loss(row)).map(place).collect();
         let mut figure = format!("{} of {} rows behind", losses.len(), rows.len());
         for (at, loss) in losses.iter().take(NAMED).enumerate() {
             figure.push_str(if at == 0 { ": " } else { "; " });
@@ -153,11 +149,11 @@ impl Claim {
 
     /// Returns the claim that each of `factors` is within `bound`. The figure is the worst factor.
     pub(super) fn in_every_cell(words: &str, factors: &[(f64, &Row)], bound: Bound) -> Claim {
-        let words = format!("{words}, {bound} in every cell");
-        let sense = if matches!(bound, Bound::Least(_)) { 1.0 } else { -1.0 };
-        let worst = factors.iter().min_by(|a, b| (sense * a.0).total_cmp(&(sense * b.0)));
+        let (sign, bound, word) = bound.parts();
+        let words = format!("{words}, at {word} x{bound} in every cell");
+        let worst = factors.iter().min_by(|a, b| (sign * a.0).total_cmp(&(sign * b.0)));
         let Some((factor, row)) = worst else { return Claim::of(words, None, String::new()) };
-        let right = factors.iter().filter(|(factor, _)| bound.allows(*factor)).count();
+        let right = factors.iter().filter(|(factor, _)| sign * factor >= sign * bound).count();
         let (of, place) = (factors.len(), with_names(&row.params));
         let figure = format!("x{factor:.2} at {place}; {right} of {of} cells");
         Claim::of(words, Some(right == of), figure)
@@ -196,16 +192,6 @@ pub(super) fn ours(rows: &[Row]) -> impl Iterator<Item = &Row> {
     rows.iter().filter(|row| row.variant == "corewalk")
 }
 
-/// Returns the median of the row of `variant` with exactly the parameters `params`.
-pub(super) fn median(
-    rows: &[Row],
-    variant: &str,
-    metric: &str,
-    params: &[(&str, Value)],
-) -> Option<f64> {
-    find(rows, variant, metric, params).map(|row| row.median)
-}
-
 /// Returns true if `params` has all parameters of one of `sets`.
 fn is_any(params: &Params, sets: &[At]) -> bool {
     sets.iter().any(|set| set.iter().all(|(key, value)| params.get(key) == Some(value)))
@@ -219,12 +205,6 @@ fn is_loss(row: &Row) -> bool {
         "higher" => ratio * (1.0 + spread) < 1.0,
         _ => ratio > 1.0 + spread,
     })
-}
-
-/// Returns the parameters of a row, and its ratio to its baseline, as text.
-fn place(row: &Row) -> String {
-    let (params, ratio) = (with_names(&row.params), row.ratio.unwrap_or(0.0));
-    format!("{params} [{}] x{ratio:.2} of {}", row.metric, row.baseline)
 }
 
 /// Returns the row of `variant` and `metric` with exactly these parameters.
@@ -254,7 +234,7 @@ mod tests {
         let mut samples = Samples::default();
         for (threads, op, value) in [(1, "a", 10.0), (2, "a", 18.0), (1, "b", 1.0)] {
             let params = Params::from([("op", op.into()), ("threads", threads.into())]);
-            samples.add(0, "corewalk", &params, (Metric::OpsPerSecond, value), "corewalk");
+            samples.add(0, "corewalk", &params, (Metric::OPS_PER_SECOND, value), "corewalk");
         }
         samples.add_scaling(|_, _| true);
         let rows = samples.rows();

@@ -81,7 +81,7 @@ fn round_trips<S: Sems>(
     place: Place<'_>,
 ) -> anyhow::Result<Slice> {
     sems.make(2)?;
-    let slice = pingpong::run(&SemPair(&sems), cell, time, |cpu| {
+    let slice = pingpong::run(&SemPair(&sems, 1), cell, time, |cpu| {
         Workers::answerer(run.program()?, place, cpu, Objects::Sets(vec![(sems.ids()[0], 2)]))
     })?;
     check(&sems, 0, |_| 0)?;

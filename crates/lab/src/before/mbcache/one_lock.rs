@@ -15,12 +15,13 @@
 
 use ahash::RandomState;
 use corewalk_base::{Condvar, Mutex, MutexGuard};
+use corewalk_mbcache::Stats;
 use corewalk_store::{Removal, ShareIndex};
 use hashbrown::HashMap;
 
 use super::rings::Rings;
 use super::{chain, chains};
-use crate::blocks::{Index, USERS_MAX};
+use crate::blocks::USERS_MAX;
 
 /// The index.
 pub(crate) struct OneLock {
@@ -197,12 +198,12 @@ impl ShareIndex for OneLock {
     fn users_max(&self) -> u32 {
         USERS_MAX
     }
-}
 
-impl Index for OneLock {
-    fn entries(&self) -> u64 {
+    fn stats(&self) -> Stats {
+        let mut stats = Stats::default();
         let state = self.state.lock();
-        (state.entries.len() - state.free.len()) as u64
+        stats.entries = (state.entries.len() - state.free.len()) as u64;
+        stats
     }
 }
 

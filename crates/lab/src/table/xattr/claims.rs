@@ -8,6 +8,7 @@ use super::space::{BY_STATISTICS, COUNTED, ON_DISK};
 use super::{BASELINE, BLOCK_BYTES, DISK, MEMORY, TMPFS, VARIANTS};
 use crate::blocks::USERS_MAX;
 use crate::table::prelude::*;
+use std::ops::BitAnd;
 
 /// The most time with sharing in memory, over the time without it.
 const IN_MEMORY_MAX: f64 = 1.15;
@@ -113,7 +114,7 @@ fn space(rows: &[Row], store: &str) -> Claim {
     };
     let words =
         format!("F=1000 V=10, store={store}, takes 10 blocks per {USERS_MAX} users of each");
-    Claim::of(words, rows.iter().filter_map(is_small).reduce(and), listed(&rows, figure))
+    Claim::of(words, rows.iter().filter_map(is_small).reduce(BitAnd::bitand), listed(&rows, figure))
 }
 
 /// Returns the same claim about the size of the database on disk.
@@ -148,11 +149,11 @@ fn on_disk(rows: &[Row]) -> Claim {
         "a store has as many blocks as that by its statistics, and takes at most 1/{DISK_SHARE} of \
          the bytes on the disk that it takes without sharing"
     );
-    Claim::of(words, pairs.iter().filter_map(is_right).reduce(and), listed(&pairs, figure))
-}
-
-fn and(one: bool, other: bool) -> bool {
-    one && other
+    Claim::of(
+        words,
+        pairs.iter().filter_map(is_right).reduce(BitAnd::bitand),
+        listed(&pairs, figure),
+    )
 }
 
 /// Returns the figures of all rows in one line.
@@ -173,7 +174,7 @@ mod tests {
             let cell = cell(store, [processes, 1000, 10]);
             let params = &cell.0;
             for (variant, rate) in VARIANTS.into_iter().zip([10.0, 60.0, 70.0, ours, 100.0]) {
-                samples.add(0, variant, params, (Metric::OpsPerSecond, rate), BASELINE);
+                samples.add(0, variant, params, (Metric::OPS_PER_SECOND, rate), BASELINE);
             }
             let bytes = bytes_per_file(&cell, blocks * BLOCK_BYTES as u64);
             samples.add(0, "corewalk", params, bytes, BASELINE);
