@@ -1,11 +1,12 @@
 //! The tables: what each one measures and where it comes from.
 //!
-//! Each table declares ([`Table`]) the sweeps that it measures, a function that measures them, and
-//! claims about the rows. The file `words.json` has the texts of all tables and the figures of
-//! their sources. One engine measures all tables (`engine`). It runs the variants interleaved in
-//! one process, round by round, each time in another order. So neither drift of the machine nor the
-//! order favours a variant. A run has at least five rounds. `samples` turns the measurements into
-//! rows, and `shape` tests the claims.
+//! Each table declares ([`Table`]) the sweeps that it measures and a function that measures them.
+//! The file `words.json` has the texts of all tables, the figures of their sources, and the claims
+//! with their bounds. A claim that needs more than a bound is a function of its table. One engine
+//! measures all tables (`engine`). It runs the variants interleaved in one process, round by round,
+//! each time in another order. So neither drift of the machine nor the order favours a variant. A
+//! run has at least five rounds. `samples` turns the measurements into rows, and `shape` tests the
+//! claims.
 //!
 //! # How long it takes
 //! The sweeps tell the duration of a run before it starts. With the default settings the slices of

@@ -386,7 +386,7 @@ impl Dentry {
     }
 }
 
-/// Returns the hash of a name in a directory. The hash folds products of words of eight bytes.
+/// Returns the hash of a name in a directory.
 #[inline]
 pub(super) fn hash(parent: u32, name: &[u8]) -> u64 {
     FixedState::with_seed(4).hash_one((parent, name))
