@@ -25,6 +25,8 @@ pub(crate) use linux::{Cwd, Linux, path_of_fd, syscall_ns};
 pub(crate) use path_maps::{dashmap_path, papaya_path, scc_path};
 pub(crate) use rwlock_ahash::RwLockAhash;
 
+use corewalk::Stats;
+
 use crate::crew::{Laps, Turn};
 use crate::questions::{Op, Questions, is_path};
 use crate::race::{Reader, Writer};
@@ -60,65 +62,44 @@ pub(crate) trait Namespace: Send + Sync {
         ino
     }
 
-    /// Returns the number of calls of the file system below the cache. The number must not change
-    /// during a slice.
-    fn misses(&self) -> u64 {
-        0
-    }
-
-    /// Returns the bytes of type-stable memory that the variant reports, or 0.
-    fn arena_bytes(&self) -> u64 {
-        0
-    }
-
     /// Gets the calling thread ready to ask.
     fn begin(&self) {}
 
-    /// Returns the number of passes that renames disturbed so far, or None if the variant does not
-    /// count them.
-    fn retries(&self) -> Option<u64> {
-        None
+    /// Returns counts: the calls of the file system below, the bytes of slots in use, and the
+    /// passes that renames disturbed. A variant that does not count returns 0.
+    fn stats(&self) -> Stats {
+        Stats::default()
     }
 
     /// Translates until the race is over.
-    fn translate(&self, reader: &Reader, turn: Turn) -> Laps {
+    fn translate(&self, reader: &Reader, turn: Turn<'_>) -> Laps {
         self.begin();
         reader.ask(turn, |ino| self.path(ino))
     }
 
     /// Renames until the race is over.
-    fn rename_until(&self, writer: &Writer, turn: Turn) -> Laps {
+    fn rename_until(&self, writer: &Writer, turn: Turn<'_>) -> Laps {
         writer.go(turn, |from, to| self.rename(from, to))
     }
 
     /// Asks the questions from `first` on until the slice is over.
-    fn work(&self, op: Op, questions: &Questions, first: usize, turn: Turn) -> Laps {
-        ask(self, op, questions, first, turn)
-    }
-}
-
-/// Asks the questions, as [`Namespace::work`] does.
-#[inline]
-pub(crate) fn ask<N: Namespace + ?Sized>(
-    table: &N,
-    op: Op,
-    questions: &Questions,
-    first: usize,
-    turn: Turn,
-) -> Laps {
-    match op {
-        Op::Lookup => questions.ask(first, turn, |target, name| {
-            table.lookup(target.parent, name) == Some(table.number(target.ino))
-        }),
-        Op::Walk => questions
-            .ask(first, turn, |target, path| table.walk(path) == Some(table.number(target.ino))),
-        Op::Path => {
-            let mut asked = 0_u64;
-            questions.ask(first, turn, move |target, expected| {
+    fn work(&self, op: Op, questions: &Questions, first: usize, turn: Turn<'_>) -> Laps {
+        let mut asked = 0_u64;
+        match op {
+            Op::Lookup => questions.ask(first, turn, |target, name| {
+                self.lookup(target.parent, name) == Some(self.number(target.ino))
+            }),
+            Op::Walk => self.walks(questions, first, turn),
+            Op::Path => questions.ask(first, turn, |target, expected| {
                 asked += 1;
-                is_path(expected, table.path(target.ino).as_deref(), asked)
-            })
+                is_path(expected, self.path(target.ino).as_deref(), asked)
+            }),
         }
+    }
+
+    /// Asks questions of whole paths, as [`Namespace::work`] does.
+    fn walks(&self, questions: &Questions, first: usize, turn: Turn<'_>) -> Laps {
+        questions.ask(first, turn, |target, path| self.walk(path) == Some(self.number(target.ino)))
     }
 }
 

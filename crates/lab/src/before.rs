@@ -48,6 +48,7 @@ mod tree;
 
 pub(crate) use design::{Before, Design};
 
+use anyhow::Context as _;
 use corewalk::FileKind;
 
 use crate::baseline::Namespace;
@@ -57,12 +58,6 @@ use crate::job::User;
 
 /// A namespace that can be built up and changed.
 pub(crate) trait Dentries: Namespace {
-    /// Returns the inode number at an absolute path. Takes a reference of the dentry and drops it,
-    /// as open(2) and close(2) do.
-    fn open(&self, path: &[u8]) -> Option<u64> {
-        self.walk(path)
-    }
-
     /// Returns the inode number of a name. Takes a reference of the dentry and drops it, as
     /// fstatat(2) does.
     fn look(&self, parent: u64, name: &[u8]) -> Option<u64>;
@@ -75,8 +70,8 @@ pub(crate) trait Dentries: Namespace {
     fn unlink(&self, parent: u64, name: &[u8]) -> bool;
 
     /// Does jobs as `user` until the slice is over.
-    fn be_user(&self, user: &User, turn: Turn) -> Laps {
-        user.work(self, turn, |path| self.walk(path), |path| self.open(path))
+    fn be_user(&self, user: &User, turn: Turn<'_>) -> Laps {
+        user.work(self, turn, |path| self.walk(path), |path| self.walk(path))
     }
 }
 
@@ -86,8 +81,7 @@ pub(crate) trait Dentries: Namespace {
 /// If `dentries` is not empty, or has too little room.
 pub(crate) fn filled<D: Dentries>(dentries: D, corpus: &Corpus) -> D {
     for ino in corpus.inodes().filter(|&ino| ino != ROOT) {
-        let kind = if corpus.is_directory(ino) { FileKind::Directory } else { FileKind::Regular };
-        let made = dentries.create(corpus.parent(ino), corpus.name(ino), kind);
+        let made = dentries.create(corpus.parent(ino), corpus.name(ino), corpus.kind(ino));
         assert_eq!(made, Some(ino), "{}: entries are numbered in turn", dentries.variant());
     }
     dentries
@@ -104,6 +98,12 @@ pub(crate) fn make_path(dentries: &dyn Dentries, path: &[u8]) -> u64 {
             .or_else(|| dentries.lookup(parent, name))
             .expect("a name that cannot be made exists")
     })
+}
+
+/// Makes a file in a directory, and returns its number.
+pub(crate) fn make_file(dentries: &dyn Dentries, parent: u64, name: &str) -> anyhow::Result<u64> {
+    let made = dentries.create(parent, name.as_bytes(), FileKind::Regular);
+    made.with_context(|| format!("{}: no room", dentries.variant()))
 }
 
 #[cfg(test)]

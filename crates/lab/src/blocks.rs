@@ -40,14 +40,8 @@ pub(crate) const BLOCK_BYTES: usize = 4096;
 /// The bytes that the cache of corewalk may use: the same budget as in `corewalk-store`.
 const INDEX_BYTES: u64 = 4 << 20;
 
-/// An index that tells how many entries it has.
-pub(crate) trait Index: ShareIndex {
-    /// Returns how many entries there are.
-    fn entries(&self) -> u64;
-}
-
 /// An index with its name in the rows.
-pub(crate) type Design = (&'static str, Arc<dyn Index>);
+pub(crate) type Design = (&'static str, Arc<dyn ShareIndex>);
 
 /// Files with one attribute each, which workers set.
 pub(crate) trait AttrStore: Sync {
@@ -97,16 +91,4 @@ pub(crate) fn designs(entries: usize) -> anyhow::Result<Vec<Design>> {
         ("corewalk", Arc::new(MbcacheIndex::new(options)?)),
         ("off", Arc::new(NoSharing)),
     ])
-}
-
-impl Index for MbcacheIndex {
-    fn entries(&self) -> u64 {
-        self.stats().entries
-    }
-}
-
-impl Index for NoSharing {
-    fn entries(&self) -> u64 {
-        0
-    }
 }

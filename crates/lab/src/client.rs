@@ -118,10 +118,9 @@ impl Client {
     pub(crate) fn lap(&mut self) -> anyhow::Result<Slice> {
         let mut line = String::new();
         self.answers.read_line(&mut line)?;
-        let mut numbers = line.split_whitespace().map(str::parse);
-        let mut next = || numbers.next().context("a client found something wrong");
-        let (ops, wall) = (next()??, Duration::from_nanos(next()??));
-        Ok(Slice::timed(ops, wall, next()??))
+        let lap = serde_json::from_str(&line).context("a client found something wrong");
+        let (ops, wall_ns, cpu_ns) = lap?;
+        Ok(Slice::timed(ops, Duration::from_nanos(wall_ns), cpu_ns))
     }
 
     /// Waits for the client's end.
@@ -140,6 +139,16 @@ impl Drop for Client {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Says a line to each client, and returns the slice of all of them.
+///
+/// # Errors
+/// If a client has ended, or found something wrong.
+pub(crate) fn run_all(clients: &mut [Client], line: &str) -> anyhow::Result<Slice> {
+    clients.iter_mut().try_for_each(|client| client.say(line))?;
+    let laps = clients.iter_mut().map(Client::lap).collect::<anyhow::Result<Vec<Slice>>>()?;
+    Ok(Slice::together(laps.iter()))
 }
 
 /// Works as a client: the other end of [`Client`].
@@ -162,7 +171,7 @@ pub(crate) fn work(directory: &Path, files: usize, cpu: Option<usize>) -> anyhow
         run(phase, directory, &names, &renamed)
             .with_context(|| format!("{phase} in {}", directory.display()))?;
         let (wall_ns, cpu_ns) = (start.elapsed().as_nanos(), thread_cpu_ns() - cpu_start);
-        writeln!(stdout(), "{} {wall_ns} {cpu_ns}", operations(phase, files))?;
+        writeln!(stdout(), "[{}, {wall_ns}, {cpu_ns}]", operations(phase, files))?;
     }
     remove_synced(&names)?;
     ensure!(list(directory)?.is_empty(), "{} is not empty", directory.display());

@@ -24,9 +24,12 @@
 
 use std::collections::VecDeque;
 use std::fs;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use corewalk::FileKind;
 
 use crate::baseline::join;
 use crate::questions::Rng;
@@ -35,8 +38,8 @@ use crate::questions::Rng;
 pub(crate) const ROOT: u64 = 1;
 /// Where the real names come from.
 const SOURCE: &str = "/usr";
-/// The directory that made-up names and moved directories go to.
-const SYNTHETIC: &[u8] = b"synthetic";
+/// The inode number of the directory of made-up names.
+pub(crate) const SYNTHETIC: u64 = 2;
 /// Names of one made-up directory.
 const NAMES_PER_DIRECTORY: usize = 16;
 /// How many of them are directories.
@@ -49,42 +52,33 @@ const LENGTHS: [usize; 20] =
 /// A tree of names.
 pub(crate) struct Corpus {
     entries: Vec<Entry>,
-    names: Vec<u8>,
-    made_up: usize,
+    pub(crate) made_up: usize,
 }
 
 /// One name and what it refers to.
-#[derive(Clone, Copy, Debug)]
 struct Entry {
     parent: u32,
-    name_start: u32,
-    first_child: u32,
-    children: u32,
-    name_len: u8,
+    children: Range<u32>,
+    name: Box<[u8]>,
     is_directory: bool,
 }
 
 impl Corpus {
     /// Returns a tree of `wanted` entries. The root and two directories in it count as entries.
     pub(crate) fn collect(wanted: usize) -> Corpus {
-        let mut corpus = Corpus { entries: Vec::with_capacity(wanted), names: vec![], made_up: 0 };
-        corpus.push(0, b"", true);
-        corpus.push_children(0, &[(SYNTHETIC.to_vec(), true), (b"usr".to_vec(), true)]);
+        let root = Entry { parent: 0, children: 0..0, name: Box::default(), is_directory: true };
+        let mut corpus = Corpus { entries: Vec::with_capacity(wanted), made_up: 0 };
+        corpus.entries.push(root);
+        corpus.push_children(0, &[(b"synthetic".to_vec(), true), (b"usr".to_vec(), true)]);
         corpus.read_real(wanted);
         corpus.make_up(wanted);
         corpus.entries.shrink_to_fit();
-        corpus.names.shrink_to_fit();
         corpus
     }
 
     /// Returns the number of entries.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
-    }
-
-    /// Returns how many entries are made up.
-    pub(crate) fn made_up(&self) -> usize {
-        self.made_up
     }
 
     /// Returns the inode numbers of all entries, parents before children.
@@ -99,32 +93,22 @@ impl Corpus {
 
     /// Returns the name, empty for the root.
     pub(crate) fn name(&self, ino: u64) -> &[u8] {
-        self.name_of(self.entry(ino))
-    }
-
-    fn name_of(&self, entry: &Entry) -> &[u8] {
-        let start = entry.name_start as usize;
-        &self.names[start..start + usize::from(entry.name_len)]
+        &self.entry(ino).name
     }
 
     /// Returns true if the inode number belongs to a directory, and false for any other number.
     pub(crate) fn is_directory(&self, ino: u64) -> bool {
-        self.index(ino).is_some_and(|index| self.entries[index].is_directory)
+        self.entry(ino).is_directory
     }
 
-    /// Returns what `name` in `parent` refers to.
-    pub(crate) fn child(&self, parent: u64, name: &[u8]) -> Option<u64> {
-        let Entry { first_child, children, .. } = self.entries[self.index(parent)?];
-        let children = &self.entries[first_child as usize..][..children as usize];
-        let at = children.binary_search_by(|entry| self.name_of(entry).cmp(name)).ok()?;
-        Some(u64::from(first_child) + at as u64 + 1)
+    /// Returns the kind of an entry: a directory or a regular file.
+    pub(crate) fn kind(&self, ino: u64) -> FileKind {
+        if self.is_directory(ino) { FileKind::Directory } else { FileKind::Regular }
     }
 
     /// Returns the inode numbers of the entries of a directory, sorted by name.
     pub(crate) fn children(&self, parent: u64) -> impl Iterator<Item = u64> + use<> {
-        let entry = self.entry(parent);
-        let first = u64::from(entry.first_child) + 1;
-        first..first + u64::from(entry.children)
+        self.entry(parent).children.clone().map(|index| u64::from(index) + 1)
     }
 
     /// Returns the absolute path.
@@ -137,16 +121,6 @@ impl Corpus {
     /// Returns the number of names on the way from the root.
     pub(crate) fn depth(&self, ino: u64) -> usize {
         std::iter::successors(Some(ino), |&at| (at != ROOT).then(|| self.parent(at))).count() - 1
-    }
-
-    /// Returns the inode number of the directory for made-up names.
-    pub(crate) fn synthetic(&self) -> u64 {
-        self.child(ROOT, SYNTHETIC).expect("the directory is made with the root")
-    }
-
-    fn index(&self, ino: u64) -> Option<usize> {
-        let index = usize::try_from(ino.checked_sub(1)?).ok()?;
-        (index < self.entries.len()).then_some(index)
     }
 
     fn entry(&self, ino: u64) -> &Entry {
@@ -179,7 +153,7 @@ impl Corpus {
     fn make_up(&mut self, wanted: usize) {
         self.made_up = wanted.saturating_sub(self.entries.len());
         let mut rng = Rng(0x5eed_0401);
-        let mut directories = VecDeque::from([(self.synthetic() - 1) as u32]);
+        let mut directories = VecDeque::from([SYNTHETIC as u32 - 1]);
         while let Some(directory) = directories.pop_front() {
             let room = wanted.saturating_sub(self.entries.len()).min(NAMES_PER_DIRECTORY);
             if room == 0 {
@@ -199,24 +173,11 @@ impl Corpus {
     fn push_children(&mut self, index: u32, children: &[(Vec<u8>, bool)]) -> u32 {
         let first = self.entries.len() as u32;
         for (name, is_directory) in children {
-            self.push(index, name, *is_directory);
+            let (name, is_directory) = (name[..].into(), *is_directory);
+            self.entries.push(Entry { parent: index, children: 0..0, name, is_directory });
         }
-        let entry = &mut self.entries[index as usize];
-        (entry.first_child, entry.children) = (first, children.len() as u32);
+        self.entries[index as usize].children = first..first + children.len() as u32;
         first
-    }
-
-    fn push(&mut self, parent: u32, name: &[u8], is_directory: bool) {
-        let name_start = u32::try_from(self.names.len()).expect("names take less than 4 GiB");
-        self.names.extend_from_slice(name);
-        self.entries.push(Entry {
-            parent,
-            name_start,
-            first_child: 0,
-            children: 0,
-            name_len: u8::try_from(name.len()).expect("a name has at most 255 bytes"),
-            is_directory,
-        });
     }
 }
 

@@ -33,29 +33,13 @@ pub(crate) fn pin(cpu: usize) {
     let _ = sched_setaffinity(None, &one(cpu));
 }
 
-/// While this value exists, the thread that made it, and the threads that it starts, stay on one
-/// processor.
-pub(crate) struct Pinned {
-    before: CpuSet,
-}
-
-impl Pinned {
-    /// Pins this thread, and the threads that it starts, to the first processor that it may use.
-    ///
-    /// # Errors
-    /// The error of sched_setaffinity(2).
-    pub(crate) fn to_one_cpu() -> anyhow::Result<Pinned> {
-        let before = all()?;
-        sched_setaffinity(None, &one(each()[0])).context("sched_setaffinity")?;
-        Ok(Pinned { before })
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        // A processor that has gone meanwhile is not missed.
-        let _ = sched_setaffinity(None, &self.before);
-    }
+/// Pins the calling thread, and the threads that it starts later, to the first processor that it
+/// may use.
+///
+/// # Errors
+/// The error of sched_setaffinity(2).
+pub(crate) fn pin_to_first() -> anyhow::Result<()> {
+    sched_setaffinity(None, &one(each()[0])).context("sched_setaffinity")
 }
 
 #[cfg(test)]
@@ -65,11 +49,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pinned_threads_have_one_processor_and_all_afterwards() {
+    fn pinned_thread_and_the_threads_that_it_starts_have_one_processor() {
         let before = all().unwrap().count();
-        let pinned = Pinned::to_one_cpu().unwrap();
-        let inside = thread::spawn(|| all().unwrap().count()).join().unwrap();
-        drop(pinned);
-        assert_eq!((inside, all().unwrap().count()), (1, before));
+        let count = || all().unwrap().count();
+        let inside = thread::spawn(move || {
+            pin_to_first().unwrap();
+            (count(), thread::spawn(count).join().unwrap())
+        });
+        assert_eq!((inside.join().unwrap(), count()), ((1, 1), before));
     }
 }

@@ -28,7 +28,7 @@ use anyhow::ensure;
 use corewalk_base::CachePadded;
 use corewalk_base::futex::{self, Deadline, Scope};
 use corewalk_base::primitives::atomic::{AtomicU64, AtomicUsize, Ordering};
-use corewalk_base::primitives::{Arc, thread};
+use corewalk_base::primitives::thread;
 
 use crate::before::timed::{Spent, take_spent};
 use crate::cpus;
@@ -68,14 +68,16 @@ pub(crate) struct Slice {
 pub(crate) type Laps = Vec<Slice>;
 
 /// The right to work in one slice.
-pub(crate) struct Turn {
-    ready: Arc<Gate>,
-    clock: Arc<Clock>,
+pub(crate) struct Turn<'a> {
+    clock: &'a Clock,
     is_ready: bool,
 }
 
-/// The current phase. It is on a cache line of its own, which only one thread writes.
+/// The start and the phases of a slice.
 pub(crate) struct Clock {
+    /// Threads that are not ready yet.
+    missing: AtomicU64,
+    /// The current phase. It is on a cache line of its own, which only one thread writes.
     phase: CachePadded<AtomicUsize>,
     phases: usize,
 }
@@ -90,12 +92,14 @@ pub(crate) enum Pinning {
     OnePerCore,
 }
 
-impl Slice {
-    /// Returns the slice of a worker.
-    fn of(Tally { ops, wrong }: Tally, start: Instant) -> Slice {
-        Slice { wrong, start: Some(start), ..Slice::timed(ops, start.elapsed(), 0) }
+impl Pinning {
+    /// Returns the usual pinning of so many workers: several workers have processors of their own.
+    pub(crate) fn of(workers: usize) -> Pinning {
+        if workers > 1 { Pinning::OnePerCore } else { Pinning::Free }
     }
+}
 
+impl Slice {
     /// Returns the slice of a worker that did `ops` operations in `wall`, with `cpu_ns` of
     /// processor time.
     pub(crate) fn timed(ops: u64, wall: Duration, cpu_ns: u64) -> Slice {
@@ -133,7 +137,7 @@ impl Slice {
     }
 
     /// Adds the speed of `variant` in `round` to `samples`, if all answers of the variant were
-    /// right.
+    /// right. The baseline is `baseline` with the parameters `base_params`.
     ///
     /// # Errors
     /// An error if an answer was wrong, or if there was no answer.
@@ -144,26 +148,13 @@ impl Slice {
         variant: &str,
         params: &Params,
         baseline: &str,
-    ) -> anyhow::Result<()> {
-        self.add_against(samples, round, variant, params, (baseline, params))
-    }
-
-    /// Adds the speed of `variant` in `round` to `samples`. Its baseline is the same variant with
-    /// the parameters `base_params`.
-    ///
-    /// # Errors
-    /// As [`Slice::add_to`].
-    pub(crate) fn add_against(
-        &self,
-        samples: &mut Samples,
-        round: usize,
-        variant: &str,
-        params: &Params,
-        against: (&str, &Params),
+        base_params: &Params,
     ) -> anyhow::Result<()> {
         self.check(variant)?;
-        for value in [(Metric::OpsPerSecond, self.ops_per_s), (Metric::NsPerOp, self.ns_per_op())] {
-            samples.add_against(round, variant, params, value, against);
+        for value in
+            [(Metric::OPS_PER_SECOND, self.ops_per_s), (Metric::NS_PER_OP, self.ns_per_op())]
+        {
+            samples.add_against(round, variant, params, value, baseline, base_params);
         }
         Ok(())
     }
@@ -186,7 +177,7 @@ impl Slice {
     }
 }
 
-impl Turn {
+impl Turn<'_> {
     /// Calls `each` with 0, 1, 2 and so on until the slice is over. `each` does one operation, and
     /// returns true if its answer was right.
     pub(crate) fn run(self, mut each: impl FnMut(u64) -> bool) -> Laps {
@@ -201,11 +192,27 @@ impl Turn {
         })
     }
 
+    /// Like [`Turn::run`], for operations that are undone again: `each` gets numbers until the
+    /// number of calls is a multiple of `cycle`. The calls after the end of the slice do not count.
+    ///
+    /// # Panics
+    /// If an answer after the end of the slice is wrong.
+    pub(crate) fn run_cycles(self, cycle: u64, mut each: impl FnMut(u64) -> bool) -> Laps {
+        let mut done = 0;
+        let laps = self.run(|number| {
+            done = number + 1;
+            each(number)
+        });
+        let is_whole = (done..done.next_multiple_of(cycle)).all(each);
+        assert!(is_whole, "the last operations were not undone");
+        laps
+    }
+
     /// Calls `job` at least once, and until the slice is over. A job does some operations.
     pub(crate) fn run_jobs(mut self, mut job: impl FnMut() -> Tally) -> Laps {
         self.is_ready = true;
         let mut laps = vec![];
-        self.ready.wait();
+        self.clock.wait();
         take_spent();
         let (mut start, mut began) = (Instant::now(), (thread_cpu_ns(), run_delay_ns()));
         let (mut sum, mut phase) = (Tally::default(), 0);
@@ -215,11 +222,11 @@ impl Turn {
             sum.wrong += wrong;
             let now = self.clock.phase();
             if now != phase {
-                let lap = Slice::of(std::mem::take(&mut sum), start);
-                let (cpu_ns, delay_ns) = (thread_cpu_ns() - began.0, run_delay_ns() - began.1);
-                let lap = Slice { cpu_ns, delay_ns, spent: take_spent(), ..lap };
+                let Tally { ops, wrong } = std::mem::take(&mut sum);
+                let lap = Slice::timed(ops, start.elapsed(), thread_cpu_ns() - began.0);
+                let (delay_ns, spent) = (run_delay_ns() - began.1, take_spent());
                 laps.resize(now, Slice::default());
-                laps[phase] = lap;
+                laps[phase] = Slice { wrong, start: Some(start), delay_ns, spent, ..lap };
                 (start, began, phase) = (Instant::now(), (thread_cpu_ns(), run_delay_ns()), now);
             }
             if phase == self.clock.phases {
@@ -229,23 +236,15 @@ impl Turn {
     }
 }
 
-/// A barrier: each worker waits until all workers are ready.
-///
-/// One system call wakes all of them. With a lock in the barrier, each worker would be woken by the
-/// one before. With hundreds of workers that takes minutes, because the first ones are already
-/// working.
-struct Gate {
-    missing: AtomicU64,
-}
-
-impl Gate {
-    fn new(count: usize) -> Gate {
-        Gate { missing: AtomicU64::new(count as u64) }
-    }
-
+impl Clock {
+    /// Waits until all threads of the slice are ready.
+    ///
+    /// One system call wakes all of them. With a lock in the barrier, each worker would be woken by
+    /// the one before. With hundreds of workers that takes minutes, because the first ones are
+    /// already working.
     fn wait(&self) {
-        // ORDERING: AcqRel, and Acquire below. All work before the gate, in any worker, happens
-        // before any worker leaves the gate.
+        // ORDERING: AcqRel, and Acquire below. All work before the barrier, in any worker, happens
+        // before any worker leaves the barrier.
         if self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
             futex::wake(&self.missing, u32::MAX, Scope::Private);
         }
@@ -258,9 +257,7 @@ impl Gate {
             futex::wait(&self.missing, missing as u32, Deadline::NEVER, Scope::Private);
         }
     }
-}
 
-impl Clock {
     /// Returns the number of the current phase, counted from 0. After the last phase, returns the
     /// number of phases.
     #[inline]
@@ -295,10 +292,10 @@ impl Clock {
     }
 }
 
-impl Drop for Turn {
+impl Drop for Turn<'_> {
     fn drop(&mut self) {
         if !self.is_ready {
-            self.ready.wait();
+            self.clock.wait();
         }
     }
 }
@@ -310,62 +307,47 @@ impl Drop for Turn {
 pub(crate) fn run(
     workers: usize,
     time: Duration,
-    work: impl Fn(usize, Turn) -> Laps + Sync,
+    work: impl Fn(usize, Turn<'_>) -> Laps + Sync,
 ) -> Slice {
-    let (slices, ()) = run_phases((workers, 1), time, work, |_: &Clock| ());
-    slices[0]
+    let (laps, ()) = run_laps(workers, 1, Pinning::of(workers), time, work, |_| ());
+    together(&laps, 0)
 }
 
 /// Runs a slice of `workers` threads with several phases of `time` each. Calls `beside` on a
-/// further thread, with the clock. Returns the work of each phase, and the result of `beside`.
-///
-/// # Panics
-/// If a worker or `beside` panics.
-pub(crate) fn run_phases<R: Send>(
-    (workers, phases): (usize, usize),
-    time: Duration,
-    work: impl Fn(usize, Turn) -> Laps + Sync,
-    beside: impl FnOnce(&Clock) -> R + Send,
-) -> (Vec<Slice>, R) {
-    let pinning = if workers > 1 { Pinning::OnePerCore } else { Pinning::Free };
-    let (laps, beside) = run_laps((workers, phases, pinning), time, work, beside);
-    ((0..phases).map(|phase| together(&laps, phase)).collect(), beside)
-}
-
-/// Runs a slice like [`run_phases`], but returns the work of each worker separately.
+/// further thread, with the clock. Returns the phases of each worker, and the result of `beside`.
 ///
 /// # Panics
 /// If a worker or `beside` panics.
 pub(crate) fn run_laps<R: Send>(
-    (workers, phases, pinning): (usize, usize, Pinning),
+    workers: usize,
+    phases: usize,
+    pinning: Pinning,
     time: Duration,
-    work: impl Fn(usize, Turn) -> Laps + Sync,
+    work: impl Fn(usize, Turn<'_>) -> Laps + Sync,
     beside: impl FnOnce(&Clock) -> R + Send,
 ) -> (Vec<Laps>, R) {
     let cpus = if pinning == Pinning::OnePerCore { cpus::each() } else { vec![] };
-    let ready = Arc::new(Gate::new(workers + 2));
-    let clock = Arc::new(Clock { phase: CachePadded::new(AtomicUsize::new(0)), phases });
+    let clock = &Clock {
+        missing: AtomicU64::new(workers as u64 + 2),
+        phase: CachePadded::new(AtomicUsize::new(0)),
+        phases,
+    };
     thread::scope(|scope| {
-        let handles: Vec<_> = (0..workers)
-            .map(|worker| {
-                let (ready, clock) = (Arc::clone(&ready), Arc::clone(&clock));
-                let (work, cpus) = (&work, &cpus);
-                scope.spawn(move || {
-                    if let Some(cpu) = cpus.get(worker % cpus.len().max(1)) {
-                        cpus::pin(*cpu);
-                    }
-                    work(worker, Turn { ready, clock, is_ready: false })
-                })
-            })
-            .collect();
-        let other = {
-            let (ready, clock) = (Arc::clone(&ready), Arc::clone(&clock));
+        let spawn = |worker: usize| {
+            let (work, cpu) = (&work, cpus.get(worker % cpus.len().max(1)).copied());
             scope.spawn(move || {
-                ready.wait();
-                beside(&clock)
+                if let Some(cpu) = cpu {
+                    cpus::pin(cpu);
+                }
+                work(worker, Turn { clock, is_ready: false })
             })
         };
-        ready.wait();
+        let handles: Vec<_> = (0..workers).map(spawn).collect();
+        let other = scope.spawn(|| {
+            clock.wait();
+            beside(clock)
+        });
+        clock.wait();
         for phase in 1..=phases {
             thread::sleep(time);
             // ORDERING: Relaxed. See `Clock::phase`.
@@ -433,13 +415,15 @@ mod tests {
     fn phases_are_told_to_the_one_beside_and_counted_apart() {
         // On a busy machine the further thread may not run during its phase. So try several times.
         let rate = (0..50).find_map(|_| {
-            let (slices, rate) = run_phases(
-                (1, 3),
+            let (laps, rate) = run_laps(
+                1,
+                3,
+                Pinning::Free,
                 Duration::from_millis(20),
                 |_, turn| turn.run(|_| true),
                 |clock| clock.paced(1, 1000, |_| assert!(clock.phase() >= 1)),
             );
-            assert!(slices.len() == 3 && slices[0].ops > 0);
+            assert!(laps[0].len() == 3 && laps[0][0].ops > 0);
             (rate > 0.0).then_some(rate)
         });
         assert!(rate.is_some_and(|rate| rate < 10_000.0), "{rate:?}");

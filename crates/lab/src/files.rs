@@ -31,10 +31,9 @@ mod ours;
 
 pub(crate) use before::BeforeFiles;
 pub(crate) use host::Host;
-pub(crate) use ours::Ours;
 
 use anyhow::{Context as _, ensure};
-use corewalk::FileKind;
+use corewalk::{Attr, FileKind};
 
 use crate::corpus::{Corpus, ROOT};
 
@@ -55,67 +54,58 @@ pub(crate) trait Files: Send + Sync {
 /// The file operations of one thread. Paths are absolute. An operation that fails returns None or
 /// false.
 pub(crate) trait User {
-    /// A directory that is held open.
-    type Dir;
-    /// A file that is held open.
-    type File;
+    /// A directory or a file that is held open.
+    type Node;
 
     /// Opens the directory that `path` leads to.
-    fn open_dir(&self, path: &[u8]) -> Option<Self::Dir>;
+    fn open_dir(&self, path: &[u8]) -> Option<Self::Node>;
 
-    /// Makes a directory.
-    fn make_dir(&self, dir: &Self::Dir, name: &[u8]) -> bool;
+    /// Makes a directory or an empty regular file, which must not exist.
+    fn make(&self, dir: &Self::Node, name: &[u8], kind: FileKind) -> Option<()>;
 
-    /// Makes an empty regular file, which must not exist.
-    fn create(&self, dir: &Self::Dir, name: &[u8]) -> bool;
+    /// Makes an empty regular file.
+    fn create(&self, dir: &Self::Node, name: &[u8]) -> bool {
+        self.make(dir, name, FileKind::Regular).is_some()
+    }
 
     /// Removes the name of a file.
-    fn unlink(&self, dir: &Self::Dir, name: &[u8]) -> bool;
+    fn unlink(&self, dir: &Self::Node, name: &[u8]) -> bool;
 
     /// Makes a hard link `other` to the file `name` in the same directory.
-    fn link(&self, _dir: &Self::Dir, _name: &[u8], _other: &[u8]) -> bool {
+    fn link(&self, _dir: &Self::Node, _name: &[u8], _other: &[u8]) -> bool {
         false
     }
 
     /// Sets the permission bits of a file.
-    fn chmod(&self, _dir: &Self::Dir, _name: &[u8], _mode: u32) -> bool {
+    fn chmod(&self, _dir: &Self::Node, _name: &[u8], _mode: u32) -> bool {
         false
     }
 
     /// Moves a name to another, which does not exist.
-    fn rename(&self, from: (&Self::Dir, &[u8]), to: (&Self::Dir, &[u8])) -> bool;
+    fn rename(&self, from: (&Self::Node, &[u8]), to: (&Self::Node, &[u8])) -> bool;
 
     /// Returns the inode number of what `path` leads to.
-    fn resolve(&self, path: &[u8]) -> Option<u64>;
+    fn resolve(&self, path: &[u8]) -> Option<u64> {
+        self.stat(path).map(|attr| attr.ino)
+    }
 
     /// Returns the attributes of what `path` leads to.
-    fn stat(&self, path: &[u8]) -> Option<Status>;
+    fn stat(&self, path: &[u8]) -> Option<Attr>;
 
     /// Returns the attributes of `name` in `dir`.
-    fn stat_at(&self, dir: &Self::Dir, name: &[u8]) -> Option<Status>;
+    fn stat_at(&self, dir: &Self::Node, name: &[u8]) -> Option<Attr>;
 
     /// Opens what `path` leads to for reading and closes it.
     fn open_close(&self, path: &[u8]) -> bool;
 
     /// Puts the names in `dir` into `list` in any order, without `.` and `..`.
-    fn list(&self, dir: &Self::Dir, list: &mut List) -> bool;
+    fn list(&self, dir: &Self::Node, list: &mut List) -> bool;
 
     /// Opens the file that `path` leads to.
-    fn hold(&self, path: &[u8]) -> Option<Self::File>;
+    fn hold(&self, path: &[u8]) -> Option<Self::Node>;
 
     /// Returns the path of a file that is held open.
-    fn path_of(&self, file: &Self::File) -> Option<Vec<u8>>;
-}
-
-/// Attributes, as far as answers are checked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Status {
-    /// The inode number.
-    pub(crate) ino: u64,
-    /// The type and permission bits.
-    pub(crate) mode: u32,
-    /// The size in bytes.
-    pub(crate) size: u64,
+    fn path_of(&self, file: &Self::Node) -> Option<Vec<u8>>;
 }
 
 /// Names with their kinds, one behind the other in one buffer.
@@ -123,13 +113,6 @@ pub(crate) struct Status {
 pub(crate) struct List {
     bytes: Vec<u8>,
     ends: Vec<(usize, bool)>,
-}
-
-impl Status {
-    /// Returns true for a directory.
-    pub(crate) fn is_directory(&self) -> bool {
-        self.mode & 0o170_000 == 0o040_000
-    }
 }
 
 impl List {
@@ -162,23 +145,18 @@ impl List {
 /// # Errors
 /// An error if a directory or file cannot be made.
 pub(crate) fn fill<F: Files>(files: &F, corpus: &Corpus) -> anyhow::Result<()> {
-    let user = files.user();
+    let (variant, user) = (files.variant(), files.user());
     for parent in corpus.inodes().filter(|&ino| corpus.is_directory(ino)) {
         let path = corpus.path(parent);
-        let Some(dir) = user.open_dir(&path) else {
-            anyhow::bail!("{}: no {}", files.variant(), path.escape_ascii());
-        };
+        let dir = user.open_dir(&path);
+        let dir = dir.with_context(|| format!("{variant}: no {}", path.escape_ascii()))?;
         for child in corpus.children(parent) {
             let name = corpus.name(child);
-            let is_made = if corpus.is_directory(child) {
-                user.make_dir(&dir, name)
-            } else {
-                user.create(&dir, name)
-            };
-            ensure!(is_made, "{}: {} was not made", files.variant(), name.escape_ascii());
+            let made = user.make(&dir, name, corpus.kind(child));
+            made.with_context(|| format!("{variant}: {} was not made", name.escape_ascii()))?;
         }
     }
-    ensure!(user.resolve(&corpus.path(ROOT)).is_some(), "{} has no root", files.variant());
+    ensure!(user.resolve(&corpus.path(ROOT)).is_some(), "{variant} has no root");
     Ok(())
 }
 
@@ -186,13 +164,14 @@ pub(crate) fn fill<F: Files>(files: &F, corpus: &Corpus) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// An error if a directory cannot be made.
-pub(crate) fn make_path<U: User>(user: &U, path: &str) -> anyhow::Result<U::Dir> {
+pub(crate) fn make_path<U: User>(user: &U, path: &str) -> anyhow::Result<U::Node> {
     let mut dir = user.open_dir(b"/").context("there is no root")?;
     let mut below = String::new();
     for name in path.split('/').filter(|name| !name.is_empty()) {
         below = format!("{below}/{name}");
         if user.resolve(below.as_bytes()).is_none() {
-            ensure!(user.make_dir(&dir, name.as_bytes()), "{below} was not made");
+            let made = user.make(&dir, name.as_bytes(), FileKind::Directory);
+            made.with_context(|| format!("{below} was not made"))?;
         }
         dir = user.open_dir(below.as_bytes()).context("a directory is missing")?;
     }
@@ -203,19 +182,21 @@ pub(crate) fn make_path<U: User>(user: &U, path: &str) -> anyhow::Result<U::Dir>
 mod tests {
     use super::*;
     use crate::before::Design;
+    use crate::ours::Ours;
 
     /// Makes the same calls in every file system, and checks the answers that must be the same.
     fn check<F: Files>(files: &F) {
         let (variant, user) = (files.variant(), files.user());
         let root = user.open_dir(b"/").expect("there is a root");
-        assert!(user.make_dir(&root, b"a") && user.make_dir(&root, b"b"), "{variant}");
+        let make_dir = |name| user.make(&root, name, FileKind::Directory).is_some();
+        assert!(make_dir(b"a") && make_dir(b"b"), "{variant}");
         let (a, b) = (user.open_dir(b"/a").unwrap(), user.open_dir(b"/b").unwrap());
         assert!(user.create(&a, b"one") && !user.create(&a, b"one"), "{variant}");
         let one = user.stat(b"/a/one").expect(variant);
-        assert!(!one.is_directory() && one.size == 0, "{variant}: {one:?}");
+        assert!(!one.is_dir() && one.size == 0, "{variant}: {one:?}");
         assert_eq!(user.stat_at(&a, b"one"), Some(one), "{variant}");
         assert_eq!(user.resolve(b"/a/one"), Some(one.ino), "{variant}");
-        assert!(user.stat(b"/a").is_some_and(|a| a.is_directory()), "{variant}");
+        assert!(user.stat(b"/a").is_some_and(|a| a.is_dir()), "{variant}");
         assert!(user.open_close(b"/a/one") && !user.open_close(b"/a/two"), "{variant}");
         let held = user.hold(b"/a/one").expect(variant);
         assert_eq!(user.path_of(&held).as_deref(), Some(&b"/a/one"[..]), "{variant}");
@@ -254,11 +235,11 @@ mod tests {
 
     #[test]
     fn every_file_system_answers_alike() {
-        check(&Ours::new().unwrap());
+        check(&Ours::on_tmpfs().unwrap());
         check(&Host::new("alike").unwrap());
         check(&BeforeFiles::new(Design::DcacheLock, 100).unwrap());
         check(&BeforeFiles::new(Design::GlobalLock, 100).unwrap());
-        check_links(&Ours::new().unwrap());
+        check_links(&Ours::on_tmpfs().unwrap());
         check_links(&Host::new("links").unwrap());
     }
 
@@ -270,8 +251,8 @@ mod tests {
         for ino in corpus.inodes() {
             let path = corpus.path(ino);
             let status = user.stat(&path).expect(variant);
-            assert_eq!(status.is_directory(), corpus.is_directory(ino), "{variant}");
-            if status.is_directory() {
+            assert_eq!(status.is_dir(), corpus.is_directory(ino), "{variant}");
+            if status.is_dir() {
                 assert!(user.list(&user.open_dir(&path).unwrap(), &mut list), "{variant}");
                 let mut names: Vec<_> = list.iter().collect();
                 names.sort_unstable();
@@ -287,7 +268,7 @@ mod tests {
     #[test]
     fn every_file_system_holds_the_whole_tree() {
         let corpus = Corpus::collect(1500);
-        check_tree(&Ours::new().unwrap(), &corpus);
+        check_tree(&Ours::on_tmpfs().unwrap(), &corpus);
         check_tree(&Host::new("tree").unwrap(), &corpus);
         check_tree(&BeforeFiles::new(Design::DcacheLock, 1500).unwrap(), &corpus);
         check_tree(&BeforeFiles::new(Design::GlobalLock, 1500).unwrap(), &corpus);

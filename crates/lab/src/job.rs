@@ -78,7 +78,7 @@ impl User {
     pub(crate) fn work<D: Dentries + ?Sized>(
         &self,
         dentries: &D,
-        turn: Turn,
+        turn: Turn<'_>,
         stat: impl Fn(&[u8]) -> Option<u64>,
         open: impl Fn(&[u8]) -> Option<u64>,
     ) -> Laps {
@@ -150,6 +150,6 @@ mod tests {
         let user = User::new(&dentries, &corpus, 0);
         assert!(dentries.rename((1, b"usr"), (1, b"opt")));
         assert!(work(&dentries, &user).wrong > 0);
-        assert_eq!(dentries.retries(), Some(0));
+        assert_eq!(dentries.stats().retries, 0);
     }
 }

@@ -7,6 +7,7 @@
 //!
 //! Source: `/proc/cpuinfo`, `/proc/stat`, uname(2), clock_gettime(2).
 
+use std::fmt::{self, Display};
 use std::fs;
 use std::process::Command;
 use std::time::Instant;
@@ -42,12 +43,15 @@ impl Machine {
             .find(|line| line.starts_with("model name"))
             .and_then(|line| line.split_once(": "))
             .map_or_else(|| String::from("unknown"), |(_, name)| name.to_owned());
-        Machine {
-            cpu,
-            cores: cores(),
-            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
-            commit: commit(),
-        }
+        let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+        Machine { cpu, cores: cores(), kernel, commit: commit() }
+    }
+}
+
+impl Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Machine { cpu, cores, kernel, commit } = self;
+        write!(f, "{cpu}, {cores} cores, Linux {kernel}, commit {commit}")
     }
 }
 
@@ -61,28 +65,14 @@ pub(crate) fn thread_cpu_ns() -> u64 {
     clock_ns(ClockId::ThreadCPUTime)
 }
 
-/// Measures the share of the processors that went to other processes.
-pub(crate) struct Disturbance {
-    started: Instant,
-    busy_ns: u64,
-    own_ns: u64,
-}
-
-impl Disturbance {
-    /// Starts measuring.
-    pub(crate) fn start() -> Disturbance {
-        Disturbance {
-            started: Instant::now(),
-            busy_ns: busy_ns(),
-            own_ns: clock_ns(ClockId::ProcessCPUTime),
-        }
-    }
-
-    /// Returns the share since the start, from 0 to 1. The measured times are multiples of 10 ms.
-    pub(crate) fn share(&self) -> f64 {
-        let own = clock_ns(ClockId::ProcessCPUTime) - self.own_ns;
-        let others = (busy_ns() - self.busy_ns).saturating_sub(own) as f64;
-        let all = self.started.elapsed().as_nanos() as f64 * cores() as f64;
+/// Starts to measure the share of the processors that goes to other processes. The returned
+/// function returns the share since then, from 0 to 1. The measured times are multiples of 10 ms.
+pub(crate) fn watch_others() -> impl Fn() -> f64 {
+    let (start, busy, own) = (Instant::now(), busy_ns(), clock_ns(ClockId::ProcessCPUTime));
+    move || {
+        let own = clock_ns(ClockId::ProcessCPUTime) - own;
+        let others = (busy_ns() - busy).saturating_sub(own) as f64;
+        let all = start.elapsed().as_nanos() as f64 * cores() as f64;
         if all > 0.0 { (others / all).clamp(0.0, 1.0) } else { 0.0 }
     }
 }
@@ -112,12 +102,9 @@ fn commit() -> String {
         .args(["-C", env!("CARGO_MANIFEST_DIR"), "describe", "--always", "--abbrev=12"])
         .args(["--exclude=*", "--dirty"])
         .output();
-    match output {
-        Ok(output) if output.status.success() => {
-            String::from_utf8_lossy(&output.stdout).trim().to_owned()
-        }
-        _ => String::from("unknown"),
-    }
+    let output = output.ok().filter(|output| output.status.success());
+    let commit = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    commit.unwrap_or_else(|| String::from("unknown"))
 }
 
 #[cfg(test)]
@@ -144,7 +131,6 @@ mod tests {
 
     #[test]
     fn share_of_others_is_a_share() {
-        let disturbance = Disturbance::start();
-        assert!((0.0..=1.0).contains(&disturbance.share()));
+        assert!((0.0..=1.0).contains(&watch_others()()));
     }
 }

@@ -53,17 +53,18 @@ mod text;
 mod worker;
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use clap::builder::{RangedU64ValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use serde::{Deserialize, Serialize};
 
 use machine::Machine;
 use samples::Row;
-use table::{Settings, Size, Table};
+use table::{Claim, Settings, Size, Table};
 
 /// Rounds of a run.
 const ROUNDS: usize = 7;
@@ -74,7 +75,7 @@ const SECONDS: f64 = 1.0;
 /// The same in a quick run.
 const SECONDS_QUICK: f64 = 0.05;
 /// The most threads that can be asked for.
-const THREADS_MAX: usize = 1024;
+const THREADS_MAX: u64 = 1024;
 
 /// Re-runs published tables on this machine.
 #[derive(Parser)]
@@ -89,11 +90,36 @@ enum Command {
     /// Lists the tables.
     List,
     /// Runs tables and prints their rows.
-    Run(RunArgs),
+    Run {
+        /// The tables to run, as `list` names them.
+        #[arg(required = true, value_name = "TABLE", value_parser = table_of)]
+        tables: Vec<&'static Table>,
+        /// Writes the rows to this file as JSON.
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+        #[command(flatten)]
+        pace: Pace,
+    },
     /// Runs tables and writes their results into a folder, as JSON and as text.
-    Record(RecordArgs),
+    Record {
+        /// The tables to run, as `list` names them; all tables if none is named.
+        #[arg(value_name = "TABLE", value_parser = table_of)]
+        tables: Vec<&'static Table>,
+        /// The folder that TABLE.json and TABLE.txt are written to.
+        #[arg(long, value_name = "DIR", default_value = record::FOLDER)]
+        out: PathBuf,
+        #[command(flatten)]
+        pace: Pace,
+    },
     /// Writes a page with a plot per table, from the JSON of runs.
-    Report(ReportArgs),
+    Report {
+        /// The folder that the page index.html is written to.
+        #[arg(long, value_name = "DIR")]
+        out: PathBuf,
+        /// Results that `run --json` or `record` wrote.
+        #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+        json: Vec<PathBuf>,
+    },
     /// Prints the bytes that a variant takes, measured in this process.
     #[command(hide = true)]
     Memory {
@@ -114,41 +140,10 @@ enum Command {
     },
     /// Works as a client of the IPC tables.
     #[command(hide = true)]
-    IpcWorker(worker::Job),
-}
-
-#[derive(Args, Clone)]
-struct RunArgs {
-    /// The tables to run, as `list` names them.
-    #[arg(required = true, value_name = "TABLE", value_parser = table_of)]
-    tables: Vec<&'static Table>,
-    /// Writes the rows to this file as JSON.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    #[command(flatten)]
-    pace: Pace,
-}
-
-#[derive(Args, Clone)]
-struct RecordArgs {
-    /// The tables to run, as `list` names them; all tables if none is named.
-    #[arg(value_name = "TABLE", value_parser = table_of)]
-    tables: Vec<&'static Table>,
-    /// The folder that TABLE.json and TABLE.txt are written to.
-    #[arg(long, value_name = "DIR", default_value = record::FOLDER)]
-    out: PathBuf,
-    #[command(flatten)]
-    pace: Pace,
-}
-
-#[derive(Args, Clone, Debug)]
-struct ReportArgs {
-    /// The folder that the page index.html is written to.
-    #[arg(long, value_name = "DIR")]
-    out: PathBuf,
-    /// Results that `run --json` or `record` wrote.
-    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
-    json: Vec<PathBuf>,
+    IpcWorker {
+        /// The worker's objects, as JSON.
+        job: String,
+    },
 }
 
 /// How thoroughly is measured.
@@ -158,7 +153,7 @@ struct Pace {
     #[arg(long)]
     quick: bool,
     /// Thread counts (process counts in tables of mounts), such as 1,2,4.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = thread_count)]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = thread_counts())]
     threads: Vec<usize>,
     /// Seconds that each variant is measured per row, over all rounds.
     #[arg(long, value_name = "S", value_parser = seconds)]
@@ -170,9 +165,8 @@ fn table_of(word: &str) -> Result<&'static Table, String> {
     table::find(word).ok_or_else(|| format!("there is no table `{word}`; `list` names them"))
 }
 
-fn thread_count(word: &str) -> Result<usize, String> {
-    let count = word.parse().ok().filter(|count| (1..=THREADS_MAX).contains(count));
-    count.ok_or_else(|| format!("it is a number from 1 to {THREADS_MAX}"))
+fn thread_counts() -> impl TypedValueParser<Value = usize> {
+    RangedU64ValueParser::new().range(1..=THREADS_MAX)
 }
 
 fn seconds(word: &str) -> Result<f64, String> {
@@ -214,19 +208,20 @@ fn run(args: Arguments) -> anyhow::Result<()> {
             let line = |table: &&Table| format!("{:<17} {}\n", table.name, table.words().about);
             say(&table::all().iter().map(line).collect::<String>())
         }
-        Command::Run(args) => run_tables(&args),
-        Command::Record(args) => {
-            let all = || table::all().to_vec();
-            let tables = if args.tables.is_empty() { all() } else { args.tables };
-            record::record(&tables, &settings(&args.pace)?, &args.out)
+        Command::Run { tables, json, pace } => run_tables(&tables, json.as_deref(), &pace),
+        Command::Record { tables, out, pace } => {
+            let tables = if tables.is_empty() { table::all() } else { &tables };
+            record::record(tables, &settings(&pace)?, &out)
         }
-        Command::Report(args) => write_report(&args),
+        Command::Report { out, json } => {
+            let reports = report::read(&json)?;
+            say(&format!("{}\n", report::write(&out, &reports)?.display()))
+        }
         Command::Memory { variant, entries } => {
-            let bytes = memory::measure(&variant, entries)?;
-            say(&format!("{} {}\n", bytes.resident, bytes.arenas))
+            say(&serde_json::to_string(&memory::measure(&variant, entries)?)?)
         }
         Command::Client { directory, files, cpu } => client::work(&directory, files, cpu),
-        Command::IpcWorker(job) => worker::work(&job),
+        Command::IpcWorker { job } => worker::work(&job),
     }
 }
 
@@ -243,6 +238,19 @@ pub(crate) fn run_table(table: &Table, settings: &Settings) -> anyhow::Result<Re
         machine: Machine::here(),
         rows: samples.rows(),
     })
+}
+
+impl Report {
+    /// Returns the claims of the table, each with whether the rows show it. A table of another
+    /// version of the lab has none.
+    pub(crate) fn claims(&self) -> Vec<Claim> {
+        table::find(self.table).map(|table| table.claims(&self.rows)).unwrap_or_default()
+    }
+
+    /// Returns the published figures of the table as text.
+    pub(crate) fn figures(&self) -> String {
+        table::find(self.table).map(|table| table.words().figures()).unwrap_or_default()
+    }
 }
 
 /// Returns the JSON of some tables: an object for one table, a list for several. Each row has its
@@ -264,24 +272,19 @@ pub(crate) fn to_json(reports: &[Report]) -> anyhow::Result<String> {
     Ok(if tables.len() == 1 { tables.remove(0) } else { format!("[{}]\n", tables.join(",")) })
 }
 
-fn run_tables(args: &RunArgs) -> anyhow::Result<()> {
-    let settings = settings(&args.pace)?;
+fn run_tables(tables: &[&Table], json: Option<&Path>, pace: &Pace) -> anyhow::Result<()> {
+    let settings = settings(pace)?;
     let mut reports = vec![];
-    for table in &args.tables {
+    for table in tables {
         let report = run_table(table, &settings)?;
         say(&text::render(&report))?;
         reports.push(report);
     }
-    if let Some(file) = &args.json {
+    if let Some(file) = json {
         std::fs::write(file, to_json(&reports)?)
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
     Ok(())
-}
-
-fn write_report(args: &ReportArgs) -> anyhow::Result<()> {
-    let reports = report::read(&args.json)?;
-    say(&format!("{}\n", report::write(&args.out, &reports)?.display()))
 }
 
 /// Writes to the standard output, which may be full or closed.
@@ -292,21 +295,16 @@ fn say(text: &str) -> anyhow::Result<()> {
 }
 
 fn settings(args: &Pace) -> anyhow::Result<Settings> {
-    let (size, rounds, seconds) = if args.quick {
-        (Size::Quick, ROUNDS_QUICK, SECONDS_QUICK)
+    let (size, rounds, seconds, threads) = if args.quick {
+        (Size::Quick, ROUNDS_QUICK, SECONDS_QUICK, &[1, 2][..])
     } else {
-        (Size::Full, ROUNDS, SECONDS)
+        (Size::Full, ROUNDS, SECONDS, &[1, 2, 4][..])
     };
-    let seconds = args.seconds.unwrap_or(seconds);
-    let threads = match (&args.threads[..], size) {
-        ([], Size::Quick) => vec![1, 2],
-        ([], Size::Full) => vec![1, 2, 4],
-        (list, _) => list.to_vec(),
-    };
+    let threads = if args.threads.is_empty() { threads } else { &args.threads };
     Ok(Settings {
         size,
-        threads,
-        time_per_row: Duration::from_secs_f64(seconds),
+        threads: threads.to_vec(),
+        time_per_row: Duration::from_secs_f64(args.seconds.unwrap_or(seconds)),
         rounds,
         program: Some(std::env::current_exe().context("the lab does not know its own file")?),
     })

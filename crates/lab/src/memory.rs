@@ -32,52 +32,44 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use rustix::thread::disable_transparent_huge_pages;
 
 use crate::baseline::{LibfuseNode, Namespace, RwLockAhash, dashmap_path, papaya_path, scc_path};
 use crate::corpus::Corpus;
 use crate::ours::Ours;
 
-/// Returns the loaded table of `variant`, or None if there is no such variant.
+/// Returns the loaded table of `variant`.
 ///
 /// # Errors
-/// An error of loading.
-pub(crate) fn load(variant: &str, corpus: &Corpus) -> anyhow::Result<Option<Box<dyn Namespace>>> {
-    Ok(Some(match variant {
+/// An error of loading, or if there is no such variant.
+pub(crate) fn load(variant: &str, corpus: &Corpus) -> anyhow::Result<Box<dyn Namespace>> {
+    Ok(match variant {
         "corewalk" => Box::new(Ours::load(corpus)?),
         "rwlock-ahash" => Box::new(RwLockAhash::load(corpus)),
         "libfuse-node" => Box::new(LibfuseNode::load(corpus)),
-        "dashmap-path" => Box::new(dashmap_path(corpus)),
-        "papaya-path" => Box::new(papaya_path(corpus)),
-        "scc-path" => Box::new(scc_path(corpus)),
-        _ => return Ok(None),
-    }))
+        "dashmap-path" => dashmap_path(corpus),
+        "papaya-path" => papaya_path(corpus),
+        "scc-path" => scc_path(corpus),
+        _ => bail!("no such variant"),
+    })
 }
 
-/// The memory of one table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Bytes {
-    /// Growth of resident memory.
-    pub(crate) resident: u64,
-    /// The bytes of slots in use, or 0 for a variant without type-stable memory.
-    pub(crate) arenas: u64,
-}
-
-/// Returns the bytes that `variant` takes for `entries` entries. Loads the table in this process,
-/// and disables huge pages for the process.
+/// Returns the bytes that `variant` takes for `entries` entries: the growth of resident memory, and
+/// the bytes of slots in use. A variant without type-stable memory has 0 bytes of slots. Loads the
+/// table in this process, and disables huge pages for the process.
 ///
 /// # Errors
 /// If there is no such variant, `/proc` cannot be read, or the kernel is older than Linux 3.15 and
 /// cannot disable huge pages.
-pub(crate) fn measure(variant: &str, entries: usize) -> anyhow::Result<Bytes> {
+pub(crate) fn measure(variant: &str, entries: usize) -> anyhow::Result<(u64, u64)> {
     disable_transparent_huge_pages(true).context("switching huge pages off")?;
     let corpus = Corpus::collect(entries);
-    let _first = load(variant, &corpus)?.context("no such table")?;
+    let _first = load(variant, &corpus)?;
     let before = resident_bytes()?;
-    let second = load(variant, &corpus)?.context("no such table")?;
+    let second = load(variant, &corpus)?;
     let resident = resident_bytes()?.saturating_sub(before);
-    Ok(Bytes { resident, arenas: second.arena_bytes() })
+    Ok((resident, second.stats().bytes))
 }
 
 /// Returns the result of [`measure`] in a new process: `program memory VARIANT ENTRIES`.
@@ -88,7 +80,7 @@ pub(crate) fn measure_apart(
     program: &Path,
     variant: &str,
     entries: usize,
-) -> anyhow::Result<Bytes> {
+) -> anyhow::Result<(u64, u64)> {
     let output = Command::new(program)
         .args(["memory", variant, &entries.to_string()])
         .stdin(Stdio::null())
@@ -96,11 +88,7 @@ pub(crate) fn measure_apart(
         .output()
         .context("the program cannot start itself")?;
     ensure!(output.status.success(), "measuring the memory of {variant} failed");
-    let text = String::from_utf8_lossy(&output.stdout);
-    let bytes = text.trim().split_once(' ').and_then(|(resident, arenas)| {
-        Some(Bytes { resident: resident.parse().ok()?, arenas: arenas.parse().ok()? })
-    });
-    bytes.with_context(|| format!("not two numbers of bytes: {text:?}"))
+    serde_json::from_slice(&output.stdout).context("not two numbers of bytes")
 }
 
 fn resident_bytes() -> anyhow::Result<u64> {
@@ -126,11 +114,11 @@ mod tests {
     /// Checks one variant in a process of its own.
     fn check_against_the_allocator(variant: &str) {
         let corpus = Corpus::collect(ENTRIES);
-        let resident = measure(variant, ENTRIES).unwrap().resident;
+        let resident = measure(variant, ENTRIES).unwrap().0;
         assert!(transparent_huge_pages_are_disabled().unwrap());
         let before = ALLOC.live().bytes;
-        let table = load(variant, &corpus).unwrap().expect("it is a table");
-        let asked = ALLOC.live().bytes - before + table.arena_bytes();
+        let table = load(variant, &corpus).unwrap();
+        let asked = ALLOC.live().bytes - before + table.stats().bytes;
         // Allocated bytes are resident, except for slots of batches that are not in use yet. malloc
         // adds headers, rounding, and the old arrays of a table that grew.
         let least = asked - asked / 32;

@@ -10,26 +10,30 @@
 
 use std::sync::Arc;
 
+use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
-    Cred, FileKind, FsStruct, Make, Name, Removal, RenameMode, Vfs, VfsOptions, WalkFlags,
+    Cred, FileKind, FileSystem, FsStruct, InodeRef, Make, Name, Removal, RenameMode, Stats, Vfs,
+    VfsOptions, WalkFlags,
 };
 
-use crate::baseline::{Namespace, ask};
+use crate::baseline::Namespace;
 use crate::before::timed::timed_if_moved;
 use crate::before::{Dentries, filled};
 use crate::corpus::Corpus;
 use crate::crew::{Laps, Turn};
 use crate::job::User;
-use crate::questions::{Op, Questions};
+use crate::questions::Questions;
 use crate::ramfs::Ramfs;
 
 /// The budget of the cache in bytes. It is larger than any tree, so nothing is evicted.
 const CACHE_BYTES: u64 = 4 << 30;
+/// Entries there is room for over a tmpfs.
+const TMPFS_ENTRIES_MAX: u32 = 1 << 22;
 
 /// A namespace with a tree in its cache.
 pub(crate) struct Ours {
-    vfs: Arc<Vfs>,
-    cred: Cred,
+    pub(crate) vfs: Arc<Vfs>,
+    pub(crate) cred: Cred,
 }
 
 impl Ours {
@@ -47,21 +51,73 @@ impl Ours {
     /// # Errors
     /// If the namespace cannot be made.
     pub(crate) fn empty(capacity: usize) -> anyhow::Result<Ours> {
-        let entries_max = u32::try_from(4 * capacity + 65_536)?;
-        let options =
-            VfsOptions::default().with_cache_bytes(CACHE_BYTES).with_entries_max(entries_max);
-        Ok(Ours { vfs: Vfs::new(Arc::new(Ramfs::new()), options)?, cred: Cred::prechecked(0, 0) })
+        Ours::over(Arc::new(Ramfs::new()), u32::try_from(4 * capacity + 65_536)?)
     }
 
-    /// Asks questions of whole paths. Takes the reference of the root once, as a server does.
-    fn walks(&self, questions: &Questions, first: usize, turn: Turn) -> Laps {
-        let root = self.vfs.root_path();
-        let at = FsStruct { cwd: root.clone(), root };
-        questions.ask(first, turn, |target, path| {
-            let found = self.vfs.resolve_path(&self.cred, &at, path, WalkFlags::empty());
-            found.is_ok_and(|found| found.ino == target.ino)
-        })
+    /// Returns a namespace over an empty tmpfs.
+    ///
+    /// # Errors
+    /// If the namespace cannot be made.
+    pub(crate) fn on_tmpfs() -> anyhow::Result<Ours> {
+        Ours::over(Arc::new(Tmpfs::new(TmpfsOptions::default())), TMPFS_ENTRIES_MAX)
     }
+
+    fn over(fs: Arc<dyn FileSystem>, entries_max: u32) -> anyhow::Result<Ours> {
+        let options =
+            VfsOptions::default().with_cache_bytes(CACHE_BYTES).with_entries_max(entries_max);
+        Ok(Ours { vfs: Vfs::new(fs, options)?, cred: Cred::prechecked(0, 0) })
+    }
+
+    /// Returns a root and a working directory, as a process has them. A thread takes these
+    /// references once.
+    pub(crate) fn fs_struct(&self) -> FsStruct<'_> {
+        let root = self.vfs.root_path();
+        FsStruct { cwd: root.clone(), root }
+    }
+
+    /// Returns the inode number of what `path` leads to.
+    #[inline]
+    pub(crate) fn resolve(&self, at: &FsStruct<'_>, path: &[u8]) -> Option<u64> {
+        let found = self.vfs.resolve_path(&self.cred, at, path, WalkFlags::empty());
+        found.ok().map(|found| found.ino)
+    }
+
+    /// Returns a reference to what `path` leads to.
+    #[inline]
+    pub(crate) fn find<'v>(&'v self, at: &FsStruct<'v>, path: &[u8]) -> Option<InodeRef<'v>> {
+        Some(self.vfs.walk(&self.cred, at, path, WalkFlags::empty()).ok()?.inode())
+    }
+
+    /// Makes a directory or an empty file, and returns its inode number.
+    #[inline]
+    pub(crate) fn make(&self, dir: &InodeRef<'_>, name: &[u8], kind: FileKind) -> Option<u64> {
+        let what = Make::new(mode_of(kind), 0, 0);
+        let (_, attr) = self.vfs.make(&self.cred, dir, Name::new(name).ok()?, what).ok()?;
+        Some(attr.ino)
+    }
+
+    /// Removes the name of a file.
+    #[inline]
+    pub(crate) fn remove(&self, dir: &InodeRef<'_>, name: &[u8]) -> bool {
+        let Ok(name) = Name::new(name) else { return false };
+        self.vfs.remove(&self.cred, dir, name, Removal::Unlink).is_ok()
+    }
+
+    /// Moves a name to another one.
+    pub(crate) fn move_name(
+        &self,
+        from: (&InodeRef<'_>, &[u8]),
+        to: (&InodeRef<'_>, &[u8]),
+        mode: RenameMode,
+    ) -> bool {
+        let (Ok(old), Ok(new)) = (Name::new(from.1), Name::new(to.1)) else { return false };
+        self.vfs.rename(&self.cred, (from.0, old), (to.0, new), mode).is_ok()
+    }
+}
+
+/// Returns the type bits and permission bits of a new file.
+pub(crate) fn mode_of(kind: FileKind) -> u32 {
+    kind.to_mode() | if kind == FileKind::Directory { 0o755 } else { 0o644 }
 }
 
 impl Namespace for Ours {
@@ -81,52 +137,27 @@ impl Namespace for Ours {
     }
 
     fn walk(&self, path: &[u8]) -> Option<u64> {
-        let root = self.vfs.root_path();
-        let at = FsStruct { cwd: root.clone(), root };
-        let found = self.vfs.resolve_path(&self.cred, &at, path, WalkFlags::empty());
-        found.ok().map(|found| found.ino)
+        self.resolve(&self.fs_struct(), path)
     }
 
     fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8])) -> bool {
         let (Ok(old), Ok(new)) = (self.vfs.inode(from.0), self.vfs.inode(to.0)) else {
             return false;
         };
-        let (Ok(old_name), Ok(new_name)) = (Name::new(from.1), Name::new(to.1)) else {
-            return false;
-        };
-        let (from, to) = ((&old, old_name), (&new, new_name));
-        self.vfs.rename(&self.cred, from, to, RenameMode::NoReplace).is_ok()
+        self.move_name((&old, from.1), (&new, to.1), RenameMode::NoReplace)
     }
 
-    fn misses(&self) -> u64 {
-        self.vfs.stats().misses
+    fn stats(&self) -> Stats {
+        self.vfs.stats()
     }
 
-    fn arena_bytes(&self) -> u64 {
-        self.vfs.stats().bytes
-    }
-
-    fn work(&self, op: Op, questions: &Questions, first: usize, turn: Turn) -> Laps {
-        if op == Op::Walk {
-            return self.walks(questions, first, turn);
-        }
-        ask(self, op, questions, first, turn)
-    }
-
-    fn retries(&self) -> Option<u64> {
-        Some(self.vfs.stats().retries)
+    fn walks(&self, questions: &Questions, first: usize, turn: Turn<'_>) -> Laps {
+        let at = self.fs_struct();
+        questions.ask(first, turn, |target, path| self.resolve(&at, path) == Some(target.ino))
     }
 }
 
 impl Dentries for Ours {
-    #[inline]
-    fn open(&self, path: &[u8]) -> Option<u64> {
-        let root = self.vfs.root_path();
-        let at = FsStruct { cwd: root.clone(), root };
-        let place = self.vfs.walk(&self.cred, &at, path, WalkFlags::empty()).ok()?;
-        Some(place.inode().ino())
-    }
-
     fn look(&self, parent: u64, name: &[u8]) -> Option<u64> {
         let dir = self.vfs.inode(parent).ok()?;
         Some(self.vfs.lookup(&self.cred, &dir, Name::new(name).ok()?).ok()?.ino())
@@ -134,31 +165,18 @@ impl Dentries for Ours {
 
     #[inline]
     fn create(&self, parent: u64, name: &[u8], kind: FileKind) -> Option<u64> {
-        let dir = self.vfs.inode(parent).ok()?;
-        let permissions = if kind == FileKind::Directory { 0o755 } else { 0o644 };
-        let what = Make::new(kind.to_mode() | permissions, 0, 0);
-        let (_, attr) = self.vfs.make(&self.cred, &dir, Name::new(name).ok()?, what).ok()?;
-        Some(attr.ino)
+        self.make(&self.vfs.inode(parent).ok()?, name, kind)
     }
 
     #[inline]
     fn unlink(&self, parent: u64, name: &[u8]) -> bool {
-        let (Ok(dir), Ok(name)) = (self.vfs.inode(parent), Name::new(name)) else { return false };
-        self.vfs.remove(&self.cred, &dir, name, Removal::Unlink).is_ok()
+        self.vfs.inode(parent).is_ok_and(|dir| self.remove(&dir, name))
     }
 
     /// Does jobs with its own root and working directory, as a process has them.
-    fn be_user(&self, user: &User, turn: Turn) -> Laps {
-        let root = self.vfs.root_path();
-        let at = FsStruct { cwd: root.clone(), root };
-        let stat = |path: &[u8]| {
-            let found = self.vfs.resolve_path(&self.cred, &at, path, WalkFlags::empty());
-            found.ok().map(|found| found.ino)
-        };
-        let open = |path: &[u8]| {
-            let place = self.vfs.walk(&self.cred, &at, path, WalkFlags::empty()).ok()?;
-            Some(place.inode().ino())
-        };
-        user.work(self, turn, stat, open)
+    fn be_user(&self, user: &User, turn: Turn<'_>) -> Laps {
+        let at = self.fs_struct();
+        let open = |path: &[u8]| Some(self.find(&at, path)?.ino());
+        user.work(self, turn, |path| self.resolve(&at, path), open)
     }
 }

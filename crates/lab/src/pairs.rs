@@ -12,9 +12,10 @@
 //! Source: document 004 (Kara, December 2015).
 
 use ahash::RandomState;
-use corewalk_base::{CachePadded, Mutex};
-use corewalk_mbcache::{Mbcache, MbcacheOptions};
-use hashbrown::HashTable;
+use corewalk_base::{CachePadded, Mutex, MutexGuard};
+use corewalk_mbcache::Mbcache;
+use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
 use smallvec::SmallVec;
 
 /// Shards of `mutex-shards`.
@@ -38,70 +39,48 @@ pub(crate) trait Pairs: Sync {
     fn delete(&self, key: u64, value: u64) -> bool;
 }
 
-/// `corewalk`.
-pub(crate) struct Ours(Mbcache);
-
-impl Ours {
-    /// Returns an empty cache with its default budget.
-    ///
-    /// # Errors
-    /// If there is no address space.
-    pub(crate) fn new() -> anyhow::Result<Ours> {
-        Ok(Ours(Mbcache::new(MbcacheOptions::default())?))
-    }
-
-    /// Returns how many entries were dropped.
-    pub(crate) fn dropped(&self) -> u64 {
-        self.0.stats().reclaimed
-    }
-}
-
-impl Pairs for Ours {
+impl Pairs for Mbcache {
     fn variant(&self) -> &'static str {
         "corewalk"
     }
 
     #[inline]
     fn get(&self, key: u64, value: u64) -> bool {
-        self.0.get(key, value)
+        Mbcache::get(self, key, value)
     }
 
     #[inline]
     fn find(&self, key: u64) -> Option<u64> {
-        self.0.find_first(key).map(|entry| entry.value())
+        self.find_first(key).map(|entry| entry.value())
     }
 
     #[inline]
     fn create(&self, key: u64, value: u64) -> bool {
-        self.0.create(key, value).is_ok()
+        Mbcache::create(self, key, value).is_ok()
     }
 
     #[inline]
     fn delete(&self, key: u64, value: u64) -> bool {
-        self.0.delete_or_get(key, value).is_none()
+        self.delete_or_get(key, value).is_none()
     }
 }
 
 /// `mutex-shards`.
-pub(crate) struct Shards {
-    shards: Box<[CachePadded<Mutex<Table>>]>,
-    hasher: RandomState,
-}
+pub(crate) struct Shards(Box<[CachePadded<Mutex<Table>>]>);
 
-type Table = HashTable<(u64, SmallVec<[u64; 2]>)>;
+type Table = HashMap<u64, SmallVec<[u64; 2]>, RandomState>;
 
 impl Shards {
     /// Returns an empty map with room for so many keys.
     pub(crate) fn new(keys: usize) -> Shards {
-        let shard = |_| CachePadded::new(Mutex::new(Table::with_capacity(keys / SHARDS)));
-        Shards { shards: (0..SHARDS).map(shard).collect(), hasher: RandomState::new() }
+        let table = || Table::with_capacity_and_hasher(keys / SHARDS, RandomState::new());
+        Shards((0..SHARDS).map(|_| CachePadded::new(Mutex::new(table()))).collect())
     }
 
     #[inline]
-    fn at(&self, key: u64) -> (u64, &Mutex<Table>) {
-        // The table takes its bits from both ends.
-        let hash = self.hasher.hash_one(key);
-        (hash, &self.shards[(hash >> 20) as usize % SHARDS])
+    fn shard(&self, key: u64) -> MutexGuard<'_, Table> {
+        // The keys of the load differ in all bits.
+        self.0[(key >> 32) as usize % SHARDS].lock()
     }
 }
 
@@ -112,26 +91,18 @@ impl Pairs for Shards {
 
     #[inline]
     fn get(&self, key: u64, value: u64) -> bool {
-        let (hash, shard) = self.at(key);
-        shard
-            .lock()
-            .find(hash, |entry| entry.0 == key)
-            .is_some_and(|entry| entry.1.contains(&value))
+        self.shard(key).get(&key).is_some_and(|values| values.contains(&value))
     }
 
     #[inline]
     fn find(&self, key: u64) -> Option<u64> {
-        let (hash, shard) = self.at(key);
-        shard.lock().find(hash, |entry| entry.0 == key)?.1.last().copied()
+        self.shard(key).get(&key)?.last().copied()
     }
 
     #[inline]
     fn create(&self, key: u64, value: u64) -> bool {
-        let (hash, shard) = self.at(key);
-        let mut table = shard.lock();
-        let rehash = |entry: &(u64, _)| self.hasher.hash_one(entry.0);
-        let entry = table.entry(hash, |entry| entry.0 == key, rehash);
-        let values = &mut entry.or_insert_with(|| (key, SmallVec::new())).into_mut().1;
+        let mut table = self.shard(key);
+        let values = table.entry(key).or_default();
         let is_new = !values.contains(&value);
         if is_new {
             values.push(value);
@@ -141,10 +112,9 @@ impl Pairs for Shards {
 
     #[inline]
     fn delete(&self, key: u64, value: u64) -> bool {
-        let (hash, shard) = self.at(key);
-        let mut table = shard.lock();
-        let Ok(mut entry) = table.find_entry(hash, |entry| entry.0 == key) else { return false };
-        let values = &mut entry.get_mut().1;
+        let mut table = self.shard(key);
+        let Entry::Occupied(mut entry) = table.entry(key) else { return false };
+        let values = entry.get_mut();
         let at = values.iter().position(|&other| other == value);
         let is_deleted = at.map(|at| values.swap_remove(at)).is_some();
         if values.is_empty() {
@@ -160,7 +130,8 @@ mod tests {
 
     #[test]
     fn every_design_is_a_multimap_of_unique_pairs() {
-        let all: [Box<dyn Pairs>; 2] = [Box::new(Ours::new().unwrap()), Box::new(Shards::new(100))];
+        let ours = Mbcache::new(corewalk_mbcache::MbcacheOptions::default()).unwrap();
+        let all: [Box<dyn Pairs>; 2] = [Box::new(ours), Box::new(Shards::new(100))];
         for pairs in all {
             let name = pairs.variant();
             for value in 0..1_000 {

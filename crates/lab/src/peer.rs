@@ -15,14 +15,14 @@
 
 mod programs;
 
-pub(crate) use programs::{Program, Threads, bindfs, ours, ours_passthrough, ours_store};
+pub(crate) use programs::{bindfs, ours};
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
@@ -41,31 +41,15 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// A folder for all files of one run. Dropping the value removes the folder.
-pub(crate) struct Scratch {
-    path: PathBuf,
-}
+pub(crate) struct Scratch(PathBuf);
 
 /// A directory to measure. It is a mount, with its server if it has one, or a plain directory.
 pub(crate) struct Mounted {
-    variant: &'static str,
-    directory: PathBuf,
-    server: Option<Child>,
-    /// False for a plain directory.
-    is_mount: bool,
-}
-
-/// Properties of a mount that could make a comparison unfair.
-pub(crate) struct Terms {
-    /// The options that the kernel knows, as in proc_pid_mounts(5).
-    pub(crate) options: String,
-    /// All threads of the server, those that serve and the others.
-    pub(crate) threads: usize,
-}
-
-/// Notices SIGINT and SIGTERM for as long as it lives.
-pub(crate) struct Interrupt {
-    is_set: Arc<AtomicBool>,
-    handlers: Vec<signal_hook::SigId>,
+    /// The name in the rows.
+    pub(crate) variant: &'static str,
+    pub(crate) directory: PathBuf,
+    /// None for a plain directory.
+    pub(crate) server: Option<Child>,
 }
 
 impl Scratch {
@@ -86,12 +70,12 @@ impl Scratch {
     pub(crate) fn new(parent: &Path, label: &str) -> anyhow::Result<Scratch> {
         let path = parent.join(format!("corewalk-lab-{}-{label}", std::process::id()));
         fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
-        Ok(Scratch { path })
+        Ok(Scratch(path))
     }
 
     /// Returns where it is.
     pub(crate) fn path(&self) -> &Path {
-        &self.path
+        &self.0
     }
 
     /// Returns a new folder `name` inside this folder.
@@ -99,7 +83,7 @@ impl Scratch {
     /// # Errors
     /// An error if the folder cannot be made.
     pub(crate) fn folder(&self, name: &str) -> io::Result<PathBuf> {
-        let path = self.path.join(name);
+        let path = self.0.join(name);
         fs::create_dir_all(&path)?;
         Ok(path)
     }
@@ -107,30 +91,25 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.path);
+        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
 impl Mounted {
-    /// Returns a directory without a server.
-    pub(crate) fn plain(variant: &'static str, directory: PathBuf) -> Mounted {
-        Mounted { variant, directory, server: None, is_mount: false }
-    }
-
     /// Starts the server `program`, and waits until it has mounted at `directory`.
     ///
     /// # Errors
-    /// An error if the server does not start, ends, or mounts nothing within ten seconds.
+    /// An error if the server does not start, ends, or mounts nothing within ten seconds, or if the
+    /// kernel does not check permissions in its mount.
     pub(crate) fn start(
         variant: &'static str,
-        program: Program,
+        mut program: Command,
         directory: PathBuf,
     ) -> anyhow::Result<Mounted> {
-        let mut command: Command = program.into_command();
-        command.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
-        let server = command.spawn().with_context(|| format!("{variant} does not start"))?;
+        program.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
+        let server = program.spawn().with_context(|| format!("{variant} does not start"))?;
         // From here on it is taken down whatever happens.
-        let mut mounted = Mounted { variant, directory, server: Some(server), is_mount: true };
+        let mut mounted = Mounted { variant, directory, server: Some(server) };
         let start = Instant::now();
         while !mounted.is_mounted() {
             let server = mounted.server.as_mut().expect("it was just started");
@@ -140,22 +119,11 @@ impl Mounted {
             ensure!(start.elapsed() < PATIENCE, "{variant} mounted nothing in {PATIENCE:?}");
             thread::sleep(LOOK_EVERY);
         }
+        // All other mounts pay for this check too.
+        let (options, _) = mounted.terms()?;
+        let is_checked = options.split(',').any(|option| option == "default_permissions");
+        ensure!(is_checked, "the kernel does not check permissions there: {options}");
         Ok(mounted)
-    }
-
-    /// Returns the name in the rows.
-    pub(crate) fn variant(&self) -> &'static str {
-        self.variant
-    }
-
-    /// Returns false for a plain directory.
-    pub(crate) fn is_mount(&self) -> bool {
-        self.is_mount
-    }
-
-    /// Returns the directory.
-    pub(crate) fn directory(&self) -> &Path {
-        &self.directory
     }
 
     /// Keeps the server on the processors in `cpus`.
@@ -176,11 +144,12 @@ impl Mounted {
         self.threads().into_iter().filter_map(of).sum()
     }
 
-    /// Returns the options of the mount in the kernel, and the number of threads of the server.
+    /// Returns the options of the mount that the kernel knows (proc_pid_mounts(5)), and the number
+    /// of all threads of the server. Unequal ones could make a comparison unfair.
     ///
     /// # Errors
     /// An error if the directory is not mounted.
-    pub(crate) fn terms(&self) -> anyhow::Result<Terms> {
+    pub(crate) fn terms(&self) -> anyhow::Result<(String, usize)> {
         let mounts = fs::read_to_string("/proc/self/mounts").context("/proc/self/mounts")?;
         let options = mounts.lines().find_map(|line| {
             let mut fields = line.split(' ').skip(1);
@@ -188,7 +157,7 @@ impl Mounted {
             fields.nth(1).filter(|_| is_here)
         });
         let options = options.context("there is no such mount")?.to_owned();
-        Ok(Terms { options, threads: self.threads().len() })
+        Ok((options, self.threads().len()))
     }
 
     fn threads(&self) -> Vec<Pid> {
@@ -199,10 +168,7 @@ impl Mounted {
     }
 
     fn is_mounted(&self) -> bool {
-        let device = |path: &Path| fs::symlink_metadata(path).map(|path| path.dev()).ok();
-        let parent = self.directory.parent().and_then(device);
-        let here = device(&self.directory);
-        here.is_some() && here != parent
+        self.terms().is_ok()
     }
 
     /// Unmounts the directory: by umount2(2) if that is permitted, otherwise by fusermount3(1).
@@ -219,11 +185,8 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        if !self.is_mount {
-            return;
-        }
+        let Some(mut server) = self.server.take() else { return };
         self.unmount();
-        let Some(server) = &mut self.server else { return };
         let start = Instant::now();
         while matches!(server.try_wait(), Ok(None)) {
             if start.elapsed() > PATIENCE {
@@ -236,37 +199,23 @@ impl Drop for Mounted {
     }
 }
 
-impl Interrupt {
-    /// Starts noticing.
-    ///
-    /// # Errors
-    /// If the handlers cannot be set.
-    pub(crate) fn watch() -> anyhow::Result<Interrupt> {
+/// Checks that neither SIGINT nor SIGTERM has come. After the first call these signals do not end
+/// the process.
+///
+/// # Errors
+/// An error once one of the signals has come.
+pub(crate) fn check_interrupt() -> anyhow::Result<()> {
+    static IS_SET: LazyLock<Arc<AtomicBool>> = LazyLock::new(|| {
         let is_set = Arc::new(AtomicBool::new(false));
-        let mut handlers = vec![];
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-            handlers.push(signal_hook::flag::register(signal, Arc::clone(&is_set))?);
+            let flag = signal_hook::flag::register(signal, Arc::clone(&is_set));
+            flag.expect("a program may handle these signals");
         }
-        Ok(Interrupt { is_set, handlers })
-    }
-
-    /// Checks that no signal has come.
-    ///
-    /// # Errors
-    /// An error once SIGINT or SIGTERM has come.
-    pub(crate) fn check(&self) -> anyhow::Result<()> {
-        // ORDERING: Relaxed. A flag that a signal handler sets.
-        ensure!(!self.is_set.load(Ordering::Relaxed), "interrupted");
-        Ok(())
-    }
-}
-
-impl Drop for Interrupt {
-    fn drop(&mut self) {
-        for &handler in &self.handlers {
-            signal_hook::low_level::unregister(handler);
-        }
-    }
+        is_set
+    });
+    // ORDERING: Relaxed. A flag that a signal handler sets.
+    ensure!(!IS_SET.load(Ordering::Relaxed), "interrupted");
+    Ok(())
 }
 
 #[cfg(test)]
@@ -286,7 +235,7 @@ mod tests {
     fn server_that_mounts_nothing_is_an_error_and_is_taken_down() {
         let scratch = Scratch::new(&std::env::temp_dir(), "nothing").unwrap();
         let folder = scratch.folder("mnt").unwrap();
-        let program = Program::new("false");
+        let program = Command::new("false");
         let error = Mounted::start("nobody", program, folder).err().expect("nothing was mounted");
         assert!(error.to_string().contains("ended before"), "{error:#}");
     }

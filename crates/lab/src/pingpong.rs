@@ -22,7 +22,7 @@ use crate::worker::Workers;
 
 /// Bytes of a message.
 pub(crate) const BYTES: usize = 64;
-/// The index of the queue of questions, that of the queue of answers, and the type of all messages.
+/// The index of the semaphore or queue of questions, that of answers, and the type of all messages.
 const ASKED: usize = 0;
 const ANSWERED: usize = 1;
 const KIND: u8 = 1;
@@ -34,47 +34,35 @@ pub(crate) trait Pair: Sync {
 
     fn state(&self, is_asking: bool) -> Self::State;
 
-    /// Asks a question.
-    fn ask(&self, state: &mut Self::State, number: u64) -> bool;
+    /// Asks or answers with a number.
+    fn post(&self, state: &mut Self::State, at: usize, number: u64) -> bool;
 
-    /// Waits for the answer.
-    fn hear(&self, state: &mut Self::State, number: u64) -> bool;
-
-    /// Waits for a question. Returns its number; None if that fails.
-    fn wait(&self, state: &mut Self::State) -> Option<u64>;
-
-    /// Answers a question.
-    fn answer(&self, state: &mut Self::State, number: u64) -> bool;
+    /// Waits for a question or an answer. Returns its number; None if that fails.
+    fn wait(&self, state: &mut Self::State, at: usize) -> Option<u64>;
 }
 
-/// Two semaphores, the first of the first set.
-pub(crate) struct SemPair<'a, S>(pub(crate) &'a S);
+/// Two semaphores, the first of the first set, and the number of the user that answers.
+pub(crate) struct SemPair<'a, S>(pub(crate) &'a S, pub(crate) usize);
 
 /// Two queues.
 pub(crate) struct QueuePair<'a, Q>(pub(crate) &'a Q);
 
 impl<S: Sems> Pair for SemPair<'_, S> {
-    /// The number of the user.
-    type State = usize;
+    /// The number of the user, and the number that it posted last.
+    type State = (usize, u64);
 
-    fn state(&self, is_asking: bool) -> usize {
-        if is_asking { 0 } else { self.0.users() - 1 }
+    fn state(&self, is_asking: bool) -> (usize, u64) {
+        (if is_asking { 0 } else { self.1 }, 0)
     }
 
-    fn ask(&self, user: &mut usize, _number: u64) -> bool {
-        self.0.op(*user, 0, [SemBuf::new(0, 1, SemFlags::empty())])
+    fn post(&self, state: &mut (usize, u64), at: usize, number: u64) -> bool {
+        state.1 = number;
+        self.0.op(state.0, 0, [SemBuf::new(at as u16, 1, SemFlags::empty())])
     }
 
-    fn hear(&self, user: &mut usize, _number: u64) -> bool {
-        self.0.op(*user, 0, [SemBuf::new(1, -1, SemFlags::empty())])
-    }
-
-    fn wait(&self, user: &mut usize) -> Option<u64> {
-        self.0.op(*user, 0, [SemBuf::new(0, -1, SemFlags::empty())]).then_some(0)
-    }
-
-    fn answer(&self, user: &mut usize, _number: u64) -> bool {
-        self.0.op(*user, 0, [SemBuf::new(1, 1, SemFlags::empty())])
+    fn wait(&self, state: &mut (usize, u64), at: usize) -> Option<u64> {
+        let is_over = self.0.op(state.0, 0, [SemBuf::new(at as u16, -1, SemFlags::empty())]);
+        is_over.then_some(state.1)
     }
 }
 
@@ -85,20 +73,12 @@ impl<Q: Queues> Pair for QueuePair<'_, Q> {
         self.0.message(BYTES)
     }
 
-    fn ask(&self, message: &mut Q::Message, number: u64) -> bool {
-        self.0.send(ASKED, KIND, number, message)
+    fn post(&self, message: &mut Q::Message, at: usize, number: u64) -> bool {
+        self.0.send(at, KIND, number, message)
     }
 
-    fn hear(&self, message: &mut Q::Message, number: u64) -> bool {
-        self.0.receive(ANSWERED, KIND, message) == Some(number)
-    }
-
-    fn wait(&self, message: &mut Q::Message) -> Option<u64> {
-        self.0.receive(ASKED, KIND, message)
-    }
-
-    fn answer(&self, message: &mut Q::Message, number: u64) -> bool {
-        self.0.send(ANSWERED, KIND, number, message)
+    fn wait(&self, message: &mut Q::Message, at: usize) -> Option<u64> {
+        self.0.receive(at, KIND, message)
     }
 }
 
@@ -127,11 +107,11 @@ pub(crate) fn run<P: Pair>(
 pub(crate) fn answer<P: Pair>(pair: &P, is_over: impl Fn() -> bool) -> bool {
     let mut state = pair.state(false);
     loop {
-        let Some(number) = pair.wait(&mut state) else { return false };
+        let Some(number) = pair.wait(&mut state, ASKED) else { return false };
         if is_over() {
             return true;
         }
-        if !pair.answer(&mut state, number) {
+        if !pair.post(&mut state, ANSWERED, number) {
             return false;
         }
     }
@@ -142,7 +122,9 @@ fn ask<P: Pair>(pair: &P, cpu: usize, time: Duration) -> Slice {
     crew::run(1, time, |_, turn| {
         cpus::pin(cpu);
         let mut state = pair.state(true);
-        turn.run(|number| pair.ask(&mut state, number) && pair.hear(&mut state, number))
+        turn.run(|number| {
+            pair.post(&mut state, ASKED, number) && pair.wait(&mut state, ANSWERED) == Some(number)
+        })
     })
 }
 
@@ -170,7 +152,7 @@ fn in_threads<P: Pair>(
         // ORDERING: Relaxed. See above.
         is_over.store(true, Ordering::Relaxed);
         let mut state = pair.state(true);
-        let are_released = answers.iter().all(|_| pair.ask(&mut state, 0));
+        let are_released = answers.iter().all(|_| pair.post(&mut state, ASKED, 0));
         let are_well = answers.into_iter().all(|thread| thread.join().expect("no answer panics"));
         (slice, are_released && are_well)
     });

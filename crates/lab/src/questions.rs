@@ -12,7 +12,7 @@
 //! Source: Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled",
 //! 2014.
 
-use crate::corpus::{Corpus, ROOT};
+use crate::corpus::{Corpus, ROOT, SYNTHETIC};
 use crate::crew::{Laps, Turn};
 
 /// Operations of one job.
@@ -79,7 +79,8 @@ impl Questions {
         corpus: &Corpus,
         op: Op,
         draws: usize,
-        (seed, pool): (u64, &[u64]),
+        seed: u64,
+        pool: &[u64],
     ) -> Questions {
         let mut rng = Rng(seed | 1);
         let mut questions = Questions { targets: Vec::with_capacity(draws), bytes: Vec::new() };
@@ -88,7 +89,7 @@ impl Questions {
                 0 => rng.below(corpus.len() as u64) + 1,
                 len => pool[rng.below(len) as usize],
             };
-            if [ROOT, corpus.synthetic()].contains(&ino) {
+            if [ROOT, SYNTHETIC].contains(&ino) {
                 continue;
             }
             let start = questions.bytes.len() as u32;
@@ -108,7 +109,7 @@ impl Questions {
     pub(crate) fn ask(
         &self,
         first: usize,
-        turn: Turn,
+        turn: Turn<'_>,
         mut ask: impl FnMut(&Target, &[u8]) -> bool,
     ) -> Laps {
         let mut rest = &self.targets[first % self.targets.len()..];
@@ -159,7 +160,7 @@ mod tests {
     fn questions_of_every_op_have_the_answers_of_the_tree() {
         let corpus = Corpus::collect(2000);
         for op in Op::ALL {
-            let questions = Questions::draw(&corpus, op, 500, (7, &[]));
+            let questions = Questions::draw(&corpus, op, 500, 7, &[]);
             for target in &questions.targets {
                 let bytes = questions.bytes_of(target);
                 match op {
@@ -179,7 +180,7 @@ mod tests {
     #[test]
     fn asking_goes_round_and_counts_wrong_answers() {
         let corpus = Corpus::collect(200);
-        let questions = Questions::draw(&corpus, Op::Lookup, 100, (7, &[]));
+        let questions = Questions::draw(&corpus, Op::Lookup, 100, 7, &[]);
         let slice = crate::crew::run(1, std::time::Duration::from_millis(5), |_, turn| {
             let mut asked = 0_u64;
             questions.ask(90, turn, |_, _| {

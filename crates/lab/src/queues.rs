@@ -4,15 +4,12 @@
 //!
 //! Source: msgop(2).
 
-use std::path::Path;
-
 use anyhow::Context as _;
 use corewalk_base::sysv::MsgQueue;
-use corewalk_ipc::{
-    Cred, GetFlags, IPC_PRIVATE, MsgFlags, MsgId, Namespace, NamespaceOptions, Task,
-};
+use corewalk_ipc::{GetFlags, IPC_PRIVATE, MsgFlags, MsgId};
 
 use crate::crew::{Laps, Turn};
+use crate::sems::Ours;
 
 /// The last byte of each message.
 pub(crate) const LAST: u8 = 0x5a;
@@ -31,29 +28,12 @@ pub(crate) trait Queues: Sync {
     /// or the content is wrong.
     fn receive(&self, queue: usize, kind: u8, message: &mut Self::Message) -> Option<u64>;
 
-    /// Sends a message with a type and a number, and receives the first message of that type.
-    /// Returns true if both messages are equal.
-    fn pair(&self, queue: usize, kind: u8, number: u64, message: &mut Self::Message) -> bool {
-        self.send(queue, kind, number, message)
-            && self.receive(queue, kind, message) == Some(cut(number, self.bytes(message)))
-    }
-
-    /// Returns the bytes of a message.
-    fn bytes(&self, message: &Self::Message) -> usize;
-
     /// Returns true if nothing can be received from a queue.
     fn is_empty(&self, queue: usize) -> bool;
 }
 
 /// The host kernel's queues.
 pub(crate) struct Linux(Vec<MsgQueue>);
-
-/// The queues of `corewalk-ipc`: in this process, or in a file that several processes map.
-pub(crate) struct Ours {
-    pub(crate) task: Task,
-    pub(crate) ids: Vec<MsgId>,
-    _namespace: Namespace,
-}
 
 /// A text of so many bytes, behind its type in words.
 pub(crate) struct Words {
@@ -107,46 +87,27 @@ impl Queues for Linux {
         (got == Ok(*bytes) && words[0] == u64::from(kind) && has_last).then_some(words[1])
     }
 
-    fn bytes(&self, message: &Words) -> usize {
-        message.bytes
-    }
-
     fn is_empty(&self, queue: usize) -> bool {
         self.0[queue].is_empty() == Ok(true)
     }
 }
 
 impl Ours {
-    pub(crate) fn new() -> anyhow::Result<Ours> {
-        Ours::of(Namespace::new(NamespaceOptions::default()).context("a namespace")?, 1)
-    }
-
-    /// Opens the namespace in a file. Makes the file if it is missing.
-    pub(crate) fn open(file: &Path) -> anyhow::Result<Ours> {
-        let namespace = Namespace::open(file, NamespaceOptions::default());
-        let namespace = namespace.with_context(|| format!("a namespace in {}", file.display()));
-        Ours::of(namespace?, std::process::id())
-    }
-
-    fn of(namespace: Namespace, pid: u32) -> anyhow::Result<Ours> {
-        let task = namespace.register(Cred::user(1000, 1000), pid)?;
-        Ok(Ours { task, ids: vec![], _namespace: namespace })
-    }
-
     /// Returns the numbers of the queues, for another process.
     pub(crate) fn raw_ids(&self) -> Vec<i32> {
-        self.ids.iter().map(|id| id.raw()).collect()
+        self.queues.iter().map(|id| id.raw()).collect()
     }
 
     /// Returns the namespace with queues that another process has made.
-    pub(crate) fn join(self, ids: &[i32]) -> Ours {
-        Ours { ids: ids.iter().copied().map(MsgId::from_raw).collect(), ..self }
+    pub(crate) fn join_queues(mut self, ids: &[i32]) -> Ours {
+        self.queues = ids.iter().copied().map(MsgId::from_raw).collect();
+        self
     }
 
-    pub(crate) fn with_queues(self, count: usize) -> anyhow::Result<Ours> {
-        let get = |_| self.task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600);
-        let ids = (0..count).map(get).collect::<Result<_, _>>();
-        Ok(Ours { ids: ids.context("msgget")?, ..self })
+    pub(crate) fn with_queues(mut self, count: usize) -> anyhow::Result<Ours> {
+        let get = |_| self.users[0].msgget(IPC_PRIVATE, GetFlags::empty(), 0o600);
+        self.queues = (0..count).map(get).collect::<Result<_, _>>().context("msgget")?;
+        Ok(self)
     }
 }
 
@@ -160,13 +121,13 @@ impl Queues for Ours {
     fn send(&self, queue: usize, kind: u8, number: u64, text: &mut Vec<u8>) -> bool {
         let head = text.len().min(8);
         text[..head].copy_from_slice(&number.to_le_bytes()[..head]);
-        self.task.msgsnd(self.ids[queue], kind.into(), text, MsgFlags::empty()).is_ok()
+        self.users[0].msgsnd(self.queues[queue], kind.into(), text, MsgFlags::empty()).is_ok()
     }
 
     fn receive(&self, queue: usize, kind: u8, text: &mut Vec<u8>) -> Option<u64> {
         let (bytes, head) = (text.len(), text.len().min(8));
         text[..head].fill(0);
-        let got = self.task.msgrcv(self.ids[queue], text, kind.into(), MsgFlags::empty());
+        let got = self.users[0].msgrcv(self.queues[queue], text, kind.into(), MsgFlags::empty());
         let is_right = got.is_ok_and(|got| got.size_bytes == bytes && got.mtype == i64::from(kind))
             && (bytes <= 8 || text[bytes - 1] == LAST);
         let mut number = [0; 8];
@@ -174,14 +135,10 @@ impl Queues for Ours {
         is_right.then_some(u64::from_le_bytes(number))
     }
 
-    fn bytes(&self, text: &Vec<u8>) -> usize {
-        text.len()
-    }
-
     fn is_empty(&self, queue: usize) -> bool {
         let mut text = [0; 1];
-        self.task
-            .msgrcv(self.ids[queue], &mut text, 0, MsgFlags::NOWAIT)
+        self.users[0]
+            .msgrcv(self.queues[queue], &mut text, 0, MsgFlags::NOWAIT)
             .is_err_and(|errno| errno == rustix::io::Errno::NOMSG)
     }
 }
@@ -189,10 +146,14 @@ impl Queues for Ours {
 /// Sends and receives messages of one type on one queue until the slice ends.
 pub(crate) fn pairs<Q: Queues>(
     queues: &Q,
-    (queue, kind): (usize, u8),
+    queue: usize,
+    kind: u8,
     bytes: usize,
-    turn: Turn,
+    turn: Turn<'_>,
 ) -> Laps {
     let mut message = queues.message(bytes);
-    turn.run(|number| queues.pair(queue, kind, number, &mut message))
+    turn.run(|number| {
+        queues.send(queue, kind, number, &mut message)
+            && queues.receive(queue, kind, &mut message) == Some(cut(number, bytes))
+    })
 }

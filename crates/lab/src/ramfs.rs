@@ -15,9 +15,7 @@
 
 use std::ops::Range;
 
-use corewalk::{
-    Attr, DirSink, Errno, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr, StatFs,
-};
+use corewalk::{Attr, DirSink, Errno, FileSystem, Make, Name, Node, RenameMode, SetAttr, StatFs};
 use corewalk_base::primitives::{
     SHARDS, shard_index,
     unmodelled::{AtomicU64, Ordering},
@@ -25,6 +23,7 @@ use corewalk_base::primitives::{
 use corewalk_base::{CachePadded, Mutex};
 
 use crate::corpus::ROOT;
+use crate::ours::mode_of;
 
 /// Inode numbers that a shard takes at once.
 const BATCH: u64 = 1024;
@@ -40,11 +39,8 @@ pub(crate) struct Ramfs {
 impl Ramfs {
     /// Returns a file system with a root.
     pub(crate) fn new() -> Ramfs {
-        let empty = |_| CachePadded::new(Mutex::new(0..0));
-        Ramfs {
-            fresh: CachePadded::new(AtomicU64::new(ROOT + 1)),
-            batches: std::array::from_fn(empty),
-        }
+        let fresh = CachePadded::new(AtomicU64::new(ROOT + 1));
+        Ramfs { fresh, batches: std::array::from_fn(|_| CachePadded::default()) }
     }
 
     /// Returns an unused inode number. A single thread gets consecutive numbers.
@@ -59,17 +55,9 @@ impl Ramfs {
     }
 }
 
-/// Returns the attributes of an empty file of root.
-fn plain_attr(ino: u64, kind: FileKind) -> Attr {
-    match kind {
-        FileKind::Directory => Attr::dir(ino),
-        kind => Attr::new(ino, kind.to_mode() | 0o644),
-    }
-}
-
 impl FileSystem for Ramfs {
     fn root(&self) -> Result<Attr, Errno> {
-        Ok(plain_attr(ROOT, FileKind::Directory))
+        Ok(Attr::dir(ROOT))
     }
 
     fn lookup(&self, _dir: Node<'_>, _name: Name<'_>) -> Result<Attr, Errno> {
@@ -77,7 +65,7 @@ impl FileSystem for Ramfs {
     }
 
     fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
-        Ok(plain_attr(node.ino(), node.kind()))
+        Ok(Attr::new(node.ino(), mode_of(node.kind())))
     }
 
     fn setattr(&self, _node: Node<'_>, _set: &SetAttr) -> Result<Attr, Errno> {
@@ -85,8 +73,7 @@ impl FileSystem for Ramfs {
     }
 
     fn make(&self, _dir: Node<'_>, _name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
-        let kind = FileKind::from_mode(what.mode).ok_or(Errno::INVAL)?;
-        Ok(plain_attr(self.next_ino(), kind))
+        Ok(Attr::new(self.next_ino(), what.mode))
     }
 
     fn remove(&self, _dir: Node<'_>, _name: Name<'_>, _node: Node<'_>) -> Result<(), Errno> {
@@ -106,23 +93,11 @@ impl FileSystem for Ramfs {
         Err(Errno::OPNOTSUPP)
     }
 
-    fn read(
-        &self,
-        _node: Node<'_>,
-        _handle: u64,
-        _offset: u64,
-        _buf: &mut [u8],
-    ) -> Result<usize, Errno> {
+    fn read(&self, _: Node<'_>, _: u64, _: u64, _: &mut [u8]) -> Result<usize, Errno> {
         Err(Errno::OPNOTSUPP)
     }
 
-    fn write(
-        &self,
-        _node: Node<'_>,
-        _handle: u64,
-        _offset: u64,
-        _bytes: &[u8],
-    ) -> Result<usize, Errno> {
+    fn write(&self, _: Node<'_>, _: u64, _: u64, _: &[u8]) -> Result<usize, Errno> {
         Err(Errno::ROFS)
     }
 

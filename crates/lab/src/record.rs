@@ -11,7 +11,6 @@
 //!
 //! Source: `docs/results/README.md`.
 
-use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -19,9 +18,9 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use corewalk_base::primitives::thread;
 
-use crate::machine::{Disturbance, Machine};
+use crate::machine::{Machine, watch_others};
 use crate::table::{Settings, Size, Table};
-use crate::{Report, run_table, text, to_json};
+use crate::{run_table, text, to_json};
 
 /// Where results go unless told otherwise.
 pub(crate) const FOLDER: &str = "docs/results";
@@ -45,12 +44,17 @@ pub(crate) fn record(
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let mut done = vec![];
     for table in tables {
-        let disturbance = Disturbance::start();
+        let others = watch_others();
         thread::sleep(WATCH);
-        let busy = disturbance.share();
+        let busy = others();
         eprintln!("{}: other processes use {:.0} % of the machine", table.name, 100.0 * busy);
         let report = run_table(table, settings)?;
-        let text = with_origin(&report, &command(std::env::args()), busy);
+        let text = format!(
+            "{}\n{}\nbefore it other processes used {:.0} % of the machine\n",
+            text::render(&report),
+            command(std::env::args()),
+            100.0 * busy
+        );
         done.push((report.table, to_json(&[report])?, text));
     }
     for (table, json, text) in done {
@@ -62,14 +66,6 @@ pub(crate) fn record(
         }
     }
     Ok(())
-}
-
-/// Returns the report as text, followed by the command line and the load of the machine.
-fn with_origin(report: &Report, command: &str, busy: f64) -> String {
-    let mut out = text::render(report);
-    let _ = writeln!(out, "\n{command}");
-    let _ = writeln!(out, "before it other processes used {:.0} % of the machine", 100.0 * busy);
-    out
 }
 
 /// Returns a command line in which the name of the program replaces its path.

@@ -90,7 +90,7 @@ mod tests {
         let mut samples = Samples::default();
         for (round, value) in [1.0, 2.0, 4.0].into_iter().enumerate() {
             let params = Params::from([("threads", 2.into()), ("op", "walk".into())]);
-            samples.add(round, "corewalk", &params, (Metric::OpsPerSecond, value), "linux");
+            samples.add(round, "corewalk", &params, (Metric::OPS_PER_SECOND, value), "linux");
         }
         let machine = Machine::here();
         Report { table: "lookup", source: "somewhere", machine, rows: samples.rows() }

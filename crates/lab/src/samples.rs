@@ -26,32 +26,21 @@ pub(crate) type Params = BTreeMap<&'static str, Value>;
 /// is compared ([`Samples::add_scaling`]).
 pub(crate) const OVER_THREADS: &str = "over_threads";
 
-/// A measured quantity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Metric {
-    /// Operations per second of wall time, all threads together.
-    OpsPerSecond,
-    /// Nanoseconds of one thread's processor time per operation.
-    NsPerOp,
-    /// Bytes of memory per entry.
-    BytesPerEntry,
-    /// Seconds.
-    Seconds,
-    /// Passes that were thrown away, per million operations.
-    RetriesPerMillion,
-}
+/// A measured quantity: its name, its unit, and which values are better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Metric(&'static str, &'static str, &'static str);
 
 impl Metric {
-    /// Returns the name, the unit, and which values are better.
-    fn words(self) -> [&'static str; 3] {
-        match self {
-            Metric::OpsPerSecond => ["ops_per_s", "1/s", "higher"],
-            Metric::NsPerOp => ["ns_per_op", "ns", "lower"],
-            Metric::BytesPerEntry => ["bytes_per_entry", "B", "lower"],
-            Metric::Seconds => ["seconds", "s", "lower"],
-            Metric::RetriesPerMillion => ["retries_per_million", "1", "lower"],
-        }
-    }
+    /// Operations per second of wall time, all threads together.
+    pub(crate) const OPS_PER_SECOND: Metric = Metric("ops_per_s", "1/s", "higher");
+    /// Nanoseconds of one thread's processor time per operation.
+    pub(crate) const NS_PER_OP: Metric = Metric("ns_per_op", "ns", "lower");
+    /// Bytes of memory per entry.
+    pub(crate) const BYTES_PER_ENTRY: Metric = Metric("bytes_per_entry", "B", "lower");
+    /// Seconds.
+    pub(crate) const SECONDS: Metric = Metric("seconds", "s", "lower");
+    /// Passes that were thrown away, per million operations.
+    pub(crate) const RETRIES_PER_MILLION: Metric = Metric("retries_per_million", "1", "lower");
 }
 
 /// One set of parameters.
@@ -74,18 +63,6 @@ impl Cell {
     /// Returns a parameter that is a word. Returns an empty word if the row does not have it.
     pub(crate) fn word(&self, key: &str) -> &str {
         self.0.get(key).and_then(Value::as_str).unwrap_or_default()
-    }
-
-    /// Reads the parameters `keys` from the printed form of a row, and ignores other parameters.
-    pub(crate) fn parse(text: &str, keys: &[&'static str]) -> Cell {
-        let mut cell = Cell::default();
-        for (key, value) in text.split_whitespace().filter_map(|word| word.split_once('=')) {
-            if let Some(key) = keys.iter().find(|known| **known == key) {
-                let number = value.parse::<u64>().map(Value::from);
-                cell.0.insert(key, number.unwrap_or_else(|_| value.into()));
-            }
-        }
-        cell
     }
 }
 
@@ -151,7 +128,7 @@ impl Samples {
         measured: (Metric, f64),
         baseline: &str,
     ) {
-        self.add_against(round, variant, params, measured, (baseline, params));
+        self.add_against(round, variant, params, measured, baseline, params);
     }
 
     /// Adds a result of `variant` in `round`. Its baseline is the result of `baseline` with other
@@ -161,16 +138,21 @@ impl Samples {
         round: usize,
         variant: &str,
         params: &Params,
-        (metric, value): (Metric, f64),
-        (baseline, base_params): (&str, &Params),
+        measured: (Metric, f64),
+        baseline: &str,
+        base_params: &Params,
     ) {
         let key = Key {
             variant: variant.to_owned(),
             params: params.clone(),
-            metric,
+            metric: measured.0,
             baseline: baseline.to_owned(),
             base_params: base_params.clone(),
         };
+        self.push(key, round, measured.1);
+    }
+
+    fn push(&mut self, key: Key, round: usize, value: f64) {
         match self.rows.iter_mut().find(|(other, _)| *other == key) {
             Some((_, values)) => values.push((round, value)),
             None => self.rows.push((key, vec![(round, value)])),
@@ -184,19 +166,16 @@ impl Samples {
         let mut more = Samples::default();
         for (key, values) in &self.rows {
             let is_several = key.params.get("threads").is_some_and(|threads| *threads != 1);
-            if !is_several
-                || key.metric != Metric::OpsPerSecond
-                || !is_wanted(&key.variant, &key.params)
-            {
+            let is_rate = key.metric == Metric::OPS_PER_SECOND;
+            if !(is_several && is_rate && is_wanted(&key.variant, &key.params)) {
                 continue;
             }
             let (mut params, mut one) = (key.params.clone(), key.params.clone());
             params.insert(OVER_THREADS, 1.into());
             one.insert("threads", 1.into());
-            for &(round, value) in values {
-                let against = (&key.variant[..], &one);
-                more.add_against(round, &key.variant, &params, (key.metric, value), against);
-            }
+            let baseline = key.variant.clone();
+            let key = Key { params, baseline, base_params: one, ..key.clone() };
+            more.rows.push((key, values.clone()));
         }
         self.rows.append(&mut more.rows);
     }
@@ -206,25 +185,15 @@ impl Samples {
     pub(crate) fn add_best(&mut self, name: &str, of: &[&str]) {
         let mut best = Samples::default();
         for (key, values) in &self.rows {
-            if key.baseline != name || !of.contains(&&key.variant[..]) {
-                continue;
-            }
-            for &(round, value) in values {
+            if key.baseline == name && of.contains(&&key.variant[..]) {
                 let key = Key { variant: name.to_owned(), ..key.clone() };
-                let at = best.rows.iter().position(|(other, _)| *other == key);
-                let at = at.unwrap_or_else(|| {
-                    best.rows.push((key.clone(), vec![]));
-                    best.rows.len() - 1
-                });
-                let of_rounds = &mut best.rows[at].1;
-                match of_rounds.iter_mut().find(|(other, _)| *other == round) {
-                    Some((_, found)) if key.metric.words()[2] == "higher" => {
-                        *found = found.max(value)
-                    }
-                    Some((_, found)) => *found = found.min(value),
-                    None => of_rounds.push((round, value)),
-                }
+                values.iter().for_each(|&(round, value)| best.push(key.clone(), round, value));
             }
+        }
+        for (key, values) in &mut best.rows {
+            let sense = if key.metric.2 == "higher" { -1.0 } else { 1.0 };
+            values.sort_by(|a, b| (a.0.cmp(&b.0)).then((sense * a.1).total_cmp(&(sense * b.1))));
+            values.dedup_by_key(|(round, _)| *round);
         }
         self.rows.append(&mut best.rows);
     }
@@ -249,7 +218,7 @@ impl Samples {
                 (*base > 0.0).then_some(value / base)
             })
             .collect();
-        let [metric, unit, better] = key.metric.words();
+        let Metric(metric, unit, better) = key.metric;
         Row {
             variant: key.variant.clone(),
             params: key.params.clone(),
@@ -297,8 +266,8 @@ mod tests {
         let all = [("ours", [30.0, 30.0]), ("a", [10.0, 60.0]), ("b", [40.0, 15.0])];
         for (variant, costs) in all {
             for (round, ns) in costs.into_iter().enumerate() {
-                samples.add(round, variant, &params, (Metric::OpsPerSecond, 1e9 / ns), "best");
-                samples.add(round, variant, &params, (Metric::NsPerOp, ns), "best");
+                samples.add(round, variant, &params, (Metric::OPS_PER_SECOND, 1e9 / ns), "best");
+                samples.add(round, variant, &params, (Metric::NS_PER_OP, ns), "best");
             }
         }
         samples.add_best("best", &["a", "b"]);
@@ -317,7 +286,7 @@ mod tests {
     fn ratio_is_the_median_of_the_ratios_round_by_round() {
         let mut samples = Samples::default();
         for (round, (ours, theirs)) in [(2.0, 1.0), (30.0, 10.0), (4.0, 4.0)].iter().enumerate() {
-            let ops = |value: f64| (Metric::OpsPerSecond, value);
+            let ops = |value: f64| (Metric::OPS_PER_SECOND, value);
             samples.add(round, "corewalk", &params(1), ops(*ours), "base");
             samples.add(round, "base", &params(1), ops(*theirs), "base");
         }
@@ -331,10 +300,9 @@ mod tests {
     fn ratio_against_other_params_is_that_of_the_same_round() {
         let mut samples = Samples::default();
         for (round, (calm, storm)) in [(4.0, 1.0), (8.0, 4.0), (10.0, 9.0)].iter().enumerate() {
-            let ops = |value: f64| (Metric::OpsPerSecond, value);
+            let ops = |value: f64| (Metric::OPS_PER_SECOND, value);
             samples.add(round, "corewalk", &params(0), ops(*calm), "corewalk");
-            let against = ("corewalk", &params(0));
-            samples.add_against(round, "corewalk", &params(1), ops(*storm), against);
+            samples.add_against(round, "corewalk", &params(1), ops(*storm), "corewalk", &params(0));
         }
         let ratios: Vec<_> = samples.rows().iter().map(|row| row.ratio).collect();
         assert_eq!(ratios, [Some(1.0), Some(0.5)]);
@@ -344,7 +312,7 @@ mod tests {
     fn scaling_is_that_of_the_same_round_and_only_of_what_is_wanted() {
         let mut samples = Samples::default();
         let add = |samples: &mut Samples, round, threads, value| {
-            let rate = (Metric::OpsPerSecond, value);
+            let rate = (Metric::OPS_PER_SECOND, value);
             samples.add(round, "corewalk", &params(threads), rate, "base");
         };
         for (round, (one, two)) in [(1.0, 2.0), (10.0, 15.0), (4.0, 4.0)].into_iter().enumerate() {
@@ -362,7 +330,7 @@ mod tests {
     #[test]
     fn ratio_ignores_other_params_and_rounds_without_the_baseline() {
         let mut samples = Samples::default();
-        let ns = |value: f64| (Metric::NsPerOp, value);
+        let ns = |value: f64| (Metric::NS_PER_OP, value);
         samples.add(0, "corewalk", &params(1), ns(5.0), "base");
         samples.add(0, "base", &params(2), ns(1.0), "base");
         samples.add(1, "base", &params(1), ns(1.0), "base");
@@ -376,14 +344,14 @@ mod tests {
         let schema: Value = serde_json::from_str(include_str!("../schema.json")).unwrap();
         let known = schema.pointer("/$defs/row/properties/metric/enum").unwrap();
         let all = [
-            Metric::OpsPerSecond,
-            Metric::NsPerOp,
-            Metric::BytesPerEntry,
-            Metric::Seconds,
-            Metric::RetriesPerMillion,
+            Metric::OPS_PER_SECOND,
+            Metric::NS_PER_OP,
+            Metric::BYTES_PER_ENTRY,
+            Metric::SECONDS,
+            Metric::RETRIES_PER_MILLION,
         ];
         for metric in all {
-            assert!(known.as_array().unwrap().contains(&metric.words()[0].into()), "{metric:?}");
+            assert!(known.as_array().unwrap().contains(&metric.0.into()), "{metric:?}");
         }
     }
 
@@ -395,11 +363,9 @@ mod tests {
     }
 
     #[test]
-    fn cell_that_is_displayed_is_read_back_with_the_wanted_parameters() {
+    fn cell_that_is_displayed_has_its_parameters_in_order() {
         let cell = Cell::default().with("pattern", "own").with("sems", 128);
         let line = cell.with("workers", "processes").to_string();
         assert_eq!(line, "pattern=own sems=128 workers=processes");
-        assert_eq!(Cell::parse(&line, &["pattern", "sems", "undo"]), cell);
-        assert_eq!(Cell::parse("no cell", &["pattern"]), Cell::default());
     }
 }

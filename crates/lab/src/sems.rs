@@ -30,19 +30,14 @@ use anyhow::{Context as _, ensure};
 use corewalk_base::primitives::thread;
 use corewalk_base::sysv::{self, SemSet, Sop};
 use corewalk_ipc::{
-    Contention, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SEMVMX, SemBuf, SemId,
-    Task,
+    Contention, Cred, GetFlags, IPC_PRIVATE, MsgId, Namespace, NamespaceOptions, SEMVMX, SemBuf,
+    SemId, Task,
 };
 
 /// A variant that offers semaphore sets, numbered from 0 in the order in which they are made.
 pub(crate) trait Sems: Sync {
     /// Returns the name in the rows.
     fn variant(&self) -> &'static str;
-
-    /// Returns how many users there are.
-    fn users(&self) -> usize {
-        1
-    }
 
     /// Returns the nanoseconds for which all users together waited for locks, and the number of
     /// waits. Returns None if the variant does not count them.
@@ -79,14 +74,13 @@ pub(crate) trait Sems: Sync {
 
 /// The host kernel's.
 #[derive(Default)]
-pub(crate) struct Linux {
-    sets: Vec<(SemSet, u16)>,
-}
+pub(crate) struct Linux(Vec<(SemSet, u16)>);
 
 /// corewalk's, in this process.
 pub(crate) struct Ours {
-    users: Vec<Task>,
-    ids: Vec<SemId>,
+    pub(crate) users: Vec<Task>,
+    sets: Vec<SemId>,
+    pub(crate) queues: Vec<MsgId>,
     /// The last, so that it goes last.
     namespace: Namespace,
 }
@@ -97,15 +91,23 @@ pub(crate) struct Ours {
 /// # Panics
 /// If `work` does.
 pub(crate) fn apart<R: Send>(work: impl FnOnce() -> R + Send) -> R {
-    thread::scope(|scope| {
-        let inside = scope.spawn(|| {
-            // Without the privilege, the sets are in the namespace of the process and are removed
-            // at the end.
-            let _ = sysv::unshare_ipc();
-            work()
-        });
-        inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
+    let inside = || {
+        // Without the privilege, the sets are in the namespace of the process and are removed at
+        // the end.
+        let _ = sysv::unshare_ipc();
+        work()
+    };
+    let ended = thread::scope(|scope| scope.spawn(inside).join());
+    ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Makes sets with these numbers of semaphores.
+///
+/// # Errors
+/// If there is no room for them.
+pub(crate) fn made<S: Sems>(mut sems: S, counts: &[u16]) -> anyhow::Result<S> {
+    counts.iter().try_for_each(|count| sems.make(*count))?;
+    Ok(sems)
 }
 
 /// Checks that a set is what `right` says, semaphore by semaphore.
@@ -117,13 +119,12 @@ pub(crate) fn check<S: Sems>(
     set: usize,
     right: impl Fn(u16) -> u16,
 ) -> anyhow::Result<()> {
-    let values = sems.values(set)?;
-    for (num, &value) in values.iter().enumerate() {
-        let right = right(num as u16);
+    let variant = sems.variant();
+    for (num, value) in (0..).zip(sems.values(set)?) {
+        let right = right(num);
         ensure!(
             value == right,
-            "{}: semaphore {num} of set {set} is {value} and not {right}",
-            sems.variant()
+            "{variant}: semaphore {num} of set {set} is {value} and not {right}"
         );
     }
     Ok(())
@@ -132,7 +133,7 @@ pub(crate) fn check<S: Sems>(
 impl Linux {
     /// Returns the sets that another process made, from the identifier and the count of each set.
     pub(crate) fn join(sets: &[(i32, u16)]) -> Linux {
-        Linux { sets: sets.iter().map(|(id, count)| (SemSet::attach(*id), *count)).collect() }
+        Linux(sets.iter().map(|(id, count)| (SemSet::attach(*id), *count)).collect())
     }
 }
 
@@ -142,12 +143,12 @@ impl Sems for Linux {
     }
 
     fn ids(&self) -> Vec<i32> {
-        self.sets.iter().map(|(set, _)| set.id()).collect()
+        self.0.iter().map(|(set, _)| set.id()).collect()
     }
 
     fn make(&mut self, count: u16) -> anyhow::Result<()> {
         let set = SemSet::private(count).context("semget(2)")?;
-        self.sets.push((set, count));
+        self.0.push((set, count));
         Ok(())
     }
 
@@ -155,19 +156,19 @@ impl Sems for Linux {
     fn op<const N: usize>(&self, _user: usize, set: usize, sops: [SemBuf; N]) -> bool {
         let raw = |sop: SemBuf| Sop { num: sop.sem_num, op: sop.sem_op, flags: sop.sem_flg.bits() };
         let sops = sops.map(raw);
-        self.sets[set].0.op(&sops).is_ok()
+        self.0[set].0.op(&sops).is_ok()
     }
 
     fn set_value(&self, _user: usize, set: usize, num: u16, value: u16) -> bool {
-        self.sets[set].0.set_value(num, value).is_ok()
+        self.0[set].0.set_value(num, value).is_ok()
     }
 
     fn value(&self, _user: usize, set: usize, num: u16) -> Option<u16> {
-        self.sets[set].0.value(num).ok()
+        self.0[set].0.value(num).ok()
     }
 
     fn values(&self, set: usize) -> anyhow::Result<Vec<u16>> {
-        let (set, count) = &self.sets[set];
+        let (set, count) = &self.0[set];
         set.values(*count).context("semctl(2)")
     }
 }
@@ -181,20 +182,15 @@ impl Ours {
         Ours::with(users, NamespaceOptions::default())
     }
 
-    /// Returns an empty namespace that counts how long users wait for each other.
+    /// Returns an empty namespace with so many users and these options.
     ///
     /// # Errors
     /// Those of [`Ours::new`].
-    pub(crate) fn counting(users: usize) -> anyhow::Result<Ours> {
-        let is_contention_counted = true;
-        Ours::with(users, NamespaceOptions { is_contention_counted, ..NamespaceOptions::default() })
-    }
-
-    fn with(users: usize, options: NamespaceOptions) -> anyhow::Result<Ours> {
+    pub(crate) fn with(users: usize, options: NamespaceOptions) -> anyhow::Result<Ours> {
         let namespace = Namespace::new(options).context("a namespace")?;
         let register = |pid| namespace.register(Cred::user(1000, 1000), pid);
         let users = (1..=users as u32).map(register).collect::<Result<_, _>>()?;
-        Ok(Ours { users, ids: vec![], namespace })
+        Ok(Ours { users, sets: vec![], queues: vec![], namespace })
     }
 
     /// Opens the namespace in a file, with this process as its user. Makes the file if it is
@@ -208,14 +204,13 @@ impl Ours {
             .with_context(|| format!("a namespace in {}", file.display()))?;
         let cred = Cred::user(user.as_raw(), group.as_raw());
         let user = namespace.register(cred, std::process::id())?;
-        Ok(Ours { users: vec![user], ids: vec![], namespace })
+        Ok(Ours { users: vec![user], sets: vec![], queues: vec![], namespace })
     }
 
     /// Returns the namespace with the sets that another process made, from the identifier and the
     /// count of each set.
     pub(crate) fn join(self, sets: &[(i32, u16)]) -> Ours {
-        let ids = sets.iter().map(|(id, _)| SemId::from_raw(*id)).collect();
-        Ours { ids, ..self }
+        Ours { sets: sets.iter().map(|(id, _)| SemId::from_raw(*id)).collect(), ..self }
     }
 }
 
@@ -224,48 +219,44 @@ impl Sems for Ours {
         "corewalk"
     }
 
-    fn users(&self) -> usize {
-        self.users.len()
-    }
-
     fn waited(&self) -> Option<(u64, u64)> {
         let Contention { contentions, waited_ns } = self.namespace.contention();
         Some((waited_ns, contentions))
     }
 
     fn ids(&self) -> Vec<i32> {
-        self.ids.iter().map(|id| id.raw()).collect()
+        self.sets.iter().map(|id| id.raw()).collect()
     }
 
     fn make(&mut self, count: u16) -> anyhow::Result<()> {
         let id = self.users[0].semget(IPC_PRIVATE, i32::from(count), GetFlags::empty(), 0o600);
-        self.ids.push(id.context("semget")?);
+        self.sets.push(id.context("semget")?);
         Ok(())
     }
 
     #[inline]
     fn op<const N: usize>(&self, user: usize, set: usize, sops: [SemBuf; N]) -> bool {
-        self.users[user].semop(self.ids[set], &sops).is_ok()
+        self.users[user].semop(self.sets[set], &sops).is_ok()
     }
 
     fn set_value(&self, user: usize, set: usize, num: u16, value: u16) -> bool {
-        self.users[user].sem_setval(self.ids[set], num.into(), value.into()).is_ok()
+        self.users[user].sem_setval(self.sets[set], num.into(), value.into()).is_ok()
     }
 
     fn value(&self, user: usize, set: usize, num: u16) -> Option<u16> {
-        let value = self.users[user].sem_getval(self.ids[set], num.into()).ok()?;
+        let value = self.users[user].sem_getval(self.sets[set], num.into()).ok()?;
         u16::try_from(value).ok().filter(|value| i32::from(*value) <= SEMVMX)
     }
 
     fn values(&self, set: usize) -> anyhow::Result<Vec<u16>> {
-        self.users[0].sem_getall(self.ids[set]).context("GETALL")
+        self.users[0].sem_getall(self.sets[set]).context("GETALL")
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::before::sems::{IpcLock, IpcRcu, SemArrays};
+    use crate::before::sems::{Protocol, SemArrays};
     use corewalk_ipc::SemFlags;
 
     const PLAIN: SemFlags = SemFlags::empty();
@@ -305,7 +296,7 @@ mod tests {
     fn all_variants_agree() {
         apart(|| agree(Linux::default()));
         agree(Ours::new(1).unwrap());
-        agree(SemArrays::<IpcLock>::new(1));
-        agree(SemArrays::<IpcRcu>::new(1));
+        agree(SemArrays::new(Protocol::IpcLock, 1));
+        agree(SemArrays::new(Protocol::IpcRcu, 1));
     }
 }

@@ -1,11 +1,12 @@
 //! The tables: what each one measures and where it comes from.
 //!
-//! Each table declares ([`Table`]) the sweeps that it measures, a function that measures them, and
-//! claims about the rows. The file `words.json` has the texts of all tables and the figures of
-//! their sources. One engine measures all tables (`engine`). It runs the variants interleaved in
-//! one process, round by round, each time in another order. So neither drift of the machine nor the
-//! order favours a variant. A run has at least five rounds. `samples` turns the measurements into
-//! rows, and `shape` tests the claims.
+//! Each table declares ([`Table`]) the sweeps that it measures and a function that measures them.
+//! The file `words.json` has the texts of all tables, the figures of their sources, and the claims
+//! with their bounds. A claim that needs more than a bound is a function of its table. One engine
+//! measures all tables (`engine`). It runs the variants interleaved in one process, round by round,
+//! each time in another order. So neither drift of the machine nor the order favours a variant. A
+//! run has at least five rounds. `samples` turns the measurements into rows, and `shape` tests the
+//! claims.
 //!
 //! # How long it takes
 //! The sweeps tell the duration of a run before it starts. With the default settings the slices of
@@ -27,7 +28,7 @@ mod path_under_rename;
 mod redo_size;
 mod rename;
 mod semop_multi;
-mod shape;
+pub(crate) mod shape;
 mod small_loads;
 mod wakeup;
 mod xattr;
@@ -40,9 +41,11 @@ use std::time::Duration;
 pub(crate) use engine::{Run, Sweep};
 use serde::Deserialize;
 pub(crate) use shape::Claim;
+use shape::Stated;
 
 use crate::machine::cores;
 use crate::samples::{Row, Samples};
+use crate::sems::apart;
 
 /// The names that most tables use.
 mod prelude {
@@ -52,26 +55,29 @@ mod prelude {
     pub(super) use serde_json::Value;
 
     pub(super) use super::engine::{Cell, Measure, Run, Sweep, Visit, Workload, cells, values};
-    pub(super) use super::shape::{self, Bound, Claim, rates};
-    pub(super) use super::{Settings, Size, Table, sized};
+    pub(super) use super::shape::{self, Bound, Claim};
+    pub(super) use super::{STATED, Settings, Size, Table, sized};
     pub(super) use crate::cpus;
     pub(super) use crate::crew::{self, Laps, Pinning, Slice, Turn};
     pub(super) use crate::peer::Scratch;
     pub(super) use crate::questions::{Op, Rng, Tally};
-    pub(super) use crate::samples::{Metric, OVER_THREADS, Params, Row, Samples};
+    pub(super) use crate::samples::{Metric, Params, Row, Samples};
 }
 
 /// One table.
 pub(crate) struct Table {
     /// The name on the command line.
     pub(crate) name: &'static str,
-    /// Returns the claims, each with whether the rows show it.
-    pub(crate) claims: fn(&[Row]) -> Vec<Claim>,
+    /// Returns the claims that `words.json` does not state, each with whether the rows show it.
+    pub(crate) other_claims: fn(&[Row]) -> Vec<Claim>,
     /// Returns the cells that a run measures.
     pub(crate) sweeps: fn(&Settings) -> Vec<Sweep>,
     /// Measures the sweeps. Returns an error if an answer is wrong, or a required part is missing.
     pub(crate) run: fn(&Run<'_>, &mut Samples) -> anyhow::Result<()>,
 }
+
+/// The claims of a table of which `words.json` states all.
+const STATED: fn(&[Row]) -> Vec<Claim> = |_| vec![];
 
 /// The words of all tables, by name.
 static WORDS: LazyLock<HashMap<&str, Words>> = LazyLock::new(|| {
@@ -90,6 +96,9 @@ pub(crate) struct Words {
     pub(crate) claim: &'static str,
     /// The rows that show the claim.
     pub(crate) plot: Plot,
+    /// The claims that are tested, with their bounds.
+    #[serde(default)]
+    pub(crate) claims: Vec<Stated>,
     /// The curves that the source publishes, if it publishes any.
     pub(crate) published: Option<Published>,
     /// The other figures that the source publishes, line by line.
@@ -142,6 +151,12 @@ impl Table {
         &WORDS[self.name]
     }
 
+    /// Returns all claims, each with whether the rows show it.
+    pub(crate) fn claims(&self, rows: &[Row]) -> Vec<Claim> {
+        let stated = self.words().claims.iter().map(|stated| stated.test(rows));
+        stated.chain((self.other_claims)(rows)).collect()
+    }
+
     /// Runs the table.
     ///
     /// # Errors
@@ -149,7 +164,7 @@ impl Table {
     pub(crate) fn measure(&self, settings: &Settings) -> anyhow::Result<Samples> {
         let mut samples = Samples::default();
         let run = Run::begin(self.name, (self.sweeps)(settings), settings)?;
-        (self.run)(&run, &mut samples)?;
+        apart(|| (self.run)(&run, &mut samples))?;
         Ok(samples)
     }
 }
@@ -173,8 +188,13 @@ pub(crate) struct Settings {
 impl Settings {
     /// Returns the thread counts that are at most the number of processors, or 1 if there are none.
     pub(crate) fn threads_with_processors(&self) -> Vec<usize> {
-        let has_processors = |threads: &usize| *threads <= cores();
-        let usable: Vec<usize> = self.threads.iter().copied().filter(has_processors).collect();
+        self.threads_where(|threads| threads <= cores())
+    }
+
+    /// Returns the numbers of threads that are usable, or 1 if none is.
+    pub(crate) fn threads_where(&self, is_usable: impl Fn(usize) -> bool) -> Vec<usize> {
+        let mut usable = self.threads.clone();
+        usable.retain(|threads| is_usable(*threads));
         if usable.is_empty() { vec![1] } else { usable }
     }
 
@@ -224,10 +244,10 @@ pub(crate) fn find(name: &str) -> Option<&'static Table> {
 }
 
 /// Returns the one of two values that is for `size`.
-pub(crate) fn sized<T: Copy>(size: Size, (quick, full): (T, T)) -> T {
+pub(crate) fn sized<T: Copy>(size: Size, quick_and_full: (T, T)) -> T {
     match size {
-        Size::Quick => quick,
-        Size::Full => full,
+        Size::Quick => quick_and_full.0,
+        Size::Full => quick_and_full.1,
     }
 }
 

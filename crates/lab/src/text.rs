@@ -7,27 +7,18 @@ use crate::samples::{Params, Row};
 
 /// Returns the report as lines of text.
 pub(crate) fn render(report: &Report) -> String {
-    let mut out = String::new();
-    let machine = &report.machine;
-    let _ = writeln!(out, "{}: {}", report.table, report.source);
-    let _ = writeln!(
-        out,
-        "{}, {} cores, Linux {}, commit {}",
-        machine.cpu, machine.cores, machine.kernel, machine.commit
-    );
+    let mut out = format!("{}: {}\n{}\n", report.table, report.source, report.machine);
     for (params, metric) in params_of(report) {
         let _ = writeln!(out, "\n{} [{metric}]", with_names(params));
         for line in rows_of(report, params, metric) {
             let _ = writeln!(out, "  {line}");
         }
     }
-    let table = crate::table::find(report.table);
-    let Some(table) = table else { return out };
-    let figures = table.words().figures();
+    let figures = report.figures();
     if !figures.is_empty() {
         let _ = writeln!(out, "\n{figures}");
     }
-    for (at, claim) in (table.claims)(&report.rows).iter().enumerate() {
+    for (at, claim) in report.claims().iter().enumerate() {
         let _ = writeln!(out, "{}{claim}", if at == 0 { "\n" } else { "" });
     }
     out

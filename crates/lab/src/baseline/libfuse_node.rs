@@ -15,9 +15,10 @@
 //!
 //! Source: libfuse, `lib/fuse.c`, for the tables and the places where libfuse takes the lock.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use ahash::RandomState;
+use corewalk_base::Mutex;
 use hashbrown::HashMap;
 
 use super::rwlock_ahash::{Key, Probe};
@@ -25,9 +26,7 @@ use super::{Namespace, components, join};
 use crate::corpus::{Corpus, ROOT};
 
 /// The table.
-pub(crate) struct LibfuseNode {
-    nodes: Mutex<Nodes>,
-}
+pub(crate) struct LibfuseNode(Mutex<Nodes>);
 
 /// The nodes. The parent of a node is an index into `slab`.
 struct Nodes {
@@ -61,12 +60,7 @@ impl LibfuseNode {
             }
             slab.push(Node { id, nlookup: 1, parent: parent_at, holds: 0, name });
         }
-        LibfuseNode { nodes: Mutex::new(Nodes { slab, by_name, by_id }) }
-    }
-
-    #[inline]
-    fn lock(&self) -> MutexGuard<'_, Nodes> {
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+        LibfuseNode(Mutex::new(Nodes { slab, by_name, by_id }))
     }
 }
 
@@ -97,7 +91,7 @@ impl Namespace for LibfuseNode {
 
     #[inline]
     fn lookup(&self, parent: u64, name: &[u8]) -> Option<u64> {
-        let mut nodes = self.lock();
+        let mut nodes = self.0.lock();
         let at = nodes.by_name(parent, name)?;
         let node = &mut nodes.slab[at as usize];
         node.nlookup += 1;
@@ -106,7 +100,7 @@ impl Namespace for LibfuseNode {
 
     #[inline]
     fn path(&self, ino: u64) -> Option<Vec<u8>> {
-        let mut nodes = self.lock();
+        let mut nodes = self.0.lock();
         let leaf = *nodes.by_id.get(&ino)?;
         let mut names: Vec<&[u8]> = Vec::with_capacity(16);
         let mut node = &nodes.slab[leaf as usize];
@@ -118,13 +112,13 @@ impl Namespace for LibfuseNode {
         nodes.hold(leaf, 1);
         drop(nodes);
         // Here the request would run.
-        self.lock().hold(leaf, -1);
+        self.0.lock().hold(leaf, -1);
         Some(path)
     }
 
     #[inline]
     fn walk(&self, path: &[u8]) -> Option<u64> {
-        let nodes = self.lock();
+        let nodes = self.0.lock();
         components(path).try_fold(ROOT, |parent, name| {
             Some(nodes.slab[nodes.by_name(parent, name)? as usize].id)
         })

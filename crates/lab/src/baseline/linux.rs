@@ -13,13 +13,13 @@
 use std::io::Write as _;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, ensure};
 use corewalk_base::primitives::Arc;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, readlinkat, renameat, statat};
 use rustix::process::{Resource, getrlimit};
 
 use super::Namespace;
-use crate::corpus::{Corpus, ROOT};
+use crate::corpus::{Corpus, ROOT, SYNTHETIC};
 use crate::machine::thread_cpu_ns;
 
 /// Descriptors that are left for the rest of the process.
@@ -40,14 +40,11 @@ impl Linux {
     /// If some entries are made up or have gone, or the directories need more descriptors than the
     /// process may have.
     pub(crate) fn open(corpus: &Arc<Corpus>) -> anyhow::Result<Linux> {
-        if corpus.made_up() > 0 {
-            bail!("{} entries are made up", corpus.made_up());
-        }
+        ensure!(corpus.made_up == 0, "{} entries are made up", corpus.made_up);
         let count = corpus.inodes().filter(|&ino| corpus.is_directory(ino)).count() as u64;
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        if count + SPARE_DESCRIPTORS > limit {
-            bail!("{count} directories need more than the {limit} descriptors allowed");
-        }
+        let is_enough = count + SPARE_DESCRIPTORS <= limit;
+        ensure!(is_enough, "{count} directories need more than the {limit} descriptors allowed");
         let mut linux = Linux {
             corpus: Arc::clone(corpus),
             directories: Vec::with_capacity(corpus.len()),
@@ -55,7 +52,7 @@ impl Linux {
         };
         for ino in corpus.inodes() {
             let path = corpus.path(ino);
-            let is_here = ino != corpus.synthetic();
+            let is_here = ino != SYNTHETIC;
             let stat = is_here.then(|| statat(CWD, &path[..], AtFlags::SYMLINK_NOFOLLOW));
             linux.numbers.push(stat.transpose().context("/usr changed")?.map_or(0, |s| s.st_ino));
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -65,10 +62,6 @@ impl Linux {
         }
         Ok(linux)
     }
-
-    fn directory(&self, ino: u64) -> Option<&OwnedFd> {
-        self.directories.get(ino as usize - 1)?.as_ref()
-    }
 }
 
 impl Namespace for Linux {
@@ -77,12 +70,20 @@ impl Namespace for Linux {
     }
 
     fn lookup(&self, parent: u64, name: &[u8]) -> Option<u64> {
-        Some(statat(self.directory(parent)?, name, AtFlags::SYMLINK_NOFOLLOW).ok()?.st_ino)
+        Some(
+            statat(
+                self.directories[parent as usize - 1].as_ref()?,
+                name,
+                AtFlags::SYMLINK_NOFOLLOW,
+            )
+            .ok()?
+            .st_ino,
+        )
     }
 
     fn path(&self, ino: u64) -> Option<Vec<u8>> {
         let parent = self.corpus.parent(ino);
-        let mut path = path_of_fd(self.directory(parent)?)?;
+        let mut path = path_of_fd(self.directories[parent as usize - 1].as_ref()?)?;
         if parent != ROOT {
             path.push(b'/');
         }

@@ -11,72 +11,60 @@ use ahash::RandomState;
 use super::Namespace;
 use crate::corpus::Corpus;
 
-/// A lock-free map.
-pub(crate) type PapayaPath = papaya::HashMap<Box<[u8]>, u64, RandomState>;
-/// A map with a lock per bucket.
-pub(crate) type SccPath = scc::HashMap<Box<[u8]>, u64, RandomState>;
-/// A map with a lock per shard.
-pub(crate) type DashmapPath = dashmap::DashMap<Box<[u8]>, u64, RandomState>;
-
-/// Returns a map of all paths of `corpus`.
-pub(crate) fn papaya_path(corpus: &Corpus) -> PapayaPath {
-    let map = PapayaPath::with_capacity_and_hasher(corpus.len(), RandomState::new());
-    for ino in corpus.inodes() {
-        map.pin().insert(corpus.path(ino).into(), ino);
-    }
-    map
+/// A map of all paths of a tree. `get` looks a path up.
+struct PathMap<F> {
+    variant: &'static str,
+    get: F,
 }
 
-/// Returns a map of all paths of `corpus`.
-pub(crate) fn scc_path(corpus: &Corpus) -> SccPath {
-    let map = SccPath::with_capacity_and_hasher(corpus.len(), RandomState::new());
-    for ino in corpus.inodes() {
-        let is_new = map.insert_sync(corpus.path(ino).into(), ino).is_ok();
-        debug_assert!(is_new, "every entry has a path of its own");
-    }
-    map
-}
-
-/// Returns a map of all paths of `corpus`.
-pub(crate) fn dashmap_path(corpus: &Corpus) -> DashmapPath {
-    let map = DashmapPath::with_capacity_and_hasher(corpus.len(), RandomState::new());
-    for ino in corpus.inodes() {
-        map.insert(corpus.path(ino).into(), ino);
-    }
-    map
-}
-
-impl Namespace for PapayaPath {
+impl<F: Fn(&[u8]) -> Option<u64> + Send + Sync> Namespace for PathMap<F> {
     fn variant(&self) -> &'static str {
-        "papaya-path"
+        self.variant
     }
 
     #[inline]
     fn walk(&self, path: &[u8]) -> Option<u64> {
-        self.pin().get(path).copied()
+        (self.get)(path)
     }
 }
 
-impl Namespace for SccPath {
-    fn variant(&self) -> &'static str {
-        "scc-path"
-    }
-
-    #[inline]
-    fn walk(&self, path: &[u8]) -> Option<u64> {
-        self.read_sync(path, |_, ino| *ino)
-    }
+/// Returns a namespace that answers by `get`.
+fn boxed<F>(variant: &'static str, get: F) -> Box<dyn Namespace>
+where
+    F: Fn(&[u8]) -> Option<u64> + Send + Sync + 'static,
+{
+    Box::new(PathMap { variant, get })
 }
 
-impl Namespace for DashmapPath {
-    fn variant(&self) -> &'static str {
-        "dashmap-path"
-    }
+fn entries(corpus: &Corpus) -> impl Iterator<Item = (Box<[u8]>, u64)> {
+    corpus.inodes().map(|ino| (corpus.path(ino).into(), ino))
+}
 
-    #[inline]
-    fn walk(&self, path: &[u8]) -> Option<u64> {
-        self.get(path).map(|ino| *ino)
+/// Returns a lock-free map.
+pub(crate) fn papaya_path(corpus: &Corpus) -> Box<dyn Namespace> {
+    let map = papaya::HashMap::with_capacity_and_hasher(corpus.len(), RandomState::new());
+    for (path, ino) in entries(corpus) {
+        map.pin().insert(path, ino);
     }
+    boxed("papaya-path", move |path| map.pin().get(path).copied())
+}
+
+/// Returns a map with a lock per bucket.
+pub(crate) fn scc_path(corpus: &Corpus) -> Box<dyn Namespace> {
+    let map = scc::HashMap::with_capacity_and_hasher(corpus.len(), RandomState::new());
+    for (path, ino) in entries(corpus) {
+        let _ = map.insert_sync(path, ino);
+    }
+    boxed("scc-path", move |path| map.read_sync(path, |_, ino| *ino))
+}
+
+/// Returns a map with a lock per shard.
+pub(crate) fn dashmap_path(corpus: &Corpus) -> Box<dyn Namespace> {
+    let map = dashmap::DashMap::with_capacity_and_hasher(corpus.len(), RandomState::new());
+    for (path, ino) in entries(corpus) {
+        map.insert(path, ino);
+    }
+    boxed("dashmap-path", move |path| map.get(path).map(|ino| *ino))
 }
 
 #[cfg(test)]
@@ -86,12 +74,7 @@ mod tests {
     #[test]
     fn every_path_leads_to_its_entry_and_no_other_does() {
         let corpus = Corpus::collect(2000);
-        let maps: [Box<dyn Namespace>; 3] = [
-            Box::new(papaya_path(&corpus)),
-            Box::new(scc_path(&corpus)),
-            Box::new(dashmap_path(&corpus)),
-        ];
-        for map in maps {
+        for map in [papaya_path(&corpus), scc_path(&corpus), dashmap_path(&corpus)] {
             for ino in corpus.inodes() {
                 assert_eq!(map.walk(&corpus.path(ino)), Some(ino), "{}", map.variant());
             }

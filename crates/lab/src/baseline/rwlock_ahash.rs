@@ -27,9 +27,7 @@ use super::{Namespace, components, join};
 use crate::corpus::{Corpus, ROOT};
 
 /// The two maps.
-pub(crate) struct RwLockAhash {
-    maps: CachePadded<RwLock<Maps>>,
-}
+pub(crate) struct RwLockAhash(CachePadded<RwLock<Maps>>);
 
 struct Maps {
     by_name: HashMap<Key, Inode, RandomState>,
@@ -79,12 +77,12 @@ impl RwLockAhash {
                 maps.by_name.insert(Key { parent, name }, inode);
             }
         }
-        RwLockAhash { maps: CachePadded::new(RwLock::new(maps)) }
+        RwLockAhash(CachePadded::new(RwLock::new(maps)))
     }
 
     #[inline]
     fn read(&self) -> RwLockReadGuard<'_, Maps> {
-        self.maps.read().unwrap_or_else(PoisonError::into_inner)
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

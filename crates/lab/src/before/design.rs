@@ -28,9 +28,9 @@
 //! Source: Linux `fs/namei.c` (`lookup_fast`, `complete_walk`), `fs/dcache.c` (`__d_lookup_rcu`,
 //! `d_lookup`, `__d_move`, and in 2.4 `dput` and `__d_path`), directory-locking.rst.
 
-use corewalk::FileKind;
+use corewalk::{FileKind, Stats};
 use corewalk_base::{CachePadded, Mutex, MutexGuard, ShardedCounter};
-use corewalk_sync::{LockrefGuard, SeqLock, SeqLockWriteGuard, SeqRwLock, SeqRwLockWriteGuard};
+use corewalk_sync::{LockrefGuard, SeqLock, SeqRwLock};
 
 use super::Dentries;
 use super::paths::Prepended;
@@ -62,9 +62,6 @@ pub(crate) struct Before {
     moves: CachePadded<Mutex<()>>,
     retries: ShardedCounter,
 }
-
-/// The guard of a rename: that of the rename lock of the design. `DcacheLock` has none.
-type Section<'a> = (Option<Timed<SeqLockWriteGuard<'a>>>, Option<Timed<SeqRwLockWriteGuard<'a>>>);
 
 impl Design {
     /// Returns the name in the rows.
@@ -113,7 +110,8 @@ impl Before {
         }
     }
 
-    fn begin_rename(&self) -> Section<'_> {
+    /// Takes the rename lock of the design. `DcacheLock` has none.
+    fn begin_rename(&self) -> impl Sized + '_ {
         match self.design {
             Design::DcacheLock => (None, None),
             Design::SeqRwLock => (None, Some(timed(|| self.shared_lock.write()))),
@@ -302,15 +300,17 @@ impl Namespace for Before {
         if is_loop || self.d_lookup(new, to.1).is_some() {
             return false;
         }
-        let key = (new, hash(new, to.1));
+        let hash = hash(new, to.1);
         let _section = self.begin_rename();
         let _d_lock = self.lock_dentry(dentry);
-        self.tree.rekey(number, key, to.1);
+        self.tree.rekey(number, new, hash, to.1);
         true
     }
 
-    fn retries(&self) -> Option<u64> {
-        Some(self.retries.sum().unsigned_abs())
+    fn stats(&self) -> Stats {
+        let mut stats = Stats::default();
+        stats.retries = self.retries.sum().unsigned_abs();
+        stats
     }
 }
 
@@ -330,7 +330,7 @@ impl Dentries for Before {
             return None;
         }
         let number = self.tree.alloc()?;
-        self.tree.link(number, (parent, hash(parent, name)), name, kind);
+        self.tree.link(number, parent, hash(parent, name), name, kind);
         Some(u64::from(number))
     }
 

@@ -32,7 +32,6 @@
 //! Source: document 002 (Bueso, March 2013, `PATCH v2 0/4`); Linux 3.9-rc1 `ipc/sem.c` and
 //! `ipc/util.c`.
 
-use std::marker::PhantomData;
 use std::time::Instant;
 
 use anyhow::Context as _;
@@ -53,25 +52,20 @@ const READ: u16 = 0o444;
 const UID: u32 = 1000;
 
 /// The two designs, which differ in the work that the lock of a set covers.
-pub(crate) trait Protocol: Send + Sync + 'static {
-    const VARIANT: &'static str;
-    /// Whether the lookup takes the lock.
-    const CHECKS_UNDER_LOCK: bool;
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    /// Lookup, checks and operations.
+    IpcLock,
+    /// The design of document 002: only the operations. Lookup and checks run in the read section.
+    IpcRcu,
 }
 
-/// Lookup, checks and operations under the lock of the set.
-pub(crate) struct IpcLock;
-
-/// The design of document 002: lookup and checks in the read section, operations under the lock of
-/// the set.
-pub(crate) struct IpcRcu;
-
 /// All sets.
-pub(crate) struct SemArrays<P> {
+pub(crate) struct SemArrays {
     slots: Box<[RcuCell<Option<SemArray>>]>,
     made: usize,
     users: Vec<CachePadded<User>>,
-    protocol: PhantomData<P>,
+    protocol: Protocol,
 }
 
 /// A set. Analogous to Linux's `struct sem_array`.
@@ -88,7 +82,6 @@ struct Locked {
     /// Undo records: the adjustments of one user each.
     undos: Vec<Vec<i16>>,
     otime: i64,
-    is_deleted: bool,
 }
 
 /// A process.
@@ -102,24 +95,14 @@ struct User {
     waits: AtomicU64,
 }
 
-impl Protocol for IpcLock {
-    const VARIANT: &'static str = "before-ipc-lock";
-    const CHECKS_UNDER_LOCK: bool = true;
-}
-
-impl Protocol for IpcRcu {
-    const VARIANT: &'static str = "before-ipc-rcu";
-    const CHECKS_UNDER_LOCK: bool = false;
-}
-
-impl<P: Protocol> SemArrays<P> {
+impl SemArrays {
     /// Returns no sets, for so many users.
-    pub(crate) fn new(users: usize) -> SemArrays<P> {
+    pub(crate) fn new(protocol: Protocol, users: usize) -> SemArrays {
         SemArrays {
             slots: (0..SETS_MAX).map(|_| RcuCell::new(None)).collect(),
             made: 0,
             users: (0..users).map(|_| CachePadded::default()).collect(),
-            protocol: PhantomData,
+            protocol,
         }
     }
 
@@ -128,26 +111,25 @@ impl<P: Protocol> SemArrays<P> {
     #[inline]
     fn call<R>(
         &self,
-        (user, set): (usize, usize),
+        user: usize,
+        set: usize,
         num_max: u16,
         bits: u16,
         act: impl FnOnce(&mut Locked) -> Option<R>,
     ) -> Option<R> {
         let section = rcu::read_lock();
         let array = self.slots.get(set)?.read(&section).as_ref()?;
-        let mut locked = if P::CHECKS_UNDER_LOCK {
-            let locked = self.lock(user, array);
-            array.check(num_max, bits).then_some(locked)?
-        } else if array.check(num_max, bits) {
-            self.lock(user, array)
-        } else {
+        let is_rcu = self.protocol == Protocol::IpcRcu;
+        if is_rcu && !array.check(num_max, bits) {
             return None;
-        };
-        // Every path looks again once it has the lock.
-        if locked.is_deleted { None } else { act(&mut locked) }
+        }
+        let mut locked = self.lock(user, array);
+        if !is_rcu && !array.check(num_max, bits) {
+            return None;
+        }
+        act(&mut locked)
     }
 
-    /// Takes the lock of a set. Reads the clock only if another thread holds the lock.
     #[inline]
     fn lock<'s>(&self, user: usize, array: &'s SemArray) -> MutexGuard<'s, Locked> {
         array.locked.try_lock().unwrap_or_else(|| self.lock_slow(user, array))
@@ -187,12 +169,6 @@ impl SemArray {
     /// permission `bits`.
     #[inline]
     fn check(&self, num_max: u16, bits: u16) -> bool {
-        num_max < self.count && self.may(bits)
-    }
-
-    /// Returns true if the mode of the set grants `bits`. Analogous to Linux's `ipcperms`.
-    #[inline]
-    fn may(&self, bits: u16) -> bool {
         let perm = &self.perm;
         let granted = if UID == perm.cuid || UID == perm.uid {
             perm.mode >> 6
@@ -202,7 +178,7 @@ impl SemArray {
             perm.mode
         };
         let requested = (bits >> 6) | (bits >> 3) | bits;
-        requested & !granted & 0o7 == 0
+        num_max < self.count && requested & !granted & 0o7 == 0
     }
 }
 
@@ -255,9 +231,12 @@ impl Locked {
     }
 }
 
-impl<P: Protocol> Sems for SemArrays<P> {
+impl Sems for SemArrays {
     fn variant(&self) -> &'static str {
-        P::VARIANT
+        match self.protocol {
+            Protocol::IpcLock => "before-ipc-lock",
+            Protocol::IpcRcu => "before-ipc-rcu",
+        }
     }
 
     fn waited(&self) -> Option<(u64, u64)> {
@@ -271,7 +250,7 @@ impl<P: Protocol> Sems for SemArrays<P> {
         let perm =
             Perm { uid: UID, gid: UID, cuid: UID, cgid: UID, mode: 0o600, ..Perm::default() };
         let sems = vec![(0, 0); usize::from(count)];
-        let locked = Locked { sems, undos: vec![], otime: 0, is_deleted: false };
+        let locked = Locked { sems, undos: vec![], otime: 0 };
         let array = SemArray { perm, count, locked: CachePadded::new(Mutex::new(locked)) };
         self.slots.get(self.made).context("no slot is free")?.replace(Some(array));
         self.made += 1;
@@ -285,11 +264,11 @@ impl<P: Protocol> Sems for SemArrays<P> {
         let has_undo = sops.iter().any(|sop| sop.sem_flg.contains(SemFlags::UNDO));
         let undo = if has_undo { self.find_undo(user, set) } else { None };
         let bits = if is_alter { WRITE } else { READ };
-        self.call((user, set), num_max, bits, |locked| locked.act(user, &sops, undo)).is_some()
+        self.call(user, set, num_max, bits, |locked| locked.act(user, &sops, undo)).is_some()
     }
 
     fn set_value(&self, user: usize, set: usize, num: u16, value: u16) -> bool {
-        let done = self.call((user, set), num, WRITE, |locked| {
+        let done = self.call(user, set, num, WRITE, |locked| {
             locked.undos.iter_mut().for_each(|undo| undo[usize::from(num)] = 0);
             locked.sems[usize::from(num)] = (i32::from(value), user);
             Some(())
@@ -298,8 +277,7 @@ impl<P: Protocol> Sems for SemArrays<P> {
     }
 
     fn value(&self, user: usize, set: usize, num: u16) -> Option<u16> {
-        let value =
-            self.call((user, set), num, READ, |locked| Some(locked.sems[usize::from(num)].0));
+        let value = self.call(user, set, num, READ, |locked| Some(locked.sems[usize::from(num)].0));
         value.and_then(|value| u16::try_from(value).ok())
     }
 
@@ -307,6 +285,6 @@ impl<P: Protocol> Sems for SemArrays<P> {
         let all = |locked: &mut Locked| {
             locked.sems.iter().map(|(value, _)| u16::try_from(*value).ok()).collect()
         };
-        self.call((0, set), 0, READ, all).context("GETALL")
+        self.call(0, set, 0, READ, all).context("GETALL")
     }
 }

@@ -25,6 +25,7 @@
 //!
 //! Source: Linux `include/linux/dcache.h` (the layout), `include/linux/rculist_nulls.h`.
 
+use std::hash::BuildHasher as _;
 use std::sync::OnceLock;
 
 use corewalk::FileKind;
@@ -32,6 +33,7 @@ use corewalk_base::primitives::atomic::{AtomicU32, AtomicU64, Ordering};
 use corewalk_base::primitives::{SHARDS, shard_index};
 use corewalk_base::{CachePadded, Mutex, MutexGuard};
 use corewalk_sync::{Lockref, SeqCount};
+use foldhash::fast::FixedState;
 
 use super::paths::Prepended;
 
@@ -188,13 +190,7 @@ impl Tree {
     }
 
     /// Gives a key and a name to an unlinked dentry, and puts the dentry into its chain.
-    pub(super) fn link(
-        &self,
-        number: u32,
-        (parent, hash): (u32, u64),
-        name: &[u8],
-        kind: FileKind,
-    ) {
+    pub(super) fn link(&self, number: u32, parent: u32, hash: u64, name: &[u8], kind: FileKind) {
         let dentry = self.dentry(number);
         let section = dentry.seq.write();
         dentry.put_key(parent, hash);
@@ -213,7 +209,7 @@ impl Tree {
     }
 
     /// Moves a dentry from its chain to the chain of another key, and changes its name.
-    pub(super) fn rekey(&self, number: u32, (parent, hash): (u32, u64), name: &[u8]) {
+    pub(super) fn rekey(&self, number: u32, parent: u32, hash: u64, name: &[u8]) {
         let dentry = self.dentry(number);
         let _section = dentry.seq.write();
         self.unchain(number, dentry.hash());
@@ -390,16 +386,10 @@ impl Dentry {
     }
 }
 
-/// Returns the hash of a name in a directory. The hash folds products of words of eight bytes.
+/// Returns the hash of a name in a directory.
 #[inline]
 pub(super) fn hash(parent: u32, name: &[u8]) -> u64 {
-    const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
-    let fold = |state: u64| {
-        let product = u128::from(state) * u128::from(ODD);
-        (product as u64) ^ ((product >> 64) as u64)
-    };
-    let start = fold(u64::from(parent) << 8 ^ name.len() as u64 ^ 0x243f_6a88_85a3_08d3);
-    name.chunks(8).fold(start, |state, piece| fold(state ^ word(piece)))
+    FixedState::with_seed(4).hash_one((parent, name))
 }
 
 /// Returns up to eight bytes as a word. The missing bytes are zeros.
@@ -419,7 +409,7 @@ mod tests {
 
     fn linked(tree: &Tree, parent: u32, name: &[u8]) -> u32 {
         let number = tree.alloc().unwrap();
-        tree.link(number, (parent, hash(parent, name)), name, FileKind::Regular);
+        tree.link(number, parent, hash(parent, name), name, FileKind::Regular);
         number
     }
 
@@ -438,7 +428,7 @@ mod tests {
             let (old, new) = (vec![b'a'; len], vec![b'b'; 256 - len]);
             let number = linked(&tree, ROOT, &old);
             assert_eq!(find(&tree, ROOT, &old), Some(number));
-            tree.rekey(number, (ROOT, hash(ROOT, &new)), &new);
+            tree.rekey(number, ROOT, hash(ROOT, &new), &new);
             assert_eq!(find(&tree, ROOT, &old), None);
             assert_eq!(find(&tree, ROOT, &new), Some(number));
             let mut path = Prepended::new();
@@ -475,7 +465,7 @@ mod tests {
         let other = (1..).map(name).find(|other| chain(other) != chain(&first)).unwrap();
         let number = linked(&tree, ROOT, &first);
         let key = (ROOT, hash(ROOT, &other));
-        tree.rekey(number, key, &other);
+        tree.rekey(number, key.0, key.1, &other);
         // This link to the dentry is one that a reader of the first chain may have loaded earlier.
         let head = &tree.chains[chain(&first) as usize].head;
         // ORDERING: Relaxed. One thread.

@@ -22,10 +22,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use corewalk_base::primitives::Arc;
-use corewalk_store::{Store, StoreOptions, StoreStats, fsck};
+use corewalk_store::{ShareIndex, Store, StoreOptions, StoreStats, fsck};
 
 use super::files::AttrFiles;
-use super::{AttrStore, Design, Index, USERS_MAX};
+use super::{AttrStore, Design, USERS_MAX};
 
 /// The design of this project.
 const OURS: &str = "corewalk";
@@ -36,7 +36,7 @@ pub(crate) struct DiskStore {
     path: PathBuf,
     /// None once it is closed.
     store: Option<Store>,
-    index: Arc<dyn Index>,
+    index: Arc<dyn ShareIndex>,
     files: AttrFiles,
 }
 
@@ -46,10 +46,11 @@ impl DiskStore {
     /// # Errors
     /// If it cannot be made.
     pub(crate) fn new(
-        (variant, index): Design,
+        design: Design,
         path: &Path,
         size: (usize, usize),
     ) -> anyhow::Result<DiskStore> {
+        let (variant, index) = design;
         let store = open(path, variant, &index)?;
         let files = AttrFiles::make(&store, size)?;
         store.sync().context("sync")?;
@@ -75,9 +76,9 @@ impl DiskStore {
     ///
     /// # Errors
     /// If it cannot be opened.
-    pub(crate) fn reopen(&mut self, (variant, index): Design) -> anyhow::Result<()> {
-        self.store = Some(open(&self.path, variant, &index)?);
-        (self.variant, self.index) = (variant, index);
+    pub(crate) fn reopen(&mut self, design: Design) -> anyhow::Result<()> {
+        (self.variant, self.index) = design;
+        self.store = Some(open(&self.path, self.variant, &self.index)?);
         Ok(())
     }
 
@@ -111,48 +112,37 @@ impl AttrStore for DiskStore {
         self.store = None;
         let report = fsck(&self.path).context("fsck")?;
         ensure!(report.findings.is_empty(), "{}: fsck: {:?}", self.variant, report.findings);
+        let (variant, found) = (self.variant, report.xattr_blocks);
         ensure!(
-            report.xattr_blocks == blocks,
-            "{}: {blocks} blocks were counted, and {} are on the disk",
-            self.variant,
-            report.xattr_blocks
+            found == blocks,
+            "{variant}: {blocks} blocks were counted, {found} are on the disk"
         );
         Ok(())
     }
 
     fn audit(&self) -> anyhow::Result<u64> {
         self.store().share_xattrs();
-        let (stats, users) = (self.stats(), self.files.users(self.store()));
-        ensure!(
-            stats.xattr_users == users,
-            "{}: {} users are counted and there are {users}",
-            self.variant,
-            stats.xattr_users
-        );
+        let (variant, stats) = (self.variant, self.stats());
+        let (counted, users) = (stats.xattr_users, self.files.users(self.store()));
+        ensure!(counted == users, "{variant}: {counted} users are counted and there are {users}");
         let (blocks, bound) = (stats.xattr_blocks, u64::from(USERS_MAX));
-        ensure!(
-            blocks <= users && blocks * bound >= users,
-            "{}: {blocks} blocks for {users} users",
-            self.variant
-        );
+        let is_right = blocks <= users && blocks * bound >= users;
+        ensure!(is_right, "{variant}: {blocks} blocks for {users} users");
         if self.index.users_max() == 1 {
             return Ok(blocks);
         }
-        let entries = self.index.entries();
+        let entries = self.index.stats().entries;
         // A full block may have none.
         let least = blocks - (users / bound).min(blocks);
-        ensure!(
-            (least..=blocks).contains(&entries),
-            "{}: {entries} entries for {blocks} blocks",
-            self.variant
-        );
+        let is_right = (least..=blocks).contains(&entries);
+        ensure!(is_right, "{variant}: {entries} entries for {blocks} blocks");
         Ok(blocks)
     }
 }
 
-fn open(path: &Path, variant: &str, index: &Arc<dyn Index>) -> anyhow::Result<Store> {
+fn open(path: &Path, variant: &str, index: &Arc<dyn ShareIndex>) -> anyhow::Result<Store> {
     let is_sharing_late = variant == OURS;
-    let share = Some(Arc::clone(index) as _);
+    let share = Some(Arc::clone(index));
     let options = StoreOptions::default().with_share(share).with_sharing_late(is_sharing_late);
     Store::open(path, &options).with_context(|| format!("{}", path.display()))
 }

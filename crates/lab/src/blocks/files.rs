@@ -17,10 +17,8 @@ impl AttrFiles {
     ///
     /// # Errors
     /// If a file cannot be made.
-    pub(super) fn make(
-        fs: &impl FileSystem,
-        (workers, files): (usize, usize),
-    ) -> anyhow::Result<AttrFiles> {
+    pub(super) fn make(fs: &impl FileSystem, size: (usize, usize)) -> anyhow::Result<AttrFiles> {
+        let (workers, files) = size;
         let make = |dir: u64, name: String, mode| {
             let dir = Node::detached(dir, FileKind::Directory);
             let made = fs.make(dir, Name::new(name.as_bytes())?, &Make::new(mode, 0, 0))?;
@@ -57,7 +55,7 @@ impl AttrFiles {
         all.filter(|file| self.get(fs, *file).is_some()).count() as u64
     }
 
-    fn node(&self, (worker, file): (usize, usize)) -> Node<'static> {
-        Node::detached(self.0[worker][file], FileKind::Regular)
+    fn node(&self, file: (usize, usize)) -> Node<'static> {
+        Node::detached(self.0[file.0][file.1], FileKind::Regular)
     }
 }

@@ -24,14 +24,12 @@
 use anyhow::ensure;
 use corewalk_base::primitives::Arc;
 use corewalk_base::{CachePadded, Mutex, MutexGuard};
-use corewalk_store::Removal;
+use corewalk_store::{Removal, ShareIndex};
 use foldhash::fast::FixedState;
 use std::hash::BuildHasher;
 
-use super::{AttrStore, BLOCK_BYTES, Design, Index, USERS_MAX};
+use super::{AttrStore, BLOCK_BYTES, Design, USERS_MAX};
 
-/// A file without a block.
-const NO_BLOCK: u32 = u32::MAX;
 /// A content of at most this many bytes is hashed as a whole.
 const HASHED_WHOLE_MAX: usize = 512;
 /// Pieces of a longer one that are hashed, and their bytes.
@@ -41,10 +39,10 @@ const PIECE_BYTES: usize = 64;
 /// The store.
 pub(crate) struct MemoryStore {
     variant: &'static str,
-    index: Arc<dyn Index>,
+    index: Arc<dyn ShareIndex>,
     hasher: FixedState,
     /// Files of each worker, with the numbers of their blocks.
-    files: Vec<Vec<Mutex<u32>>>,
+    files: Vec<Vec<Mutex<Option<u32>>>>,
     blocks: Vec<CachePadded<Mutex<Block>>>,
     /// The numbers of free blocks, by worker.
     free: Vec<CachePadded<Mutex<Vec<u32>>>>,
@@ -62,21 +60,21 @@ struct Block {
 
 impl MemoryStore {
     /// Returns a store of `workers` workers with `files` files each. No file has an attribute.
-    pub(crate) fn new((variant, index): Design, (workers, files): (usize, usize)) -> MemoryStore {
+    pub(crate) fn new(design: Design, size: (usize, usize)) -> MemoryStore {
+        let ((variant, index), (workers, files)) = (design, size);
         // While a worker sets an attribute, it has one block more than files.
         let each = files as u32 + 1;
-        let numbers = |worker: u32| (worker * each..(worker + 1) * each).rev().collect();
+        let free = |worker: u32| {
+            let numbers = (worker * each..(worker + 1) * each).rev().collect();
+            CachePadded::new(Mutex::new(numbers))
+        };
         MemoryStore {
             variant,
             index,
             hasher: FixedState::with_seed(4),
-            files: (0..workers)
-                .map(|_| (0..files).map(|_| Mutex::new(NO_BLOCK)).collect())
-                .collect(),
+            files: (0..workers).map(|_| (0..files).map(|_| Mutex::default()).collect()).collect(),
             blocks: (0..workers as u32 * each).map(|_| CachePadded::default()).collect(),
-            free: (0..workers as u32)
-                .map(|worker| CachePadded::new(Mutex::new(numbers(worker))))
-                .collect(),
+            free: (0..workers as u32).map(free).collect(),
         }
     }
 
@@ -153,14 +151,8 @@ impl MemoryStore {
     /// list.
     fn take_number(&self, worker: usize) -> u32 {
         let workers = self.free.len();
-        // There are more blocks than workers can use. So if none is free, another worker is about
-        // to free one.
-        for next in (0..workers).cycle() {
-            if let Some(number) = self.free[(worker + next) % workers].lock().pop() {
-                return number;
-            }
-        }
-        unreachable!("a store has workers")
+        let mut free = (worker..).map(|next| &self.free[next % workers]);
+        free.find_map(|free| free.lock().pop()).expect("a store has workers")
     }
 
     fn block(&self, number: u32) -> MutexGuard<'_, Block> {
@@ -193,60 +185,48 @@ impl AttrStore for MemoryStore {
     fn set(&self, worker: usize, file: usize, value: &[u8]) {
         let key = if self.is_on() { key_of(&self.hasher, value) } else { 0 };
         let mut file = self.files[worker][file].lock();
-        let new = if self.is_on() { self.share(key, value) } else { None };
-        let new = new.unwrap_or_else(|| self.make(worker, key, value));
-        let old = std::mem::replace(&mut *file, new);
-        if old != NO_BLOCK {
+        let new = self.share(key, value).unwrap_or_else(|| self.make(worker, key, value));
+        if let Some(old) = file.replace(new) {
             self.release(worker, old);
         }
     }
 
     fn has(&self, worker: usize, file: usize, value: &[u8]) -> bool {
         let number = *self.files[worker][file].lock();
-        number != NO_BLOCK && self.block(number).is(value)
+        number.is_some_and(|number| self.block(number).is(value))
     }
 
     fn clear(&self, worker: usize) {
         for file in &self.files[worker] {
-            let old = std::mem::replace(&mut *file.lock(), NO_BLOCK);
-            if old != NO_BLOCK {
+            let old = file.lock().take();
+            if let Some(old) = old {
                 self.release(worker, old);
             }
         }
     }
 
     fn audit(&self) -> anyhow::Result<u64> {
-        let mut users = vec![0_u32; self.blocks.len()];
-        let files = self.files.iter().flatten().map(|file| *file.lock());
-        files.filter(|&number| number != NO_BLOCK).for_each(|number| users[number as usize] += 1);
+        let (variant, mut users) = (self.variant, vec![0_u32; self.blocks.len()]);
+        let files = self.files.iter().flatten().filter_map(|file| *file.lock());
+        files.for_each(|number| users[number as usize] += 1);
         let (mut in_use, mut expected) = (0, 0);
         for (number, users) in users.into_iter().enumerate() {
             let block = self.block(number as u32);
-            ensure!(
-                block.users == users && users <= USERS_MAX,
-                "{}: block {number} counts {} users and has {users}",
-                self.variant,
-                block.users
-            );
+            let (counted, is_right) = (block.users, block.users == users && users <= USERS_MAX);
+            ensure!(is_right, "{variant}: block {number} counts {counted} users and has {users}");
             in_use += u64::from(users > 0);
             // Only the cache of this project leaves full blocks out.
-            let keeps_full = self.variant != "corewalk";
+            let keeps_full = variant != "corewalk";
             let is_entered = self.is_on() && (keeps_full || users < USERS_MAX);
             expected += u64::from(users > 0 && is_entered);
         }
         let free: usize = self.free.iter().map(|free| free.lock().len()).sum();
-        ensure!(
-            in_use as usize + free == self.blocks.len(),
-            "{}: {in_use} blocks are in use and {free} of {} free",
-            self.variant,
-            self.blocks.len()
-        );
-        let entries = self.index.entries();
-        ensure!(
-            entries == expected,
-            "{}: {entries} entries for {expected} blocks that may be shared",
-            self.variant
-        );
+        let all = self.blocks.len();
+        let is_right = in_use as usize + free == all;
+        ensure!(is_right, "{variant}: {in_use} blocks are in use and {free} of {all} free");
+        let entries = self.index.stats().entries;
+        let is_right = entries == expected;
+        ensure!(is_right, "{variant}: {entries} entries for {expected} blocks that may be shared");
         Ok(in_use)
     }
 }

@@ -56,11 +56,8 @@ impl AttrStore for TmpfsStore {
         let (users, stats) = (self.files.users(&self.fs), self.fs.xattr_stats());
         ensure!(stats.waiting == 0, "{}: {stats:?} after all was shared", self.variant());
         let blocks = if self.is_sharing { stats.shared_sets } else { users };
-        ensure!(
-            stats.shared_sets <= users && (blocks > 0) == (users > 0),
-            "{}: {stats:?} of {users} files",
-            self.variant()
-        );
+        let is_right = stats.shared_sets <= users && (blocks > 0) == (users > 0);
+        ensure!(is_right, "{}: {stats:?} of {users} files", self.variant());
         Ok(blocks)
     }
 }

@@ -16,6 +16,12 @@ pub(crate) struct Move {
 }
 
 impl Corpus {
+    /// Returns the child of `parent` with this name.
+    pub(crate) fn child(&self, parent: u64, name: &[u8]) -> Option<u64> {
+        let mut children = self.children(parent);
+        children.find(|&child| self.name(child) == name)
+    }
+
     /// Returns true if `ino` is `ancestor` or below it.
     pub(crate) fn is_below(&self, ino: u64, ancestor: u64) -> bool {
         let mut at = ino;
@@ -34,7 +40,7 @@ impl Corpus {
         }
         let wanted = (self.entries.len() / 100).max(2) as u32;
         let candidates = self.inodes().filter(|&ino| {
-            self.is_directory(ino) && ino > self.synthetic() && self.parent(ino) != self.synthetic()
+            self.is_directory(ino) && ino > SYNTHETIC && self.parent(ino) != SYNTHETIC
         });
         let ino = candidates
             .min_by_key(|&ino| below[ino as usize - 1].abs_diff(wanted))
@@ -42,7 +48,7 @@ impl Corpus {
         Move {
             ino,
             home: (self.parent(ino), self.name(ino).to_vec()),
-            away: (self.synthetic(), b"moved-away".to_vec()),
+            away: (SYNTHETIC, b"moved-away".to_vec()),
             descendants: below[ino as usize - 1],
         }
     }
@@ -81,11 +87,11 @@ fn path_names_every_ancestor_once() {
 
 #[test]
 fn made_up_names_fill_a_tree_that_is_short_of_real_ones() {
-    let mut corpus = Corpus { entries: vec![], names: vec![], made_up: 0 };
-    corpus.push(0, b"", true);
-    corpus.push_children(0, &[(SYNTHETIC.to_vec(), true), (b"usr".to_vec(), true)]);
+    let root = Entry { parent: 0, children: 0..0, name: Box::default(), is_directory: true };
+    let mut corpus = Corpus { entries: vec![root], made_up: 0 };
+    corpus.push_children(0, &[(b"synthetic".to_vec(), true), (b"usr".to_vec(), true)]);
     corpus.make_up(20_000);
-    assert_eq!((corpus.len(), corpus.made_up()), (20_000, 19_997));
+    assert_eq!((corpus.len(), corpus.made_up), (20_000, 19_997));
     let mut lengths: Vec<usize> = vec![];
     let mut depths = 0;
     for ino in corpus.inodes().skip(3) {

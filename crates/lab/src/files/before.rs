@@ -18,13 +18,14 @@
 use std::ops::ControlFlow;
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
-use corewalk::{FileKind, FileSystem as _, Make, Name, Node, RenameMode};
+use corewalk::{Attr, FileKind, FileSystem as _, Make, Name, Node, RenameMode};
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
-use super::{Files, List, Status, User};
+use super::{Files, List, User};
 use crate::baseline::Namespace as _;
 use crate::before::{Before, Dentries as _, Design};
 use crate::corpus::ROOT;
+use crate::ours::mode_of;
 
 /// The dentry cache, the tmpfs below it, and the inode number of each dentry in the tmpfs.
 pub(crate) struct BeforeFiles {
@@ -61,16 +62,6 @@ impl BeforeFiles {
         Node::detached(self.inode(dentry), kind)
     }
 
-    fn make(&self, dir: u64, name: &[u8], kind: FileKind) -> Option<()> {
-        let permissions = if kind == FileKind::Directory { 0o755 } else { 0o644 };
-        let mode = kind.to_mode() | permissions;
-        let (parent, checked) = (self.node(dir, FileKind::Directory), Name::new(name).ok()?);
-        let attr = self.tmpfs.make(parent, checked, &Make::new(mode, 0, 0)).ok()?;
-        let dentry = self.dentries.create(dir, name, kind)?;
-        self.set_inode(dentry, attr.ino);
-        Some(())
-    }
-
     fn remove(&self, dir: u64, name: &[u8]) -> Option<()> {
         let (parent, checked) = (self.node(dir, FileKind::Directory), Name::new(name).ok()?);
         let victim = self.node(self.dentries.look(dir, name)?, FileKind::Regular);
@@ -87,9 +78,8 @@ impl BeforeFiles {
         self.dentries.rename(from, to).then_some(())
     }
 
-    fn status(&self, dentry: u64) -> Option<Status> {
-        let attr = self.tmpfs.getattr(self.node(dentry, FileKind::Regular)).ok()?;
-        Some(Status { ino: attr.ino, mode: attr.mode, size: attr.size })
+    fn status(&self, dentry: u64) -> Option<Attr> {
+        self.tmpfs.getattr(self.node(dentry, FileKind::Regular)).ok()
     }
 }
 
@@ -106,20 +96,19 @@ impl Files for BeforeFiles {
 }
 
 impl User for &BeforeFiles {
-    type Dir = u64;
-    type File = u64;
+    type Node = u64;
 
     fn open_dir(&self, path: &[u8]) -> Option<u64> {
         let dentry = if path == b"/" { ROOT } else { self.dentries.walk(path)? };
-        self.status(dentry)?.is_directory().then_some(dentry)
+        self.status(dentry)?.is_dir().then_some(dentry)
     }
 
-    fn make_dir(&self, dir: &u64, name: &[u8]) -> bool {
-        self.make(*dir, name, FileKind::Directory).is_some()
-    }
-
-    fn create(&self, dir: &u64, name: &[u8]) -> bool {
-        self.make(*dir, name, FileKind::Regular).is_some()
+    fn make(&self, dir: &u64, name: &[u8], kind: FileKind) -> Option<()> {
+        let (parent, checked) = (self.node(*dir, FileKind::Directory), Name::new(name).ok()?);
+        let attr = self.tmpfs.make(parent, checked, &Make::new(mode_of(kind), 0, 0)).ok()?;
+        let dentry = self.dentries.create(*dir, name, kind)?;
+        self.set_inode(dentry, attr.ino);
+        Some(())
     }
 
     fn unlink(&self, dir: &u64, name: &[u8]) -> bool {
@@ -134,11 +123,11 @@ impl User for &BeforeFiles {
         Some(self.inode(self.dentries.walk(path)?))
     }
 
-    fn stat(&self, path: &[u8]) -> Option<Status> {
+    fn stat(&self, path: &[u8]) -> Option<Attr> {
         self.status(self.dentries.walk(path)?)
     }
 
-    fn stat_at(&self, dir: &u64, name: &[u8]) -> Option<Status> {
+    fn stat_at(&self, dir: &u64, name: &[u8]) -> Option<Attr> {
         self.status(self.dentries.look(*dir, name)?)
     }
 

@@ -17,20 +17,24 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
-use corewalk::FileKind;
+use corewalk::{Attr, FileKind};
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, RawDir, chmodat, linkat, mkdirat, openat, renameat,
-    statat, statfs, unlinkat,
+    AtFlags, CWD, FileType, Mode, OFlags, RawDir, chmodat, linkat, mkdirat, mknodat, openat,
+    renameat, statat, statfs, unlinkat,
 };
 
-use super::{Files, List, Status, User};
+use super::{Files, List, User};
 use crate::baseline::path_of_fd;
+use crate::ours::mode_of;
 use crate::peer::{Scratch, TMPFS};
 
 /// The type of a tmpfs in statfs(2) (`TMPFS_MAGIC`).
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 /// Bytes of a buffer for getdents64(2).
 const LIST_BYTES: usize = 32 << 10;
+
+/// The flags of a directory that is listed.
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// A folder on the host's tmpfs, removed at the end.
 pub(crate) struct Host {
@@ -68,28 +72,25 @@ impl Files for Host {
 
     fn user(&self) -> HostUser<'_> {
         let bytes = self.folder.as_os_str().as_bytes();
-        let root = openat(CWD, bytes, directory_flags(), Mode::empty());
+        let root = openat(CWD, bytes, DIRECTORY, Mode::empty());
         HostUser { folder: &self.folder, root: root.expect("the folder was just made") }
     }
 }
 
 impl User for HostUser<'_> {
-    type Dir = OwnedFd;
-    type File = OwnedFd;
+    type Node = OwnedFd;
 
     fn open_dir(&self, path: &[u8]) -> Option<OwnedFd> {
-        openat(&self.root, inside(path), directory_flags(), Mode::empty()).ok()
+        openat(&self.root, inside(path), DIRECTORY, Mode::empty()).ok()
     }
 
-    fn make_dir(&self, dir: &OwnedFd, name: &[u8]) -> bool {
-        mkdirat(dir, name, Mode::from_raw_mode(0o755)).is_ok()
-    }
-
-    fn create(&self, dir: &OwnedFd, name: &[u8]) -> bool {
-        // Use mknod(2), which makes a file without opening it. So `create` is one system call, as
-        // it is one call in the other variants.
-        let mode = Mode::from_raw_mode(0o644);
-        rustix::fs::mknodat(dir, name, FileType::RegularFile, mode, 0).is_ok()
+    fn make(&self, dir: &OwnedFd, name: &[u8], kind: FileKind) -> Option<()> {
+        let mode = Mode::from_raw_mode(mode_of(kind));
+        let made = match kind {
+            FileKind::Directory => mkdirat(dir, name, mode),
+            _ => mknodat(dir, name, FileType::RegularFile, mode, 0),
+        };
+        made.ok()
     }
 
     fn unlink(&self, dir: &OwnedFd, name: &[u8]) -> bool {
@@ -108,17 +109,15 @@ impl User for HostUser<'_> {
         renameat(from.0, from.1, to.0, to.1).is_ok()
     }
 
-    fn resolve(&self, path: &[u8]) -> Option<u64> {
-        self.stat(path).map(|status| status.ino)
-    }
-
-    fn stat(&self, path: &[u8]) -> Option<Status> {
+    fn stat(&self, path: &[u8]) -> Option<Attr> {
         self.stat_at(&self.root, inside(path))
     }
 
-    fn stat_at(&self, dir: &OwnedFd, name: &[u8]) -> Option<Status> {
+    fn stat_at(&self, dir: &OwnedFd, name: &[u8]) -> Option<Attr> {
         let stat = statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
-        Some(Status { ino: stat.st_ino, mode: stat.st_mode, size: stat.st_size as u64 })
+        let mut attr = Attr::new(stat.st_ino, stat.st_mode);
+        attr.size = stat.st_size as u64;
+        Some(attr)
     }
 
     fn open_close(&self, path: &[u8]) -> bool {
@@ -129,7 +128,7 @@ impl User for HostUser<'_> {
     fn list(&self, dir: &OwnedFd, list: &mut List) -> bool {
         list.clear();
         // Open the directory again, since the position in a listing belongs to the descriptor.
-        let Ok(fd) = openat(dir, c".", directory_flags(), Mode::empty()) else { return false };
+        let Ok(fd) = openat(dir, c".", DIRECTORY, Mode::empty()) else { return false };
         let mut buffer = [const { MaybeUninit::<u8>::uninit() }; LIST_BYTES];
         let mut entries = RawDir::new(fd, &mut buffer);
         while let Some(entry) = entries.next() {
@@ -163,8 +162,4 @@ fn inside(path: &[u8]) -> &[u8] {
         [b'/', rest @ ..] => rest,
         _ => path,
     }
-}
-
-fn directory_flags() -> OFlags {
-    OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC
 }

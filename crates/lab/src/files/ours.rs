@@ -7,45 +7,16 @@
 //! Source: `corewalk::vfs`, `corewalk::tmpfs`.
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
 
-use corewalk::attr::mode;
-use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
-use corewalk::{
-    Attr, Cred, FileKind, FsStruct, InodeRef, Make, May, Name, Removal, RenameMode, SetAttr, Vfs,
-    VfsOptions, WalkFlags,
-};
+use corewalk::{Attr, FileKind, FsStruct, InodeRef, May, Name, RenameMode, SetAttr};
 
-use super::{Files, List, Status, User};
+use super::{Files, List, User};
+use crate::ours::Ours;
 
-/// Bytes of cache: more than the largest tree takes.
-const CACHE_BYTES: u64 = 4 << 30;
-/// Entries there is room for.
-const ENTRIES_MAX: u32 = 1 << 22;
-
-/// A namespace with a tmpfs.
-pub(crate) struct Ours {
-    vfs: Arc<Vfs>,
-}
-
-/// A thread's credentials, root and working directory.
+/// A thread's root and working directory.
 pub(crate) struct OurUser<'v> {
-    vfs: &'v Vfs,
-    cred: Cred,
+    ours: &'v Ours,
     at: FsStruct<'v>,
-}
-
-impl Ours {
-    /// Returns an empty file system.
-    ///
-    /// # Errors
-    /// An error if the process cannot get the address space for it.
-    pub(crate) fn new() -> anyhow::Result<Ours> {
-        let tmpfs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
-        let options =
-            VfsOptions::default().with_cache_bytes(CACHE_BYTES).with_entries_max(ENTRIES_MAX);
-        Ok(Ours { vfs: Vfs::new(tmpfs, options)? })
-    }
 }
 
 impl Files for Ours {
@@ -56,88 +27,70 @@ impl Files for Ours {
     }
 
     fn user(&self) -> OurUser<'_> {
-        let root = self.vfs.root_path();
-        let at = FsStruct { cwd: root.clone(), root };
-        OurUser { vfs: &self.vfs, cred: Cred::prechecked(0, 0), at }
+        OurUser { ours: self, at: self.fs_struct() }
     }
 }
 
 impl<'v> OurUser<'v> {
-    fn find(&self, path: &[u8]) -> Option<InodeRef<'v>> {
-        let found = self.vfs.walk(&self.cred, &self.at, path, WalkFlags::empty()).ok()?;
-        Some(found.inode())
-    }
-
-    fn make(&self, dir: &InodeRef<'_>, name: &[u8], mode: u32) -> bool {
-        let Ok(name) = Name::new(name) else { return false };
-        self.vfs.make(&self.cred, dir, name, Make::new(mode, 0, 0)).is_ok()
+    fn lookup(&self, dir: &InodeRef<'_>, name: &[u8]) -> Option<InodeRef<'v>> {
+        self.ours.vfs.lookup(&self.ours.cred, dir, Name::new(name).ok()?).ok()
     }
 }
 
 impl<'v> User for OurUser<'v> {
-    type Dir = InodeRef<'v>;
-    type File = InodeRef<'v>;
+    type Node = InodeRef<'v>;
 
     fn open_dir(&self, path: &[u8]) -> Option<InodeRef<'v>> {
-        self.find(path).filter(|inode| inode.kind() == FileKind::Directory)
+        self.hold(path).filter(|inode| inode.kind() == FileKind::Directory)
     }
 
-    fn make_dir(&self, dir: &InodeRef<'v>, name: &[u8]) -> bool {
-        self.make(dir, name, mode::S_IFDIR | 0o755)
-    }
-
-    fn create(&self, dir: &InodeRef<'v>, name: &[u8]) -> bool {
-        self.make(dir, name, mode::S_IFREG | 0o644)
+    fn make(&self, dir: &InodeRef<'v>, name: &[u8], kind: FileKind) -> Option<()> {
+        self.ours.make(dir, name, kind).map(drop)
     }
 
     fn unlink(&self, dir: &InodeRef<'v>, name: &[u8]) -> bool {
-        let Ok(name) = Name::new(name) else { return false };
-        self.vfs.remove(&self.cred, dir, name, Removal::Unlink).is_ok()
+        self.ours.remove(dir, name)
     }
 
     fn link(&self, dir: &InodeRef<'v>, name: &[u8], other: &[u8]) -> bool {
-        let (Ok(name), Ok(other)) = (Name::new(name), Name::new(other)) else { return false };
-        let Ok(inode) = self.vfs.lookup(&self.cred, dir, name) else { return false };
-        self.vfs.link(&self.cred, &inode, dir, other).is_ok()
+        let (Some(inode), Ok(other)) = (self.lookup(dir, name), Name::new(other)) else {
+            return false;
+        };
+        self.ours.vfs.link(&self.ours.cred, &inode, dir, other).is_ok()
     }
 
     fn chmod(&self, dir: &InodeRef<'v>, name: &[u8], mode: u32) -> bool {
-        let Ok(name) = Name::new(name) else { return false };
-        let Ok(inode) = self.vfs.lookup(&self.cred, dir, name) else { return false };
+        let Some(inode) = self.lookup(dir, name) else { return false };
         let set = SetAttr::default().with_mode(mode);
-        self.vfs.setattr(&self.cred, &inode, &set).is_ok()
+        self.ours.vfs.setattr(&self.ours.cred, &inode, &set).is_ok()
     }
 
     fn rename(&self, from: (&InodeRef<'v>, &[u8]), to: (&InodeRef<'v>, &[u8])) -> bool {
-        let (Ok(old), Ok(new)) = (Name::new(from.1), Name::new(to.1)) else { return false };
-        self.vfs.rename(&self.cred, (from.0, old), (to.0, new), RenameMode::Replace).is_ok()
+        self.ours.move_name(from, to, RenameMode::Replace)
     }
 
     fn resolve(&self, path: &[u8]) -> Option<u64> {
-        let found = self.vfs.resolve_path(&self.cred, &self.at, path, WalkFlags::empty());
-        found.ok().map(|found| found.ino)
+        self.ours.resolve(&self.at, path)
     }
 
-    fn stat(&self, path: &[u8]) -> Option<Status> {
-        let inode = self.find(path)?;
-        self.vfs.getattr(&inode).ok().map(|attr| status(&attr))
+    fn stat(&self, path: &[u8]) -> Option<Attr> {
+        self.ours.vfs.getattr(&self.hold(path)?).ok()
     }
 
-    fn stat_at(&self, dir: &InodeRef<'v>, name: &[u8]) -> Option<Status> {
-        let inode = self.vfs.lookup(&self.cred, dir, Name::new(name).ok()?).ok()?;
-        self.vfs.getattr(&inode).ok().map(|attr| status(&attr))
+    fn stat_at(&self, dir: &InodeRef<'v>, name: &[u8]) -> Option<Attr> {
+        self.ours.vfs.getattr(&self.lookup(dir, name)?).ok()
     }
 
     fn open_close(&self, path: &[u8]) -> bool {
-        let Some(inode) = self.find(path) else { return false };
-        let Ok(handle) = self.vfs.open(&self.cred, &inode, 0, May::READ) else { return false };
-        self.vfs.release(&inode, handle);
+        let (Some(inode), Ours { vfs, cred }) = (self.hold(path), self.ours) else { return false };
+        let Ok(handle) = vfs.open(cred, &inode, 0, May::READ) else { return false };
+        vfs.release(&inode, handle);
         true
     }
 
     fn list(&self, dir: &InodeRef<'v>, list: &mut List) -> bool {
         list.clear();
-        let listed = self.vfs.readdir(dir, 0, &mut |entry| {
+        let listed = self.ours.vfs.readdir(dir, 0, &mut |entry| {
             list.push(entry.name.as_bytes(), entry.kind);
             ControlFlow::Continue(())
         });
@@ -145,14 +98,10 @@ impl<'v> User for OurUser<'v> {
     }
 
     fn hold(&self, path: &[u8]) -> Option<InodeRef<'v>> {
-        self.find(path)
+        self.ours.find(&self.at, path)
     }
 
     fn path_of(&self, file: &InodeRef<'v>) -> Option<Vec<u8>> {
-        self.vfs.path_of_ino(file.ino()).ok()
+        self.ours.vfs.path_of_ino(file.ino()).ok()
     }
-}
-
-fn status(attr: &Attr) -> Status {
-    Status { ino: attr.ino, mode: attr.mode, size: attr.size }
 }

@@ -19,68 +19,23 @@
 //!
 //! Source: bindfs(1); mount.fuse3(8); `corewalk mount --help`.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 
-use crate::machine::cores;
-
 /// Options that keep the kernel from caching.
 const NO_TIMEOUTS: &str = "entry_timeout=0,attr_timeout=0,negative_timeout=0";
 
-/// How many threads a server is to have; see above.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Threads {
-    One,
-    Several,
-}
-
-/// A program with its arguments.
-pub(crate) struct Program {
-    file: PathBuf,
-    args: Vec<OsString>,
-}
-
-impl Program {
-    /// Returns the program in `file`, without arguments.
-    pub(crate) fn new(file: impl Into<PathBuf>) -> Program {
-        Program { file: file.into(), args: vec![] }
-    }
-
-    fn with(mut self, args: &[&dyn AsRef<OsStr>]) -> Program {
-        self.args.extend(args.iter().map(|&arg| arg.as_ref().to_owned()));
-        self
-    }
-
-    /// Returns the command that starts it.
-    pub(crate) fn into_command(self) -> Command {
-        let mut command = Command::new(self.file);
-        command.args(self.args);
-        command
-    }
-}
-
-/// Returns corewalk's own mount of a tmpfs.
+/// Returns corewalk's mount of `source`: `tmpfs`, a directory of the host, or a store. Its options
+/// are those of the peers.
 ///
 /// The program is the one that `COREWALK_BIN` names, or `corewalk` beside the lab's own program.
 ///
 /// # Errors
 /// An error if neither exists.
-pub(crate) fn ours(threads: Threads, _source: &Path, point: &Path) -> anyhow::Result<Program> {
-    ours_passthrough(threads, Path::new("tmpfs"), point)
-}
-
-/// Returns corewalk's mount of a directory of the host, with the same options as the peers.
-///
-/// # Errors
-/// As [`ours`].
-pub(crate) fn ours_passthrough(
-    threads: Threads,
-    source: &Path,
-    point: &Path,
-) -> anyhow::Result<Program> {
+pub(crate) fn ours(threads: usize, source: &OsStr, point: &Path) -> anyhow::Result<Command> {
     let me = std::env::current_exe().context("the lab does not know its own file")?;
     let file = match std::env::var_os("COREWALK_BIN") {
         Some(file) => PathBuf::from(file),
@@ -91,22 +46,10 @@ pub(crate) fn ours_passthrough(
         "there is no {}: build it (cargo build --release -p corewalk-cli) or set COREWALK_BIN",
         file.display()
     );
-    let threads = match threads {
-        Threads::One => 1,
-        Threads::Several => cores().max(2),
-    };
     let options = format!("{NO_TIMEOUTS},default_permissions,threads={threads}");
-    Ok(Program::new(file).with(&[&"mount", &source, &point, &"-o", &options]))
-}
-
-/// Returns corewalk's mount of a store in `source`.
-///
-/// # Errors
-/// As [`ours`].
-pub(crate) fn ours_store(threads: Threads, source: &Path, point: &Path) -> anyhow::Result<Program> {
-    let mut store = OsString::from("store:");
-    store.push(source);
-    ours_passthrough(threads, Path::new(&store), point)
+    let mut program = Command::new(file);
+    program.arg("mount").arg(source).arg(point).args(["-o", &options]);
+    Ok(program)
 }
 
 /// Returns bindfs. It uses the high-level interface of libfuse, and sets `default_permissions` by
@@ -114,20 +57,20 @@ pub(crate) fn ours_store(threads: Threads, source: &Path, point: &Path) -> anyho
 ///
 /// # Errors
 /// An error if bindfs is not installed.
-pub(crate) fn bindfs(threads: Threads, source: &Path, point: &Path) -> anyhow::Result<Program> {
-    let program = find("bindfs")?.with(&[&"-f", &"-o", &NO_TIMEOUTS]);
-    let program = match threads {
-        Threads::One => program,
-        Threads::Several => program.with(&[&"--multithreaded"]),
-    };
-    Ok(program.with(&[&source, &point]))
+pub(crate) fn bindfs(threads: usize, source: &OsStr, point: &Path) -> anyhow::Result<Command> {
+    let mut program = find("bindfs")?;
+    program.args(["-f", "-o", NO_TIMEOUTS]).arg(source).arg(point);
+    if threads > 1 {
+        program.arg("--multithreaded");
+    }
+    Ok(program)
 }
 
 /// Returns a program in the path.
-fn find(name: &str) -> anyhow::Result<Program> {
+fn find(name: &str) -> anyhow::Result<Command> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let file = std::env::split_paths(&path).map(|folder| folder.join(name)).find(|p| p.is_file());
-    file.map(Program::new).with_context(|| format!("{name} is not installed"))
+    file.map(Command::new).with_context(|| format!("{name} is not installed"))
 }
 
 #[cfg(test)]
@@ -136,7 +79,7 @@ mod tests {
 
     #[test]
     fn program_that_is_not_installed_is_named() {
-        let error = find("no-such-program").err().expect("it is not there");
+        let error = find("no-such-program").expect_err("it is not there");
         assert!(error.to_string().contains("no-such-program"));
         assert!(find("sh").is_ok());
     }

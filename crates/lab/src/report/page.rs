@@ -2,11 +2,11 @@
 //!
 //! Source: HTML Living Standard, as XML.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::plot::{Line, draw};
 use crate::Report;
-use crate::machine::Machine;
 use crate::samples::Row;
 use crate::table::{self, Claim, Published, Table};
 use crate::text::{params_of, rows_of, with_names};
@@ -30,7 +30,9 @@ pub(super) fn render(reports: &[Report]) -> String {
          <p>Each line is a table: its claim, the ratio of one row to its baseline, and whether all claims \
          hold on this machine. A ratio is taken within each round; its median is shown.</p>\n"
     );
-    for machine in machines(reports) {
+    let machines: BTreeSet<String> =
+        reports.iter().map(|report| report.machine.to_string()).collect();
+    for machine in machines {
         let _ = writeln!(out, "<p class=\"machine\">{}</p>", escape(&machine));
     }
     out.push_str("<ol class=\"front\">\n");
@@ -62,24 +64,11 @@ pub(super) fn escape(text: &str) -> String {
     out
 }
 
-/// Returns the machines and commits, each once.
-fn machines(reports: &[Report]) -> Vec<String> {
-    let mut machines = vec![];
-    for Report { machine: Machine { cpu, cores, kernel, commit }, .. } in reports {
-        let machine = format!("{cpu}, {cores} cores, Linux {kernel}, commit {commit}");
-        if !machines.contains(&machine) {
-            machines.push(machine);
-        }
-    }
-    machines
-}
-
 /// Writes the line of a table on the front page.
 fn front(out: &mut String, at: usize, report: &Report) {
     let table = table::find(report.table);
     let claim = table.map_or(report.source, |table| table.words().claim);
-    let claims = table.map(|table| (table.claims)(&report.rows)).unwrap_or_default();
-    let (word, verdict) = verdict(&claims);
+    let (word, verdict) = verdict(&report.claims());
     let ratio = table.and_then(|table| headline(table, &report.rows));
     let ratio = ratio.unwrap_or_else(|| String::from("no ratio"));
     let (name, claim, ratio) = (escape(report.table), escape(claim), escape(&ratio));
@@ -141,7 +130,7 @@ fn section(out: &mut String, at: usize, report: &Report) {
     }
     let commit = escape(&report.machine.commit);
     let _ = writeln!(out, "<p class=\"machine\">{source}; commit {commit}</p>");
-    for claim in table.map(|table| (table.claims)(&report.rows)).unwrap_or_default() {
+    for claim in report.claims() {
         let (word, text) = (claim.word(), escape(&claim.to_string()));
         let _ = writeln!(out, "<p class=\"tested {word}\">{text}</p>");
     }
@@ -153,7 +142,7 @@ fn section(out: &mut String, at: usize, report: &Report) {
         }
         out.push_str("</div>\n");
     }
-    let published = table.map(|table| escape(&table.words().figures())).unwrap_or_default();
+    let published = escape(&report.figures());
     if !published.is_empty() {
         let _ = writeln!(
             out,
@@ -200,7 +189,7 @@ fn measured_plot(out: &mut String, table: &Table, rows: &[&Row]) {
     let unit = format!("{}, {} is better", plot.metric, first.better);
     let title = format!("{} over {} {}", table.name, plot.x, fixed.join(" "));
     let x = format!("{} ({})", plot.x, fixed.join(" "));
-    out.push_str(&draw(&title, &unit, (x.trim_end_matches(" ()"), &values), &lines));
+    out.push_str(&draw(&title, &unit, x.trim_end_matches(" ()"), &values, &lines));
 }
 
 /// Writes the plot of published curves.
@@ -222,13 +211,15 @@ fn published_plot(out: &mut String, table: &Table, published: &Published) {
         .collect();
     let values: Vec<String> = values.iter().map(f64::to_string).collect();
     let (title, unit) = (format!("{}, as published", table.name), published.unit);
-    out.push_str(&draw(&title, unit, (published.x, &values), &lines));
+    out.push_str(&draw(&title, unit, published.x, &values, &lines));
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::Machine;
     use crate::samples::{Metric, Params, Samples};
+    use crate::table::shape::Bound;
 
     /// Returns rows of two variants of the table `rename`. corewalk is twice as fast as `linux`.
     fn rows() -> Vec<Row> {
@@ -238,7 +229,7 @@ mod tests {
                 for threads in [1, 2] {
                     let params =
                         Params::from([("threads", threads.into()), ("directories", "own".into())]);
-                    let rate = (Metric::OpsPerSecond, value * drift);
+                    let rate = (Metric::OPS_PER_SECOND, value * drift);
                     samples.add(round, variant, &params, rate, "linux");
                 }
             }
@@ -307,7 +298,7 @@ mod tests {
 
     #[test]
     fn verdict_says_how_many_claims_do_not_hold() {
-        let claim = |held| Claim::at_least("it", held, 2.0);
+        let claim = |held| Claim::within("it", held, Bound::Least(2.0));
         assert_eq!(verdict(&[claim(Some(2.0)), claim(Some(3.0))]).0, "held");
         let lost = verdict(&[claim(Some(1.0)), claim(Some(3.0)), claim(None)]);
         assert_eq!(lost, ("not-held", String::from("not held: 1 of 3")));

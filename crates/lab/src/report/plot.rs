@@ -12,8 +12,7 @@ use std::fmt::Write as _;
 use super::page::escape;
 use crate::text::number;
 
-/// The size of the plot, and the bounds of the part in which lines are drawn.
-const SIZE: (f64, f64) = (380.0, 230.0);
+/// The bounds of the part of the plot in which lines are drawn. The whole plot is 380 by 230.
 const LEFT: f64 = 58.0;
 const RIGHT: f64 = 366.0;
 const TOP: f64 = 22.0;
@@ -31,12 +30,7 @@ pub(super) struct Line {
 }
 
 /// Returns a plot of `lines` with a legend. `title` describes the plot, and `unit` its scale.
-pub(super) fn draw(
-    title: &str,
-    unit: &str,
-    (x, values): (&str, &[String]),
-    lines: &[Line],
-) -> String {
+pub(super) fn draw(title: &str, unit: &str, x: &str, values: &[String], lines: &[Line]) -> String {
     let all = || lines.iter().flat_map(|line| line.points.iter().flatten()).flatten().copied();
     let most = all().fold(0.0, f64::max).max(f64::MIN_POSITIVE);
     let least = all().filter(|value| *value > 0.0).fold(most, f64::min);
@@ -51,19 +45,19 @@ pub(super) fn draw(
     let at = |n: usize| LEFT + step * (n as f64 + 0.5);
     let mut svg = String::new();
     let scale = if is_log { ", logarithmic" } else { "" };
-    text(&mut svg, (0.0, 12.0), "start", &format!("{unit}{scale}"));
+    text(&mut svg, 0.0, 12.0, "start", &format!("{unit}{scale}"));
     for tick in 0..=STEPS {
         let part = f64::from(tick) / f64::from(STEPS);
         let value = low + (high - low) * part;
         let value = if is_log { 10_f64.powf(value) } else { value };
         let (line, middle) = (y(value), y(value) + 4.0);
         let _ = write!(svg, "<path class=\"grid\" d=\"M{LEFT} {line:.1}H{RIGHT}\"/>");
-        text(&mut svg, (LEFT - 4.0, middle), "end", &number(value));
+        text(&mut svg, LEFT - 4.0, middle, "end", &number(value));
     }
     for (n, value) in values.iter().enumerate() {
-        text(&mut svg, (at(n), BOTTOM + 16.0), "middle", value);
+        text(&mut svg, at(n), BOTTOM + 16.0, "middle", value);
     }
-    text(&mut svg, (f64::midpoint(LEFT, RIGHT), BOTTOM + 34.0), "middle", x);
+    text(&mut svg, f64::midpoint(LEFT, RIGHT), BOTTOM + 34.0, "middle", x);
     for (n, line) in lines.iter().enumerate() {
         let points =
             || line.points.iter().enumerate().filter_map(|(n, point)| Some((n, (*point)?)));
@@ -84,9 +78,8 @@ pub(super) fn draw(
             );
         }
     }
-    let (width, height) = SIZE;
     let mut out = format!(
-        "<figure><svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" role=\"img\">\
+        "<figure><svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 380 230\" role=\"img\">\
          <title>{}</title>{svg}</svg>\n<figcaption>",
         escape(title)
     );
@@ -96,7 +89,7 @@ pub(super) fn draw(
     out + "</figcaption></figure>\n"
 }
 
-fn text(svg: &mut String, (x, y): (f64, f64), anchor: &str, text: &str) {
+fn text(svg: &mut String, x: f64, y: f64, anchor: &str, text: &str) {
     let text = escape(text);
     let _ = write!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{text}</text>");
 }
@@ -112,7 +105,7 @@ mod tests {
         };
         let lines: Vec<Line> = points.iter().enumerate().map(line).collect();
         let values = ["1".to_owned(), "2".to_owned()];
-        let xml = draw("a <title>", "1/s", ("threads", &values), &lines);
+        let xml = draw("a <title>", "1/s", "threads", &values, &lines);
         roxmltree::Document::parse(&xml).expect("it is well-formed");
         xml
     }

@@ -16,16 +16,8 @@ use crate::crew::{self, Laps, Slice, Turn};
 use crate::questions::Rng;
 use crate::samples::Cell;
 
-/// Which semaphores a worker takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pattern {
-    /// Its own, as far as there are enough.
-    Own,
-    /// Another one each time.
-    Random,
-    /// The first one, as all workers.
-    Same,
-}
+/// The semaphores of a thread: its own ones, random ones, or the same one as all other threads.
+const PATTERNS: [&str; 3] = ["own", "random", "same"];
 
 /// The parameters of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,27 +25,20 @@ pub(crate) struct Load {
     pub(crate) threads: usize,
     /// Semaphores of the set.
     pub(crate) sems: u16,
-    pub(crate) pattern: Pattern,
+    pub(crate) pattern: &'static str,
     pub(crate) has_undo: bool,
     /// Operations of a call, 1 or 2.
     pub(crate) ops: usize,
 }
 
 impl Load {
-    /// The parameters of a cell that a load has.
-    pub(crate) const KEYS: [&str; 5] = ["threads", "sems", "pattern", "undo", "ops"];
-
     /// Returns the load of a cell.
     pub(crate) fn of(cell: &Cell) -> Load {
-        let pattern = match cell.word("pattern") {
-            "random" => Pattern::Random,
-            "same" => Pattern::Same,
-            _ => Pattern::Own,
-        };
+        let pattern = PATTERNS.into_iter().find(|pattern| *pattern == cell.word("pattern"));
         Load {
             threads: cell.number("threads"),
             sems: cell.number("sems") as u16,
-            pattern,
+            pattern: pattern.unwrap_or(PATTERNS[0]),
             has_undo: cell.word("undo") == "on",
             ops: cell.number("ops"),
         }
@@ -76,12 +61,18 @@ impl Load {
     }
 
     /// Works as worker number `worker`.
-    pub(crate) fn work<S: Sems>(&self, sems: &S, set: usize, worker: usize, turn: Turn) -> Laps {
+    pub(crate) fn work<S: Sems>(
+        &self,
+        sems: &S,
+        set: usize,
+        worker: usize,
+        turn: Turn<'_>,
+    ) -> Laps {
         let flags = if self.has_undo { SemFlags::UNDO } else { SemFlags::empty() };
         let (own, count) = (self.own(worker), self.sems);
         let mut rng = Rng(worker as u64 + 1);
         let mut nums = [own, (own + 1) % count];
-        let (is_random, is_double) = (self.pattern == Pattern::Random, self.ops == 2);
+        let (is_random, is_double) = (self.pattern == "random", self.ops == 2);
         let laps = turn.run(|number| {
             let is_first = number.is_multiple_of(2);
             if is_first && is_random {
@@ -118,22 +109,20 @@ impl Load {
     }
 
     fn own(&self, worker: usize) -> u16 {
-        match self.pattern {
-            Pattern::Same => 0,
-            _ => (worker * self.ops % usize::from(self.sems)) as u16,
-        }
+        let own = (worker * self.ops % usize::from(self.sems)) as u16;
+        if self.pattern == "same" { 0 } else { own }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::before::sems::{IpcRcu, SemArrays};
+    use crate::before::sems::{Protocol, SemArrays};
     use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 
     /// Semaphores that lose one operation in five.
     struct Lossy {
-        whole: SemArrays<IpcRcu>,
+        whole: SemArrays,
         calls: AtomicU64,
     }
 
@@ -164,15 +153,15 @@ mod tests {
     fn load_is_that_of_its_cell() {
         let cell = Cell::default().with("pattern", "random").with("sems", 128).with("ops", 2);
         let load = Load::of(&cell.with("threads", 4).with("undo", "on"));
-        let pattern = Pattern::Random;
+        let pattern = "random";
         assert_eq!(load, Load { threads: 4, sems: 128, pattern, has_undo: true, ops: 2 });
     }
 
     #[test]
     fn operation_that_is_lost_is_found_out() {
-        let mut whole = SemArrays::<IpcRcu>::new(1);
+        let mut whole = SemArrays::new(Protocol::IpcRcu, 1);
         whole.make(8).unwrap();
-        for pattern in [Pattern::Own, Pattern::Random, Pattern::Same] {
+        for pattern in PATTERNS {
             for (has_undo, ops) in [(false, 1), (true, 1), (true, 2)] {
                 let load = Load { threads: 2, sems: 8, pattern, has_undo, ops };
                 let slice = load.run(&whole, 0, Duration::from_millis(2)).unwrap();
@@ -181,7 +170,7 @@ mod tests {
             }
         }
         let lossy = Lossy { whole, calls: AtomicU64::new(0) };
-        let load = Load { threads: 1, sems: 8, pattern: Pattern::Own, has_undo: false, ops: 1 };
+        let load = Load { threads: 1, sems: 8, pattern: "own", has_undo: false, ops: 1 };
         let slice = load.run(&lossy, 0, Duration::from_millis(5));
         assert!(slice.is_err() || slice.is_ok_and(|slice| slice.check("lossy").is_err()));
     }

@@ -39,26 +39,12 @@ const SHARE_OF_TIME: f64 = 0.8;
 const BASELINE: &str = Design::GlobalLock.name();
 
 /// The table.
-pub(super) const TABLE: Table = Table { name: "aim7-short", claims, sweeps, run };
-
-fn claims(rows: &[Row]) -> Vec<Claim> {
-    let of = |variant: &'static str, users_max: u64| {
-        rows.iter().filter(move |row| {
-            row.variant == variant && row.params["users"].as_u64() <= Some(users_max)
-        })
-    };
-    let (document, ours) = (of(Design::SeqLock.name(), u64::MAX), of("corewalk", 4));
-    let words = "of the document: the sequence does not lose against the lock";
-    vec![
-        Claim::no_loss(words, document),
-        Claim::no_loss("corewalk does not lose against the lock at 1 to 4 users", ours),
-    ]
-}
+pub(super) const TABLE: Table = Table { name: "aim7-short", other_claims: STATED, sweeps, run };
 
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let users = values(sized(settings.size, USERS));
     let cells = cells(&[("op", vec!["job".into()]), ("users", users)]);
-    vec![Sweep::new(cells, (DESIGNS, BASELINE), SHARE_OF_TIME)]
+    vec![Sweep::new(cells, DESIGNS, BASELINE, SHARE_OF_TIME)]
 }
 
 fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
@@ -79,9 +65,9 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
 fn shop<'a>(dentries: &'a dyn Dentries, corpus: &Corpus, users: usize) -> (&'a str, Measure<'a>) {
     let users: Vec<User> = (0..users).map(|number| User::new(dentries, corpus, number)).collect();
     let measure = move |cell: &Cell, time| {
-        let workers = (cell.number("users"), 1, Pinning::Free);
-        let work = |user: usize, turn| dentries.be_user(&users[user], turn);
-        let (laps, ()) = crew::run_laps(workers, time, work, |_| ());
+        let work = |user: usize, turn: Turn<'_>| dentries.be_user(&users[user], turn);
+        let workers = cell.number("users");
+        let (laps, ()) = crew::run_laps(workers, 1, Pinning::Free, time, work, |_| ());
         Ok(crew::together(&laps, 0).over_span())
     };
     (dentries.variant(), Box::new(measure))
@@ -98,7 +84,7 @@ mod tests {
             ["corewalk", BASELINE, "before-seqrwlock", "before-seqlock", "before-dcache-lock"];
         let rows =
             quick::check(&TABLE, &variants, &[1, 2].map(|users| vec![("users", users.into())]));
-        let claims: Vec<String> = claims(&rows).iter().map(Claim::to_string).collect();
+        let claims: Vec<String> = TABLE.claims(&rows).iter().map(Claim::to_string).collect();
         assert!(claims.iter().all(|claim| claim.contains("of 4 rows behind")), "{claims:?}");
     }
 }

@@ -23,7 +23,7 @@
 //! The workload is that of MWCM and MWUM in FxMark (USENIX ATC 2016).
 
 use super::prelude::*;
-use crate::files::{Files, List, User};
+use crate::files::{Files, List, User, make_path};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "linux";
@@ -37,49 +37,40 @@ const VARIANTS: [&str; 2] = ["corewalk", BASELINE];
 const PLACES: [&str; 2] = ["one", "own"];
 
 /// The table.
-pub(super) const TABLE: Table = Table { name: "create-one-dir", claims, sweeps, run };
-
-fn claims(rows: &[Row]) -> Vec<Claim> {
-    let scaling = shape::scaling(rows, "corewalk", &[("directories", "one".into())]);
-    vec![Claim::at_least("two threads over one in one directory", scaling, 1.0)]
-}
+pub(super) const TABLE: Table = Table { name: "create-one-dir", other_claims: STATED, sweeps, run };
 
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let threads = values(&settings.threads);
     let cells = cells(&[("directories", values(&PLACES)), ("threads", threads)]);
-    vec![Sweep::new(cells, (VARIANTS.len(), BASELINE), 1.0)]
+    vec![Sweep::new(cells, VARIANTS.len(), BASELINE, 1.0)]
 }
 
 fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
-    let workload = Creates { threads: run.settings.threads_max() };
+    let workload = Creates(run.settings.threads_max());
     run.files(&run.sweeps[0], None, &workload, samples)?;
     samples.add_scaling(|_, _| true);
     Ok(())
 }
 
 /// Creates and unlinks of up to so many threads.
-struct Creates {
-    threads: usize,
-}
+struct Creates(usize);
 
 impl Workload for Creates {
     /// Makes the directories with the files that stay.
     fn enter<'a, F: Files>(&'a self, files: &'a F) -> anyhow::Result<Measure<'a>> {
         let user = files.user();
-        let root = user.open_dir(b"/").context("there is no root")?;
-        let own = (0..self.threads).map(|thread| path_of("own", thread));
+        let own = (0..self.0).map(|thread| path_of("own", thread));
         let paths: Vec<String> = std::iter::once(path_of("one", 0)).chain(own).collect();
         for path in &paths {
-            ensure!(user.make_dir(&root, &path.as_bytes()[1..]), "{}: no {path}", files.variant());
-            let dir = user.open_dir(path.as_bytes()).context("a directory is missing")?;
+            let dir = make_path(&user, path)?;
             for file in 0..STANDING {
                 let name = format!("standing-file-{file:04}.h");
                 ensure!(user.create(&dir, name.as_bytes()), "{}: no {name}", files.variant());
             }
         }
-        drop((root, user));
+        drop(user);
         Ok(Box::new(move |cell, time| {
-            let slice = slice(files, (cell.word("directories"), cell.number("threads")), time);
+            let slice = slice(files, cell.word("directories"), cell.number("threads"), time);
             let (user, mut list) = (files.user(), List::default());
             for path in &paths {
                 let dir = user.open_dir(path.as_bytes()).context("a directory is missing")?;
@@ -98,7 +89,7 @@ fn path_of(place: &str, thread: usize) -> String {
 }
 
 /// Runs one slice.
-fn slice<F: Files>(files: &F, (place, threads): (&str, usize), time: Duration) -> Slice {
+fn slice<F: Files>(files: &F, place: &str, threads: usize, time: Duration) -> Slice {
     crew::run(threads, time, |thread, turn| {
         let user = files.user();
         let dir = user.open_dir(path_of(place, thread).as_bytes()).expect("it was made");
@@ -109,21 +100,14 @@ fn slice<F: Files>(files: &F, (place, threads): (&str, usize), time: Duration) -
             let is_making = (number / FILES).is_multiple_of(2);
             if is_making { user.create(&dir, name) } else { user.unlink(&dir, name) }
         };
-        let mut done = 0;
-        let lap = turn.run(|number| {
-            done = number + 1;
-            step(number)
-        });
-        let is_gone = (done..done.next_multiple_of(2 * FILES)).all(step);
-        assert!(is_gone, "{}: a file was left", files.variant());
-        lap
+        turn.run_cycles(2 * FILES, step)
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::Ours;
+    use crate::ours::Ours;
     use crate::table::engine::Cell;
     use crate::table::quick;
 
@@ -131,12 +115,12 @@ mod tests {
     fn quick_run_has_every_variant_in_one_directory_and_in_own_ones() {
         let cells = quick::params(&sweeps(&quick::settings())[0].cells);
         let rows = quick::check(&TABLE, &VARIANTS, &cells);
-        assert!(claims(&rows)[0].to_string().contains("held (x"));
+        assert!(TABLE.claims(&rows)[0].to_string().contains("held (x"));
     }
 
     #[test]
     fn file_that_is_in_the_way_is_an_error() {
-        let (ours, workload) = (Ours::new().unwrap(), Creates { threads: 1 });
+        let (ours, workload) = (Ours::on_tmpfs().unwrap(), Creates(1));
         let measure = workload.enter(&ours).unwrap();
         let cell = Cell::default().with("directories", "one").with("threads", 1);
         let time = Duration::from_millis(1);

@@ -14,9 +14,10 @@
 //!
 //! Source: the house rules for measurements in `docs/developing/style.md`, section 7.
 
+use std::path::Path;
 use std::time::Duration;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
@@ -24,9 +25,10 @@ use super::{Settings, sized};
 use crate::baseline::syscall_ns;
 use crate::before::Design;
 use crate::crew::Slice;
-use crate::files::{BeforeFiles, Files, Host, Ours};
-use crate::machine::Disturbance;
-use crate::peer::Interrupt;
+use crate::files::{BeforeFiles, Files, Host};
+use crate::machine::watch_others;
+use crate::ours::Ours;
+use crate::peer::check_interrupt;
 pub(super) use crate::samples::Cell;
 use crate::samples::{Metric, Samples};
 
@@ -57,7 +59,6 @@ pub(crate) struct Run<'a> {
     pub(super) settings: &'a Settings,
     /// The sweeps that the table declares.
     pub(super) sweeps: Vec<Sweep>,
-    interrupt: Interrupt,
 }
 
 /// One variant in one cell and one round.
@@ -102,7 +103,8 @@ impl Sweep {
     /// Returns a sweep over `cells`.
     pub(super) fn new(
         cells: Vec<Cell>,
-        (variants, baseline): (usize, &'static str),
+        variants: usize,
+        baseline: &'static str,
         share: f64,
     ) -> Sweep {
         Sweep { cells, variants, baseline, share, repeats: 1, is_net_of_syscall: false }
@@ -142,7 +144,8 @@ impl<'a> Run<'a> {
         sweeps: Vec<Sweep>,
         settings: &'a Settings,
     ) -> anyhow::Result<Run<'a>> {
-        Ok(Run { table, settings, sweeps, interrupt: Interrupt::watch()? })
+        check_interrupt()?;
+        Ok(Run { table, settings, sweeps })
     }
 
     /// Visits each cell with each variant in each round. The order of the variants changes from
@@ -160,20 +163,21 @@ impl<'a> Run<'a> {
         ensure!(variants <= sweep.variants, "{table}: {variants} variants are too many");
         let time = sweep.time(self.settings).as_secs_f64();
         eprintln!("{table}: measures for about {time:.0} s");
-        let bar = progress(sweep.cells.len() * rounds);
-        let disturbance = Disturbance::start();
+        let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} {eta} {msg}")?;
+        let bar = ProgressBar::new((sweep.cells.len() * rounds) as u64).with_style(style);
+        let others = watch_others();
         for round in 0..rounds {
             for (nth, cell) in sweep.cells.iter().enumerate() {
                 bar.set_message(cell.to_string());
                 for (turn, at) in balanced(variants, round).enumerate() {
-                    self.check()?;
+                    check_interrupt()?;
                     visit(Visit { round, cell, at, is_first: nth == 0 && turn == 0 })?;
                 }
                 bar.inc(1);
             }
         }
         bar.finish_and_clear();
-        let share = 100.0 * disturbance.share();
+        let share = 100.0 * others();
         eprintln!("{table}: other processes used {share:.0} % of the machine");
         Ok(())
     }
@@ -198,10 +202,10 @@ impl<'a> Run<'a> {
             }
             let (name, measure) = &variants[visit.at];
             let slice = measure(cell, slice)?;
-            slice.add_to(samples, round, name, &cell.0, baseline)?;
+            slice.add_to(samples, round, name, &cell.0, baseline, &cell.0)?;
             if sweep.is_net_of_syscall && cell.number("threads") == 1 {
                 let paid = if *name == "linux" { call_ns } else { 0.0 };
-                let net = (Metric::NsPerOp, (slice.ns_per_op() - paid).max(0.0));
+                let net = (Metric::NS_PER_OP, (slice.ns_per_op() - paid).max(0.0));
                 let params = cell.with("net_of", "syscall").0;
                 samples.add(round, name, &params, net, baseline);
             }
@@ -213,7 +217,7 @@ impl<'a> Run<'a> {
     pub(super) fn add_syscall(&self, round: usize, cell: &Cell, samples: &mut Samples) -> f64 {
         let call_ns = syscall_ns(sized(self.settings.size, SYSCALLS));
         let params = cell.with("op", "syscall").0;
-        samples.add(round, "linux", &params, (Metric::NsPerOp, call_ns), "linux");
+        samples.add(round, "linux", &params, (Metric::NS_PER_OP, call_ns), "linux");
         call_ns
     }
 
@@ -229,7 +233,7 @@ impl<'a> Run<'a> {
         workload: &W,
         samples: &mut Samples,
     ) -> anyhow::Result<()> {
-        let (ours, host) = (Ours::new()?, Host::new(self.table));
+        let (ours, host) = (Ours::on_tmpfs()?, Host::new(self.table));
         let before = before.map(|(design, names)| BeforeFiles::new(design, names)).transpose()?;
         let mut variants = vec![(ours.variant(), workload.enter(&ours)?)];
         if let Some(before) = &before {
@@ -246,30 +250,19 @@ impl<'a> Run<'a> {
     pub(super) fn note_skipped_threads(&self) {
         let usable = self.settings.threads_with_processors();
         let rest: Vec<_> = self.settings.threads.iter().filter(|n| !usable.contains(n)).collect();
+        let table = self.table;
         if !rest.is_empty() {
-            eprintln!(
-                "{}: skipped {rest:?} threads, for which there are too few cores",
-                self.table
-            );
+            eprintln!("{table}: skipped {rest:?} threads, for which there are too few cores");
         }
     }
 
-    /// Returns an error once the user has interrupted the run.
+    /// Returns the program of the lab, which starts processes of the measurement.
     ///
     /// # Errors
-    /// See above.
-    pub(super) fn check(&self) -> anyhow::Result<()> {
-        self.interrupt.check()
+    /// In a unit test, which has no such program.
+    pub(super) fn program(&self) -> anyhow::Result<&Path> {
+        self.settings.program.as_deref().context("this run cannot start the lab again")
     }
-}
-
-/// Returns a progress bar of `steps` steps. It is shown on a terminal only.
-fn progress(steps: usize) -> ProgressBar {
-    let bar = ProgressBar::new(steps as u64);
-    if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len} {eta} {msg}") {
-        bar.set_style(style);
-    }
-    bar
 }
 
 /// Returns the numbers below `count` in an order that depends on `round`.
@@ -321,7 +314,7 @@ mod tests {
     }
 
     fn sweep(names: &[&str], variants: usize) -> Sweep {
-        Sweep::new(cells(&[("name", values(names))]), (variants, "linux"), 1.0)
+        Sweep::new(cells(&[("name", values(names))]), variants, "linux", 1.0)
     }
 
     #[test]

@@ -40,9 +40,11 @@
 //! Source: mdtest (<https://github.com/hpc/ior>) for the phases, except for renames and attributes.
 
 use super::prelude::*;
-use crate::client::{Client, PHASES, is_sync};
-use crate::peer::{self, Mounted, Program, Terms, Threads};
+use crate::client::{self, Client, PHASES, is_sync};
+use crate::machine::cores;
+use crate::peer::{self, Mounted, check_interrupt};
 use rustix::fs::statfs;
+use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
@@ -50,9 +52,7 @@ use std::path::Path;
 const BASELINE: &str = "bindfs";
 /// The variant that must work.
 const OURS: &str = "corewalk";
-/// The variant without a server.
-const LINUX: &str = "linux";
-/// The same on the disk that [`STORE`] is on.
+/// The directory without a server, on the disk that [`STORE`] is on.
 const LINUX_EXT4: &str = "linux-ext4";
 /// The variant that keeps its files on a disk.
 const STORE: &str = "corewalk-store";
@@ -71,39 +71,9 @@ const EXT4_MAGIC: u64 = 0xef53;
 /// For how many clients a mount is.
 type Serves = RangeInclusive<usize>;
 
-/// How a server is mounted for so many clients.
-type Shape = (Serves, Threads);
-
-/// How a server is found.
-type Find = dyn Fn(Threads, &Path, &Path) -> anyhow::Result<Program>;
-
 /// The table.
-pub(super) const TABLE: Table = Table { name: "fuse-metadata", claims, sweeps, run };
+pub(super) const TABLE: Table = Table { name: "fuse-metadata", other_claims: STATED, sweeps, run };
 
-fn claims(rows: &[Row]) -> Vec<Claim> {
-    let places = [
-        ("create", OURS, "files made in a store over files made in a tmpfs mount", 0.8),
-        (
-            "create+fsync",
-            LINUX_EXT4,
-            "create+fsync in a store over the same in an ext4 of the same disk",
-            1.0,
-        ),
-        (
-            "write+fsync",
-            LINUX_EXT4,
-            "write+fsync in a store over the same in an ext4 of the same disk",
-            1.0,
-        ),
-    ];
-    let claim = |(phase, other, words, least): (_, _, _, f64), processes: usize| {
-        let words = format!("{words}, clients: {processes}");
-        Claim::at_least(&words, store_over(rows, phase, other, processes), least)
-    };
-    places.into_iter().flat_map(|place| [1, 2, 4].map(|n| claim(place, n))).collect()
-}
-
-/// The duration counts only the mounts that serve a client count. It is spread over all mounts.
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let phases = PHASES.iter().filter(|phase| !is_sync(phase)).count();
     let seconds = phases as f64 * files(settings) as f64 / EXPECTED_OPS_PER_S;
@@ -111,13 +81,13 @@ fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let serving = SERVING as f64 / MOUNTS as f64;
     let slice = seconds * processes as f64 * serving / settings.threads.len().max(1) as f64;
     let cells = cells(&[("processes", values(&settings.threads))]);
-    let sweep = Sweep::new(cells, (MOUNTS, BASELINE), 1.0);
+    let sweep = Sweep::new(cells, MOUNTS, BASELINE, 1.0);
     let share = slice / sweep.slice(settings).as_secs_f64().max(1e-9);
     vec![Sweep { share, ..sweep }]
 }
 
 fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
-    let program = run.settings.program.as_ref().context("this run cannot start the lab again")?;
+    let program = run.program()?;
     let source = Scratch::new(Path::new(peer::TMPFS), "source")?;
     let scratch = Scratch::new(&std::env::temp_dir(), "mounts")?;
     let disk = Scratch::new(&std::env::temp_dir(), "disk")?;
@@ -128,33 +98,26 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
         if !serves.contains(&clients) {
             return Ok(());
         }
-        let slices = session(run, (program, mount), clients)?;
+        let slices = session(run, program, mount, clients)?;
         for (phase, slice) in PHASES.into_iter().zip(slices) {
             let params = visit.cell.with("op", phase).0;
-            slice.add_to(samples, visit.round, mount.variant(), &params, BASELINE)?;
+            slice.add_to(samples, visit.round, mount.variant, &params, BASELINE, &params)?;
         }
         Ok(())
     })?;
-    for (serves, mount) in mounts.iter().filter(|(_, mount)| mount.is_mount()) {
-        let (name, Terms { options, threads }) = (mount.variant(), mount.terms()?);
-        let from = serves.start();
+    for (serves, mount) in mounts.iter().filter(|(_, mount)| mount.server.is_some()) {
+        let (name, from, (options, threads)) = (mount.variant, serves.start(), mount.terms()?);
         eprintln!("fuse-metadata: {name} from {from} clients: {options}; {threads} threads");
     }
     Ok(())
-}
-
-/// Returns the throughput of the store over that of `other`.
-fn store_over(rows: &[Row], phase: &str, other: &str, processes: usize) -> Option<f64> {
-    let params = [("op", phase.into()), ("processes", processes.into())];
-    let rate = |variant| shape::median(rows, variant, "ops_per_s", &params);
-    Some(rate(STORE)? / rate(other)?)
 }
 
 /// Runs all phases on a mount with `processes` clients, and returns the slice of each phase. A
 /// single client shares a processor with the server.
 fn session(
     run: &Run<'_>,
-    (program, mount): (&Path, &Mounted),
+    program: &Path,
+    mount: &Mounted,
     processes: usize,
 ) -> anyhow::Result<Vec<Slice>> {
     let first = cpus::each()[0];
@@ -162,7 +125,7 @@ fn session(
     mount.pin(&if is_alone { cpus::one(first) } else { cpus::all()? });
     let files = files(run.settings).to_string();
     let start = |n: usize| {
-        let directory = mount.directory().join(format!("client-{n}"));
+        let directory = mount.directory.join(format!("client-{n}"));
         let mut args = vec!["client".into(), directory.into(), (&files).into()];
         args.extend(is_alone.then(|| first.to_string().into()));
         Client::spawn(program, args, &[])
@@ -170,12 +133,10 @@ fn session(
     let mut clients = (0..processes).map(start).collect::<anyhow::Result<Vec<Client>>>()?;
     let mut slices = vec![];
     for phase in PHASES {
-        run.check()?;
+        check_interrupt()?;
         let server_ns = mount.cpu_ns();
-        clients.iter_mut().try_for_each(|client| client.say("go"))?;
-        let laps = clients.iter_mut().map(Client::lap).collect::<anyhow::Result<Vec<Slice>>>();
-        let laps = laps.with_context(|| format!("{}: {phase}", mount.variant()))?;
-        let mut slice = Slice::together(laps.iter());
+        let slice = client::run_all(&mut clients, "go");
+        let mut slice = slice.with_context(|| format!("{}: {phase}", mount.variant))?;
         // The server's time is less than before if threads of the server ended meanwhile. It then
         // counts as 0.
         slice.cpu_ns += mount.cpu_ns().saturating_sub(server_ns);
@@ -191,23 +152,21 @@ fn mounts(
     source: &Scratch,
     disk: &Scratch,
 ) -> anyhow::Result<Vec<(Serves, Mounted)>> {
-    let both: [Shape; 2] = [(1..=1, Threads::One), (2..=usize::MAX, Threads::Several)];
-    let servers: [(&'static str, &Find, &[Shape]); 4] = [
-        (OURS, &peer::ours, &both),
-        ("corewalk-hostfs", &peer::ours_passthrough, &both),
-        (STORE, &peer::ours_store, &both),
-        (BASELINE, &peer::bindfs, &both),
-    ];
     let mut mounts = vec![];
-    for (variant, find, shapes) in servers {
-        for (serves, threads) in shapes {
-            let folder = format!("{variant}-{threads:?}");
-            let (below, point) = (source.folder(&folder)?, scratch.folder(&folder)?);
-            let below = if variant == STORE { disk.folder(&folder)? } else { below };
-            let program = find(*threads, &below, &point);
+    for variant in [OURS, "corewalk-hostfs", STORE, BASELINE] {
+        for (serves, threads) in [(1..=1, 1), (2..=usize::MAX, cores().max(2))] {
+            let folder = format!("{variant}-{threads}");
+            let point = scratch.folder(&folder)?;
+            let below: OsString = match variant {
+                OURS => "tmpfs".into(),
+                STORE => format!("store:{}", disk.folder(&folder)?.display()).into(),
+                _ => source.folder(&folder)?.into(),
+            };
+            let find = if variant == BASELINE { peer::bindfs } else { peer::ours };
+            let program = find(threads, &below, &point);
             let mounted = program.and_then(|program| Mounted::start(variant, program, point));
-            match mounted.and_then(on_equal_terms) {
-                Ok(mounted) => mounts.push((serves.clone(), mounted)),
+            match mounted {
+                Ok(mounted) => mounts.push((serves, mounted)),
                 Err(error) => {
                     ensure!(variant != OURS, "corewalk's own mount does not work here: {error:#}");
                     eprintln!("fuse-metadata: skipped {variant}: {error:#}");
@@ -216,32 +175,24 @@ fn mounts(
             }
         }
     }
-    mounts.push((1..=usize::MAX, Mounted::plain(LINUX, source.folder(LINUX)?)));
+    let plain = |variant, parent: &Scratch| -> anyhow::Result<_> {
+        let directory = parent.folder(variant)?;
+        Ok((1..=usize::MAX, Mounted { variant, directory, server: None }))
+    };
+    mounts.push(plain("linux", source)?);
     if statfs(disk.path()).context("statfs")?.f_type as u64 == EXT4_MAGIC {
-        mounts.push((1..=usize::MAX, Mounted::plain(LINUX_EXT4, disk.folder(LINUX_EXT4)?)));
+        mounts.push(plain(LINUX_EXT4, disk)?);
     } else {
         eprintln!("fuse-metadata: skipped {LINUX_EXT4}: {} is on none", disk.path().display());
     }
     Ok(mounts)
 }
 
-/// Returns `mounted` if the kernel checks permissions for it, as for all other mounts.
-fn on_equal_terms(mounted: Mounted) -> anyhow::Result<Mounted> {
-    let Terms { options, .. } = mounted.terms()?;
-    let is_checked = options.split(',').any(|option| option == "default_permissions");
-    ensure!(is_checked, "the kernel does not check permissions there: {options}");
-    Ok(mounted)
-}
-
 /// Returns how many files each process makes.
 fn files(settings: &Settings) -> usize {
-    match settings.size {
-        Size::Quick => FILES[0],
-        Size::Full => {
-            let seconds = SHARE * settings.time_per_row.as_secs_f64() / settings.rounds as f64;
-            ((seconds * EXPECTED_OPS_PER_S) as usize).clamp(FILES[0], FILES[1])
-        }
-    }
+    let seconds = SHARE * settings.time_per_row.as_secs_f64() / settings.rounds as f64;
+    let files = ((seconds * EXPECTED_OPS_PER_S) as usize).clamp(FILES[0], FILES[1]);
+    sized(settings.size, (FILES[0], files))
 }
 
 #[cfg(test)]

@@ -39,7 +39,8 @@
 //! Source: document 000; Linux `lib/lockref.c`; Guzik, "lockref: trywait", June 2024 (trap T52).
 
 use super::prelude::*;
-use crate::files::{Files, Host, Ours, User, make_path};
+use crate::files::{Files, Host, User, make_path};
+use crate::ours::Ours;
 use corewalk_base::CachePadded;
 use corewalk_base::primitives::hint;
 use corewalk_sync::Lockref;
@@ -58,26 +59,14 @@ const TRIES: usize = 4;
 /// The variants, in order.
 const VARIANTS: [(&str, &str); 3] =
     [("walk", "corewalk"), ("walk", WALK_BASELINE), ("lockref", "corewalk")];
-/// How two threads at the same path are to scale.
-const SCALING: f64 = 1.9;
-/// The most processor time of an operation beside the locker, over that before the locker came.
-const DURING: f64 = 1.05;
 /// The phases, in order.
 const PHASES: [&str; 3] = ["before", "during", "after"];
-/// The directories above the file, and the file.
-const DIRECTORIES: [&str; 7] = [
-    "component-1",
-    "component-2",
-    "component-3",
-    "component-4",
-    "component-5",
-    "component-6",
-    "component-7",
-];
+/// The number of directories above the file, and the file.
+const DIRECTORIES: usize = 7;
 const LEAF: &[u8] = b"the-hot-leaf";
 
-/// The slices of the three phases, and the number of the locker's turns per second.
-type Outcome = (Vec<Slice>, f64);
+/// The three phases of each worker, and the number of the locker's turns per second.
+type Outcome = (Vec<Laps>, f64);
 
 /// A variant. `measure` takes the number of threads and the time of a phase.
 struct Variant<'a> {
@@ -88,37 +77,16 @@ struct Variant<'a> {
 }
 
 /// The table.
-pub(super) const TABLE: Table = Table { name: "hot-leaf", claims, sweeps, run };
-
-fn claims(rows: &[Row]) -> Vec<Claim> {
-    let scaling = shape::scaling(rows, "corewalk", &at("walk", PHASES[0]));
-    let mut claims =
-        vec![Claim::at_least("two threads over one at the same path", scaling, SCALING)];
-    for of in ["walk", "lockref"] {
-        let lost = shape::ratio(rows, "corewalk", "ns_per_op", &of_two(of, PHASES[1]));
-        let words =
-            format!("of={of}: processor time of two threads beside a locker at {LOCKS_PER_S} Hz");
-        claims.push(Claim::at_most(&words, lost, DURING));
-        let is_after = |row: &&Row| {
-            row.variant == "corewalk"
-                && row.params["of"] == of
-                && row.params.get("phase").is_some_and(|phase| phase == PHASES[2])
-                && !row.params.contains_key(OVER_THREADS)
-        };
-        let words = format!("of={of}: once the locker has gone nothing is slower than before it");
-        claims.push(Claim::no_loss(&words, rows.iter().filter(is_after)));
-    }
-    claims
-}
+pub(super) const TABLE: Table = Table { name: "hot-leaf", other_claims: STATED, sweeps, run };
 
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let cells = cells(&[("threads", values(&settings.threads_with_processors()))]);
-    vec![Sweep::new(cells, (VARIANTS.len(), WALK_BASELINE), PHASES.len() as f64)]
+    vec![Sweep::new(cells, VARIANTS.len(), WALK_BASELINE, PHASES.len() as f64)]
 }
 
 fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     run.note_skipped_threads();
-    let (ours, host) = (Ours::new()?, Host::new(run.table));
+    let (ours, host) = (Ours::on_tmpfs()?, Host::new(run.table));
     let mut variants = vec![walkers(&ours)?];
     match &host {
         Ok(host) => variants.push(walkers(host)?),
@@ -132,14 +100,6 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn at(of: &'static str, phase: &'static str) -> [(&'static str, Value); 2] {
-    [("of", of.into()), ("phase", phase.into())]
-}
-
-fn of_two(of: &'static str, phase: &'static str) -> Vec<(&'static str, Value)> {
-    [&at(of, phase)[..], &[("threads", 2.into())]].concat()
-}
-
 /// Measures a variant until the locker reached its rate, and adds the rows.
 fn record(
     samples: &mut Samples,
@@ -150,8 +110,8 @@ fn record(
     let Variant { of, name, baseline, measure } = variant;
     let (round, threads) = (visit.round, visit.cell.number("threads"));
     for _ in 0..TRIES {
-        let (slices, locks_per_s) =
-            measure(threads, settings.time_per_row / settings.rounds as u32);
+        let (laps, locks_per_s) = measure(threads, settings.time_per_row / settings.rounds as u32);
+        let slices = [0, 1, 2].map(|phase| crew::together(&laps, phase));
         let has_worked = slices.iter().all(|slice| slice.ops > 0);
         // A quick run has time for only ten turns of the locker, so its rate is not checked.
         let is_on_time = locks_per_s >= RATE_SHARE * f64::from(LOCKS_PER_S);
@@ -161,12 +121,12 @@ fn record(
         }
         let params_in = |phase: &'static str| visit.cell.with("of", *of).with("phase", phase).0;
         let before = params_in(PHASES[0]);
-        slices[0].add_to(samples, round, name, &before, baseline)?;
+        slices[0].add_to(samples, round, name, &before, baseline, &before)?;
         for (slice, phase) in slices.iter().zip(PHASES).skip(1) {
-            slice.add_against(samples, round, name, &params_in(phase), (name, &before))?;
+            slice.add_to(samples, round, name, &params_in(phase), name, &before)?;
         }
         let params = visit.cell.with("of", *of).with("op", "lock").0;
-        samples.add(round, name, &params, (Metric::OpsPerSecond, locks_per_s), name);
+        samples.add(round, name, &params, (Metric::OPS_PER_SECOND, locks_per_s), name);
         return Ok(());
     }
     eprintln!("hot-leaf: {name}: the locker did not run in round {round} with threads={threads}");
@@ -176,19 +136,19 @@ fn record(
 /// Makes the path in `files` and returns who walks it.
 fn walkers<F: Files>(files: &F) -> anyhow::Result<Variant<'_>> {
     let user = files.user();
-    let parent = format!("/{}", DIRECTORIES.join("/"));
+    let parent = parent();
     let dir = make_path(&user, &parent)?;
     ensure!(user.create(&dir, LEAF), "{}: no file", files.variant());
     let path = [parent.as_bytes(), b"/", LEAF].concat();
     let leaf = user.resolve(&path).context("the file is missing")?;
     let measure = move |threads, time| {
-        let work = |_, turn: crew::Turn| {
+        let work = |_, turn: crew::Turn<'_>| {
             // Each thread has its own copy of the path, so that no other thread writes to its cache
             // line.
             let (user, path) = (files.user(), path.clone());
             turn.run(|_| user.resolve(&path) == Some(leaf))
         };
-        crew::run_phases((threads, PHASES.len()), time, work, |clock| {
+        crew::run_laps(threads, PHASES.len(), Pinning::of(threads), time, work, |clock| {
             let user = files.user();
             let dir = user.open_dir(parent.as_bytes()).expect("the directory was made");
             clock.paced(1, LOCKS_PER_S, |turn| {
@@ -204,23 +164,32 @@ fn walkers<F: Files>(files: &F) -> anyhow::Result<Variant<'_>> {
     Ok(Variant { of: "walk", name, baseline, measure: Box::new(measure) })
 }
 
+/// Returns the path of the directory of the file.
+fn parent() -> String {
+    (1..=DIRECTORIES).map(|nth| format!("/component-{nth}")).collect()
+}
+
 /// Returns the variant that takes and drops references, beside a thread that takes the lock.
 fn counter() -> Variant<'static> {
     let measure = |threads, time| {
         let lockref = CachePadded::new(Lockref::new(1));
-        let work = |_, turn: crew::Turn| {
+        let work = |_, turn: crew::Turn<'_>| {
             turn.run(|_| {
                 lockref.get();
                 lockref.put_return() > 0
             })
         };
-        let outcome = crew::run_phases((threads, PHASES.len()), time, work, |clock| {
-            clock.paced(1, LOCKS_PER_S, |_| {
-                let guard = lockref.lock();
-                hold();
-                drop(guard);
-            })
-        });
+        let outcome =
+            crew::run_laps(threads, PHASES.len(), Pinning::of(threads), time, work, |clock| {
+                clock.paced(1, LOCKS_PER_S, |_| {
+                    let guard = lockref.lock();
+                    let start = Instant::now();
+                    while start.elapsed() < HOLD {
+                        hint::spin_loop();
+                    }
+                    drop(guard);
+                })
+            });
         assert_eq!(lockref.count(), 1, "references do not add up");
         outcome
     };
@@ -228,17 +197,13 @@ fn counter() -> Variant<'static> {
     Variant { of: "lockref", name, baseline: name, measure: Box::new(measure) }
 }
 
-/// Spins for a microsecond, the time that the locker holds the lock.
-fn hold() {
-    let start = Instant::now();
-    while start.elapsed() < HOLD {
-        hint::spin_loop();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn at(of: &'static str, phase: &'static str) -> [(&'static str, Value); 2] {
+        [("of", of.into()), ("phase", phase.into())]
+    }
     use crate::machine::cores;
     use crate::table::quick;
 
@@ -249,14 +214,14 @@ mod tests {
                 VARIANTS.iter().filter(|(what, _)| *what == of).map(|(_, name)| *name).collect();
             let cells = PHASES.map(|phase| [&at(of, phase)[..], &[("threads", 1.into())]].concat());
             let rows = quick::check(&TABLE, &names, &cells);
-            let claims: Vec<String> = claims(&rows).iter().map(Claim::to_string).collect();
+            let claims: Vec<String> = TABLE.claims(&rows).iter().map(Claim::to_string).collect();
             assert_eq!(claims.len(), 5);
             let known = claims.iter().filter(|claim| !claim.contains("not measured")).count();
             // On a loaded machine no round may have both slices that the scaling claim compares.
             let expected = if cores() > 1 { 4..=5 } else { 2..=2 };
             assert!(expected.contains(&known), "{claims:?}");
             let (after, own) = (at(of, PHASES[2]), "corewalk");
-            let row = quick::row(&rows, (own, "ns_per_op"), &after).expect("it was just there");
+            let row = quick::row(&rows, own, "ns_per_op", &after).expect("it was just there");
             assert_eq!(row.baseline, own);
         }
     }
@@ -270,12 +235,12 @@ mod tests {
 
     #[test]
     fn path_that_leads_elsewhere_is_a_wrong_answer() {
-        let ours = Ours::new().unwrap();
+        let ours = Ours::on_tmpfs().unwrap();
         let variant = walkers(&ours).unwrap();
         let user = ours.user();
-        let dir = user.open_dir(format!("/{}", DIRECTORIES.join("/")).as_bytes()).unwrap();
+        let dir = user.open_dir(parent().as_bytes()).unwrap();
         assert!(user.rename((&dir, LEAF), (&dir, b"elsewhere")) && user.create(&dir, LEAF));
-        let (slices, _) = (variant.measure)(1, Duration::from_millis(5));
-        assert!(slices[0].wrong == slices[0].ops && slices[0].ops > 0);
+        let (laps, _) = (variant.measure)(1, Duration::from_millis(5));
+        assert!(laps[0][0].wrong == laps[0][0].ops && laps[0][0].ops > 0);
     }
 }

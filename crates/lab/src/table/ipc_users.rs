@@ -27,9 +27,9 @@
 //! lost addition is noticed.
 
 use super::prelude::*;
-use crate::before::sems::{IpcLock, IpcRcu, Protocol, SemArrays};
-use crate::sems::{Linux, Ours, Sems, apart, check};
-use corewalk_ipc::{SemBuf, SemFlags};
+use crate::before::sems::{Protocol, SemArrays};
+use crate::sems::{Linux, Ours, Sems, check, made};
+use corewalk_ipc::{NamespaceOptions, SemBuf, SemFlags};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "linux";
@@ -45,35 +45,27 @@ const STEADY: (u16, u16) = (SEMS - 1, 7);
 const SHARE_OF_TIME: f64 = 0.7;
 
 /// The table.
-pub(super) const TABLE: Table = Table {
-    name: "ipc-users",
-    claims,
-    sweeps,
-    run: |run, samples| apart(|| measure(run, samples)),
-};
-
-fn claims(rows: &[Row]) -> Vec<Claim> {
-    let words = "calls of any number of users, corewalk over linux";
-    vec![Claim::in_every_cell(words, &rates(rows, BASELINE, |_| true), Bound::Least(2.0))]
-}
+pub(super) const TABLE: Table = Table { name: "ipc-users", other_claims: STATED, sweeps, run };
 
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let cells = cells(&[("users", values(sized(settings.size, USERS)))]);
-    vec![Sweep::new(cells, (VARIANTS, BASELINE), SHARE_OF_TIME)]
+    vec![Sweep::new(cells, VARIANTS, BASELINE, SHARE_OF_TIME)]
 }
 
-fn measure(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
+fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     let (sweep, sets) = (&run.sweeps[0], sized(run.settings.size, SETS));
     let most = sweep.cells.iter().map(|cell| cell.number("users")).max().unwrap_or(1);
-    let (linux, ours) = (made(Linux::default(), sets)?, made(Ours::counting(most)?, sets)?);
-    let lock = made(SemArrays::<IpcLock>::new(most), sets)?;
-    let rcu = made(SemArrays::<IpcRcu>::new(most), sets)?;
+    let counts = &vec![SEMS; sets];
+    let (linux, ours) =
+        (made(Linux::default(), counts)?, made(Ours::with(most, counting())?, counts)?);
+    let lock = made(SemArrays::new(Protocol::IpcLock, most), counts)?;
+    let rcu = made(SemArrays::new(Protocol::IpcRcu, most), counts)?;
     let variants =
         [counted(&linux, sets), counted(&ours, sets), counted(&lock, sets), counted(&rcu, sets)];
     run.each(sweep, VARIANTS, |visit| {
         let (name, measure) = &variants[visit.at];
         let slice = measure(visit.cell, sweep.slice(run.settings))?;
-        slice.add_to(samples, visit.round, name, &visit.cell.0, BASELINE)?;
+        slice.add_to(samples, visit.round, name, &visit.cell.0, BASELINE, &visit.cell.0)?;
         if *name == BASELINE {
             return Ok(());
         }
@@ -81,20 +73,20 @@ fn measure(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
         let waited_s = slice.spent.waiting_ns as f64 * 1e-9;
         let found_taken = slice.spent.sections as f64 * 1e6 / slice.ops as f64;
         let rows = [
-            ("waiting", Metric::Seconds, waited_s / users_s.max(1e-9)),
-            ("locks-found-taken", Metric::RetriesPerMillion, found_taken),
+            ("waiting", Metric::SECONDS, waited_s / users_s.max(1e-9)),
+            ("locks-found-taken", Metric::RETRIES_PER_MILLION, found_taken),
         ];
         for (of, metric, value) in rows {
             let params = visit.cell.with("of", of).0;
-            samples.add(visit.round, name, &params, (metric, value), IpcLock::VARIANT);
+            samples.add(visit.round, name, &params, (metric, value), "before-ipc-lock");
         }
         Ok(())
     })
 }
 
-fn made<S: Sems>(mut sems: S, sets: usize) -> anyhow::Result<S> {
-    (0..sets).try_for_each(|_| sems.make(SEMS))?;
-    Ok(sems)
+/// Returns the options of a namespace that counts how long users wait for each other.
+fn counting() -> NamespaceOptions {
+    NamespaceOptions { is_contention_counted: true, ..NamespaceOptions::default() }
 }
 
 /// Returns a variant whose slices also have the number of locks found taken and the time of the
@@ -102,7 +94,7 @@ fn made<S: Sems>(mut sems: S, sets: usize) -> anyhow::Result<S> {
 fn counted<S: Sems>(sems: &S, sets: usize) -> (&str, Measure<'_>) {
     let measure = move |cell: &super::engine::Cell, time: Duration| {
         let before = sems.waited().unwrap_or_default();
-        let mut slice = slice(sems, (cell.number("users"), sets), time)?;
+        let mut slice = slice(sems, cell.number("users"), sets, time)?;
         let after = sems.waited().unwrap_or_default();
         slice.spent.waiting_ns = after.0 - before.0;
         slice.spent.sections = after.1 - before.1;
@@ -112,12 +104,8 @@ fn counted<S: Sems>(sems: &S, sets: usize) -> (&str, Measure<'_>) {
 }
 
 /// Runs one slice, and checks what all users leave.
-fn slice<S: Sems>(
-    sems: &S,
-    (users, sets): (usize, usize),
-    time: Duration,
-) -> anyhow::Result<Slice> {
-    let slice = crew::run(users, time, |user, turn| work(sems, (user, sets), turn));
+fn slice<S: Sems>(sems: &S, users: usize, sets: usize, time: Duration) -> anyhow::Result<Slice> {
+    let slice = crew::run(users, time, |user, turn| work(sems, user, sets, turn));
     for set in 0..sets {
         let marks = |num| (0..users).filter(|user| mark(*user, sets) == (set, num)).count();
         sems.set_value(0, set, STEADY.0, 0);
@@ -135,7 +123,7 @@ fn mark(user: usize, sets: usize) -> (usize, u16) {
 }
 
 /// Works as a user.
-fn work<S: Sems>(sems: &S, (user, sets): (usize, usize), turn: Turn) -> Laps {
+fn work<S: Sems>(sems: &S, user: usize, sets: usize, turn: Turn<'_>) -> Laps {
     let mut rng = Rng(user as u64 + 1);
     let (mut set, mut num) = (0, 0);
     let laps = turn.run(|number| {
@@ -156,11 +144,8 @@ fn work<S: Sems>(sems: &S, (user, sets): (usize, usize), turn: Turn) -> Laps {
         }
     });
     let (set, num) = mark(user, sets);
-    assert!(
-        sems.op(user, set, [SemBuf::new(num, 1, SemFlags::empty())]),
-        "{}: a mark is refused",
-        sems.variant()
-    );
+    let is_marked = sems.op(user, set, [SemBuf::new(num, 1, SemFlags::empty())]);
+    assert!(is_marked, "{}: a mark is refused", sems.variant());
     laps
 }
 
@@ -176,22 +161,22 @@ mod tests {
         let rows = quick::check(&TABLE, &variants, &cells);
         let waits = rows.iter().filter(|row| row.metric == "retries_per_million");
         assert_eq!(waits.count(), 3 * cells.len());
-        assert!(claims(&rows)[0].to_string().contains("held (x"));
+        assert!(TABLE.claims(&rows)[0].to_string().contains("held (x"));
     }
 
     #[test]
     fn wait_for_a_lock_is_counted() {
-        is_counted(&made(SemArrays::<IpcRcu>::new(2), 1).unwrap());
-        is_counted(&made(Ours::counting(2).unwrap(), 1).unwrap());
-        let uncounted = made(Ours::new(2).unwrap(), 1).unwrap();
-        slice(&uncounted, (2, 1), Duration::from_millis(5)).unwrap();
+        is_counted(&made(SemArrays::new(Protocol::IpcRcu, 2), &[SEMS]).unwrap());
+        is_counted(&made(Ours::with(2, counting()).unwrap(), &[SEMS]).unwrap());
+        let uncounted = made(Ours::new(2).unwrap(), &[SEMS]).unwrap();
+        slice(&uncounted, 2, 1, Duration::from_millis(5)).unwrap();
         assert_eq!(uncounted.waited(), Some((0, 0)));
     }
 
     fn is_counted<S: Sems>(sems: &S) {
         // Two users that never stop must find the lock of the only set taken sooner or later.
         let is_counted = (0..50).any(|_| {
-            slice(sems, (2, 1), Duration::from_millis(5)).unwrap();
+            slice(sems, 2, 1, Duration::from_millis(5)).unwrap();
             sems.waited().is_some_and(|(ns, waits)| ns > 0 && waits > 0)
         });
         assert!(is_counted, "{}", sems.variant());

@@ -28,48 +28,14 @@
 //! # Checks
 //! Those of `names`.
 
-use super::names::{self, BASELINE, BEST_MAP, DEPTH, Forest, MILLION, VARIANTS, hot_params};
+use super::names::{self, BASELINE, BEST_MAP, Forest, VARIANTS};
 use super::prelude::*;
 use crate::memory;
 
 /// The kinds of questions.
 const OPS: [Op; 2] = [Op::Lookup, Op::Walk];
-/// The least factor from corewalk's hot walk to the host's stat(2) of the same path. The cost of a
-/// system call is subtracted from stat(2) first. "Hot" means that the entries are in the
-/// processor's caches.
-const HOT: f64 = 6.0;
-/// The most time of a cold walk, over that of the best map from whole paths.
-const COLD: f64 = 1.3;
-/// How two threads that walk are to scale.
-const SCALING: f64 = 1.9;
-
 /// The table.
-pub(super) const TABLE: Table = Table { name: "lookup", claims, sweeps, run };
-
-fn claims(rows: &[Row]) -> Vec<Claim> {
-    let hot = hot_params(Op::Walk, DEPTH);
-    let net = [&hot[..], &[("threads", 1.into()), ("net_of", "syscall".into())]].concat();
-    let ahead = shape::ahead(rows, "corewalk", &net);
-    let cold = million(rows, 1);
-    let entries = cold.iter().find(|(key, _)| *key == "entries").map(|(_, value)| value);
-    let words = format!(
-        "a cold walk in a tree of {} over the best map from whole paths",
-        entries.filter(|value| !value.is_null()).unwrap_or(&MILLION.1.into())
-    );
-    let cold = shape::ratio(rows, "corewalk", "ns_per_op", &cold);
-    let uniform = [("op", "walk".into()), ("renamer", 0.into())];
-    let scaling = |params: &[(&str, Value)]| shape::scaling(rows, "corewalk", params);
-    vec![
-        Claim::at_least(
-            "a hot walk of 8 names over the host's stat net of the system call",
-            ahead,
-            HOT,
-        ),
-        Claim::at_most(&words, cold, COLD),
-        Claim::at_least("two threads over one, hot walks", scaling(&hot), SCALING),
-        Claim::at_least("two threads over one, walks over the tree", scaling(&uniform), SCALING),
-    ]
-}
+pub(super) const TABLE: Table = Table { name: "lookup", other_claims: STATED, sweeps, run };
 
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let mut sweeps = OPS.map(|op| names::tree_sweep(op, settings)).to_vec();
@@ -80,64 +46,45 @@ fn sweeps(settings: &Settings) -> Vec<Sweep> {
 fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     let forest = Forest::load(run.table, run.settings)?;
     for (op, sweep) in OPS.into_iter().zip(&run.sweeps) {
-        names::over_tree((run, sweep), op, &forest, samples)?;
+        names::over_tree(run, sweep, op, &forest, samples)?;
     }
-    names::hot((run, &run.sweeps[2]), Op::Walk, &forest, samples)?;
+    names::hot(run, &run.sweeps[2], Op::Walk, &forest, samples)?;
     let entries = forest.corpus.len();
     drop(forest);
-    names::cold((run, &run.sweeps[3]), samples)?;
+    names::cold(run, &run.sweeps[3], samples)?;
     samples.add_scaling(|variant, params| variant != BEST_MAP && params["op"] == "walk");
-    measure_memory(run.settings, entries, samples);
-    Ok(())
-}
-
-/// Returns the parameters of the rows of cold walks.
-fn million(rows: &[Row], threads: u64) -> Vec<(&'static str, Value)> {
-    // A quick run has a smaller tree, so the claim uses the number of entries of the rows.
-    let is_cold = |row: &&Row| row.baseline == BEST_MAP && !row.params.contains_key(OVER_THREADS);
-    let entries =
-        rows.iter().find(is_cold).map_or(Value::Null, |row| row.params["entries"].clone());
-    vec![
-        ("op", "walk".into()),
-        ("targets", "uniform".into()),
-        ("entries", entries),
-        ("threads", threads.into()),
-    ]
+    measure_memory(run.settings, entries, samples)
 }
 
 /// Measures the bytes per entry of each variant, each in a new process.
-fn measure_memory(settings: &Settings, entries: usize, samples: &mut Samples) {
-    let Some(program) = &settings.program else {
-        eprintln!("lookup: skipped bytes per entry: this run cannot start the lab again");
-        return;
-    };
-    let resident = Params::from([("entries", entries.into())]);
-    let mut arenas = resident.clone();
-    arenas.insert("of", "arenas".into());
+fn measure_memory(
+    settings: &Settings,
+    entries: usize,
+    samples: &mut Samples,
+) -> anyhow::Result<()> {
+    let Some(program) = &settings.program else { return Ok(()) };
+    let resident = Cell::default().with("entries", entries);
+    let arenas = resident.with("of", "arenas");
     // It hardly varies.
     for round in 0..sized(settings.size, (1, 3)) {
         for variant in VARIANTS {
-            let bytes = match memory::measure_apart(program, variant, entries) {
-                Ok(bytes) => bytes,
-                Err(error) => {
-                    eprintln!("lookup: skipped the memory of {variant}: {error:#}");
-                    continue;
-                }
-            };
-            for (params, bytes) in [(&resident, bytes.resident), (&arenas, bytes.arenas)] {
+            let (all, of_arenas) = memory::measure_apart(program, variant, entries)?;
+            for (params, bytes) in [(&resident, all), (&arenas, of_arenas)] {
                 if bytes > 0 {
-                    let each = (Metric::BytesPerEntry, bytes as f64 / entries as f64);
-                    samples.add(round, variant, params, each, BASELINE);
+                    let each = (Metric::BYTES_PER_ENTRY, bytes as f64 / entries as f64);
+                    samples.add(round, variant, &params.0, each, BASELINE);
                 }
             }
         }
     }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::names::MAPS;
+    use super::super::names::{MAPS, MILLION};
     use super::*;
+    use crate::samples::OVER_THREADS;
     use crate::table::quick;
 
     #[test]
@@ -160,13 +107,13 @@ mod tests {
             for (params, variant) in
                 with(params).iter().flat_map(|p| variants.iter().map(move |v| (p, v)))
             {
-                let row = quick::row(&rows, (variant, "ns_per_op"), params).expect(variant);
+                let row = quick::row(&rows, variant, "ns_per_op", params).expect(variant);
                 assert!(row.rounds == 5 && row.ratio.is_some_and(|ratio| ratio > 0.0), "{row:?}");
             }
         }
         for params in [&hot[..], &cold, &[("op", "walk".into()), ("renamer", 0.into())]] {
             let params = [params, &[(OVER_THREADS, 1.into())]].concat();
-            let row = quick::row(&rows, ("corewalk", "ops_per_s"), &params).expect("walks scale");
+            let row = quick::row(&rows, "corewalk", "ops_per_s", &params).expect("walks scale");
             assert!(row.baseline == "corewalk" && row.params["threads"] == 2);
         }
         let cost = |variant, is_net| {
@@ -180,7 +127,7 @@ mod tests {
         };
         assert!(cost("linux", true) < cost("linux", false));
         assert!((cost("corewalk", true) - cost("corewalk", false)).abs() < 1e-9);
-        let claims: Vec<String> = claims(&rows).iter().map(Claim::to_string).collect();
+        let claims: Vec<String> = TABLE.claims(&rows).iter().map(Claim::to_string).collect();
         assert!(claims[1].contains("held (x") && claims[3].contains("held (x"), "{claims:?}");
     }
 }

@@ -40,60 +40,40 @@
 //! Source: document 004 (Kara, December 2015).
 
 use super::prelude::*;
-use crate::pairs::{Ours, Pairs, Shards};
+use crate::pairs::{Pairs, Shards};
+use corewalk_mbcache::{Mbcache, MbcacheOptions};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "mutex-shards";
 /// Values per key.
 const VALUES: [u64; 2] = [2, 10];
-/// The most time of the three operations, over that of the baseline.
-const MOST: f64 = 0.6;
-
 /// The operations; the last one is claimed.
 const OPS: [&str; 3] = ["get", "find", "get+create+delete"];
 
 /// The table.
-pub(super) const TABLE: Table = Table { name: "mbcache", claims, sweeps, run };
+pub(super) const TABLE: Table = Table { name: "mbcache", other_claims: STATED, sweeps, run };
 
-fn claims(rows: &[Row]) -> Vec<Claim> {
-    let cells = VALUES.into_iter().flat_map(|values| [1, 2].map(|threads| (values, threads)));
-    let claim = |(values, threads): (u64, u64)| {
-        let params =
-            [("op", OPS[2].into()), ("values", values.into()), ("threads", threads.into())];
-        let ratio = shape::ratio(rows, "corewalk", "ns_per_op", &params);
-        let words =
-            format!("get + create + delete over 64 shards, {values} values, {threads} threads");
-        Claim::at_most(&words, ratio, MOST)
-    };
-    cells.map(claim).collect()
-}
-
-/// Returns one sweep for each number of values per key, since each needs other pairs.
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
+    // Threads share the values of a key equally.
+    let is_even = |threads| VALUES.iter().all(|values| values % threads as u64 == 0);
     let of_key = |of_key| {
-        let threads = values(&threads(settings));
+        let threads = values(&settings.threads_where(is_even));
         cells(&[("op", values(&OPS)), ("values", values(&[of_key])), ("threads", threads)])
     };
-    VALUES.map(|values| Sweep::new(of_key(values), (2, BASELINE), 0.25)).into()
+    VALUES.map(|values| Sweep::new(of_key(values), 2, BASELINE, 0.25)).into()
 }
 
 fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     let pairs = sized(run.settings.size, (4_000, 100_000));
     for (values, sweep) in VALUES.into_iter().zip(&run.sweeps) {
-        let (ours, shards) = (Ours::new()?, Shards::new((pairs / values) as usize));
-        let load = (pairs, values);
-        run.measure(sweep, &[variant(&ours, load), variant(&shards, load)], samples)?;
-        ensure!(ours.dropped() == 0, "corewalk dropped entries under its budget");
+        let (ours, shards) =
+            (Mbcache::new(MbcacheOptions::default())?, Shards::new((pairs / values) as usize));
+        let variants = [variant(&ours, pairs, values), variant(&shards, pairs, values)];
+        run.measure(sweep, &variants, samples)?;
+        ensure!(ours.stats().reclaimed == 0, "corewalk dropped entries under its budget");
     }
     samples.add_scaling(|_, _| true);
     Ok(())
-}
-
-/// Returns the thread counts that divide the numbers of values, or 1 if there are none.
-fn threads(settings: &Settings) -> Vec<usize> {
-    let is_even = |threads: &usize| VALUES.iter().all(|values| values % *threads as u64 == 0);
-    let even: Vec<usize> = settings.threads.iter().copied().filter(is_even).collect();
-    if even.is_empty() { vec![1] } else { even }
 }
 
 /// Returns the key of a pair; its value is its number.
@@ -103,15 +83,15 @@ fn key(number: u64, values: u64) -> u64 {
 }
 
 /// Enters all pairs, and returns the variant.
-fn variant<P: Pairs>(pairs: &P, (count, values): (u64, u64)) -> (&str, Measure<'_>) {
+fn variant<P: Pairs>(pairs: &P, count: u64, values: u64) -> (&str, Measure<'_>) {
     for number in 0..count {
         assert!(pairs.create(key(number, values), number), "{}: it is empty", pairs.variant());
     }
-    (pairs.variant(), Box::new(move |cell, time| Ok(slice(pairs, (cell, count), time))))
+    (pairs.variant(), Box::new(move |cell, time| Ok(slice(pairs, cell, count, time))))
 }
 
 /// Runs one slice over so many pairs.
-fn slice<P: Pairs>(pairs: &P, (cell, count): (&Cell, u64), time: Duration) -> Slice {
+fn slice<P: Pairs>(pairs: &P, cell: &Cell, count: u64, time: Duration) -> Slice {
     let (values, threads) = (cell.number("values") as u64, cell.number("threads") as u64);
     let key = |number| key(number, values);
     crew::run(threads as usize, time, |thread, turn| {
@@ -156,7 +136,7 @@ mod tests {
         let sweeps = sweeps(&quick::settings());
         let cells: Vec<Cell> = sweeps.into_iter().flat_map(|sweep| sweep.cells).collect();
         let rows = quick::check(&TABLE, &["corewalk", BASELINE], &quick::params(&cells));
-        let claims: Vec<String> = claims(&rows).iter().map(Claim::to_string).collect();
+        let claims: Vec<String> = TABLE.claims(&rows).iter().map(Claim::to_string).collect();
         assert!(
             claims.len() == 4 && claims.iter().all(|claim| claim.contains("held (x")),
             "{claims:?}"
@@ -166,7 +146,7 @@ mod tests {
     #[test]
     fn pair_that_is_missing_is_a_wrong_answer() {
         let shards = Shards::new(100);
-        let (_, measure) = variant(&shards, (200, 2));
+        let (_, measure) = variant(&shards, 200, 2);
         let cell = Cell::default().with("op", "get").with("values", 2).with("threads", 1);
         let is_right = |ms| {
             let slice = measure(&cell, Duration::from_millis(ms)).unwrap();

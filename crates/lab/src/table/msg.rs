@@ -27,9 +27,9 @@
 
 use super::prelude::*;
 use crate::pingpong::{self, QueuePair};
-use crate::queues::{Linux, Ours, Queues, pairs};
-use crate::sems::apart;
-use crate::worker::{Place, Workers, of_queues};
+use crate::queues::{Linux, Queues, pairs};
+use crate::sems::Ours;
+use crate::worker::{Objects, Place, Workers};
 use std::fs;
 
 /// The baseline of all rows.
@@ -39,43 +39,18 @@ const OURS: &str = "corewalk";
 const BYTES: (&[usize], &[usize]) = (&[1, 64, 4096], &[1, 64, 1024, 4096, 8192]);
 /// The share of the time per row.
 const SHARE_OF_TIME: f64 = 0.2;
-/// The claimed factor over the host kernel's rate, for each number of bytes.
-const CLAIMED: [(usize, f64); 2] = [(64, 4.0), (4096, 2.0)];
-/// The value of the parameter `queue` of round trips.
-const BLOCKED: &str = "blocked";
 
 /// The table.
-pub(super) const TABLE: Table =
-    Table { name: "msg", claims, sweeps, run: |run, samples| apart(|| measure(run, samples)) };
-
-fn claims(rows: &[Row]) -> Vec<Claim> {
-    let least = |words: &str, least, is_meant: &dyn Fn(&Params) -> bool| {
-        let words = format!("{words}, corewalk over linux");
-        Claim::in_every_cell(&words, &rates(rows, BASELINE, is_meant), Bound::Least(least))
-    };
-    let is_blocked = |params: &Params| params["queue"] == BLOCKED;
-    let own = |(bytes, factor): (usize, f64)| {
-        let words = format!("pairs of {bytes} B on own queues, in threads and in processes");
-        least(&words, factor, &|params| params["bytes"] == bytes && params["queue"] == "own")
-    };
-    let mut claims = CLAIMED.map(own).to_vec();
-    claims.push(least("any pairs", 1.0, &|params| !is_blocked(params)));
-    claims.push(least("round trips of blocked receivers", 1.0, &is_blocked));
-    claims
-}
+pub(super) const TABLE: Table = Table { name: "msg", other_claims: STATED, sweeps, run };
 
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
-    let sweep = |cells| Sweep::new(cells, (2, BASELINE), SHARE_OF_TIME);
+    let sweep = |cells| Sweep::new(cells, 2, BASELINE, SHARE_OF_TIME);
     vec![sweep(all_pairs(settings)), sweep(all_blocked(settings))]
 }
 
 /// Returns the cells of pairs: first those of threads, then those of processes.
 fn all_pairs(settings: &Settings) -> Vec<Cell> {
-    let few = |threads: &usize| *threads <= 2;
-    let mut threads: Vec<usize> = settings.threads.iter().copied().filter(few).collect();
-    if threads.is_empty() {
-        threads.push(1);
-    }
+    let threads = settings.threads_where(|threads| threads <= 2);
     let most = threads.iter().copied().max().unwrap_or(1);
     let sizes = values(sized(settings.size, BYTES));
     let (own, in_threads) = (values(&["own"]), values(&["threads"]));
@@ -89,10 +64,10 @@ fn all_pairs(settings: &Settings) -> Vec<Cell> {
     };
     let mut all = of(&threads, sizes, own.clone(), in_threads.clone());
     if most > 1 {
-        all.extend(of(&[most], values(&[CLAIMED[0].0]), values(&["same"]), in_threads));
+        all.extend(of(&[most], values(&[BYTES.0[1]]), values(&["same"]), in_threads));
     }
     if settings.program.is_some() {
-        let bytes = values(&CLAIMED.map(|(bytes, _)| bytes));
+        let bytes = values(&BYTES.0[1..]);
         all.extend(of(&[most], bytes, own, values(&["processes"])));
     }
     all
@@ -106,21 +81,21 @@ fn all_blocked(settings: &Settings) -> Vec<Cell> {
     cells(&[
         ("threads", values(&[2])),
         ("bytes", values(&[pingpong::BYTES])),
-        ("queue", values(&[BLOCKED])),
+        ("queue", values(&["blocked"])),
         ("workers", values(workers)),
         ("cpus", values(&cpus)),
     ])
 }
 
-fn measure(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
+fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     let most = run.settings.threads_max();
     let folder = Scratch::in_memory(run.table)?;
     let file = folder.path().join("namespace");
-    let (linux, ours) = (Linux::new(most)?, Ours::new()?.with_queues(most)?);
+    let (linux, ours) = (Linux::new(most)?, Ours::new(1)?.with_queues(most)?);
     let shared = Ours::open(&file)?.with_queues(most)?;
     let start = |place, ids: &[i32]| -> anyhow::Result<_> {
         let Some(program) = &run.settings.program else { return Ok(None) };
-        let queue = |worker: usize| of_queues(&ids[worker..=worker]);
+        let queue = |worker: usize| Objects::Queues(vec![ids[worker]]);
         Workers::start(program, place, most, queue).map(Some)
     };
     let of_linux = start(Place::Host, &linux.ids())?;
@@ -132,18 +107,18 @@ fn measure(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     run.measure(&run.sweeps[0], &variants, samples)?;
     let of_linux: Measure<'_> = Box::new(|cell, time| {
         let queues = Linux::new(2)?;
-        round_trips(run, &queues, (cell, time), (Place::Host, &queues.ids()))
+        round_trips(run, &queues, cell, time, Place::Host, &queues.ids())
     });
     let of_ours: Measure<'_> = Box::new(|cell, time| {
         if cell.word("workers") == "threads" {
-            let queues = Ours::new()?.with_queues(2)?;
-            return round_trips(run, &queues, (cell, time), (Place::Host, &[]));
+            let queues = Ours::new(1)?.with_queues(2)?;
+            return round_trips(run, &queues, cell, time, Place::Host, &[]);
         }
         let file = folder.path().join("blocked");
         // Each slice has a namespace of its own.
         let _ = fs::remove_file(&file);
         let queues = Ours::open(&file)?.with_queues(2)?;
-        round_trips(run, &queues, (cell, time), (Place::Namespace(&file), &queues.raw_ids()))
+        round_trips(run, &queues, cell, time, Place::Namespace(&file), &queues.raw_ids())
     });
     run.measure(&run.sweeps[1], &[(BASELINE, of_linux), (OURS, of_ours)], samples)
 }
@@ -169,7 +144,7 @@ fn slice<Q: Queues>(queues: &Q, cell: &Cell, time: Duration) -> anyhow::Result<S
     let (threads, is_same) = (cell.number("threads"), cell.word("queue") == "same");
     let slice = crew::run(threads, time, |worker, turn| {
         let queue = if is_same { 0 } else { worker };
-        pairs(queues, (queue, worker as u8 + 1), cell.number("bytes"), turn)
+        pairs(queues, queue, worker as u8 + 1, cell.number("bytes"), turn)
     });
     are_empty(queues, threads)?;
     Ok(slice)
@@ -184,13 +159,13 @@ fn are_empty<Q: Queues>(queues: &Q, count: usize) -> anyhow::Result<()> {
 fn round_trips<Q: Queues>(
     run: &Run<'_>,
     queues: &Q,
-    (cell, time): (&Cell, Duration),
-    (place, ids): (Place<'_>, &[i32]),
+    cell: &Cell,
+    time: Duration,
+    place: Place<'_>,
+    ids: &[i32],
 ) -> anyhow::Result<Slice> {
     let slice = pingpong::run(&QueuePair(queues), cell, time, |cpu| {
-        let program = run.settings.program.as_ref();
-        let program = program.context("this run cannot start the lab again")?;
-        Workers::answerer(program, place, cpu, of_queues(ids))
+        Workers::answerer(run.program()?, place, cpu, Objects::Queues(ids.to_vec()))
     })?;
     are_empty(queues, 2)?;
     Ok(slice)
@@ -208,22 +183,25 @@ mod tests {
         assert_eq!(cells.len(), 2 * BYTES.0.len() + 1);
         cells.extend(all_blocked(&settings));
         let rows = quick::check(&TABLE, &[BASELINE, OURS], &quick::params(&cells));
-        let claims: Vec<String> = claims(&rows).iter().map(Claim::to_string).collect();
+        let claims: Vec<String> = TABLE.claims(&rows).iter().map(Claim::to_string).collect();
         assert!(claims.len() == 4 && claims.iter().all(|claim| claim.contains("held (x")));
     }
 
     #[test]
     fn message_that_is_left_or_another_is_a_wrong_answer() {
-        let ours = Ours::new().unwrap().with_queues(1).unwrap();
+        let ours = Ours::new(1).unwrap().with_queues(1).unwrap();
         let cell = &Cell::default().with("threads", 1).with("bytes", 64);
         let time = Duration::from_millis(2);
         assert!(slice(&ours, cell, time).unwrap().check(OURS).is_ok());
-        ours.task.msgsnd(ours.ids[0], 9, b"left", corewalk_ipc::MsgFlags::empty()).unwrap();
+        ours.users[0].msgsnd(ours.queues[0], 9, b"left", corewalk_ipc::MsgFlags::empty()).unwrap();
         assert!(slice(&ours, cell, time).is_err());
-        ours.task.msgsnd(ours.ids[0], 1, &[LAST; 64], corewalk_ipc::MsgFlags::empty()).unwrap();
+        ours.users[0]
+            .msgsnd(ours.queues[0], 1, &[LAST; 64], corewalk_ipc::MsgFlags::empty())
+            .unwrap();
         assert!(slice(&ours, cell, time).is_err());
         // The extra message makes each later receive of the type return the message before its own.
         let mut text = ours.message(64);
-        assert!(!ours.pair(0, 1, 5, &mut text));
+        assert!(ours.send(0, 1, 5, &mut text));
+        assert_ne!(ours.receive(0, 1, &mut text), Some(5));
     }
 }

@@ -28,7 +28,6 @@ mod job;
 
 use super::prelude::*;
 use crate::before::Design;
-use crate::cpus::Pinned;
 use crate::files::Files;
 use job::Sources;
 
@@ -42,48 +41,36 @@ const VARIANTS: [&str; 3] = ["corewalk", BASELINE, "linux"];
 const CAPACITY: usize = 1 << 16;
 
 /// The table.
-pub(super) const MULTIUSER: Table = Table {
-    name: "multiuser",
-    claims: |rows| no_loss("no number of users loses", rows),
-    sweeps,
-    run,
-};
+pub(super) const MULTIUSER: Table = Table { name: "multiuser", other_claims: STATED, sweeps, run };
 
 /// The table with one processor.
 pub(super) const ONE_CPU: Table = Table {
     name: "one-cpu",
-    claims: |rows| no_loss("on one processor no row loses", rows),
     run: |one_cpu, samples| {
-        let _pinned = Pinned::to_one_cpu()?;
+        cpus::pin_to_first()?;
         run(one_cpu, samples)
     },
     ..MULTIUSER
 };
 
-fn no_loss(words: &str, rows: &[Row]) -> Vec<Claim> {
-    vec![Claim::no_loss(&format!("{words} against {BASELINE}"), shape::ours(rows))]
-}
-
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let cells = cells(&[("users", values(sized(settings.size, USERS)))]);
-    vec![Sweep::new(cells, (VARIANTS.len(), BASELINE), 1.0)]
+    vec![Sweep::new(cells, VARIANTS.len(), BASELINE, 1.0)]
 }
 
 fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     let users = sized(run.settings.size, USERS).iter().copied().max().unwrap_or(1);
     let before = Some((Design::DcacheLock, CAPACITY));
-    run.files(&run.sweeps[0], before, &Compilers { users }, samples)
+    run.files(&run.sweeps[0], before, &Compilers(users), samples)
 }
 
 /// Users who compile.
-struct Compilers {
-    users: usize,
-}
+struct Compilers(usize);
 
 impl Workload for Compilers {
     /// Makes the directories of all users in `files`.
     fn enter<'a, F: Files>(&'a self, files: &'a F) -> anyhow::Result<Measure<'a>> {
-        let sources = Sources::make(files, self.users)?;
+        let sources = Sources::make(files, self.0)?;
         Ok(Box::new(move |cell, time| {
             Ok(crew::run(cell.number("users"), time, |user, turn| {
                 let session = files.user();

@@ -18,7 +18,7 @@
 
 use super::prelude::*;
 use crate::baseline::{Cwd, Linux, Namespace};
-use crate::corpus::{Corpus, ROOT};
+use crate::corpus::{Corpus, ROOT, SYNTHETIC};
 use crate::memory;
 use crate::questions::Questions;
 use corewalk_base::primitives::Arc;
@@ -61,7 +61,7 @@ impl Forest {
     /// An error of loading.
     pub(super) fn load(table: &str, settings: &Settings) -> anyhow::Result<Forest> {
         let corpus = Arc::new(Corpus::collect(sized(settings.size, ENTRIES)));
-        eprintln!("{table}: {} entries, {} of them made up", corpus.len(), corpus.made_up());
+        eprintln!("{table}: {} entries, {} of them made up", corpus.len(), corpus.made_up);
         let mut tables = load(&VARIANTS, &corpus)?;
         match Linux::open(&corpus) {
             Ok(linux) => tables.push(Box::new(linux)),
@@ -72,7 +72,7 @@ impl Forest {
 }
 
 fn load(variants: &[&str], corpus: &Corpus) -> anyhow::Result<Vec<Box<dyn Namespace>>> {
-    let load = |variant: &&str| memory::load(variant, corpus)?.context("no such variant");
+    let load = |variant: &&str| memory::load(variant, corpus);
     variants.iter().map(load).collect()
 }
 
@@ -80,23 +80,23 @@ fn load(variants: &[&str], corpus: &Corpus) -> anyhow::Result<Vec<Box<dyn Namesp
 pub(super) fn tree_sweep(op: Op, settings: &Settings) -> Sweep {
     let threads = values(&settings.threads);
     let axes = [("op", values(&[op.name()])), ("renamer", values(&[0])), ("threads", threads)];
-    Sweep::new(cells(&axes), (VARIANTS.len() + 1, BASELINE), 1.0)
+    Sweep::new(cells(&axes), VARIANTS.len() + 1, BASELINE, 1.0)
 }
 
 /// Returns the sweep of [`hot`], whose targets are not known yet.
 pub(super) fn hot_sweep(settings: &Settings) -> Sweep {
-    let sweep = with_processors((VARIANTS.len() + 1 + MAPS.len(), "linux"), settings);
+    let sweep = with_processors(VARIANTS.len() + 1 + MAPS.len(), "linux", settings);
     Sweep { is_net_of_syscall: true, ..sweep }
 }
 
 /// Returns the sweep of [`cold`], whose tree is not known yet.
 pub(super) fn cold_sweep(settings: &Settings) -> Sweep {
-    with_processors((1 + MAPS.len(), BEST_MAP), settings)
+    with_processors(1 + MAPS.len(), BEST_MAP, settings)
 }
 
-fn with_processors(variants: (usize, &'static str), settings: &Settings) -> Sweep {
+fn with_processors(variants: usize, baseline: &'static str, settings: &Settings) -> Sweep {
     let cells = cells(&[("threads", values(&settings.threads_with_processors()))]);
-    Sweep::new(cells, variants, 1.0)
+    Sweep::new(cells, variants, baseline, 1.0)
 }
 
 /// Asks every variant about any entry of the tree, and adds the rows.
@@ -104,20 +104,16 @@ fn with_processors(variants: (usize, &'static str), settings: &Settings) -> Swee
 /// # Errors
 /// If an answer is wrong, or corewalk called the file system below it.
 pub(super) fn over_tree(
-    (run, sweep): (&Run<'_>, &Sweep),
+    run: &Run<'_>,
+    sweep: &Sweep,
     op: Op,
     forest: &Forest,
     samples: &mut Samples,
 ) -> anyhow::Result<()> {
     let draws = sized(run.settings.size, DRAWS);
-    let draw = |seed| Questions::draw(&forest.corpus, op, draws, (0x5eed_0001 + seed, &[]));
+    let draw = |seed| Questions::draw(&forest.corpus, op, draws, 0x5eed_0001 + seed, &[]);
     let tables: Vec<_> = forest.tables.iter().map(|table| &**table).collect();
-    ask((run, sweep), op, &tables, draw, samples)
-}
-
-/// Returns the parameters of the hot rows of `op` with targets of `depth` names.
-pub(super) fn hot_params(op: Op, depth: usize) -> [(&'static str, Value); 3] {
-    [("op", op.name().into()), ("targets", "hot".into()), ("depth", depth.into())]
+    ask(run, sweep, op, &tables, draw, samples)
 }
 
 /// Asks every variant about few entries, and adds the rows.
@@ -125,7 +121,8 @@ pub(super) fn hot_params(op: Op, depth: usize) -> [(&'static str, Value); 3] {
 /// # Errors
 /// As [`over_tree`], and a tree without names.
 pub(super) fn hot(
-    (run, sweep): (&Run<'_>, &Sweep),
+    run: &Run<'_>,
+    sweep: &Sweep,
     op: Op,
     forest: &Forest,
     samples: &mut Samples,
@@ -141,33 +138,35 @@ pub(super) fn hot(
     let is_asked = |table: &&dyn Namespace| op == Op::Walk || table.variant() != "linux";
     let tables = forest.tables.iter().map(|table| &**table).filter(is_asked);
     let tables: Vec<_> = tables.chain(more.iter().map(|table| &**table)).collect();
-    let draw = |seed| Questions::draw(corpus, op, DRAWS_HOT, (0x5eed_0501 + seed, &pool));
-    ask((run, &sweep.with(&hot_params(op, depth))), op, &tables, draw, samples)
+    let at = [("op", op.name().into()), ("targets", "hot".into()), ("depth", depth.into())];
+    let draw = |seed| Questions::draw(corpus, op, DRAWS_HOT, 0x5eed_0501 + seed, &pool);
+    ask(run, &sweep.with(&at), op, &tables, draw, samples)
 }
 
 /// Measures walks of corewalk and of the maps in a tree of a million, and adds the rows.
 ///
 /// # Errors
 /// As [`over_tree`].
-pub(super) fn cold((run, sweep): (&Run<'_>, &Sweep), samples: &mut Samples) -> anyhow::Result<()> {
+pub(super) fn cold(run: &Run<'_>, sweep: &Sweep, samples: &mut Samples) -> anyhow::Result<()> {
     let (size, began) = (run.settings.size, Instant::now());
     let corpus = Corpus::collect(sized(size, MILLION));
     let tables = load(&[&["corewalk"][..], &MAPS].concat(), &corpus)?;
-    let (entries, made_up) = (corpus.len(), corpus.made_up());
+    let (entries, made_up) = (corpus.len(), corpus.made_up);
     let seconds = began.elapsed().as_secs_f64();
     eprintln!("lookup: loaded {entries} entries, {made_up} of them made up, in {seconds:.1} s");
     let tree = [("op", "walk".into()), ("targets", "uniform".into()), ("entries", entries.into())];
     let draws = sized(size, DRAWS_COLD);
-    let draw = |seed| Questions::draw(&corpus, Op::Walk, draws, (0x5eed_0601 + seed, &[]));
+    let draw = |seed| Questions::draw(&corpus, Op::Walk, draws, 0x5eed_0601 + seed, &[]);
     let tables: Vec<_> = tables.iter().map(|table| &**table).collect();
-    ask((run, &sweep.with(&tree)), Op::Walk, &tables, draw, samples)?;
+    ask(run, &sweep.with(&tree), Op::Walk, &tables, draw, samples)?;
     samples.add_best(BEST_MAP, &MAPS);
     Ok(())
 }
 
 /// Measures all variants in all cells. `draw` returns the questions of one worker for a seed.
 fn ask(
-    (run, sweep): (&Run<'_>, &Sweep),
+    run: &Run<'_>,
+    sweep: &Sweep,
     op: Op,
     tables: &[&dyn Namespace],
     draw: impl Fn(u64) -> Questions,
@@ -180,7 +179,7 @@ fn ask(
         let (questions, next) = (&questions, Counter::new(0));
         let measure = move |cell: &Cell, time| {
             next.set(next.get() + STEP);
-            measure(table, (op, &questions[..cell.number("threads")], next.get()), time)
+            measure(table, op, &questions[..cell.number("threads")], next.get(), time)
         };
         variants.push((table.variant(), Box::new(measure)));
     }
@@ -190,22 +189,24 @@ fn ask(
 /// Lets each worker ask its questions, from question `first` on.
 fn measure(
     table: &dyn Namespace,
-    (op, questions, first): (Op, &[Questions], usize),
+    op: Op,
+    questions: &[Questions],
+    first: usize,
     time: Duration,
 ) -> anyhow::Result<Slice> {
-    let misses = table.misses();
+    let misses = table.stats().misses;
     let slice = crew::run(questions.len(), time, |worker, turn| {
         table.begin();
         table.work(op, &questions[worker], first, turn)
     });
-    ensure!(table.misses() == misses, "{}: the back end was asked", table.variant());
+    ensure!(table.stats().misses == misses, "{}: the back end was asked", table.variant());
     Ok(slice)
 }
 
 /// Returns the hot targets and their depth, which is at most [`DEPTH`] or that of the tree.
 fn pool(corpus: &Corpus, op: Op) -> Option<(usize, Vec<u64>)> {
     let is_usable = |&ino: &u64| {
-        ![ROOT, corpus.synthetic()].contains(&ino) && (op != Op::Path || corpus.is_directory(ino))
+        ![ROOT, SYNTHETIC].contains(&ino) && (op != Op::Path || corpus.is_directory(ino))
     };
     (1..=DEPTH).rev().find_map(|depth| {
         let deep: Vec<u64> =
@@ -241,13 +242,13 @@ mod tests {
         for table in load(&VARIANTS, &corpus).unwrap() {
             for op in Op::ALL {
                 let time = Duration::from_millis(5);
-                let questions = [Questions::draw(&corpus, op, 500, (7, &[]))];
-                let slice = measure(&*table, (op, &questions, 10), time).unwrap();
+                let questions = [Questions::draw(&corpus, op, 500, 7, &[])];
+                let slice = measure(&*table, op, &questions, 10, time).unwrap();
                 assert!(slice.ops > 0 && slice.wrong == 0, "{}", table.variant());
                 // The table does not have the last entry of the other tree.
                 let last = [other.len() as u64];
-                let questions = [Questions::draw(&other, op, 10, (7, &last))];
-                let outcome = measure(&*table, (op, &questions, 0), time);
+                let questions = [Questions::draw(&other, op, 10, 7, &last)];
+                let outcome = measure(&*table, op, &questions, 0, time);
                 let is_found = |slice: Slice| slice.wrong == slice.ops;
                 assert!(outcome.map_or(true, is_found), "{}", table.variant());
             }

@@ -23,40 +23,11 @@
 //! # Checks
 //! Those of `names`. `path-under-rename` measures translations beside a renamer.
 
-use super::names::{self, BASELINE, DEPTH, Forest, hot_params};
+use super::names::{self, Forest};
 use super::prelude::*;
 
-/// The least throughput of one thread over the tree, over that of the baseline.
-const ONE: f64 = 1.0;
-/// The least that two threads reach of it.
-const TWO: f64 = 1.8;
-/// The least that two threads reach of libfuse's table.
-const LIBFUSE: f64 = 3.0;
-/// The least factor from the time of a hot path to that of getcwd(2) net of the system call.
-const HOT: f64 = 4.0;
-
 /// The table.
-pub(super) const TABLE: Table = Table { name: "path", claims, sweeps, run };
-
-fn claims(rows: &[Row]) -> Vec<Claim> {
-    let tree =
-        |threads: u64| [("op", "path".into()), ("renamer", 0.into()), ("threads", threads.into())];
-    let rate = |variant| shape::median(rows, variant, "ops_per_s", &tree(2));
-    let libfuse = rate("corewalk").zip(rate("libfuse-node")).map(|(ours, theirs)| ours / theirs);
-    let hot = hot_params(Op::Path, DEPTH);
-    let net = [&hot[..], &[("threads", 1.into()), ("net_of", Value::from("syscall"))]].concat();
-    let over = |threads| shape::ratio(rows, "corewalk", "ops_per_s", &tree(threads));
-    vec![
-        Claim::at_least(&format!("one thread over {BASELINE}, over the tree"), over(1), ONE),
-        Claim::at_least(&format!("two threads over {BASELINE}, over the tree"), over(2), TWO),
-        Claim::at_least("two threads over libfuse-node, over the tree", libfuse, LIBFUSE),
-        Claim::at_least(
-            "a hot path of 8 names over the host's getcwd net of the system call",
-            shape::ahead(rows, "corewalk", &net),
-            HOT,
-        ),
-    ]
-}
+pub(super) const TABLE: Table = Table { name: "path", other_claims: STATED, sweeps, run };
 
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     vec![names::tree_sweep(Op::Path, settings), names::hot_sweep(settings)]
@@ -64,8 +35,8 @@ fn sweeps(settings: &Settings) -> Vec<Sweep> {
 
 fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     let forest = Forest::load(run.table, run.settings)?;
-    names::over_tree((run, &run.sweeps[0]), Op::Path, &forest, samples)?;
-    names::hot((run, &run.sweeps[1]), Op::Path, &forest, samples)?;
+    names::over_tree(run, &run.sweeps[0], Op::Path, &forest, samples)?;
+    names::hot(run, &run.sweeps[1], Op::Path, &forest, samples)?;
     samples.add_scaling(|_, params| params["op"] == "path");
     Ok(())
 }
@@ -85,7 +56,7 @@ mod tests {
             })
             .collect();
         let rows = quick::check(&TABLE, &[&VARIANTS[..], &["linux"]].concat(), &cells);
-        let claims: Vec<String> = claims(&rows).iter().map(Claim::to_string).collect();
+        let claims: Vec<String> = TABLE.claims(&rows).iter().map(Claim::to_string).collect();
         assert!(claims[..3].iter().all(|claim| claim.contains("held (x")), "{claims:?}");
     }
 }

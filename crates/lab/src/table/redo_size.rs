@@ -28,10 +28,9 @@
 use super::prelude::*;
 use crate::baseline::Namespace;
 use crate::before::timed::Counting;
-use crate::before::{Before, Dentries, Design, make_path};
+use crate::before::{Before, Dentries, Design, make_file, make_path};
 use crate::ours::Ours;
-use crate::race::{self, Outcome, Race, Reader, Writer};
-use corewalk::FileKind;
+use crate::race::{self, Outcome, Reader, Writer};
 
 /// Readers and writers of `redo-size`.
 const READERS: (&[usize], &[usize]) = (&[1, 2], &[1, 2, 4, 8]);
@@ -51,8 +50,6 @@ const FILES: usize = 64;
 const FILLERS: usize = 1000;
 /// The share of the time per row: the grid is large.
 const SHARE_OF_TIME: f64 = 0.4;
-/// The least throughput of a reader beside a writer, over that of a reader alone.
-const KEPT_MIN: f64 = 0.9;
 /// The length of the trial of corewalk's counters.
 const TRIAL: Duration = Duration::from_millis(100);
 /// The variant that is measured only if its counters count.
@@ -68,27 +65,10 @@ struct Load {
 /// The table.
 pub(super) const REDO_SIZE: Table = Table {
     name: "redo-size",
-    claims: claims_redo_size,
-    sweeps: sweeps_redo_size,
+    other_claims: STATED,
+    sweeps: |settings| sweep(settings, READERS, WRITERS),
     run: run_redo_size,
 };
-
-fn claims_redo_size(rows: &[Row]) -> Vec<Claim> {
-    let at = |readers: u64, writers: u64| {
-        [("op", Value::from("path")), ("readers", readers.into()), ("writers", writers.into())]
-    };
-    let shared = shape::ratio(rows, Design::SeqRwLock.name(), "ops_per_s", &at(2, 0));
-    let cost = |writers| shape::median(rows, OURS, "ns_per_op", &at(1, writers));
-    let kept = cost(0).zip(cost(1)).map(|(alone, beside)| alone / beside);
-    let document =
-        "of the document: two readers that share the lock over two that exclude each other";
-    let ours = "a reader of corewalk beside a writer over one alone, by its processor time";
-    vec![Claim::at_least(document, shared, 1.0), Claim::at_least(ours, kept, KEPT_MIN)]
-}
-
-fn sweeps_redo_size(settings: &Settings) -> Vec<Sweep> {
-    sweep(settings, READERS, WRITERS)
-}
 
 fn run_redo_size(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     let (loads, sweep) = (loads()?, &run.sweeps[0]);
@@ -98,7 +78,8 @@ fn run_redo_size(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
         for (op, side) in [("path", outcome.reads), ("rename", outcome.renames)] {
             if side.ops > 0 {
                 let (variant, params) = (load.racer.variant(), visit.cell.with("op", op).0);
-                side.over_span().add_to(samples, visit.round, variant, &params, sweep.baseline)?;
+                let (side, baseline) = (side.over_span(), sweep.baseline);
+                side.add_to(samples, visit.round, variant, &params, baseline, &params)?;
             }
         }
         Ok(())
@@ -108,8 +89,8 @@ fn run_redo_size(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
 /// The table.
 pub(super) const LOCK_SHARE: Table = Table {
     name: "lock-share",
-    claims: claims_lock_share,
-    sweeps: sweeps_lock_share,
+    other_claims: claims_lock_share,
+    sweeps: |settings| sweep(settings, SHARE_READERS, SHARE_WRITERS),
     run: run_lock_share,
 };
 
@@ -120,7 +101,7 @@ fn claims_lock_share(rows: &[Row]) -> Vec<Claim> {
         ("readers", 2.into()),
         ("writers", 0.into()),
     ];
-    let waiting = |variant| shape::median(rows, variant, "seconds", &params);
+    let waiting = |variant| shape::find(rows, variant, "seconds", &params).map(|row| row.median);
     let [without, with] = [Design::GlobalLock.name(), Design::SeqRwLock.name()].map(waiting);
     let pct = |share: Option<f64>| 100.0 * share.unwrap_or_default();
     let document = Claim::of(
@@ -135,10 +116,6 @@ fn claims_lock_share(rows: &[Row]) -> Vec<Claim> {
         format!("at most {:.3} %", pct(most)),
     );
     vec![document, ours]
-}
-
-fn sweeps_lock_share(settings: &Settings) -> Vec<Sweep> {
-    sweep(settings, SHARE_READERS, SHARE_WRITERS)
 }
 
 fn run_lock_share(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
@@ -156,9 +133,11 @@ fn run_lock_share(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
             if done.ops == 0 || (side == "writers" && variant == OURS) {
                 continue;
             }
-            for (of, share) in ["waiting", "holding"].into_iter().zip(shares(done)) {
+            let spent = done.spent;
+            let all_ns = (done.wall.as_nanos() as f64 - spent.aside_ns as f64).max(1.0);
+            for (of, ns) in [("waiting", spent.waiting_ns), ("holding", spent.holding_ns)] {
                 let params = visit.cell.with("side", side).with("of", of).0;
-                let share = (Metric::Seconds, share);
+                let share = (Metric::SECONDS, ns as f64 / all_ns);
                 samples.add(visit.round, variant, &params, share, sweep.baseline);
             }
         }
@@ -172,16 +151,13 @@ type Sized = (&'static [usize], &'static [usize]);
 fn sweep(settings: &Settings, readers: Sized, writers: Sized) -> Vec<Sweep> {
     let of = |list| values(sized(settings.size, list));
     let cells = cells(&[("readers", of(readers)), ("writers", of(writers))]);
-    vec![Sweep::new(cells, (DESIGNS, Design::GlobalLock.name()), SHARE_OF_TIME)]
+    vec![Sweep::new(cells, DESIGNS, Design::GlobalLock.name(), SHARE_OF_TIME)]
 }
 
 impl Load {
     /// Returns the load over `dentries`, which are empty.
     fn over<D: Dentries + 'static>(dentries: D) -> anyhow::Result<Load> {
-        let file = |parent: u64, name: &str| {
-            let made = dentries.create(parent, name.as_bytes(), FileKind::Regular);
-            made.with_context(|| format!("{}: no room", dentries.variant()))
-        };
+        let file = |parent: u64, name: &str| make_file(&dentries, parent, name);
         let database = make_path(&dentries, DATABASE.as_bytes());
         let target = |at: usize| {
             let name = format!("slob_data_{at:02}.dbf");
@@ -199,7 +175,7 @@ impl Load {
             anyhow::Ok(Writer { home: name("redo_a.log"), away: name("redo_b.log") })
         };
         let writers = (0..WRITERS_MAX).map(writer).collect::<anyhow::Result<_>>()?;
-        Ok(Load { racer: Box::new(dentries), reader: Reader { targets }, writers })
+        Ok(Load { racer: Box::new(dentries), reader: Reader(targets), writers })
     }
 
     /// Runs a slice with the readers and writers of `cell`.
@@ -207,14 +183,11 @@ impl Load {
     /// # Errors
     /// A wrong path.
     fn run(&self, time: Duration, cell: &Cell) -> anyhow::Result<Outcome> {
-        let race = Race {
-            readers: &vec![self.reader.clone(); cell.number("readers")],
-            writers: &self.writers[..cell.number("writers")],
-            time,
-            pinning: Pinning::Free,
-        };
-        let outcome = race::run(&*self.racer, &*self.racer, &race);
-        let (variant, Slice { ops, wrong, .. }) = (self.racer.variant(), outcome.reads);
+        let readers = vec![self.reader.clone(); cell.number("readers")];
+        let writers = &self.writers[..cell.number("writers")];
+        let racer = &*self.racer;
+        let outcome = race::run(racer, racer, &readers, writers, time, Pinning::Free);
+        let (variant, Slice { ops, wrong, .. }) = (racer.variant(), outcome.reads);
         ensure!(wrong == 0, "{variant}: {wrong} of {ops} paths were wrong");
         Ok(outcome)
     }
@@ -230,28 +203,17 @@ fn loads() -> anyhow::Result<Vec<Load>> {
     Ok(loads)
 }
 
-/// Returns the shares of waiting and of holding.
-fn shares(side: &Slice) -> [f64; 2] {
-    let spent = side.spent;
-    let all = (side.wall.as_nanos() as f64 - spent.aside_ns as f64).max(1.0);
-    [spent.waiting_ns, spent.holding_ns].map(|ns| ns as f64 / all)
-}
-
 /// Returns true if corewalk's counters move when translations are disturbed.
 fn counts_translations() -> anyhow::Result<bool> {
     let dentries = Ours::empty(64)?;
     let parent = make_path(&dentries, b"/a");
     let leaf = make_path(&dentries, b"/a/b/c/d");
     let right = vec![b"/a/b/c/d".to_vec(), b"/a/x/c/d".to_vec()];
-    let race = Race {
-        readers: &[Reader { targets: vec![(leaf, right)] }],
-        writers: &[Writer { home: (parent, b"b".to_vec()), away: (parent, b"x".to_vec()) }],
-        time: TRIAL,
-        pinning: Pinning::OnePerCore,
-    };
-    let outcome = race::run(&dentries, &dentries, &race);
+    let readers = [Reader(vec![(leaf, right)])];
+    let writers = [Writer { home: (parent, b"b".to_vec()), away: (parent, b"x".to_vec()) }];
+    let outcome = race::run(&dentries, &dentries, &readers, &writers, TRIAL, Pinning::OnePerCore);
     ensure!(outcome.reads.wrong == 0, "{OURS}: {} paths were wrong", outcome.reads.wrong);
-    Ok(outcome.retries.is_some_and(|retries| retries > 0))
+    Ok(outcome.retries > 0)
 }
 
 #[cfg(test)]
@@ -262,13 +224,13 @@ mod tests {
     #[test]
     fn quick_run_has_both_sides_of_every_cell_of_the_grid() {
         let variants = ["corewalk", "before-global-lock", "before-seqrwlock", "before-seqlock"];
-        let all = &sweeps_redo_size(&quick::settings())[0].cells;
+        let all = &(REDO_SIZE.sweeps)(&quick::settings())[0].cells;
         let with = |op: &'static str| all.iter().map(move |cell| cell.with("op", op));
         let writes = with("rename").filter(|cell| cell.number("writers") > 0);
         let cells: Vec<Cell> = with("path").chain(writes).collect();
         assert_eq!(cells.len(), 6);
         let rows = quick::check(&REDO_SIZE, &variants, &quick::params(&cells));
-        let claims: Vec<String> = (REDO_SIZE.claims)(&rows).iter().map(Claim::to_string).collect();
+        let claims: Vec<String> = REDO_SIZE.claims(&rows).iter().map(Claim::to_string).collect();
         assert!(
             claims.len() == 2 && claims.iter().all(|claim| claim.contains("held (x")),
             "{claims:?}"

@@ -28,7 +28,8 @@
 //! 001 (Long, September 2013).
 
 use super::prelude::*;
-use crate::files::{Files, Ours, User};
+use crate::files::{Files, User, make_path};
+use crate::ours::Ours;
 
 /// The variant that all are compared with.
 const BASELINE: &str = "linux";
@@ -40,64 +41,40 @@ const PLACES: [&str; 3] = ["own", "own-pair", "one"];
 const APART: &str = "apart";
 /// The variants.
 const VARIANTS: [&str; 2] = ["corewalk", BASELINE];
-/// The claimed factor over the host's rename.
-const FASTER: f64 = 10.0;
-/// The claimed scaling of two threads that rename different names.
-const SCALING: [(&str, &str, f64); 2] =
-    [("own", "different directories", 1.8), ("one", "one directory", 1.5)];
-
 /// The table.
-pub(super) const TABLE: Table = Table { name: "rename", claims, sweeps, run };
-
-fn claims(rows: &[Row]) -> Vec<Claim> {
-    let one = [("net_of", Value::from("syscall")), ("threads", Value::from(1))];
-    let ahead = shape::ahead(rows, "corewalk", &[&at("own")[..], &one].concat());
-    let words = "one thread over the host's rename on a tmpfs net of the system call";
-    let mut claims = vec![Claim::at_least(words, ahead, FASTER)];
-    for (place, words, least) in SCALING {
-        let scaling = shape::scaling(rows, "corewalk", &at(place));
-        let words = format!("two threads over one, renaming different names in {words}");
-        claims.push(Claim::at_least(&words, scaling, least));
-    }
-    claims
-}
+pub(super) const TABLE: Table = Table { name: "rename", other_claims: STATED, sweeps, run };
 
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let cells = |places: &[&str]| {
         cells(&[("directories", values(places)), ("threads", values(&settings.threads))])
     };
-    let together = Sweep::new(cells(&PLACES), (VARIANTS.len(), BASELINE), 1.0);
-    let apart = Sweep::new(cells(&[APART]), (1, "corewalk"), 1.0);
+    let together = Sweep::new(cells(&PLACES), VARIANTS.len(), BASELINE, 1.0);
+    let apart = Sweep::new(cells(&[APART]), 1, "corewalk", 1.0);
     vec![Sweep { is_net_of_syscall: true, ..together }, apart]
 }
 
 fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     let threads = run.settings.threads_max();
-    run.files(&run.sweeps[0], None, &Renames { threads }, samples)?;
-    let namespaces: Vec<Ours> = (0..threads).map(|_| Ours::new()).collect::<anyhow::Result<_>>()?;
+    run.files(&run.sweeps[0], None, &Renames(threads), samples)?;
+    let namespaces: Vec<Ours> =
+        (0..threads).map(|_| Ours::on_tmpfs()).collect::<anyhow::Result<_>>()?;
     namespaces.iter().try_for_each(|files| make_files(files, threads))?;
     let measure: Measure<'_> = Box::new(|cell, time| {
-        Ok(slice(&|thread| &namespaces[thread], ("own", cell.number("threads")), time))
+        Ok(slice(&|thread| &namespaces[thread], "own", cell.number("threads"), time))
     });
     run.measure(&run.sweeps[1], &[("corewalk", measure)], samples)?;
     samples.add_scaling(|_, _| true);
     Ok(())
 }
 
-fn at(place: &'static str) -> [(&'static str, Value); 1] {
-    [("directories", place.into())]
-}
-
 /// Renames of up to so many threads.
-struct Renames {
-    threads: usize,
-}
+struct Renames(usize);
 
 impl Workload for Renames {
     fn enter<'a, F: Files>(&'a self, files: &'a F) -> anyhow::Result<Measure<'a>> {
-        make_files(files, self.threads)?;
+        make_files(files, self.0)?;
         Ok(Box::new(move |cell, time| {
-            Ok(slice(&|_| files, (cell.word("directories"), cell.number("threads")), time))
+            Ok(slice(&|_| files, cell.word("directories"), cell.number("threads"), time))
         }))
     }
 }
@@ -105,14 +82,10 @@ impl Workload for Renames {
 /// Makes the files of all threads in every directory.
 fn make_files<F: Files>(files: &F, threads: usize) -> anyhow::Result<()> {
     let user = files.user();
-    let root = user.open_dir(b"/").context("there is no root")?;
-    ensure!(user.make_dir(&root, b"one"), "{}: no directory", files.variant());
     for thread in 0..threads {
-        for path in [format!("/own-{thread}"), format!("/other-{thread}")] {
-            ensure!(user.make_dir(&root, &path.as_bytes()[1..]), "{}: no {path}", files.variant());
-        }
+        make_path(&user, &format!("/other-{thread}"))?;
         for path in [format!("/own-{thread}"), String::from("/one")] {
-            let dir = user.open_dir(path.as_bytes()).context("a directory is missing")?;
+            let dir = make_path(&user, &path)?;
             for file in 0..FILES {
                 let is_made = user.create(&dir, names(thread, file)[0].as_bytes());
                 ensure!(is_made, "{}: no file in {path}", files.variant());
@@ -130,7 +103,8 @@ fn names(thread: usize, file: u64) -> [String; 2] {
 /// Runs one slice; `files` returns the file system of each thread.
 fn slice<'a, F: Files + 'a>(
     files: &(impl Fn(usize) -> &'a F + Sync),
-    (place, threads): (&str, usize),
+    place: &str,
+    threads: usize,
     time: Duration,
 ) -> Slice {
     crew::run(threads, time, |thread, turn| {
@@ -151,14 +125,7 @@ fn slice<'a, F: Files + 'a>(
             let is_leaving = (number / FILES).is_multiple_of(2);
             if is_leaving { user.rename(old, new) } else { user.rename(new, old) }
         };
-        let mut done = 0;
-        let lap = turn.run(|number| {
-            done = number + 1;
-            step(number)
-        });
-        let is_back = (done..done.next_multiple_of(2 * FILES)).all(step);
-        assert!(is_back, "{}: a name did not come back", files.variant());
-        lap
+        turn.run_cycles(2 * FILES, step)
     })
 }
 
@@ -171,25 +138,26 @@ mod tests {
     fn quick_run_has_every_place_and_the_cost_of_a_system_call() {
         let cells = quick::params(&sweeps(&quick::settings())[0].cells);
         let rows = quick::check(&TABLE, &VARIANTS, &cells);
-        let own = [&at("own")[..], &[("threads", 1.into())]].concat();
+        let own = [("directories", "own".into()), ("threads", 1.into())];
         let net = [&own[..], &[("net_of", "syscall".into())]].concat();
-        let cost =
-            |variant, params: &[(&str, Value)]| shape::median(&rows, variant, "ns_per_op", params);
+        let cost = |variant, params: &[(&str, Value)]| {
+            shape::find(&rows, variant, "ns_per_op", params).map(|row| row.median)
+        };
         assert!(cost("linux", &net).unwrap() < cost("linux", &own).unwrap());
         assert_eq!(cost("corewalk", &net), cost("corewalk", &own));
-        assert!(quick::row(&rows, ("linux", "ns_per_op"), &[("op", "syscall".into())]).is_some());
-        let claims: Vec<String> = claims(&rows).iter().map(Claim::to_string).collect();
+        assert!(quick::row(&rows, "linux", "ns_per_op", &[("op", "syscall".into())]).is_some());
+        let claims: Vec<String> = TABLE.claims(&rows).iter().map(Claim::to_string).collect();
         assert_eq!(claims.len(), 3);
         assert!(claims.iter().all(|claim| claim.contains("held (x")), "{claims:?}");
     }
 
     #[test]
     fn name_that_cannot_be_renamed_is_a_wrong_answer() {
-        let ours = Ours::new().unwrap();
+        let ours = Ours::on_tmpfs().unwrap();
         make_files(&ours, 1).unwrap();
         let user = ours.user();
         let own = user.open_dir(b"/own-0").unwrap();
-        let slice = || slice(&|_| &ours, ("own", 1), Duration::from_millis(1));
+        let slice = || slice(&|_| &ours, "own", 1, Duration::from_millis(1));
         assert!(slice().check("corewalk").is_ok());
         assert!(user.unlink(&own, names(0, 3)[0].as_bytes()));
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(slice));

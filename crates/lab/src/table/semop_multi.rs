@@ -39,16 +39,15 @@
 //! the privilege.
 
 use super::prelude::*;
-use crate::before::sems::{IpcLock, IpcRcu, SemArrays};
-use crate::sems::{Linux, Load, Ours, Sems, apart};
-use crate::worker::{Place, Workers, of_sets};
+use crate::before::sems::{Protocol, SemArrays};
+use crate::sems::{Linux, Load, Ours, Sems, made};
+use crate::worker::{Objects, Place, Workers};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "linux";
-const OURS: &str = "corewalk";
 /// The variants in threads, and those in processes.
 const VARIANTS: usize = 4;
-const PROCESSES: [&str; 3] = [BASELINE, OURS, "preload"];
+const PROCESSES: [&str; 3] = [BASELINE, "corewalk", "preload"];
 /// Semaphores of the two sets of each variant.
 const SEMS: [u16; 2] = [128, 1];
 /// More threads than there are processors.
@@ -56,61 +55,19 @@ const CROWDS: (&[usize], &[usize]) = (&[16], &[16, 256]);
 /// The shares of the time per row: for most rows, and for those with many threads.
 const SHARES_OF_TIME: [f64; 2] = [0.1, 0.3];
 
-/// The cited time of gVisor's engine in nanoseconds per call, with one thread on 128 semaphores,
-/// and the factor that is claimed over it.
-const GVISOR_NS: f64 = 688.0;
-const OVER_GVISOR_MIN: f64 = 15.0;
-
 /// The table.
-pub(super) const TABLE: Table = Table {
-    name: "semop-multi",
-    claims,
-    sweeps,
-    run: |run, samples| apart(|| measure(run, samples)),
-};
-
-fn claims(rows: &[Row]) -> Vec<Claim> {
-    let least = |words: &str, least, is_meant: &dyn Fn(&Params) -> bool| {
-        let words = format!("{words}, corewalk over linux");
-        Claim::in_every_cell(&words, &rates(rows, BASELINE, is_meant), Bound::Least(least))
-    };
-    let is_one_or_own = |load: &Params| is(load, "threads", 1) || is(load, "pattern", "own");
-    let is_undo = |load: &Params| is(load, "undo", "on") && is(load, "pattern", "own");
-    let pattern =
-        |pattern: &'static str| move |load: &Params| is_plain(load) && is(load, "pattern", pattern);
-    let undo = |threads: usize| move |load: &Params| is_undo(load) && is(load, "threads", threads);
-    let one = [
-        ("threads", 1.into()),
-        ("sems", SEMS[0].into()),
-        ("pattern", "own".into()),
-        ("undo", "off".into()),
-        ("ops", 1.into()),
-        ("workers", "threads".into()),
-    ];
-    let ns = shape::median(rows, OURS, "ns_per_op", &one);
-    let gvisor = "one thread in this process, over the figure that is cited for gVisor's engine";
-    vec![
-        least("one thread, or own semaphores", 10.0, &|load| is_plain(load) && is_one_or_own(load)),
-        least("random semaphores", 5.0, &pattern("random")),
-        least("all on one semaphore", 2.0, &pattern("same")),
-        least("own semaphores with undo, one worker", 8.0, &undo(1)),
-        least("own semaphores with undo, two workers", 6.0, &undo(2)),
-        least("two operations as one", 3.0, &|load| is(load, "ops", 2)),
-        least("any row", 1.0, &|_| true),
-        Claim::at_least(gvisor, ns.map(|ns| GVISOR_NS / ns), OVER_GVISOR_MIN),
-    ]
-}
+pub(super) const TABLE: Table = Table { name: "semop-multi", other_claims: STATED, sweeps, run };
 
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let [share, share_of_crowds] = SHARES_OF_TIME;
-    let crowds = loads(sized(settings.size, CROWDS), (&["own"], SEMS[0], "off", 1), "threads");
+    let crowds = loads(sized(settings.size, CROWDS), &["own"], SEMS[0], "off", 1, "threads");
     let mut sweeps = vec![
-        Sweep::new(all_loads(settings, "threads"), (VARIANTS, BASELINE), share),
-        Sweep::new(crowds, (VARIANTS, BASELINE), share_of_crowds),
+        Sweep::new(all_loads(settings, "threads"), VARIANTS, BASELINE, share),
+        Sweep::new(crowds, VARIANTS, BASELINE, share_of_crowds),
     ];
     if settings.program.is_some() {
         let cells = all_loads(settings, "processes");
-        sweeps.push(Sweep::new(cells, (PROCESSES.len(), BASELINE), share));
+        sweeps.push(Sweep::new(cells, PROCESSES.len(), BASELINE, share));
     }
     sweeps
 }
@@ -118,7 +75,10 @@ fn sweeps(settings: &Settings) -> Vec<Sweep> {
 /// Returns the cells of one kind of load.
 fn loads(
     threads: &[usize],
-    (patterns, sems, undo, ops): (&[&str], u16, &str, usize),
+    patterns: &[&str],
+    sems: u16,
+    undo: &str,
+    ops: usize,
     workers: &str,
 ) -> Vec<Cell> {
     cells(&[
@@ -137,18 +97,21 @@ fn all_loads(settings: &Settings, workers: &str) -> Vec<Cell> {
     let few: Vec<usize> = settings.threads.iter().copied().filter(|n| *n <= 2).collect();
     let ([many, one], all) = (SEMS, &settings.threads);
     [
-        loads(all, (&["own", "random"], many, "off", 1), workers),
-        loads(all, (&["same"], one, "off", 1), workers),
-        loads(&few, (&["own", "random"], many, "on", 1), workers),
-        loads(&few, (&["same"], one, "on", 1), workers),
-        loads(&few, (&["own", "random", "same"], many, "off", 2), workers),
+        loads(all, &["own", "random"], many, "off", 1, workers),
+        loads(all, &["same"], one, "off", 1, workers),
+        loads(&few, &["own", "random"], many, "on", 1, workers),
+        loads(&few, &["same"], one, "on", 1, workers),
+        loads(&few, &["own", "random", "same"], many, "off", 2, workers),
     ]
     .concat()
 }
 
-fn measure(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
-    let (linux, ours) = (made(Linux::default())?, made(Ours::new(1)?)?);
-    let (lock, rcu) = (made(SemArrays::<IpcLock>::new(1))?, made(SemArrays::<IpcRcu>::new(1))?);
+fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
+    let (linux, ours) = (made(Linux::default(), &SEMS)?, made(Ours::new(1)?, &SEMS)?);
+    let (lock, rcu) = (
+        made(SemArrays::new(Protocol::IpcLock, 1), &SEMS)?,
+        made(SemArrays::new(Protocol::IpcRcu, 1), &SEMS)?,
+    );
     for (sweep, is_crowd) in run.sweeps.iter().zip([false, true]) {
         let variants = [
             in_threads(&linux, is_crowd),
@@ -159,8 +122,10 @@ fn measure(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
         run.measure(sweep, &variants, samples)?;
     }
     processes(run, samples)?;
+    let is_meant: [(_, Value); 3] =
+        [("ops", 1.into()), ("undo", "off".into()), ("sems", SEMS[0].into())];
     samples.add_scaling(|_, params| {
-        is_plain(params) && is(params, "sems", SEMS[0]) && is(params, "workers", "threads")
+        params["workers"] == "threads" && is_meant.iter().all(|(key, value)| params[key] == *value)
     });
     Ok(())
 }
@@ -172,14 +137,17 @@ fn processes(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     };
     let folder = Scratch::in_memory(run.table)?;
     let [file, preloaded] = ["namespace", "preloaded"].map(|name| folder.path().join(name));
-    let (linux, ours) = (made(Linux::default())?, made(Ours::open(&file)?)?);
-    let behind_library = made(Ours::open(&preloaded)?)?;
+    let (linux, ours) = (made(Linux::default(), &SEMS)?, made(Ours::open(&file)?, &SEMS)?);
+    let behind_library = made(Ours::open(&preloaded)?, &SEMS)?;
     let most = run.settings.threads_max();
-    let start = |place, ids: &[i32]| Workers::start(program, place, most, |_| of_sets(ids, &SEMS));
+    let start = |place, ids: Vec<i32>| {
+        let sets: Vec<_> = ids.into_iter().zip(SEMS).collect();
+        Workers::start(program, place, most, |_| Objects::Sets(sets.clone()))
+    };
     let workers = [
-        start(Place::Host, &linux.ids())?,
-        start(Place::Namespace(&file), &ours.ids())?,
-        start(Place::Preload(&preloaded), &behind_library.ids())?,
+        start(Place::Host, linux.ids())?,
+        start(Place::Namespace(&file), ours.ids())?,
+        start(Place::Preload(&preloaded), behind_library.ids())?,
     ];
     let variants = [
         (PROCESSES[0], in_processes(&linux, &workers[0])),
@@ -187,11 +155,6 @@ fn processes(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
         (PROCESSES[2], in_processes(&behind_library, &workers[2])),
     ];
     run.measure(sweep, &variants, samples)
-}
-
-fn made<S: Sems>(mut sems: S) -> anyhow::Result<S> {
-    SEMS.into_iter().try_for_each(|count| sems.make(count))?;
-    Ok(sems)
 }
 
 /// Returns a variant in threads of this process. With more threads than processors the rate is that
@@ -218,15 +181,6 @@ fn set_of(cell: &Cell) -> usize {
     usize::from(cell.number("sems") != usize::from(SEMS[0]))
 }
 
-fn is<V: Into<serde_json::Value>>(params: &Params, key: &str, value: V) -> bool {
-    params.get(key) == Some(&value.into())
-}
-
-/// Returns true for loads of one operation without undo.
-fn is_plain(params: &Params) -> bool {
-    is(params, "ops", 1) && is(params, "undo", "off")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -239,8 +193,8 @@ mod tests {
         assert_eq!(cells.len(), 2 * 9 + 1);
         let variants = ["linux", "corewalk", "before-ipc-lock", "before-ipc-rcu"];
         let rows = quick::check(&TABLE, &variants, &quick::params(&cells));
-        let claims: Vec<String> = claims(&rows).iter().map(Claim::to_string).collect();
+        let claims: Vec<String> = TABLE.claims(&rows).iter().map(Claim::to_string).collect();
         assert!(claims.iter().all(|claim| claim.contains("held (x")), "{claims:?}");
-        assert!(super::claims(&[])[0].to_string().ends_with("not measured"));
+        assert!(TABLE.claims(&[])[0].to_string().ends_with("not measured"));
     }
 }

@@ -12,6 +12,7 @@
 
 use std::fmt::{self, Display};
 
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::samples::{OVER_THREADS, Params, Row};
@@ -30,31 +31,110 @@ pub(crate) struct Claim {
 }
 
 /// The bound of a factor.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Bound {
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Bound {
     Least(f64),
     Most(f64),
 }
 
-impl Claim {
-    /// Returns the claim that `factor` is at least `least`.
-    pub(crate) fn at_least(words: &str, factor: Option<f64>, least: f64) -> Claim {
-        let is_held = factor.map(|factor| factor >= least);
-        Claim::of(format!("{words}, at least x{least}"), is_held, times(factor))
-    }
+/// Parameters with their values. In [`find`] the value `*` matches any value.
+type At = Vec<(&'static str, Value)>;
+/// The only row of a variant and a metric that has exactly these parameters.
+type Cited = (&'static str, &'static str, At);
 
-    /// Returns the claim that `factor` is at most `most`.
-    pub(super) fn at_most(words: &str, factor: Option<f64>, most: f64) -> Claim {
-        let is_held = factor.map(|factor| factor <= most);
-        Claim::of(format!("{words}, at most x{most}"), is_held, times(factor))
+/// A claim as `words.json` states it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Stated {
+    /// The claim without its bound. `{KEY}` stands for the parameter KEY of the row.
+    words: &'static str,
+    of: Of,
+    /// The bound of the figure. Losses have none.
+    bound: Option<Bound>,
+}
+
+/// The figure of a claim.
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Of {
+    /// The ratio of a row to its baseline.
+    Ratio(Cited),
+    /// The ratio of the baseline to the row.
+    Inverse(Cited),
+    /// The median of the first row over that of the second row.
+    Medians(Cited, Cited),
+    /// A published figure over the median of a row.
+    Figure(f64, Cited),
+    /// The ratios of corewalk's throughput in all rows that have one of these sets of parameters.
+    Cells(Vec<At>),
+    /// The rows of a variant that have one of these sets of parameters.
+    Losses(&'static str, Vec<At>),
+}
+
+impl Stated {
+    /// Returns the claim, with whether the rows show it.
+    pub(super) fn test(&self, rows: &[Row]) -> Claim {
+        let cited = |(variant, metric, at): &Cited| find(rows, variant, metric, at);
+        let ratio = |of| cited(of)?.ratio.filter(|ratio| *ratio > 0.0);
+        let (mut words, bound) = (self.words.to_owned(), self.bound.unwrap_or(Bound::Least(0.0)));
+        let factor = match &self.of {
+            Of::Ratio(of) => {
+                for (key, value) in cited(of).iter().flat_map(|row| &row.params) {
+                    words = words.replace(&format!("{{{key}}}"), &value.to_string());
+                }
+                ratio(of)
+            }
+            Of::Inverse(of) => ratio(of).map(|ratio| 1.0 / ratio),
+            Of::Medians(of, over) => {
+                cited(of).zip(cited(over)).map(|(of, over)| of.median / over.median)
+            }
+            Of::Figure(figure, over) => cited(over).map(|over| figure / over.median),
+            Of::Cells(sets) => {
+                let rates = rates(rows, |params| is_any(params, sets));
+                return Claim::in_every_cell(&words, &rates, bound);
+            }
+            Of::Losses(variant, sets) => {
+                let is_meant = |row: &&Row| {
+                    row.variant == *variant
+                        && is_any(&row.params, sets)
+                        && !row.params.contains_key(OVER_THREADS)
+                };
+                return Claim::no_loss(&words, rows.iter().filter(is_meant));
+            }
+        };
+        Claim::within(&words, factor, bound)
+    }
+}
+
+impl Bound {
+    /// Returns the sign of a better factor, the bound and its word.
+    fn parts(self) -> (f64, f64, &'static str) {
+        match self {
+            Bound::Least(least) => (1.0, least, "least"),
+            Bound::Most(most) => (-1.0, most, "most"),
+        }
+    }
+}
+
+impl Claim {
+    /// Returns the claim that `factor` is within `bound`.
+    pub(crate) fn within(words: &str, factor: Option<f64>, bound: Bound) -> Claim {
+        let figure = factor.map(|factor| format!("x{factor:.2}")).unwrap_or_default();
+        let (sign, bound, word) = bound.parts();
+        let is_held = factor.map(|factor| sign * factor >= sign * bound);
+        Claim::of(format!("{words}, at {word} x{bound}"), is_held, figure)
     }
 
     /// Returns the claim that none of `rows` is behind its baseline by more than the spread of the
     /// row.
     pub(super) fn no_loss<'a>(words: &str, rows: impl IntoIterator<Item = &'a Row>) -> Claim {
         let rows: Vec<&Row> = rows.into_iter().filter(|row| row.ratio.is_some()).collect();
-        let losses: Vec<String> =
-            rows.iter().filter(|row| is_loss(row)).map(|row| place(row)).collect();
+        let place = |row: &&Row| {
+            let (params, ratio) = (with_names(&row.params), row.ratio.unwrap_or(0.0));
+            format!("{params} [{}] x{ratio:.2} of {}", row.metric, row.baseline)
+        };
+        let losses: Vec<String> = rows.iter().filter(|row| is_loss(row)).map(place).collect();
         let mut figure = format!("{} of {} rows behind", losses.len(), rows.len());
         for (at, loss) in losses.iter().take(NAMED).enumerate() {
             figure.push_str(if at == 0 { ": " } else { "; " });
@@ -69,17 +149,11 @@ impl Claim {
 
     /// Returns the claim that each of `factors` is within `bound`. The figure is the worst factor.
     pub(super) fn in_every_cell(words: &str, factors: &[(f64, &Row)], bound: Bound) -> Claim {
-        let (sense, words) = match bound {
-            Bound::Least(least) => (1.0, format!("{words}, at least x{least} in every cell")),
-            Bound::Most(most) => (-1.0, format!("{words}, at most x{most} in every cell")),
-        };
-        let is_right = |factor: f64| match bound {
-            Bound::Least(least) => factor >= least,
-            Bound::Most(most) => factor <= most,
-        };
-        let worst = factors.iter().min_by(|a, b| (sense * a.0).total_cmp(&(sense * b.0)));
+        let (sign, bound, word) = bound.parts();
+        let words = format!("{words}, at {word} x{bound} in every cell");
+        let worst = factors.iter().min_by(|a, b| (sign * a.0).total_cmp(&(sign * b.0)));
         let Some((factor, row)) = worst else { return Claim::of(words, None, String::new()) };
-        let right = factors.iter().filter(|(factor, _)| is_right(*factor)).count();
+        let right = factors.iter().filter(|(factor, _)| sign * factor >= sign * bound).count();
         let (of, place) = (factors.len(), with_names(&row.params));
         let figure = format!("x{factor:.2} at {place}; {right} of {of} cells");
         Claim::of(words, Some(right == of), figure)
@@ -104,15 +178,13 @@ impl Display for Claim {
     }
 }
 
-/// Returns the ratios of corewalk's throughput to `baseline`, in the rows that `is_meant` selects.
-pub(super) fn rates<'a>(
-    rows: &'a [Row],
-    baseline: &str,
-    is_meant: impl Fn(&Params) -> bool,
-) -> Vec<(f64, &'a Row)> {
-    let ours = ours(rows).filter(|row| row.metric == "ops_per_s" && row.baseline == baseline);
-    let meant = ours.filter(|row| is_meant(&row.params));
-    meant.filter_map(|row| Some((row.ratio?, row))).collect()
+/// Returns the ratios of corewalk's throughput to the baseline, in the rows that `is_meant`
+/// selects. Rows whose baseline is the same load with one thread are not among them.
+pub(super) fn rates(rows: &[Row], is_meant: impl Fn(&Params) -> bool) -> Vec<(f64, &Row)> {
+    let is_rate = |row: &&Row| {
+        row.metric == "ops_per_s" && !row.params.contains_key(OVER_THREADS) && is_meant(&row.params)
+    };
+    ours(rows).filter(is_rate).filter_map(|row| Some((row.ratio?, row))).collect()
 }
 
 /// Returns the rows of corewalk.
@@ -120,63 +192,22 @@ pub(super) fn ours(rows: &[Row]) -> impl Iterator<Item = &Row> {
     rows.iter().filter(|row| row.variant == "corewalk")
 }
 
-/// Returns the median of the row of `variant` with exactly the parameters `params`.
-pub(super) fn median(
-    rows: &[Row],
-    variant: &str,
-    metric: &str,
-    params: &[(&str, Value)],
-) -> Option<f64> {
-    find(rows, variant, metric, params).map(|row| row.median)
+/// Returns true if `params` has all parameters of one of `sets`.
+fn is_any(params: &Params, sets: &[At]) -> bool {
+    sets.iter().any(|set| set.iter().all(|(key, value)| params.get(key) == Some(value)))
 }
 
-/// Returns the ratio of such a row to its baseline.
-pub(super) fn ratio(
-    rows: &[Row],
-    variant: &str,
-    metric: &str,
-    params: &[(&str, Value)],
-) -> Option<f64> {
-    find(rows, variant, metric, params)?.ratio.filter(|ratio| *ratio > 0.0)
-}
-
-/// Returns the baseline's `ns_per_op` over that of the row: more than 1 if the row is faster.
-pub(super) fn ahead(rows: &[Row], variant: &str, params: &[(&str, Value)]) -> Option<f64> {
-    ratio(rows, variant, "ns_per_op", params).map(|ratio| 1.0 / ratio)
-}
-
-/// Returns the rate of two threads over that of one, as the median over the rounds. `params` are
-/// the other parameters.
-pub(super) fn scaling(rows: &[Row], variant: &str, params: &[(&str, Value)]) -> Option<f64> {
-    let params = [params, &[("threads", 2.into()), (OVER_THREADS, 1.into())]].concat();
-    ratio(rows, variant, "ops_per_s", &params)
-}
-
-/// Returns a factor as text, or `unknown` if a row is missing.
-pub(super) fn times(factor: Option<f64>) -> String {
-    factor.map_or_else(|| String::from("unknown"), |factor| format!("x{factor:.2}"))
-}
-
-/// Returns true if the row is behind its baseline by more than its own spread.
-pub(super) fn is_loss(row: &Row) -> bool {
-    let margin = 1.0 + spread_pct(row) / 100.0;
+/// Returns true if the row is behind its baseline by more than the distance from its lowest to its
+/// highest round.
+fn is_loss(row: &Row) -> bool {
+    let spread = if row.median > 0.0 { (row.max - row.min) / row.median } else { 0.0 };
     row.ratio.is_some_and(|ratio| match row.better {
-        "higher" => ratio * margin < 1.0,
-        _ => ratio > margin,
+        "higher" => ratio * (1.0 + spread) < 1.0,
+        _ => ratio > 1.0 + spread,
     })
 }
 
-/// Returns the distance from the lowest to the highest round, in percent of the median.
-pub(super) fn spread_pct(row: &Row) -> f64 {
-    if row.median > 0.0 { 100.0 * (row.max - row.min) / row.median } else { 0.0 }
-}
-
-/// Returns the parameters of a row, and its ratio to its baseline, as text.
-fn place(row: &Row) -> String {
-    let (params, ratio) = (with_names(&row.params), row.ratio.unwrap_or(0.0));
-    format!("{params} [{}] x{ratio:.2} of {}", row.metric, row.baseline)
-}
-
+/// Returns the row of `variant` and `metric` with exactly these parameters.
 pub(super) fn find<'a>(
     rows: &'a [Row],
     variant: &str,
@@ -187,7 +218,9 @@ pub(super) fn find<'a>(
         row.variant == variant
             && row.metric == metric
             && row.params.len() == params.len()
-            && params.iter().all(|(key, value)| row.params.get(key) == Some(value))
+            && params.iter().all(|(key, value)| {
+                row.params.get(key).is_some_and(|found| value == "*" || found == value)
+            })
     })
 }
 
@@ -201,28 +234,35 @@ mod tests {
         let mut samples = Samples::default();
         for (threads, op, value) in [(1, "a", 10.0), (2, "a", 18.0), (1, "b", 1.0)] {
             let params = Params::from([("op", op.into()), ("threads", threads.into())]);
-            samples.add(0, "corewalk", &params, (Metric::OpsPerSecond, value), "corewalk");
+            samples.add(0, "corewalk", &params, (Metric::OPS_PER_SECOND, value), "corewalk");
         }
         samples.add_scaling(|_, _| true);
         let rows = samples.rows();
-        assert_eq!(scaling(&rows, "corewalk", &[("op", "a".into())]), Some(1.8));
-        assert_eq!(scaling(&rows, "corewalk", &[("op", "b".into())]), None);
-        assert_eq!(scaling(&rows, "corewalk", &[]), None);
-        assert_eq!(times(Some(1.8)), "x1.80");
-        assert_eq!(times(None), "unknown");
+        let claim = |params: &str| {
+            let stated = format!(
+                r#"{{"words": "{{op}}", "bound": {{"least": 1.8}}, "of": {{"ratio":
+                ["corewalk", "ops_per_s", [{params}["threads", 2], ["over_threads", 1]]]}}}}"#
+            );
+            let stated: Stated = serde_json::from_str(stated.leak()).unwrap();
+            stated.test(&rows).to_string()
+        };
+        assert_eq!(claim(r#"["op", "*"], "#), "claim: \"a\", at least x1.8: held (x1.80)");
+        assert_eq!(claim(r#"["op", "b"], "#), "claim: {op}, at least x1.8: not measured");
+        assert_eq!(claim(""), "claim: {op}, at least x1.8: not measured");
     }
 
     #[test]
     fn claim_is_one_line_that_says_whether_it_holds() {
-        let line = |figure| Claim::at_least("two threads over one", figure, 1.8).to_string();
+        let line =
+            |figure| Claim::within("two threads over one", figure, Bound::Least(1.8)).to_string();
         assert_eq!(line(Some(1.85)), "claim: two threads over one, at least x1.8: held (x1.85)");
         assert_eq!(
             line(Some(1.79)),
             "claim: two threads over one, at least x1.8: not held (x1.79)"
         );
         assert_eq!(line(None), "claim: two threads over one, at least x1.8: not measured");
-        assert_eq!(Claim::at_most("its time", Some(1.31), 1.3).word(), "not-held");
-        assert_eq!(Claim::at_most("its time", Some(1.3), 1.3).word(), "held");
+        let word = |factor| Claim::within("its time", Some(factor), Bound::Most(1.3)).word();
+        assert_eq!((word(1.31), word(1.3)), ("not-held", "held"));
     }
 
     /// Returns a row with `users` users and a spread of a tenth.

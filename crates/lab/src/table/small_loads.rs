@@ -52,16 +52,11 @@ struct Plan {
 }
 
 /// The table.
-pub(super) const TABLE: Table = Table { name: "small-loads", claims, sweeps, run };
-
-fn claims(rows: &[Row]) -> Vec<Claim> {
-    let words = "no load loses against the kernel before the patches";
-    vec![Claim::no_loss(words, shape::ours(rows))]
-}
+pub(super) const TABLE: Table = Table { name: "small-loads", other_claims: STATED, sweeps, run };
 
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let cells = cells(&[("load", values(&LOADS)), ("threads", values(&settings.threads))]);
-    vec![Sweep::new(cells, (VARIANTS.len(), BASELINE), 1.0)]
+    vec![Sweep::new(cells, VARIANTS.len(), BASELINE, 1.0)]
 }
 
 fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
@@ -115,7 +110,7 @@ fn part(of: usize, thread: usize) -> usize {
 }
 
 /// Looks at every name in one directory after the other.
-fn find_size<U: User>(user: &U, plan: &Plan, thread: usize, turn: Turn) -> Laps {
+fn find_size<U: User>(user: &U, plan: &Plan, thread: usize, turn: Turn<'_>) -> Laps {
     let mut list = List::default();
     let mut next = plan.directories.iter().cycle().skip(part(plan.directories.len(), thread));
     turn.run_jobs(move || {
@@ -126,7 +121,7 @@ fn find_size<U: User>(user: &U, plan: &Plan, thread: usize, turn: Turn) -> Laps 
         for (name, is_directory) in list.iter() {
             let status = user.stat_at(&dir, name);
             let is_right = status.is_some_and(|status| {
-                status.is_directory() == is_directory && (is_directory || status.size == 0)
+                status.is_dir() == is_directory && (is_directory || status.size == 0)
             });
             wrong += u64::from(!is_right);
             seen = (seen.0 + 1, seen.1 + usize::from(is_directory));
@@ -138,7 +133,7 @@ fn find_size<U: User>(user: &U, plan: &Plan, thread: usize, turn: Turn) -> Laps 
 }
 
 /// Translates open files.
-fn cat_maps<U: User>(user: &U, plan: &Plan, turn: Turn) -> Laps {
+fn cat_maps<U: User>(user: &U, plan: &Plan, turn: Turn<'_>) -> Laps {
     let every = (plan.files.len() / MAPPED).max(1);
     let mapped: Vec<_> = plan.files.iter().step_by(every).take(MAPPED).collect();
     let held: Vec<_> = mapped.iter().map(|path| user.hold(path)).collect();
@@ -149,7 +144,13 @@ fn cat_maps<U: User>(user: &U, plan: &Plan, turn: Turn) -> Laps {
 }
 
 /// Reads the attributes of one known file after the other.
-fn git_diff<U: User>(user: &U, plan: &Plan, numbers: &[u64], thread: usize, turn: Turn) -> Laps {
+fn git_diff<U: User>(
+    user: &U,
+    plan: &Plan,
+    numbers: &[u64],
+    thread: usize,
+    turn: Turn<'_>,
+) -> Laps {
     let first = part(plan.files.len(), thread);
     turn.run(move |number| {
         let at = (first + number as usize) % plan.files.len();
@@ -160,7 +161,7 @@ fn git_diff<U: User>(user: &U, plan: &Plan, numbers: &[u64], thread: usize, turn
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::Ours;
+    use crate::ours::Ours;
     use crate::table::engine::Cell;
     use crate::table::quick;
 
@@ -169,14 +170,14 @@ mod tests {
         let cells = quick::params(&sweeps(&quick::settings())[0].cells);
         let rows = quick::check(&TABLE, &VARIANTS, &cells);
         assert!(rows.iter().all(|row| row.baseline == BASELINE));
-        let claim = claims(&rows)[0].to_string();
+        let claim = TABLE.claims(&rows)[0].to_string();
         assert!(claim.contains("of 12 rows behind"), "{claim}");
     }
 
     #[test]
     fn tree_that_has_changed_gives_wrong_answers_in_every_load() {
         let plan = Plan::of(Corpus::collect(500));
-        let ours = Ours::new().unwrap();
+        let ours = Ours::on_tmpfs().unwrap();
         let measure = plan.enter(&ours).unwrap();
         let slice = |load: &str| {
             let cell = Cell::default().with("load", load).with("threads", 1);

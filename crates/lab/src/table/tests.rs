@@ -70,7 +70,8 @@ pub(crate) mod quick {
     /// Returns the first row of `variant` with these parameters, among others.
     pub(crate) fn row<'a>(
         rows: &'a [Row],
-        (variant, metric): (&str, &str),
+        variant: &str,
+        metric: &str,
         params: &[(&str, Value)],
     ) -> Option<&'a Row> {
         rows.iter().find(|row| {
@@ -96,7 +97,7 @@ pub(crate) mod quick {
         let rows = samples.rows();
         for (variant, params) in variants.iter().flat_map(|v| cells.iter().map(move |c| (v, c))) {
             for metric in ["ops_per_s", "ns_per_op"] {
-                let row = row(&rows, (variant, metric), params);
+                let row = row(&rows, variant, metric, params);
                 let row = row.unwrap_or_else(|| panic!("no {metric} of {variant} at {params:?}"));
                 assert!(row.median > 0.0 && row.min <= row.median && row.median <= row.max);
                 // A slice in which no worker got a processor does not count as a round.

@@ -23,8 +23,8 @@
 
 use super::prelude::*;
 use crate::pingpong::{self, SemPair};
-use crate::sems::{Linux, Ours, Sems, apart, check};
-use crate::worker::{Place, Workers, of_sets};
+use crate::sems::{Linux, Ours, Sems, check};
+use crate::worker::{Objects, Place, Workers};
 use std::fs;
 
 /// The baseline of all rows.
@@ -32,33 +32,17 @@ const BASELINE: &str = "linux";
 const OURS: &str = "corewalk";
 /// The share of the time per row.
 const SHARE_OF_TIME: f64 = 0.8;
-/// The most time of a round trip over the host kernel's, with one waiter and with a crowd of
-/// waiters.
-const MOST: f64 = 1.05;
-const MOST_OF_CROWD: f64 = 1.0;
 /// Threads that wait at one semaphore.
 const CROWDS: (&[usize], &[usize]) = (&[8], &[8, 100, 400]);
 
 /// The table.
-pub(super) const TABLE: Table =
-    Table { name: "wakeup", claims, sweeps, run: |run, samples| apart(|| measure(run, samples)) };
-
-fn claims(rows: &[Row]) -> Vec<Claim> {
-    let claim = |cell: Cell| {
-        let params: Vec<_> = cell.0.clone().into_iter().collect();
-        let ratio = shape::ratio(rows, OURS, "ops_per_s", &params);
-        let words = format!("the time of a round trip over linux, {cell}");
-        let most = if cell.number("waiters") == 1 { MOST } else { MOST_OF_CROWD };
-        Claim::at_most(&words, ratio.map(|ratio| 1.0 / ratio), most)
-    };
-    all_cells(CROWDS.1, &["threads", "processes"], &[1, 2]).into_iter().map(claim).collect()
-}
+pub(super) const TABLE: Table = Table { name: "wakeup", other_claims: STATED, sweeps, run };
 
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let cpus = cpus::each().len().min(2);
     let workers = &["threads", "processes"][..1 + usize::from(settings.program.is_some())];
     let cells = all_cells(sized(settings.size, CROWDS), workers, &[1, 2][..cpus]);
-    vec![Sweep::new(cells, (2, BASELINE), SHARE_OF_TIME)]
+    vec![Sweep::new(cells, 2, BASELINE, SHARE_OF_TIME)]
 }
 
 /// Returns all cells: pairs of threads and of processes, and crowds of threads.
@@ -72,18 +56,18 @@ fn all_cells(crowds: &[usize], workers: &[&str], cpus: &[usize]) -> Vec<Cell> {
     all
 }
 
-fn measure(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
+fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     let folder = Scratch::in_memory(run.table)?;
     let of_linux: Measure<'_> =
-        Box::new(|cell, time| round_trips(run, Linux::default(), (cell, time), Place::Host));
+        Box::new(|cell, time| round_trips(run, Linux::default(), cell, time, Place::Host));
     let of_ours: Measure<'_> = Box::new(|cell, time| {
         if cell.word("workers") == "threads" {
-            return round_trips(run, Ours::new(2)?, (cell, time), Place::Host);
+            return round_trips(run, Ours::new(2)?, cell, time, Place::Host);
         }
         let file = folder.path().join("namespace");
         // Each slice has a namespace of its own.
         let _ = fs::remove_file(&file);
-        round_trips(run, Ours::open(&file)?, (cell, time), Place::Namespace(&file))
+        round_trips(run, Ours::open(&file)?, cell, time, Place::Namespace(&file))
     });
     run.measure(&run.sweeps[0], &[(BASELINE, of_linux), (OURS, of_ours)], samples)
 }
@@ -92,14 +76,13 @@ fn measure(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
 fn round_trips<S: Sems>(
     run: &Run<'_>,
     mut sems: S,
-    (cell, time): (&Cell, Duration),
+    cell: &Cell,
+    time: Duration,
     place: Place<'_>,
 ) -> anyhow::Result<Slice> {
     sems.make(2)?;
-    let slice = pingpong::run(&SemPair(&sems), cell, time, |cpu| {
-        let program = run.settings.program.as_ref();
-        let program = program.context("this run cannot start the lab again")?;
-        Workers::answerer(program, place, cpu, of_sets(&sems.ids(), &[2]))
+    let slice = pingpong::run(&SemPair(&sems, 1), cell, time, |cpu| {
+        Workers::answerer(run.program()?, place, cpu, Objects::Sets(vec![(sems.ids()[0], 2)]))
     })?;
     check(&sems, 0, |_| 0)?;
     Ok(slice)
@@ -114,7 +97,7 @@ mod tests {
     fn quick_run_has_round_trips_on_one_processor_and_on_two() {
         let cells = &sweeps(&quick::settings())[0].cells;
         let rows = quick::check(&TABLE, &[BASELINE, OURS], &quick::params(cells));
-        let claims: Vec<String> = claims(&rows).iter().map(Claim::to_string).collect();
+        let claims: Vec<String> = TABLE.claims(&rows).iter().map(Claim::to_string).collect();
         assert_eq!(claims.len(), 4 + 2 * CROWDS.1.len());
         assert!(claims[0].contains("held (x"), "{}", claims[0]);
         assert!(claims[3].ends_with("not measured"), "{}", claims[3]);

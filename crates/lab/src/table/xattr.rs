@@ -66,9 +66,7 @@ const SETS: usize = 50_000;
 const RUNS: &str = "averaged_runs";
 
 /// Values to choose from, the same for all processes.
-struct Pool {
-    bytes: Vec<u8>,
-}
+struct Pool(Vec<u8>);
 
 /// The draws of one process.
 struct Draws<'a> {
@@ -83,7 +81,7 @@ struct Draws<'a> {
 /// The table.
 pub(super) const TABLE: Table = Table {
     name: "xattr",
-    claims: claims::of,
+    other_claims: claims::of,
     sweeps: |settings| KINDS.map(|kind| run::sweep(settings, kind)).into(),
     run,
 };
@@ -108,7 +106,7 @@ fn cell(store: &str, [processes, files, values]: [usize; 3]) -> Cell {
 /// Returns the bytes per file of a cell whose files take `bytes` in all.
 fn bytes_per_file(cell: &Cell, bytes: u64) -> (Metric, f64) {
     let files = cell.number("processes") * cell.number("files");
-    (Metric::BytesPerEntry, bytes as f64 / files as f64)
+    (Metric::BYTES_PER_ENTRY, bytes as f64 / files as f64)
 }
 
 impl Pool {
@@ -123,11 +121,11 @@ impl Pool {
             }
             value[VALUE_BYTES - 8..].copy_from_slice(&(number as u64).to_le_bytes());
         }
-        Pool { bytes }
+        Pool(bytes)
     }
 
     fn value(&self, number: usize) -> &[u8] {
-        &self.bytes[number * VALUE_BYTES..][..VALUE_BYTES]
+        &self.0[number * VALUE_BYTES..][..VALUE_BYTES]
     }
 }
 
@@ -157,17 +155,6 @@ impl<'a> Draws<'a> {
         self.last[file] = number;
         self.pool.value(number)
     }
-
-    /// Returns each file with the value that it was given last.
-    fn given(&self) -> impl Iterator<Item = (usize, &'a [u8])> {
-        self.last.iter().map(|&number| self.pool.value(number)).enumerate()
-    }
-}
-
-/// Returns the seconds for the document's 50,000 sets by each process, at the rate `ops_per_s` of
-/// all processes.
-fn seconds(processes: usize, ops_per_s: f64) -> f64 {
-    (SETS * processes) as f64 / ops_per_s.max(1e-9)
 }
 
 #[cfg(test)]
@@ -186,7 +173,7 @@ mod tests {
         assert!(rows.iter().all(|row| row.baseline == BASELINE));
         let bytes = |variant, (processes, files, values)| {
             let params = quick::params(&[cell(MEMORY, [processes, files, values])]).remove(0);
-            quick::row(&rows, (variant, "bytes_per_entry"), &params).unwrap().median
+            quick::row(&rows, variant, "bytes_per_entry", &params).unwrap().median
         };
         for variant in &VARIANTS[..4] {
             assert_eq!(bytes(variant, (1, 100, 10)), 409.6, "{variant}: 10 blocks for 100 files");
@@ -194,7 +181,7 @@ mod tests {
         assert_eq!(bytes("off", (1, 100, 10)), 4096.0);
         for params in quick::params(&on_disk) {
             for metric in ["ops_per_s", "ns_per_op", "bytes_per_entry", "seconds"] {
-                let row = |variant: &&str| quick::row(&rows, (variant, metric), &params);
+                let row = |variant: &&str| quick::row(&rows, variant, metric, &params);
                 assert!(
                     VARIANTS.iter().all(|variant| row(variant).is_some()),
                     "{metric} {params:?}"

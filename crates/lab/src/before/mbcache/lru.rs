@@ -17,11 +17,12 @@
 
 use corewalk_base::primitives::Arc;
 use corewalk_base::{CachePadded, Mutex};
+use corewalk_mbcache::Stats;
 use corewalk_store::{Removal, ShareIndex};
 
 use super::rings::Rings;
 use super::{chain, chains};
-use crate::blocks::{Index, USERS_MAX};
+use crate::blocks::USERS_MAX;
 
 /// The index.
 pub(crate) struct Lru {
@@ -51,9 +52,14 @@ impl Lru {
     /// Returns an empty index with room for at least `entries` entries, in `lists` LRU lists.
     pub(crate) fn new(entries: usize, lists: usize) -> Lru {
         let each = if lists == 1 { entries } else { entries.div_ceil(lists) * 2 };
+        let list = || List {
+            order: Rings::new(each, 1),
+            entries: (0..each).map(|_| None).collect(),
+            free: (0..each as u32).rev().collect(),
+        };
         Lru {
             chains: (0..chains(entries)).map(|_| CachePadded::default()).collect(),
-            lists: (0..lists).map(|_| CachePadded::new(Mutex::new(List::new(each)))).collect(),
+            lists: (0..lists).map(|_| CachePadded::new(Mutex::new(list()))).collect(),
         }
     }
 
@@ -110,7 +116,10 @@ impl ShareIndex for Lru {
         loop {
             let mut chain = self.chain(key).lock();
             let mut list = self.list(key).lock();
-            if let Some(entry) = list.add(key, block) {
+            if let Some(at) = list.free.pop() {
+                let entry = Arc::new(Entry { key, block, at });
+                list.entries[at as usize] = Some(Arc::clone(&entry));
+                list.order.push_back(0, at);
                 drop(list);
                 chain.push(entry);
                 return;
@@ -139,32 +148,15 @@ impl ShareIndex for Lru {
     fn users_max(&self) -> u32 {
         USERS_MAX
     }
-}
 
-impl Index for Lru {
-    fn entries(&self) -> u64 {
-        self.chains.iter().map(|chain| chain.lock().len() as u64).sum()
+    fn stats(&self) -> Stats {
+        let mut stats = Stats::default();
+        stats.entries = self.chains.iter().map(|chain| chain.lock().len() as u64).sum();
+        stats
     }
 }
 
 impl List {
-    fn new(entries: usize) -> List {
-        List {
-            order: Rings::new(entries, 1),
-            entries: (0..entries).map(|_| None).collect(),
-            free: (0..entries as u32).rev().collect(),
-        }
-    }
-
-    /// Returns a new entry at the end of the list, or None if there is no room.
-    fn add(&mut self, key: u64, block: u64) -> Option<Arc<Entry>> {
-        let at = self.free.pop()?;
-        let entry = Arc::new(Entry { key, block, at });
-        self.entries[at as usize] = Some(Arc::clone(&entry));
-        self.order.push_back(0, at);
-        Some(entry)
-    }
-
     fn has(&self, entry: &Arc<Entry>) -> bool {
         let there = self.entries[entry.at as usize].as_ref();
         there.is_some_and(|there| Arc::ptr_eq(there, entry))

@@ -13,12 +13,15 @@
 //!
 //! Source: Linux 4.5 `fs/mbcache.c` and `fs/ext4/xattr.c`; document 004.
 
+use ahash::RandomState;
 use corewalk_base::{Condvar, Mutex, MutexGuard};
+use corewalk_mbcache::Stats;
 use corewalk_store::{Removal, ShareIndex};
+use hashbrown::HashMap;
 
 use super::rings::Rings;
 use super::{chain, chains};
-use crate::blocks::{Index, USERS_MAX};
+use crate::blocks::USERS_MAX;
 
 /// The index.
 pub(crate) struct OneLock {
@@ -32,7 +35,7 @@ struct State {
     entries: Vec<Entry>,
     free: Vec<u32>,
     by_key: Rings,
-    by_block: Rings,
+    by_block: HashMap<u64, u32, RandomState>,
     /// The entries that no thread holds, the least recently used one first.
     unused: Rings,
     chains: usize,
@@ -57,7 +60,7 @@ impl OneLock {
             entries: vec![Entry::default(); entries],
             free: (0..entries as u32).rev().collect(),
             by_key: Rings::new(entries, chains),
-            by_block: Rings::new(entries, chains),
+            by_block: HashMap::with_capacity_and_hasher(entries, RandomState::new()),
             unused: Rings::new(entries, 1),
             chains,
         };
@@ -148,7 +151,7 @@ impl ShareIndex for OneLock {
         let Some(at) = at else { return };
         state.entries[at as usize] = Entry { key, block, ..Entry::default() };
         state.by_key.push_front(chain(key, state.chains), at);
-        state.by_block.push_front(chain(block, state.chains), at);
+        state.by_block.insert(block, at);
         state.unused.push_back(0, at);
     }
 
@@ -157,7 +160,7 @@ impl ShareIndex for OneLock {
     /// Waits until no thread holds the entry of the block, and holds the entry exclusively.
     fn leave(&self, block: u64) {
         let mut state = self.state.lock();
-        while let Some(at) = state.find_block(block) {
+        while let Some(at) = state.by_block.get(&block).copied() {
             state.unused.unlink(at);
             if state.entries[at as usize].used == 0 {
                 state.entries[at as usize].used = 1;
@@ -176,14 +179,14 @@ impl ShareIndex for OneLock {
 
     fn left(&self, block: u64) {
         let mut state = self.state.lock();
-        if let Some(at) = state.find_block(block) {
+        if let Some(at) = state.by_block.get(&block).copied() {
             self.end_alone(&mut state, at);
         }
     }
 
     fn remove(&self, _: u64, block: u64) -> Removal {
         let mut state = self.state.lock();
-        if let Some(at) = state.find_block(block) {
+        if let Some(at) = state.by_block.get(&block).copied() {
             state.unlink(at);
             self.end_alone(&mut state, at);
         }
@@ -195,25 +198,19 @@ impl ShareIndex for OneLock {
     fn users_max(&self) -> u32 {
         USERS_MAX
     }
-}
 
-impl Index for OneLock {
-    fn entries(&self) -> u64 {
+    fn stats(&self) -> Stats {
+        let mut stats = Stats::default();
         let state = self.state.lock();
-        (state.entries.len() - state.free.len()) as u64
+        stats.entries = (state.entries.len() - state.free.len()) as u64;
+        stats
     }
 }
 
 impl State {
-    fn find_block(&self, block: u64) -> Option<u32> {
-        let first = self.by_block.first(chain(block, self.chains));
-        let mut chain = std::iter::successors(first, |&at| self.by_block.next(at));
-        chain.find(|&at| self.entries[at as usize].block == block)
-    }
-
     fn unlink(&mut self, at: u32) {
         self.by_key.unlink(at);
-        self.by_block.unlink(at);
+        self.by_block.remove(&self.entries[at as usize].block);
     }
 
     /// Removes the least recently used entry, and returns its index.

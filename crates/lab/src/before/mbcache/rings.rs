@@ -33,13 +33,13 @@ impl Rings {
     /// Puts an unlinked entry at the front of a list.
     pub(super) fn push_front(&mut self, ring: usize, entry: u32) {
         let head = self.head(ring);
-        self.insert(entry, (head, self.links[head as usize].1));
+        self.insert(entry, head, self.links[head as usize].1);
     }
 
     /// Puts an unlinked entry at the end of a list.
     pub(super) fn push_back(&mut self, ring: usize, entry: u32) {
         let head = self.head(ring);
-        self.insert(entry, (self.links[head as usize].0, head));
+        self.insert(entry, self.links[head as usize].0, head);
     }
 
     /// Removes an entry from its list. Does nothing if the entry is in no list.
@@ -55,7 +55,7 @@ impl Rings {
         self.links[entry as usize].1 != entry
     }
 
-    fn insert(&mut self, entry: u32, (previous, next): (u32, u32)) {
+    fn insert(&mut self, entry: u32, previous: u32, next: u32) {
         debug_assert!(!self.is_linked(entry), "an entry is in one list");
         self.links[entry as usize] = (previous, next);
         self.links[previous as usize].1 = entry;

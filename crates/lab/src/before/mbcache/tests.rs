@@ -2,16 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use corewalk_store::ShareIndex as _;
+use corewalk_store::ShareIndex;
 
 use super::*;
-use crate::blocks::Index;
 use crate::questions::Rng;
 
 const ENTRIES: usize = 64;
 
 /// Returns each design with its name.
-fn all(entries: usize) -> [(&'static str, Box<dyn Index>); 3] {
+fn all(entries: usize) -> [(&'static str, Box<dyn ShareIndex>); 3] {
     [
         ("one lock", Box::new(OneLock::new(entries))),
         ("one list", Box::new(Lru::new(entries, 1))),
@@ -20,7 +19,7 @@ fn all(entries: usize) -> [(&'static str, Box<dyn Index>); 3] {
 }
 
 /// Returns the blocks under a key.
-fn collect(index: &dyn Index, key: u64) -> Vec<u64> {
+fn collect(index: &dyn ShareIndex, key: u64) -> Vec<u64> {
     let mut blocks = vec![];
     index.find(key, &mut |block| {
         blocks.push(block);
@@ -30,7 +29,7 @@ fn collect(index: &dyn Index, key: u64) -> Vec<u64> {
 }
 
 /// Uses the entry of a key, if there is one.
-fn touch(index: &dyn Index, key: u64) -> bool {
+fn touch(index: &dyn ShareIndex, key: u64) -> bool {
     index.find(key, &mut |_| true).is_some()
 }
 
@@ -59,7 +58,7 @@ fn every_design_is_a_multimap() {
                 model.iter().filter(|pair| pair.0 == key).map(|pair| pair.1).collect();
             assert_eq!(blocks, expected, "{name}");
         }
-        assert_eq!(index.entries(), model.len() as u64, "{name}");
+        assert_eq!(index.stats().entries, model.len() as u64, "{name}");
     }
 }
 
@@ -74,7 +73,7 @@ fn every_design_forgets_the_entry_whose_last_use_is_the_oldest() {
         let left: Vec<u64> =
             all_keys.clone().filter(|&key| !collect(&*index, key).is_empty()).collect();
         assert!(left.contains(&0) && left.len() < 4 * ENTRIES, "{name}: {left:?}");
-        assert_eq!(index.entries(), left.len() as u64, "{name}");
+        assert_eq!(index.stats().entries, left.len() as u64, "{name}");
         if name != "two lists" {
             let newest = 3 * ENTRIES as u64 + 1..4 * ENTRIES as u64;
             assert_eq!(left, std::iter::once(0).chain(newest).collect::<Vec<_>>(), "{name}");
@@ -133,5 +132,5 @@ fn thread_that_leaves_a_block_under_the_one_lock_has_it_alone() {
             });
         }
     });
-    assert_eq!(index.entries(), 1);
+    assert_eq!(index.stats().entries, 1);
 }

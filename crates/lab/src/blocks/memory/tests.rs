@@ -57,11 +57,8 @@ impl ShareIndex for Faulty {
     fn users_max(&self) -> u32 {
         self.0.users_max()
     }
-}
-
-impl Index for Faulty {
-    fn entries(&self) -> u64 {
-        self.0.entries()
+    fn stats(&self) -> corewalk_mbcache::Stats {
+        self.0.stats()
     }
 }
 
@@ -169,7 +166,7 @@ fn control_index_that_shares_nothing_is_found_out() {
 fn control_block_with_a_wrong_count_or_content_is_found_out() {
     let store = ours(WORKERS, FILES);
     storm(&store, 5, 2_000).unwrap();
-    let number = *store.files[0][0].lock();
+    let number = store.files[0][0].lock().unwrap();
     store.block(number).users += 1;
     let error = store.audit().unwrap_err().to_string();
     assert!(error.contains("users and has"), "{error}");

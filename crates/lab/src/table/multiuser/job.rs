@@ -21,9 +21,7 @@ const UNITS: usize = 16;
 const SHARED: &str = "/tmp";
 
 /// The headers of the shared directories. `Sources::make` also makes the directories of all users.
-pub(super) struct Sources {
-    headers: Vec<Header>,
-}
+pub(super) struct Sources(Vec<Header>);
 
 /// A header: the paths at which the compiler does not find it, and its own path.
 struct Header {
@@ -36,18 +34,13 @@ struct Header {
 pub(super) struct Desk<'a, U: User> {
     session: &'a U,
     headers: &'a [Header],
-    units: Vec<Unit>,
+    /// The path of the source of each unit, and the name of its object file.
+    units: Vec<[Vec<u8>; 2]>,
     temporaries: [Vec<u8>; 2],
-    shared: Option<U::Dir>,
-    build: Option<U::Dir>,
+    shared: Option<U::Node>,
+    build: Option<U::Node>,
     rng: Rng,
     next: usize,
-}
-
-/// A unit's source and its object file.
-struct Unit {
-    source: Vec<u8>,
-    object: Vec<u8>,
 }
 
 impl Sources {
@@ -83,19 +76,17 @@ impl Sources {
                 make_file(&build, &format!("unit-{unit:02}.o"))?;
             }
         }
-        Ok(Sources { headers })
+        Ok(Sources(headers))
     }
 
     /// Returns the desk of a user, at which one thread works.
     pub(super) fn desk<'a, U: User>(&'a self, session: &'a U, number: usize) -> Desk<'a, U> {
         let [source, build] = directories(number);
-        let units = (0..UNITS).map(|unit| Unit {
-            source: format!("{source}/unit-{unit:02}.c").into_bytes(),
-            object: format!("unit-{unit:02}.o").into_bytes(),
-        });
+        let names = |unit| [format!("{source}/unit-{unit:02}.c"), format!("unit-{unit:02}.o")];
+        let units = (0..UNITS).map(|unit| names(unit).map(String::into_bytes));
         Desk {
             session,
-            headers: &self.headers,
+            headers: &self.0,
             units: units.collect(),
             temporaries: ["s", "o"].map(|end| format!("cc-{number}.{end}").into_bytes()),
             shared: session.open_dir(SHARED.as_bytes()),
@@ -117,7 +108,7 @@ impl<U: User> Desk<'_, U> {
 
     /// Opens the source and everything it includes.
     fn read(&mut self, unit: usize) -> bool {
-        let mut is_right = self.session.open_close(&self.units[unit].source);
+        let mut is_right = self.session.open_close(&self.units[unit][0]);
         for _ in 0..INCLUDED {
             let header = &self.headers[self.rng.below(HEADERS as u64) as usize];
             is_right &= header.absent.iter().all(|path| self.session.stat(path).is_none());
@@ -139,8 +130,8 @@ impl<U: User> Desk<'_, U> {
         is_right &= session.create(shared, object);
         is_right &= session.unlink(shared, assembly);
         is_right &= session.stat(&path).is_none();
-        is_right &= session.unlink(build, &self.units[unit].object);
-        is_right &= session.create(build, &self.units[unit].object);
+        is_right &= session.unlink(build, &self.units[unit][1]);
+        is_right &= session.create(build, &self.units[unit][1]);
         is_right &= session.unlink(shared, object);
         Some(is_right)
     }

@@ -8,6 +8,7 @@ use super::space::{BY_STATISTICS, COUNTED, ON_DISK};
 use super::{BASELINE, BLOCK_BYTES, DISK, MEMORY, TMPFS, VARIANTS};
 use crate::blocks::USERS_MAX;
 use crate::table::prelude::*;
+use std::ops::BitAnd;
 
 /// The most time with sharing in memory, over the time without it.
 const IN_MEMORY_MAX: f64 = 1.15;
@@ -26,17 +27,17 @@ const OF_DOCUMENT: &[&str] = VARIANTS.split_at(3).0;
 
 /// Returns the claims.
 pub(super) fn of(rows: &[Row]) -> Vec<Claim> {
-    let mut claims = of_store(rows, DISK, ("on a disk", ON_DISK_MAX));
+    let mut claims = of_store(rows, DISK, "on a disk", ON_DISK_MAX);
     let words = "in a tmpfs, which shares late, the time of corewalk over that of off";
     let late = times(&rates(rows, TMPFS));
     claims.push(Claim::in_every_cell(words, &late, Bound::Most(IN_MEMORY_MAX)));
-    claims.extend(of_store(rows, MEMORY, ("in memory", IN_MEMORY_MAX)));
+    claims.extend(of_store(rows, MEMORY, "in memory", IN_MEMORY_MAX));
     claims.extend([space(rows, MEMORY), space(rows, DISK), on_disk(rows)]);
     claims
 }
 
 /// Returns the claims of one kind of store, which `place` names.
-fn of_store(rows: &[Row], store: &str, (place, time_max): (&str, f64)) -> Vec<Claim> {
+fn of_store(rows: &[Row], store: &str, place: &str, time_max: f64) -> Vec<Claim> {
     let ours = rates(rows, store);
     // Both are held against the same baseline in the same rounds.
     let over = |row: &Row, variant: &str| {
@@ -72,7 +73,7 @@ fn of_store(rows: &[Row], store: &str, (place, time_max): (&str, f64)) -> Vec<Cl
 
 /// Returns the rates of corewalk over those of the baseline, in one kind of store.
 fn rates<'a>(rows: &'a [Row], store: &str) -> Vec<(f64, &'a Row)> {
-    shape::rates(rows, BASELINE, |params| params["store"] == store)
+    shape::rates(rows, |params| params["store"] == store)
 }
 
 /// Returns the times that belong to such rates.
@@ -80,78 +81,84 @@ fn times<'a>(rates: &[(f64, &'a Row)]) -> Vec<(f64, &'a Row)> {
     rates.iter().map(|(ratio, row)| (1.0 / ratio, *row)).collect()
 }
 
+/// Returns a parameter that is a number.
+fn number(row: &Row, key: &str) -> u64 {
+    row.params[key].as_u64().unwrap_or(1)
+}
+
+/// Returns the number of files of a row, the blocks that they take, and the least number of blocks
+/// for them, if each value has equally many files.
+fn blocks(row: &Row) -> (u64, f64, f64) {
+    let (files, values) = (number(row, "processes") * number(row, "files"), number(row, "values"));
+    // The number of files of a value is random; this is its mean.
+    let least = values * files.div_ceil(values).div_ceil(u64::from(USERS_MAX));
+    (files, row.median * files as f64 / BLOCK_BYTES as f64, least as f64)
+}
+
 /// Returns the claim about blocks by the store's statistics: 1000 files of 10 values take one block
 /// per value and 1024 users.
 fn space(rows: &[Row], store: &str) -> Claim {
-    let (files, values) = (1000, 10);
     let of = |row: &&Row| {
-        let is = |key: &str, value: u64| row.params.get(key).is_some_and(|is| *is == value);
         row.metric == "bytes_per_entry"
-            && is("files", files)
-            && is("values", values)
             && row.params["store"] == store
             && !row.params.contains_key(COUNTED)
+            && (number(row, "files"), number(row, "values")) == (1000, 10)
+            && ["corewalk", BASELINE].contains(&&row.variant[..])
     };
-    let mut figures = vec![];
-    let mut is_held = None;
-    for row in rows.iter().filter(of) {
-        let processes = row.params["processes"].as_u64().unwrap_or(1);
-        let blocks = row.median * (processes * files) as f64 / BLOCK_BYTES as f64;
-        if row.variant == "corewalk" {
-            let least = blocks_of(processes * files, values);
-            is_held = Some(is_held.unwrap_or(true) && blocks <= least as f64 + 0.5);
-        }
-        if ["corewalk", BASELINE].contains(&&row.variant[..]) {
-            figures.push(format!("{} {blocks:.0} blocks with P={processes}", row.variant));
-        }
-    }
-    let words = format!(
-        "F={files} V={values}, store={store}, takes {values} blocks per {USERS_MAX} users of each"
-    );
-    Claim::of(words, is_held, figures.join(", "))
+    let rows: Vec<&Row> = rows.iter().filter(of).collect();
+    let is_small =
+        |row: &&Row| (row.variant == "corewalk").then(|| blocks(row).1 <= blocks(row).2 + 0.5);
+    let figure = |row: &&Row| {
+        let (variant, processes) = (&row.variant, number(row, "processes"));
+        format!("{variant} {:.0} blocks with P={processes}", blocks(row).1)
+    };
+    let words =
+        format!("F=1000 V=10, store={store}, takes 10 blocks per {USERS_MAX} users of each");
+    Claim::of(words, rows.iter().filter_map(is_small).reduce(BitAnd::bitand), listed(&rows, figure))
 }
 
 /// Returns the same claim about the size of the database on disk.
 fn on_disk(rows: &[Row]) -> Claim {
-    let mut figures = vec![];
-    let mut is_held = None;
-    let counted = |row: &&Row, how: &str| row.params.get(COUNTED).is_some_and(|is| is == how);
-    for row in rows.iter().filter(|row| counted(row, BY_STATISTICS)) {
-        let number = |key: &str| row.params[key].as_u64().unwrap_or(1);
-        let (files, values) = (number("files"), number("values"));
-        let is_of_cell = |other: &&Row| {
-            other.variant == row.variant
-                && ["files", "values"].iter().all(|&key| other.params[key] == row.params[key])
-        };
-        let mut on_disk = rows.iter().filter(|row| counted(row, ON_DISK));
-        let Some(on_disk) = on_disk.find(is_of_cell) else { continue };
-        let blocks = row.median * files as f64 / BLOCK_BYTES as f64;
-        let bytes = on_disk.median * files as f64;
-        if row.variant == "corewalk" {
-            let least = blocks_of(files, values);
-            let off = rows.iter().filter(|row| counted(row, ON_DISK) && row.variant == BASELINE);
-            let off = off.filter(|off| off.params == on_disk.params).map(|off| off.median);
-            let is_small = off.fold(true, |_, off| on_disk.median * DISK_SHARE <= off);
-            let is_right = (blocks - least as f64).abs() < 0.5 && is_small;
-            is_held = Some(is_held.unwrap_or(true) && is_right);
-        }
-        figures.push(format!(
-            "{} F={files} V={values}: {blocks:.0} blocks, {:.2} MB more on the disk",
-            row.variant,
-            bytes / 1e6
-        ));
-    }
+    let counted = |row: &Row, how: &str| row.params.get(COUNTED).is_some_and(|is| is == how);
+    // The row of the database that belongs to a row of a statistic.
+    let database = |row: &Row, variant: &str| {
+        rows.iter().find(|other| {
+            other.variant == variant
+                && counted(other, ON_DISK)
+                && ["files", "values"].iter().all(|key| other.params[key] == row.params[key])
+        })
+    };
+    let by_statistics = rows.iter().filter(|row| counted(row, BY_STATISTICS));
+    let pairs = by_statistics.filter_map(|row| Some(row).zip(database(row, &row.variant)));
+    let pairs: Vec<(&Row, &Row)> = pairs.collect();
+    let is_right = |(row, on_disk): &(&Row, &Row)| {
+        let (_, blocks, least) = blocks(row);
+        let is_small = |off: &Row| on_disk.median * DISK_SHARE <= off.median;
+        (row.variant == "corewalk")
+            .then(|| (blocks - least).abs() < 0.5 && database(row, BASELINE).is_none_or(is_small))
+    };
+    let figure = |(row, on_disk): &(&Row, &Row)| {
+        let (files, blocks, _) = blocks(row);
+        let (variant, values) = (&row.variant, number(row, "values"));
+        let megabytes = on_disk.median * files as f64 / 1e6;
+        format!(
+            "{variant} F={files} V={values}: {blocks:.0} blocks, {megabytes:.2} MB more on the disk"
+        )
+    };
     let words = format!(
         "a store has as many blocks as that by its statistics, and takes at most 1/{DISK_SHARE} of \
          the bytes on the disk that it takes without sharing"
     );
-    Claim::of(words, is_held, figures.join(", "))
+    Claim::of(
+        words,
+        pairs.iter().filter_map(is_right).reduce(BitAnd::bitand),
+        listed(&pairs, figure),
+    )
 }
 
-/// Returns the least number of blocks for `files` files, if each value has equally many files.
-fn blocks_of(files: u64, values: u64) -> u64 {
-    // The number of files of a value is random; this is its mean.
-    values * files.div_ceil(values).div_ceil(u64::from(USERS_MAX))
+/// Returns the figures of all rows in one line.
+fn listed<T>(rows: &[T], figure: impl Fn(&T) -> String) -> String {
+    rows.iter().map(figure).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -167,7 +174,7 @@ mod tests {
             let cell = cell(store, [processes, 1000, 10]);
             let params = &cell.0;
             for (variant, rate) in VARIANTS.into_iter().zip([10.0, 60.0, 70.0, ours, 100.0]) {
-                samples.add(0, variant, params, (Metric::OpsPerSecond, rate), BASELINE);
+                samples.add(0, variant, params, (Metric::OPS_PER_SECOND, rate), BASELINE);
             }
             let bytes = bytes_per_file(&cell, blocks * BLOCK_BYTES as u64);
             samples.add(0, "corewalk", params, bytes, BASELINE);

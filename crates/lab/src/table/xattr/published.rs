@@ -37,7 +37,7 @@ pub(super) fn add_to(samples: &mut Samples) {
         let params = cell.with(RUNS, DOCUMENT_RUNS).0;
         for (variant, seconds) in DESIGNS.into_iter().zip(published) {
             if let Some(seconds) = seconds {
-                samples.add(0, variant, &params, (Metric::Seconds, seconds), BASELINE);
+                samples.add(0, variant, &params, (Metric::SECONDS, seconds), BASELINE);
             }
         }
     }

@@ -16,7 +16,6 @@
 
 use super::{
     BASELINE, BLOCK_BYTES, DISK, Draws, MEMORY, Pool, RUNS, TMPFS, VARIANTS, bytes_per_file,
-    seconds,
 };
 use crate::blocks::{AttrStore, DiskStore, MemoryStore, TmpfsStore, designs};
 use crate::machine::thread_cpu_ns;
@@ -57,7 +56,7 @@ pub(super) fn sweep(settings: &Settings, kind: &'static str) -> Sweep {
     let variants = if kind == TMPFS { 2 } else { VARIANTS.len() };
     let share = if kind == DISK { SHARE_ON_DISK } else { SHARE_OF_TIME };
     let repeats = if kind == MEMORY { 1 } else { sized(settings.size, REPEATED) };
-    Sweep { repeats, ..Sweep::new(cells, (variants, BASELINE), share) }
+    Sweep { repeats, ..Sweep::new(cells, variants, BASELINE, share) }
 }
 
 /// Returns the stores of one kind, in the order of the document.
@@ -66,13 +65,13 @@ fn stores(
     scratch: &Scratch,
     size: (usize, usize),
 ) -> anyhow::Result<Vec<Box<dyn AttrStore>>> {
-    if kind == TMPFS {
-        return Ok(vec![
-            Box::new(TmpfsStore::new(true, size)?),
-            Box::new(TmpfsStore::new(false, size)?),
-        ]);
-    }
     let mut stores: Vec<Box<dyn AttrStore>> = vec![];
+    if kind == TMPFS {
+        for is_sharing in [true, false] {
+            stores.push(Box::new(TmpfsStore::new(is_sharing, size)?));
+        }
+        return Ok(stores);
+    }
     for design in designs(2 * size.0 * (size.1 + 1))? {
         let path = scratch.path().join(design.0);
         stores.push(match kind {
@@ -108,16 +107,17 @@ pub(super) fn run(
             _ => load.run_for(time),
         };
         let bytes = bytes_per_file(cell, load.check()? * BLOCK_BYTES as u64);
-        slice.add_to(samples, visit.round, store.variant(), &cell.0, BASELINE)?;
+        slice.add_to(samples, visit.round, store.variant(), &cell.0, BASELINE, &cell.0)?;
         samples.add(visit.round, store.variant(), &cell.0, bytes, BASELINE);
         let nth = cells.iter().position(|other| other == cell).unwrap_or(0);
-        sums[nth * stores.len() + visit.at] += seconds(cell.number("processes"), slice.ops_per_s);
+        let all_sets = (super::SETS * cell.number("processes")) as f64;
+        sums[nth * stores.len() + visit.at] += all_sets / slice.ops_per_s.max(1e-9);
         Ok(())
     })?;
     let rounds = sweep.rounds(run.settings);
     for (at, sum) in sums.iter().enumerate() {
         let (cell, store) = (&cells[at / stores.len()], &stores[at % stores.len()]);
-        let average = (Metric::Seconds, sum / rounds as f64);
+        let average = (Metric::SECONDS, sum / rounds as f64);
         samples.add(0, store.variant(), &cell.with(RUNS, rounds).0, average, BASELINE);
     }
     for store in stores {
@@ -191,8 +191,8 @@ impl Load<'_> {
         let blocks = store.audit()?;
         for (worker, draws) in self.draws.iter().enumerate() {
             let draws = draws.lock();
-            let differs = |&(file, value): &(usize, &[u8])| !store.has(worker, file, value);
-            let wrong = draws.given().filter(differs).count();
+            let has = |(file, &number)| store.has(worker, file, draws.pool.value(number));
+            let wrong = draws.last.iter().enumerate().filter(|given| !has(*given)).count();
             ensure!(wrong == 0, "{}: {wrong} files have something else", store.variant());
             store.clear(worker);
         }
