@@ -46,7 +46,7 @@ use crate::journal::{Journal, View};
 /// Maximum number of queued inodes: 2 MiB of attribute sets, as much as the second-level caches of
 /// two processors hold. With more queued inodes, a private copy of a set costs as much as its
 /// de-duplication.
-const QUEUED_MAX: u64 = 512;
+const QUEUED_MAX: u64 = 4096;
 /// Number of inodes that `share` handles under one handle of the journal. The handle delays the
 /// commits of other threads, so the number is small.
 const BATCH: usize = 32;

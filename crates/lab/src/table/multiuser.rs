@@ -84,7 +84,6 @@ impl Workload for Compilers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpus;
     use crate::table::quick;
 
     /// Every variant must have rows of every number of users.
@@ -98,9 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn quick_run_on_one_cpu_gives_the_processors_back() {
-        let before = cpus::all().unwrap().count();
+    fn quick_run_on_one_cpu_has_every_variant_and_number_of_users() {
         check(&ONE_CPU);
-        assert_eq!(cpus::all().unwrap().count(), before);
     }
 }

@@ -14,7 +14,7 @@ use crate::memory::{Disks, quiet};
 
 const FILES: u64 = 6;
 /// The most inodes that a store queues.
-const QUEUED_MAX: u64 = 512;
+const QUEUED_MAX: u64 = 4096;
 
 fn root() -> Node<'static> {
     Node::detached(1, FileKind::Directory)
