@@ -155,7 +155,7 @@ pub(crate) fn mount_options() -> MountOptions {
 }
 
 /// Ends this process if the returned value is not dropped before [`TEST_LIMIT`].
-fn watch(point: &Path) -> Sender<()> {
+pub(crate) fn watch(point: &Path) -> Sender<()> {
     let (watched, ended) = channel();
     let point = point.to_owned();
     thread::spawn(move || {

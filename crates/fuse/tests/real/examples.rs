@@ -1,0 +1,92 @@
+//! Tests of the examples. The tests of the example `mirror` are in `by_path`.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, symlink};
+use std::path::Path;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use corewalk::{Errno, errno_of};
+use corewalk_base::primitives::thread;
+use corewalk_testkit::require::has_fuse;
+use fuser::{BackgroundSession, MountOption};
+
+use crate::site::{Folder, Host, watch};
+
+#[path = "../../examples/table.rs"]
+#[expect(dead_code, reason = "the example's own main")]
+mod table;
+
+/// Returns the sorted names in a directory.
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).expect("list the folder");
+    let name = |entry: fs::DirEntry| entry.file_name().into_string().expect("the name is text");
+    let mut names: Vec<_> = entries.map(|entry| name(entry.expect("read an entry"))).collect();
+    names.sort();
+    names
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// A mount of the example `table`, which is unmounted when it is dropped.
+struct Table {
+    session: Option<BackgroundSession>,
+    folder: Folder,
+    _watched: Sender<()>,
+}
+
+impl Table {
+    fn new(from: &Path) -> Table {
+        let folder = Folder::new();
+        let shown = table::Shown::new(from.to_owned()).expect("make the table");
+        let mut config = fuser::Config::default();
+        config.mount_options = vec![MountOption::RO];
+        let session = fuser::spawn_mount(shown, folder.path(), &config).expect("mount the table");
+        let watched = watch(folder.path());
+        Table { session: Some(session), folder, _watched: watched }
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        // Drop the mount before its directory is removed.
+        if let Some(Err(error)) = self.session.take().map(BackgroundSession::umount_and_join) {
+            eprintln!("{}: {error}", self.folder.path().display());
+        }
+    }
+}
+
+#[test]
+fn table_follows_changes_of_the_host() {
+    if !has_fuse() {
+        return;
+    }
+    let host = Host::new();
+    let from = host.path();
+    fs::create_dir(from.join("d")).expect("make the folder");
+    fs::write(from.join("d/f"), "some text").expect("write the file");
+    symlink("d/f", from.join("link")).expect("make the link");
+
+    let table = Table::new(from);
+    let point = table.folder.path();
+    assert_eq!(names(point), ["d", "link"]);
+    assert_eq!(read(&point.join("link")), "some text");
+    assert_eq!(fs::read_link(point.join("link")).expect("read the link"), Path::new("d/f"));
+    let old = fs::metadata(point.join("d/f")).expect("read the attributes");
+    assert_eq!(old.len(), 9);
+    assert_eq!(fs::write(point.join("new"), "").map_err(errno_of), Err(Errno::ROFS));
+
+    fs::write(from.join("next"), "a new version").expect("write the file");
+    fs::rename(from.join("next"), from.join("d/f")).expect("replace the file");
+    fs::remove_file(from.join("link")).expect("remove the link");
+    // The kernel uses the old names for a second.
+    let begin = Instant::now();
+    let is_new = |found: fs::Metadata| found.ino() != old.ino();
+    while point.join("link").exists() || !fs::metadata(point.join("d/f")).is_ok_and(is_new) {
+        assert!(begin.elapsed() < Duration::from_secs(20), "the old file is still shown");
+        thread::yield_now();
+    }
+    assert_eq!(read(&point.join("d/f")), "a new version");
+}
