@@ -1,18 +1,23 @@
 //! Tests of the examples. The tests of the example `mirror` are in `by_path`.
 
-use std::fs;
-use std::os::unix::fs::{MetadataExt as _, symlink};
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, symlink};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use corewalk::{Errno, errno_of};
 use corewalk_base::primitives::thread;
+use corewalk_fuse::Options;
 use corewalk_testkit::require::has_fuse;
 use fuser::{BackgroundSession, MountOption};
 
-use crate::site::{Folder, Host, watch};
+use crate::site::{Folder, Host, Site, watch};
 
+#[path = "../../examples/hello.rs"]
+#[expect(dead_code, reason = "the example's own main")]
+mod hello;
 #[path = "../../examples/table.rs"]
 #[expect(dead_code, reason = "the example's own main")]
 mod table;
@@ -28,6 +33,20 @@ fn names(dir: &Path) -> Vec<String> {
 
 fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[test]
+fn hello_shows_one_file_that_cannot_be_changed() {
+    let Some(site) = Site::new(Arc::new(hello::Hello), Options::exclusive()) else { return };
+    assert_eq!(names(site.root()), ["hello.txt"]);
+    assert_eq!(read(&site.path("hello.txt")), "Hello World!\n");
+    let file = File::open(site.path("hello.txt")).expect("open the file");
+    let mut buf = [0; 16];
+    assert_eq!(file.read_at(&mut buf, 6).expect("read at an offset"), 7);
+    assert_eq!(&buf[..7], b"World!\n");
+    assert_eq!(fs::read(site.path("other")).map_err(errno_of), Err(Errno::NOENT));
+    assert_eq!(fs::write(site.path("new"), "").map_err(errno_of), Err(Errno::ROFS));
+    assert_eq!(fs::remove_file(site.path("hello.txt")).map_err(errno_of), Err(Errno::ROFS));
 }
 
 /// A mount of the example `table`, which is unmounted when it is dropped.
