@@ -1,23 +1,28 @@
 //! Tests of the examples. The tests of the example `mirror` are in `by_path`.
 
-use std::fs::{self, File};
-use std::os::unix::fs::{FileExt as _, MetadataExt as _, symlink};
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::Write as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use corewalk::{Errno, errno_of};
 use corewalk_base::primitives::thread;
 use corewalk_fuse::Options;
 use corewalk_testkit::require::has_fuse;
 use fuser::{BackgroundSession, MountOption};
+use rustix::fs::{CWD, RenameFlags, renameat_with, statvfs};
 
 use crate::site::{Folder, Host, Site, watch};
 
 #[path = "../../examples/hello.rs"]
 #[expect(dead_code, reason = "the example's own main")]
 mod hello;
+#[path = "../../examples/memory.rs"]
+#[expect(dead_code, reason = "the example's own main")]
+mod memory;
 #[path = "../../examples/table.rs"]
 #[expect(dead_code, reason = "the example's own main")]
 mod table;
@@ -47,6 +52,77 @@ fn hello_shows_one_file_that_cannot_be_changed() {
     assert_eq!(fs::read(site.path("other")).map_err(errno_of), Err(Errno::NOENT));
     assert_eq!(fs::write(site.path("new"), "").map_err(errno_of), Err(Errno::ROFS));
     assert_eq!(fs::remove_file(site.path("hello.txt")).map_err(errno_of), Err(Errno::ROFS));
+}
+
+#[test]
+fn memory_keeps_contents_and_attributes() {
+    let Some(site) = Site::new(memory::memory(), Options::exclusive()) else { return };
+    let (file, link) = (site.path("d/f"), site.path("link"));
+    fs::create_dir(site.path("d")).expect("make the folder");
+    fs::write(&file, "some text").expect("write the file");
+    symlink("d/f", &link).expect("make the link");
+    assert_eq!(read(&link), "some text");
+    assert_eq!(fs::read_link(&link).expect("read the link"), Path::new("d/f"));
+    assert_eq!(fs::symlink_metadata(&link).expect("read the attributes").len(), 3);
+
+    let open = OpenOptions::new().append(true).open(&file).expect("open the file");
+    (&open).write_all(b" and more").expect("append");
+    open.set_len(4).expect("cut the file");
+    open.set_len(6).expect("extend the file");
+    assert_eq!(read(&file), "some\0\0");
+    let time = SystemTime::UNIX_EPOCH + Duration::new(1_000_000_000, 5);
+    open.set_times(fs::FileTimes::new().set_accessed(time).set_modified(time)).expect("set times");
+    fs::set_permissions(&file, Permissions::from_mode(0o640)).expect("set the mode");
+    let found = fs::metadata(&file).expect("read the attributes");
+    assert_eq!((found.mode(), found.len(), found.modified().ok()), (0o100_640, 6, Some(time)));
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&file, Some(12), Some(34)).expect("set the owner");
+        let found = fs::metadata(&file).expect("read the attributes");
+        assert_eq!((found.uid(), found.gid()), (12, 34));
+    }
+}
+
+#[test]
+fn memory_renames_directories_with_all_that_is_below() {
+    let Some(site) = Site::new(memory::memory(), Options::exclusive()) else { return };
+    for dir in ["a/b", "a.b", "c"] {
+        fs::create_dir_all(site.path(dir)).expect("make the folder");
+        fs::write(site.path(dir).join("f"), dir).expect("write the file");
+    }
+    let rename = |from: &str, to: &str, flags| {
+        renameat_with(CWD, site.path(from), CWD, site.path(to), flags)
+    };
+    assert_eq!(rename("a", "c", RenameFlags::empty()), Err(Errno::NOTEMPTY));
+    assert_eq!(rename("a", "c", RenameFlags::NOREPLACE), Err(Errno::EXIST));
+    rename("a", "new", RenameFlags::NOREPLACE).expect("rename to a free name");
+    assert_eq!(names(site.root()), ["a.b", "c", "new"]);
+    assert_eq!(read(&site.path("new/b/f")), "a/b");
+    rename("new", "c", RenameFlags::EXCHANGE).expect("exchange the folders");
+    assert_eq!((read(&site.path("c/b/f")), read(&site.path("new/f"))), ("a/b".into(), "c".into()));
+    rename("c/b/f", "a.b/f", RenameFlags::empty()).expect("replace a file");
+    assert_eq!(read(&site.path("a.b/f")), "a/b");
+    assert_eq!(fs::remove_dir(site.path("new")).map_err(errno_of), Err(Errno::NOTEMPTY));
+    for dir in ["a.b", "c", "new"] {
+        fs::remove_dir_all(site.path(dir)).expect("remove the folder");
+    }
+    assert_eq!(names(site.root()), [""; 0]);
+}
+
+#[test]
+fn memory_counts_its_space() {
+    let Some(site) = Site::new(memory::memory(), Options::exclusive()) else { return };
+    let free = || statvfs(site.root()).expect("read the free space").f_bavail;
+    let before = free();
+    let file = File::create(site.path("f")).expect("make the file");
+    file.set_len(1 << 20).expect("extend the file");
+    assert_eq!(free(), before - 256);
+    assert_eq!(file.set_len(1 << 40).map_err(errno_of), Err(Errno::NOSPC));
+    assert_eq!(file.metadata().expect("read the attributes").len(), 1 << 20);
+    // The removed file stays until it is closed.
+    fs::remove_file(site.path("f")).expect("remove the file");
+    assert_eq!(free(), before - 256);
+    drop(file);
+    site.wait_for("the last use of the file", |_| free() == before);
 }
 
 /// A mount of the example `table`, which is unmounted when it is dropped.
