@@ -8,15 +8,19 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant, SystemTime};
 
-use corewalk::{Errno, errno_of};
+use corewalk::{ByPath, Errno, errno_of};
 use corewalk_base::primitives::thread;
 use corewalk_fuse::Options;
 use corewalk_testkit::require::has_fuse;
 use fuser::{BackgroundSession, MountOption};
 use rustix::fs::{CWD, RenameFlags, renameat_with, statvfs};
+use tar::{Builder, EntryType, Header};
 
 use crate::site::{Folder, Host, Site, watch};
 
+#[path = "../../examples/archive.rs"]
+#[expect(dead_code, reason = "the example's own main")]
+mod archive;
 #[path = "../../examples/hello.rs"]
 #[expect(dead_code, reason = "the example's own main")]
 mod hello;
@@ -123,6 +127,87 @@ fn memory_counts_its_space() {
     assert_eq!(free(), before - 256);
     drop(file);
     site.wait_for("the last use of the file", |_| free() == before);
+}
+
+fn header(kind: EntryType, size: u64) -> Header {
+    let mut header = Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_mode(if kind == EntryType::Directory { 0o750 } else { 0o640 });
+    header.set_uid(12);
+    header.set_gid(34);
+    header.set_mtime(1_000_000_000);
+    header.set_size(size);
+    header
+}
+
+/// Adds a member to an archive.
+fn add(tar: &mut Builder<File>, kind: EntryType, path: &str, target: &str, content: &[u8]) {
+    let mut header = header(kind, content.len() as u64);
+    let added = match target {
+        "" => tar.append_data(&mut header, path, content),
+        target => tar.append_link(&mut header, path, target),
+    };
+    added.unwrap_or_else(|error| panic!("{path}: {error}"));
+}
+
+#[test]
+fn archive_shows_its_members() {
+    let folder = Folder::new();
+    let path = folder.path().join("test.tar");
+    let mut tar = Builder::new(File::create(&path).expect("make the archive"));
+    let (long, numbers) = (format!("d/{}", "n".repeat(200)), [1, 2, 3].repeat(100_000));
+    add(&mut tar, EntryType::Directory, "d", "", b"");
+    add(&mut tar, EntryType::Regular, "d/f", "", b"an older version");
+    add(&mut tar, EntryType::Regular, "d/f", "", b"some text");
+    add(&mut tar, EntryType::Regular, &long, "", &numbers);
+    add(&mut tar, EntryType::Symlink, "link", "d/f", b"");
+    add(&mut tar, EntryType::Link, "hard", "d/f", b"");
+    add(&mut tar, EntryType::Regular, "no/entry/for/these", "", b"below");
+    add(&mut tar, EntryType::Char, "device", "", b"");
+    drop(tar.into_inner().expect("end the archive"));
+
+    let shown = archive::Tar::open(&path);
+    fs::remove_file(&path).expect("remove the archive");
+    let shown = Arc::new(ByPath::new(shown.expect("read the archive")));
+    let Some(site) = Site::new(shown, Options::exclusive()) else { return };
+    assert_eq!(names(site.root()), ["d", "hard", "link", "no"]);
+    assert_eq!(names(&site.path("d")), ["f", &long[2..]]);
+    for name in ["d/f", "hard", "link"] {
+        assert_eq!(read(&site.path(name)), "some text", "{name}");
+    }
+    assert_eq!(read(&site.path("no/entry/for/these")), "below");
+    assert_eq!(fs::read(site.path(&long)).expect("read the file"), numbers);
+    let file = File::open(site.path(&long)).expect("open the file");
+    let mut buf = [0; 4];
+    assert_eq!(file.read_at(&mut buf, 299_998).expect("read at an offset"), 2);
+    assert_eq!(buf, [2, 3, 0, 0]);
+    assert_eq!(fs::read_link(site.path("link")).expect("read the link"), Path::new("d/f"));
+    let found = fs::metadata(site.path("d/f")).expect("read the attributes");
+    assert_eq!((found.mode(), found.uid(), found.gid()), (0o100_640, 12, 34));
+    assert_eq!(found.mtime(), 1_000_000_000);
+    assert_eq!(fs::metadata(site.path("d")).expect("read the attributes").mode(), 0o040_750);
+}
+
+/// A path with `..` must not lead to a member, and must not hide the others.
+#[test]
+fn archive_leaves_out_paths_above_its_root() {
+    let folder = Folder::new();
+    let path = folder.path().join("test.tar");
+    let mut tar = Builder::new(File::create(&path).expect("make the archive"));
+    for name in ["../above", "/top", "./d/./f"] {
+        let mut header = header(EntryType::Regular, 0);
+        // `Builder` refuses such paths.
+        header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
+        header.set_cksum();
+        tar.append(&header, &b""[..]).expect("add the member");
+    }
+    drop(tar.into_inner().expect("end the archive"));
+    let shown = archive::Tar::open(&path);
+    fs::remove_file(&path).expect("remove the archive");
+    let shown = Arc::new(ByPath::new(shown.expect("read the archive")));
+    let Some(site) = Site::new(shown, Options::exclusive()) else { return };
+    assert_eq!(names(site.root()), ["d", "top"]);
+    assert_eq!(names(&site.path("d")), ["f"]);
 }
 
 /// A mount of the example `table`, which is unmounted when it is dropped.
