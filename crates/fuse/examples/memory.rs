@@ -36,7 +36,7 @@ fn free_bytes(files: &Files) -> u64 {
     CAPACITY.saturating_sub(files.values().map(|(attr, _)| attr.size).sum())
 }
 
-/// Changes attributes and the length of the content. New bytes are zeros.
+/// Makes the changes of `set`, and sets the change time. New bytes of the content are zeros.
 fn change<'f>(files: &'f mut Files, path: &Path, set: &SetAttr) -> Result<&'f mut File, Errno> {
     let free = set.size.map_or(0, |_| free_bytes(files));
     let file = files.get_mut(path).ok_or(Errno::NOENT)?;
@@ -89,14 +89,14 @@ impl PathFileSystem for Memory {
     fn rename(&self, from: &Path, to: &Path, mode: RenameMode) -> Result<(), Errno> {
         let mut files = self.0.lock();
         match mode {
-            _ if !files.contains_key(from) => return Err(Errno::NOENT),
-            RenameMode::Exchange => {}
             RenameMode::NoReplace if files.contains_key(to) => return Err(Errno::EXIST),
-            _ if subtree(&files, to).nth(1).is_some() => return Err(Errno::NOTEMPTY),
-            _ => drop(files.remove(to)),
+            RenameMode::Replace if subtree(&files, to).nth(1).is_some() => {
+                return Err(Errno::NOTEMPTY);
+            }
+            _ => drop(change(&mut files, from, &SetAttr::default())?),
         }
-        let both = subtree(&files, from).chain(subtree(&files, to));
-        let paths: Vec<_> = both.map(|(path, _)| path.clone()).collect();
+        let exchanged = subtree(&files, to).filter(|_| mode == RenameMode::Exchange);
+        let paths: Vec<_> = subtree(&files, from).chain(exchanged).map(|it| it.0.clone()).collect();
         let taken: Vec<_> = paths.iter().filter_map(|path| files.remove_entry(path)).collect();
         files.extend(taken.into_iter().map(|(path, file)| match path.strip_prefix(from) {
             Ok(below) => (to.iter().chain(below).collect(), file),

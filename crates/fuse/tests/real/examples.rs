@@ -98,7 +98,13 @@ fn memory_renames_directories_with_all_that_is_below() {
     };
     assert_eq!(rename("a", "c", RenameFlags::empty()), Err(Errno::NOTEMPTY));
     assert_eq!(rename("a", "c", RenameFlags::NOREPLACE), Err(Errno::EXIST));
+    let changed = || {
+        let dir = fs::metadata(site.path("new")).or_else(|_| fs::metadata(site.path("a")));
+        dir.map(|found| (found.ctime(), found.ctime_nsec())).expect("read the attributes")
+    };
+    let before = changed();
     rename("a", "new", RenameFlags::NOREPLACE).expect("rename to a free name");
+    assert!(changed() > before, "a rename sets the change time");
     assert_eq!(names(site.root()), ["a.b", "c", "new"]);
     assert_eq!(read(&site.path("new/b/f")), "a/b");
     rename("new", "c", RenameFlags::EXCHANGE).expect("exchange the folders");
