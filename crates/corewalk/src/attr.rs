@@ -323,6 +323,36 @@ impl Attr {
         Attr { atime: time, mtime: time, ctime: time, btime: time, ..self }
     }
 
+    /// Makes the changes of `set` at the time `now`. A new size also changes the number of blocks
+    /// and the modification time. A back end that keeps an `Attr` per file calls this in `setattr`.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::{Attr, SetAttr, Timespec};
+    ///
+    /// let (mut attr, now) = (Attr::file(7, 1000), Timespec::now());
+    /// attr.change(&SetAttr::default().with_mode(0o600).with_size(0), now);
+    /// assert_eq!((attr.mode, attr.size, attr.blocks), (0o100_600, 0, 0));
+    /// assert_eq!((attr.atime, attr.mtime, attr.ctime), (Timespec::default(), now, now));
+    /// ```
+    pub fn change(&mut self, set: &SetAttr, now: Timespec) {
+        if let Some(mode) = set.mode {
+            self.mode = self.mode & mode::S_IFMT | mode & !mode::S_IFMT;
+        }
+        self.uid = set.uid.unwrap_or(self.uid);
+        self.gid = set.gid.unwrap_or(self.gid);
+        if let Some(size) = set.size {
+            (self.size, self.blocks, self.mtime) = (size, size.div_ceil(512), now);
+        }
+        let stamp = |time| match time {
+            SetTime::Now => now,
+            SetTime::At(time) => time,
+        };
+        self.atime = set.atime.map_or(self.atime, stamp);
+        self.mtime = set.mtime.map_or(self.mtime, stamp);
+        self.ctime = set.ctime.unwrap_or(now);
+    }
+
     /// Returns the file type.
     pub fn kind(&self) -> FileKind {
         FileKind::from_mode(self.mode).unwrap_or(FileKind::Regular)

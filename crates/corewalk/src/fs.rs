@@ -2,7 +2,7 @@
 //!
 //! A [`FileSystem`] stores files. It is asked for one name at a time. The caller does path walks,
 //! permission checks, negative entries, mounts and reference counts. Six methods are required, five
-//! more make changes, and the others have a useful default. The example `squares` of
+//! more make changes, and the others have a useful default. The example `hello` of
 //! `corewalk-fuse` is a complete back end.
 //!
 //! The documentation of [`FileSystem`] has the rules (F.1 to F.6), since this module is private.

@@ -13,9 +13,10 @@ use corewalk_base::primitives::unmodelled::{AtomicBool, Ordering};
 use corewalk_fuse::Options;
 use rustix::fs::OFlags;
 
-use crate::site::{Folder, Site};
+use crate::site::{Host, Site};
 
-#[path = "../../examples/mirror/fs.rs"]
+#[path = "../../examples/mirror.rs"]
+#[expect(dead_code, reason = "the example's own main")]
 mod mirror;
 
 /// The number of reads in each test.
@@ -84,18 +85,10 @@ struct Mirrored {
     _host: Host,
 }
 
-struct Host(Folder);
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(self.0.path());
-    }
-}
-
 impl Mirrored {
     fn new(options: Options, rename: Duration) -> Option<Mirrored> {
-        let host = Host(Folder::new());
-        let inner = mirror::Mirror::new(host.0.path());
+        let host = Host::new();
+        let inner = mirror::Mirror(host.path().to_owned());
         let site = Site::with_threads(Arc::new(ByPath::new(Slow { inner, rename })), options, 4)?;
         Some(Mirrored { site, _host: host })
     }
@@ -105,7 +98,7 @@ impl Mirrored {
     }
 
     fn host(&self) -> &Path {
-        self._host.0.path()
+        self._host.path()
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod by_path;
 mod calls;
+mod examples;
 mod files;
 mod forgets;
 mod hooked;

@@ -29,6 +29,9 @@ pub(crate) struct Site {
 /// An empty directory, which is removed when this value is dropped.
 pub(crate) struct Folder(PathBuf);
 
+/// A directory with files, which is removed with all that is in it.
+pub(crate) struct Host(Folder);
+
 impl Site {
     /// Mounts `fs`. If mounting is not possible on this machine, prints a message and returns
     /// `None`.
@@ -48,7 +51,7 @@ impl Site {
         let folder = Folder::new();
         let with = mount_options().with_threads(threads);
         let mount = Mount::new(fs, &folder.0, options, &with).expect("mount the file system");
-        let watched = watch(&mount);
+        let watched = watch(mount.point().path());
         Some(Site { mount: Some(mount), folder, _watched: watched })
     }
 
@@ -126,6 +129,22 @@ impl Drop for Folder {
     }
 }
 
+impl Host {
+    pub(crate) fn new() -> Host {
+        Host(Folder::new())
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0.0
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0.0);
+    }
+}
+
 /// Returns the mount options of the tests. If root runs the tests, all users may use the mount.
 pub(crate) fn mount_options() -> MountOptions {
     let mut options = MountOptions::default();
@@ -135,16 +154,17 @@ pub(crate) fn mount_options() -> MountOptions {
     options
 }
 
-fn watch(mount: &Mount) -> Sender<()> {
+/// Ends this process if the returned value is not dropped before [`TEST_LIMIT`].
+pub(crate) fn watch(point: &Path) -> Sender<()> {
     let (watched, ended) = channel();
-    let point = mount.point().clone();
+    let point = point.to_owned();
     thread::spawn(move || {
         if ended.recv_timeout(TEST_LIMIT) == Err(RecvTimeoutError::Timeout) {
-            eprintln!("a test hangs on {}", point.path().display());
+            eprintln!("a test hangs on {}", point.display());
             // Force the unmount, so that all waiting calls fail. Otherwise a thread in such a call
             // would keep this process, and with it the connection, alive for ever.
             let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
-            let _ = rustix::mount::unmount(point.path(), flags);
+            let _ = rustix::mount::unmount(&point, flags);
             std::process::exit(101);
         }
     });

@@ -1,28 +1,29 @@
-//! The back end of the example. Each method does what its path says, in a directory of the host.
+//! Shows a directory of the host at a second place, writable. It finds its files by path.
+//!
+//! ```console
+//! mkdir /tmp/mirror
+//! cargo run -p corewalk-fuse --example mirror -- $HOME /tmp/mirror
+//! ```
+//!
+//! With `--allow-other` before the directory, all users may use the mount, as far as permissions
+//! allow. `corewalk-hostfs` does the same with descriptors, and is safe against other programs.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::fs::{File, read_dir, read_link, symlink_metadata};
+use std::os::unix::fs::{DirEntryExt as _, FileExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use corewalk::attr::mode::{S_IFDIR, S_IFLNK, S_IFMT};
-use corewalk::{
-    Attr, Errno, Make, PathEntry, PathFileSystem, RenameMode, SetAttr, StatFs, errno_of,
-};
+use corewalk::{Attr, ByPath, Errno, Make, PathEntry, PathFileSystem, RenameMode};
+use corewalk::{SetAttr, StatFs, errno_of};
+use corewalk_fuse::{AllowedUsers, MountOptions, Options, serve};
 use rustix::fs::{self, AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
 
-/// A directory of the host.
-pub(crate) struct Mirror {
-    root: PathBuf,
-}
+pub(crate) struct Mirror(pub(crate) PathBuf);
 
 impl Mirror {
-    /// Returns the file system whose root is `root`.
-    pub(crate) fn new(root: &Path) -> Mirror {
-        Mirror { root: root.to_owned() }
-    }
-
     fn at(&self, path: &Path) -> PathBuf {
-        self.root.join(path)
+        self.0.join(path)
     }
 
     fn open_as(&self, path: &Path, flags: OFlags) -> Result<File, Errno> {
@@ -35,9 +36,8 @@ impl PathFileSystem for Mirror {
     type File = File;
 
     fn getattr(&self, path: &Path) -> Result<Attr, Errno> {
-        let found = std::fs::symlink_metadata(self.at(path)).map_err(errno_of)?;
         // This has the inode number of the host, so two hard links are one file here, too.
-        Ok(Attr::from(&found))
+        symlink_metadata(self.at(path)).map(|found| Attr::from(&found)).map_err(errno_of)
     }
 
     fn setattr(&self, path: &Path, set: &SetAttr) -> Result<Attr, Errno> {
@@ -97,15 +97,14 @@ impl PathFileSystem for Mirror {
     }
 
     fn readlink(&self, path: &Path) -> Result<PathBuf, Errno> {
-        std::fs::read_link(self.at(path)).map_err(errno_of)
+        read_link(self.at(path)).map_err(errno_of)
     }
 
     fn readdir(&self, path: &Path, sink: &mut dyn FnMut(PathEntry<'_>)) -> Result<(), Errno> {
-        for entry in std::fs::read_dir(self.at(path)).map_err(errno_of)? {
+        for entry in read_dir(self.at(path)).map_err(errno_of)? {
             let entry = entry.map_err(errno_of)?;
             let kind = entry.file_type().map_err(errno_of)?.into();
-            let ino = std::os::unix::fs::DirEntryExt::ino(&entry);
-            sink(PathEntry::new(&entry.file_name(), kind).with_ino(ino));
+            sink(PathEntry::new(&entry.file_name(), kind).with_ino(entry.ino()));
         }
         Ok(())
     }
@@ -134,6 +133,18 @@ impl PathFileSystem for Mirror {
     }
 
     fn statfs(&self) -> Result<StatFs, Errno> {
-        Ok(StatFs::from(&fs::statvfs(&self.root)?))
+        Ok(StatFs::from(&fs::statvfs(&self.0)?))
     }
+}
+
+fn main() -> anyhow::Result<()> {
+    let words: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
+    let (users, from, point) = match &words[..] {
+        [all, from, to] if all.as_os_str() == "--allow-other" => (AllowedUsers::Everyone, from, to),
+        [from, to] => (AllowedUsers::Owner, from, to),
+        _ => anyhow::bail!("usage: mirror [--allow-other] DIRECTORY MOUNTPOINT"),
+    };
+    println!("serving on {}; end it with umount or Ctrl-C", point.display());
+    let fs = Arc::new(ByPath::new(Mirror(from.clone())));
+    Ok(serve(fs, point, Options::shared(), &MountOptions::default().with_users(users))?)
 }
