@@ -4,9 +4,10 @@
 //! the call, and applying undo would deadlock. So each thread counts the calls that it is in. If a
 //! thread in a call ends the process, the recovery of the namespace applies undo.
 //!
-//! A handler may leave the interrupted call by siglongjmp(3). `Task::interrupt_own` has ended the
-//! wait of that call before. But the thread still counts the call, and the node of the wait stays
-//! in use. So also then recovery applies undo, and frees the node.
+//! A handler may leave the interrupted call by siglongjmp(3). Before the handler ran,
+//! `Task::interrupt_own` has ended the wait of that call. But the thread still counts the call, and
+//! the call's wait node (its entry in a wait queue) stays in use. So at the end of such a process,
+//! too, the recovery of the namespace applies undo. It also frees the node.
 
 use corewalk_ipc::Task;
 use rustix::io::Errno;
@@ -22,7 +23,7 @@ thread_local! {
 }
 
 /// Makes a call as the task of this process. Returns its result as a C function does. A panic in
-/// `call` aborts the process (guarantee P.1), so the count is then never read again.
+/// `call` aborts the process (guarantee P.1), so it cannot leave `DEPTH` too high.
 #[inline]
 pub(crate) fn make<T: Answer>(call: impl FnOnce(&'static Task) -> Result<T, Errno>) -> T {
     let outer = DEPTH.get();

@@ -30,7 +30,8 @@ pub(crate) fn current() -> Cred {
     }
 }
 
-/// Defines functions that call the C library's function and then read the credentials again.
+/// Defines functions that call the C library's function of the same name, and then read the
+/// credentials of the process again.
 macro_rules! refreshing {
     ($($table:ident, $name:ident($($argument:ident: $kind:ty),*), $refresh:ident;)*) => {
         next! { $($table: fn $name($($kind),*) -> c_int;)* }

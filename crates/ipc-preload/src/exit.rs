@@ -8,10 +8,11 @@
 //! | a signal, an exit beside other threads or inside of a call | the recovery of the namespace |
 //!
 //! While other threads of the process run, one of them may be in a call, with a lock or an undo
-//! record in use. So the library does not end the task then. The recovery of the namespace applies
-//! undo, as for a killed process.
+//! record in use. So if one thread ends the process, the library does not end the task. The
+//! recovery of the namespace then applies undo, as for a killed process.
 //!
-//! A child of vfork(2) has its parent's memory but another pid. Its end does not end the task.
+//! A child of vfork(2) has its parent's memory but another pid. The end of such a child does not
+//! end its parent's task.
 //!
 //! Source: exit(3), `_exit`(2), vfork(2).
 

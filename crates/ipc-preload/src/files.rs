@@ -1,8 +1,9 @@
 //! The interposed functions that open files.
 //!
 //! Each function calls the C library's function. The path may be that of a file of proc(5) that
-//! shows IPC objects or limits. The function then replaces the open file by a text of `proc`. A new
-//! stream has read nothing yet, so the library can replace the file under its descriptor.
+//! shows IPC objects or limits. The function then replaces the open file by a memfd with a text
+//! that the module `proc` makes. A new stream has read nothing yet, so the library can replace the
+//! file under its descriptor.
 //!
 //! Source: open(2), fopen(3); glibc, `_FORTIFY_SOURCE`, for the names with two underscores.
 
@@ -17,13 +18,13 @@ use crate::proc;
 /// `$then`.
 macro_rules! opening {
     ($($table:ident, $name:ident($($argument:ident: $kind:ty),*) -> $result:ty, $then:ident($path:ident);)*) => {
-        // A caller that passes no mode leaves an arbitrary value in its register. open(2) then
-        // ignores it.
+        // A caller that passes no mode leaves an arbitrary value in the register of the mode.
+        // open(2) does not use the mode of such a call.
         next! { $($table: fn $name($($kind),*) -> $result;)* }
 
         $(
-            /// Calls the C library's function of this name. If it has opened a file of proc(5) that
-            /// `proc` answers, replaces that file.
+            /// Calls the C library's function of this name. If that function has opened a file of
+            /// proc(5) that shows IPC objects or limits, replaces the file by a memfd.
             ///
             /// # Safety
             ///
@@ -57,8 +58,8 @@ opening! {
     FREOPEN64, freopen64(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE, stream(path);
 }
 
-/// Completes a function that has returned the descriptor `fd` of `path`: returns `fd`, or -1 with
-/// errno set.
+/// Completes open(2) or a variant of it, which has returned the descriptor `fd` for `path`. Returns
+/// `fd`, or -1 with errno set if the file had to be replaced and that failed.
 ///
 /// # Safety
 ///
@@ -74,8 +75,8 @@ pub(crate) unsafe fn descriptor(fd: c_int, path: *const c_char) -> c_int {
     errno::answer(Err(errno))
 }
 
-/// Completes a function that has returned the stream `file` of `path`: returns `file`, or null with
-/// errno set.
+/// Completes fopen(3) or a variant of it, which has returned the stream `file` for `path`. Returns
+/// `file`, or null with errno set if the file had to be replaced and that failed.
 ///
 /// # Safety
 ///

@@ -3,23 +3,24 @@
 //! Without segments, the child's first call notices the fork (`process`). A child with segments may
 //! never make a call, and nattch must count it all the same. PostgreSQL takes `shm_nattch` as the
 //! proof that no process of a server is left. So functions that the C library calls around a fork
-//! register the child before fork(2) returns in it. The parent waits for that, so both are counted
-//! when fork(2) returns in the parent.
+//! register the child before fork(2) returns in it. The parent waits for the registration, so
+//! nattch counts parent and child when fork(2) returns in the parent.
 //!
 //! The parent waits at a pipe whose other end only the child has open. The wait ends when the child
 //! is registered or has died, or if the fork failed. If the child is stopped, the wait ends after
 //! [`WAIT_MAX_S`] seconds. A child that a program makes by clone(2) through syscall(2) is
 //! registered by its first call.
 //!
-//! Only processes that have segments attached do any of this. If the parent is killed before the
-//! child is counted, the parent's attaches stay counted until then (`hold`).
+//! A process without attached segments does not wait at a fork. If the parent is killed before its
+//! child is counted, the parent's attaches stay counted until the child is (module `hold`).
 //!
 //! # Locks
 //!
-//! From before the fork to after it, the forking thread holds the lock of `shm` and blocks all
-//! signals. It does so even if nothing is attached yet, because another thread may be about to
-//! attach. Fork handlers that are registered first run last before the fork and first after it.
-//! This library is loaded before any library that might register fork handlers.
+//! From before the fork to after it, the forking thread holds the lock of attached segments
+//! (`AttachLock`) and blocks all signals. It does so even if nothing is attached yet, because
+//! another thread may be about to attach. Fork handlers that are registered first run last before
+//! the fork and first after it. This library is loaded before any library that might register fork
+//! handlers. So no other library's fork handler runs under the lock.
 //!
 //! Source: pthread_atfork(3), fork(2); Linux `ipc/shm.c` (`shm_open`).
 
@@ -45,8 +46,8 @@ struct Forking {
 }
 
 thread_local! {
-    /// Set from `prepare` until `parent` or `child`. With `ManuallyDrop`, the end of the thread
-    /// drops nothing.
+    /// The fork that this thread makes, set from the fork handler `prepare` until `parent` or
+    /// `child` runs. With `ManuallyDrop`, the end of the thread drops nothing.
     static FORKING: Cell<Option<ManuallyDrop<Forking>>> = const { Cell::new(None) };
 }
 
@@ -61,8 +62,7 @@ pub(crate) fn resolve() {
 extern "C" fn prepare() {
     let Some(task) = process::own_task() else { return };
     let lock = AttachLock::take();
-    // If nothing is attached, or no pipe can be made, the parent does not wait. The child is then
-    // counted as soon as it runs.
+    // If nothing is attached, or no pipe can be made, the parent does not wait for the child.
     let pipe = (task.attached() != 0).then(|| pipe_with(PipeFlags::CLOEXEC));
     let pipe = pipe.and_then(Result::ok);
     FORKING.set(Some(ManuallyDrop::new(Forking { task, pipe, _lock: lock })));
@@ -82,7 +82,7 @@ extern "C" fn child() {
     if forking.task.attached() != 0 {
         process::register_child(forking.task);
     }
-    // The drop closes the pipe, so that the parent continues. It also releases the lock, which
-    // unblocks the signals.
+    // The drop closes the pipe, so that the parent continues. It also releases the lock of attached
+    // segments, which unblocks the signals.
     drop(forking);
 }

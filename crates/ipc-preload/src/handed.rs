@@ -16,8 +16,8 @@
 //! that a program chooses.
 //!
 //! A program can still close them without the C library, or by dup2(2) over the number. The
-//! programs that it starts then open the file by its path, if they may. If not, their calls return
-//! `ENOSYS` and `open` prints the reason.
+//! programs that it starts then open the file by its path, if they may. If they may not, their IPC
+//! calls return `ENOSYS`, and the library prints the reason.
 //!
 //! Opening the file again before execve(2) does not work: system(3) calls posix_spawn(3) inside the
 //! C library, where it cannot be intercepted, and `/proc/self/map_files` needs a capability.
@@ -50,7 +50,8 @@ static FILE: OnceLock<Handed> = OnceLock::new();
 static FOLDER: OnceLock<Handed> = OnceLock::new();
 
 impl Handed {
-    /// Reads the variable `name`: number, device and inode, with colons between them.
+    /// Reads the environment variable `name`: a descriptor's number, device and inode, with colons
+    /// between them.
     fn read(name: &str) -> Option<Self> {
         let word = std::env::var(name).ok()?;
         let mut parts = word.split(':');
@@ -78,7 +79,7 @@ next! {
     IOCTL: fn ioctl(c_int, c_ulong, usize) -> c_int;
 }
 
-/// Looks up the functions of the C library, and reads the variables.
+/// Looks up the functions of the C library, and reads the environment variables.
 pub(crate) fn resolve() {
     look_up();
     for (handed, name) in [(&FILE, "COREWALK_IPC_FD"), (&FOLDER, "COREWALK_IPC_SHM_FD")] {
@@ -195,8 +196,8 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
 macro_rules! controlling {
     ($($table:ident, $name:ident, $command:ty, $closing:expr;)*) => {
         $(
-            /// fcntl(2) or ioctl(2). A command to close an inherited descriptor at execve(2) does
-            /// nothing.
+            /// fcntl(2) or ioctl(2). For an inherited descriptor, the command that sets the
+            /// close-on-exec flag fails with `EBADF`.
             ///
             /// # Safety
             ///

@@ -1,22 +1,24 @@
-//! The hold of a task with segments attached: while it exists, the recovery of the namespace leaves
-//! the task's attaches, which stand for children that are not counted yet.
+//! The hold of a task with segments attached, a locked file that child processes inherit. While any
+//! process has the hold, the recovery of the namespace does not take the task's attaches away, even
+//! if the task's process was killed. The attaches stand for children that are not counted yet.
 //!
 //! A child has the segments of its parent attached from its first instruction on, and is counted a
 //! little later. A child that a program makes by clone(2) through syscall(2) is counted at its
-//! first call, if it makes one. If the parent is killed in between, only the attaches of the parent
-//! stand for the child. They stay as long as any process has the parent's hold.
+//! first call, if it makes one. If the parent is killed before the child is counted, only the
+//! attaches of the parent stand for the child. They stay as long as any process has the parent's
+//! hold.
 //!
 //! The hold is a mapping of a locked file (`corewalk_ipc::Backing`). Every child inherits the
 //! mapping, and unmaps it once the child is counted. The hold is a mapping and not a descriptor,
 //! because some programs close all descriptors that they did not open.
 //!
-//! A child that may not open the directory of segments keeps its parent's hold. If the parent is
-//! killed, its attaches stay until the child ends. The number of attaches is then too high, and
-//! never too low.
+//! A child that may not open the directory of segments keeps its parent's hold. If that parent is
+//! killed, its attaches stay until the child ends. So nattch may be too high, and is never too low.
 //!
 //! # Locks
 //!
-//! All functions run under the lock of `shm`, or while the process has one thread.
+//! All functions run under the lock of attached segments (`AttachLock`), or before the process has
+//! a task, or while it has one thread.
 //!
 //! Source: flock(2), mmap(2); Linux `fs/locks.c` (`locks_remove_file`).
 
@@ -27,8 +29,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::param::page_size;
 use std::ptr;
 
-/// The address of the mapping, or null. In a child it is the parent's hold, until the child has its
-/// own.
+/// The address at which the hold is mapped, or null. In a child it is the parent's hold, until the
+/// child has its own.
 static HOLD: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// Takes the hold of a task that is about to attach its first segment.

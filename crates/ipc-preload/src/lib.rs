@@ -25,12 +25,13 @@
 //! # Guarantees
 //!
 //! - P.1: no panic unwinds into C: a function that C calls aborts instead.
-//! - P.2: a program that makes no call takes no line of the namespace. It has one page of memory
-//!   and the addresses of the namespace mapped.
+//! - P.2: a program that makes no IPC call takes no line (64 bytes) of the namespace. It only has
+//!   the namespace mapped, and one page of memory.
 //! - P.3: a single semop(2) that need not wait allocates nothing. It makes no system call if its
 //!   operation is on the stack, in the program's image or in its heap (`user`).
-//! - P.4: the library applies undo of a process that ends by itself before its parent can see the
-//!   end. The exceptions are other threads, and an end inside of a call or after siglongjmp(3).
+//! - P.4: the library applies the undo (`SEM_UNDO`) of a process that ends by itself, before its
+//!   parent can see the end. It does not do so if other threads run, or if the process ends inside
+//!   of an IPC call or has left one by siglongjmp(3).
 //!
 //! # Limits
 //!
@@ -94,11 +95,11 @@ export! {
 #[cfg(target_arch = "x86_64")]
 pub use lookup::dlsym;
 
-/// The function that the loader runs at the start. The crate's own tests do not load the library,
-/// so they leave it out.
+/// The functions that the loader runs when it loads this library and when the process exits. The
+/// crate's unit tests do not register these functions, since they do not load the library.
 mod load {
     extern "C" fn load() {
-        // `process` comes first, so that its fork handler is registered before those of other
+        // `process` comes first, so that its fork handler runs in a child before those of other
         // modules.
         super::process::resolve();
         super::exit::resolve();

@@ -7,8 +7,9 @@
 //! returns this library's function instead.
 //!
 //! The C library's dlsym(3) uses its return address to resolve `RTLD_NEXT` and `RTLD_DEFAULT`. So
-//! for these two handles this function jumps to the C library's dlsym(3), with the stack as the
-//! caller left it. The search order then finds this library's function first.
+//! for `RTLD_NEXT` and `RTLD_DEFAULT` this dlsym(3) jumps to the C library's dlsym(3), with the
+//! stack as the caller left it. From the program, that search finds this library's function first,
+//! since this library is preloaded.
 //!
 //! This library itself finds the C library's dlsym(3) by dlvsym(3), which it does not interpose.
 //!
@@ -26,7 +27,7 @@ use libc::{c_char, c_void};
 use std::ffi::CStr;
 use std::ptr;
 
-/// Versions of the symbol dlsym(3): of glibc 2.34 and later, and before it on x86-64 and on
+/// Versions of the symbol `dlsym`: in glibc since 2.34, and in older glibc on x86-64 and on
 /// AArch64.
 const VERSIONS: [&CStr; 3] = [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.17"];
 
@@ -73,7 +74,8 @@ pub(crate) fn next_of(name: &CStr) -> *mut c_void {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     std::arch::naked_asm!(
-        // Three words and the return address are four words, so the stack is aligned for the call.
+        // The three pushes and the return address take 32 bytes, so the stack is aligned for the
+        // call.
         "push rdi",
         "push rsi",
         "push rsi",
@@ -93,7 +95,7 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
 }
 
 /// Returns the function of this library that dlsym(3) must return, or null if the C library's
-/// dlsym(3) must answer. Sets [`NEXT`].
+/// dlsym(3) must answer. Sets [`NEXT`], to which `dlsym` jumps in that case.
 #[cfg(target_arch = "x86_64")]
 unsafe extern "C" fn answered(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     let next = next();

@@ -38,7 +38,7 @@ pub extern "C" fn mlockall(flags: c_int) -> c_int {
     })
 }
 
-/// Locks all mappings except the namespace; `next` is the C library's mlockall(2).
+/// Locks all mappings except the namespace. `next` calls the original mlockall(2).
 pub(crate) fn lock_all(flags: c_int, next: impl Fn(c_int) -> c_int) -> c_int {
     let Some(namespace) = process::namespace_memory() else { return next(flags) };
     if flags & libc::MCL_CURRENT == 0 {

@@ -1,7 +1,8 @@
 //! msgget(2), msgsnd(2), msgrcv(2), msgctl(2).
 //!
-//! The library copies the text straight from the caller's buffer into the namespace and back. If
-//! another thread changes the buffer meanwhile, the message is a mixture, as with the kernel.
+//! The library copies the text of a message straight from the caller's buffer into the namespace,
+//! and back. If another thread changes the buffer meanwhile, the message is a mixture of old and
+//! new bytes, as with the kernel.
 //!
 //! Source: msgop(2), msgctl(2), `<sys/msg.h>` of glibc.
 
@@ -113,12 +114,14 @@ pub unsafe extern "C" fn msgctl(msqid: c_int, cmd: c_int, buf: *mut c_void) -> c
             }
             IPC_INFO | MSG_INFO => {
                 let (index_max, info) = info(task, cmd)?;
-                // SAFETY: with this `cmd`, msgctl(2) writes one such structure to `buf`.
+                // SAFETY: `IPC_INFO` and `MSG_INFO` write a `struct msginfo` to `buf`, which the
+                // program has passed.
                 return unsafe { user::write(buf, info) }.map(|()| index_max);
             }
             _ => return Err(Errno::INVAL),
         };
-        // SAFETY: with this `cmd`, msgctl(2) writes one such structure to `buf`.
+        // SAFETY: `IPC_STAT` and its variants write a `struct msqid_ds` to `buf`, which the program
+        // has passed.
         unsafe { user::write(buf, msqid_ds(&stat)) }?;
         Ok(if cmd == IPC_STAT { 0 } else { stat.id.raw() })
     })
@@ -131,7 +134,8 @@ fn info(task: &Task, cmd: c_int) -> Result<(c_int, msginfo), Errno> {
         MSG_INFO => {
             (totals.queues.cast_signed(), saturated(totals.messages), saturated(totals.bytes))
         }
-        // Linux computes these values from its defaults, and not from the limits that are set.
+        // Linux computes `msgpool`, `msgmap` and `msgtql` from its default limits, not from those
+        // in force.
         _ => (512_000, 16_384, 16_384),
     };
     let info = msginfo {

@@ -1,7 +1,7 @@
 //! The functions of the C library that this library interposes.
 //!
-//! The library looks these functions up once, when it is loaded. A signal handler may call
-//! setuid(2), for example, and dlsym(3) is not safe there.
+//! The library looks these functions up when it is loaded, and not at their first call. The first
+//! call of setuid(2), for example, may come from a signal handler, where dlsym(3) is not safe.
 //!
 //! Source: dlsym(3), `RTLD_NEXT`.
 
@@ -63,7 +63,7 @@ macro_rules! next {
                 unsafe { crate::next::Next::new(crate::lookup::c_name(concat!(stringify!($name), "\0"))) };
         )*
 
-        /// Looks up all of them.
+        /// Looks up all functions of the table.
         pub(crate) fn look_up() {
             $($table.address();)*
         }

@@ -1,7 +1,8 @@
 //! Maps the namespace.
 //!
-//! `corewalk ipc exec` has created the file. If the file is gone, the library creates no new one:
-//! other processes still have the old one mapped, so a new file would be a second namespace.
+//! `corewalk ipc exec` has created the namespace's file. If the file is gone, the library creates
+//! no new one: other processes still have the old file mapped, so a new file would be a second
+//! namespace.
 //!
 //! The library uses the inherited descriptor if there is one (`handed`). Otherwise it opens the
 //! file by its path. A namespace without a name is a memfd of the process `corewalk ipc exec`. Its

@@ -1,7 +1,7 @@
 //! The files of proc(5) that show IPC objects and their limits.
 //!
 //! The kernel opens the file first, so it checks the path, the permissions and the flags as usual.
-//! If the file is one of those below, the library replaces it by a memfd under the same descriptor
+//! If the file is in the table below, the library replaces it by a memfd under the same descriptor
 //! number. The memfd has the text that the kernel would show for the objects of the namespace.
 //!
 //! | file | text |
@@ -15,8 +15,8 @@
 //!
 //! - The text is made when the file is opened. A program that keeps a file open and reads it again
 //!   reads the same text.
-//! - The limits of a namespace are fixed when it is created. Opening one of them for writing fails
-//!   with `EACCES`, also for root.
+//! - The limits of a namespace are fixed when it is created. Opening the file of a limit for
+//!   writing fails with `EACCES`, also for root.
 //! - Columns `rss` and `swap` of segments are 0.
 //! - fstat(2) describes the memfd.
 //!
@@ -49,8 +49,8 @@ const SHM_HEAD: &str = "       key      shmid perms                  size  cpid 
 /// The text of a file.
 type Text = fn(&Task) -> String;
 
-/// The path and the text of each file. Files whose names end with `next_id` read as -1, which means
-/// that the next id is not fixed.
+/// The path and the text of each file that the library replaces. Files whose names end with
+/// `next_id` read as -1, which means that the next id is not fixed.
 const FILES: [(&str, Text); 14] = [
     ("/proc/sysvipc/sem", sets),
     ("/proc/sysvipc/msg", queues),
@@ -78,7 +78,7 @@ fn last_name(path: &[u8]) -> &[u8] {
     path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
 }
 
-/// If `fd`, which was opened by `path`, is one of the files of this module, replaces its file by a
+/// If `fd`, which was opened by `path`, is a file of proc(5) in `FILES`, replaces the file by a
 /// memfd.
 ///
 /// # Errors
@@ -108,8 +108,7 @@ pub(crate) unsafe fn replace(fd: c_int, path: *const c_char) -> Result<(), Errno
     if flags & OFlags::ACCMODE != OFlags::RDONLY {
         return Err(Errno::ACCESS);
     }
-    // If the process cannot join the namespace, this open fails with an error and the program goes
-    // on.
+    // If the process cannot join the namespace, the program's open(2) fails with `EACCES`.
     let task = process::register().map_err(|_| Errno::ACCESS)?;
     let text = memfd(text(task).as_bytes())?;
     let mut dup = DupFlags::empty();

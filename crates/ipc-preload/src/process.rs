@@ -3,25 +3,29 @@
 //! When the library is loaded, it maps the namespace and reads the identity of this program
 //! (`Program`). It does not wait for the first call, because by then the program may have lost the
 //! right to open files. Most programs that inherit `LD_PRELOAD` never make a call. So the mapping
-//! takes addresses, and no line of the namespace. The first call registers the process.
+//! takes up addresses, but no line (64 bytes) of the namespace. The first call registers the
+//! process.
 //!
 //! If a process cannot be registered, its calls fail with `ENOSYS`, as on a kernel without System V
 //! IPC. One line on standard error says why.
 //!
 //! # Fork
 //!
-//! A child is a task of its own, without undo. The kernel zeroes one page in the child of any kind
-//! of fork (`MADV_WIPEONFORK`). So a call reads one word to know whether it runs in a new child.
-//! The library intercepts forks only if segments are attached (`fork`). The page also names the
-//! process that owns the memory. A handler that interrupts a call may fork and return in the child.
-//! `Task::tell_copies_by` lets the copy of that call end in the child.
+//! A child is a task of its own, without undo. The address of the task is in the wiped page, a page
+//! that the kernel zeroes in the child of any kind of fork (`MADV_WIPEONFORK`). So a call reads one
+//! word to know whether it runs in a new child. If segments are attached, a child registers at the
+//! fork already (module `fork`). The wiped page also names the process that owns the memory. A
+//! signal handler that interrupts a call may fork and return in the child. With
+//! `Task::tell_copies_by`, the copy of that call in the child finds another owner, and ends with
+//! `EINTR`.
 //!
 //! # A child of vfork(2)
 //!
-//! A child of vfork(2) shares the page with its parent. If the parent has a task, the child acts as
-//! that task until it execs: telling the two apart would take a system call in each call. If the
-//! parent has no task, the child's first call finds that the memory belongs to another process, and
-//! fails with `ENOSYS`. If that call made a task, the parent would use it from then on.
+//! A child of vfork(2) shares the wiped page with its parent. If the parent has a task, the child
+//! acts as that task until it execs: telling child and parent apart would take a system call in
+//! each call. If the parent has no task, the child's first call finds that the memory belongs to
+//! another process, and fails with `ENOSYS`. A task that the child made would be the parent's from
+//! then on.
 //!
 //! # Exec
 //!
@@ -31,9 +35,10 @@
 //!
 //! # Locks
 //!
-//! The locks of registration and of attached segments are in the wiped page too, so a child never
-//! inherits them locked. A thread blocks signals while it holds one, so a handler never waits for a
-//! lock of its own thread. The lock of attached segments is taken first.
+//! The locks of registration, of attached segments and of the tables of signal handlers are in the
+//! wiped page too, so a child never inherits them locked. A thread blocks signals while it holds
+//! one, so a handler never waits for a lock of its own thread. The lock of attached segments is
+//! taken before the lock of registration.
 //!
 //! Source: madvise(2), vfork(2), environ(7).
 
@@ -94,17 +99,19 @@ static PAGE: AtomicPtr<Page> = AtomicPtr::new(ptr::null_mut());
 /// The namespace once it is mapped. A child keeps its parent's.
 static NAMESPACE: AtomicPtr<Namespace> = AtomicPtr::new(ptr::null_mut());
 
-/// The task that was registered last. In a forked child it is the parent's, until the child has its
-/// own.
+/// The task that was registered last. In a forked child it is the parent's task, until the child
+/// has registered its own.
 static LAST: AtomicPtr<Task> = AtomicPtr::new(ptr::null_mut());
 
 /// True while a thread holds [`AttachLock`]. Unlike the lock itself, a child inherits this value.
-/// If it is true, the list of attached segments was being changed at the fork.
+/// If it is true in a child, a thread of the parent was changing the list of attached segments at
+/// the fork.
 static IS_ATTACHING: AtomicBool = AtomicBool::new(false);
 
-/// Maps the page, and registers a fork handler with the C library.
+/// Maps the page that the kernel zeroes in a child, and registers a fork handler with the C
+/// library.
 pub(crate) fn resolve() {
-    // If that is not possible, the first call says so.
+    // If the page cannot be mapped, the first call reports that.
     map_page();
     own();
     // SAFETY: the function stays loaded: a preloaded library is never unloaded.
@@ -124,8 +131,8 @@ pub(crate) fn join() {
     }
 }
 
-/// Notes that this process owns its memory, so it is no child of vfork(2). Also the fork handler
-/// of a child.
+/// Stores the pid of this process as the owner of its memory. A child of vfork(2) never does so.
+/// This is also the fork handler that runs in a child.
 extern "C" fn own() {
     if let Some(page) = known_page() {
         // ORDERING: Relaxed. The process has one thread, and a forked child has a copy of the
@@ -181,11 +188,12 @@ pub(crate) fn pid() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get().cast_unsigned()
 }
 
-/// Registers the child of a fork, which has the segments of its parent attached. `parent` is the
-/// copy of the parent's task in the child's memory. No later call uses that copy.
+/// Registers this process, a forked child that has the segments of its parent attached. `parent` is
+/// the copy of the parent's task in the child's memory. No later call uses that copy.
 ///
 /// A child that cannot be registered, for instance in another pid namespace, keeps its mappings. It
-/// also keeps the hold of its parent, which then stands for the child's attaches.
+/// also keeps its parent's hold (a mapped file, see `hold`), so that the parent's attaches stay
+/// counted for it.
 pub(crate) fn register_child(parent: &Task) {
     let page = page();
     let _lock = PageLock::take(&page.is_locked);
@@ -195,14 +203,15 @@ pub(crate) fn register_child(parent: &Task) {
     }
 }
 
-/// Reads the credentials again, after a call of the C library that changes all threads.
+/// Reads the credentials again, after a call of the C library that changes them in all threads.
 pub(crate) fn refresh_cred() {
-    // ORDERING: Relaxed. A hint for other threads. The C library interrupts each of them for the
-    // change.
+    // ORDERING: Relaxed. The count publishes no data: a thread that sees a new count reads its
+    // credentials from the kernel.
     CRED_CHANGES.fetch_add(1, Ordering::Relaxed);
     // A child of vfork(2) has its parent's memory, and another pid.
     if let Some(task) = own_task() {
-        // A child of fork(2) reads its credentials when it is registered; see `fork`.
+        // No fork happens under this lock: `Task::fork` in a child reads the credentials of its
+        // copy of this task.
         let _lock = crate::shm::is_on().then(AttachLock::take);
         task.set_cred(cred::current());
     }
@@ -238,7 +247,7 @@ fn refresh_late(task: &Task) {
 ///
 /// # Safety
 ///
-/// No other thread uses the task, nor does any caller of this function.
+/// No other thread uses the task, and this thread is in no call that uses it.
 pub(crate) unsafe fn take_task(own: *const Task) -> Option<Box<Task>> {
     let (page, own) = (known_page()?, own.cast_mut());
     let null = ptr::null_mut();
@@ -264,7 +273,7 @@ pub(crate) fn register() -> Result<&'static Task, String> {
     if !is_own() {
         return Err("a child of vfork(2) can call only if its parent has made a call".to_owned());
     }
-    // The owner is not set yet if clone(2) through syscall(2) has made this process.
+    // The page names no owner yet if clone(2) through syscall(2) has made this process.
     own();
     let made = match forked_from() {
         Some(parent) => forked(parent),
@@ -289,8 +298,8 @@ fn why_not(who: &str, errno: Errno) -> String {
     format!("the {who} cannot be registered: {why}")
 }
 
-/// Returns a task for this process, which is a child of the process of `parent`. The child takes
-/// a hold and leaves a mark, since nattch counts it by now.
+/// Returns a task for this process, which is a child of the process of `parent`. The child takes a
+/// hold (`hold`) and creates its mark, a file (`shm`), since nattch counts the child by now.
 fn forked(parent: &Task) -> Result<Task, Errno> {
     let task = parent.fork(pid())?;
     task.set_cred(cred::current());
@@ -299,8 +308,8 @@ fn forked(parent: &Task) -> Result<Task, Errno> {
     Ok(task)
 }
 
-/// Returns the copy of the parent's task, or none. There is one if this child was forked without
-/// the C library and has segments attached. The caller has locked the page.
+/// Returns the copy of the parent's task, or none. There is one if this process was forked without
+/// the C library and has segments attached. The caller holds the lock of registration.
 fn forked_from() -> Option<&'static Task> {
     // ORDERING(preload-last): Acquire. Pairs with the store in `publish`, so the task is complete.
     let last = LAST.load(Ordering::Acquire);
@@ -314,7 +323,7 @@ fn forked_from() -> Option<&'static Task> {
     last.filter(|parent| parent.pid() != pid() && parent.attached() != 0)
 }
 
-/// Makes `task` the task of this process. The caller has locked the page.
+/// Makes `task` the task of this process. The caller holds the lock of registration.
 fn publish(page: &'static Page, task: Task) -> &'static Task {
     let task = Box::into_raw(Box::new(task.tell_copies_by(&page.owner)));
     // ORDERING(preload-last): Release. Publishes the complete task to `forked_from`.
@@ -334,8 +343,8 @@ fn known_page() -> Option<&'static Page> {
     unsafe { page.as_ref() }
 }
 
-/// Returns the page that the kernel zeroes in a child. The process has a task, or had one before it
-/// forked, so the page exists.
+/// Returns the page that the kernel zeroes in a child. This process or its parent has a task, so
+/// the page exists.
 fn page() -> &'static Page {
     known_page().expect("a process is registered in the page")
 }
@@ -354,9 +363,11 @@ fn map_page() {
     }
 }
 
-/// Returns the namespace, and maps it if it is not mapped yet. The caller has locked the page.
+/// Returns the namespace, and maps it if it is not mapped yet. The caller holds the lock of
+/// registration.
 fn namespace() -> Result<&'static Namespace, String> {
-    // ORDERING(preload-namespace): Acquire. Pairs with the store below: the namespace is complete.
+    // ORDERING(preload-namespace): Acquire. Pairs with the Release store in this function: the
+    // namespace is complete.
     let known = NAMESPACE.load(Ordering::Acquire);
     // SAFETY: a namespace whose address was stored is never dropped.
     if let Some(namespace) = unsafe { known.as_ref() } {
@@ -377,7 +388,7 @@ pub(crate) fn namespace_memory() -> Option<Range<usize>> {
     unsafe { known.as_ref() }.map(Namespace::memory)
 }
 
-/// A guard that holds a lock of the page, and blocks all signals.
+/// A guard that holds a lock of the wiped page (`Page`), and blocks all signals.
 pub(crate) struct PageLock {
     is_locked: &'static AtomicBool,
     /// Dropped after the lock is released.
@@ -409,11 +420,12 @@ impl Drop for PageLock {
 pub(crate) struct AttachLock(#[expect(dead_code, reason = "held until it is dropped")] PageLock);
 
 impl AttachLock {
-    /// Takes the lock. This process or its parent has a task, so the page exists.
+    /// Takes the lock of attached segments. This process or its parent has a task, so the page with
+    /// the lock exists.
     pub(crate) fn take() -> Self {
         let lock = PageLock::take(&page().is_attaching);
-        // ORDERING: Relaxed. Only a forked child reads it, and the child has a copy of all earlier
-        // stores.
+        // ORDERING: Relaxed. Only a forked child reads `IS_ATTACHING`, and the child has a copy of
+        // all earlier stores.
         IS_ATTACHING.store(true, Ordering::Relaxed);
         Self(lock)
     }

@@ -1,7 +1,7 @@
 //! semget(2), semop(2), semtimedop(2), semctl(2).
 //!
-//! The library copies the operations before it checks them, as the kernel does, because another
-//! thread may change them meanwhile.
+//! The library copies the operations of semop(2) before it checks them, as the kernel does, because
+//! another thread may change them after the check.
 //!
 //! Source: semop(2), semctl(2), `<sys/sem.h>` of glibc.
 
@@ -18,7 +18,8 @@ use crate::call;
 use crate::perm::{get_flags, ipc_perm};
 use crate::user::{self, Access};
 
-/// The largest number of operations that are copied to the stack. More go to the heap.
+/// The largest number of operations that semop(2) copies to the stack. More operations go to the
+/// heap.
 const SOPS_INLINE: usize = 8;
 
 /// Fixed values of `IPC_INFO`: `SEMMAP` and `SEMMNU`, `SEMUME`, and `SEMUSZ`.
@@ -129,7 +130,7 @@ pub unsafe extern "C" fn semctl(semid: c_int, semnum: c_int, cmd: c_int, arg: us
             }
             IPC_INFO | SEM_INFO => {
                 let (index_max, info) = info(task, cmd)?;
-                // SAFETY: with this `cmd`, semctl(2) writes one such structure to `arg`, which the
+                // SAFETY: `IPC_INFO` and `SEM_INFO` write a `struct seminfo` to `arg`, which the
                 // program has passed.
                 return unsafe { user::write(arg, info) }.map(|()| index_max);
             }
@@ -157,7 +158,7 @@ pub unsafe extern "C" fn semctl(semid: c_int, semnum: c_int, cmd: c_int, arg: us
             }
             _ => return Err(Errno::INVAL),
         };
-        // SAFETY: with this `cmd`, semctl(2) writes one such structure to `arg`, which the program
+        // SAFETY: `IPC_STAT` and its variants write a `struct semid_ds` to `arg`, which the program
         // has passed.
         unsafe { user::write(arg, semid_ds(&stat)) }?;
         Ok(if cmd == IPC_STAT { 0 } else { stat.id.raw() })

@@ -1,15 +1,15 @@
 //! shmget(2), shmat(2), shmdt(2), shmctl(2), if `COREWALK_IPC_SHM` names a folder.
 //!
 //! Without the variable this library passes the calls on to the C library: the kernel's segments
-//! are mapped memory too, and as fast. With it, a segment is a file in the folder, which shmat(2)
-//! maps.
+//! are mapped memory too, and as fast. With the variable, a segment is a file in the folder, which
+//! shmat(2) maps.
 //!
 //! # Locks
 //!
 //! One lock of the process covers every call that changes the attached segments, including the
-//! mapping. The thread that holds it blocks all signals. A fork takes the lock too (`fork`), so the
-//! child gets the mappings and the list of them in one state. The lock is in the page that the
-//! kernel zeroes in a child.
+//! mapping. The thread that holds it blocks all signals. A fork takes the lock too (`fork`). So in
+//! the child, the list of attached segments agrees with the mappings. The lock is in the page that
+//! the kernel zeroes in a child, so the child does not inherit it locked.
 //!
 //! # Marks
 //!
@@ -21,9 +21,9 @@
 //! # Differences from the kernel
 //!
 //! - shmdt(2), execve(2) and the end of the process end an attach. After munmap(2), mremap(2) or a
-//!   new mapping over the segment, nattch still counts it.
+//!   new mapping over the segment, nattch still counts the attach.
 //! - If the file system of the folder is mounted `noexec`, `SHM_EXEC` is refused with `EACCES`.
-//! - `SHM_HUGETLB` is `EINVAL`; `SHM_LOCK` is a mark only.
+//! - `SHM_HUGETLB` is `EINVAL`; `SHM_LOCK` sets a bit in the mode, and locks no memory.
 //!
 //! Source: shmop(2), shmctl(2), `<sys/shm.h>` of glibc; Linux `ipc/shm.c` (`do_shmat`).
 
@@ -99,7 +99,8 @@ fn folder() -> Option<OwnedFd> {
 /// Returns true if this library handles the calls of shared memory. If not, the kernel does.
 #[inline]
 pub(crate) fn is_on() -> bool {
-    // ORDERING: Relaxed. Set once, when the library is loaded and the process has one thread.
+    // ORDERING: Relaxed. `IS_ON` is set once, when the library is loaded and the process has one
+    // thread.
     IS_ON.load(Ordering::Relaxed)
 }
 
@@ -112,17 +113,17 @@ pub(crate) fn resolve() {
 
 /// Detaches the segments that the previous program of this process had attached before execve(2).
 ///
-/// A program that cannot join the namespace prints no line here, because it may never make a call.
-/// The mark stays, so that the next program after a further execve(2) tries again. Until then the
-/// attaches stay counted.
+/// If the program cannot join the namespace, this function prints no error, because the program may
+/// never make a call. The mark (a file, see `mark`) stays, so that the next program after a further
+/// execve(2) tries again. Until then the attaches stay counted.
 pub(crate) fn detach_former() {
     if unmark() && process::register().is_err() {
         mark();
     }
 }
 
-/// Creates the mark of a process that has segments attached. The next program after execve(2) finds
-/// it.
+/// Creates the mark of a process that has segments attached: a file in the folder of segments.
+/// After execve(2) the next program finds the mark, and detaches the segments.
 pub(crate) fn mark() {
     let Some(folder) = folder() else { return };
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -208,7 +209,7 @@ unsafe fn map(mapping: &Mapping<'_>) -> Result<*mut c_void, Errno> {
         errno => errno,
     })?;
     if mapping.address().is_some() && mapped != wanted {
-        // A kernel before 4.17 treats the address as a hint.
+        // Linux before 4.17 treats the address as a hint.
         // SAFETY: the range is the mapping just made, which no other thread knows.
         let _unmapped = unsafe { munmap(mapped, bytes) };
         return Err(Errno::INVAL);
@@ -272,21 +273,21 @@ pub unsafe extern "C" fn shmctl(shmid: c_int, cmd: c_int, buf: *mut c_void) -> c
                 let (totals, limits) = (task.shm_totals()?, task.limits());
                 let (max, mni, all) = (limits.shmmax, limits.shmmni.into(), limits.shmall);
                 let info: Shminfo = [max, 1, mni, mni, all, 0, 0, 0, 0];
-                // SAFETY: with this `cmd`, shmctl(2) writes one such structure to `buf`, which the
-                // program has passed.
+                // SAFETY: `IPC_INFO` writes a `struct shminfo` to `buf`, which the program has
+                // passed.
                 return unsafe { user::write(buf, info) }.map(|()| totals.index_max.cast_signed());
             }
             SHM_INFO => {
                 let totals = task.shm_totals()?;
                 let used_ids = totals.segments.cast_signed();
                 let usage = ShmUsage { used_ids, shm_tot: totals.pages, ..ShmUsage::default() };
-                // SAFETY: with this `cmd`, shmctl(2) writes one such structure to `buf`, which the
-                // program has passed.
+                // SAFETY: `SHM_INFO` writes a `struct shm_info` to `buf`, which the program has
+                // passed.
                 return unsafe { user::write(buf, usage) }.map(|()| totals.index_max.cast_signed());
             }
             _ => return Err(Errno::INVAL),
         };
-        // SAFETY: with this `cmd`, shmctl(2) writes one such structure to `buf`, which the program
+        // SAFETY: `IPC_STAT` and its variants write a `struct shmid_ds` to `buf`, which the program
         // has passed.
         unsafe { user::write(buf, shmid_ds(&stat)) }?;
         Ok(if cmd == IPC_STAT { 0 } else { stat.id.raw() })

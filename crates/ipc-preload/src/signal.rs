@@ -1,10 +1,10 @@
 //! sigaction(2) and related functions: a handler that interrupts a call ends its wait with `EINTR`.
 //!
 //! In the kernel, a call queues itself and sleeps in one step. In this library a call is queued
-//! first, and then sleeps by futex(2). A signal whose handler runs in between would not end the
-//! sleep, and a program that relies on the signal would wait for ever. If the call compared a
-//! counter of signals before the sleep, a signal after the comparison would still be lost. So the
-//! handler itself changes the futex word on which the call is about to sleep.
+//! first, and then sleeps by futex(2). A signal whose handler runs between these two steps would
+//! not end the sleep, and a program that relies on the signal would wait for ever. If the call
+//! compared a counter of signals before the sleep, a signal after the comparison would still be
+//! lost. So the handler itself changes the futex word on which the call is about to sleep.
 //!
 //! For that, the library installs a few instructions of its own, an entry, in place of every
 //! handler. The entry notes the signal and jumps on to the program's handler. The handler finds the
@@ -17,8 +17,8 @@
 //! The library has two entries, each with its own table of handlers. A new handler goes into the
 //! table of the entry that is not installed for this signal. Then one system call installs that
 //! entry with the new flags. A signal that arrives meanwhile runs the old handler with the old
-//! flags, or the new handler with the new flags. A thread that installs a handler holds a lock and
-//! blocks all signals.
+//! flags, or the new handler with the new flags. A thread that installs a handler holds the lock of
+//! the tables, and blocks all signals.
 //!
 //! A child of vfork(2) shares these tables with its parent, but has handlers of its own. So in such
 //! a child the library changes no table: it installs the program's handler itself, without an
@@ -30,7 +30,7 @@
 //!   Instructions raise these signals, and they interrupt a wait only if a process sends them.
 //! - Handlers that are installed without libc's functions get no entry.
 //! - A signal may get two new handlers between the kernel's jump to an entry and the entry's next
-//!   few instructions. Then the second handler runs with the flags of the first.
+//!   few instructions. Then the second new handler runs with the flags of the handler before both.
 //!
 //! Source: sigaction(2), signal(7) "Interruption of system calls"; System V ABI, AMD64 supplement.
 
@@ -43,7 +43,7 @@ use crate::next::{Next, next};
 use crate::process::{self, PageLock};
 use crate::user;
 
-/// Signals are below this.
+/// Signal numbers are below this.
 const SIGNALS: usize = 65;
 
 /// `SIG_HOLD` of sigset(3), which like `SIG_ERR` is a constant and not the address of a handler.
@@ -53,7 +53,7 @@ const SIG_HOLD: sighandler_t = 2;
 /// handle the other two.
 const LEFT_ALONE: [c_int; 8] = [SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGKILL, SIGSTOP];
 
-/// Entries, and tables.
+/// The number of entries, and of their tables of handlers.
 const ENTRIES: usize = 2;
 
 /// The handlers that the program has installed, by signal: one table for each entry.
@@ -85,8 +85,8 @@ struct KernelAction {
 
 /// Ends the wait that the signal has interrupted, if any. Returns the program's handler.
 extern "C" fn arrived<const ENTRY: usize>(signal: c_int) -> *mut c_void {
-    // This runs in a signal handler. It takes no lock, allocates nothing, makes no system call and
-    // keeps errno.
+    // `arrived` runs in a signal handler. It takes no lock, allocates nothing, makes no system call
+    // and keeps errno.
     if let Some(task) = process::known_task() {
         task.interrupt_own();
     }
@@ -100,7 +100,8 @@ extern "C" fn arrived<const ENTRY: usize>(signal: c_int) -> *mut c_void {
 #[unsafe(naked)]
 unsafe extern "C" fn entry<const INDEX: usize>(_: c_int, _: *mut c_void, _: *mut c_void) {
     std::arch::naked_asm!(
-        // Three words and the return address are four words, so the stack is aligned for the call.
+        // The three pushes and the return address take 32 bytes, so the stack is aligned for the
+        // call.
         "push rdi",
         "push rsi",
         "push rdx",
@@ -139,9 +140,9 @@ fn cell(signal: c_int) -> Option<usize> {
     ((1..SIGNALS).contains(&index) && !LEFT_ALONE.contains(&signal)).then_some(index)
 }
 
-/// Begins a call that changes or reads a handler. Stores a new handler in the table of the entry
-/// that is not installed, if the handler is a function. Returns the lock of the tables, to be held
-/// until the change is made, and the address for the kernel to install.
+/// Begins a call that changes or reads the handler of `signal`. If the new handler is a function,
+/// stores it in the table of the entry that is not installed. Returns the lock of the tables, to be
+/// held until the change is made, and the address for the kernel to install.
 fn begin(
     signal: c_int,
     cell: usize,
@@ -272,8 +273,8 @@ unsafe fn replace(next: &Replace, signal: c_int, handler: sighandler_t) -> sigha
         return unsafe { next(signal, handler) };
     };
     let (lock, installed) = begin(signal, cell, Some(handler));
-    // sigset(3) also changes the signal mask. A release of the lock after the call would restore
-    // the old mask, so the lock is released before it.
+    // sigset(3) also changes the signal mask. The release of the lock restores the signal mask, so
+    // for sigset(3) the lock is released before the call.
     let lock = (!is_sigset).then_some(lock);
     // SAFETY: the caller's promise.
     let before = unsafe { next(signal, installed) };

@@ -29,8 +29,9 @@ next! {
 /// The address of the C library's syscall(2), or null until it is looked up.
 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// The numbers of the calls that this library handles. After those from `SYS_setuid` on, which
-/// `dispatch` passes on, it reads the credentials of the calling thread again.
+/// The numbers of the system calls that this library handles. The numbers from `SYS_setuid` on are
+/// of calls that may change credentials. `dispatch` passes these calls on, and then reads the
+/// credentials of the calling thread again.
 const CALLS: &[c_long] = &[
     libc::SYS_msgget,
     libc::SYS_msgsnd,
@@ -51,7 +52,7 @@ const CALLS: &[c_long] = &[
     libc::SYS_mlockall,
     libc::SYS_openat,
     libc::SYS_openat2,
-    // Newer machines do not have these two.
+    // Newer machines do not have `open` and `creat`.
     #[cfg(target_arch = "x86_64")]
     libc::SYS_open,
     #[cfg(target_arch = "x86_64")]
@@ -124,7 +125,7 @@ pub unsafe extern "C" fn syscall(
 #[cfg(not(target_arch = "x86_64"))]
 pub use dispatch as syscall;
 
-/// Handles the calls of this library, and passes the others on. It truncates arguments to their
+/// Handles the system calls in `CALLS`, and passes all others on. It truncates arguments to their
 /// types, as the kernel does. On machines other than x86-64 it is syscall(2) itself.
 ///
 /// # Safety
@@ -145,7 +146,8 @@ pub unsafe extern "C" fn dispatch(
     let next = |a, b| unsafe { pass_on(number, [a, b, c, d, e, f]) };
     let [int_a, int_b, int_c, int_d] = [a, b, c, d].map(|word| word as c_int);
     let opened = |path| {
-        // SAFETY: if there is a descriptor, it is new, and the kernel has read the path.
+        // SAFETY: if the call has returned a descriptor, it is new, and the kernel has read the
+        // path.
         unsafe { files::descriptor(next(a, b) as c_int, pointer(path)) }
     };
     let result = match number {

@@ -2,8 +2,8 @@
 //!
 //! The kernel returns `EFAULT` for a bad address. This library runs in the program, and an access
 //! to a bad address would end the program with `SIGSEGV`. The library installs no handler, since
-//! the program may have its own. So [`check`] first makes a system call that touches the address
-//! and changes nothing:
+//! the program may have its own. So before an access [`check`] makes a system call that touches the
+//! address and changes nothing:
 //!
 //! | access | checked by |
 //! |---|---|
@@ -168,8 +168,8 @@ impl Range {
 }
 
 impl Known {
-    /// Remembers a range of the program's image or heap. It extends a remembered range that
-    /// overlaps or is adjacent, or else replaces the oldest one.
+    /// Remembers a range of the program's image or heap. A remembered range that overlaps `range`
+    /// or is adjacent to it is extended. If there is none, `range` replaces the oldest one.
     fn note_heap(&self, access: Access, range: Range) {
         let mut known = self.heap[access as usize].get();
         match known.iter_mut().find(|known| known.meets(range)) {
@@ -182,8 +182,8 @@ impl Known {
         self.heap[access as usize].set(known);
     }
 
-    /// Remembers `range` as a part of the stack, if all memory from `here` to its end is
-    /// accessible. Returns true if it is.
+    /// Remembers `range` as a part of the stack, if all memory from `here` (the stack pointer) to
+    /// the end of `range` is accessible. Returns true if so.
     fn note_stack(&self, here: usize, range: Range) -> bool {
         // SAFETY: the function takes no argument. The C library keeps the `struct pthread` of a
         // thread, other than the first, at the upper end of its stack. So higher addresses are not
@@ -249,7 +249,8 @@ fn is_readable(address: usize) -> bool {
 fn is_writable(address: usize) -> bool {
     let own = 0_u32;
     let (own, word) = (ptr::from_ref(&own).expose_provenance(), address & !(size_of::<u32>() - 1));
-    // SAFETY: the call wakes no thread, because none waits at `own`, and adds 0 to the other word.
+    // SAFETY: the call wakes no thread, because none waits at `own`, and adds 0 to the word at
+    // `word`.
     let asked = unsafe { kernel(libc::SYS_futex, [own, WAKE_OP, 0, 0, word, ADD_ZERO]) };
     asked != Some(libc::EFAULT)
 }

@@ -3,19 +3,19 @@
 //!
 //! Both sides are processes of this one program, which reads operations from a pipe and makes the
 //! calls of libc. Half of the processes run with the library and a namespace in their environment,
-//! as `corewalk ipc exec` starts a command. The test process recovers that namespace. The
-//! comparison covers all that a caller sees: results, errnos, the structures of `*_STAT` and
-//! `*_INFO`. Pids are translated before the comparison. Of a time, only whether it is set is
-//! compared. Ids have to be equal.
+//! as `corewalk ipc exec` starts a command. The test process applies the undo of killed processes.
+//! The comparison covers all that a caller sees: results, errnos, the structures of `*_STAT` and
+//! `*_INFO`. Pids are translated before the comparison. A time counts as equal if it is set on both
+//! sides or on neither. Ids have to be equal.
 //!
 //! `COREWALK_DIFFERENTIAL_OPS` sets the number of steps. Where the kernel does not permit an IPC
 //! namespace of its own, this program skips all tests.
 //!
-//! Each control changes the library's answers on purpose in one way, and the comparison must find
-//! that.
+//! Each control test changes the library's answers on purpose in one way, and the comparison must
+//! find the change.
 //!
-//! This program has no test runner (`harness = false`). Guarantee P.4 holds for a process with one
-//! thread, and a process of the runner has two.
+//! This program has no test runner (`harness = false`). A process that ends applies its own undo
+//! only if it has one thread (guarantee P.4), and a process of the runner has two.
 //!
 //! Source: `docs/developing/testing.md`.
 

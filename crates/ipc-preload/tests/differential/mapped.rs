@@ -5,9 +5,9 @@
 //! another process of this side holds. So it counts as waiting only if all processes of this side
 //! sleep.
 //!
-//! A process that is in no call ends by itself and by SIGKILL, in turns. In the first case it
-//! applies its own undo. In the second case this test process recovers the namespace, as `corewalk
-//! ipc exec` does.
+//! Processes that are in no call end by themselves and by SIGKILL, in turns. A process that ends by
+//! itself applies its own undo. After a SIGKILL the test process recovers the namespace, as
+//! `corewalk ipc exec` does.
 
 use std::cell::RefCell;
 use std::env;
@@ -56,7 +56,7 @@ struct Common {
     file: OwnedFd,
     segments: Folder,
     change: Option<Change>,
-    /// Those that live.
+    /// The processes that have not ended.
     workers: RefCell<Vec<Rc<RefCell<Worker>>>>,
     ended: RefCell<u32>,
 }
@@ -195,8 +195,8 @@ impl Side for Preloaded {
                 if !self.is_interrupted {
                     return None;
                 }
-                // The signal came before the call slept in its own wait, while it looked for dead
-                // processes. It sleeps now, so send the signal again.
+                // The signal came while the call looked for dead processes, before it slept in its
+                // own wait. The call sleeps in the wait now, so send the signal again.
                 self.worker().borrow_mut().interrupt();
             }
             patience.wait(&self.worker().borrow().socket);

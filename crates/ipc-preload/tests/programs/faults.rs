@@ -197,8 +197,8 @@ pub(crate) fn queues() {
     check("msgsnd to none", pages.unreadable(8), libc::EFAULT, |address| {
         call(libc::SYS_msgsnd, &[raw + 0x8000, address, 0, 0])
     });
-    // The type can be read and the text cannot. msgsnd(2) checks the length before it reads the
-    // text, and looks up the queue afterwards.
+    // The message's type can be read and its text cannot. msgsnd(2) first checks the length, then
+    // reads the text, then looks up the queue.
     let text_gone = pages.0 + 2 * PAGE - size_of::<c_long>();
     let send_by_number = |size, id| call(libc::SYS_msgsnd, &[id, text_gone, size, 0]);
     assert_eq!(send_by_number(9000, raw), libc::EINVAL);
@@ -306,7 +306,8 @@ pub(crate) fn gone() {
         drop(pages);
         assert_eq!(call(libc::SYS_semop, &[id as usize, address, 1]), libc::EFAULT);
     }
-    // The same for operations on the stack, on the heap, and in the program's image.
+    // A call must also accept operations on the stack, on the heap and in the program's image
+    // again.
     static SOPS: [[i16; 3]; 1] = [[0, 1, 0]];
     let (stack, heap) = ([[0_i16, 1, 0]], Box::new([[0_i16, 1, 0]]));
     for sops in [&stack, &*heap, &SOPS] {

@@ -9,7 +9,8 @@ use std::ptr;
 use crate::roles::{child, exited, hear, pipe, remove, semop, set, tell, until, value, wait};
 use crate::signals::{action, install};
 
-// ORDERING: Relaxed. Only one thread, its handler, and its children use these words.
+// ORDERING: Relaxed. Only one thread, its signal handler and its children use the statics of this
+// file.
 const RELAXED: Ordering = Ordering::Relaxed;
 
 const UNDO: i16 = libc::SEM_UNDO as i16;
@@ -102,7 +103,8 @@ pub(crate) fn is_asleep(pid: i32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('S'))
 }
 
-/// Whether the handler forks by number (`BY_NUMBER`), and the pipes between handler and test.
+/// Whether the handler `forks` uses syscall(2) instead of fork(2), and the pipe ends by which it
+/// talks to the test.
 static BY_NUMBER: AtomicI64 = AtomicI64::new(0);
 static PIPES: [AtomicI64; 2] = [const { AtomicI64::new(0) }; 2];
 
@@ -125,8 +127,9 @@ extern "C" fn forks(_signal: libc::c_int) {
     }
 }
 
-/// A handler that has interrupted a call forks, and returns in both processes. Both calls must end
-/// with `EINTR`. A later semop or message must then go to calls of other processes.
+/// A handler that has interrupted a call forks, and returns in both processes. In both, the
+/// interrupted call must end with `EINTR`. A unit or a message that comes later must go to calls of
+/// other processes.
 pub(crate) fn return_in_both() {
     for call in [Call::Semop, Call::Receive, Call::Send] {
         for by_number in [0, 1] {
@@ -172,7 +175,8 @@ fn fork_in(call: Call, is_granted_before: bool) {
     place.remove();
 }
 
-/// The set that a child of vfork(2) uses, and the errno of its call, in its parent's memory.
+/// The semaphore set that a child of vfork(2) uses, and the errno of the child's call, in memory
+/// that it shares with its parent.
 static SET: AtomicI64 = AtomicI64::new(0);
 static ERRNO: AtomicI64 = AtomicI64::new(0);
 
@@ -187,13 +191,14 @@ extern "C" fn first_call(_: *mut c_void) -> libc::c_int {
 extern "C" fn other_user(_: *mut c_void) -> libc::c_int {
     // SAFETY: the call takes a number.
     let changed = unsafe { libc::setuid(1000) };
-    // The result does not matter here. docs/using/ipc.md says which credentials apply.
+    // The result of the call does not matter: docs/using/ipc.md says which credentials apply.
     let _value = sysv::semctl(SET.load(RELAXED) as i32, 1, libc::GETVAL, 0);
     // SAFETY: the call takes a number.
     unsafe { libc::_exit(changed) }
 }
 
-/// Runs a function in a child that, like one of vfork(2), shares the memory. It has its own stack.
+/// Runs a function in a child that shares the memory of this process, like a child of vfork(2), but
+/// has its own stack.
 fn vforked(work: extern "C" fn(*mut c_void) -> libc::c_int) -> i32 {
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     let mut stack = vec![0u128; 1 << 14];

@@ -81,7 +81,7 @@ pub(crate) fn none_left() {
     calls();
 }
 
-/// The first call must open no file. The filter would kill the process.
+/// The first IPC call must open no file: the role's seccomp filter kills a process that opens one.
 pub(crate) fn filtered() {
     let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     let jump = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;

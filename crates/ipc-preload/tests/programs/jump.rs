@@ -49,7 +49,7 @@ mod here {
         )
     }
 
-    /// Returns 1 to the caller of the call of [`protect`] under way.
+    /// Makes the call of [`protect`] that is under way return 1.
     #[unsafe(naked)]
     unsafe extern "C" fn leave(place: &'static Place) -> ! {
         std::arch::naked_asm!(
@@ -105,7 +105,7 @@ mod here {
         unsafe { libc::msgrcv(id(1), message.as_mut_ptr().cast(), 8, 0, 0) == 8 }
     }
 
-    /// A call that a handler has left must take no unit and no message from later calls.
+    /// A call that a handler has left by a jump must take no unit and no message from later calls.
     pub(crate) fn jump() {
         let sems = set(3);
         // SAFETY: the call takes numbers.
@@ -173,8 +173,8 @@ mod here {
         unsafe { leave(&INSIDE) }
     }
 
-    /// The calls that a handler leaves: the interrupted one (outer), the one in its handler
-    /// (inner), or both.
+    /// The calls that a handler leaves: the interrupted call (outer), the call that the
+    /// interrupting handler makes (inner), or both.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Left {
         Both,

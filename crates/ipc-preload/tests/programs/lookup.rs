@@ -7,7 +7,7 @@ use std::ptr;
 
 use crate::roles::{remove, value};
 
-/// Every function that the library interposes, except those with two underscores.
+/// Names of functions that the library interposes.
 const NAMES: [&str; 43] = [
     "semget",
     "semop",
@@ -89,8 +89,8 @@ pub(crate) fn by_handle() {
     assert_eq!(sysv::setall(id, &[3, 4, 5]), Ok(0));
     assert_eq!(value(id, 2), 5);
     remove(id);
-    // A function that the library does not interpose is found as before. A missing function has a
-    // message.
+    // dlsym(3) must find a function that the library does not interpose. For a missing function,
+    // dlerror(3) must have a message.
     assert_eq!(found(handle, "strlen"), found(other, "strlen"));
     assert!(found(handle, "no_such_function").is_null());
     // SAFETY: the function takes nothing.

@@ -222,7 +222,7 @@ fn ipcs_and_sysctl_say_what_they_say_of_the_kernel() {
         words.filter(|word| !word.starts_with("0x")).collect::<String>()
     };
     assert_eq!(words(&ours), words(&linux));
-    // If the shell does not find the programs, both outputs are equal and prove nothing.
+    // If the shell does not find `ipcs` and `ipcmk`, both outputs are equal and prove nothing.
     if ours.contains("not found") {
         skip(Need::Package, ours);
         return;
@@ -309,7 +309,7 @@ fn descriptor_of_another_file_is_left_alone() {
     }
 }
 
-/// Not a test of its own: the entry of the process that a test starts.
+/// Not a test of its own: it plays the role in a process that a test starts.
 #[test]
 fn role() {
     process::play();

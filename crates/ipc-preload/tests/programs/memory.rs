@@ -11,8 +11,8 @@ const SMALL_KB: u64 = 512 * 1024;
 const PAGE: usize = 4096;
 const PAGES: usize = 64;
 
-/// mlockall(2) must lock and populate all memory of the program except the namespace. The same
-/// holds for the call by number.
+/// mlockall(2), called by the C library's function and by syscall(2), must lock and populate all
+/// memory of the program except the namespace.
 pub(crate) fn locked() {
     let ways: [fn(i32) -> i32; 2] = [
         // SAFETY: the call takes a number.
@@ -30,7 +30,8 @@ pub(crate) fn locked() {
     }
 }
 
-/// Calls mlockall(2) before the first IPC call or after it. Returns 0 if both results are right.
+/// Calls mlockall(2) before the first IPC call or after it. Returns 0 if the right memory is locked
+/// and resident.
 fn lock(way: fn(i32) -> i32, flags: i32, is_before: bool) -> i32 {
     let before = map();
     let mut id = 0;

@@ -1,8 +1,8 @@
 //! The text of the files of proc(5) that show IPC objects and limits must be the kernel's, byte by
 //! byte.
 //!
-//! The test formats the wanted text from the answers of the calls, as the kernel does. The role
-//! runs on the kernel as well.
+//! A role formats the expected text from the answers of semctl(2), msgctl(2) and shmctl(2), as the
+//! kernel does. The roles pass on the host kernel as well.
 
 use corewalk_testkit::sysv;
 use libc::{c_char, c_int, c_long};
@@ -144,7 +144,7 @@ type Open2 = unsafe extern "C" fn(*const c_char, c_int) -> c_int;
 type Openat = unsafe extern "C" fn(c_int, *const c_char, c_int, ...) -> c_int;
 type Openat2 = unsafe extern "C" fn(c_int, *const c_char, c_int) -> c_int;
 
-/// Each way to open one of the files must give the same text.
+/// Each way to open `/proc/sysvipc/sem` must give the same text.
 pub(crate) fn ways() {
     let id = set(5);
     let expected = format!("{SEM_HEAD}{}", sem_row(id));

@@ -132,8 +132,8 @@ fn started(mut command: Command, namespace: &Namespace) -> Output {
     output_of(command, namespace)
 }
 
-/// Runs a command with the library. Its environment names an inherited descriptor, and not the
-/// path.
+/// Runs a command with the library. The environment gets the path of the namespace's file, unless
+/// the namespace has a descriptor to be inherited.
 pub(crate) fn output_of(mut command: Command, namespace: &Namespace) -> Output {
     command.env("LD_PRELOAD", library()).env_remove("COREWALK_IPC_NAMESPACE");
     if let Some(path) = namespace.path.as_ref().filter(|_| namespace.handed.is_none()) {
@@ -146,8 +146,8 @@ pub(crate) fn output_of(mut command: Command, namespace: &Namespace) -> Output {
     command.output().expect("the role starts")
 }
 
-/// Returns the output of a shell script with the library, and in a host IPC namespace of its own.
-/// Returns none if the kernel does not permit such a namespace.
+/// Returns two outputs of a shell script: with the library, and without it in an IPC namespace of
+/// the host kernel. Returns none if the kernel does not permit such a namespace.
 pub(crate) fn said_by_both(script: &str, namespace: &Namespace) -> Option<[String; 2]> {
     let shell = || {
         let mut command = Command::new("sh");

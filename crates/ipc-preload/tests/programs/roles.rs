@@ -1,7 +1,7 @@
 //! The roles of processes. A role makes plain calls of the C library.
 //!
-//! A role runs in the one process that the test starts, and forks the others that it needs. It must
-//! pass on the host kernel as well.
+//! A role runs in the one process that the test starts, and forks the other processes that it
+//! needs. It must pass on the host kernel as well.
 
 use corewalk_base::primitives::thread;
 use corewalk_testkit::require::{Need, has_root, skip};
@@ -65,8 +65,8 @@ pub(crate) const ROLES: [(&str, fn()); 49] = [
 const UNDO: i16 = libc::SEM_UNDO as i16;
 const NOWAIT: i16 = libc::IPC_NOWAIT as i16;
 
-/// How often a role checks for a condition at most. There is a tenth of a millisecond between
-/// checks.
+/// The largest number of checks that `until` makes. It sleeps for a tenth of a millisecond between
+/// two checks.
 const LOOKS_MAX: u32 = 1_000_000;
 
 pub(crate) fn set(nsems: i32) -> i32 {
@@ -322,7 +322,8 @@ fn credentials() {
     remove(id);
 }
 
-/// A change of credentials by number must change one thread, and the threads that it creates later.
+/// A change of credentials by syscall(2) must change only the calling thread, and the threads that
+/// it creates later.
 fn thread_credentials() {
     if !has_root() {
         return;
@@ -393,7 +394,7 @@ fn exec() {
         2
     });
     assert_eq!(exited(wait(pid)), 0);
-    // Of both programs.
+    // The undo of both programs was applied.
     assert_eq!(value(id, 0), 0);
     remove(id);
 }
@@ -404,7 +405,8 @@ fn after_exec() {
     let id = id.parse().expect("a number");
     assert_eq!(value(id, 0), 5, "undo survives exec");
     assert_eq!(semop(id, (0, 2, UNDO)), Ok(0));
-    // The test runner has a second thread, so this checks the end of a child with one thread.
+    // The end of a process ends its task only if the process has one thread. The test runner has
+    // two, so a forked child makes the check.
     let pid = child(|| i32::from(value(id, 0) != 7));
     assert_eq!(exited(wait(pid)), 0);
 }
@@ -447,8 +449,9 @@ pub(crate) fn hear(pipe: [i32; 2]) -> u8 {
     byte
 }
 
-/// While a process in another pid namespace has taken a unit, no other process may get that unit.
-/// With the library the call of that process fails with `ENOSYS`, and the process goes on.
+/// While a process in another pid namespace has taken a unit with undo, no other process may get
+/// that unit. With the library, the semop of the process in the other pid namespace fails with
+/// `ENOSYS`, and the process goes on.
 fn pid_namespace() {
     let id = set(1);
     assert_eq!(semop(id, (0, 1, 0)), Ok(0));

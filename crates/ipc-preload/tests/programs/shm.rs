@@ -76,7 +76,8 @@ fn read(address: usize) -> u8 {
     unsafe { byte(address).read_volatile() }
 }
 
-/// A pipe with which a process lets another one go on: closing its ends opens the gate.
+/// A pipe with which a process lets another process go on: closing the ends of the pipe opens the
+/// gate.
 struct Gate([i32; 2]);
 
 impl Gate {
@@ -99,7 +100,7 @@ impl Gate {
         self.shut();
     }
 
-    /// Closes both ends in a process that does not use the gate any more.
+    /// Closes both ends of the pipe in a process that does not use the gate any more.
     fn shut(&self) {
         self.close(0);
         self.close(1);
@@ -137,7 +138,8 @@ pub(crate) fn calls() {
     assert_eq!(detach(second), Err(libc::EINVAL));
     assert_eq!(detach(first + PAGE), Err(libc::EINVAL));
 
-    // shmat at a free address, a rounded one, one in use, and one in use that it replaces.
+    // shmat at a free address, at one in use, at an unaligned one, with `SHM_RND` and with
+    // `SHM_REMAP`.
     assert_eq!(attach(id, free, 0), Ok(free));
     assert_eq!(attach(id, free, 0), Err(libc::EINVAL));
     assert_eq!(attach(id, free + 1, 0), Err(libc::EINVAL));
@@ -151,7 +153,7 @@ pub(crate) fn calls() {
     remove(other);
     assert_eq!(attach(other, 0, 0), Err(libc::EINVAL));
 
-    // Marked, it lives until the last detach.
+    // A removed segment lives until the last detach.
     remove(id);
     let ds = stat(id).expect("it is attached");
     assert_eq!((ds.shm_perm.mode, ds.shm_perm.__key, ds.shm_nattch), (0o1640, 0, 1));
@@ -214,7 +216,7 @@ pub(crate) fn fork() {
         assert_eq!(exited(wait(pid)), 0);
         assert_eq!(nattch(id), 1, "as soon as its end is seen");
     }
-    // The first child forks again. Its child detaches the segment that it has inherited.
+    // A child forks again. The grandchild detaches the segment that it has inherited.
     let pid = child(|| {
         let inner = child(|| i32::from(nattch(id) != 3 || detach(at) != Ok(0) || nattch(id) != 2));
         i32::from(exited(wait(inner)) != 0 || nattch(id) != 2)
@@ -245,15 +247,16 @@ pub(crate) fn raw_fork() {
 
 /// If a parent is killed, its child that makes no call must keep the parent's attaches.
 ///
-/// The child is made without the C library. Every child is in this state between fork(2) and the
-/// moment at which it is counted.
+/// The child is made without the C library, so nattch counts it only at its first call. A child of
+/// fork(2) is uncounted, too, from its first instruction until the library registers it.
 pub(crate) fn orphan() {
     // SAFETY: the call takes numbers. From now on this process is the parent of orphaned
     // descendants.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
     for calls in [0, 1] {
         let (id, marked) = (segment(PAGE), segment(PAGE));
-        // The child opens the first gate to show that it runs. The other gates let it go on.
+        // The grandchild opens gate 0 when it runs, and gate 2 when it has made its call, if any.
+        // Gates 1 and 3 let it go on.
         let gates = [Gate::new(), Gate::new(), Gate::new(), Gate::new()];
         let pid = child(|| {
             let attached = [attach(id, 0, 0), attach(marked, 0, 0)];
@@ -295,8 +298,8 @@ pub(crate) fn orphan() {
     }
 }
 
-/// A fork that fails must not make its parent wait: no child has the other end of the pipe of
-/// `fork`.
+/// A fork that fails must not make its parent wait: no child has the other end of the pipe at which
+/// the library waits for a child.
 pub(crate) fn failing_fork() {
     let id = segment(PAGE);
     attach(id, 0, 0).expect("an address");
@@ -424,8 +427,9 @@ pub(crate) fn threads() {
 /// While one thread is about to fork, no other thread may attach, even if nothing is attached yet.
 /// Otherwise the child would not know whether it has the segment.
 ///
-/// The thread that forks is traced, and stopped at the entry of clone(2). The kernel has no such
-/// moment, so the role does nothing there.
+/// The thread that forks is traced, and stopped at the entry of clone(2), when the library has
+/// prepared the fork. The kernel's own fork has no such preparation, so the role does nothing
+/// there.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn first_attach() {
     /// How often the test reads the number of attaches. There is a millisecond between reads.
@@ -470,11 +474,10 @@ pub(crate) fn first_attach() {
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn first_attach() {}
 
-/// shmdt must unmap a segment before it lowers the number of attaches: if that is 0, no mapping is
-/// left.
+/// shmdt must unmap a segment before it lowers nattch, so that no mapping is left once nattch is 0.
 ///
-/// The child is traced, and stopped when it is about to unmap. The kernel's own shmdt has no such
-/// moment.
+/// The child is traced, and stopped at the entry of munmap(2). The kernel's own shmdt makes no such
+/// call, so the role does nothing there.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn detach_order() {
     if std::env::var_os("LD_PRELOAD").is_none() {

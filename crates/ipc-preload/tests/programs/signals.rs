@@ -15,8 +15,8 @@ extern "C" fn nothing(_signal: libc::c_int) {}
 
 extern "C" fn other(_signal: libc::c_int) {}
 
-/// Exits with 3 if the handler got the payload of the signal and a context, and runs on its own
-/// stack.
+/// Exits with 3 if the handler got the payload of the signal and a context, and runs on the
+/// alternate stack (sigaltstack(2)).
 extern "C" fn with_siginfo(
     signal: libc::c_int,
     siginfo: *mut libc::siginfo_t,
@@ -58,7 +58,7 @@ pub(crate) fn install(signal: i32, new: Option<&libc::sigaction>) -> libc::sigac
     before
 }
 
-/// One signal must end a wait, however soon after the queueing of the call it comes.
+/// One signal must end a wait, even if it comes right after the call was queued.
 pub(crate) fn soon() {
     const ROUNDS: u32 = 500;
     let id = set(2);
@@ -108,7 +108,8 @@ pub(crate) fn kept() {
     assert_eq!(exited(wait(child(on_a_stack))), 3);
 }
 
-/// How often each of two handlers has run, and how often one ran with the mask of the other.
+/// How often `with_a_mask` and `without_a_mask` have run, and how often one of them ran with the
+/// mask of the other.
 static RUNS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static MIXED: AtomicU64 = AtomicU64::new(0);
 
@@ -134,7 +135,7 @@ extern "C" fn without_a_mask(_signal: libc::c_int) {
     ran(1);
 }
 
-/// The two of them.
+/// Returns the actions that install `with_a_mask` and `without_a_mask`.
 fn both() -> [libc::sigaction; 2] {
     let [mut first, second] =
         [with_a_mask as *const () as usize, without_a_mask as *const () as usize]
@@ -168,8 +169,8 @@ fn changes_beside_signals() -> bool {
         });
         for change in 1..CHANGES {
             install(libc::SIGUSR2, Some(&actions[change % 2]));
-            // The second run began after the change. So no signal is in an entry during two
-            // changes.
+            // Wait for two runs of the new handler, since the second one begins after the change.
+            // So no signal is in an entry of the library during two changes.
             let before = load(&RUNS[change % 2]);
             until("both handlers run", || load(&RUNS[change % 2]) > before + 1);
         }
@@ -182,7 +183,8 @@ fn changes_beside_signals() -> bool {
 fn changes_beside_changes() -> bool {
     const ROUNDS: u64 = 3000;
     let actions = both();
-    // The number of the round that has begun, and of the last one that the other thread has done.
+    // The last round that this thread has begun, and the last one that the spawned thread has
+    // completed.
     let [begun, done] = [(); 2].map(|()| AtomicU64::new(0));
     let wait_for = |cell: &AtomicU64, round| {
         let mut looks = 0u32;
@@ -208,7 +210,7 @@ fn changes_beside_changes() -> bool {
         for round in 1..=ROUNDS {
             // ORDERING: Release. See `wait_for`.
             begun.store(round, Ordering::Release);
-            // The other one may see it late.
+            // The spawned thread may see `begun` late.
             (0..round % 100).for_each(|_| hint::spin_loop());
             install(libc::SIGUSR2, Some(&actions[0]));
             wait_for(&done, round);
@@ -231,7 +233,7 @@ extern "C" fn ends(_signal: libc::c_int) {
 /// A child of vfork(2) shares its parent's memory, but must have signal handlers of its own.
 pub(crate) fn vfork() {
     extern "C" fn work(_: *mut c_void) -> libc::c_int {
-        // Three times, which is more often than there are tables of handlers.
+        // Three changes: one more than the library has tables of handlers.
         for _ in 0..3 {
             install(libc::SIGUSR2, Some(&action(ends as *const () as usize, 0)));
         }
@@ -307,12 +309,12 @@ fn on_a_stack() -> i32 {
     5
 }
 
-/// Like [`soon`], but the signal comes exactly when the call is queued and its next instruction
-/// would sleep.
+/// A signal must end a wait, as in [`soon`], even if it comes when the call is queued and is just
+/// about to sleep in futex(2).
 ///
-/// The child is traced. At the entry of futex(2) the tracer skips the call and sets the program
-/// back to its instruction. The tracer then delivers the signal. The kernel's own semop has no such
-/// moment, so the role does nothing there.
+/// The parent traces the child. At the entry of futex(2) the parent skips the system call, and sets
+/// the child back to the instruction that makes it. Then it delivers the signal. The kernel's own
+/// semop has no moment between queueing and sleep, so the role does nothing there.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn before_sleep() {
     if std::env::var_os("LD_PRELOAD").is_none() {
@@ -364,8 +366,8 @@ pub(crate) fn is_traced() -> bool {
     is_traced
 }
 
-/// Waits for the first stop of a child that wants to be traced. Returns true if the child has ended
-/// instead.
+/// Waits for the first stop of a child that calls [`is_traced`]. Returns true if the child has
+/// exited with 77 instead, because it may not be traced.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn exited_early(pid: i32) -> bool {
     let mut status = 0;
@@ -388,7 +390,7 @@ pub(crate) fn trace(request: libc::c_uint, pid: i32, argument: usize) {
     assert_eq!(done, 0, "request {request}");
 }
 
-/// Lets a child run until it enters one of these system calls.
+/// Lets a child run until it enters one of the system calls in `numbers`.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn next_call(pid: i32, numbers: &[libc::c_long]) {
     for _ in 0..10_000 {
@@ -426,7 +428,7 @@ fn next_stop(pid: i32) -> libc::user_regs_struct {
     registers
 }
 
-/// Lets a child run until it is about to sleep in its wait. Returns its registers.
+/// Lets a child run until its semop is about to sleep in futex(2). Returns the child's registers.
 #[cfg(target_arch = "x86_64")]
 fn next_futex(pid: i32, id: i32) -> libc::user_regs_struct {
     const FUTEX_WAIT_BITSET: u64 = 9;

@@ -19,7 +19,7 @@ fn with_both(check: impl Fn(&dyn FileSystem, Node<'_>, &str)) {
     }
 }
 
-/// All names of an inode with their NULs must have at most 64 KiB (xattr(7)).
+/// The attribute names of an inode, each with a NUL, must take at most 64 KiB (xattr(7)).
 #[test]
 fn names_are_bounded() {
     with_both(|fs, file, what| {
@@ -35,7 +35,7 @@ fn names_are_bounded() {
     });
 }
 
-/// All names and values of an inode together must have at most 1 MiB.
+/// All attribute names and values of an inode together must take at most 1 MiB.
 #[test]
 fn values_are_bounded_in_all() {
     with_both(|fs, file, what| {
@@ -52,14 +52,15 @@ fn values_are_bounded_in_all() {
         assert_eq!(set(16, 0), Err(Errno::NOSPC), "{what}");
         assert_eq!(set(15, room + 1), Err(Errno::NOSPC), "{what}");
         assert_eq!(fs.getxattr(file, b"user.15").map(|value| value.len()), Ok(room), "{what}");
-        // A change that does not make the set larger is allowed.
+        // A change that does not make the attribute set larger is allowed.
         assert_eq!(set(3, 100), Ok(()), "{what}");
         assert_eq!(set(15, room + 1), Ok(()), "{what}");
     });
 }
 
-/// A call that sets the size, even to the same value, must free the blocks reserved behind the end.
-/// ext4 and the kernel's tmpfs do so too. A call that sets a larger size must keep them.
+/// A call that sets the size, even to the same value, must free the blocks that are reserved behind
+/// the end of the file. ext4 and the kernel's tmpfs do so too. A call that sets a larger size must
+/// keep these blocks.
 #[test]
 fn size_set_again_frees_what_is_reserved_behind_it() {
     with_both(|fs, file, what| {

@@ -1,5 +1,5 @@
-//! Tests of a closed store. The end marks in its log tell a mount that the log is empty, and which
-//! commit was the last. A check of any store must change nothing.
+//! Tests of a closed store. Its log has end marks: blocks that tell a mount that the log is empty,
+//! and which commit was the last. A check of any store must change nothing.
 
 use std::time::Duration;
 
@@ -40,8 +40,8 @@ fn closed_store_is_mounted_whatever_block_of_its_log_cannot_be_read() {
     let contents = disks.contents();
     for at in (0..contents[LOG].len() as u64).step_by(BLOCK as usize) {
         let disks = Disks::with(contents.clone());
-        // Make the first byte of the block unreadable, since the reader reads only the start of a
-        // block.
+        // Make the first byte of the block unreadable, since in an empty log a mount reads only the
+        // start of each block.
         disks.shared.lock().bad_byte = Some((LOG, at));
         assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, [], "byte {at}");
         assert!(disks.contents()[LOG] == contents[LOG], "byte {at}: changed by a check");
@@ -107,8 +107,9 @@ fn older_database_of_a_closed_store_is_refused() {
         disks.shared.lock().bad_byte = bad_byte;
         match open(&disks).map(drop) {
             Err(OpenError::DatabaseBehind { database, log, .. }) => assert_eq!(log, database + 1),
-            // The log has no end mark of the older database's generation. So a mount cannot rule
-            // out that the unreadable block holds a lost entry, and may also report the read error.
+            // The log has no end mark of the older database's generation. So the unreadable block
+            // may hold a confirmed entry of that generation, and a mount may report the read error
+            // instead.
             Err(OpenError::LogRead { at: 0, .. }) if bad_byte.is_some() => {}
             other => panic!("{is_lost}, {bad_byte:?}: {other:?}"),
         }

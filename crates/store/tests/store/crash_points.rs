@@ -3,14 +3,15 @@
 //! A bounded workload runs on devices that log every write and sync. For each of many crash points,
 //! the devices are rebuilt as a crash could leave them. Each device has all writes before its last
 //! sync. Each later write is present, missing or torn, at random. Then the store is checked and
-//! mounted. Its tree must be that of the last fsync that had returned, or of the one in progress.
+//! mounted. Its tree must be that of the last fsync that had returned, or of the fsync that was in
+//! progress.
 //!
 //! Each write fills its range with a byte value of its own, so a test can tell which write a byte
-//! comes from. A byte may be the one at the last sync, or that of a later write to the same file.
-//! It may be 0 after a later truncation or punch. Older bytes, and bytes of other files, are
-//! errors. The workload makes small and large writes, so that commits alternate between log and
-//! database. It truncates, extends, reserves, punches and moves blocks. Several times during the
-//! workload, the store is closed and mounted again.
+//! comes from. After a crash, a byte of a file may have its value at the last sync, or the value of
+//! a later write to the same file. It may be 0 after a later truncation or punch. Older values, and
+//! values of writes to other files, are errors. The workload makes small and large writes, so that
+//! commits alternate between log and database. It truncates, extends, reserves, punches and moves
+//! blocks. Several times during the workload, the store is closed and mounted again.
 //!
 //! Other tests make one block unreadable during the first mount after the crash. That mount must
 //! fail with `EIO`, or serve everything that can be read. When the block is readable again, all
@@ -324,7 +325,8 @@ fn judge(
     if !is_last && !is_next {
         return Err(format!("neither the tree of sync {last} nor of the next one"));
     }
-    // The mount has freed the orphans. The other records must still be consistent.
+    // The mount has freed the orphans (inodes without links). All other records must still be
+    // consistent.
     store.sync().map_err(|error| error.to_string())?;
     let stats = store.stats();
     drop(store);
@@ -431,7 +433,7 @@ fn try_unreadable(
         Err(_) if device == DATA => return Err("refused, though a mount reads no data".to_owned()),
         // A mount that is refused because of an unreadable block of the log must not have changed
         // the devices. If a block of the database is unreadable, the mount may fail later, during
-        // the replay, which has changed them.
+        // the replay of the log, when it has already changed the devices.
         Err(error) if device == LOG && disks.contents() != before => {
             return Err(format!("refused and changed: {error}"));
         }
@@ -475,7 +477,7 @@ fn count_unread(store: &Store, is_data: bool) -> Result<u32, String> {
 }
 
 /// After a crash, an unreadable block of the log, the data or the database must only cause `EIO`.
-/// When it is readable again, nothing may be lost.
+/// When the block is readable again, nothing may be lost.
 #[test]
 fn unreadable_block_after_a_crash_is_eio_and_loses_nothing() {
     const TRIES: usize = 330;
@@ -510,7 +512,7 @@ fn unreadable_block_after_a_crash_is_eio_and_loses_nothing() {
 }
 
 /// Control for `is_like`: it must reject a wrong last byte of a file, whether the byte is zero or
-/// an older one.
+/// an older value.
 #[test]
 fn control_lost_byte_is_not_allowed() {
     let (_, confirmed) = load(&Disks::new(), Seed(1), true);
@@ -550,7 +552,7 @@ fn without_syncs(devices: &[usize]) -> String {
     try_points(&log, &confirmed, 1, 300).expect("an error")
 }
 
-/// Control: if file data is not synced before a commit, extents refer to blocks that were never
+/// Control: if file data is not synced before a commit, files refer to blocks that were never
 /// written. The crash tests must notice that.
 #[test]
 fn control_data_that_is_not_synced_is_caught() {

@@ -273,7 +273,7 @@ fn fsync_of_what_is_durable_costs_nothing() {
     store.write(file, 0, 0, &[6; 200_000]).unwrap();
     store.fsync(file, 0, false).unwrap();
     assert_eq!((syncs() - start, store.stats().logged_commits), (4, 2));
-    // The last commit has made the log void. So the next one may sync file data without a log
+    // The commit before has made the log void. So the next fsync may sync file data without a log
     // entry.
     store.write(file, 0, 0, &[7; 200_000]).unwrap();
     store.fsync(file, 0, true).unwrap();
@@ -285,8 +285,9 @@ fn fsync_of_what_is_durable_costs_nothing() {
 }
 
 /// If a read fails during a rename, the rename must return `EIO` and change nothing. When reads
-/// succeed again, the rename must succeed. Each read of a rename fails in turn. The renames are
-/// within a directory and across two, to a free name, over a file, and exchanges.
+/// succeed again, the rename must succeed. The test lets each read of a rename fail in turn. It
+/// renames within a directory and between two directories: to a free name, over a file, and as an
+/// exchange.
 #[test]
 fn rename_whose_read_fails_changes_nothing_and_succeeds_later() {
     for (is_across, mode, has_target) in [
@@ -305,8 +306,8 @@ fn rename_whose_read_fails_changes_nothing_and_succeeds_later() {
     }
 }
 
-/// Renames while the host fails to read: `reads` reads succeed and all later ones fail. Returns
-/// true if no read failed.
+/// Renames a file while the host fails to read: `reads` reads succeed and all later reads fail.
+/// Returns true if no read failed.
 fn try_rename(is_across: bool, mode: RenameMode, has_target: bool, reads: u64) -> bool {
     let options = quiet().with_cache_bytes(0);
     let names = ["a", "b", "c", "d"].map(|name| Name::new(name.as_bytes()).unwrap());
@@ -397,8 +398,8 @@ fn fallocate_takes_no_more_than_the_host_has() {
     std::fs::remove_dir_all(&path).unwrap();
 }
 
-/// One call changes both size and mode. If the store has reached its size limit, so that there is
-/// no space for the new ACL, the call must change neither.
+/// One call of `setattr` changes both size and mode of a file. If the store has reached its size
+/// limit, so that there is no space for the new ACL, the call must change neither size nor mode.
 #[test]
 fn size_and_mode_change_both_or_neither() {
     let options = quiet().with_size_bytes(3 * 4096);
@@ -431,7 +432,8 @@ fn size_and_mode_change_both_or_neither() {
     assert_eq!((after.size, after.mode & 0o777), (10, 0o600));
 }
 
-/// One call changes both size and mode. If the size cannot be changed, the mode must stay as well.
+/// One call of `setattr` changes both size and mode of a file. If the size cannot be changed, the
+/// mode must stay as well.
 #[test]
 fn size_that_cannot_change_leaves_the_mode() {
     let disks = Disks::new();

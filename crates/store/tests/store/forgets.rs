@@ -19,7 +19,7 @@ fn root() -> Node<'static> {
     Node::detached(1, FileKind::Directory)
 }
 
-/// Confirmed changes must survive a commit whose sync fails, even those that are only in the log.
+/// Confirmed changes must survive a commit whose sync fails, even changes that are only in the log.
 /// Such a commit makes the log void only in the host's page cache. On disk the log is still valid.
 #[test]
 fn commit_whose_sync_failed_does_not_make_the_log_void() {
@@ -79,8 +79,8 @@ fn bytes_whose_sync_failed_are_not_taken_for_durable() {
     assert!(read(&disks.without_power()) == [1; 200_000]);
 }
 
-/// After a failed read, the store reopens the database. If a sync fails during that, the store must
-/// remember the failure. A later successful reopening must not hide it.
+/// After a failed read, the store reopens the database. If a sync fails during the reopening, the
+/// store must remember the failure. A later successful reopening must not hide it.
 #[test]
 fn sync_that_fails_while_the_database_is_opened_again_is_not_forgotten() {
     let disks = Disks::new();

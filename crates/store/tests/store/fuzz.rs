@@ -23,7 +23,8 @@ use redb::{ReadableDatabase as _, ReadableTable as _, TableDefinition};
 
 use crate::memory::{Disks, quiet};
 
-/// The keyed hash of the format, written again here because the store does not export it.
+/// The keyed hash of the format. The test includes the source file, because the store does not
+/// export it.
 #[path = "../../src/hash.rs"]
 mod hash;
 
@@ -189,8 +190,8 @@ fn with_log(contents: &[Vec<u8>; 4], secret: &hash::Secret, input: &[u8]) -> [Ve
     let mut contents = contents.clone();
     let log = &mut contents[LOG];
     for edit in edits(input) {
-        // Choose a position so that half of the changes are in the header of a block. The others
-        // are anywhere in the block.
+        // Half of the changes are in the header of a block of the log, the others anywhere in the
+        // block.
         let at = edit.place % (16 * BLOCK);
         let len = if edit.how & 0x80 == 0 { HEADER } else { BLOCK };
         let mut piece = log[at / BLOCK * BLOCK..][..len].to_vec();

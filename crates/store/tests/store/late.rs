@@ -1,5 +1,6 @@
-//! Tests of deferred de-duplication. A store with it must have the same contents as a store that
-//! de-duplicates at once. Further tests are about several threads, a lack of space, and remounts.
+//! Tests of deferred de-duplication of attribute sets. A store that defers it must have the same
+//! contents as a store that de-duplicates at once. Further tests are about several threads, a lack
+//! of space, and remounts.
 
 use std::collections::BTreeSet;
 
@@ -43,8 +44,8 @@ fn remove(store: &Store, number: u64) {
     store.forget(node.ino());
 }
 
-/// Changes the attribute set of each file several times, so that the file is queued. The last value
-/// of a file is `value` of the file's number.
+/// Changes the attribute set of each file several times, so that the file is queued for
+/// de-duplication. The last value of a file is `value` of the file's number.
 fn queue_all(store: &Store, nodes: &[Node<'_>], value: impl Fn(u64) -> u64) {
     for (number, node) in nodes.iter().enumerate() {
         (100..120)
@@ -175,8 +176,9 @@ proptest! {
     }
 }
 
-/// A private block must not be found until it is shared, even if its inode is dropped from memory
-/// and read again. So an older block with the same content stays the only shared one.
+/// A search must not find a private block (the attribute block of a queued inode), even if its
+/// inode is dropped from memory and read again. So an older block with the same content stays the
+/// only shared block.
 #[test]
 fn private_block_is_not_found_when_it_is_read() {
     let steps = [
@@ -190,8 +192,8 @@ fn private_block_is_not_found_when_it_is_read() {
     compare(&steps).unwrap();
 }
 
-/// Files that are queued must have private blocks until the commit, and share blocks after it. This
-/// is the control for `private_block_is_not_found_when_it_is_read`.
+/// Files that are queued for de-duplication must have private blocks until the commit, and share
+/// blocks after it. This is the control for `private_block_is_not_found_when_it_is_read`.
 #[test]
 fn files_that_change_often_are_shared_at_the_commit() {
     let disks = Disks::new();
@@ -208,13 +210,13 @@ fn files_that_change_often_are_shared_at_the_commit() {
     assert_eq!((stats.xattr_waiting, stats.xattr_blocks, stats.xattr_users), (0, 2, 20));
     let report = fsck_devices(&disks.killed().devices()).unwrap();
     assert_eq!((report.xattr_blocks, report.xattr_users, &report.findings[..]), (2, 20, &[][..]));
-    // The first change in a transaction is shared at once.
+    // An inode's first change in a transaction is shared at once.
     set(&store, nodes[0], 1).unwrap();
     assert_eq!((store.stats().xattr_waiting, store.stats().xattr_blocks), (0, 2));
 }
 
-/// The second change of an inode in a transaction must queue the inode, unless `QUEUED_MAX` inodes
-/// are queued already. After the commit, inodes must be queued again.
+/// The second change of an inode in a transaction must queue the inode for de-duplication, unless
+/// `QUEUED_MAX` inodes are queued already. After the commit, inodes must be queued again.
 #[test]
 fn second_change_queues_an_inode_within_the_limit() {
     let disks = Disks::new();
@@ -259,10 +261,10 @@ fn file_that_changes_once_per_transaction_is_not_queued() {
     }
 }
 
-/// In each pair of files, the two files share a block on disk. Then both are queued and get equal
-/// sets again. By then the second file is the only user of the old block, which it must keep. The
-/// first file must join that block. So the commit must write one inode per file and one block per
-/// pair.
+/// In each pair of files, the two files share a block on disk. Then both files are queued for
+/// de-duplication and get equal sets again. By then only the second file uses the old block, and it
+/// must keep that block. The first file must join it there. So the commit must write one inode per
+/// file and one block per pair.
 #[test]
 fn late_sharing_keeps_the_blocks_that_the_disk_has() {
     const PAIRS: u64 = QUEUED_MAX / 2;
@@ -275,8 +277,8 @@ fn late_sharing_keeps_the_blocks_that_the_disk_has() {
     };
     (0..2 * PAIRS).for_each(|number| put(number, number / 2));
     store.sync().unwrap();
-    // Queue the first files of all pairs, then the second ones. The first file of a pair gets a new
-    // private block. The second one is then the only user of the old block and keeps it.
+    // Queue the first files of all pairs, then the second files. The first file of a pair gets a
+    // new private block. The second file is then the only user of the old block and keeps it.
     for number in (0..2 * PAIRS).step_by(2).chain((1..2 * PAIRS).step_by(2)) {
         [1, 2].iter().for_each(|round| put(number, round * 10_000 + number / 2));
         put(number, 30_000 + number / 2);
@@ -304,7 +306,7 @@ fn sets_that_are_shared_late_have_blocks_of_1024_users() {
     assert_eq!((report.xattr_blocks, report.findings.len()), (3, 0));
 }
 
-/// Private blocks that are about to go do not cause `ENOSPC`.
+/// Private blocks that de-duplication can free must not cause `ENOSPC`.
 #[test]
 fn deferred_sharing_makes_room_before_enospc() {
     let options = quiet().with_size_bytes(10 * 4096);
@@ -313,13 +315,15 @@ fn deferred_sharing_makes_room_before_enospc() {
     let nodes: Vec<_> = (0..8).map(|number| file(&store, number)).collect();
     queue_all(&store, &nodes, |_| 7);
     assert_eq!((store.stats().xattr_waiting, store.stats().blocks), (8, 8));
-    // Make a write that fits, and then one that does not.
+    // The first write is cut to the two free blocks. The second write finds no free block, so
+    // de-duplication must make room.
     assert_eq!(store.write(nodes[0], 0, 0, &[1; 4 * 4096]), Ok(2 * 4096));
     assert_eq!(store.stats().xattr_waiting, 8);
     assert_eq!(store.write(nodes[0], 0, 8192, &[1; 2 * 4096]), Ok(2 * 4096));
     assert_eq!((store.stats().xattr_waiting, store.stats().blocks), (0, 5));
-    // This write takes the last free blocks. De-duplication frees no more, so a set with a new
-    // content must fail. A set that equals a shared one must succeed.
+    // This write takes the last free blocks. De-duplication can free no further block. So storing
+    // an attribute set with new content must fail. Storing a set that equals a shared set must
+    // succeed.
     assert_eq!(store.write(nodes[0], 0, 16_384, &[1; 5 * 4096]), Ok(5 * 4096));
     assert_eq!(set(&store, nodes[1], 8), Err(Errno::NOSPC));
     remove(&store, 7);

@@ -11,7 +11,7 @@ const META: usize = 0;
 const DATA: usize = 1;
 const LOG: usize = 3;
 
-/// A function that selects which calls fail, on the given devices.
+/// A function that makes the writes, the syncs or the changes of length of the given devices fail.
 type Set = fn(&mut Shared, Vec<usize>);
 const WRITES: Set = |shared, devices| shared.writes_fail_on = devices;
 const SYNCS: Set = |shared, devices| shared.syncs_fail_on = devices;

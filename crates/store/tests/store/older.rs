@@ -1,8 +1,8 @@
 //! Tests of a database that is older than the last commit, because a page is damaged or an older
 //! file replaced it.
 //!
-//! The confirmed changes since that older commit are lost. Neither a mount nor a reopening may
-//! overlook the loss, since the newer log does not fit the older database.
+//! The changes that were confirmed after that state of the database are lost. Neither a mount nor a
+//! reopening may overlook the loss, since the newer log does not fit the older database.
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node, XattrMode};
 use corewalk_store::{Finding, OpenError, Store, fsck_devices};
@@ -162,7 +162,7 @@ fn database_from_before_the_replay_is_mounted_with_the_log() {
     assert_eq!(tree(&Disks::with(contents).open(&quiet())), expected);
 }
 
-/// Control: with its own database the same log must be replayed.
+/// Control: a killed store's log must be replayed if the database is that of the last commit.
 #[test]
 fn control_database_that_fits_its_log_is_mounted() {
     for is_log_used in [false, true] {

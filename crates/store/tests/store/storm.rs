@@ -47,8 +47,8 @@ fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
                 store.setattr(node, &SetAttr::default().with_size(size)).unwrap();
             }
             5 if step % 10 == 0 => store.fsync(node, 0, false).unwrap(),
-            // All threads set the same few values. So their files often start and stop sharing a
-            // block.
+            // All threads set the same few values. So their files often start and stop sharing an
+            // attribute block.
             _ => {
                 let value = vec![rng.below(3) as u8; 500];
                 store.setxattr(node, b"user.a", &value, XattrMode::Set).unwrap();
@@ -57,8 +57,9 @@ fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
     }
 }
 
-/// Trap T34: a block that is found for reuse must not be freed by its last user at the same time.
-/// Some threads find blocks while others remove the last users.
+/// Trap T34: one thread finds an attribute block to share it, while another thread removes the last
+/// user of that block. The block must not be freed then. Some threads of the test find blocks while
+/// others remove their last users.
 #[test]
 fn threads_and_commits_leave_records_that_agree() {
     for seed in 0..3 {
@@ -100,9 +101,9 @@ fn threads_and_commits_leave_records_that_agree() {
     }
 }
 
-/// When a block is changed in place, the search for its new content must not find the block itself
-/// (trap T38). Full blocks must not slow down a search (trap T39). A block has at most 1024 users,
-/// so more users need more blocks.
+/// When an attribute block is changed in place, the search for its new content must not find the
+/// block itself (trap T38). Blocks with the maximum number of users must not slow down a search
+/// (trap T39). A block has at most 1024 users, so more users need more blocks.
 #[test]
 fn equal_sets_share_blocks_of_1024_users() {
     let disks = Disks::new();
