@@ -394,6 +394,25 @@ impl<T> TableNode<'_, T> {
         self.inode.path()
     }
 
+    /// Returns the inode number of the parent directory, for the entry `..` of a listing. The root
+    /// is its own parent.
+    ///
+    /// # Errors
+    /// `ENOTDIR` if the node is not a directory; `ENOENT` if it was removed.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::{FileKind, InodeTable, Name, VfsOptions};
+    ///
+    /// let table = InodeTable::new((), VfsOptions::default())?;
+    /// let dir = table.entered(&table.root(), Name::new(b"d")?, FileKind::Directory, ())?;
+    /// assert_eq!(dir.parent_ino()?, table.root().ino());
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
+    pub fn parent_ino(&self) -> Result<u64, Errno> {
+        self.table.vfs.parent_ino(&self.inode)
+    }
+
     /// Turns the reference into one lookup that a client holds, and returns the number. The client
     /// returns the lookup by [`InodeTable::forget`].
     pub fn into_lookups(self) -> u64 {

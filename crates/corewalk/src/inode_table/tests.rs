@@ -38,6 +38,23 @@ fn name_of_another_kind_is_a_new_node() {
     assert_eq!(nodes[0].path(), Err(Errno::NOENT));
 }
 
+/// A directory must know its parent after a rename. A removed directory and a file have none.
+#[test]
+fn parent_follows_a_rename() {
+    let table = new();
+    let root = table.root();
+    let enter = |at, text, kind| table.entered(at, name(text), kind, 1).unwrap();
+    let dir = enter(&root, "d", FileKind::Directory);
+    let below = enter(&dir, "e", FileKind::Directory);
+    assert_eq!((root.parent_ino(), dir.parent_ino()), (Ok(ROOT_INO), Ok(ROOT_INO)));
+    assert_eq!(below.parent_ino(), Ok(dir.ino()));
+    table.renamed((&dir, name("e")), (&root, name("e"))).unwrap();
+    assert_eq!(below.parent_ino(), Ok(ROOT_INO));
+    table.removed(&root, name("e")).unwrap();
+    assert_eq!(below.parent_ino(), Err(Errno::NOENT));
+    assert_eq!(enter(&root, "f", FileKind::Regular).parent_ino(), Err(Errno::NOTDIR));
+}
+
 #[test]
 fn renamed_directory_moves_with_its_children() {
     let table = new();
