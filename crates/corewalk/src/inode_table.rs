@@ -97,6 +97,41 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
         kind: FileKind,
         data: T,
     ) -> Result<TableNode<'_, T>, Errno> {
+        self.entered_if(parent, name, kind, data, |_| true)
+    }
+
+    /// Enters a name like [`InodeTable::entered`], for a storage that changes without the server.
+    /// The table keeps the node that has the name only if `is_same` accepts the user data of that
+    /// node. Otherwise the name belongs to another file now, and a new node replaces the old one.
+    /// After mkdir(2), `|_| false` fits, because the directory is new.
+    ///
+    /// # Errors
+    /// The errors of [`InodeTable::entered`].
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::{FileKind, InodeTable, Name, VfsOptions};
+    ///
+    /// // The user data is the number of the file in the storage.
+    /// let table = InodeTable::new(2, VfsOptions::default())?;
+    /// let (root, name) = (table.root(), Name::new(b"f")?);
+    /// let found = |id: u64| {
+    ///     table.entered_if(&root, name, FileKind::Regular, id, move |known| *known == id)
+    /// };
+    /// let first = found(11)?;
+    /// assert_eq!(found(11)?.ino(), first.ino());
+    /// // Another program has renamed a file with the number 12 over the name.
+    /// assert_ne!(found(12)?.ino(), first.ino());
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
+    pub fn entered_if(
+        &self,
+        parent: &TableNode<'_, T>,
+        name: Name<'_>,
+        kind: FileKind,
+        data: T,
+        is_same: impl Fn(&T) -> bool,
+    ) -> Result<TableNode<'_, T>, Errno> {
         // ORDERING: Relaxed. Only the value matters: each number is given once.
         let ino = self.last_ino.fetch_add(1, Ordering::Relaxed) + 1;
         // N.1: insert the data before the number enters the cache.
@@ -109,7 +144,7 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
                 Err(error) => break Err(error),
             }
             match self.child_of(&parent.inode, name.as_bytes()) {
-                Ok(node) if node.kind() == kind => break Ok(node),
+                Ok(node) if node.kind() == kind && is_same(&node.data()) => break Ok(node),
                 Ok(_) => self.removed(parent, name)?,
                 // Another thread has removed the name meanwhile.
                 Err(_) => {}

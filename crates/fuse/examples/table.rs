@@ -53,10 +53,8 @@ impl Shown {
             return Err(Errno::NOENT);
         };
         // The host may have replaced the file after the table got its name.
-        if self.table.child(parent, name.as_bytes()).is_ok_and(|it| *it.data() != metadata.ino()) {
-            self.table.removed(&dir, named)?;
-        }
-        let node = self.table.entered(&dir, named, kind(&metadata), metadata.ino())?;
+        let host = metadata.ino();
+        let node = self.table.entered_if(&dir, named, kind(&metadata), host, |it| *it == host)?;
         Ok(attr(node.into_lookups(), &metadata))
     }
 

@@ -38,6 +38,22 @@ fn name_of_another_kind_is_a_new_node() {
     assert_eq!(nodes[0].path(), Err(Errno::NOENT));
 }
 
+/// A name that belongs to another file now must be a new node, and the old node must keep its data.
+#[test]
+fn name_of_another_file_is_a_new_node() {
+    let table = new();
+    let root = table.root();
+    let enter = |kind, id| table.entered_if(&root, name("n"), kind, id, |known| *known == id);
+    for kind in [FileKind::Regular, FileKind::Directory] {
+        let first = enter(kind, 1).unwrap();
+        assert_eq!(enter(kind, 1).unwrap().ino(), first.ino());
+        let second = enter(kind, 2).unwrap();
+        assert_eq!((first.path(), *first.data()), (Err(Errno::NOENT), 1));
+        assert_eq!((second.path().unwrap(), *second.data()), (b"/n".to_vec(), 2));
+        table.removed(&root, name("n")).unwrap();
+    }
+}
+
 /// A directory must know its parent after a rename. A removed directory and a file have none.
 #[test]
 fn parent_follows_a_rename() {
