@@ -5,6 +5,13 @@
 //! An [`InodeTable`] is such a table. It checks no permissions, does no I/O and starts no threads.
 //! The server makes a change in its storage first, and then tells the table.
 //!
+//! # How to use it
+//! - A listing comes from the storage. The table may lack a name that exists.
+//! - Inode numbers are not reused. So the generation in each reply to a kernel is 0.
+//! - A node whose last name was removed has no path. A server that finds files by path keeps the
+//!   last path, or an open descriptor, in the user data. It stores the path before it calls
+//!   `removed` or `renamed`, and before it enters another file at the name.
+//!
 //! # How it works
 //! An `InodeTable` is a [`Vfs`] over a file system that knows no names and agrees with each change
 //! (`no_backing`). So lookups take no lock, a rename appears at one instant, and memory is bounded.
