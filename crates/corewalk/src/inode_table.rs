@@ -5,6 +5,13 @@
 //! An [`InodeTable`] is such a table. It checks no permissions, does no I/O and starts no threads.
 //! The server makes a change in its storage first, and then tells the table.
 //!
+//! # How to use it
+//! - A listing comes from the storage. The table may lack a name that exists.
+//! - Inode numbers are not reused. So the generation in each reply to a kernel is 0.
+//! - A node whose last name was removed has no path. A server that finds files by path keeps the
+//!   last path, or an open descriptor, in the user data. It stores the path before it calls
+//!   `removed` or `renamed`, and before it enters another file at the name.
+//!
 //! # How it works
 //! An `InodeTable` is a [`Vfs`] over a file system that knows no names and agrees with each change
 //! (`no_backing`). So lookups take no lock, a rename appears at one instant, and memory is bounded.
@@ -97,6 +104,41 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
         kind: FileKind,
         data: T,
     ) -> Result<TableNode<'_, T>, Errno> {
+        self.entered_if(parent, name, kind, data, |_| true)
+    }
+
+    /// Enters a name like [`InodeTable::entered`], for a storage that changes without the server.
+    /// The table keeps the node that has the name only if `is_same` accepts the user data of that
+    /// node. Otherwise the name belongs to another file now, and a new node replaces the old one.
+    /// After mkdir(2), `|_| false` fits, because the directory is new.
+    ///
+    /// # Errors
+    /// The errors of [`InodeTable::entered`].
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::{FileKind, InodeTable, Name, VfsOptions};
+    ///
+    /// // The user data is the number of the file in the storage.
+    /// let table = InodeTable::new(2, VfsOptions::default())?;
+    /// let (root, name) = (table.root(), Name::new(b"f")?);
+    /// let found = |id: u64| {
+    ///     table.entered_if(&root, name, FileKind::Regular, id, move |known| *known == id)
+    /// };
+    /// let first = found(11)?;
+    /// assert_eq!(found(11)?.ino(), first.ino());
+    /// // Another program has renamed a file with the number 12 over the name.
+    /// assert_ne!(found(12)?.ino(), first.ino());
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
+    pub fn entered_if(
+        &self,
+        parent: &TableNode<'_, T>,
+        name: Name<'_>,
+        kind: FileKind,
+        data: T,
+        is_same: impl Fn(&T) -> bool,
+    ) -> Result<TableNode<'_, T>, Errno> {
         // ORDERING: Relaxed. Only the value matters: each number is given once.
         let ino = self.last_ino.fetch_add(1, Ordering::Relaxed) + 1;
         // N.1: insert the data before the number enters the cache.
@@ -109,7 +151,7 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
                 Err(error) => break Err(error),
             }
             match self.child_of(&parent.inode, name.as_bytes()) {
-                Ok(node) if node.kind() == kind => break Ok(node),
+                Ok(node) if node.kind() == kind && is_same(&node.data()) => break Ok(node),
                 Ok(_) => self.removed(parent, name)?,
                 // Another thread has removed the name meanwhile.
                 Err(_) => {}
@@ -392,6 +434,25 @@ impl<T> TableNode<'_, T> {
     /// `ENOENT` if it has no name any more.
     pub fn path(&self) -> Result<Vec<u8>, Errno> {
         self.inode.path()
+    }
+
+    /// Returns the inode number of the parent directory, for the entry `..` of a listing. The root
+    /// is its own parent.
+    ///
+    /// # Errors
+    /// `ENOTDIR` if the node is not a directory; `ENOENT` if it was removed.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::{FileKind, InodeTable, Name, VfsOptions};
+    ///
+    /// let table = InodeTable::new((), VfsOptions::default())?;
+    /// let dir = table.entered(&table.root(), Name::new(b"d")?, FileKind::Directory, ())?;
+    /// assert_eq!(dir.parent_ino()?, table.root().ino());
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
+    pub fn parent_ino(&self) -> Result<u64, Errno> {
+        self.table.vfs.parent_ino(&self.inode)
     }
 
     /// Turns the reference into one lookup that a client holds, and returns the number. The client

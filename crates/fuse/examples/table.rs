@@ -43,13 +43,13 @@ impl Shown {
     fn enter(&self, parent: INodeNo, name: &OsStr) -> io::Result<FileAttr> {
         let (dir, named) = (self.table.get(parent.0)?, Name::new(name.as_bytes())?);
         let found = fs::symlink_metadata(self.path(parent)?.join(name));
-        let cached = self.table.child(parent.0, named.as_bytes());
-        // The host may have removed or replaced the file after the table got its name.
-        if cached.is_ok_and(|it| found.as_ref().ok().map(Metadata::ino) != Some(*it.data())) {
+        if found.is_err() {
             self.table.removed(&dir, named)?;
         }
         let found = found?;
-        let node = self.table.entered(&dir, named, found.file_type().into(), found.ino())?;
+        let (kind, host) = (found.file_type().into(), found.ino());
+        // The host may have replaced the file after the table got its name.
+        let node = self.table.entered_if(&dir, named, kind, host, |it| *it == host)?;
         Ok(attr(node.into_lookups(), &found))
     }
 

@@ -38,6 +38,39 @@ fn name_of_another_kind_is_a_new_node() {
     assert_eq!(nodes[0].path(), Err(Errno::NOENT));
 }
 
+/// A name that belongs to another file now must be a new node, and the old node must keep its data.
+#[test]
+fn name_of_another_file_is_a_new_node() {
+    let table = new();
+    let root = table.root();
+    let enter = |kind, id| table.entered_if(&root, name("n"), kind, id, |known| *known == id);
+    for kind in [FileKind::Regular, FileKind::Directory] {
+        let first = enter(kind, 1).unwrap();
+        assert_eq!(enter(kind, 1).unwrap().ino(), first.ino());
+        let second = enter(kind, 2).unwrap();
+        assert_eq!((first.path(), *first.data()), (Err(Errno::NOENT), 1));
+        assert_eq!((second.path().unwrap(), *second.data()), (b"/n".to_vec(), 2));
+        table.removed(&root, name("n")).unwrap();
+    }
+}
+
+/// A directory must know its parent after a rename. A removed directory and a file have none.
+#[test]
+fn parent_follows_a_rename() {
+    let table = new();
+    let root = table.root();
+    let enter = |at, text, kind| table.entered(at, name(text), kind, 1).unwrap();
+    let dir = enter(&root, "d", FileKind::Directory);
+    let below = enter(&dir, "e", FileKind::Directory);
+    assert_eq!((root.parent_ino(), dir.parent_ino()), (Ok(ROOT_INO), Ok(ROOT_INO)));
+    assert_eq!(below.parent_ino(), Ok(dir.ino()));
+    table.renamed((&dir, name("e")), (&root, name("e"))).unwrap();
+    assert_eq!(below.parent_ino(), Ok(ROOT_INO));
+    table.removed(&root, name("e")).unwrap();
+    assert_eq!(below.parent_ino(), Err(Errno::NOENT));
+    assert_eq!(enter(&root, "f", FileKind::Regular).parent_ino(), Err(Errno::NOTDIR));
+}
+
 #[test]
 fn renamed_directory_moves_with_its_children() {
     let table = new();
