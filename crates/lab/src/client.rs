@@ -2,8 +2,8 @@
 //!
 //! Clients are processes, since the threads of one process share a descriptor table and would
 //! measure its lock. The table starts each phase in all clients at once. A client waits for a line
-//! on its input, runs the next phase, and writes a line with the operations and the time of that
-//! phase.
+//! on its input and runs the next phase. Then it writes a line with the operations and the time of
+//! the phase.
 //!
 //! ```text
 //! table: go               client: 2000 41234567 31234567   (operations, wall ns, processor ns)

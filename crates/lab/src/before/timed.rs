@@ -7,7 +7,7 @@
 //! # The sections
 //! The sections are those of the rename lock and of `dcache_lock`. The time before a thread has the
 //! lock is its waiting time, and the time until its release is its holding time. A path translation
-//! takes the lock of a dentry only inside such a section, so the wait for a dentry's lock is part
+//! takes the lock of a dentry only inside such a section. So the wait for a dentry's lock is part
 //! of the section's holding time. An optimistic reader that waits for the end of a rename is in no
 //! section. A profile of the kernel's spin locks does not show this wait either.
 //!

@@ -255,7 +255,7 @@ impl Tree {
         // ORDERING: Relaxed. Chains change under their lock.
         let head = chain.head.load(Ordering::Relaxed);
         // ORDERING(chain): Release. A reader that an old link led to this dentry follows `next`
-        // into the new chain, and must see the keys and names of the dentries there.
+        // into the new chain. It must see the keys and names of the dentries there.
         self.dentry(number).next.store(head, Ordering::Release);
         // ORDERING(chain): Release. A reader that loads this link with Acquire sees the key and the
         // name of the dentry.

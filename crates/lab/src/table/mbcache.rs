@@ -20,8 +20,8 @@
 //!
 //! # Where the time goes
 //! - A find of `corewalk` takes and drops a reference: two atomic operations on the cache line of
-//!   the entry. A find of the hash tables copies a value under a lock, and another thread may free
-//!   that value before the caller uses it (trap T34). The hash tables do not prevent this.
+//!   the entry. A find of the hash tables copies a value under a lock. Another thread may free that
+//!   value before the caller uses it (trap T34). The hash tables do not prevent this.
 //! - A deletion of `corewalk` is an atomic operation on the cache line of the pair, and waits for
 //!   that line. The hash tables take locks, whose lines stay in the core's own cache. This is the
 //!   price of sharing no line between keys (G.7 of the crate).

@@ -117,8 +117,8 @@ fn space(rows: &[Row], store: &str) -> Claim {
     Claim::of(words, rows.iter().filter_map(is_small).reduce(BitAnd::bitand), listed(&rows, figure))
 }
 
-/// Returns the claim that a store on disk has the least number of blocks, and that its database
-/// grows at most 1/[`DISK_SHARE`] as much as without sharing.
+/// Returns the claim that a store on disk has the least number of blocks. Its database must also
+/// grow at most 1/[`DISK_SHARE`] as much as without sharing.
 fn on_disk(rows: &[Row]) -> Claim {
     let counted = |row: &Row, how: &str| row.params.get(COUNTED).is_some_and(|is| is == how);
     // Finds the row of `variant` with the size of its database, in the cell of `row`.
