@@ -1,8 +1,9 @@
 //! The trait of all variants of the tables `lookup` and `path`, and the variants beside corewalk.
 //!
-//! A variant answers three kinds of questions (`questions::Op`). The compiler generates the
-//! measuring loop for each variant, so no virtual call is part of an operation. The call of a whole
-//! slice is virtual.
+//! A variant answers three kinds of questions (`questions::Op`): lookups of a name, walks of a
+//! path, and the path of an inode. The compiler generates the measuring loop for each variant, so
+//! no virtual call is part of an operation. Only the call that starts a slice (a timed run of many
+//! operations) is virtual.
 //!
 //! | variant | design |
 //! |---|---|
@@ -37,7 +38,7 @@ pub(crate) trait Namespace: Send + Sync {
     fn variant(&self) -> &'static str;
 
     /// Returns the inode number of `name` in the directory `parent`, and adds one reference for the
-    /// client.
+    /// FUSE client (`nlookup`).
     fn lookup(&self, _parent: u64, _name: &[u8]) -> Option<u64> {
         None
     }
@@ -65,8 +66,8 @@ pub(crate) trait Namespace: Send + Sync {
     /// Gets the calling thread ready to ask.
     fn begin(&self) {}
 
-    /// Returns counts: the calls of the file system below, the bytes of slots in use, and the
-    /// passes that renames disturbed. A variant that does not count returns 0.
+    /// Returns counts: the lookups sent to the file system below, the bytes in use, and the
+    /// restarts of walks and translations after a rename. A variant that does not count returns 0.
     fn stats(&self) -> Stats {
         Stats::default()
     }

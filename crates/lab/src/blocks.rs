@@ -77,7 +77,7 @@ pub(crate) trait AttrStore: Sync {
     }
 }
 
-/// Returns the designs with room for `entries` blocks, in the order of the document.
+/// Returns the designs with room for `entries` blocks, in the order of document 004.
 ///
 /// # Errors
 /// If there is no memory for one.

@@ -1,8 +1,9 @@
 //! The client of a mount: a process that works in its own directory, phase by phase.
 //!
 //! Clients are processes, since the threads of one process share a descriptor table and would
-//! measure its lock. The table starts all clients into a phase together: a client waits for a line
-//! on its input, runs the phase, and writes a line with the operations and the time of the phase.
+//! measure its lock. The table starts each phase in all clients at once. A client waits for a line
+//! on its input and runs the next phase. Then it writes a line with the operations and the time of
+//! the phase.
 //!
 //! ```text
 //! table: go               client: 2000 41234567 31234567   (operations, wall ns, processor ns)
@@ -13,7 +14,7 @@
 //! listing must have all files and no other. At the end the directory must be empty. The first
 //! wrong answer ends the client.
 //!
-//! Source: mdtest (<https://github.com/hpc/ior>) for the phases, except for the renames.
+//! Source: mdtest (<https://github.com/hpc/ior>) for the phases, except for renames and attributes.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -57,7 +58,7 @@ pub(crate) const PHASES: [&str; 8] = [
     // The phase makes new files: open(2) with `O_CREAT|O_EXCL`, write(2) of 4 KiB, fsync(2),
     // close(2).
     "create+fsync",
-    // The phase writes over the 4 KiB of each of these files with write(2) and fsync(2).
+    // The phase overwrites the 4 KiB of each file of `create+fsync`: write(2), fsync(2).
     "write+fsync",
 ];
 
@@ -83,7 +84,7 @@ impl Client {
     /// `environment` to the environment of the client.
     ///
     /// # Errors
-    /// If it cannot be started again.
+    /// If the process does not start.
     pub(crate) fn spawn(
         program: &Path,
         args: Vec<OsString>,
@@ -111,7 +112,8 @@ impl Client {
         self.commands.write_all(format!("{line}\n").as_bytes()).context("a client has ended")
     }
 
-    /// Returns what the phase took.
+    /// Waits for the client's answer to the last line. Returns it as a slice: operations, wall time
+    /// and processor time.
     ///
     /// # Errors
     /// If the client found something wrong, or has ended.
@@ -141,7 +143,7 @@ impl Drop for Client {
     }
 }
 
-/// Says a line to each client, and returns the slice of all of them.
+/// Sends a line to each client, waits for the answers, and returns them as one slice.
 ///
 /// # Errors
 /// If a client has ended, or found something wrong.

@@ -3,8 +3,8 @@
 //! Random names make some designs look better than they are, because such names are short, alike
 //! and evenly spread. So the tree consists of the names below `/usr` on this machine, in the order
 //! of a plain walk, up to a given number. If `/usr` has fewer names, the lab adds random ones, and
-//! the run reports their number. A Debian with compilers has 100,000 entries there. Their mean
-//! depth is 7 levels, and their mean length is 21 bytes.
+//! the run reports their number. A Debian with compilers has more than 100,000 entries there. In a
+//! tree of 100,000 entries the mean depth is 7 levels, and the mean length of a name is 21 bytes.
 //!
 //! Random names form a similar tree. They are as long as the names of `/usr` ([`LENGTHS`]). A
 //! directory has 16 names, of which 5 are directories. So a tree of 100,000 random names has 7
@@ -12,9 +12,9 @@
 //!
 //! # How it works
 //! Entries have numbers from 1 on, and number 1 is the root. The children of a directory have
-//! successive numbers in the order of their names, all larger than that of the directory. So one
-//! pass from the end computes the sizes of all subtrees, and a back end looks a name up by binary
-//! search. Every tree has the directory `/synthetic`, as the target of renames.
+//! successive numbers in the order of their names, all larger than that of the directory. So a
+//! range of numbers stands for the children of a directory, and one pass from the end computes the
+//! sizes of all subtrees. Every tree has the directory `/synthetic`, as the target of renames.
 //!
 //! # What it refuses
 //! The tree does not follow symbolic links, and does not enter other file systems than that of
@@ -64,7 +64,7 @@ struct Entry {
 }
 
 impl Corpus {
-    /// Returns a tree of `wanted` entries. The root and two directories in it count as entries.
+    /// Returns a tree of `wanted` entries. The root, `/synthetic` and `/usr` count as entries.
     pub(crate) fn collect(wanted: usize) -> Corpus {
         let root = Entry { parent: 0, children: 0..0, name: Box::default(), is_directory: true };
         let mut corpus = Corpus { entries: Vec::with_capacity(wanted), made_up: 0 };
@@ -96,7 +96,7 @@ impl Corpus {
         &self.entry(ino).name
     }
 
-    /// Returns true if the inode number belongs to a directory, and false for any other number.
+    /// Returns true if the entry with this inode number is a directory.
     pub(crate) fn is_directory(&self, ino: u64) -> bool {
         self.entry(ino).is_directory
     }

@@ -1,4 +1,5 @@
-//! One slice of a measurement: worker threads that start at the same time, and one further thread.
+//! One slice of a measurement: worker threads that start at the same time, and one further thread
+//! that may disturb them.
 //!
 //! # How it works
 //! Each worker gets a [`Turn`]. First the worker opens its files. Then it passes its work to
@@ -7,15 +8,15 @@
 //! [`run`] sleeps meanwhile, and then ends the slice. The rate of a worker is its number of
 //! operations divided by its own wall time. The slice also records its processor time.
 //!
-//! A slice may have several phases. The workers do the same in each phase, but are counted
-//! separately. Only the further thread may act differently.
+//! A slice may have several phases. The workers do the same in each phase, but each phase is
+//! counted separately. Only the further thread may act differently.
 //!
 //! Several workers are pinned to different processors, as far as there are enough. Two threads on
 //! one processor never run at the same time, so they would not show how they slow each other down.
 //!
 //! # Invariants
-//! - If a worker ends before it is ready, it counts as ready. Otherwise the others would wait for
-//!   ever.
+//! - If a worker ends before it is ready, it counts as ready. Otherwise the other workers would
+//!   wait for ever.
 //! - A worker counts in its own variables. The only cache line that all workers read is that of the
 //!   phase, which is written once per phase.
 //!
@@ -108,7 +109,7 @@ impl Slice {
     }
 
     /// Returns the slice of several workers. If the workers are in other processes, their starts
-    /// are not known. Then the span is that of the longest one.
+    /// are not known. Then the result has the longest span of a worker.
     pub(crate) fn together<'a>(parts: impl Iterator<Item = &'a Slice> + Clone) -> Slice {
         let mut all = Slice::default();
         parts.clone().for_each(|part| all.add(part));
@@ -192,8 +193,8 @@ impl Turn<'_> {
         })
     }
 
-    /// Like [`Turn::run`], for operations that are undone again: `each` gets numbers until the
-    /// number of calls is a multiple of `cycle`. The calls after the end of the slice do not count.
+    /// Like [`Turn::run`], for work in cycles: after `cycle` calls of `each`, everything is as
+    /// before. When the slice is over, further calls complete the last cycle. They are not counted.
     ///
     /// # Panics
     /// If an answer after the end of the slice is wrong.

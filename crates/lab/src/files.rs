@@ -12,13 +12,13 @@
 //!   corewalk's tmpfs. Paths start at its root.
 //!
 //! # Alike for all
-//! - The same operations with the same names; paths have as many components for each.
+//! - The operations, the names, and the number of components of each path.
 //! - `stat` returns a copy of all attributes that the file system knows.
 //! - A list of names is first copied into the caller's buffer, as a server does.
 //!
 //! # Not alike
 //! - The `before` variants check no permission.
-//! - `linux` pays for a system call per operation, and two for a list.
+//! - `linux` pays for at least one system call per operation, and for several per list.
 //!
 //! # What it refuses
 //! There are no operations on the content of files, since the tables compare only names.

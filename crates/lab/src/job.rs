@@ -2,8 +2,8 @@
 //!
 //! The short workload of AIM7 runs many short programs. They are started by path, look for
 //! libraries and headers, and ask for their own paths. They make, link and remove files in a
-//! directory of the user. A job makes those of these operations that a name cache sees. Each job
-//! makes the same number of each operation, so that jobs can be counted.
+//! directory of the user. A job makes only those operations of the programs that a name cache sees.
+//! Each job makes the same number of each operation, so that jobs can be counted.
 //!
 //! - stat of a path that all users share, [`STATS`] times: for libraries and headers.
 //! - open of a path that all users share, [`OPENS`] times: for the start of programs.

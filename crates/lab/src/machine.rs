@@ -29,8 +29,8 @@ pub(crate) struct Machine {
     pub cores: usize,
     /// The kernel's release.
     pub kernel: String,
-    /// The commit from which the lab was built. It ends with `-dirty` if files were changed since,
-    /// and is `unknown` outside of a repository.
+    /// The commit of the lab's source tree at the time of the run. It ends with `-dirty` if files
+    /// were changed since that commit, and is `unknown` outside of a repository.
     pub commit: String,
 }
 

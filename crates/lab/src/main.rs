@@ -9,9 +9,9 @@
 //! `table` lists the tables, which are one file each in `table/`. `table::engine` measures all of
 //! them, and `samples` turns the measurements into rows. `crew` runs the threads of one
 //! measurement; `worker` and `client` are processes of a measurement. The measured variants are in
-//! `files`, `ours`, `baseline`, `before` and `peer`. Those of the tables of IPC and attributes are
-//! in `sems`, `queues`, `blocks` and `pairs`. The workloads are in `corpus`, `questions`, `race`
-//! and `job`.
+//! `files`, `ours`, `baseline`, `before` and `peer`. The variants of the tables of IPC and of
+//! attributes are in `sems`, `queues`, `blocks` and `pairs`. The workloads are in `corpus`,
+//! `questions`, `race` and `job`.
 //!
 //! # Output
 //! The lab writes a text table to stdout, and everything else to stderr. `--json` writes a file: an

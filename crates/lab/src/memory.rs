@@ -4,7 +4,7 @@
 //! process that has done other work. So the lab starts itself again for each variant. The new
 //! process loads the table twice, and reports the growth of its resident memory during the second
 //! load. The first load uses up memory that was free before. The names of the tree are loaded
-//! before both.
+//! before both loads.
 //!
 //! # Why resident memory
 //! All variants have resident memory in common. corewalk uses its own mapping and hardly calls
@@ -119,8 +119,8 @@ mod tests {
         let before = ALLOC.live().bytes;
         let table = load(variant, &corpus).unwrap();
         let asked = ALLOC.live().bytes - before + table.stats().bytes;
-        // Allocated bytes are resident, except for slots of batches that are not in use yet. malloc
-        // adds headers, rounding, and the old arrays of a table that grew.
+        // The lower bound allows for allocated slots that are not in use yet. The upper bound
+        // allows for malloc's headers and rounding, and for the old arrays of a table that grew.
         let least = asked - asked / 32;
         let most = asked + asked * 2 / 5;
         assert!(

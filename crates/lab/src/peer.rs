@@ -1,11 +1,11 @@
 //! Mounts of the file systems that a table compares. A run leaves no mount and no server behind.
 //!
-//! A mount is a server process, or a device of the host (`ext4`), and a mount point in a folder for
-//! temporary files. It is ready when the mount point has another device number than its parent.
-//! When a mount is dropped, however the run ends, the mount point is unmounted lazily, even if a
-//! process uses it. Then the run waits for the server, kills it if it does not end, and removes the
-//! folders. SIGINT and SIGTERM set a flag that the run checks between two steps. Servers have
-//! process groups of their own, so the SIGINT of a terminal does not reach them.
+//! A mount is a server process and a mount point in a folder for temporary files. It is ready when
+//! `/proc/self/mounts` has the mount point. When a mount is dropped, however the run ends, the
+//! mount point is unmounted lazily, even if a process uses it. Then the run waits for the server,
+//! kills it if it does not end, and removes the folders. SIGINT and SIGTERM set a flag that the run
+//! checks between two steps. Servers have process groups of their own, so the SIGINT of a terminal
+//! does not reach them.
 //!
 //! # What it refuses
 //! A peer that is not installed is skipped. The run prints its name, and measures no other program
@@ -43,7 +43,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// A folder for all files of one run. Dropping the value removes the folder.
 pub(crate) struct Scratch(PathBuf);
 
-/// A directory to measure. It is a mount, with its server if it has one, or a plain directory.
+/// A directory to measure: a mount with its server process, or a plain directory of the host.
 pub(crate) struct Mounted {
     /// The name in the rows.
     pub(crate) variant: &'static str,
@@ -145,7 +145,7 @@ impl Mounted {
     }
 
     /// Returns the options of the mount that the kernel knows (proc_pid_mounts(5)), and the number
-    /// of all threads of the server. Unequal ones could make a comparison unfair.
+    /// of all threads of the server. A comparison of mounts could be unfair if these differ.
     ///
     /// # Errors
     /// An error if the directory is not mounted.

@@ -22,7 +22,8 @@ use crate::worker::Workers;
 
 /// Bytes of a message.
 pub(crate) const BYTES: usize = 64;
-/// The index of the semaphore or queue of questions, that of answers, and the type of all messages.
+/// The index of the semaphore or queue for questions, the index of the one for answers, and the
+/// type of all messages.
 const ASKED: usize = 0;
 const ANSWERED: usize = 1;
 const KIND: u8 = 1;
@@ -41,7 +42,7 @@ pub(crate) trait Pair: Sync {
     fn wait(&self, state: &mut Self::State, at: usize) -> Option<u64>;
 }
 
-/// Two semaphores, the first of the first set, and the number of the user that answers.
+/// The first two semaphores of the first set, and the number of the user that answers.
 pub(crate) struct SemPair<'a, S>(pub(crate) &'a S, pub(crate) usize);
 
 /// Two queues.
@@ -128,7 +129,7 @@ fn ask<P: Pair>(pair: &P, cpu: usize, time: Duration) -> Slice {
     })
 }
 
-/// Asks for `time` on the first processor, while `waiters` threads answer on the second one.
+/// Asks for `time` on the processor `on[0]`, while `waiters` threads answer on `on[1]`.
 ///
 /// # Errors
 /// If a call fails.
@@ -143,7 +144,8 @@ fn in_threads<P: Pair>(
         let answers = || {
             cpus::pin(on[1]);
             answer(pair, || {
-                // ORDERING: Relaxed. The calls order it: the last question follows it.
+                // ORDERING: Relaxed. The asking side stores `is_over` before it posts the last
+                // question, and the calls of the pair order the two.
                 is_over.load(Ordering::Relaxed)
             })
         };

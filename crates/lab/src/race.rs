@@ -8,7 +8,7 @@
 //! # When a race counts
 //! A writer that waits for a processor disturbs no reader, so every design would look better than
 //! it is. So each worker also measures how long it was ready to run but waited for a processor
-//! (`run_delay`). The outcome has the share of that time. The time of waits for a lock is not
+//! (`run_delay`). The outcome has the time of these waits. The time of waits for a lock is not
 //! included: a wait for a lock is a property of the design, but a wait for a processor is one of
 //! the machine.
 //!
@@ -42,7 +42,8 @@ pub(crate) struct Writer {
 pub(crate) struct Outcome {
     pub(crate) reads: Slice,
     pub(crate) renames: Slice,
-    /// The number of disturbed passes, or 0 if the namespace does not count them.
+    /// How often a rename forced a translation to start again, or 0 if the namespace does not count
+    /// that.
     pub(crate) retries: u64,
 }
 
@@ -94,7 +95,7 @@ impl Outcome {
     }
 }
 
-/// Runs one race with the readers in `racer` and the writers in `renamed`. They are the same
+/// Runs one race with the readers in `racer` and the writers in `renamed`. Both are the same
 /// namespace, unless a table measures how much two namespaces slow each other down.
 ///
 /// # Panics

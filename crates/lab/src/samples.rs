@@ -55,12 +55,12 @@ impl Cell {
         cell
     }
 
-    /// Returns a parameter that is a number. Returns 0 if the row does not have it.
+    /// Returns a parameter that is a number, or 0 if the cell does not have it.
     pub(crate) fn number(&self, key: &str) -> usize {
         self.0.get(key).and_then(Value::as_u64).unwrap_or(0) as usize
     }
 
-    /// Returns a parameter that is a word. Returns an empty word if the row does not have it.
+    /// Returns a parameter that is a word, or an empty word if the cell does not have it.
     pub(crate) fn word(&self, key: &str) -> &str {
         self.0.get(key).and_then(Value::as_str).unwrap_or_default()
     }
@@ -131,8 +131,8 @@ impl Samples {
         self.add_against(round, variant, params, measured, baseline, params);
     }
 
-    /// Adds a result of `variant` in `round`. Its baseline is the result of `baseline` with other
-    /// parameters.
+    /// Adds a result of `variant` in `round`. Its baseline is the result of the variant `baseline`
+    /// with the parameters `base_params`.
     pub(crate) fn add_against(
         &mut self,
         round: usize,
@@ -159,7 +159,7 @@ impl Samples {
         }
     }
 
-    /// Adds a row for each row with several threads for which `is_wanted` returns true. The
+    /// Adds a row for each throughput of several threads for which `is_wanted` returns true. The
     /// baseline of the new row is the same variant with one thread, so its ratio shows how the
     /// variant scales. The new row has the parameter [`OVER_THREADS`].
     pub(crate) fn add_scaling(&mut self, is_wanted: impl Fn(&str, &Params) -> bool) {

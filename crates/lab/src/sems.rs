@@ -45,7 +45,8 @@ pub(crate) trait Sems: Sync {
         None
     }
 
-    /// Returns the numbers that another process needs, for [`Linux::join`] or [`Ours::join`].
+    /// Returns the identifiers of the sets, with which another process joins them ([`Linux::join`],
+    /// [`Ours::join`]).
     fn ids(&self) -> Vec<i32> {
         vec![]
     }
@@ -92,8 +93,8 @@ pub(crate) struct Ours {
 /// If `work` does.
 pub(crate) fn apart<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     let inside = || {
-        // Without the privilege, the sets are in the namespace of the process and are removed at
-        // the end.
+        // Without the privilege, the sets are in the namespace of the process. Then only the drop
+        // of a `SemSet` removes its set.
         let _ = sysv::unshare_ipc();
         work()
     };
@@ -110,10 +111,10 @@ pub(crate) fn made<S: Sems>(mut sems: S, counts: &[u16]) -> anyhow::Result<S> {
     Ok(sems)
 }
 
-/// Checks that a set is what `right` says, semaphore by semaphore.
+/// Checks that each semaphore of a set has the value that `right` returns for it.
 ///
 /// # Errors
-/// If not.
+/// If a value differs, or the set is not there.
 pub(crate) fn check<S: Sems>(
     sems: &S,
     set: usize,

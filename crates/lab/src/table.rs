@@ -186,7 +186,8 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Returns the thread counts that are at most the number of processors, or 1 if there are none.
+    /// Returns the requested thread counts that are at most the number of processors. If all are
+    /// larger, returns 1.
     pub(crate) fn threads_with_processors(&self) -> Vec<usize> {
         self.threads_where(|threads| threads <= cores())
     }

@@ -202,7 +202,8 @@ fn serve(
             writeln!(stdout(), "[0, 0, 0]")?;
             ensure!(answer(), "an answer failed");
         }
-        // The names of the parameters stay for ever: a table has few cells.
+        // The cell borrows the names of its parameters from the leaked line. A worker reads few
+        // lines.
         let cell = Cell(serde_json::from_str(line.leak())?);
         let slice = slice(&cell, Duration::from_millis(cell.number("ms") as u64))?;
         slice.check("a process")?;

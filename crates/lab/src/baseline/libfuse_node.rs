@@ -4,11 +4,11 @@
 //! name, the number of lookups that the kernel holds, and the number of requests that hold its
 //! subtree in place. A lookup takes the mutex once. A path takes it twice: first to collect the
 //! names and to hold each ancestor while the request runs, then to release these holds. A rename
-//! would wait for the holds, but no table renames here.
+//! would wait for the holds, but no table renames in this variant.
 //!
 //! The code follows a description of libfuse's tables, not libfuse's code. libfuse does more per
-//! request: a FUSE LOOKUP takes the mutex three times and walks to the root twice. So these rows
-//! are a lower bound of the cost of libfuse's table.
+//! request: a FUSE LOOKUP takes the mutex three times and walks to the root twice. So the rows of
+//! `libfuse-node` are a lower bound of the cost of libfuse's table.
 //!
 //! # Locks
 //! One mutex.

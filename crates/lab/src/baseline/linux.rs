@@ -2,8 +2,9 @@
 //!
 //! A lookup is `fstatat` of one name in an open directory, and a walk is `lstat` of the whole path.
 //! A path is the `readlink` of `/proc/self/fd/N` of the parent directory, followed by the name.
-//! There is one descriptor per directory: a process may not have one per file, as virtiofsd does.
-//! Each operation pays for a system call, so the table also shows the cost of an empty system call.
+//! There is one descriptor per directory. virtiofsd has one per file, but that takes more
+//! descriptors than a process has by default. Each operation pays for a system call, so the table
+//! also shows the cost of an empty system call.
 //!
 //! # What it refuses
 //! A corpus with made-up entries, which the host does not have.
@@ -108,8 +109,8 @@ pub(crate) struct Cwd {
 }
 
 impl Cwd {
-    /// Returns the host kernel for threads whose working directory is `path`, and which rename in
-    /// `parents`.
+    /// Returns the host kernel for threads that have the working directory `path`, and that rename
+    /// files in the directories `parents`.
     ///
     /// # Errors
     /// If a directory cannot be opened.
@@ -158,8 +159,8 @@ pub(crate) fn path_of_fd(fd: &OwnedFd) -> Option<Vec<u8>> {
 }
 
 /// Returns the nanoseconds of processor time of an empty system call (getppid), as the mean of
-/// `calls` calls. Tables subtract it from processor time, so wall time would not do: on a busy
-/// machine it is several times as long.
+/// `calls` calls. Tables subtract the result from processor time, so wall time would not do: on a
+/// busy machine the wall time of a call is several times as long.
 pub(crate) fn syscall_ns(calls: u32) -> f64 {
     let start = thread_cpu_ns();
     for _ in 0..calls {

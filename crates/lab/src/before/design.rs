@@ -18,12 +18,14 @@
 //!   under the lock of its dentry. A walk takes its reference under the lock of the dentry.
 //! - `SeqRwLock`: a path translation shares the rename lock. A walk takes its reference without a
 //!   lock.
-//! - `SeqLock`: a path translation checks the rename sequence once, and then excludes renames. A
-//!   walk takes its reference without a lock.
+//! - `SeqLock`: a path translation first runs without a lock, and is valid if the rename sequence
+//!   did not change meanwhile. Otherwise it runs again and excludes renames. A walk takes its
+//!   reference without a lock.
 //!
 //! # What it refuses
-//! The slow walk takes no references of the directories on its way, since directories are never
-//! freed here. A kernel pays for these references, but a slow walk is rare.
+//! The slow walk, which follows a failed RCU walk, takes no references of the directories on its
+//! way, since no design frees a directory. A kernel pays for these references, but a slow walk is
+//! rare.
 //!
 //! Source: Linux `fs/namei.c` (`lookup_fast`, `complete_walk`), `fs/dcache.c` (`__d_lookup_rcu`,
 //! `d_lookup`, `__d_move`, and in 2.4 `dput` and `__d_path`), directory-locking.rst.

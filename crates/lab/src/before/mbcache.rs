@@ -9,13 +9,13 @@
 //!
 //! In `before-mbcache` a thread that removes a user of a block holds the entry of the block
 //! exclusively, and a lookup waits for the thread. Document 004 measured the other two designs and
-//! did not submit them. In these two, lookups share an entry, and the block's own lock decides
-//! whether the block can be shared.
+//! did not submit them. In these two designs several lookups may use an entry at once. Each checks
+//! under the block's own lock whether the block can be shared.
 //!
 //! Each design is as fast as its protocol allows: no devices, no second key per entry, short
 //! chains, and entries in arrays that are linked by index. The locks are those of `corewalk_base`,
 //! which sleep when a wait is long; the kernel's locks spin. No design skips a block that has the
-//! maximum number of users: document 004 added the flag for that later (trap T39).
+//! maximum number of users: document 004 added a flag for such full blocks later (trap T39).
 //!
 //! Source: document 004 (Kara, "ext\[24\]: MBCache rewrite", December 2015). `before-mbcache`
 //! follows Linux 4.5 `fs/mbcache.c`.

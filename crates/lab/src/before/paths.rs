@@ -1,8 +1,9 @@
 //! The buffer of a path translation: each name is put in front of the names below it.
 //!
 //! The buffer has 256 bytes on the stack, which nearly all paths fit in. A longer path moves to the
-//! heap. While a rename is in progress the names may be garbage, which the caller discards. So a
-//! pass ends when its path grows beyond `PATH_MAX`, instead of filling the memory.
+//! heap. During a rename a translation may read garbage, and its caller then discards the path.
+//! Such a path could grow without bound. So a translation ends when its path is longer than
+//! `PATH_MAX`.
 //!
 //! Source: `struct prepend_buffer` of Linux `fs/d_path.c`.
 

@@ -11,13 +11,13 @@
 //! kernel got a lock per semaphore three months after the document.
 //!
 //! # Undo
-//! A user has a list of the sets on which it has undo records, with its own lock (`sem_undo_list`).
-//! A call searches this list before it takes the lock of the set. The lock of the set protects the
-//! adjustments.
+//! A user (a simulated process) has a list of the sets on which it has undo records. The list has
+//! its own lock (`sem_undo_list`). A call with `SEM_UNDO` searches the list before it takes the
+//! lock of the set. The lock of the set protects the adjustments.
 //!
 //! # How fair they are
-//! Each design is as fast as its protocol allows: it has no audit and no security module. Both show
-//! in the document's profiles, and they cost most under the lock. The locks are those of
+//! Each design is as fast as its protocol allows: it has no audit and no security module. These two
+//! show in the document's profiles, and cost most where a lock is held. The locks are those of
 //! `corewalk_base`, which sleep when a wait is long; the kernel's locks spin. A read section costs
 //! about ten nanoseconds here and nearly nothing in a kernel. Both designs pay for it.
 //!
@@ -54,9 +54,10 @@ const UID: u32 = 1000;
 /// The two designs, which differ in the work that the lock of a set covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
-    /// Lookup, checks and operations.
+    /// The lookup takes the lock. The checks and the operations run under it.
     IpcLock,
-    /// The design of document 002: only the operations. Lookup and checks run in the read section.
+    /// The lock covers only the operations. Lookup and checks run in an RCU read section (document
+    /// 002).
     IpcRcu,
 }
 
@@ -87,8 +88,8 @@ struct Locked {
 /// A process.
 #[derive(Default)]
 struct User {
-    /// The undo records of this user: the number of the set, and the index of the record in the
-    /// set.
+    /// The undo records of this user: for each, the number of its set, and its index among the
+    /// records of that set.
     undo_list: Mutex<Vec<(usize, usize)>>,
     /// Nanoseconds for which this user waited for locks of sets, and the number of waits.
     waited_ns: AtomicU64,
@@ -183,7 +184,8 @@ impl SemArray {
 }
 
 impl Locked {
-    /// Carries out all operations. If one is not possible, undoes the others and returns None.
+    /// Carries out all operations. If one is not possible, takes back those before it and returns
+    /// None.
     #[doc(alias = "try_atomic_semop")]
     #[inline]
     fn act(&mut self, user: usize, sops: &[SemBuf], undo: Option<usize>) -> Option<()> {

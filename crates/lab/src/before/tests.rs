@@ -146,7 +146,8 @@ fn storm(dentries: &dyn Dentries, moved: &Move) {
 }
 
 /// A walk to a name that never changes must succeed (trap T12). Meanwhile other threads rename,
-/// make and unlink names whose dentries share slots and hash chains with it.
+/// make and unlink other names, whose dentries move between the same hash chains and use freed
+/// slots again.
 #[test]
 fn stable_names_are_found_while_others_come_and_go() {
     let corpus = Corpus::collect(200);
@@ -211,8 +212,8 @@ fn follow(dentries: &dyn Dentries, names: &[Vec<u8>]) -> Option<u64> {
                 // that the rename had begun.
                 begun.store(at + 1, Ordering::Release);
                 assert!(dentries.rename((2, name(at)), (2, name(at + 1))));
-                // ORDERING(step): Release. A reader that sees this number finds the file under this
-                // name or a later one.
+                // ORDERING(step): Release. A reader that loads `at + 1` finds the file under name
+                // number `at + 1` or a later one.
                 ended.store(at + 1, Ordering::Release);
             }
         });

@@ -7,9 +7,9 @@
 //! # The sections
 //! The sections are those of the rename lock and of `dcache_lock`. The time before a thread has the
 //! lock is its waiting time, and the time until its release is its holding time. A path translation
-//! takes the lock of a dentry only inside such a section, so that time is part of the section's
-//! time. An optimistic reader that waits for the end of a rename is in no section. A profile of the
-//! kernel's spin locks does not show this wait either.
+//! takes the lock of a dentry only inside such a section. So the wait for a dentry's lock is part
+//! of the section's holding time. An optimistic reader that waits for the end of a rename is in no
+//! section. A profile of the kernel's spin locks does not show this wait either.
 //!
 //! Source: the column "% spinlock" of document 000.
 
@@ -98,8 +98,9 @@ pub(super) fn timed<G>(take: impl FnOnce() -> G) -> Timed<G> {
     Timed { _guard, since: Some(since) }
 }
 
-/// Runs `work` and times it as a section if `count` returns another number afterwards. The time
-/// that `count` takes is added to `aside_ns`.
+/// Runs `work`, and times it as a lock section if the counter that `count` reads moves meanwhile.
+/// corewalk counts the translations that take a lock. The time that `count` takes is added to
+/// `aside_ns`.
 #[inline]
 pub(crate) fn timed_if_moved<R>(work: impl FnOnce() -> R, count: impl Fn() -> u64) -> R {
     if !Counting::is_on() {

@@ -254,8 +254,8 @@ impl Tree {
         let (_lock, chain) = self.lock_chain(hash);
         // ORDERING: Relaxed. Chains change under their lock.
         let head = chain.head.load(Ordering::Relaxed);
-        // ORDERING(chain): Release. An old link may have led a reader to this dentry. The reader
-        // goes on in the new chain.
+        // ORDERING(chain): Release. A reader that an old link led to this dentry follows `next`
+        // into the new chain. It must see the keys and names of the dentries there.
         self.dentry(number).next.store(head, Ordering::Release);
         // ORDERING(chain): Release. A reader that loads this link with Acquire sees the key and the
         // name of the dentry.
@@ -466,7 +466,7 @@ mod tests {
         let number = linked(&tree, ROOT, &first);
         let key = (ROOT, hash(ROOT, &other));
         tree.rekey(number, key.0, key.1, &other);
-        // This link to the dentry is one that a reader of the first chain may have loaded earlier.
+        // Restore the old link, as a reader of the first chain may have loaded it before the move.
         let head = &tree.chains[chain(&first) as usize].head;
         // ORDERING: Relaxed. One thread.
         head.store(number, Ordering::Relaxed);

@@ -3,13 +3,13 @@
 //!
 //! A `corewalk_store::Store` finds equal attribute sets through a `ShareIndex`, and here each
 //! design is that index. The table calls the store as a library: a call through FUSE takes about 20
-//! microseconds, which would hide the differences. The store is in the host's tmpfs, as the
-//! document's file system was on a ramdisk.
+//! microseconds, which would hide the differences. The store is in the host's tmpfs, as the file
+//! system of document 004 was on a ramdisk.
 //!
 //! The document's designs share each set at once, as the document's file system did. `corewalk` is
 //! the store with its defaults: it delays the sharing of sets that change again and again
 //! (`StoreOptions::is_sharing_late`). `off` hashes nothing, and changes blocks in place. No design
-//! checks whether a pair exists before it adds the pair, although Linux did.
+//! checks whether an entry for a key and a block exists before it adds one, although Linux did.
 //!
 //! # Checks
 //! After all sets are shared, the store's own counts must be consistent. At the end

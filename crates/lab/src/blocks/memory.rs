@@ -14,10 +14,10 @@
 //! 2. An entry of the index.
 //! 3. A block, which protects `users`, `key` and `content`.
 //!
-//! The numbers of free blocks are leaves.
+//! The locks of the lists of free blocks are leaves: under them no other lock is taken.
 //!
 //! # What it refuses
-//! A change of a block in place, since readers of a tmpfs may use the block.
+//! A change of a block in place, since in a tmpfs a reader may use the block at the same time.
 //!
 //! Source: document 004; Linux `fs/ext4/xattr.c` for the steps.
 
@@ -32,7 +32,7 @@ use super::{AttrStore, BLOCK_BYTES, Design, USERS_MAX};
 
 /// A content of at most this many bytes is hashed as a whole.
 const HASHED_WHOLE_MAX: usize = 512;
-/// Pieces of a longer one that are hashed, and their bytes.
+/// The number of hashed pieces of a longer content, and the bytes of each.
 const PIECES: usize = 5;
 const PIECE_BYTES: usize = 64;
 
@@ -138,8 +138,8 @@ impl MemoryStore {
             drop(block);
             self.index.left(block_number);
             self.index.wait(key, block_number);
-            // Another thread may have shared the block meanwhile and the index may have dropped it.
-            // Then the block is added again.
+            // Another thread may have shared the block meanwhile, and the index may have dropped
+            // its entry. Then enter the block again.
             let users = self.block(number).users;
             if users > 1 {
                 self.index.insert(key, block_number, users);
@@ -163,8 +163,8 @@ impl MemoryStore {
 /// Returns the key of a content: the hash of its length and of five pieces from start to end.
 ///
 /// corewalk's tmpfs and store hash long contents in the same way. They compare the contents anyway,
-/// and to hash 4 KiB takes longer than to copy it. All designs have the same keys in a row of this
-/// store.
+/// and to hash 4 KiB takes longer than to copy it. All designs that share blocks use this function,
+/// so none has cheaper keys.
 fn key_of(hasher: &FixedState, value: &[u8]) -> u64 {
     if value.len() <= HASHED_WHOLE_MAX {
         return hasher.hash_one(value);

@@ -1,10 +1,11 @@
 //! corewalk's tmpfs as a library: the cost of sharing where values never reach a disk.
 //!
-//! The table measures the tmpfs with and without sharing. The store of `memory` shares at each set.
-//! The tmpfs keeps a set private if it replaced another one, until nothing changed the file for 100
-//! ms. It shares such a set at the next change of any attribute. So it never hashes a set that is
-//! replaced at once. An audit first shares all waiting sets ([`Tmpfs::share_xattrs`]), so its
-//! counts are those of a file system at rest.
+//! The table `xattr` measures the tmpfs with and without sharing. The store of `memory` looks for
+//! an equal block at each change. The tmpfs does so only at the first change of a file in an epoch.
+//! A second change in the same epoch makes the file's attribute set private, until the epoch ends.
+//! So the tmpfs does not hash a set that is soon replaced. A server ends an epoch once per second.
+//! In this table only the audit does, by [`Tmpfs::share_xattrs`], which shares all waiting sets. So
+//! the audit's counts are those of a file system at rest.
 //!
 //! Source: `corewalk::tmpfs`; document 004.
 

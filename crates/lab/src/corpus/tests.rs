@@ -31,8 +31,8 @@ impl Corpus {
         at == ancestor
     }
 
-    /// Returns a rename for the tests. It moves the directory whose subtree is nearest to a
-    /// hundredth of the tree, to another directory and another name.
+    /// Returns a rename for the tests. It moves the directory whose subtree has nearly a hundredth
+    /// of all entries, to another parent and another name.
     pub(crate) fn movable(&self) -> Move {
         let mut below = vec![0_u32; self.entries.len()];
         for index in (1..self.entries.len()).rev() {

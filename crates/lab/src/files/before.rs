@@ -3,15 +3,15 @@
 //! A design of `before` is the dentry cache, and each dentry refers to an inode of
 //! `corewalk::tmpfs`. The tmpfs makes, renames and removes files, and returns attributes and lists,
 //! as it does below corewalk. So such a variant differs from corewalk only in how it finds,
-//! translates and changes names, which is the subject of the documents. A kernel of any age reads
-//! attributes faster than this tmpfs, so compare with the variant `linux` too. No variant checks
-//! permissions.
+//! translates and changes names, which is the subject of documents 000 and 003. A kernel of any age
+//! reads attributes faster than this tmpfs, so compare with the variant `linux` too. These variants
+//! check no permissions.
 //!
 //! An array leads from the number of a dentry to the number of its inode, as `d_inode` does.
 //!
 //! # What it refuses
 //! There are no hard links and no permission bits. No thread may look up a file that another thread
-//! is still making. No workload needs that.
+//! is still making. The workloads of these variants do none of this.
 //!
 //! Source: documents 000 and 003; `before`.
 

@@ -2,8 +2,8 @@
 //!
 //! All timeouts are 0, so that the kernel asks the server each time. With timeouts, a table of
 //! metadata would measure the kernel's cache. In all mounts the kernel checks permissions
-//! (`default_permissions`). For that it requests the attributes of directories once more, so a
-//! mount without this option would have an advantage.
+//! (`default_permissions`). For these checks the kernel requests the attributes of directories once
+//! more. So a mount without the option would have an advantage.
 //!
 //! # Threads
 //! For one client, a server has one thread. On one processor, each further thread makes every
@@ -28,13 +28,13 @@ use anyhow::{Context as _, ensure};
 /// Options that keep the kernel from caching.
 const NO_TIMEOUTS: &str = "entry_timeout=0,attr_timeout=0,negative_timeout=0";
 
-/// Returns corewalk's mount of `source`: `tmpfs`, a directory of the host, or a store. Its options
-/// are those of the peers.
+/// Returns the command that mounts `source` with corewalk. `source` is `tmpfs`, a directory of the
+/// host, or a store. The mount options are those of the other servers.
 ///
 /// The program is the one that `COREWALK_BIN` names, or `corewalk` beside the lab's own program.
 ///
 /// # Errors
-/// An error if neither exists.
+/// An error if that program does not exist.
 pub(crate) fn ours(threads: usize, source: &OsStr, point: &Path) -> anyhow::Result<Command> {
     let me = std::env::current_exe().context("the lab does not know its own file")?;
     let file = match std::env::var_os("COREWALK_BIN") {
@@ -52,8 +52,8 @@ pub(crate) fn ours(threads: usize, source: &OsStr, point: &Path) -> anyhow::Resu
     Ok(program)
 }
 
-/// Returns bindfs. It uses the high-level interface of libfuse, and sets `default_permissions` by
-/// itself.
+/// Returns the command that mounts `source` with bindfs. bindfs uses the high-level interface of
+/// libfuse, and sets `default_permissions` by itself.
 ///
 /// # Errors
 /// An error if bindfs is not installed.

@@ -1,9 +1,9 @@
 //! Draws a plot: a line per variant over threads, users or sizes, with the spread of the rounds.
 //!
-//! The values of the parameter stand side by side at equal distances, in their order. The scale
-//! begins at zero. If the largest value is far above the smallest, the scale is logarithmic, and
-//! its label tells so. The plot is as wide as the screen of a phone, so that its text can be read
-//! there. A larger screen shows it larger.
+//! The x axis has the values of the parameter at equal distances, in their order. The scale begins
+//! at zero. If the largest value is far above the smallest, the scale is logarithmic, and its label
+//! tells so. The plot is as wide as the screen of a phone, so that its text can be read there. A
+//! larger screen shows it larger.
 //!
 //! Source: SVG 1.1.
 

@@ -6,17 +6,17 @@
 //!
 //! The document measured jobs per minute of AIM7's short workload on a DL980 with 80 cores, on top
 //! of the lockref patches, in three ranges of users. The patch lost 11.3 % up to 100 users, and won
-//! 6.2 and 6.6 % above. Stoffel asked whether the loss is real, how much runs vary, and for figures
-//! of a machine with four cores. The rows of 1 to 4 users answer this, each with its minimum and
-//! maximum.
+//! 6.2 and 6.6 % in the two higher ranges. Stoffel asked whether the loss is real, how much runs
+//! vary, and for figures of a machine with four cores. The rows of 1 to 4 users answer this, each
+//! with its minimum and maximum.
 //!
 //! Kept: all users do the same bounded mix of operations (`job`), in their own directories and on
 //! shared paths. Dropped: processes, pipes and arithmetic, which a name cache does not see. So the
 //! differences are larger than in the document. Also dropped: a fixed number of jobs. Users are
 //! threads. All designs, corewalk included, keep names in memory without a file system below.
 //!
-//! corewalk does more work than the small designs: permissions, calls of a file system, counted
-//! inodes. So it can lose here.
+//! corewalk does more work than the designs of `before`: permissions, calls of a file system,
+//! counted inodes. So it can lose here.
 //!
 //! # Checks
 //! Every answer of every job is compared with the right one. A wrong answer fails the run.

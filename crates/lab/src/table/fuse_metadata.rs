@@ -62,7 +62,7 @@ const EXPECTED_OPS_PER_S: f64 = 10_000.0;
 const SHARE: f64 = 0.6;
 /// The least and the most files of one process.
 const FILES: [usize; 2] = [50, 20_000];
-/// The number of mounts, and the number of those for one client count.
+/// The number of mounts, and how many of them are measured with a given number of clients.
 const MOUNTS: usize = 10;
 const SERVING: usize = 6;
 /// The type of an ext4 in statfs(2).

@@ -1,5 +1,5 @@
-//! Table `hot-leaf`: several threads resolve the same path, while a locker takes its lock for a
-//! moment.
+//! Table `hot-leaf`: several threads resolve the same path, while one more thread, the locker,
+//! often takes the lock of the file for a moment.
 //!
 //! In document 000 (Long, February 2013) a reference is taken by a compare-exchange without a lock,
 //! unless a thread holds the lock. The document has no figure for a single file. In June 2024 Guzik
@@ -21,12 +21,12 @@
 //! # Claims
 //! With `of=walk` two threads do at least 1.9 times the work of one, since a walk writes nothing
 //! (the row with `over_threads=1`). During the locker's work an operation takes at most 5 % more
-//! processor time, without the locker's own time. After it no row is behind by more than its
-//! spread.
+//! processor time, without the locker's own time. After the locker's work no row is behind its own
+//! result in `before` by more than its spread.
 //!
 //! Two threads cannot show the collapse of 2024. Threads keep using the slow path as long as the
-//! queue of the lock is never empty, and with two threads it empties at once. The rows are for
-//! machines with more processors.
+//! queue of the lock is never empty, and with two threads it empties at once. The rows `after` are
+//! for machines with more processors.
 //!
 //! # What it drops
 //! More threads than processors, which would measure the scheduler. `linux` resolves by stat(2),
@@ -133,7 +133,7 @@ fn record(
     Ok(())
 }
 
-/// Makes the path in `files` and returns who walks it.
+/// Makes the path in `files` and returns the variant that resolves it.
 fn walkers<F: Files>(files: &F) -> anyhow::Result<Variant<'_>> {
     let user = files.user();
     let parent = parent();
@@ -217,7 +217,8 @@ mod tests {
             let claims: Vec<String> = TABLE.claims(&rows).iter().map(Claim::to_string).collect();
             assert_eq!(claims.len(), 5);
             let known = claims.iter().filter(|claim| !claim.contains("not measured")).count();
-            // On a loaded machine no round may have both slices that the scaling claim compares.
+            // The scaling claim compares two slices of a round. On a loaded machine it can happen
+            // that no round has both.
             let expected = if cores() > 1 { 4..=5 } else { 2..=2 };
             assert!(expected.contains(&known), "{claims:?}");
             let (after, own) = (at(of, PHASES[2]), "corewalk");

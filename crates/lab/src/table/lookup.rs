@@ -5,12 +5,14 @@
 //! all threads together; nanoseconds of processor time per operation; and bytes of resident memory
 //! per entry (`memory`).
 //!
-//! `op=lookup` is the name work of a FUSE LOOKUP: from the parent's inode number and a name to the
-//! inode number, with one reference for the client. corewalk's server makes this call. The
-//! attributes of the reply come from the file system below and are not measured. `op=walk` goes
-//! from an absolute path to the inode number. The table `path` goes from inode numbers to paths.
+//! `op=lookup` is the part of a FUSE LOOKUP that concerns names. It goes from the parent's inode
+//! number and a name to the inode number, and adds one reference for the client. corewalk's server
+//! makes this call. The attributes of the reply come from the file system below and are not
+//! measured. `op=walk` goes from an absolute path to the inode number. The table `path` goes from
+//! inode numbers to paths.
 //!
-//! - `renamer=0`: the targets are any entries of the tree, and the baseline is `rwlock-ahash`.
+//! - `renamer=0` (no thread renames): the targets are any entries of the tree, and the baseline is
+//!   `rwlock-ahash`.
 //! - `targets=hot`: the targets are 64 entries, eight names deep. The baseline is `linux`. Rows
 //!   with `net_of=syscall` do not include the cost of a system call.
 //! - `entries=1000000`: the targets are any entries of a tree of a million. The baseline is the
@@ -26,7 +28,8 @@
 //! whole paths. Two threads walk at least 1.9 times as fast as one.
 //!
 //! # Checks
-//! Those of `names`.
+//! Those of `names`: every answer is compared with the tree, and corewalk must not call the file
+//! system below it.
 
 use super::names::{self, BASELINE, BEST_MAP, Forest, VARIANTS};
 use super::prelude::*;

@@ -10,18 +10,18 @@
 //!   one.
 //! - `values`: the number of values per key.
 //!
-//! Each thread has its own pairs, and all threads share each key. Pairs that are created and
-//! deleted are never the target of a get. So the rows with `get` include setting the referenced
-//! bit.
+//! Each thread has its own pairs, and all threads share each key. In `get+create+delete` the gets
+//! are of pairs that stay. A get of `corewalk` sets the referenced bit of its entry, and stores
+//! nothing if the bit is set. So only the first get of a pair stores.
 //!
 //! # The claim
-//! The three operations take at most 0.6 of the time of `mutex-shards`, with one thread and with
-//! two.
+//! In `corewalk` the operation `get+create+delete` takes at most 0.6 of its time in `mutex-shards`,
+//! with one thread and with two.
 //!
 //! # Where the time goes
 //! - A find of `corewalk` takes and drops a reference: two atomic operations on the cache line of
-//!   the entry. A find of the hash tables copies a value under a lock, and another thread may free
-//!   that value before the caller uses it. The hash tables would need another answer to trap T34.
+//!   the entry. A find of the hash tables copies a value under a lock. Another thread may free that
+//!   value before the caller uses it (trap T34). The hash tables do not prevent this.
 //! - A deletion of `corewalk` is an atomic operation on the cache line of the pair, and waits for
 //!   that line. The hash tables take locks, whose lines stay in the core's own cache. This is the
 //!   price of sharing no line between keys (G.7 of the crate).

@@ -23,7 +23,8 @@
 //! trips of blocked receivers are at least as fast as the kernel's.
 //!
 //! # Checks
-//! Those of `queues`. All queues must be empty at the end.
+//! Those of `queues`: each receive checks the type, the length, the number and the last byte. All
+//! queues must be empty at the end.
 
 use super::prelude::*;
 use crate::pingpong::{self, QueuePair};
@@ -123,7 +124,7 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     run.measure(&run.sweeps[1], &[(BASELINE, of_linux), (OURS, of_ours)], samples)
 }
 
-/// Measures pairs: threads use `queues`, and processes use the queues `shared`.
+/// Measures pairs of send and receive: threads use `queues`, and processes use the queues `shared`.
 fn all_send<'a, Q: Queues>(
     queues: &'a Q,
     shared: &'a Q,

@@ -12,15 +12,15 @@
 //! do not have the header, and opens the headers. It makes and removes two temporary files in a
 //! directory that all users share, and replaces an object file. `before-dcache-lock` takes one lock
 //! around each lookup and change (Linux 2.4), over the same tmpfs as corewalk. `one-cpu` pins the
-//! process to one processor.
+//! threads of the table to one processor.
 //!
 //! Kept: lookups by several users in shared directories, with updates among them. Dropped: the
 //! compiler, file content, the web server, 8 and 16 processors, and the kernel without SMP. The
 //! table has its own numbers of users, which `--threads` does not change.
 //!
 //! # Checks
-//! Every header must be found in its directory, with its inode number, and in no directory before
-//! it. Every temporary file must exist from its creation to its removal.
+//! Every header must be found in its directory, with its inode number, and in no directory that is
+//! searched earlier. Every temporary file must exist from its creation to its removal.
 //!
 //! Source: document 003, "Performance and Complexity Comparisons"; sched_setaffinity(2).
 

@@ -5,8 +5,9 @@
 //!   which miss the processor's caches. No thread renames meanwhile.
 //! - Hot ([`hot`], `targets=hot`): the targets are few entries at a depth of eight, which stay in
 //!   the caches. So these rows show the cost of a walk or translation that waits for no memory.
-//!   Only they can be compared with the host kernel, net of its system call. A walk has 64 targets.
-//!   A path has one directory, since a process has one working directory, and `linux` is getcwd(2).
+//!   Only these rows are compared with the host kernel net of its system call. `op=walk` has 64
+//!   targets. `op=path` has one, a directory: its variant `linux` is getcwd(2), and a process has
+//!   one working directory.
 //! - Cold ([`cold`], `entries=1000000`): the targets are any entries of a tree of a million. Nearly
 //!   every access misses the caches. The baseline is the best map from whole paths, chosen in each
 //!   round.

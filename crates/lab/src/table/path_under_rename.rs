@@ -2,8 +2,7 @@
 //!
 //! Source: document 001 (Long, September 2013) and its review. Units: translations per second of
 //! the reader's processor time (`clock=cpu`) and of its wall time (`clock=wall`, which includes
-//! waits for a lock); renames per second of wall time; and discarded passes per million
-//! translations.
+//! waits for a lock); renames per second of wall time; and restarts per million translations.
 //!
 //! The document profiled AIM7's short workload: d_path and getcwd took 83 % of the remaining time
 //! in spin locks. It replaced the lock by the sequence of all renames. The review asked about many
@@ -25,10 +24,10 @@
 //!
 //! # Checks
 //! Every path is compared with the paths that the directory can have. A wrong path fails the run.
-//! Reader and renamer of an ancestor must both make progress. A slice is made of short pieces. A
-//! piece in which the renamer waited for a processor is measured again. Rows of retries exist only
-//! for variants whose counter moved under the ancestor, since a counter that never moves proves
-//! nothing.
+//! Reader and renamer must both make progress. A slice is made of short pieces. A piece in which
+//! the renamer waited for a processor is measured again. Rows of retries exist only for variants
+//! whose counter of retries moved beside the renamer `ancestor`, since a counter that never moves
+//! proves nothing.
 
 use super::prelude::*;
 use crate::baseline::{Cwd, Namespace};
@@ -37,11 +36,11 @@ use crate::ours::Ours;
 use crate::race::{self, Outcome, Reader, Writer};
 use std::os::unix::ffi::OsStrExt as _;
 
-/// Renames per second of that renamer, at least.
+/// The least renames per second of corewalk's renamer `elsewhere`.
 const RENAMES_MIN: f64 = 1e6;
 /// The directories below the scratch directory. The last one is translated.
 const BELOW: [&str; 5] = ["projects", "corewalk", "crates", "lab", "src"];
-/// The second name of the second of them.
+/// The other name of `BELOW[1]`, the ancestor that is renamed.
 const AWAY: &str = "corewalk-next";
 /// The largest share of its time for which the renamer may wait for a processor.
 const STARVED_MAX: f64 = 0.1;
@@ -73,7 +72,7 @@ struct Entrant {
     reader: Reader,
     /// The renames of `elsewhere`, `neighbour` and `ancestor`.
     writers: [Writer; 3],
-    /// Passes thrown away per million translations, by round and renamer.
+    /// Restarts per million translations, by round and renamer.
     retries: Vec<(usize, &'static str, f64)>,
 }
 
@@ -282,7 +281,8 @@ impl Entrant {
         self.retries.push((round, renamer, retries));
     }
 
-    /// Adds the rows of retries, if the counter moved under the ancestor.
+    /// Adds the rows of retries of an optimistic variant, if its counter moved beside the renamer
+    /// `ancestor`.
     fn add_retries(&self, samples: &mut Samples) {
         let variant = self.racer.variant();
         if !OPTIMISTIC.contains(&variant) {

@@ -7,8 +7,8 @@
 //! # The document
 //! Oracle SLOB on a DL980 with 80 cores, with data files in a tmpfs. Sessions read and write, and
 //! make the kernel translate dentries to paths. The size of the redo log measures the amount
-//! written. With the shared side of a seqrwlock instead of the write side of the rename lock, it
-//! grew by 8.5 to 21.3 %. A profile gave the share of time in spin locks.
+//! written. With the shared side of a seqrwlock instead of the write side of the rename lock, the
+//! redo log grew by 8.5 to 21.3 %. A profile gave the share of time in spin locks.
 //!
 //! # Kept and dropped
 //! Kept: the grid of readers and writers, scaled from 80 cores to a small machine, with more

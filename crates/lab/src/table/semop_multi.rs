@@ -17,6 +17,8 @@
 //! - `undo`: with or without `SEM_UNDO`.
 //! - `ops`: the operations of a call: one, or two on two semaphores.
 //!
+//! The variants:
+//!
 //! - `linux`: semop(2) of the host kernel.
 //! - `corewalk`: `corewalk-ipc`.
 //! - `preload`: processes that call semop(2) under the library of `corewalk ipc exec`.
@@ -35,8 +37,9 @@
 //! recorded factors over the kernel are 3.57 for processes and 5.41 for threads.
 //!
 //! # Checks
-//! Those of `sems::load`. The kernel's sets are in their own IPC namespace where the process has
-//! the privilege.
+//! Those of `sems::load`: every call must succeed, and each worker leaves a mark, so that a lost
+//! operation is noticed. The kernel's sets are in their own IPC namespace where the process has the
+//! privilege.
 
 use super::prelude::*;
 use crate::before::sems::{Protocol, SemArrays};

@@ -1,9 +1,10 @@
 //! Table `small-loads`: loads of everyday programs, which must not become slower.
 //!
 //! Document 000 (Long, February 2013) ran three loads with several threads, on 80 cores and on a PC
-//! with 4: `find $HOME -size 0b`, `cat /proc/*/maps /proc/*/numa_maps` and `git diff`. They show
-//! that its patches cost nothing where they gain nothing (`words.json`). Units: operations per
-//! second of wall time, all threads together, and nanoseconds of processor time per operation.
+//! with 4: `find $HOME -size 0b`, `cat /proc/*/maps /proc/*/numa_maps` and `git diff`. These loads
+//! show that the document's patches cost nothing where they gain nothing (`words.json`). Units:
+//! operations per second of wall time, all threads together, and nanoseconds of processor time per
+//! operation.
 //!
 //! Each file system has a tree of 20,000 real names, all of which are in its cache. Every thread
 //! runs the whole load by itself, again and again.

@@ -14,9 +14,10 @@
 //! `NamespaceOptions::spin_ns_max`.
 //!
 //! # Claims
-//! The kernel wakes a sleeping thread in both variants. So a round trip takes at most 1.05 of the
-//! time that it takes with the host kernel's semaphores. With a crowd of waiters it takes no longer
-//! than with the kernel, since other waiters must not make the wake-up of one waiter slower.
+//! The kernel wakes a sleeping thread in both variants. So a round trip with `corewalk` takes at
+//! most 1.05 of its time with the host kernel's semaphores. With a crowd of waiters it takes no
+//! longer than with the kernel's, since other waiters must not make the wake-up of one waiter
+//! slower.
 //!
 //! # Checks
 //! Every call must succeed, and both semaphores must be zero at the end.

@@ -22,12 +22,13 @@
 //! - Runs: the document has 5. This table has 7, interleaved, and 21 on disk and in a tmpfs.
 //!
 //! A value has 3,900 bytes, so with its name it fills a block. So a store compares as many bytes as
-//! possible, which is a disadvantage for corewalk where sharing only saves a copy. Both stores hash
-//! samples of long values.
+//! possible, which is a disadvantage for corewalk where sharing only saves a copy. The stores with
+//! sharing hash only samples of long values.
 //!
 //! - `memory`: a store of blocks in memory (`blocks::memory`), with one allocation and copy per
 //!   block.
-//! - `tmpfs`: a `corewalk::tmpfs` that shares late. `corewalk` shares, and `off` does not.
+//! - `tmpfs`: a `corewalk::tmpfs` that shares late (a set that changes again and again stays
+//!   private). `corewalk` shares, and `off` does not.
 //! - `disk`: a `corewalk_store::Store` over each index, in a directory of the host's tmpfs (`run`).
 //!
 //! # Checks

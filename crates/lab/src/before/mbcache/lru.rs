@@ -8,7 +8,8 @@
 //!
 //! A lookup may return an entry that another thread has deleted. No thread waits for such a lookup.
 //! Under the block's own lock the caller of the lookup sees that the block has no users or another
-//! content. This breaks rule H.2 of `ShareIndex`, as the document's designs did.
+//! content. This breaks the rule of `ShareIndex` that no lookup gets a removed entry (H.2), as the
+//! designs of document 004 did.
 //!
 //! Locks and their order: a chain, then a list.
 //!
@@ -86,9 +87,9 @@ impl Lru {
         true
     }
 
-    /// Returns the newest entry of `key` that is older than `found`, or the newest entry without
-    /// `found`. Returns None if `found` was deleted meanwhile. The block then misses one chance to
-    /// be shared.
+    /// Returns the newest entry of `key` that is older than `found`. If `found` is None, returns
+    /// the newest entry of all. Returns None if another thread deleted `found` meanwhile. The
+    /// lookup then ends, and may miss a block that it could share.
     fn older(&self, key: u64, found: Option<&Arc<Entry>>) -> Option<Arc<Entry>> {
         let chain = self.chain(key).lock();
         let end = match found {

@@ -1,15 +1,16 @@
 //! `before-mbcache`: one lock for the whole index, and one LRU list of unused entries (Linux before
 //! 4.6).
 //!
-//! A thread that wants to share a block finds the entry by key. A thread that leaves a block finds
-//! the entry by the number of the block. Lookups share an entry. A leaving thread holds the entry
-//! exclusively, from before it locks the block (rule H.4 of `ShareIndex`). So each entry is a lock
-//! for readers and one writer, and all waiting threads share one queue. The LRU list has the
-//! entries that no thread holds. A use takes the entry from the list and puts it back at the end.
-//! If there is no room, the first entry of the list is dropped.
+//! A thread that wants to share a block finds the entry by key. A thread that leaves a block (gives
+//! up its use) finds the entry by the number of the block. Several lookups may hold an entry at
+//! once. A thread that leaves a block holds its entry exclusively, from before it locks the block
+//! (rule H.4 of `ShareIndex`). So each entry is a lock for readers and one writer, and all waiting
+//! threads share one queue. The LRU list has the entries that no thread holds. A use takes the
+//! entry from the list and puts it back at the end. If there is no room, the first entry of the
+//! list is dropped.
 //!
-//! A lookup counts itself as a holder before it waits. So a thread that wants the entry exclusively
-//! waits for all lookups.
+//! A lookup counts itself as a holder of the entry before it waits for an exclusive holder. So the
+//! next thread that wants the entry exclusively also waits for this lookup.
 //!
 //! Source: Linux 4.5 `fs/mbcache.c` and `fs/ext4/xattr.c`; document 004.
 
@@ -67,8 +68,8 @@ impl OneLock {
         OneLock { state: Mutex::new(state), queue: Condvar::new() }
     }
 
-    /// Takes a shared hold of the first entry of `key` from `next` on, and waits while another
-    /// thread holds it exclusively. Returns the index of the entry.
+    /// Takes a shared hold of the first entry of `key` in its hash chain, from the entry `next` on.
+    /// Waits while another thread holds that entry exclusively. Returns the index of the entry.
     fn share_from(
         &self,
         state: &mut MutexGuard<'_, State>,

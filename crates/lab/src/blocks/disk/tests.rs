@@ -54,8 +54,8 @@ fn control_index_that_forgets_to_delete_is_found_out_and_harms_nothing() {
     let mut store = DiskStore::new(design, &path, (WORKERS, FILES)).unwrap();
     let error = storm(&store, 1_000, 2_000).unwrap_err().to_string();
     assert!(error.contains("entries for"), "{error}");
-    // The store checks the content under the lock of the block's users, so it refuses a find that
-    // breaks rule H.2.
+    // The store checks the content under the lock of the block's users. So it refuses a removed
+    // entry that the index still finds (against rule H.2).
     store.index = Arc::new(corewalk_store::NoSharing);
     let blocks = store.audit().unwrap();
     Box::new(store).check(blocks).unwrap();

@@ -14,13 +14,13 @@ use std::ops::BitAnd;
 const IN_MEMORY_MAX: f64 = 1.15;
 /// The most time with sharing on a disk, over the time without it.
 const ON_DISK_MAX: f64 = 1.05;
-/// Up to this number of values sharing must be faster than none on a disk, since most sets avoid a
-/// block.
+/// Up to this number of values a store on disk must be faster with sharing than without, since most
+/// changes then need no new block.
 const FEW_VALUES: u64 = 100;
-/// The least throughput with the most processes, over that of the design before.
+/// The least throughput with the most processes, over that of `before-mbcache`.
 const OVER_BEFORE_MIN: f64 = 5.0;
-/// Without sharing the database must grow by at least this factor more, not counting the files.
-/// Most of its growth with sharing is records of inodes.
+/// When attributes are set, the database must grow at least this many times as much without sharing
+/// as with sharing. Most of the growth with sharing is records of inodes.
 const DISK_SHARE: f64 = 5.0;
 /// The designs of the document.
 const OF_DOCUMENT: &[&str] = VARIANTS.split_at(3).0;
@@ -95,8 +95,8 @@ fn blocks(row: &Row) -> (u64, f64, f64) {
     (files, row.median * files as f64 / BLOCK_BYTES as f64, least as f64)
 }
 
-/// Returns the claim about blocks by the store's statistics: 1000 files of 10 values take one block
-/// per value and 1024 users.
+/// Returns the claim about blocks by the store's statistics: 1000 files with 10 values take one
+/// block per 1024 users of each value.
 fn space(rows: &[Row], store: &str) -> Claim {
     let of = |row: &&Row| {
         row.metric == "bytes_per_entry"
@@ -117,10 +117,11 @@ fn space(rows: &[Row], store: &str) -> Claim {
     Claim::of(words, rows.iter().filter_map(is_small).reduce(BitAnd::bitand), listed(&rows, figure))
 }
 
-/// Returns the same claim about the size of the database on disk.
+/// Returns the claim that a store on disk has the least number of blocks. Its database must also
+/// grow at most 1/[`DISK_SHARE`] as much as without sharing.
 fn on_disk(rows: &[Row]) -> Claim {
     let counted = |row: &Row, how: &str| row.params.get(COUNTED).is_some_and(|is| is == how);
-    // The row of the database that belongs to a row of a statistic.
+    // Finds the row of `variant` with the size of its database, in the cell of `row`.
     let database = |row: &Row, variant: &str| {
         rows.iter().find(|other| {
             other.variant == variant
@@ -185,8 +186,8 @@ mod tests {
     fn words(store: &str, ours: [f64; 2], blocks: u64) -> Vec<&'static str> {
         let words: Vec<_> = of(&rows(store, ours, blocks)).iter().map(Claim::word).collect();
         match store {
-            // The claims on disk, in a tmpfs, in memory, about blocks in memory, about blocks on
-            // disk, and about bytes on disk.
+            // `of` returns the claims in this order: on disk, in a tmpfs, in memory, blocks in
+            // memory, blocks on disk, bytes on disk.
             DISK => [&words[..4], &words[9..10]].concat(),
             _ => words[5..9].to_vec(),
         }

@@ -6,9 +6,9 @@
 //! - In memory and in a tmpfs a run lasts for a slice of time.
 //! - On disk a run has a fixed number of sets, and ends with one `sync`, which is part of its time.
 //!   Before that the store commits by itself: every 5 seconds, and when a transaction has 32 MiB of
-//!   records. So a value that stays reaches its block once in a run, and a replaced value never
-//!   does. The document's runs were shorter than ext4's commit interval, so they behaved in the
-//!   same way. More syncs would favour the designs that share.
+//!   records. So a value that a file keeps is written to the database once in a run, and a replaced
+//!   value never is. The document's runs were shorter than ext4's commit interval, so they behaved
+//!   in the same way. More syncs would favour the designs that share.
 //!
 //! The directory of a store on disk is in the host's tmpfs, as the document's was on a ramdisk.
 //!

@@ -4,10 +4,10 @@
 //! The table makes a store with files, closes it, and reads the size of its database. Then it opens
 //! the store with a design, sets an attribute of each file, closes the store and reads the size
 //! again. The values take turns, so each has equally many files, and there must be one block per
-//! value and 1024 users. The growth includes the records of changed inodes.
+//! 1024 users of a value. The growth includes the records of changed inodes.
 //!
-//! The cells are 1000 files with 10 values, as in the claim, and 4000 files with one value, which
-//! are more than a block may have users.
+//! One cell has 1000 files with 10 values, as the claims about statistics do. The other cell has
+//! 4000 files with one value, since a block may have at most 1024 users.
 //!
 //! Source: document 004; stat(2), `st_blocks`.
 
@@ -22,7 +22,7 @@ type Sizes = &'static [(usize, usize)];
 const SIZES: (Sizes, Sizes) = (&[(100, 10), (1100, 1)], &[(1000, 10), (4000, 1)]);
 /// The variants. The other designs take as many blocks as corewalk, as other rows show.
 const WHO: [&str; 2] = ["corewalk", BASELINE];
-/// The parameter that says how it was counted.
+/// The parameter that says how the bytes of a row were counted.
 pub(super) const COUNTED: &str = "counted";
 /// The two ways to count: blocks by the store's statistics, and bytes by the size of the database.
 pub(super) const BY_STATISTICS: &str = "statistics";
