@@ -166,8 +166,8 @@ impl<'s> Reaper<'s> {
 /// Adds the adjustments of an undo record to the values, as part of `txn`. Returns the numbers of
 /// the changed semaphores.
 ///
-/// A value that would leave the range from 0 to `SEMVMX` becomes the nearer end of that range,
-/// since a task that ends does not wait.
+/// A value that would leave the range from 0 to `SEMVMX` becomes the nearer end of the range, since
+/// a task that ends does not wait.
 fn apply(txn: &mut Txn<'_, '_>, record: u32, pid: u32) -> Result<Vec<u16>, Errno> {
     let set = txn.set();
     let mut nums = Vec::new();
