@@ -10,8 +10,7 @@
 //! | before it stored the truth word of its message | the message is private and not sent |
 //! | after it stored `Queued` | the message is sent |
 //! | after it stored `Delivered`, before it told the node | recovery tells the node |
-//! | after it made a message private | the message is received; recovery tells senders to check
-//! again |
+//! | after it made a message private | the message is received; recovery wakes waiting senders |
 //! | before it stored `WHOSE` of its node | the node does not wait |
 //! | while it moved its node or woke others | the node waits at the position of its ticket |
 //! | in `IPC_SET`, once the slot was changed | recovery sets `qbytes`; receivers check again |
