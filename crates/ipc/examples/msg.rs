@@ -1,8 +1,8 @@
 //! Measures nanoseconds per message, sent and received, for corewalk and for the kernel.
 //!
 //! `cargo run --release -p corewalk-ipc --example msg [seconds per row]`. Rounds of corewalk and of
-//! the kernel alternate. A row has the median of seven rounds, and the smallest and the largest
-//! ratio of the two in a round.
+//! the kernel alternate. A row has the medians of seven rounds. Its last columns are the smallest
+//! and the largest ratio of the kernel's time to corewalk's in one round.
 //!
 //! Source: msgop(2).
 

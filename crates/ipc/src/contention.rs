@@ -6,8 +6,8 @@
 //! either.
 //!
 //! The table `lock-share` of `corewalk-lab` reads the counts. Only slow paths read the clock, and
-//! only with [`NamespaceOptions::is_contention_counted`]. Two reads of the clock take as long as a
-//! lock is held.
+//! only with [`NamespaceOptions::is_contention_counted`]. The reason is that two reads of the clock
+//! take as long as a call holds a lock.
 //!
 //! Source: Linux `Documentation/locking/lockstat.rst`, `contentions` and `waittime-total`.
 //!
@@ -22,7 +22,7 @@ use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 pub struct Contention {
     /// How often a call found a lock held, or a semaphore frozen.
     pub contentions: u64,
-    /// The sum of the wall-clock times of all these waits, in nanoseconds.
+    /// The sum of the wall-clock times of all counted waits, in nanoseconds.
     pub waited_ns: u64,
 }
 

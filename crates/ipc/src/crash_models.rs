@@ -91,7 +91,7 @@ impl World {
         while task.waiting() == 0 {
             thread::yield_now();
         }
-        // The task waits, but it may still hold the set's lock. This call takes that lock, so it
+        // The task waits, but it may still hold the set's lock. `GETNCNT` takes that lock, so it
         // returns once the task has released it.
         self.survivor.sem_getncnt(self.id, 0).unwrap();
         self.waiters.push(Waiter { task, thread });
@@ -227,7 +227,7 @@ fn stop_recovery_everywhere(case: Case) -> Result<u64, String> {
             world.kill_victim();
             let second = world.namespace.register(Cred::root(), 3).unwrap();
             let recovered = crash::run(more, || {
-                // This call uses the set, and `reap_all` then reaps the dead tasks.
+                // First use the set, then reap the dead tasks.
                 second.sem_getall(world.id).ok();
                 crate::recover::reap_all(&second.shared, second.owner).ok();
             });
@@ -253,8 +253,9 @@ fn stop_recovery_everywhere(case: Case) -> Result<u64, String> {
     Err(format!("{} never ends", case.name))
 }
 
-/// Stops the victim half-way, in a namespace whose task lines are all in use. A process takes over
-/// the victim's line, and is killed before each store. Returns the number of stores.
+/// Stops the victim half-way, in a namespace whose task lines are all in use. Another process takes
+/// over the victim's line, and is killed before each of its own stores. Returns the number of
+/// stores.
 fn stop_take_over_everywhere(case: Case) -> Result<u64, String> {
     let expected = expected(case);
     let half = stop_everywhere(case, Protocol::Whole)? / 2;
@@ -294,8 +295,8 @@ const CASES: [Case; 14] = [
         prepare: |world| {
             let one = [SemBuf::new(0, 1, SemFlags::UNDO)];
             world.victim().semop(world.id, &one).unwrap();
-            // In this case, `GETALL` freezes the word under the set's lock between two operations
-            // of the victim, which freeze it too.
+            // After two operations of the victim that freeze the word, `GETALL` freezes it under
+            // the set's lock. The next operation of the victim freezes it again.
             world.victim().semop(world.id, &one).unwrap();
             world.survivor.sem_getall(world.id).unwrap();
         },

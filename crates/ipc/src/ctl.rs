@@ -130,9 +130,9 @@ impl Task {
         Ok(object)
     }
 
-    /// Returns the object of a command that only its owner may give. The caller holds the lock of
-    /// the kind, so the object stays. It needs no lock of the object. Analogous to Linux's
-    /// `ipcctl_pre_down_nolock` and `ipcctl_obtain_check`.
+    /// Returns the object of a command that is permitted only to the object's owner. The caller
+    /// holds the lock of the kind, so the object stays, and its own lock is not needed. Analogous
+    /// to Linux's `ipcctl_pre_down_nolock` and `ipcctl_obtain_check`.
     ///
     /// # Errors
     ///

@@ -115,7 +115,7 @@ impl OpenError {
         self.parts().0
     }
 
-    /// Returns the errno and the text of the error. The text is empty if it is that of the errno.
+    /// Returns the errno and the text of the error. The text is empty if the errno says all.
     fn parts(self) -> (Errno, &'static str) {
         match self {
             Self::Os(errno) => (errno, ""),
@@ -196,7 +196,8 @@ pub(crate) fn map(
     }
     let layout = Layout::new(capacity)?;
     let (words, size) = read_header(file)?;
-    // A maker that died has left no magic number, and the file size that this process would choose.
+    // If the maker has died, the file has no magic number, and the size that this process would
+    // choose.
     let is_unfinished = words[MAGIC_AT] == 0 && size == u64::from(layout.lines) * LINE_BYTES;
     if size == 0 || is_unfinished {
         return make(file, capacity, limits, layout);
@@ -206,15 +207,15 @@ pub(crate) fn map(
 
 /// Maps the namespace in a file. Returns none if the file has no complete namespace.
 ///
-/// The maker writes the magic number last, so this takes no lock. So a process can also join if it
-/// shares one open file with the maker, and with it the lock of flock(2).
+/// The maker writes the magic number last, so joining takes no lock. A process may share one open
+/// file with the maker, and so also its lock of flock(2). Such a process can join too.
 fn join(file: BorrowedFd<'_>) -> Result<Option<Mapped>, OpenError> {
     let (words, _) = read_header(file)?;
     if words[MAGIC_AT] != MAGIC {
         return Ok(None);
     }
-    // The other words may have been read before the maker wrote them. So read them again after the
-    // magic number.
+    // The header's other words may have been read before the maker wrote them. So read them again
+    // after the magic number.
     let (words, size) = read_header(file)?;
     let (layout, limits) = validate(&words, size)?;
     let region = Region::shared(file, layout.lines).map_err(errno_of)?;

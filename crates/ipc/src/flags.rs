@@ -46,7 +46,7 @@ bitflags! {
         /// `IPC_NOWAIT`: do not wait. msgsnd fails with `EAGAIN`, msgrcv with `ENOMSG`.
         #[doc(alias = "IPC_NOWAIT")]
         const NOWAIT = 0o4000;
-        /// `MSG_NOERROR`: cut a message that is too long for the receiver's room.
+        /// `MSG_NOERROR`: cut a message that is too long for the receiver's buffer.
         #[doc(alias = "MSG_NOERROR")]
         const NOERROR = 0o10_000;
         /// `MSG_EXCEPT`: receive the first message of another type than the given one.

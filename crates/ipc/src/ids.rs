@@ -13,9 +13,9 @@
 //! The lock of the kind protects creation, removal and `IPC_SET`. The store that ends the write
 //! section publishes a complete object (traps I7, I11).
 //!
-//! The state words of the slots are the truth. After a death, `recover` rebuilds the rest from
-//! them. The bitmap also marks an index as used while parts of a removed object are left. A stopped
-//! process may still be inside an operation on that object.
+//! The state words of the slots are authoritative. After a death, `recover` rebuilds the rest from
+//! them. The bitmap of used indices also marks an index while parts of a removed object are left. A
+//! stopped process may still be inside an operation on that object.
 //!
 //! # Guarantees
 //!
@@ -184,8 +184,8 @@ impl Object {
 /// command's number.
 type MayCtl = fn(&dyn SecurityHook, &Cred, Option<&Perm>, i32) -> Result<(), Errno>;
 
-/// A kind of objects: semaphore sets, message queues or segments. All kinds share the code for ids,
-/// except for these functions.
+/// A kind of objects: semaphore sets, message queues or segments. All kinds share the code for ids.
+/// This structure has the functions in which they differ.
 pub(crate) struct Kind {
     pub(crate) layout: fn(&Layout) -> IdLayout,
     /// Repairs an object after the holder of the lock of the kind has died. Returns what the object
@@ -315,8 +315,8 @@ impl<'r> Ids<'r> {
         is_slot.then(|| read(self.slot(index), index)).filter(Object::is_live)
     }
 
-    /// Returns the sequence count of slot `index`, after the end of the write section that a dead
-    /// holder of the lock may have left open. The caller holds the lock of the kind.
+    /// Returns the sequence count of slot `index`. Before that, it ends a write section that a dead
+    /// holder of the lock has left open. The caller holds the lock of the kind.
     fn closed(self, index: u32) -> &'r SeqCount {
         let seq = SeqCount::from_word(&self.slot(index)[SEQ]);
         if SeqCount::is_write_in_progress(seq.raw_begin()) {
@@ -363,19 +363,20 @@ pub(crate) fn payload(shared: &Shared, ids: IdLayout, index: u32) -> Option<u64>
 }
 
 /// Returns the state of slot `index`, which each `IPC_SET` changes. A queue notes the state before
-/// an `IPC_SET`. Recovery compares the two, to learn whether the `IPC_SET` has changed the slot.
+/// an `IPC_SET`. Recovery compares the noted state with the present one, to learn whether the
+/// `IPC_SET` has changed the slot.
 pub(crate) fn state(shared: &Shared, ids: IdLayout, index: u32) -> u64 {
     get(&slot(shared, ids, index)[STATE])
 }
 
-/// Returns the index of the word of a slot that has the owner.
+/// Returns which word of a slot has the owner: the index `OWNER` or `SECOND_OWNER`.
 fn owner_word(state: u64) -> usize {
     if state & IS_SECOND == 0 { OWNER } else { SECOND_OWNER }
 }
 
 /// Returns the owner from the word `SECOND_OWNER`. This is a cold function, so that a lookup
-/// branches on the state. If the state were the index of the word, each lookup would wait for the
-/// load of the state.
+/// branches on the state. If a lookup computed the index of the word from the state, it would wait
+/// for the load of the state.
 #[cold]
 fn second_owner(slot: &Line) -> u64 {
     get(&slot[SECOND_OWNER])
@@ -547,8 +548,8 @@ impl IdsGuard<'_> {
     /// Takes the key from an object that is removed after its last use, and sets `flags` of its
     /// mode. Analogous to Linux's `ipc_set_key_private`.
     ///
-    /// The flags are stored first. If this task dies in between, recovery takes the key from each
-    /// object that has the flags ([`Ids::forget_key`]).
+    /// The flags are stored before the key is removed. If this task dies in between, recovery takes
+    /// the key from each object that has the flags ([`Ids::forget_key`]).
     pub(crate) fn set_key_private(&self, object: &Object, flags: u16) {
         let slot = self.ids.slot(object.index);
         let _section = self.ids.closed(object.index).write();

@@ -38,18 +38,19 @@ pub(crate) const SEGMENT_LINES: u32 = 1;
 /// The number of lines of the ladder.
 const LADDER_LINES: u32 = 1;
 
-/// The maximum number of tasks. A task number plus one, and a bit, fit into a semaphore's word.
+/// The maximum number of tasks. A frozen word has 22 bits for a task number and one flag.
 pub(crate) const TASKS_MAX: u32 = (1 << 21) - 1;
 
-/// The maximum number of lines of a pool. A payload has 27 bits for the first line of a set.
+/// The maximum number of lines of a pool. A payload (the word that says where a set is) has 27 bits
+/// for the number of the set's first line.
 const LINES_MAX: u32 = 1 << 26;
 
 /// The capacity of a namespace. The address space for all of it is reserved, but memory is used
 /// only when it is needed. In a file on a file system with a size limit, creating the file reserves
 /// about 15 MB of memory for the default capacity.
 ///
-/// A call that needs more room fails with `ENOMEM`, as on a kernel without memory. The limits of a
-/// namespace are in [`crate::Limits`].
+/// A call that needs more than the capacity fails with `ENOMEM`, as on a kernel without memory. The
+/// limits of a namespace are in [`crate::Limits`].
 ///
 /// # Examples
 ///

@@ -4,7 +4,8 @@
 //! A [`Namespace`] is in private memory, or in a file that several processes map. All its state is
 //! in one region of cache lines. The code accesses the lines by checked numbers and atomic words.
 //! So garbage in the region causes wrong answers and errors, but no undefined behaviour. One word
-//! of each object is the truth, from which other processes rebuild the rest after a death.
+//! of each object defines its state. After a death, other processes rebuild the rest from these
+//! words.
 //!
 //! # Guarantees
 //!

@@ -2,8 +2,8 @@
 //!
 //! The ends of a list are in a word of the object. The links are in a word of each member's first
 //! line, and 0 means no member. The object's lock protects them. A number out of range leads to the
-//! scratch line, and walks are bounded. So a damaged list gives wrong members, but no endless loop
-//! and no bad access.
+//! scratch line, which no object uses, and walks are bounded. So a damaged list gives wrong
+//! members, but no endless loop and no bad access.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::AtomicU64;

@@ -121,7 +121,7 @@ pub(crate) fn lock_within<'s>(
 ) -> Result<Held<'s>, Errno> {
     let mine = pair(owner.index + 1, owner.generation);
     // ORDERING(ipc-lock): Acquire. Pairs with the Release of the unlock: this holder sees the work
-    // of the last one.
+    // of the last holder.
     let free = word.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed);
     let was_left = free.is_err() && lock_slow(shared, word, mine, wait)?;
     let held = Held { word, scope: shared.scope };

@@ -17,13 +17,15 @@
 //! the queue's lock, and a receiver copies it out after the lock. Under the lock, a sender passes
 //! its message to the first waiting receiver whose filter fits, or else appends it. A receiver
 //! takes the first message that fits its filter, and wakes the waiting senders whose messages now
-//! fit. A call checks the queue and starts to wait under one lock (trap I5).
+//! fit. A call checks the queue and starts to wait without releasing the lock in between, so that
+//! it misses no change (trap I5).
 //!
 //! # One truth word per message
 //!
 //! One word of a message contains its state: private, queued, or delivered to a node. A store to
-//! that word sends or receives the message. Tickets define the order of the list. The rest follows
-//! from the messages and nodes (`rebuild`), so no log is needed.
+//! that word sends or receives the message. Messages and nodes have tickets, numbers in the order
+//! of arrival, which define the order of the lists. The rest follows from the messages and nodes
+//! (`rebuild`), so no log is needed.
 //!
 //! # Rules, as in Linux
 //!
@@ -31,7 +33,7 @@
 //!   `msg_qbytes`.
 //! - If a message fits a receiver's filter but not its buffer, the receiver without `MSG_NOERROR`
 //!   gets `E2BIG`. The message goes to the next receiver.
-//! - `IPC_SET` makes waiting receivers check permission again, and so do waiting senders whose
+//! - After `IPC_SET`, waiting receivers check permission again. So do those waiting senders whose
 //!   messages now fit.
 //! - A woken sender checks again whether its message fits. If not, it waits as the last one.
 //! - `MSG_COPY` counts messages from zero and takes none. It does not truncate: with `MSG_NOERROR`

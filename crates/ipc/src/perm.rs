@@ -101,8 +101,8 @@ pub struct Perm {
 
 /// The hooks of a security module. Each hook may refuse a call with an error of its choice.
 ///
-/// Each hook is called where Linux calls its own: without a lock, after the permission bits have
-/// permitted the operation. The hooks of the `*get` calls, and of `*ctl` for `IPC_SET` and
+/// Each hook is called where Linux calls the same hook: without a lock, after the permission bits
+/// have permitted the operation. The hooks of the `*get` calls, and of `*ctl` for `IPC_SET` and
 /// `IPC_RMID`, run under the lock of the kind. Analogous to `security_ipc_permission`,
 /// `security_sem_semop`, `security_sem_semctl`, `security_sem_associate` and `security_sem_alloc`.
 ///
@@ -231,7 +231,8 @@ pub(crate) struct CredCell {
     /// Identifies the cell, also after a move.
     number: u64,
     /// Whether any thread has its own credentials. The thread that sets this flag sees its own
-    /// store. For threads without their own credentials the value only decides whether they look.
+    /// store. A thread without credentials of its own may read either value: `true` only makes it
+    /// look for them in vain.
     has_own: unmodelled::AtomicBool,
     /// The effective user and group.
     ids: AtomicU64,

@@ -2,8 +2,8 @@
 //!
 //! A line keeps its type for ever: no other pool gets it. So the line of a semaphore is always one
 //! of a semaphore. A thread with an old line number finds there the words of the last user, in
-//! particular the tag. Ranges keep their sizes too, except in pools that join free ranges when
-//! nothing else is left (`join`).
+//! particular the tag. Ranges keep their sizes too, except in pools that join free ranges when no
+//! free range is large enough (`join`).
 //!
 //! Words 6 and 7 of the first line of a range belong to the pool: its header, and the link of the
 //! free list. If no range of the right size is left, the pool uses a larger one. In a pool that
@@ -87,8 +87,8 @@ pub(crate) struct Pool {
 pub(crate) enum Joins {
     /// Ranges keep their sizes.
     Never,
-    /// The pool joins ranges when nothing else is left. The lines keep the words of their last
-    /// users: the tags of semaphores, and zeroes in undo records.
+    /// The pool joins ranges when no free range is large enough. The lines keep the words of their
+    /// last users: the tags of semaphores, and zeroes in undo records.
     Keeping,
     /// The pool joins ranges after a certain share of it was freed. It zeroes each line that
     /// becomes the first of a range, since the line may have text in it.
@@ -210,8 +210,8 @@ impl Pool {
         // ORDERING(ipc-pool): Acquire. Pairs with `give_back`: the last user of a free range has
         // ended its object.
         let header = Header(region.line(line)[HEADER].load(Ordering::Acquire));
-        // Only a hostile process writes a class, the size of the range, that is too large for the
-        // pool.
+        // The class is the size of the range. Only a hostile process writes one that is too large
+        // for the pool.
         let is_class = (1..=u64::from(CLASSES)).contains(&(header.0 & CLASS_MASK));
         (is_class && at + (1 << header.class()) <= self.lines).then_some(header)
     }
@@ -278,7 +278,8 @@ impl Pool {
         let line = u32::try_from(get(list)).ok().filter(|line| *line != 0)?;
         let header = self.header(region, line);
         if header.is_none_or(|header| header.is_used() || header.class() != class) {
-            // The free list is damaged. The headers are the truth, so rebuild the lists from them.
+            // The free list is damaged. The headers are authoritative, so rebuild the lists from
+            // them.
             self.rebuild(region);
             return None;
         }

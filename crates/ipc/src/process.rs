@@ -19,11 +19,11 @@
 //!
 //! execve(2) keeps the pid and the start time, but ends all threads of the old program. The
 //! *image*, the address at which the program's stack begins (field 28), tells one program of a
-//! process from the next. The kernel chooses it at random for each program, below its arguments and
-//! environment. Without randomization, two programs with equal arguments and environments have the
-//! same image, so they cannot be told apart. The random bytes of `AT_RANDOM` (getauxval(3)) would
-//! tell them apart, but other processes cannot read those. The kernel shows an image of 0 if the
-//! reader lacks permission. Then the program is unknown.
+//! process from the next. The kernel chooses this address at random for each program, below the
+//! program's arguments and environment. Without randomization, two programs with equal arguments
+//! and environments have the same image, so they cannot be told apart. The random bytes of
+//! `AT_RANDOM` (getauxval(3)) would tell them apart, but other processes cannot read those. The
+//! kernel shows an image of 0 if the reader lacks permission. Then the program is unknown.
 //!
 //! If `/proc` does not show a process, because it is mounted with `hidepid`, pidfd_open(2) tells
 //! whether the process has ended.
@@ -50,7 +50,8 @@ pub(crate) struct Identity(pub(crate) u64);
 /// How thoroughly to check whether a process has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// Only by pidfd_open(2). If another process has the pid by now, the process seems alive.
+    /// Check only by pidfd_open(2). If a new process has the same pid, the ended process seems
+    /// alive.
     Quick,
     /// Also by its start time in `/proc`.
     Close,

@@ -18,8 +18,9 @@
 //!
 //! A call that succeeds does not look for dead tasks. The check would be a system call for each
 //! holder of adjustments, in a call that otherwise is one compare-exchange. A mark on semaphores
-//! with an adjustment that subtracts could avoid the check for locks. But if one process raises a
-//! semaphore and another lowers it, both with `SEM_UNDO`, it would always have the mark.
+//! with an adjustment that subtracts could avoid the check for semaphores used as locks. But a
+//! semaphore that one process raises and another lowers, both with `SEM_UNDO`, would always have
+//! the mark.
 //!
 //! # Locks
 //!
@@ -86,8 +87,8 @@ pub(crate) fn reap_absent(shared: &Shared, owner: Owner, mut absent: Absent) {
     }
 }
 
-/// Reaps a task of the program that this process ran before execve(2). The process is that of
-/// `owner`.
+/// Reaps a task of the program that this process ran before execve(2). `owner` is a task of the
+/// same process.
 ///
 /// # Errors
 ///
@@ -161,7 +162,8 @@ pub(crate) fn reap_line(
 ///
 /// Those of [`reap`].
 pub(crate) fn end_former(shared: &Shared, owner: Owner) -> Result<bool, Errno> {
-    // A thread that began to reap the task before the line was taken over has this lock.
+    // Another thread may have begun to reap the task before the take-over. Then it still has the
+    // lock `REAPER`, so wait for that lock.
     let end = || end_all(shared, owner, owner.index, sem::reap);
     with_reaper(shared, owner, owner.index, end)
 }
@@ -174,8 +176,8 @@ fn end_all(
     index: u32,
     end_sems: fn(&Shared, Owner, u32) -> Result<Absent, Errno>,
 ) -> Result<(bool, Absent), Errno> {
-    // First take the locks of the kinds. If a dead task held one, this completes the removal of a
-    // set that it has begun, and thaws the semaphores of the set.
+    // First take the locks of the kinds. If a dead task held one, this completes a removal of a set
+    // that the task had begun, and thaws that set's semaphores.
     drop(Ids { shared, kind: sem::SETS, owner }.lock()?);
     drop(Ids { shared, kind: msg::QUEUES, owner }.lock()?);
     // Repair the pools whose lock a dead task held.

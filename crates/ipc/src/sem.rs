@@ -13,7 +13,7 @@
 //! | `log` | the record of an operation, for the death of its task |
 //! | `freeze` | freezing words under the lock, and the freezes of dead tasks |
 //! | `recover` | the set's lock, and repair after the death of its holder |
-//! | `reap` | the other remains of a dead task |
+//! | `reap` | cleanup of the freezes, waiting calls and undo records of a dead task |
 //! | `ctl` | semget and semctl |
 //!
 //! Source: Linux `ipc/sem.c` for the semantics. The crate's documentation describes the design.

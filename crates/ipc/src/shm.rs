@@ -17,8 +17,8 @@
 //! Each pair of a task and a segment that it has attached has one *record* with a count.
 //! `shm_nattch` is the sum of the counts. The records also show which segments a dead task had
 //! attached. `Task::fork` copies the attaches of the parent to its child. A task that ends detaches
-//! all its segments. Three kinds of calls first remove the attaches of killed tasks from a segment.
-//! They return its numbers, remove it, or attach it while it is marked for removal.
+//! all its segments. Some calls first remove the attaches of killed tasks from a segment. These are
+//! the calls that return its numbers, remove it, or attach it while it is marked for removal.
 //!
 //! # Removal
 //!
@@ -28,10 +28,10 @@
 //!
 //! # Locks
 //!
-//! The lock of the kind protects all segments and records. Lookups and permission checks take no
-//! lock, so the result is looked up again under the lock (traps I2, I10, I18). Memory is created
-//! under the lock. It is removed after the lock was released, or under it during recovery after a
-//! death.
+//! The lock of the kind, which all segments share, protects segments and records. Lookups and
+//! permission checks take no lock, and the segment may be removed meanwhile. So a call looks it up
+//! again under the lock (traps I2, I10, I18). Memory is created under the lock. It is removed after
+//! the lock was released, or under it during recovery after a death.
 //!
 //! # Limits
 //!

@@ -1,11 +1,12 @@
 //! The wait of the calling thread, so that a signal handler that interrupts it can end it.
 //!
-//! A call notes the node of its wait here. [`Task::interrupt_own`](crate::Task::interrupt_own)
-//! marks that node, and from then on no call grants it anything. So the wait is over before the
-//! handler continues, as in the kernel.
+//! A call notes the node of its wait in a variable of its thread.
+//! [`Task::interrupt_own`](crate::Task::interrupt_own) marks that node, and from then on no call
+//! grants it anything. So the wait is over before the handler continues, as in the kernel.
 //!
 //! A handler may make a call that waits itself. Until that inner wait ends, its node replaces the
-//! node of the interrupted call here. The node of the interrupted call is marked already.
+//! node of the interrupted call in the variable. The node of the interrupted call is marked
+//! already.
 //!
 //! # Waits that a handler leaves
 //!

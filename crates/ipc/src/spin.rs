@@ -1,10 +1,11 @@
 //! Whether a call that has to wait polls for a moment before it sleeps.
 //!
 //! A sleep and a wake-up cost two system calls. They cost more if the processor has become idle
-//! meanwhile: 1.4 to 28 us in all, half a round trip of the host's in the table `wakeup`. If the
-//! answer comes sooner than that, polling costs less than sleeping. If it comes later, or another
-//! program needs the processor, the polling is wasted. So a thread that has polled in vain does not
-//! poll in its next [`REST_MIN`] waits. The number doubles each time it polls in vain again.
+//! meanwhile: 1.4 to 28 us in all, half of a round trip of the host's calls in the table `wakeup`.
+//! If the awaited event comes sooner than that, polling costs less than sleeping. If it comes
+//! later, or another program needs the processor, the polling is wasted. So a thread that has
+//! polled in vain does not poll in its next [`REST_MIN`] waits. The number doubles each time the
+//! thread polls in vain again.
 //!
 //! Each thread decides for itself, because the threads of a task have different roles. In the table
 //! `wakeup`, one thread asks 8 to 400 others in turn. Its answers come soon, but each answering
@@ -22,7 +23,8 @@
 use corewalk_base::primitives::IS_MODEL;
 use std::cell::Cell;
 
-/// The number of waits that sleep at once after a poll in vain. It doubles with each further one.
+/// The number of waits after a poll in vain that sleep at once. It doubles with each further such
+/// poll.
 const REST_MIN: u32 = 64;
 const REST_MAX: u32 = 1 << 16;
 
@@ -46,18 +48,18 @@ impl Spin {
         IS_MODEL || HISTORIES.with(|histories| histories[self as usize].is_worth_it())
     }
 
-    /// Notes whether the look was of use.
+    /// Notes whether the poll was useful.
     pub(crate) fn tell(self, was_of_use: bool) {
         HISTORIES.with(|histories| histories[self as usize].tell(was_of_use));
     }
 }
 
-/// The last looks of a thread.
+/// The results of a thread's last polls.
 #[derive(Debug)]
 struct History {
     /// The number of waits that are still to sleep at once.
     rest: Cell<u32>,
-    /// How many those were the last time.
+    /// The number of such waits that followed the last poll in vain.
     last_rest: Cell<u32>,
 }
 

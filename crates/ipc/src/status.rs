@@ -47,8 +47,8 @@ pub(crate) fn load(word: &AtomicU64) -> u64 {
     word.load(Ordering::Acquire)
 }
 
-/// Returns true if the call is neither completed nor asked to give up. A call at a message queue
-/// that was asked to check again does not count either. The task of a waiting call polls or sleeps.
+/// Returns true if the call still waits: it has no outcome, and was neither asked to give up nor,
+/// at a message queue, asked to check again. The task of such a call polls or sleeps.
 pub(crate) fn is_waiting(word: &AtomicU64) -> bool {
     load(word) as u32 & !(AWAKE as u32) == 0
 }

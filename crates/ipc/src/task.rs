@@ -262,8 +262,8 @@ impl Task {
     }
 
     /// Asks the waiting call at `node` to end, and returns its status word. Returns none if the
-    /// call is not of this task or has an outcome. If a child by vfork(2) was killed, its nodes are
-    /// still in the list of waiting calls.
+    /// call is not of this task or has an outcome. The list of waiting calls may contain nodes of
+    /// another task: those of a killed child of vfork(2).
     fn ask_to_end(&self, node: u32) -> Option<&AtomicU64> {
         let status = &self.shared.region.line(node)[STATUS];
         if !self.is_own(node) || !is_interruptible(status) {

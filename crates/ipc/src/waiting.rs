@@ -1,8 +1,9 @@
 //! The waiting calls of a task, listed for the threads that may end them.
 //!
 //! A signal handler may interrupt a call at any instruction, and make a waiting call itself. If a
-//! lock protected the list, the interrupted thread could hold that lock. So a call enters itself by
-//! one exchange in a slot, and leaves by another. Only calls that find no free slot use a lock.
+//! lock protected the list, the interrupted thread could hold that lock, and the handler would wait
+//! for it for ever. So a call enters itself by one exchange in a slot, and leaves by another. Only
+//! calls that find no free slot use a lock.
 //!
 //! # Slots
 //!
@@ -10,7 +11,7 @@
 //! |---|---|
 //! | 0 | free |
 //! | a line | the node of a call that waits, or was just woken |
-//! | a line, with `LOOKED_AT` | the same, and a thread uses the node, so it must not leave |
+//! | a line, with `LOOKED_AT` | the same; a thread uses the node, so the call must not leave yet |
 //!
 //! # Model checker
 //!

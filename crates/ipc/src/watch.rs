@@ -7,15 +7,15 @@
 //! # The ladder
 //!
 //! The namespace has [`RUNGS`] words, its rungs. Each one contains the time at which a waiting call
-//! last took the rung. A call that has slept for its *turn* takes the lowest rung that is its own,
-//! or whose holder is late. Its next turn lasts [`TURN_NS`] on the lowest rung, and twice as long
-//! on each next one. The holder of the lowest rung is the watcher. A call that finds no rung sleeps
-//! for twice the turn of the highest rung.
+//! last took the rung. A waiting call sleeps for a span of time, its *turn*. Then it takes the
+//! lowest rung that is its own, or whose holder is late. Its next turn lasts [`TURN_NS`] on the
+//! lowest rung, and on each higher rung twice as long as on the one below. The holder of the lowest
+//! rung is the watcher. A call that finds no rung sleeps for twice the turn of the highest rung.
 //!
-//! A rung does not name its holder, so the death of a watcher needs no repair. Its time gets old,
-//! and the holder of the next rung takes the lowest one at the end of its turn. The same happens
-//! when the watcher's call ends. If all holders are killed at once, the next call whose turn ends
-//! becomes the watcher.
+//! A rung does not name its holder, so the death of a watcher needs no repair. The time in the dead
+//! watcher's rung gets old. Then the holder of the next rung takes the lowest one at the end of its
+//! turn. The same happens when the watcher's call ends. If all holders are killed at once, the next
+//! call whose turn ends becomes the watcher.
 //!
 //! All waiting calls of a namespace together wake fewer than 20 times a second. A call without a
 //! rung wakes once in 12.8 s. A call that is woken within its first turn takes no rung and has no
@@ -67,8 +67,8 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    /// Returns the place of a call that begins to wait. It has no rung, and the turn of the lowest
-    /// one.
+    /// Returns the place of a call that begins to wait. The call has no rung, and its first turn is
+    /// as long as one on the lowest rung.
     pub(crate) fn first() -> Self {
         Self { rung: 0, since_ms: u64::MAX }
     }
@@ -85,8 +85,8 @@ impl Turn {
         }
     }
 
-    /// Takes a rung after a turn has passed. Returns true if the caller is now the watcher. It then
-    /// must call [`look`].
+    /// Takes a rung after a turn has passed. Returns true if the caller is now the watcher. Then
+    /// the caller must call [`look`].
     #[cold]
     pub(crate) fn is_watcher(&mut self, shared: &Shared) -> bool {
         let now_ms = futex::now().monotonic_ns / MS_NS;
@@ -181,7 +181,7 @@ mod tests {
         let (mut watcher, mut next) = (Turn::first(), Turn::first());
         assert!(watcher.is_watcher(shared) && watcher.is_watcher(shared));
         assert!(!next.is_watcher(shared), "the watcher is in time");
-        // The time 0 is that of a watcher that is late. A hostile process may store a time in the
+        // The time 0 means that the watcher is late. A hostile process may store a time in the
         // future.
         for wrong in [0, u64::MAX] {
             let now_ms = || futex::now().monotonic_ns / MS_NS;
@@ -197,8 +197,8 @@ mod tests {
         }
     }
 
-    /// If the process that completed a call was killed before its wake-up, `look` must wake the
-    /// call.
+    /// If a process completed a call and was killed before it woke the call's task, `look` must
+    /// wake that task.
     #[test]
     fn look_wakes_a_call_that_was_completed_and_not_woken() {
         let _watchdog = Watchdog::start("calls that were not woken", Duration::from_secs(300));

@@ -1,4 +1,5 @@
-//! Lines of a removed set or undo record must be usable for sets and records of any other size.
+//! The lines (64 bytes each) of a removed set or undo record must be usable for sets and records of
+//! any other size.
 
 use corewalk_ipc::{
     Capacity, Cred, GetFlags, IPC_PRIVATE, Limits, Namespace, NamespaceOptions, SemBuf, SemFlags,
@@ -34,8 +35,8 @@ fn set_of_any_size_finds_room_after_sets_of_another_have_gone() {
     assert_eq!(make(&task, 65), Err(Errno::NOMEM));
     ids.into_iter().for_each(|id| task.sem_rmid(id).expect("an existing set"));
     assert!(make(&task, 65).is_ok());
-    // Each large set takes 32,768 lines. The pool has room for 31 of them beside the set of 65
-    // semaphores.
+    // A set of 32,000 semaphores takes 32,768 lines. Besides the set of 65 semaphores, the region
+    // has lines for 31 such large sets.
     let large: Vec<SemId> = (0..).map_while(|_| make(&task, 32_000).ok()).collect();
     assert_eq!(large.len(), 31);
 }
@@ -51,7 +52,7 @@ fn sets_of_different_sizes_use_the_same_lines_in_turns() {
 }
 
 /// A call with the id of a removed set must change no semaphore of a new set in the same lines of
-/// the region. Each set has its own tag, so the call fails.
+/// the region. The id has the tag of the removed set, so the call fails.
 #[test]
 fn line_of_a_removed_set_serves_others_with_a_new_tag() {
     let seed = Seed::choose();

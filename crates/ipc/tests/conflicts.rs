@@ -1,9 +1,9 @@
 //! Operations on different semaphores of a set must not write a common cache line (guarantee G.4).
-//! The test records the loads and stores of both calls.
+//! The test records the loads and stores of two such calls.
 //!
 //! A thread makes a call twice to warm up. Then it makes the call once more, while the test records
-//! the cache lines that it reads and writes. One task makes both calls, or two tasks make one each.
-//! Two calls conflict if one writes a cache line that the other reads or writes.
+//! the cache lines that it reads and writes. The two calls are made by one task, or by two tasks.
+//! They conflict if one call writes a cache line that the other call reads or writes.
 //!
 //! The controls are calls that must conflict: two calls on the same semaphore, and two calls that
 //! take the lock of the set. That lock is free before and after each call, so a comparison of
@@ -125,8 +125,8 @@ const CASES: [Case; 9] = [
     },
 ];
 
-/// Two tasks and two sets of one namespace. The test leaks the value, since it must outlive the
-/// recording.
+/// Two tasks and two sets of one namespace. The test leaks this value, so that its memory stays
+/// valid while the test records calls.
 struct System {
     tasks: [Task; 2],
     ids: [SemId; 2],

@@ -37,7 +37,8 @@ fn end_in_a_child(task: &Task, home: &AtomicU32, call: impl FnOnce(&Task) -> Err
     });
 }
 
-/// Returns a task whose copies `home` tells from the original, another task, and a watchdog.
+/// Returns two tasks and a watchdog. The word `home` tells copies of the first task from the
+/// original.
 fn two(home: &'static AtomicU32) -> (Task, Task, Watchdog) {
     let watchdog = Watchdog::start("calls that end as in a child", Duration::from_secs(60));
     let capacity = Capacity { waits: 2, msgs: 16, tasks: 4, ..Capacity::LEAST };
@@ -66,7 +67,7 @@ fn msgrcv_of_the_parent_waits_on() {
     end_in_a_child(&task, &HOME, |task| {
         task.msgrcv(id, &mut [0; 4], 0, MsgFlags::empty()).unwrap_err()
     });
-    // The namespace has room for one waiting call. The parent's call still takes that room.
+    // The namespace has one node for waiting calls. The parent's call must still have that node.
     assert_eq!(other.msgrcv(id, &mut [0; 4], 0, MsgFlags::empty()), Err(Errno::NOMEM));
 }
 
@@ -80,6 +81,6 @@ fn msgsnd_of_the_parent_waits_on() {
     end_in_a_child(&task, &HOME, |task| {
         task.msgsnd(id, 1, b"more", MsgFlags::empty()).unwrap_err()
     });
-    // The namespace has room for one waiting call. The parent's call still takes that room.
+    // The namespace has one node for waiting calls. The parent's call must still have that node.
     assert_eq!(other.msgrcv(id, &mut [0; 4], 5, MsgFlags::empty()), Err(Errno::NOMEM));
 }

@@ -109,7 +109,7 @@ fn adjustment_out_of_range_is_erange() {
     let (_namespace, task) = plain();
     let id = set(&task, 1);
     let far = SemBuf::new(0, 32_767, SemFlags::UNDO);
-    // SETVAL clears the adjustment, so the second round starts like the first.
+    // SETVAL clears the undo adjustment, so the second round starts like the first.
     for _round in 0..2 {
         task.semop(id, &[far]).unwrap();
         task.semop(id, &[SemBuf::new(0, -32_767, SemFlags::empty())]).unwrap();
@@ -277,8 +277,8 @@ impl SecurityHook for Refuse {
     }
 }
 
-/// Trap I1 (`docs/developing/traps.md`): the hook must get a consistent copy of the permissions,
-/// which outlives the object.
+/// Trap I1 (`docs/developing/traps.md`): the security hook must get a consistent copy of an
+/// object's permissions. The copy must stay valid after the object is removed.
 #[test]
 fn hook_is_asked_after_the_mode_and_may_refuse() {
     let hook = Box::new(Refuse(|perm| perm.key == 6));

@@ -256,8 +256,8 @@ impl SecurityHook for Refuse {
     }
 }
 
-/// Trap I1 (`docs/developing/traps.md`): the hook must get a consistent copy of the permissions,
-/// which outlives the object.
+/// Trap I1 (`docs/developing/traps.md`): the security hook must get a consistent copy of an
+/// object's permissions. The copy must stay valid after the object is removed.
 #[test]
 fn hook_is_asked_after_the_mode_and_may_refuse() {
     let options = NamespaceOptions { hook: Some(Box::new(Refuse)), ..NamespaceOptions::default() };

@@ -65,7 +65,8 @@ fn fill(folder: &Path) {
     }
 }
 
-/// Makes calls of each kind until a call fails. Returns the error of each kind.
+/// Makes semaphore sets with undo, messages, and small sets, until each of the three fails. Returns
+/// the three errors.
 fn fail_each(task: &Task) -> Vec<Errno> {
     let mut errnos = Vec::new();
     let mut until_it_fails = |call: &mut dyn FnMut() -> Result<(), Errno>| {

@@ -32,14 +32,14 @@ use std::time::{Duration, Instant};
 const BATCH: u64 = 64;
 const BATCHES: u64 = 16;
 
-/// The time limit for a call. It may wait for two locks that a living task seems to hold, for 10 s
-/// each. The rest is a margin for a slow machine.
+/// The time limit for a call. If a change makes a living task seem to hold locks, a call may wait
+/// 10 s for each of two locks. The rest is a margin for a slow machine.
 const CALL_MAX: Duration = Duration::from_secs(45);
 
 const NOWAIT: MsgFlags = MsgFlags::NOWAIT;
 
-/// The pid of all tasks. It is larger than any task number. So a word that a change sets to this
-/// pid never names a living task.
+/// The pid of all tasks. It is larger than any task number. So if a change copies the pid to
+/// another word, that word never names a living task.
 const PID: u32 = 3_000_000;
 
 struct Victim {
@@ -238,8 +238,8 @@ fn calls_on_sets_that_a_process_overwrites_return() {
     overwrite(Victim::with_sets, Victim::call, 1);
 }
 
-/// The test makes fewer changes than that of semaphore sets, since queues and segments have fewer
-/// protocols.
+/// The test of queues and segments makes fewer changes than the test of semaphore sets, since
+/// queues and segments have fewer protocols.
 #[test]
 fn calls_on_queues_and_segments_that_a_process_overwrites_return() {
     overwrite(Victim::with_others, Victim::call_others, 4);
@@ -273,14 +273,15 @@ fn overwrite(make: fn() -> Victim, call: fn(&Victim, &mut Rng), part: u64) {
                 is_slow |= start.elapsed() > Duration::from_secs(1);
             }
             if is_slow {
-                // A changed word looks like a lock that a living task holds. Each further call
-                // would wait for that lock.
+                // A changed word looks like a lock that a living task holds. Each further call in
+                // this namespace would wait for that lock.
                 break;
             }
         }
         slow += u32::from(is_slow);
         if is_slow {
-            // The drop would end the task, and wait for the lock once for each undo record.
+            // Dropping the victim would end its task, and wait for the lock once for each undo
+            // record.
             std::mem::forget(victim);
         } else {
             let _watchdog = Watchdog::start("the end of a task in a hostile region", 4 * CALL_MAX);
@@ -331,7 +332,7 @@ fn change(bytes: &mut Vec<u8>, rng: &mut Rng) {
     }
 }
 
-/// Opens a file with these bytes. If the open succeeds, makes some calls in the namespace.
+/// Opens a file with the contents `bytes`. If the open succeeds, makes some calls in the namespace.
 fn open_and_call(bytes: &[u8], kind: Kind, rng: &mut Rng) -> Opened {
     let file = File::from(memfd_create("changed", MemfdFlags::CLOEXEC).unwrap());
     file.write_all_at(bytes, 0).unwrap();
@@ -360,7 +361,7 @@ enum Opened {
     NotANamespace,
     Damaged,
     /// The file is of another version, another boot or another pid namespace, or the open failed
-    /// otherwise.
+    /// for another reason.
     Otherwise,
 }
 

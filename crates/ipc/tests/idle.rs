@@ -46,7 +46,7 @@ fn pass(time: Duration) {
     );
 }
 
-/// Returns how often these threads have gone to sleep so far, as a sum.
+/// Returns how often the threads with these ids have gone to sleep so far, in total.
 fn sleeps(threads: &[i32]) -> u64 {
     let of = |thread: &i32| {
         let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap();

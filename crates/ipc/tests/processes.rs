@@ -173,7 +173,7 @@ fn file_that_was_truncated_is_refused() {
     assert_eq!(open_error(&file.0), OpenError::NotANamespace);
 }
 
-/// If the process that creates a namespace file has died before it wrote the last word, the next
+/// If the process that creates a namespace file dies before it writes the magic number, the next
 /// process must create the namespace again.
 #[test]
 fn file_whose_making_process_died_is_made_again() {

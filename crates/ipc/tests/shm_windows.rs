@@ -18,7 +18,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
-/// A point in a call at which another task acts, by a function of the test. The function runs once.
+/// A point in a call where a function of the test runs once, so that another task acts there.
 #[derive(Clone, Default)]
 struct Window(Arc<Mutex<Option<Act>>>);
 
@@ -90,7 +90,7 @@ impl Backing for Memory {
 
 struct Scene {
     namespace: Namespace,
-    /// Runs after a call has looked up a segment, and before it takes the lock.
+    /// The point after a call has looked up a segment, and before the call takes the lock.
     looked_up: Window,
     memory: Memory,
 }
@@ -215,9 +215,9 @@ fn orphan_before_the_count_of_an_attach_is_gone() {
     assert_eq!(other.shm_totals().unwrap().pages, 0);
 }
 
-/// Trap I18: an attach that was counted before the end of the maker must keep the segment until its
-/// detach. This must also hold if the mapping is not done yet. If the mapping fails, the segment
-/// must stay until that failure.
+/// Trap I18: an attach that was counted before the segment's maker ended must keep the segment
+/// until its detach. This must also hold if the attach has not mapped the memory yet. If the
+/// mapping fails, the segment must stay until that failure.
 #[test]
 fn orphan_after_the_count_of_an_attach_stays_until_the_detach() {
     for is_closed in [false, true] {

@@ -1,5 +1,5 @@
-//! Several threads use semaphores at once. A semaphore used as a lock must exclude the other
-//! thread, no token may be lost, and undo must be exact.
+//! Several threads use semaphores at once. A semaphore used as a lock must let in one thread at a
+//! time, no token may be lost, and undo must be exact.
 //!
 //! The seed determines the operations, but not the schedule of the threads; see
 //! `docs/developing/testing.md`.
@@ -28,7 +28,7 @@ fn watchdog(name: &'static str) -> Watchdog {
     Watchdog::start(name, Duration::from_secs(120))
 }
 
-/// Checks that a semaphore used as a lock excludes the other thread. `enter` takes the lock,
+/// Checks that a semaphore used as a lock lets in only one of two threads. `enter` takes the lock,
 /// `leave` releases it.
 fn exclude(name: &'static str, sems: i32, enter: &[SemBuf], leave: &[SemBuf]) {
     let _watchdog = watchdog(name);
@@ -153,7 +153,8 @@ fn undo_of_tasks_that_end_is_exact() {
     assert_eq!(maker.sem_getall(id).unwrap(), [1000, 1000]);
 }
 
-/// The event that the remover awaits before it removes a set. So a run reaches each outcome.
+/// The event that the removing thread awaits before it removes a set. Without it, a run might never
+/// reach some outcome.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Awaited {
     /// The user has carried out an operation.
@@ -166,7 +167,8 @@ enum Awaited {
 
 const AWAITED: [Awaited; 3] = [Awaited::Done, Awaited::Waits, Awaited::Nothing];
 
-/// The published word has the id in its low bits, and an index into [`AWAITED`] above this shift.
+/// The word that the remover publishes has the id of a set in its low bits, and an index into
+/// [`AWAITED`] above this shift.
 const AWAITED_SHIFT: u32 = 32;
 
 /// The outcomes of the user's calls.
@@ -178,8 +180,7 @@ struct Outcomes {
 }
 
 fn get(count: &AtomicU64) -> u64 {
-    // ORDERING: Relaxed. One thread counts. Readers use the count alone, and no other memory
-    // depends on it.
+    // ORDERING: Relaxed. Only one thread counts, and the count orders no other memory access.
     count.load(Ordering::Relaxed)
 }
 

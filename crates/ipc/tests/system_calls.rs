@@ -64,7 +64,7 @@ fn await_sleep(thread: &str) {
 }
 
 /// Calls `act` in the child once per round, when a thread of the parent sleeps in `other`. Returns
-/// the number of each system call of the child, or none in the child itself.
+/// how often the child made each system call, or none in the child itself.
 fn calls_for_a_sleeper(test: &str, act: fn(&Task), other: fn(&Task)) -> Option<trace::Counts> {
     let _watchdog = Watchdog::start("traced calls", Duration::from_secs(300));
     if let Some(path) = std::env::var_os(CHILD).map(PathBuf::from) {
@@ -100,19 +100,20 @@ fn calls_for_a_sleeper(test: &str, act: fn(&Task), other: fn(&Task)) -> Option<t
     })
 }
 
-/// Checks that the calls made one futex(2) per round, and almost no other system call.
+/// Checks that the child made one futex(2) per round, and almost no other system call.
 fn check(counts: Option<trace::Counts>) {
     let Some(counts) = counts else { return };
     let all: u64 = counts.values().sum();
     let futex = counts.get(&(libc::SYS_futex as u64)).copied().unwrap_or(0);
     assert!(futex >= ROUNDS, "{counts:?}: some rounds met no sleeping thread");
-    // The sleeping thread may still hold a lock. Then a round makes a few more calls.
+    // The sleeping thread may still hold a lock. Then the child makes a few more system calls in
+    // that round.
     assert!(all <= ROUNDS + ROUNDS / 2, "{all} calls in {ROUNDS} rounds: {counts:?}");
 }
 
-/// Trap X6 (`docs/developing/traps.md`): a message to a blocked receiver must make one system call.
-/// Before the fix it made five under the lock of the queue, to check whether the receiver was
-/// alive.
+/// Trap X6 (`docs/developing/traps.md`): sending a message to a blocked receiver must take one
+/// system call. Before the fix it took five under the lock of the queue, to check whether the
+/// receiver was alive.
 #[test]
 fn message_for_a_blocked_receiver_makes_one_system_call() {
     check(calls_for_a_sleeper(

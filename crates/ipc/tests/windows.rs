@@ -24,7 +24,7 @@ const NOWAIT: MsgFlags = MsgFlags::NOWAIT;
 /// The bits of an id that hold the slot.
 const SLOT: i32 = 0x7fff;
 
-/// A point in a call at which another task acts, by a function of the test. The function runs once.
+/// A point in a call where a function of the test runs once, so that another task acts there.
 #[derive(Clone, Default)]
 struct Window(Arc<Mutex<Option<Act>>>);
 

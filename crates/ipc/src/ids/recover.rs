@@ -1,7 +1,8 @@
 //! Recovery of the ids of a kind after the holder of the kind's lock has died.
 //!
-//! The state of a slot says whether the slot has an object. The object says whether it is complete.
-//! The index of keys, the bitmap and the counts follow from the slots, and are rebuilt here.
+//! The state of a slot says whether the slot has an object. The object's own words say whether the
+//! object is complete. The index of keys, the bitmap and the counts follow from the slots, so
+//! recovery rebuilds them.
 //!
 //! Source: the essay of `ids`.
 
@@ -11,8 +12,8 @@ use crate::field::{get, low, pair, put};
 /// Completes or reverts the unfinished change that a dead holder of the lock of the kind has left.
 /// The caller holds the lock now.
 ///
-/// A live process may still use a removed object. Recovery does not wait for it: a later call frees
-/// the rest of the object.
+/// A live process may still use a removed object. Recovery does not wait for that process: a later
+/// call frees the rest of the object.
 #[cold]
 pub(super) fn recover(ids: Ids<'_>) {
     let slots = ids.slots();
@@ -80,14 +81,14 @@ impl IdsGuard<'_> {
 }
 
 impl Ids<'_> {
-    /// Removes the key of the object in slot `index`. Only recovery calls this; it rebuilds the
-    /// index of keys afterwards.
+    /// Removes the key of the object in slot `index`. Only recovery calls this function, and then
+    /// rebuilds the index of keys.
     pub(crate) fn forget_key(self, index: u32) {
         let _section = self.closed(index).write();
         put(&self.slot(index)[KEY], pair(IPC_PRIVATE.cast_unsigned(), 0));
     }
 
-    /// Removes the object in slot `index`. Only recovery calls this, like [`Ids::forget_key`].
+    /// Removes the object in slot `index`. The index of keys and the bitmap do not change.
     pub(crate) fn forget_slot(self, index: u32) {
         let _section = self.closed(index).write();
         put(&self.slot(index)[STATE], 0);

@@ -75,8 +75,8 @@ impl World {
         thread.join().unwrap()
     }
 
-    /// Sets `bits` in the status of all waiting calls, and wakes their tasks. This takes no lock of
-    /// a dead task.
+    /// Sets `bits` in the status of all waiting calls, and wakes their tasks. This takes no lock
+    /// that a dead task may hold.
     fn wake(&self, bits: u64) {
         let shared = &self.survivor.shared;
         for (line, _) in shared.layout.msg_waits.used(&shared.region) {
@@ -102,14 +102,14 @@ impl World {
         crate::task_line::forget_process(&self.victim.shared, self.victim.owner.index);
         self.namespace.recover().unwrap();
         assert_eq!(self.used(), [self.qnum() as usize, 0], "{at}: a message or node is left over");
-        // The victim's line is free, and another task may use its number. So the victim's drop must
-        // store nothing.
+        // The victim's task line is free, and another task may use its number. So the drop of the
+        // victim must store nothing.
         crash::run(0, || drop(self.victim));
     }
 }
 
 /// A receiver is killed after a message was passed to it, and before it takes that message. The
-/// message must not stay delivered.
+/// message must be received or back in the queue, and not stay in the state `Delivered`.
 #[test]
 fn crash_of_a_receiver_that_is_handed_a_message_leaves_none_delivered() {
     let mut sent = [0; 2];
@@ -200,8 +200,8 @@ fn audit(world: &World, at: &str) {
     }
 }
 
-/// A task is killed while it creates a queue in the slot of a removed queue, whose id another task
-/// has. The new queue must exist as a whole, or not at all.
+/// A task is killed while it creates a queue. The slot belonged to a removed queue, and another
+/// task still has the id of that queue. The new queue must exist as a whole, or not at all.
 #[test]
 fn crash_of_a_new_queue_leaves_all_of_it_or_nothing() {
     let mut seen = [0; 2];

@@ -212,8 +212,8 @@ impl Task {
     /// Changes owner, group, the nine permission bits, and the limit for the bytes of a queue:
     /// `IPC_SET`.
     ///
-    /// Waiting receivers then check permission again, and so do waiting senders whose messages now
-    /// fit.
+    /// Waiting receivers then check permission again. So do those waiting senders whose messages
+    /// now fit.
     ///
     /// # Errors
     ///

@@ -56,7 +56,8 @@ impl Waiting {
         )
     }
 
-    /// Calls both waiting calls to check again, as a change of the queue does.
+    /// Tells the waiting sender and the waiting receiver to check again, as a change of the queue
+    /// does.
     fn call_both(&self, locked: &QueueGuard<'_>) {
         let lists = [locked.receivers(), locked.senders()];
         let lines = lists.iter().flat_map(|list| list.iter().collect::<Vec<_>>());
@@ -67,8 +68,8 @@ impl Waiting {
     }
 }
 
-/// The word `LIVE` was overwritten, so no removal ends the calls. They must end when they check
-/// again.
+/// A hostile process has overwritten the queue's word `LIVE`, so no removal ends the waiting calls.
+/// They must end when they check again.
 #[test]
 fn call_at_a_queue_that_was_overwritten_ends() {
     let _watchdog = Watchdog::start("calls at an overwritten queue", Duration::from_secs(300));
@@ -102,8 +103,8 @@ impl Waiting {
     }
 }
 
-/// The word `LIVE` was overwritten, and no other task makes the calls check again. They must check
-/// `LIVE` from time to time, and end.
+/// A hostile process has overwritten the queue's word `LIVE`, and no other task makes the waiting
+/// calls check again. They must look at `LIVE` from time to time, and end.
 #[test]
 fn wait_at_a_queue_that_was_overwritten_ends() {
     let _watchdog = Watchdog::start("waits at an overwritten queue", Duration::from_secs(300));
@@ -142,8 +143,8 @@ fn call_at_a_held_queue_ends_with_eio_and_its_node_is_freed_later() {
     assert_eq!(waiting.other.waiting(), 0);
     drop(guard);
     let Waiting { one, other, id } = waiting;
-    // No message is passed to the nodes, since their calls have ended. The end of their task frees
-    // them.
+    // No message is passed to the nodes of the ended calls. When their task ends, the nodes are
+    // freed.
     one.msgrcv(id, &mut [0; 4], 1, MsgFlags::empty()).unwrap();
     one.msgsnd(id, 2, b"text", MsgFlags::empty()).unwrap();
     assert_eq!(one.msgrcv(id, &mut [0; 4], 2, MsgFlags::NOWAIT).unwrap().mtype, 2);

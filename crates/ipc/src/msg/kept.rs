@@ -1,9 +1,9 @@
 //! How tasks allocate and free messages, and the lines that a task keeps.
 //!
 //! A task that has read a message keeps the lines of that message for its next one. It keeps the
-//! lines of at most one message. They stay a private message of the task. So a task that receives
-//! and sends in turn does not take the lock of the pool, which all queues share. All tasks together
-//! keep at most a quarter of the lines.
+//! lines of at most one message, which stay a private message of the task (one in no queue). So a
+//! task that receives and sends in turn does not take the lock of the pool, which all queues share.
+//! All tasks together keep at most a quarter of the lines.
 
 use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;

@@ -105,7 +105,7 @@ fn receiver_beside_its_message_goes_on() {
     assert_all_reached(&receiver_against(send));
 }
 
-/// Control of I5: the message is appended although a receiver waits. The model must fail.
+/// Control of trap I5: the message is appended although a receiver waits. The model must fail.
 #[test]
 #[should_panic(expected = "branches")]
 fn control_message_that_wakes_nobody_is_caught() {
@@ -141,7 +141,8 @@ fn sender_beside_a_receiver_goes_on() {
     assert_all_reached(&sender_against(receive));
 }
 
-/// Control of I5: the receiver does not call waiting senders. The model must fail.
+/// Control of trap I5: the receiver does not tell waiting senders to check again. The model must
+/// fail.
 #[test]
 #[should_panic(expected = "branches")]
 fn control_receiver_that_calls_nobody_is_caught() {
@@ -175,20 +176,23 @@ fn remove_against(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 3] {
     })
 }
 
-/// Traps I3, I10: a call must check the result of its lookup again under the lock.
+/// Traps I3, I10: a call must check the result of its lookup again under the lock, since the queue
+/// may have been removed meanwhile.
 #[test]
 fn message_beside_removal_reaches_its_own_queue_or_none() {
     assert_all_reached(&remove_against(send));
 }
 
-/// Control of I3: the sender does not check the queue again. The model must fail.
+/// Control of trap I3: the sender does not check again whether the queue exists. The model must
+/// fail.
 #[test]
 #[should_panic(expected = "a stale message reached the next queue")]
 fn control_message_without_a_second_look_is_caught() {
     remove_against(stale_send);
 }
 
-/// Trap I3: if a queue is removed, a call that waits at it, or is about to, must end.
+/// Trap I3: if a queue is removed, a call that waits at it must end, and so must a call that is
+/// about to wait.
 #[test]
 fn receiver_beside_removal_ends() {
     let outcomes: [usize; 2] = Tally::of_bounded(2, move |tally| {
@@ -233,14 +237,15 @@ fn hand_over(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] {
     })
 }
 
-/// Trap I13: after a sender has told the receiver, it must not access node and message any more.
+/// Trap I13: once a sender has stored the outcome in the receiver's node, it must not access the
+/// node or the message any more.
 #[test]
 fn delivered_message_belongs_to_its_receiver() {
     assert_all_reached(&hand_over(send));
 }
 
-/// Control of I13: the sender accesses the message after it has told the receiver. The model must
-/// fail.
+/// Control of trap I13: the sender accesses the message after it has stored the receiver's outcome.
+/// The model must fail.
 #[test]
 #[should_panic(expected = "I13")]
 fn control_message_touched_after_it_was_told_is_caught() {

@@ -11,9 +11,9 @@
 //!
 //! The sender writes a private message and makes it queued. The receiver makes it private again and
 //! reads it. If a receiver waits, the sender makes the message delivered instead of queued. The
-//! pool's header names the owner of a private message. It is written before the message becomes
-//! private. Everything else (links, the queue's counts) follows from the truth words and the
-//! tickets.
+//! pool's header names the owner of a private message. The owner is written before the message
+//! becomes private. Everything else (links, the queue's counts) follows from the truth words and
+//! the tickets.
 //!
 //! Type, size and ticket are written before the truth word, and do not change while the message is
 //! queued. Only the sender writes the text, and only the receiver reads it, so they need no lock
@@ -85,8 +85,8 @@ impl<'s> Message<'s> {
     /// Writes type and text of a private message. The message has enough lines for the text.
     #[inline]
     pub(super) fn fill(&self, mtype: i64, text: &[u8]) {
-        // ORDERING(ipc-joins): Release. A thread that reads this text as the header of an old range
-        // also sees that ranges were joined.
+        // ORDERING(ipc-joins): Release. A walk over the pool may read this text as the header of an
+        // old range. It then also sees that ranges were joined.
         fence(Ordering::Release);
         let first = self.first();
         put(&first[TYPE], mtype.cast_unsigned());
@@ -103,7 +103,8 @@ impl<'s> Message<'s> {
     /// Makes the message private to the task numbered `task`.
     #[inline]
     pub(super) fn make_private(&self, task: u32) {
-        // The header is stored first, so that a private message always has an owner.
+        // Store the owner in the pool's header first, so that a private message always has an
+        // owner.
         self.shared.layout.msgs.set_whose(&self.shared.region, self.line, task);
         self.set_truth(Truth::Private);
     }

@@ -2,7 +2,7 @@
 //!
 //! A node has two lines of a pool. Its task sleeps on the first word. After a wake-up the task
 //! reads only that word, since the queue may be gone. A task that stores the outcome in that word
-//! must not access the node afterwards (trap I13).
+//! must not access the node afterwards, since the waiting task may have freed it (trap I13).
 //!
 //! | status | meaning |
 //! |---|---|
@@ -60,7 +60,7 @@ pub(super) enum Status {
     Waits,
     Called,
     Interrupted,
-    /// The call has an outcome. For a receiver it has the line of its message.
+    /// The call has an outcome. For a receiver the outcome has the line of its message.
     Done(Result<u32, Errno>),
 }
 
@@ -96,8 +96,8 @@ impl<'s> Node<'s> {
         put(&first[SIZE], size as u64);
         put(&first[STATUS], 0);
         node.set_ticket(guard.next_ticket());
-        // ORDERING(ipc-truth): Release. From here on the node waits. A rebuild that sees this also
-        // sees the fields stored above.
+        // ORDERING(ipc-truth): Release. From here on the node waits. A rebuild that sees this store
+        // also sees the fields stored above.
         first[WHOSE].store(whose(role, name), Ordering::Release);
         Ok(node)
     }
@@ -174,7 +174,7 @@ impl<'s> Node<'s> {
     }
 
     /// Stores the outcome of the call, which for a receiver is the line of its message. The node is
-    /// in no list any more, and the caller must not access it afterwards.
+    /// in no list any more, and the caller must not access the node afterwards.
     pub(super) fn tell(&self, outcome: Result<u32, Errno>) {
         let status = match outcome {
             Ok(line) => status::done(0) | pair(0, line),
@@ -188,14 +188,15 @@ impl<'s> Node<'s> {
     /// Ends a wait with `outcome`, unless another task has stored an outcome meanwhile.
     ///
     /// Returns the outcome, and whether the node is out of its list. If the caller could not
-    /// acquire the queue's lock, the node stays in the list. Its status then says that it is
-    /// interrupted, so it gets no message.
+    /// acquire the queue's lock, the node stays in the list. The status of the node then says that
+    /// the call is interrupted, so the call gets no message.
     pub(super) fn leave(&self, outcome: Result<u32, Errno>) -> (Result<u32, Errno>, bool) {
         if self.whose().is_none() {
             return (outcome, true);
         }
         // ORDERING(ipc-status): AcqRel. Acquire pairs with `tell`: this task sees the work for its
-        // call. Release pairs with `status::load`: a sender that sees the bit passes no message.
+        // call. Release pairs with `status::load`: a sender that sees `INTERRUPTED` passes no
+        // message.
         let seen = self.word().fetch_or(INTERRUPTED, Ordering::AcqRel);
         match status::outcome(seen) {
             Some(told) => (told.map(|()| high(seen)), true),
@@ -203,8 +204,8 @@ impl<'s> Node<'s> {
         }
     }
 
-    /// Calls the task to check again. Returns true if it must be woken. The caller holds the
-    /// queue's lock.
+    /// Tells the task of the node to check again. Returns true if the task must be woken. The
+    /// caller holds the queue's lock.
     pub(super) fn call(&self) -> bool {
         // ORDERING(ipc-status): AcqRel. As in `tell`. The bit of an interrupt is kept.
         self.word().fetch_or(CALLED, Ordering::AcqRel) & CALLED == 0

@@ -1,9 +1,9 @@
 //! A queue: its words and its lock.
 //!
-//! A queue has two lines for each slot of its kind. The queue's lock protects the words below and
-//! the links of the queue's messages and nodes. It also protects their truth words while they
-//! belong to the queue. `LIVE` has the payload of the queue in the slot. A lookup takes no lock, so
-//! a call compares the result with `LIVE` under the lock (trap I3).
+//! A queue has two lines for each slot of its kind. The queue's lock protects the words of these
+//! lines and the links of the queue's messages and nodes. It also protects their truth words while
+//! they belong to the queue. `LIVE` identifies the queue that the slot has. A lookup takes no lock,
+//! so a call compares the queue that it found with `LIVE` under the lock (trap I3).
 
 use corewalk_base::Line;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -44,7 +44,7 @@ const TAG: usize = 4;
 
 /// The new `QBYTES` of an `IPC_SET` that is under way.
 const NEXT_QBYTES: usize = 5;
-/// [`IS_SETTING`] and the slot's state at the start of an `IPC_SET` that is under way. Otherwise 0.
+/// During an `IPC_SET`: [`IS_SETTING`] and the slot's state before the change. Otherwise 0.
 const SETTING: usize = 6;
 
 /// The bit of `SETTING` that is always set, so that the word is not 0.
@@ -280,8 +280,8 @@ impl<'s> QueueGuard<'s> {
         IS_SETTING | ids::state(shared, shared.layout.msg_ids, self.queue.name.index)
     }
 
-    /// Completes an `IPC_SET` of a dead task if that has changed the slot. Returns true in that
-    /// case.
+    /// Completes the `IPC_SET` of a dead task, if the task had already changed the slot. Returns
+    /// true if it had.
     pub(super) fn redo_set(&self) -> bool {
         let second = self.queue.second();
         let setting = get(&second[SETTING]);
@@ -367,8 +367,8 @@ impl<'s> QueueGuard<'s> {
         put(&line[QNUM], qnum);
     }
 
-    /// Calls all waiting receivers, or the waiting senders whose messages fit now. Returns the
-    /// nodes to wake. Analogous to Linux's `expunge_all` and `ss_wakeup`.
+    /// Tells all waiting receivers, or those waiting senders whose messages now fit, to check
+    /// again. Returns the nodes to wake. Analogous to Linux's `expunge_all` and `ss_wakeup`.
     #[inline]
     pub(super) fn call(&self, role: Role) -> Wakes {
         if self.waiting(role).is_empty() {

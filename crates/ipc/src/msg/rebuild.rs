@@ -10,10 +10,10 @@
 //! | before it stored the truth word of its message | the message is private and not sent |
 //! | after it stored `Queued` | the message is sent |
 //! | after it stored `Delivered`, before it told the node | recovery tells the node |
-//! | after it made a message private | the message is received; recovery calls senders |
+//! | after it made a message private | the message is received; recovery wakes waiting senders |
 //! | before it stored `WHOSE` of its node | the node does not wait |
-//! | while it moved its node or called others | the node waits at the position of its ticket |
-//! | in `IPC_SET`, once the slot was changed | recovery sets `qbytes`, and calls receivers |
+//! | while it moved its node or woke others | the node waits at the position of its ticket |
+//! | in `IPC_SET`, once the slot was changed | recovery sets `qbytes`; receivers check again |
 //! | in a removal, after it unpublished the queue | recovery ends the queue |
 //!
 //! Recovery may be stopped at any point and started again. It does not free the nodes and private
@@ -205,7 +205,7 @@ fn leave_queue(
     name: QueueName,
 ) -> Result<Absent, Errno> {
     // Under the lock, the node is in its list or has its outcome. If the queue was removed, the
-    // removal has told the node.
+    // removal has stored the outcome.
     let guard = match (Queue { shared, name }).lock(owner) {
         Err(Errno::IDRM) => None,
         guard => Some(guard?),
@@ -236,7 +236,7 @@ fn leave_queue(
     Ok(sent.wake(shared))
 }
 
-/// Clears the remains in a slot without a queue. The caller holds the lock of the kind.
+/// Clears the remains in a slot without a queue. The caller holds the lock of all queues.
 fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
     let slot = Queue::of_slot(ids.shared, index);
     if slot.live() != 0 && slot.recover(ids.owner).is_err() {
@@ -253,7 +253,7 @@ pub(super) fn nodes(shared: &Shared) -> impl Iterator<Item = (Node<'_>, u32)> {
 
 /// Looks after the calls that wait at queues, for the watcher. Repairs the queues whose lock has a
 /// dead holder and those whose removal was interrupted. Wakes calls that have an outcome or whose
-/// queue is gone. Returns the receivers of messages that they may not have taken.
+/// queue is gone. Returns the receivers that may not have taken the message passed to them.
 pub(crate) fn look_at_waits(shared: &Shared, owner: Owner) -> Vec<u32> {
     let (mut suspects, mut queues) = (Vec::new(), BTreeSet::new());
     for (node, task) in nodes(shared) {

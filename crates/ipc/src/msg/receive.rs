@@ -218,8 +218,8 @@ impl Task {
         }
     }
 
-    /// Returns true if a receiver should poll for a message before it is queued. If other receivers
-    /// are queued, it should not, since they come first.
+    /// Returns true if a receiver should poll for a message before it queues. If other receivers
+    /// are queued, it should not poll, since they get messages first.
     fn is_worth_watching(&self, guard: &QueueGuard<'_>) -> bool {
         self.shared.spin_ns != 0 && guard.receivers().is_empty() && Spin::Arrival.is_worth_it()
     }
@@ -228,7 +228,7 @@ impl Task {
     ///
     /// Meanwhile the receiver is in no list. So a sender makes no system call for it, and a killed
     /// receiver leaves nothing behind. Each round yields the processor, since the sender may need
-    /// it. If a signal handler runs meanwhile, the call is interrupted.
+    /// it. If a signal handler runs while the receiver polls, the call is interrupted.
     #[cold]
     fn watch(&self, queue: Queue<'_>, last_ticket: u64) -> Ended {
         let before = signals::count();
@@ -256,7 +256,7 @@ impl Task {
         self.ask(|hook, cred| hook.msg_msgrcv(cred, &object.perm(), msgtyp))
     }
 
-    /// Takes a queued message, and calls the senders whose messages now fit to check again.
+    /// Takes a queued message. Tells the senders whose messages now fit to check again.
     #[inline]
     fn take<'t>(
         &'t self,
@@ -290,8 +290,8 @@ impl Task {
         let size_max = if msgflg.contains(MsgFlags::NOERROR) { usize::MAX } else { size_max };
         let may = |object: &Object| self.may_receive(object, msgtyp);
         self.wait_at(guard, filter, size_max, Role::Receiver, may, |_guard, node| {
-            // A message for this call cannot be queued, since its sender passes it to the node. So
-            // there is nothing to check.
+            // A sender passes a message for this call to the node, and does not queue it. So there
+            // is no queued message to look for.
             if !matches!(node.status(), Status::Done(_)) {
                 node.answer_call();
             }

@@ -143,8 +143,8 @@ fn control_scrambled_queue_without_a_rebuild_is_wrong() {
     assert_ne!(picture(&one, id), before);
 }
 
-/// A sender died after it stored `Delivered`, and before it told the receiver. The rebuild must
-/// tell the receiver.
+/// A sender died after it stored `Delivered` in its message, and before it told the receiver. The
+/// rebuild must tell the receiver.
 #[test]
 fn receiver_of_a_delivered_message_is_told_by_the_rebuild() {
     let namespace = namespace();
@@ -169,8 +169,8 @@ fn receiver_of_a_delivered_message_is_told_by_the_rebuild() {
     assert_eq!(receiver.join().unwrap().unwrap(), b"handed");
 }
 
-/// A receiver died after it took its message, and before it called the waiting senders. The rebuild
-/// must call them.
+/// A receiver died after it took its message, and before it told waiting senders to check again.
+/// The rebuild must tell them.
 #[test]
 fn senders_that_have_room_are_called_by_the_rebuild() {
     let namespace = namespace();
@@ -242,7 +242,7 @@ fn messages_and_nodes_of_a_dead_task_are_reaped() {
     one.msgsnd(id, 6, b"read", MsgFlags::empty()).unwrap();
     std::mem::forget(dead.msgrcv_owned(id, 8, 6, MsgFlags::empty()).unwrap());
     let guard = queue(&dead, id).lock(dead.owner).unwrap();
-    // One node waits. A message was passed to another node, and its task has not seen that.
+    // One node waits. A message was passed to the other node, whose task has not seen that.
     let nodes = [9, 10].map(|mtype| {
         let filter = Filter::new(mtype, MsgFlags::empty()).unwrap();
         let node = Node::alloc(&guard, Role::Receiver, 2, 8, filter).unwrap();
@@ -360,7 +360,8 @@ fn interrupted_receiver_is_given_no_message() {
     node.free(one.owner);
 }
 
-/// A node must get an outcome or be abandoned, never both. The second of the two tasks must notice.
+/// A node must get an outcome from a sender or be abandoned by its task, never both. The later of
+/// the sender and the task must notice.
 #[test]
 fn node_gets_an_outcome_or_is_abandoned_and_never_both() {
     let namespace = namespace();
@@ -372,8 +373,8 @@ fn node_gets_an_outcome_or_is_abandoned_and_never_both() {
     assert!(told.is_ok() && is_out, "it has a message");
     let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     let node = left(&other, id, Role::Receiver);
-    // A sender died after it stored `Delivered` with an abandoned node, and before it told that
-    // node.
+    // A sender died after it stored `Delivered` with an abandoned node in its message, and before
+    // it told that node.
     let guard = queue(&one, id).lock(one.owner).unwrap();
     let message = Message::alloc(&one, 3, b"text").unwrap();
     message.set_truth(Truth::Delivered(guard.queue.name, node.line));
@@ -457,7 +458,7 @@ fn task_keeps_the_lines_of_one_message_until_it_ends_or_dies() {
             }
             assert_eq!(ranges(&one), 1, "the receiver keeps the lines of one message of two");
         }
-        // A message of another size needs other lines, so the task frees the kept ones.
+        // A message of another size needs other lines, so the task frees the lines that it keeps.
         other.msgsnd(id, 9, &[0; 500], MsgFlags::empty()).unwrap();
         assert_eq!(ranges(&one), 1);
         one.msgrcv(id, &mut [0; 500], 9, MsgFlags::empty()).unwrap();
@@ -566,8 +567,8 @@ fn shared_namespace() -> Namespace {
     Namespace::open_fd(&file, options).unwrap()
 }
 
-/// A sender does not check whether receivers are alive. If both are dead when msgsnd begins, the
-/// next call must get the message.
+/// A sender does not check whether receivers are alive. If both waiting receivers are dead when
+/// msgsnd begins, the next msgrcv must get the message.
 #[test]
 fn message_handed_to_dead_receivers_is_left_to_the_next_call() {
     let namespace = shared_namespace();
@@ -604,8 +605,8 @@ fn message_handed_to_a_dead_receiver_goes_to_the_one_that_waits_next() {
     assert_eq!(waits.join().unwrap(), Ok(b"text".to_vec()));
 }
 
-/// If a receiver dies after it got its message, the message must return to its position before
-/// later ones.
+/// If a receiver dies after it got its message, the message must return to its position in the
+/// queue, before the messages sent later.
 #[test]
 fn message_of_a_receiver_that_died_later_returns_to_its_position() {
     let namespace = shared_namespace();

@@ -37,7 +37,8 @@ impl Task {
         again: impl Fn(QueueGuard<'q>, Node<'_>) -> bool,
     ) -> Result<u32, Errno> {
         let queue = guard.queue;
-        // The caller has held the lock since it found that the call has to wait (trap I5).
+        // The caller has held the lock since it found that the call has to wait, so no wake-up is
+        // lost (trap I5).
         let node = Node::alloc(&guard, role, self.pid, size, filter)?;
         guard.waiting(role).push(node.line);
         let begun = self.begin_wait(node.line);
@@ -50,8 +51,8 @@ impl Task {
         if let Ok(line) = outcome
             && role == Role::Receiver
         {
-            // Do this before the node is freed, since recovery finds a delivered message by its
-            // node.
+            // Make the message private before the node is freed, since recovery finds a delivered
+            // message by its node.
             Message { shared: &self.shared, line }.make_private(self.owner.index);
         }
         if is_out {
@@ -78,8 +79,8 @@ impl Task {
                 Status::Interrupted => Errno::INTR,
                 Status::Called => match self.permitted_still(queue, &may) {
                     Err(errno) => errno,
-                    // A removal stores the outcome in the node before it releases the lock, and
-                    // `Node::leave` reads it first. So the call ends after any error.
+                    // A removal stores the outcome in the node before it releases the lock.
+                    // `Node::leave` reads that outcome first, so the call ends after any error.
                     Ok(()) => {
                         if again(queue.lock(self.owner)?, node) {
                             return Ok(0);
@@ -98,15 +99,15 @@ impl Task {
             }
             let guard = guard?;
             guard.waiting(role).unlink(node.line);
-            // Do this under the lock, so that a rebuild by another task does not link the node
+            // Forget the node under the lock, so that a rebuild by another task does not link it
             // again.
             node.forget();
             return Err(errno);
         }
     }
 
-    /// Sleeps until the node's status changes or the call's turn ends. If the call is the watcher,
-    /// it then looks for dead tasks.
+    /// Sleeps until the node's status changes, or until the call's next look at the watcher's words
+    /// is due. If the call is then the watcher, it looks for dead tasks.
     ///
     /// # Errors
     ///
@@ -149,8 +150,9 @@ impl Task {
     }
 }
 
-/// Ends the waits of an ending task that could not leave their lists. Messages that were passed to
-/// them go to other receivers. Returns the tasks of these receivers that may have died.
+/// Ends those waits of an ending task whose nodes are still in their lists. Messages that were
+/// passed to these nodes go to other receivers. Returns the tasks of these receivers that may have
+/// died.
 ///
 /// # Errors
 ///

@@ -129,8 +129,8 @@ impl World {
 
 #[test]
 fn crash_of_an_allocation_that_joins_ranges_leaves_each_line_in_one_range() {
-    // The pool of messages zeroes the first lines of new ranges, and that of undo records keeps
-    // them.
+    // The pool of messages zeroes the first lines of new ranges, and the pool of undo records does
+    // not.
     stop_at_each_store(|layout| layout.msgs);
     stop_at_each_store(|layout| layout.undos);
 }

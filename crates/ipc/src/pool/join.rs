@@ -16,9 +16,10 @@
 //!
 //! While a walk is at the start of a range, another thread may join this range to the previous one
 //! and use it again. Then the next header that the walk reads is a part of a message's text. The
-//! count `JOINS` changes after a join and before the joined ranges are used. If it has changed by
-//! the end of a walk, the walk is repeated ([`Pool::collect_used`]). Before a thread frees a range
-//! that a walk has found, it checks that range again under the lock ([`Pool::free_seen`]).
+//! count `JOINS` changes after a join and before the joined ranges are used. If the count has
+//! changed by the end of a walk, the walk is repeated ([`Pool::collect_used`]). Before a thread
+//! frees a range that a walk has found, it checks that range again under the lock
+//! ([`Pool::free_seen`]).
 //!
 //! # Cost
 //!
@@ -45,8 +46,8 @@ const GIVEN_SHARE: u32 = 256;
 const WALKS_MAX: u32 = 16;
 
 impl Pool {
-    /// Joins free ranges if enough lines were freed since the last join. Returns true in that case.
-    /// The caller holds the lock.
+    /// Joins free ranges if enough lines were freed since the last join. Returns true if it has
+    /// joined. The caller holds the lock.
     #[cold]
     pub(super) fn join(&self, region: &Region) -> bool {
         let least = match self.joins {

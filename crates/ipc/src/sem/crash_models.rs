@@ -1,8 +1,8 @@
 //! Crash models: a task is killed while it grants a permit to waiting tasks that have died.
 //!
 //! A permit is one unit of a semaphore. The victim makes the granting call, and is killed before
-//! each of its stores. Then the survivor tries to take the permit, before any other task reaps the
-//! dead ones. If the try was refused, the permit must not be free after recovery.
+//! each of its stores. Then the survivor tries to take the permit, before another task cleans up
+//! after the dead tasks. If that try was refused, the permit must not be free after recovery.
 //!
 //! The dead tasks neither sleep nor poll their wait nodes, as after a kill.
 //!
@@ -139,14 +139,14 @@ enum Protocol {
     WithoutOwed,
 }
 
-/// Checks that the survivor got the permit after some stop. It must also have been refused after
-/// another stop, except where the death of the victim grants the permit.
+/// Checks that the survivor got the permit for at least one stop of the victim, and was refused for
+/// at least one. If the victim's death itself grants the permit, there is no refusal.
 fn assert_all_reached(case: Case, tries: [u32; 2]) {
     assert_eq!(tries.map(|count| count > 0), [!case.is_granted_by_death, true], "not reached");
 }
 
-/// Stops the victim before each of its stores. Counts how often the survivor was then refused, and
-/// how often it got the permit. Returns a description of the fault, if there is one.
+/// Stops the victim before each of its stores. Counts for how many stops the survivor was refused,
+/// and for how many it got the permit. Returns a description of the fault, if there is one.
 fn stop_everywhere(case: Case, is_watched: bool, protocol: Protocol) -> Result<[u32; 2], String> {
     let mut tries = [0; 2];
     for stores in 0..STORES_MAX {
@@ -175,8 +175,8 @@ fn crash_in_a_grant_to_the_dead_leaves_the_permit_to_the_next_task() {
     }
 }
 
-/// After a grant to dead tasks, another task calls `GETVAL`, which reaps them, and is killed before
-/// each of its stores. The next task must still get the permit.
+/// After a grant to dead tasks, another task calls `GETVAL`, which cleans up after the dead tasks.
+/// That other task is killed before each of its stores. The survivor must still get the permit.
 #[test]
 fn crash_in_getval_after_a_grant_to_the_dead_leaves_the_permit_to_the_next_task() {
     for case in CASES {

@@ -1,8 +1,8 @@
 //! semget(2) and semctl(2), one method per command.
 //!
-//! A query of one value or pid reads the semaphore's word. It takes a lock only if the word is
-//! frozen. A command takes the set's lock if it needs several semaphores at one instant, or the
-//! queues.
+//! A query of one value or pid reads the semaphore's word. It takes a lock only if another task has
+//! frozen the word to change it. A command takes the set's lock if it needs the queues of waiting
+//! calls, or several semaphores at one instant.
 //!
 //! Source: semget(2), semctl(2); Linux `ipc/sem.c` (`newary`, `freeary`, `semctl_main`,
 //! `semctl_setval`, `semctl_stat`, `semctl_down`).
@@ -153,8 +153,8 @@ impl Task {
             [OTIME, ALTER_LIST, CONST_LIST, LOG, REDO]
                 .into_iter()
                 .for_each(|word| put(&line[word], 0));
-            // ORDERING(ipc-word): Release. A thread that has this line's number from an earlier set
-            // sees the new tag, or none of these stores.
+            // ORDERING(ipc-word): Release. A thread may still have this line's number from a
+            // removed set. It sees the new tag, or none of the stores that make the semaphore.
             line[WORD].store(Word::new(set.place.tag).0, Ordering::Release);
         }
         [ALTER_LIST, CONST_LIST, COMPLEX_COUNT, UNDO_LIST, COMMIT, TICKET]
@@ -202,8 +202,8 @@ impl Task {
         ids.unpublish(&object);
         ids.set_used(ids.used().saturating_sub(u64::from(set.place.nsems)));
         let Some(guard) = guard else {
-            // The set is already ended, so a hostile process has overwritten its words. Free its
-            // semaphores.
+            // The lookup found the set, but its line is not in use: a hostile process has
+            // overwritten words. Free the set's semaphores.
             put(&set.line()[LIVE], 0);
             free_lost(self.sem_ids());
             return Ok(());
@@ -365,7 +365,7 @@ impl Task {
         (0..set.place.nsems as u16).map(|num| Ok(txn.frozen(num)?.value as u16)).collect()
     }
 
-    /// Sets a value, and clears all adjustments of the semaphore: `SETVAL`.
+    /// Sets a value, and clears all undo adjustments of the semaphore: `SETVAL`.
     ///
     /// # Errors
     ///
@@ -401,7 +401,7 @@ impl Task {
         self.set_values(set, &[num], |_| value)
     }
 
-    /// Sets all values, and clears all adjustments of the set: `SETALL`.
+    /// Sets all values, and clears all undo adjustments of the set: `SETALL`.
     ///
     /// # Errors
     ///
@@ -441,7 +441,7 @@ impl Task {
     ///
     /// - `EACCES`: the caller has no read permission.
     /// - `EINVAL`: there is no such set.
-    /// - `EIO`: a live process did not release the lock of the kind for 10 s.
+    /// - `EIO`: a live process did not release the lock of all semaphore sets for 10 s.
     ///
     /// # Examples
     ///
@@ -523,7 +523,8 @@ impl Task {
     ///
     /// - `EINVAL`: there is no such set, or an id is `-1`.
     /// - `EPERM`: the caller is neither the owner nor the creator, and lacks `CAP_SYS_ADMIN`.
-    /// - `EIO`: a live process did not release the lock of the set or of the kind for 10 s.
+    /// - `EIO`: a live process did not release the lock of the set, or of all semaphore sets, for
+    ///   10 s.
     ///
     /// # Examples
     ///
@@ -554,8 +555,8 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// The errors of the security hook, and `EIO` if a live process did not release the kind's lock
-    /// for 10 s.
+    /// The errors of the security hook, and `EIO` if a live process did not release the lock of all
+    /// semaphore sets for 10 s.
     ///
     /// # Examples
     ///
@@ -604,8 +605,8 @@ impl Task {
         let object = self.obtain(self.sem_ids(), By::Id, semid.raw(), flag, cmd)?;
         let set = Set::new(&self.shared, &object);
         if set.may_be_owed() {
-            // First reap dead tasks, so that the answer contains no unapplied adjustments or unused
-            // grants of theirs.
+            // First clean up after dead tasks, so that the command sees neither their unapplied
+            // adjustments nor their unused grants.
             self.look_after(set, Concern::Values);
         }
         Ok(set)
@@ -620,15 +621,15 @@ impl Task {
             return Ok(word);
         }
         // The word may belong to a change of several semaphores. Another call may have seen a part
-        // of that change, so wait for its end.
+        // of that change, so wait until the change is complete.
         let guard = set.lock(self.owner)?;
         let word = guard.freeze(num)?;
         set.thaw(num, word);
         Ok(word)
     }
 
-    /// Returns the number of calls in a queue of a semaphore, and of calls of several operations
-    /// that wait for the same change.
+    /// Returns the number of calls that wait at a semaphore: for an increase with [`ALTER_LIST`],
+    /// for zero with [`CONST_LIST`]. Calls of several operations count too.
     fn sem_count(&self, semid: SemId, semnum: i32, cmd: i32, list: usize) -> Result<i32, Errno> {
         let set = self.sem_obtain(semid, READ, cmd)?;
         let num = in_range(set, semnum)?;
@@ -684,8 +685,8 @@ fn in_range(set: Set<'_>, semnum: i32) -> Result<u16, Errno> {
     num.ok_or(Errno::INVAL)
 }
 
-/// Returns a tag for a new set that is newer than the tags of all its lines. The lines were in
-/// other sets before.
+/// Returns a tag for a new set. It is newer than the tags that the set's lines have from earlier
+/// sets.
 ///
 /// Tags of a line increase, and wrap around. If two tags differ by more than half of all tags, the
 /// larger number is the older tag.

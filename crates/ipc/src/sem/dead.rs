@@ -139,7 +139,7 @@ mod tests {
         }
     }
 
-    /// After one check of the dead tasks, later calls that are refused must take no lock.
+    /// After one call has looked for dead tasks, later calls that are refused must take no lock.
     #[test]
     fn set_whose_dead_were_looked_at_owes_nothing() {
         let namespace = namespace(1);
@@ -160,8 +160,8 @@ mod tests {
         assert!(!set.may_be_owed());
     }
 
-    /// Control: a grant to a live task that has not returned yet must stay. The task may be
-    /// stopped.
+    /// Control: a grant must stay if its task lives and has not returned yet, since the task may
+    /// only be stopped.
     #[test]
     fn control_permit_granted_to_a_live_task_stays() {
         for is_watched in [false, true] {
@@ -244,7 +244,7 @@ mod tests {
         let guard = set.lock(other.owner).unwrap();
         thaw_dead(&guard, 0, frozen, Identity(1));
         assert_eq!(set.word(0), Ok(frozen));
-        // Control: with the identity that is now in the line, the freeze ends.
+        // Control: with the identity of the next task, the freeze ends.
         let living = identity(task_line(&other.shared, next.owner.index));
         thaw_dead(&guard, 0, frozen, living);
         assert!(!set.word(0).unwrap().is_frozen());
@@ -284,9 +284,9 @@ mod tests {
         assert_eq!((other.sem_getval(id, 0), other.sem_getncnt(id, 0)), (Ok(1), Ok(0)));
     }
 
-    /// A task dies after it was granted a permit and `SETVAL` then set the value. `SETVAL` has
-    /// cleared the adjustment, so nothing must be undone. A grant without adjustment must not be
-    /// taken back either, since the new value does not contain it.
+    /// A task is granted a permit, `SETVAL` sets the value, and the task dies. `SETVAL` has cleared
+    /// the task's adjustment, so nothing must be undone. A grant without adjustment must not be
+    /// taken back either, since the value of `SETVAL` does not contain it.
     #[test]
     fn value_set_after_a_grant_stays_when_the_grant_is_dropped() {
         for lock in [LOCK, PLAIN] {
@@ -302,9 +302,9 @@ mod tests {
         }
     }
 
-    /// One transaction of `SETVAL` sets the value, clears adjustments, and grants a permit to a
-    /// waiting task. The grant must count as later than the clearing. So the death of the granted
-    /// task takes the grant back.
+    /// One transaction of `SETVAL` sets the value, clears adjustments, and then grants a permit to
+    /// a waiting task. If that task dies, its grant must be taken back, since it is later than the
+    /// clearing.
     #[test]
     fn lock_granted_by_setval_to_a_dead_task_is_free_again() {
         let namespace = namespace(1);
@@ -319,8 +319,8 @@ mod tests {
     }
 
     /// A dead task was granted a call that adds to one semaphore with `SEM_UNDO` and takes from
-    /// another. A live task has used the added permit. So the grant cannot be taken back as a
-    /// whole: only the part without `SEM_UNDO` is, or nothing.
+    /// another. A live task has used the added permit, so the call cannot be reverted as a whole.
+    /// Either its part without `SEM_UNDO` is reverted, or nothing.
     #[test]
     fn grant_is_taken_back_in_part_or_not_at_all_if_not_possible_as_a_whole() {
         let give = SemBuf::new(1, 1, SemFlags::UNDO);

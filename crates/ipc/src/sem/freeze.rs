@@ -1,4 +1,5 @@
-//! Freezing words under the set's lock, and ending the freezes of dead tasks.
+//! Freezing the words of semaphores under the set's lock, and ending the freezes of dead tasks.
+//! Only the task that froze a word may change it.
 //!
 //! A task that finds a word frozen waits: it spins, yields, and then sleeps. If the task that froze
 //! the word has died, the waiting task ends the freeze ([`thaw_dead`]). It completes or reverts the
@@ -35,8 +36,8 @@ impl SetGuard<'_> {
     /// `EIDRM` if the set is gone. `EIO` if a live task does not thaw the word.
     pub(super) fn freeze(&self, num: u16) -> Result<Word, Errno> {
         let word = self.change(num, |word| word.freeze_locked(self.owner.index))?;
-        // Clear the log, since recovery must not take the log of an earlier freeze for that of this
-        // freeze.
+        // Clear the log. Otherwise recovery could take the log of an earlier freeze for the log of
+        // this one.
         put(&self.set.sem(num)[LOG], 0);
         Ok(word)
     }
@@ -84,8 +85,8 @@ impl SetGuard<'_> {
                     true => Some(identity(task_line(set.shared, seen.frozen_by()))),
                     false => pause(round, patience, word, seen)?,
                 };
-                // Read the word again after the check of the task, since the task may have thawed
-                // the word before its death.
+                // Read the word again after the check that its task is dead, since the task may
+                // have thawed the word before its death.
                 if let Some(dead) = dead.filter(|_| set.word(num) == Ok(seen)) {
                     thaw_dead(self, num, seen, dead);
                 }
@@ -126,8 +127,8 @@ fn pause(
     Ok(None)
 }
 
-/// Ends the freeze of a dead task. With a valid commit, stores the word that the task has logged in
-/// `REDO`. Otherwise thaws the word with its present value.
+/// Ends the freeze of a dead task. If the task had committed its call, stores the word that it
+/// logged in `REDO`. Otherwise thaws the word with its present value.
 pub(super) fn settle(set: Set<'_>, num: u16, seen: Word, is_committed: bool) {
     let redo = Word(get(&set.sem(num)[REDO]));
     if is_committed && redo.is_of(set.place.tag) && !redo.is_frozen() {
@@ -136,7 +137,7 @@ pub(super) fn settle(set: Set<'_>, num: u16, seen: Word, is_committed: bool) {
         return;
     }
     // Make the log void. If the task died before it wrote a log, the present log belongs to an
-    // earlier freeze. Without this store it could seem to belong to the next freeze.
+    // earlier freeze. A void log cannot be taken for the log of the next freeze.
     Log::Void.write(&set, num, seen);
     let pid = set.shared.pid_of(seen.frozen_by());
     set.thaw(num, seen.with(seen.value(), pid));
@@ -144,8 +145,8 @@ pub(super) fn settle(set: Set<'_>, num: u16, seen: Word, is_committed: bool) {
 
 /// Ends the operation of the dead task that froze semaphore `num`. The caller holds the set's lock.
 ///
-/// This function ends all freezes of that task in the set. If its call had several operations,
-/// their words must get the same outcome. So the first semaphore of the call comes last, since its
+/// This function ends all freezes of that task in the set. If its call had several operations, all
+/// words of the call must get the same outcome. So the call's first semaphore comes last, since its
 /// log tells whether the call is committed.
 ///
 /// `dead` is the identity that the caller read in the task's line. If the line has another identity
@@ -162,9 +163,9 @@ pub(super) fn thaw_dead(guard: &SetGuard<'_>, num: u16, seen: Word, dead: Identi
     let frozen = |num| {
         let word = set.word(num).ok()?;
         let is_left = word.is_frozen() && !word.is_frozen_locked() && word.frozen_by() == task;
-        // Read the identity after the word. A later task with the dead one's number stores its
-        // identity before it freezes a word. So this read shows the later task, if the freeze is
-        // its own.
+        // Read the identity after the word. A later task with the dead task's number stores its
+        // identity before it freezes a word. So if the freeze belongs to the later task, this read
+        // finds that task's identity.
         (is_left && identity(task_line(set.shared, task)) == dead).then_some(word)
     };
     for is_turn_of_first in [false, true] {

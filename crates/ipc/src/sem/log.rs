@@ -6,14 +6,14 @@
 //! | kind | content | recovery |
 //! |---|---|---|
 //! | single | the changed undo record, and the old adjustment | restores the old adjustment |
-//! | several | the number of the call's first semaphore | follows the log of the first one |
-//! | several, committed | only in the log of the first one | stores the words from `REDO` |
+//! | several | the number of the call's first semaphore | follows the log of that semaphore |
+//! | several, committed | only in the log of the first semaphore | stores the words from `REDO` |
 //!
 //! In all cases but the last, recovery thaws the word with its present value.
 //!
-//! A log belongs to a freeze if its phase equals that of the frozen word. The phase flips at each
-//! end of a freeze. But a log from two freezes ago has the same phase again. So every freeze must
-//! write the log, even if only to make it void.
+//! A log belongs to a freeze if its phase, one bit, equals the phase in the frozen word. The phase
+//! flips at each end of a freeze. But a log from two freezes ago has the same phase again. So every
+//! freeze must write the log, even if only to make it void.
 
 use super::set::{LOG, Set};
 use super::word::Word;
@@ -60,8 +60,8 @@ impl Log {
         Self::Single { record: log as u32, adj: i32::from((log >> ADJ_SHIFT) as u16 as i16) }
     }
 
-    /// Writes this log for a freeze of semaphore `num`. `word` is the semaphore's word before or
-    /// during the freeze, whose phase the log gets.
+    /// Writes this log for a freeze of semaphore `num`. The log gets the phase of `word`, which is
+    /// the semaphore's word before or during the freeze.
     #[inline]
     pub(super) fn write(self, set: &Set<'_>, num: u16, word: Word) {
         let phase = VALID | word.phase() << PHASE_SHIFT;

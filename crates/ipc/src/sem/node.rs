@@ -17,7 +17,8 @@
 //! A task acknowledges the outcome of its call by freeing its node. The commit of a grant sets
 //! `OWED` in the set's line, which means that grants may be unacknowledged. A call that is refused,
 //! or reads a value, then first checks whether the task of such a grant has died (`reap`). So the
-//! waker needs no system call to find out whether the task lives. The bit stays if the waker dies.
+//! waker needs no system call to find out whether the task lives. `OWED` stays set even if the
+//! waker dies.
 //!
 //! # Memory
 //!
@@ -45,16 +46,19 @@ use crate::status::{self, AWAKE, DONE, DONE_BITS, INTERRUPTED, STATUS};
 use crate::task_line::Absent;
 
 // Words of a node's first line. Word 0 is the status, and words 6 and 7 belong to the pool. The
-// second line begins with the payload of the set. The operations follow it, one per word.
+// second line begins with the set's payload (its lines and its tag). The operations follow the
+// payload, one per word.
 /// The neighbours in a queue of the set.
 pub(super) const SET_LINKS: usize = 1;
 /// The neighbours in a queue of a semaphore.
 pub(super) const SEM_LINKS: usize = 2;
 /// The pid and the undo record.
 const TASK: usize = 3;
-/// The number of operations, the index of the blocking one, [`ALTERS`], and the logged outcome.
+/// The number of operations, the index of the blocking operation, [`ALTERS`], and the logged
+/// outcome.
 pub(super) const SHAPE: usize = 4;
-/// The set for which the node waits, and its ticket. The word is 0 if the node is in no queue.
+/// The set for which the node waits, and the node's ticket: its place in the order of arrival. The
+/// word is 0 if the node is in no queue.
 const PLACE: usize = 5;
 
 const ALTERS: u64 = 1 << 32;
@@ -62,15 +66,16 @@ const ALTERS: u64 = 1 << 32;
 // The outcome that a commit has logged, in `SHAPE`.
 const PENDING: u64 = 1 << 33;
 const PENDING_SHIFT: u32 = 48;
-/// The shift of the count `SETTINGS` that the set had after the commit. The bits of the count end
-/// below [`PENDING_SHIFT`].
+/// The position in `SHAPE` of the set's count `SETTINGS` at the time of the commit. The bits of the
+/// count end below [`PENDING_SHIFT`].
 const SETTINGS_SHIFT: u32 = 34;
 /// The logged outcome of a call whose grant is taken back, because its task has died or is ending;
 /// see `reap`.
 pub(super) const TAKEN_BACK: i32 = 0xffff;
 
-// Fields of the word `PLACE`: slot and tag of the set, and the ticket. Two sets in turn may have
-// the same slot and tag. The set's payload in the node's second line tells them apart.
+// Fields of the word `PLACE`: slot and tag of the set, and the ticket. A removed set and its
+// successor may have the same slot and tag. The set's payload in the node's second line tells them
+// apart.
 const PLACE_SET: u64 = 1;
 const PLACE_TAG_SHIFT: u32 = 16;
 const TICKET_SHIFT: u32 = u64::BITS - TICKET_BITS;
@@ -308,7 +313,7 @@ impl<'s> Node<'s> {
     }
 
     /// Returns true if all operations of the node are on semaphores with numbers below `nsems`. A
-    /// hostile process may have written others.
+    /// hostile process may have written larger numbers.
     pub(super) fn is_within(&self, nsems: u32) -> bool {
         (0..self.count()).all(|at| u32::from(self.sop(at).sem_num) < nsems)
     }
@@ -343,8 +348,9 @@ pub(super) fn nodes_of<'s>(set: Set<'s>) -> impl Iterator<Item = (Node<'s>, u32)
 pub(super) fn tell(shared: &Shared, completed: Completed) -> Wakes {
     let tell = |(node, errno)| {
         let task = shared.layout.waits.whose(&shared.region, node).unwrap_or(u32::MAX);
-        // ORDERING(ipc-status): Release. Pairs with `status::load`: the task sees the work for
-        // its call. After this the node is not read any more (trap I13).
+        // ORDERING(ipc-status): Release. Pairs with `status::load`: the task sees the work for its
+        // call. After this store the task may free its node, so the node is not read any more (trap
+        // I13).
         let before = shared.region.line(node)[STATUS].swap(status::done(errno), Ordering::Release);
         (before & AWAKE == 0).then_some((node, task))
     };
@@ -354,8 +360,8 @@ pub(super) fn tell(shared: &Shared, completed: Completed) -> Wakes {
 /// Wakes the tasks of completed calls. The caller holds no lock. Returns the tasks that may have
 /// died.
 ///
-/// A polling task sees the outcome without a wake-up. If a polling task has died, `OWED` makes a
-/// later call check that: a call that is refused, reads a value, or waits.
+/// A polling task sees the outcome without a wake-up. If a polling task has died, a later call
+/// finds that out because of `OWED`: a call that is refused, reads a value, or waits.
 pub(crate) fn wake(shared: &Shared, wakes: &[(u32, u32)]) -> Absent {
     let is_absent =
         |wake: &&(u32, u32)| futex::wake(&shared.region.line(wake.0)[STATUS], 1, shared.scope) == 0;

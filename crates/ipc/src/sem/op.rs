@@ -52,8 +52,8 @@ const TRIES_MAX: u32 = if IS_MODEL { 2 } else { 1000 };
 /// together take less than 1 us.
 const LOOKS: u32 = 32;
 
-/// The shortest time between two close checks for dead tasks at one set. The time of the last check
-/// is in the set's line, so all calls share it.
+/// The shortest time between two checks of a set that read `/proc` to find dead tasks. The time of
+/// the last such check is in the set's line, so all calls share it.
 const LOOK_MS: u64 = TURN_NS / 1_000_000 * 9 / 10;
 
 impl Task {
@@ -194,8 +194,8 @@ impl Task {
                 return Err(None);
             }
             let result = match sop.apply(seen.value()) {
-                // With `OWED` or undo records, a dead task may have the permit that this call
-                // needs. The slow path must first reap that task.
+                // With unacknowledged grants (`OWED`) or undo records, a dead task may have the
+                // permit that this call needs. The slow path must first clean up after that task.
                 Err(Errno::AGAIN) if !sop.is_nowait() || set.may_be_owed() => return Err(None),
                 result => result?,
             };
@@ -359,8 +359,8 @@ impl Task {
     }
 
     /// Reaps the dead tasks that have adjustments, grants or waiting calls in a set; `concern`
-    /// selects which. The reaping may grant permits to other dead tasks, which are then reaped too.
-    /// Returns true if a task was reaped.
+    /// selects which. Reaping one task may grant permits to other dead tasks, which are then reaped
+    /// too. Returns true if a task was reaped.
     #[cold]
     pub(super) fn look_after(&self, set: Set<'_>, concern: Concern) -> bool {
         // Each round reaps at least one task. So the number of tasks bounds the loop, even if a
@@ -372,8 +372,8 @@ impl Task {
     fn look_once(&self, set: Set<'_>, concern: Concern) -> bool {
         let Ok(guard) = set.lock(self.owner) else { return false };
         let tasks = tasks_of(&guard, concern);
-        // A close check reads `/proc`, so it also detects that a pid was reused. It is expensive,
-        // so at most one is made in [`LOOK_MS`].
+        // A close check for dead tasks reads `/proc`, so it also detects that a pid was reused. It
+        // is expensive, so each set is checked at most once in [`LOOK_MS`].
         let (ticket, now_ms) = (get(guard.field(TICKET)), futex::now().monotonic_ns / 1_000_000);
         let past_ms = now_ms.wrapping_sub(ticket >> TICKET_BITS) & (u64::MAX >> TICKET_BITS);
         let look = if past_ms >= LOOK_MS { Look::Close } else { Look::Quick };
@@ -406,9 +406,9 @@ impl Task {
     }
 }
 
-/// Ends what a live task has in semaphore sets, at its exit. First removes the nodes of failed
-/// waits that are still queued. Then applies the task's adjustments, set by set. Returns the tasks
-/// that this has granted permits and that may have died.
+/// Cleans up semaphore sets at the exit of a live task. First removes the nodes of failed waits
+/// that are still queued. Then applies the task's adjustments, set by set. Returns the tasks that
+/// this has granted permits and that may have died.
 ///
 /// # Errors
 ///

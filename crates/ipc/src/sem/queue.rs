@@ -8,13 +8,14 @@
 //!
 //! - Waiting calls are tried in the order of their arrival, except those that a signal has
 //!   interrupted. A new call that is possible does not queue behind them.
-//! - A single decrement is in the queue of its semaphore and in the queue of the set. While a call
-//!   of several operations waits, a change scans the queue of the set. Otherwise it scans the queue
-//!   of the semaphore.
-//! - Waits for zero are tried first, calls of one operation before calls of several.
+//! - A waiting call of one decrement is in the queue of its semaphore and in the queue of the set.
+//!   While a call of several operations waits, a change scans the queue of the set. Otherwise the
+//!   change scans the queue of the semaphore.
+//! - Waits for zero are tried first, calls with one operation before calls with several.
 //! - `GETNCNT` and `GETZCNT` count a call at the operation that blocked it in the last try.
 //!
-//! The nodes are the truth. After a death [`rebuild`] builds the queues from them.
+//! The nodes are authoritative, not the queues. After a death, [`rebuild`] builds the queues from
+//! the nodes.
 //!
 //! Source: Linux `ipc/sem.c` (`do_smart_update`, `update_queue`, `wake_const_ops`, `count_semcnt`).
 
@@ -44,8 +45,9 @@ fn lists_of<'s>(set: Set<'s>, node: Node<'_>) -> impl Iterator<Item = List<'s>> 
     of_sem.into_iter().chain(of_set)
 }
 
-/// Puts a node at the end of its queues, as a part of `txn`. The transaction has frozen the words
-/// of the semaphores, and has found that the call must wait (trap I5).
+/// Puts a node at the end of its queues, as a part of `txn`. The transaction has frozen the
+/// semaphores' words and found that the call must wait. So no wake-up is lost between that check
+/// and the queueing (trap I5).
 pub(super) fn enqueue(txn: &mut Txn<'_, '_>, node: Node<'_>, sops: &[SemBuf]) -> Result<(), Errno> {
     for sop in sops {
         txn.frozen(sop.sem_num)?.waiters |= bit_of(sops, *sop);
@@ -144,7 +146,7 @@ fn clear(guard: &SetGuard<'_>) {
 pub(super) enum Changed<'a> {
     /// The semaphores of these operations of semop(2).
     By(&'a [SemBuf]),
-    /// The semaphores with these numbers. The change is by semctl(2) or by the end of a task.
+    /// The semaphores with these numbers, for a change by semctl(2) or by the end of a task.
     Nums(&'a [u16]),
 }
 
@@ -156,8 +158,8 @@ pub(super) enum Changed<'a> {
 /// `EIO` if another task does not thaw a semaphore. The caller then must not commit.
 pub(super) fn update(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<(), Errno> {
     let guard = txn.guard;
-    // If the update fails, nothing is committed. So the nodes that have left their queues still
-    // wait, and are linked again.
+    // If the update fails, nothing is committed. So the nodes that the update has taken out of
+    // their queues still wait, and are linked again.
     update_all(txn, changed).inspect_err(|_| rebuild(guard))
 }
 
@@ -191,8 +193,9 @@ fn update_zero(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<(), Errno>
         Changed::By(sops) => sops.iter().try_for_each(|sop| check(sop.sem_num))?,
         Changed::Nums(nums) => nums.iter().try_for_each(|num| check(*num))?,
     }
-    // If a semaphore is zero, the calls of several waits for zero are tried again. This updates the
-    // operation that blocks each, at which `GETZCNT` counts the call.
+    // If a semaphore is zero, the calls that wait for several semaphores to be zero are tried
+    // again. This notes again which operation blocks each call, because `GETZCNT` counts a call at
+    // that operation.
     let is_any_zero = has_zero
         || matches!(changed, Changed::Nums(_))
             && get(txn.guard.field(CONST_LIST)) != 0
@@ -213,8 +216,8 @@ fn scan_const(txn: &mut Txn<'_, '_>, num: Option<u16>) {
 }
 
 /// Carries out the waiting calls of the queue of semaphore `num`, or of the set, until none is
-/// possible. No single decrement is possible once its semaphore is 0. So the walk ends there (trap
-/// X7).
+/// possible. No single decrement is possible once its semaphore is 0. So at 0 the walk of a
+/// semaphore's queue ends, and examines no further call (trap X7).
 /// Analogous to Linux's `update_queue`.
 fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>) -> Result<(), Errno> {
     let set = txn.set();
@@ -233,7 +236,7 @@ fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>) -> Result<(), Errno> {
         if verdict == Verdict::Done {
             update_zero(txn, Changed::By(&sops))?;
             // A completed decrement makes no older decrement possible, so the walk continues. Any
-            // other completed call may do so, and then the walk starts again.
+            // other completed call may make an older call possible, so the walk starts again.
             if is_complex || get(txn.guard.field(COMPLEX_COUNT)) != 0 {
                 lines = list.iter();
             }
@@ -275,8 +278,8 @@ pub(super) fn end_all(guard: &SetGuard<'_>) -> Completed {
     let set = guard.set;
     let zeroes = (0..set.place.nsems as u16).map(|num| queue(set, Some(num), CONST_LIST));
     let lists = [CONST_LIST, ALTER_LIST].map(|list| queue(set, None, list)).into_iter();
-    // All queues together have at most as many nodes as the pool. So this limit ends the walk over
-    // a ring.
+    // All queues together have at most as many nodes as the pool. So this limit also ends a walk
+    // over a queue that a hostile process has made a ring.
     let max = set.shared.layout.waits.lines as usize;
     let nodes = lists.chain(zeroes).flat_map(List::iter).take(max);
     let completed = nodes.map(|line| (line, Errno::IDRM.raw_os_error())).collect();

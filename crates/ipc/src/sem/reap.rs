@@ -7,8 +7,8 @@
 //! Otherwise its operations without `SEM_UNDO` are reverted, or nothing. The end of the process
 //! then reverts the operations with `SEM_UNDO`, with its other adjustments.
 //!
-//! The end of a live task (`exit_sem`) also takes grants back in this way: those to calls that
-//! failed with `EIO` while their nodes were queued.
+//! The end of a live task (`exit_sem`) also takes grants back in this way. Such grants are those to
+//! calls that failed with `EIO` while their nodes were queued.
 //!
 //! `SETVAL` and `SETALL` clear adjustments, and their values do not contain earlier grants. So a
 //! grant from before such a call is not taken back (`set::SETTINGS`).
@@ -22,8 +22,8 @@
 //!   the killed task slept, the granting operation takes the grant back before it returns. The dead
 //!   task's call may have made a further waiting call possible. That call keeps its permit.
 //! - The process was killed after the grant, but before it returned from its call. In Linux its
-//!   call counts. Here it is taken back, as with `SEM_UNDO`. A user of Linux cannot rely on its
-//!   call either, since a kill may come before or after the grant.
+//!   call counts. In corewalk the grant is taken back, as with `SEM_UNDO`. A user of Linux cannot
+//!   rely on such a call either, since a kill may come before or after the grant.
 //!
 //! Source: Linux `ipc/sem.c` (`exit_sem`, `semtimedop`).
 
@@ -143,8 +143,8 @@ impl<'s> Reaper<'s> {
             // record's line may belong to another task or set now.
             && undo::is_at(&guard, line, gone)
         {
-            // A set that is not published is a removed one with remains. No call reads its values
-            // any more, so the adjustments need not be applied.
+            // An unpublished set was removed, but not completely. No call reads its values any
+            // more, so the adjustments need not be applied.
             if set.is_published() {
                 let mut txn = Txn::new(&guard);
                 let nums = apply(&mut txn, line, shared.pid_of(gone))?;
@@ -154,8 +154,8 @@ impl<'s> Reaper<'s> {
             }
             undo::free(&guard, line);
         }
-        // The line may have an incomplete record, or one of a removed set. If the line still
-        // belongs to the task, free it.
+        // The line may have an incomplete record, or a record of a removed set. If the line still
+        // belongs to the task `gone`, free it.
         if shared.layout.undos.whose(&shared.region, line) == Some(gone) {
             undo::discard(shared, line, self.owner);
         }
@@ -166,14 +166,14 @@ impl<'s> Reaper<'s> {
 /// Adds the adjustments of an undo record to the values, as part of `txn`. Returns the numbers of
 /// the changed semaphores.
 ///
-/// A value that would leave the range from 0 to `SEMVMX` becomes the nearest value in it, since a
-/// task that ends does not wait.
+/// A value that would leave the range from 0 to `SEMVMX` becomes the nearer end of the range, since
+/// a task that ends does not wait.
 fn apply(txn: &mut Txn<'_, '_>, record: u32, pid: u32) -> Result<Vec<u16>, Errno> {
     let set = txn.set();
     let mut nums = Vec::new();
     for num in 0..set.place.nsems as u16 {
         // Only the task of the record changes its adjustments without the set's lock, and that task
-        // has ended. So an adjustment that reads as 0 without a freeze is 0.
+        // has ended. So an adjustment that is 0 stays 0, and its word need not be frozen.
         let adj = undo::load_adj(set.shared, record, num);
         if adj != 0 {
             let value = (txn.frozen(num)?.value + adj).clamp(0, SEMVMX);
@@ -185,17 +185,18 @@ fn apply(txn: &mut Txn<'_, '_>, record: u32, pid: u32) -> Result<Vec<u16>, Errno
     Ok(nums)
 }
 
-/// Takes back the grant of a task that cannot use it. It reverts the whole call, or its operations
-/// without `SEM_UNDO`, or nothing. If `SETVAL` or `SETALL` ran after the grant, the values do not
-/// contain it. Then nothing is reverted.
+/// Takes back the grant of a task that cannot use it. The function reverts the whole call, or its
+/// operations without `SEM_UNDO`, or nothing. If `SETVAL` or `SETALL` ran after the grant, the
+/// values do not contain the grant. Then nothing is reverted.
 fn take_back(guard: &SetGuard<'_>, gone: u32, node: Node<'_>) -> Result<Wakes, Errno> {
     if node.settings() != (get(guard.field(COMMIT)) & SETTINGS) >> SETTINGS_SHIFT {
         return Ok(Wakes::new());
     }
     let sops = node.sops(guard.set.place.nsems);
     let mut whole: Sops = sops.iter().rev().filter(|sop| sop.sem_op != 0).copied().collect();
-    // The lowest number has no opposite, and stays a decrement. It is never possible, so the call
-    // is not reverted. Only a hostile process stores it, since no such decrement is granted.
+    // The lowest number has no opposite, and stays a decrement. That decrement is never possible,
+    // so such a call is not reverted. Only a hostile process writes the lowest number, since no
+    // such decrement is granted.
     whole.iter_mut().for_each(|sop| sop.sem_op = sop.sem_op.wrapping_neg());
     let plain: Sops = whole.iter().filter(|sop| !sop.is_undo()).copied().collect();
     let Call { undo, .. } = node.call(&sops);

@@ -47,8 +47,8 @@ impl<'s> Set<'s> {
         guard.filter(|guard| guard.set.is_published()).ok_or(Errno::IDRM)
     }
 
-    /// Like [`Set::lock`], but also locks a removed set of which remains are left. Returns none if
-    /// no remains are left and all waiting calls have ended.
+    /// Like [`Set::lock`], but also locks a removed set that is not completely freed. Returns none
+    /// if the set is freed and all its waiting calls have ended.
     ///
     /// # Errors
     ///
@@ -76,8 +76,8 @@ impl SetGuard<'_> {
     /// Ends a set that no lookup finds any more: its semaphores, waits and undo records. Analogous
     /// to Linux's `freeary`.
     ///
-    /// The caller holds the lock of the kind. If it dies here, the next holder of that lock ends
-    /// the rest.
+    /// The caller holds the lock of all semaphore sets. If the caller dies in this function, the
+    /// next holder of that lock completes the work.
     ///
     /// A stopped process may have frozen a semaphore. When the process continues, it stores into
     /// that word, and perhaps into its undo record. So in this case the function ends only the
@@ -114,8 +114,8 @@ fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
     let set = guard.set;
     let commit = get(guard.field(COMMIT));
     let is_committed = commit & COMMITTING != 0;
-    // ORDERING(ipc-commit): Release. `rebuild` empties the list of undo records for a moment. With
-    // `OWED`, calls without the lock check for dead tasks, instead of relying on the list.
+    // ORDERING(ipc-commit): Release. `undo::rebuild` empties the list of undo records for a moment.
+    // With `OWED`, calls without the lock check for dead tasks, instead of relying on the list.
     guard.field(COMMIT).store(commit | OWED, Ordering::Release);
     undo::rebuild(guard);
     for num in 0..set.place.nsems as u16 {
@@ -133,20 +133,20 @@ fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
     guard.field(COMMIT).store(OWED | commit & SETTINGS, Ordering::Release);
     queue::rebuild(guard);
     queue::restore_bits(guard)?;
-    // The holder of a lock must not reap, so ignore the tasks that may have died. `OWED` is set, so
-    // later calls find these tasks.
+    // The holder of a lock must not reap, so ignore the woken tasks that may have died. `OWED` is
+    // set, so later calls find the dead tasks.
     let _absent = wake(set.shared, &wakes);
     Ok(())
 }
 
-/// With a valid commit, returns the waiting calls whose outcomes the dead task has logged in their
-/// nodes. Otherwise makes these logs void.
+/// If the dead task had committed, returns the waiting calls whose outcomes it has logged in their
+/// nodes. Otherwise makes the logs in the nodes void.
 fn settle_nodes(set: Set<'_>, is_committed: bool) -> Completed {
     let mut completed = Completed::new();
     for (node, _) in nodes_of(set) {
         let Some(errno) = node.pending() else { continue };
-        // A task whose node already has an outcome may have continued. It gets no second outcome,
-        // unless its grant is taken back.
+        // A task whose node already has an outcome may have continued. Such a task gets no second
+        // outcome, unless its grant is taken back.
         let is_to_be_told = node.outcome().is_none() || errno == TAKEN_BACK;
         match (is_committed, is_to_be_told) {
             (true, true) => completed.push((node.line, errno)),

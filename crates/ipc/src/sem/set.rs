@@ -2,7 +2,8 @@
 //!
 //! Each slot of the kind has one line for its set. The semaphores have one line each, in a range of
 //! lines. So operations on different semaphores write no common line. Only the holder of the set's
-//! lock writes the line of the set. An operation of one step does not read that line.
+//! lock writes the line of the set. An operation that is one compare-exchange does not even read
+//! that line.
 //!
 //! The set's lock protects the words of the set's line and the queues in the lines of the
 //! semaphores. It also protects the undo records of the set, and its wait nodes while their calls
@@ -177,7 +178,7 @@ impl<'s> Set<'s> {
     #[inline]
     pub(super) fn thaw(&self, num: u16, next: Word) {
         // ORDERING(ipc-word): Release. Pairs with `Set::word`: the next operation on this semaphore
-        // sees the stores under the freeze.
+        // sees the stores that this task made while the word was frozen.
         self.sem(num)[WORD].store(next.thaw().0, Ordering::Release);
     }
 

@@ -16,8 +16,8 @@
 //!
 //! The line of each frozen word has a log with the number of the call's first semaphore (`log`).
 //! Once all new words are logged, one store in the line of the first semaphore commits them. The
-//! first word is thawed last. So while any word is frozen, the log of the first one tells whether
-//! the call is committed.
+//! word of the first semaphore is thawed last. So while any word is frozen, the log of the first
+//! semaphore tells whether the call is committed.
 //!
 //! # Limits
 //!
@@ -48,8 +48,8 @@ const PAUSES: u32 = if IS_MODEL { 1 } else { 8 };
 enum Not {
     /// The word is frozen, or another task has just changed it.
     Free,
-    /// The operations are not possible: the call fails with this error, or needs the set's lock if
-    /// there is none.
+    /// The operations are not possible. With an error, the call fails with it. Without, the call
+    /// needs the set's lock.
     Possible(Option<Errno>),
 }
 
@@ -90,9 +90,9 @@ impl Task {
                 }
                 Err(Not::Possible(errno)) => {
                     frozen.give_up();
-                    // If the operations were sorted, another one may fail first in the order of the
-                    // call. Also, a dead task may have units that the call needs. In both cases the
-                    // call takes the set's lock.
+                    // If the operations were sorted, a different one may be the first to fail in
+                    // the caller's order. Also, a dead task may have units that the call needs. In
+                    // both cases the call takes the set's lock.
                     let is_left = !was_sorted || (errno == Some(Errno::AGAIN) && set.may_be_owed());
                     return Err(errno.filter(|_| !is_left));
                 }

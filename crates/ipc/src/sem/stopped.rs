@@ -119,8 +119,8 @@ fn waiter_at_an_unpublished_set_ends_the_set() {
     assert_eq!(used(&other), [0, 0, 0]);
 }
 
-/// After a hostile process has overwritten the payload in the slot, the waits of the set must end,
-/// and the set must be removable.
+/// A hostile process has overwritten the slot's word that says where the set is. Then the waits of
+/// the set must end, and the set must be removable.
 #[test]
 fn set_that_was_overwritten_ends_its_waits_and_is_removed() {
     let namespace = namespace(2);
@@ -154,8 +154,9 @@ fn call_that_found_a_set_before_its_removal_does_not_wait_there() {
     assert_eq!(found.lock(other.owner).err(), Some(Errno::IDRM));
 }
 
-/// A thread calls execve(2) while another thread is in the middle of an operation. The new program
-/// uses no namespace. Other tasks must take over the lock and the freeze.
+/// A thread calls execve(2) while another thread of its process is in the middle of an operation.
+/// The new program uses no namespace. Other tasks must take over the lock and the freeze of that
+/// operation.
 #[test]
 fn lock_and_freeze_of_a_program_that_was_replaced_are_taken_over() {
     let namespace = namespace(1);
@@ -168,7 +169,7 @@ fn lock_and_freeze_of_a_program_that_was_replaced_are_taken_over() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    // Wait for the first output. Before it, the child may not have called execve(2) yet.
+    // Wait for the first output, since before it the child may not have called execve(2) yet.
     let mut there = [0; 5];
     child.stdout.take().unwrap().read_exact(&mut there).unwrap();
     let image_of = |pid| stat(pid).map_or(0, |stat| stat.image);

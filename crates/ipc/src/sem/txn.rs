@@ -3,9 +3,9 @@
 //! The task of a transaction holds the set's lock. The transaction freezes each word that it reads,
 //! and works on copies. At its end it stores all changes, or thaws the words unchanged.
 //!
-//! A call without the set's lock that finds a frozen word waits, or takes the lock. So does a
-//! query. The store of its new value thaws a word. So no other call sees a state in which one word
-//! has changed and another one has not.
+//! The words stay frozen until the commit, and the store of a word's new value thaws it. A query,
+//! or a call without the set's lock, that finds a frozen word waits or takes the lock. So no other
+//! call sees a state in which one word has changed and another one has not.
 //!
 //! If a change completes a waiting call, the changes of that call belong to the same transaction.
 //! So no other call can come between an increment and the decrement that waited for it.

@@ -62,8 +62,8 @@ const IS_RECORD: u64 = 1 << 63;
 
 const LOG_VALID: u64 = 1 << 63;
 
-/// The length from which a task removes freed records from its list, each time that the length is a
-/// power of two.
+/// The least length of a task's list of records at which the task drops freed records from it. From
+/// there on, it does so whenever the length is a power of two.
 const UNDOS_KEPT: usize = 64;
 
 /// The number of entries in a task's cache of undo records.
@@ -108,8 +108,8 @@ pub(super) fn log_adj(shared: &Shared, record: u32, num: u16, adj: i32) {
     cell(shared, record, num)[REDO_ADJ].store(redo, Ordering::Release);
 }
 
-/// Ends the redo log that a dead task has left in a cell: with a valid commit, stores the logged
-/// adjustment. The semaphore's word is still frozen.
+/// Ends the redo log that a dead task has left in a cell. If the task had committed, stores the
+/// logged adjustment. The semaphore's word is still frozen.
 pub(super) fn settle_adj(shared: &Shared, record: u32, num: u16, is_committed: bool) {
     let redo = get(&cell(shared, record, num)[REDO_ADJ]);
     if redo & LOG_VALID != 0 {
@@ -162,8 +162,8 @@ pub(super) fn find_alloc(guard: &SetGuard<'_>, undos: &Undos) -> Result<u32, Err
 
 /// Returns the undo record of task `task` for the set, if it is in the task's cache.
 ///
-/// The record is valid while the set exists. A caller that afterwards freezes a word of the set,
-/// with the right tag, knows that the set exists.
+/// The record is valid while the set exists. A caller that then freezes a word of the set, and
+/// finds the right tag in it, knows that the set exists.
 #[inline]
 pub(super) fn cached(set: Set<'_>, undos: &Undos, task: u32) -> Option<u32> {
     // ORDERING: Relaxed. Only a guess, which is checked below.
@@ -245,8 +245,8 @@ pub(super) fn free(guard: &SetGuard<'_>, record: u32) {
 pub(super) fn discard(shared: &Shared, record: u32, owner: Owner) {
     let first = shared.region.line(record);
     let pool = shared.layout.undos;
-    // From here on, the line is no record, and its lines belong to this task. If this task dies,
-    // its reaper frees them.
+    // From here on, the line is no record, and its lines belong to the calling task. If that task
+    // dies, its reaper frees them.
     pool.set_whose(&shared.region, record, owner.index);
     // ORDERING(ipc-record): Release. As in `alloc`.
     first[WHOSE].store(0, Ordering::Release);

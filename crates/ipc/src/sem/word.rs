@@ -21,13 +21,14 @@
 //! the freeze of a dead task that has changed nothing. Only the last pid is lost: `sempid` is then
 //! that of the dead task.
 //!
-//! A new tag is one more than the newest last tag of the lines of the set. The generation of the id
-//! would not do: two sets that follow each other on one line have different slots, and may have the
-//! same generation.
+//! The tag of a new set is one more than the newest tag that its lines had before. The generation
+//! of the id would not do: two sets that follow each other on one line have different slots, and
+//! may have the same generation.
 //!
-//! A bit for waiting calls may be set although no such call waits; the next holder of the lock
-//! clears it. While a call waits, the bit is always set. The call finds under a freeze that it must
-//! wait, and the store that ends this freeze sets the bit (trap I5).
+//! A bit for waiting calls may be set although no such call waits. The next holder of the lock then
+//! clears it. While a call waits, the bit is always set: the call finds under a freeze that it must
+//! wait, and the store that ends this freeze sets the bit. So no wake-up is lost between the two
+//! (trap I5).
 
 /// A copy of a semaphore's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,7 +128,7 @@ impl Word {
         Self(self.with(self.value(), owner & OWNER).0 | FROZEN)
     }
 
-    /// Returns the word frozen by the task numbered `owner`, which holds the set's lock.
+    /// Returns the word as frozen by the task numbered `owner`, which holds the set's lock.
     #[inline]
     pub(super) fn freeze_locked(self, owner: u32) -> Self {
         Self(self.with(self.value(), owner & OWNER | IS_LOCKED).0 | FROZEN)

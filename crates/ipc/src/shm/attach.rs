@@ -29,7 +29,8 @@ pub(crate) struct Own {
     pub(super) made: Vec<u32>,
     /// The attached segments by address.
     attached: BTreeMap<usize, Attached>,
-    /// True if the task has asked for a hold (`backing`), which the end of the task must remove.
+    /// True if the task has asked for a hold (`backing`): an open file, which the end of the task
+    /// removes.
     has_hold: bool,
 }
 
@@ -252,7 +253,7 @@ impl Task {
         })
     }
 
-    /// Returns the hold of the task; see [`crate::Backing::hold`].
+    /// Returns the hold of the task, an open and locked file; see [`crate::Backing::hold`].
     ///
     /// # Errors
     ///
@@ -339,8 +340,8 @@ impl Task {
 ///
 /// # Errors
 ///
-/// `EIO` if the lock cannot be acquired. `EBUSY` if an uncounted child has the attaches. The task
-/// then keeps its line, so that another task reaps it later.
+/// `EIO` if the lock cannot be acquired. `EBUSY` if an uncounted child (one without records of its
+/// own) has the attaches. The task then keeps its line, so that another task reaps it later.
 pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
     let Own { made, attached, has_hold } = std::mem::take(&mut *task.shm.lock());
     let shared = &*task.shared;

@@ -3,7 +3,8 @@
 //!
 //! After each stop and recovery, the state must be that of a death before the call or after it. The
 //! models of semaphores (`crate::crash_models`) demand the same. No record and no memory may be
-//! left. The backing keeps its state in words whose stores are stopped with the task's.
+//! left. The backing records in words which segments have memory, and the models also stop the task
+//! before the stores to these words.
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 
@@ -319,7 +320,7 @@ const CASES: [Case; 9] = [
         name: "a mark",
         prepare: |world| {
             attach(&world.survivor, world.id, HERE).unwrap();
-            // Another segment, whose key has the same hash and so is in the same chain.
+            // Make another segment whose key has the same hash, so that both keys are in one chain.
             world.survivor.shmget(KEY + SEGMENTS as i32, 1, GetFlags::CREATE, 0o600).unwrap();
         },
         act: |task, id| task.shm_rmid(id),

@@ -20,8 +20,8 @@ use crate::{
     SHM_DEST, SegmentName, SemBuf, SemFlags, ShmFlags, ShmId, Task,
 };
 
-/// A backing with two switches. The first switch makes an uncounted child seem to have the hold.
-/// The second switch makes each removal of memory fail.
+/// A backing with two switches. The first switch makes the hold of a dead task seem to be open, as
+/// if an uncounted child had it. The second switch makes each removal of memory fail.
 #[derive(Clone, Default)]
 struct Scene(Arc<(Memfds, AtomicBool, AtomicBool)>);
 
@@ -134,7 +134,7 @@ fn attaches_of_the_dead_stay_while_a_child_has_them_and_undo_does_not() {
         assert_eq!(one.sem_getval(set, 0), Ok(0));
         assert_eq!(namespace.recover(), Ok(0), "the dead task keeps its line");
     }
-    // The child is counted now, and unmaps the hold of its parent.
+    // The child gets its own records, and then unmaps the hold of its parent.
     let child = other.fork(std::process::id()).unwrap();
     scene.is_held(false);
     // Let an existing task reap. A new task would not do, since its registration may reap too, to

@@ -17,10 +17,11 @@
 //!
 //! # Holds
 //!
-//! The hold of a task (`backing`) is an empty file `task-NUMBER` with an exclusive lock of
-//! flock(2). The lock lasts until the open file is closed and unmapped in all processes. A check
-//! takes a shared lock, so checks do not block each other. When the task has no attaches any more,
-//! the file is removed. If that fails, the next task with the same number uses the file.
+//! The hold of a task (`backing`) shows that a process still has the task's mappings. It is an
+//! empty file `task-NUMBER` with an exclusive lock of flock(2). The lock lasts until the open file
+//! is closed and unmapped in all processes. A check takes a shared lock, so checks do not block
+//! each other. When the task has no attaches any more, the file is removed. If that fails, the next
+//! task with the same number uses the file.
 //!
 //! # Limits
 //!

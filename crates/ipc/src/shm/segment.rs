@@ -1,8 +1,9 @@
-//! The state of a segment and its attaches. The lock of the kind protects all of it.
+//! The state of a segment and its attaches. The lock of the kind, which all segments share,
+//! protects all of it.
 //!
-//! The records are the truth about attaches. The word `WHOSE` of a record has the segment, and is 0
-//! in a free record. The header that the pool keeps for the record has the task. So the list of a
-//! segment's records can be rebuilt from the records.
+//! The attach records define which attaches exist. The word `WHOSE` of a record has the segment,
+//! and is 0 in a free record. The header that the pool keeps for the record has the task. So the
+//! list of a segment's records can be rebuilt from the records.
 //!
 //! # Death of a task
 //!
@@ -12,8 +13,8 @@
 //!   the task should have removed.
 //! - It had attaches, or was making or freeing a record: [`reap`] frees the records by the pool's
 //!   headers.
-//! - An uncounted child has its attaches: [`reap`] keeps them until the child is counted or has
-//!   ended (`backing`).
+//! - A forked child that has no records yet (an uncounted child) has its attaches: [`reap`] keeps
+//!   them until the child is counted or has ended (`backing`).
 //! - It had not removed the memory of a removed segment yet: `HAS_MEMORY` is set, and a later task
 //!   removes that memory.
 //!
@@ -218,8 +219,8 @@ impl<'g, 's> Segment<'g, 's> {
         Ok(())
     }
 
-    /// Removes up to `count` attaches of a task from the segment. If the segment then has no
-    /// attach, and is marked or removal is forced, removes the segment.
+    /// Removes up to `count` attaches of a task from the segment. If no attach is left, removes a
+    /// segment that is marked, and with `is_shm_rmid_forced` any segment.
     pub(super) fn detach(&self, task: u32, count: u64, gone: &mut Gone) {
         let shared = self.shared();
         if let Some(record) = self.find(task) {
@@ -243,10 +244,10 @@ impl<'g, 's> Segment<'g, 's> {
         put(&line[PIDS], pair(low(get(&line[PIDS])), pid));
     }
 
-    /// Removes the segment if it has no attach, and is marked or removal is forced.
+    /// If the segment has no attach, removes it if it is marked, or if `is_shm_rmid_forced` is set.
     /// Analogous to Linux's `shm_may_destroy` and `shm_destroy`.
     fn destroy_if_due(&self, gone: &mut Gone) {
-        // Read the object again, since `self` may be older than the mark of the segment.
+        // Read the object again, since `self` may be older than the mark for removal.
         let object = self.ids.at(self.object.index).unwrap_or(self.object);
         let is_marked = self.shared().limits.is_shm_rmid_forced || object.mode() & SHM_DEST != 0;
         if is_marked && self.records().is_empty() {
@@ -266,7 +267,7 @@ impl<'g, 's> Segment<'g, 's> {
     }
 
     /// If `task` is the creator of the segment, notes that the creator has ended. Then removes the
-    /// segment if it has no attach and removal is forced.
+    /// segment if it has no attach and `is_shm_rmid_forced` is set.
     /// Analogous to Linux's `exit_shm`.
     pub(super) fn orphan(&self, task: u32, gone: &mut Gone) {
         let creator = &self.line()[CREATOR];
@@ -367,7 +368,8 @@ pub(crate) fn give_back_all(shared: &Shared, ids: &IdsGuard<'_>, but: Option<u32
 ///
 /// This reads all segments with their records, and then all records of the pool.
 ///
-/// Returns false if an uncounted child has the attaches. They stay, and a later call tries again.
+/// Returns false if an uncounted child (one without records yet) has the attaches. They stay, and a
+/// later call tries again.
 ///
 /// # Errors
 ///
@@ -382,8 +384,8 @@ pub(crate) fn reap(ids: Ids<'_>, task: u32) -> Result<bool, Errno> {
                 continue;
             };
             let is_attached = segment.find(task).is_some();
-            // Only if the task has no hold are the attaches removed. Then no uncounted child has
-            // them, since a child unmaps the hold only after it is counted.
+            // Remove the attaches only if no process has the task's hold. Then no uncounted child
+            // has them, since a child unmaps the hold only after it is counted.
             if is_attached && !*is_held.get_or_insert_with(|| shared.backing.is_held(task)) {
                 segment.note(DTIME, shared.pid_of(task));
                 segment.detach(task, u64::MAX, gone);
@@ -415,9 +417,9 @@ fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
 /// Repairs a segment and returns its number of pages. The caller has taken over the lock of the
 /// kind from a dead task.
 ///
-/// The function rebuilds the list of the segment from the records. If the segment is marked, it
-/// removes the key. If the dead task should have removed the segment at the last detach, it removes
-/// the segment.
+/// The function rebuilds the list of the segment from the records. It removes the key of a segment
+/// that is marked for removal. It removes a segment that the dead task should have removed at the
+/// last detach.
 pub(super) fn recover_slot(ids: Ids<'_>, object: &Object) -> u64 {
     let (shared, index) = (ids.shared, object.index);
     let line = line(shared, index);

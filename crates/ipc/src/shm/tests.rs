@@ -122,7 +122,7 @@ fn forced_removal_removes_unattached_segments_and_orphans() {
 }
 
 /// Trap I14: a process has created segments in two namespaces. In each namespace, the end of the
-/// process must remove the segments that the limits of that namespace demand.
+/// process must remove its segments if the limits of that namespace demand it.
 #[test]
 fn creator_in_two_namespaces_orphans_its_segments_in_each() {
     let (forced, forced_memory) = namespace(true);

@@ -36,8 +36,8 @@ use op::Kind;
 use ours::Mutation;
 use pairing::{Extent, Pairing};
 
-/// The extent if `COREWALK_DIFFERENTIAL_OPS` is not set. A slow machine makes `least` steps even
-/// beyond the time limit.
+/// The number of steps and the time limit if `COREWALK_DIFFERENTIAL_OPS` is not set. On a slow
+/// machine, the test makes `least` steps even beyond the time limit.
 const EXTENT: Extent = Extent { steps: 4_000, least: 1_000, limit: Duration::from_secs(60) };
 
 fn pairing(mutation: Mutation) -> Option<Pairing> {
@@ -100,7 +100,8 @@ fn control_mutated_semantics_are_noticed() {
 
 type Kinds = fn(&mut Rng) -> &'static [Kind];
 
-/// The entry of the worker processes on the kernel's side. In any other process it returns at once.
+/// The entry point of the worker processes of the kernel's side. In other processes it returns at
+/// once.
 #[test]
 fn worker_answers_until_its_driver_ends() {
     process::serve();

@@ -219,8 +219,8 @@ fn senders_that_fit(both: &mut Pairing) {
     both.send(0, id, 3, 80, 0);
     both.send(1, id, 4, 60, 0);
     both.send(2, id, 5, 30, 0);
-    // After the first receive the queue has 50 bytes left, and only the sender of 30 bytes has
-    // room.
+    // After the first receive the queue has 50 free bytes. Of the waiting senders, only the one
+    // with 30 bytes fits.
     both.receive(3, id, 1, 100, 0);
     both.msg_stat(id);
     both.receive(3, id, 5, 100, 0);

@@ -1,4 +1,5 @@
-//! The steps of a script, and the encoding of operations and answers for the socket of a worker.
+//! The steps of a script, and the encoding of operations and answers for the socket of a worker
+//! process.
 
 use corewalk_testkit::rng::Rng;
 
@@ -109,7 +110,7 @@ impl Op {
 
     pub(crate) fn decode(words: &[i64]) -> Self {
         let int = |at: usize| words[at] as i32;
-        // The shortest encoding is one word. Operations without an id have it.
+        // An operation without an id is encoded as one word.
         let id = words.get(1).map_or(0, |id| *id as i32);
         match words[0] {
             0 => Self::Get { key: int(1), nsems: int(2), flags: int(3) },

@@ -1,4 +1,5 @@
-//! The side of this crate: one thread for each task. It gets its operations through a channel.
+//! The corewalk side of a differential test: each task has a thread, which gets operations through
+//! a channel.
 
 mod msg;
 mod shm;
@@ -86,10 +87,10 @@ impl Side for Worker {
 
     fn poll(&mut self, is_prompt: bool) -> Option<Answer> {
         loop {
-            // `poll` checks whether the task waits before it reads the answer. If the call
-            // completes in between, the answer is there to read.
+            // `poll` checks whether the task waits, and then looks for an answer. So it finds the
+            // answer of a call that completes between these two steps.
             let is_waiting = self.task().waiting() != 0;
-            // A waiting call gets no time to answer. Any other call answers soon.
+            // If the task waits, look only once. Otherwise its answer comes soon.
             let patience = if is_waiting && !is_prompt { Duration::ZERO } else { LOOK };
             match self.answers.recv_timeout(patience) {
                 Ok(answer) => return Some(answer),

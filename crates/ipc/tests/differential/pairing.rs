@@ -1,7 +1,7 @@
 //! Runs the steps of a script on both sides, and compares the answers.
 //!
 //! One side is the host's kernel, with a process for each task. The other side is corewalk. After
-//! each step, the test polls the waiting calls of both sides until a round completes no call.
+//! each step, the test polls the waiting calls of both sides, until no call completes any more.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -18,14 +18,14 @@ use crate::shm::ShmOp;
 const TASKS: usize = 4;
 const SCRIPT_STEPS: u64 = 200;
 
-/// A task of one side. Its drop ends the task, and returns once all effects of the end have
-/// happened.
+/// A task on the kernel's side or on corewalk's side. Dropping the value ends the task, and returns
+/// once all effects of that end have happened.
 pub(crate) trait Side {
     /// Starts a call.
     fn send(&mut self, op: &Op);
 
-    /// Returns the answer of the call, or none if the call waits. A prompt call never waits for
-    /// another task, so `poll` waits for its answer.
+    /// Returns the answer of the call that `send` started, or none if the call waits. A prompt call
+    /// never waits for another task, so `poll` waits for its answer.
     fn poll(&mut self, is_prompt: bool) -> Option<Answer>;
 
     /// Interrupts the waiting call.
@@ -45,7 +45,7 @@ pub(crate) struct Pairing {
     ours: Vec<Box<dyn Side>>,
     /// The call in which each task waits.
     waiting: Vec<Option<Op>>,
-    /// The number of each task, by its pids and thread ids, for each side. Ended tasks stay in the
+    /// Maps each pid and thread id of a side to the number of its task. Ended tasks stay in the
     /// map, since the kernel reuses no pid within a script.
     linux_numbers: HashMap<i64, i64>,
     our_numbers: HashMap<i64, i64>,
@@ -96,7 +96,7 @@ impl Pairing {
     }
 
     /// Makes a step of `task` on both sides, and compares the answers. Returns the answer of the
-    /// task's call, or none if it waits.
+    /// task's call, or none if the call waits.
     pub(crate) fn step(&mut self, task: usize, step: &Step) -> Option<Answer> {
         // Print the step before it is made, so that a script that hangs shows its last step.
         if std::env::var_os("COREWALK_IPC_TRACE").is_some() {
@@ -118,8 +118,8 @@ impl Pairing {
                 let op = self.waiting[task].take().expect("it waits");
                 self.linux[task].interrupt();
                 self.ours[task].interrupt();
-                // The kernel's process takes its signal a moment later. So the test waits for the
-                // answer.
+                // The worker process on the kernel's side takes its signal a moment later, so wait
+                // for its answer.
                 own = self.compare_prompt(task, &op);
             }
             Step::Exit => {
@@ -147,9 +147,9 @@ impl Pairing {
 
     /// Compares the answers of all waiting calls of tasks other than `but`.
     ///
-    /// A call that completes may complete another one: a woken sender may complete a receiver. The
-    /// second call may complete after the step's own call has returned. So each side is polled
-    /// until a round completes no call.
+    /// A call that completes may complete another one: a woken sender may complete a receiver. That
+    /// receiver may return after the step's own call. So each side is polled until no call
+    /// completes any more.
     fn settle(&mut self, but: usize) {
         let waiting = (0..TASKS).filter(|task| *task != but && self.waiting[*task].is_some());
         let waiting: Vec<usize> = waiting.collect();
@@ -200,9 +200,9 @@ impl Pairing {
         ours
     }
 
-    /// Ignores whether the time of the last operation is set, in random scripts. On Linux, a failed
-    /// call with `SEM_UNDO` leaves an empty undo record, whose end counts as an operation. corewalk
-    /// leaves no such record.
+    /// In random scripts, ignores whether a semaphore set has the time of a last operation. On
+    /// Linux, a failed call with `SEM_UNDO` leaves an empty undo record. When that record is
+    /// applied, Linux sets the time. corewalk leaves no such record.
     fn forget_time(&self, answer: &mut Option<Answer>) {
         if let (true, Some([0, .., has_otime])) = (self.is_random, answer.as_deref_mut()) {
             *has_otime = 0;

@@ -53,8 +53,8 @@ impl Worker {
         command.env(ROLE, "1").stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
         prepare(&mut command);
         let child = command.spawn().expect("a worker");
-        // The command holds the worker's end of the socket. While that end is open, the test would
-        // not notice that the worker has ended.
+        // The command still holds the worker's end of the socket. While it does, the test would not
+        // notice that the worker has ended.
         drop(command);
         // libtest runs the worker's loop on a new thread, which sends its thread id first.
         let mut socket = ours;
@@ -67,13 +67,13 @@ impl Worker {
         Self { child, socket, syscall, stat, thread }
     }
 
-    /// Returns true if the worker sleeps in one of these system calls, and no wake-up has reached
-    /// it.
+    /// Returns true if the worker sleeps in one of the system calls `calls`, and no wake-up has
+    /// reached it.
     pub(crate) fn is_asleep_in(&self, calls: &[&[u8]]) -> bool {
         self.is_in(calls) && self.is_asleep() && self.is_in(calls)
     }
 
-    /// Returns true if the worker is in one of these system calls, and off its processor.
+    /// Returns true if the worker is in one of the system calls `calls`, and off its processor.
     fn is_in(&self, calls: &[&[u8]]) -> bool {
         let mut text = [0; 16];
         let length = self.syscall.read_at(&mut text, 0).expect("the worker lives");
@@ -131,7 +131,7 @@ impl Side for Worker {
     }
 }
 
-/// The time that a loop has waited for a worker. It panics after [`PATIENCE`].
+/// The time that a loop has waited for a worker. [`Patience::wait`] panics after [`PATIENCE`].
 pub(crate) struct Patience(Instant);
 
 impl Patience {
@@ -179,8 +179,8 @@ pub(crate) fn serve() {
         return;
     }
     sysv::catch_usr1().expect("a handler");
-    // With the preload library, the first call opens the namespace's file. The worker makes it as
-    // the first user, because a later user may not be allowed to open the file.
+    // With the preload library, the first call opens the namespace's file. Make that call with the
+    // user id at the start, since a later user id may not be allowed to open the file.
     assert_eq!(sysv::semctl(-1, 0, libc::GETVAL, 0), Err(libc::EINVAL));
     let mut socket = UnixStream::from(dup_stdin());
     socket.write_all(&frame(&[i64::from(sysv::thread_id())])).expect("the driver reads");

@@ -163,8 +163,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Forgets the attach at position `nth`, and returns its address. Returns an unused address if
-    /// there is no such attach.
+    /// Removes the attach at position `nth` from the list of attaches, and returns its address.
+    /// Returns an unused address if the list is shorter.
     fn forget(&mut self, nth: i32) -> usize {
         let nth = nth as usize;
         if nth < self.attached.len() { self.attached.remove(nth) } else { 4096 }

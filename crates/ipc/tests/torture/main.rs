@@ -8,8 +8,8 @@
 //! hold. The children also recover the namespace, so the kills hit recovery too.
 //!
 //! No child may be in one call for longer than [`STUCK`], twice the time for which a call waits for
-//! a lock. Only a wait that no call ends may last longer. The test kills such a child long before
-//! that. The arena of permits kills one child last. That child must get the permits of the dead.
+//! a lock. Only a wait for another child may last longer, but the test kills a waiting child long
+//! before. The arena of permits kills one child last. That child must get the permits of the dead.
 //!
 //! A child notes its current [`Chore`]. A run with an argument must have killed a child in each
 //! chore.
@@ -40,8 +40,9 @@ const SHORT: Duration = Duration::from_secs(10);
 /// Kills of single children between two checks.
 const EPOCH: usize = 40;
 const CHILDREN: usize = 2;
-/// The number of places for children. A child and its successor live at the same time for a moment,
-/// so they have different places.
+/// The number of places. A place is the number of a child, which selects its words in shared
+/// memory. A child and its successor live at the same time for a moment, so they have different
+/// places.
 const PLACES: usize = 2 * CHILDREN;
 /// The limit for the time that a child spends in one call.
 const STUCK: Duration = Duration::from_secs(20);
@@ -196,8 +197,8 @@ impl Child {
             // ORDERING: Relaxed. A sign of progress alone.
             steps.load(Ordering::Relaxed)
         };
-        // One more step may be the one that the child had nearly completed, so the test waits for
-        // two.
+        // The child may have nearly completed one step before the others died. So only a second
+        // step shows progress.
         let (wanted, start) = (done() + 2, Instant::now());
         while done() < wanted {
             self.look(arena)?;
@@ -222,7 +223,7 @@ fn torture<A: Arena>(
     let mut arena = A::new(mode);
     let start = Instant::now();
     let mut killed = 0;
-    // A control is meant to fail here, so it waits for a shorter time.
+    // A control is expected to fail, so its last child gets less time.
     let stuck = if mode == Mode::Real { STUCK } else { Duration::from_secs(2) };
     while killed < kills && start.elapsed() < limit {
         let child =

@@ -88,8 +88,8 @@ impl Arena for Queues {
         let notes = shared_lines(HEAD + (NUMBERS / 8) as u32);
         let arena = Self { file: memory("torture"), notes, mode, at_risk: [0; QUEUES] };
         let task = arena.task();
-        // Messages of two sizes take all lines of the pool, so that it then has ranges of these two
-        // sizes.
+        // Messages of two sizes take all lines of the pool. After the removal of their queue, the
+        // pool has free ranges of these two sizes.
         let id = big_queue(&task);
         for (size, count) in [(64, SMALL), (64 * (LARGE_LINES as usize / 2), LARGE)] {
             (0..count)
@@ -356,8 +356,8 @@ fn read(arrived: &Arrived<'_>) -> Result<(u64, u64), String> {
     Ok((number, sender))
 }
 
-/// Makes, uses and removes queues. In `waits` of 2000 + `waits` calls it makes a call that waits
-/// for a while, so that many kills hit the wait.
+/// Makes, uses and removes queues. On average, `waits` of 2000 + `waits` calls may wait for a
+/// while, so that many kills hit a waiting call.
 fn churn(task: &Task, word: &AtomicU64, waits: u64, rng: &mut Rng) -> Result<(), Errno> {
     Chore::Make.begin(word);
     let id = task.msgget(CHURN + rng.below(3) as i32, GetFlags::CREATE, 0o600)?;

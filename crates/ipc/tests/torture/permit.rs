@@ -4,8 +4,9 @@
 //! - The death of a child must give its permit back. One child waits for the permit again and
 //!   again, and is killed last, when no other process is left to wake it. It must get the permit.
 //! - Two children must never have the permit at once.
-//! - No wait may be longer than [`WAIT_MAX`]. The test prints the longest wait. While there is a
-//!   watcher, and the processor is free, it notices a death within 0.1 s.
+//! - No wait may be longer than [`WAIT_MAX`]. The test prints the longest wait. A watcher (the
+//!   waiting call that looks for dead processes) notices a death within 0.1 s if the processor is
+//!   free.
 //!
 //! In the control, children take the permit without `SEM_UNDO`. A dead child then keeps it, and the
 //! check must fail.

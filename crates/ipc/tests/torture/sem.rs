@@ -1,7 +1,8 @@
 //! Torture of semaphores.
 //!
 //! - Calls of several operations move units between semaphores. No unit may be lost or duplicated.
-//! - A call that waited for units when it was killed must have taken none and given none.
+//! - If a child is killed while its call waits for units, the call must have taken none and given
+//!   none.
 //! - A permit that was granted to a task that then died must not be lost. Once all children are
 //!   dead, a call that tries to take a permit must succeed if there is one.
 //! - Undo must restore the values.
@@ -253,8 +254,8 @@ fn permit(task: &Task, word: &AtomicU64, id: SemId, rng: &mut Rng) -> Result<(),
     }
 }
 
-/// Makes, uses and removes sets. In `waits` of 450 + `waits` calls it makes a call that waits for a
-/// while, so that many kills hit the wait.
+/// Makes, uses and removes sets. On average, `waits` of 450 + `waits` calls may wait for a while,
+/// so that many kills hit a waiting call.
 fn churn(task: &Task, word: &AtomicU64, waits: u64, rng: &mut Rng) -> Result<(), Errno> {
     let key = CHURN + rng.below(3) as i32;
     Chore::Make.begin(word);

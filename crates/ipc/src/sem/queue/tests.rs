@@ -96,8 +96,8 @@ fn count_of_a_ring_is_no_more_than_there_can_be() {
     assert_eq!(task.sem_getncnt(id, 0), Ok(WAITS as i32));
 }
 
-/// Trap X7 (`docs/developing/traps.md`): a wake-up must not examine the other waiting calls. An
-/// examination records in the node which operation blocks the call, so the test detects it.
+/// Trap X7 (`docs/developing/traps.md`): a wake-up of one call must not examine the calls behind
+/// it. An examination records in the node which operation blocks the call, so the test detects it.
 #[test]
 fn wake_up_of_one_waiter_does_not_look_at_the_others() {
     const UNTOUCHED: usize = 7;

@@ -1,7 +1,6 @@
-//! Operations on shared memory, on the side of this crate.
+//! Operations on shared memory, on the corewalk side of a differential test.
 //!
-//! This side takes the part of the caller of `shmat`. It maps nothing, and only records the
-//! addresses.
+//! This code plays the caller of `shmat`. It maps nothing, and only records the addresses.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +11,7 @@ use super::{Mutation, errno, get_flags, number};
 use crate::op::{Answer, answer};
 use crate::shm::{FIXED, ShmOp, place};
 
-/// The first pid of forked children on this side. The kernel's side has no such pids.
+/// The first pid of forked children on the corewalk side. The kernel's side has no such pids.
 const CHILD_PIDS: u32 = 1 << 20;
 
 /// The attaches of a worker, and its forked children.
@@ -26,8 +25,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Forgets the attach at position `nth`, and returns its address. Returns an unused address if
-    /// there is no such attach.
+    /// Removes the attach at position `nth` from the list of attaches, and returns its address.
+    /// Returns an unused address if the list is shorter.
     fn forget(&mut self, nth: i32) -> usize {
         let nth = nth as usize;
         if nth < self.attached.len() { self.attached.remove(nth) } else { 4096 }
