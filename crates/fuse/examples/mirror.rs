@@ -42,15 +42,17 @@ impl PathFileSystem for Mirror {
 
     fn setattr(&self, path: &Path, set: &SetAttr) -> Result<Attr, Errno> {
         let at = self.at(path);
+        // The size comes first. It is the change that the host may refuse, and then no other must
+        // have been made.
+        if let Some(size) = set.size {
+            fs::ftruncate(self.open_as(path, OFlags::WRONLY)?, size)?;
+        }
         if set.uid.is_some() || set.gid.is_some() {
             let (uid, gid) = (set.uid.map(Uid::from_raw), set.gid.map(Gid::from_raw));
             fs::chownat(CWD, &at, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
         }
         if let Some(mode) = set.mode {
             fs::chmod(&at, Mode::from_raw_mode(mode & !S_IFMT))?;
-        }
-        if let Some(size) = set.size {
-            fs::ftruncate(self.open_as(path, OFlags::WRONLY)?, size)?;
         }
         if set.atime.is_some() || set.mtime.is_some() {
             fs::utimensat(CWD, &at, &set.timestamps(), AtFlags::SYMLINK_NOFOLLOW)?;

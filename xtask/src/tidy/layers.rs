@@ -14,7 +14,7 @@ use super::{Finding, Manifest};
 use crate::source::RustFile;
 
 /// The layer of each crate. A crate may depend only on crates of lower layers.
-const LAYERS: [(&str, u32); 12] = [
+const LAYERS: [(&str, u32); 13] = [
     ("corewalk-base", 0),
     ("corewalk-sync", 1),
     ("corewalk-mbcache", 2),
@@ -26,6 +26,7 @@ const LAYERS: [(&str, u32); 12] = [
     ("corewalk-ipc-preload", 4),
     ("corewalk-cli", 5),
     ("corewalk-lab", 5),
+    ("corewalk-conformance", 5),
     ("xtask", 0),
 ];
 

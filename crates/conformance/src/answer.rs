@@ -1,0 +1,160 @@
+//! Answers of a back end, as a check judges them.
+//!
+//! A check returns early with a [`Stop`], if the back end lacks a feature or an answer is wrong.
+//! [`Answer::needs`] is for the first call of a kind, which a back end may refuse as unsupported.
+//! [`Answer::must`] is for a call that has no reason to fail. [`Answer::must_fail`] is for a call
+//! that a right back end refuses.
+
+use std::fmt::Debug;
+
+use corewalk::Errno;
+
+/// The reason that a check ended early.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// An answer was wrong. The text says which.
+    Failed(String),
+    /// The back end lacks a feature. The text says which.
+    Skipped(String),
+}
+
+/// The result of a check, or of a part of it.
+pub(crate) type Checked<T = ()> = Result<T, Stop>;
+
+impl Stop {
+    pub(crate) fn failed<T>(text: impl Into<String>) -> Checked<T> {
+        Err(Stop::Failed(text.into()))
+    }
+
+    pub(crate) fn skipped<T>(text: impl Into<String>) -> Checked<T> {
+        Err(Stop::Skipped(text.into()))
+    }
+
+    /// Returns the same stop with `place` before its text.
+    pub(crate) fn at(self, place: &str) -> Stop {
+        match self {
+            Stop::Failed(text) => Stop::Failed(format!("{place}: {text}")),
+            Stop::Skipped(text) => Stop::Skipped(text),
+        }
+    }
+
+    /// Returns the same stop with `more` after its text.
+    pub(crate) fn and(self, more: &str) -> Stop {
+        match self {
+            Stop::Failed(text) => Stop::Failed(format!("{text}; {more}")),
+            Stop::Skipped(text) => Stop::Skipped(text),
+        }
+    }
+}
+
+/// Judges the result of a call.
+pub(crate) trait Answer<T> {
+    /// Returns the value. An error that says "not supported" skips the check; any other fails it.
+    fn needs(self, call: &str) -> Checked<T>;
+
+    /// Returns the value. Each error fails the check.
+    fn must(self, call: &str) -> Checked<T>;
+
+    /// Fails the check, unless the call failed with one of the errors `wanted`.
+    fn must_fail(self, call: &str, wanted: &[Errno]) -> Checked;
+}
+
+impl<T> Answer<T> for Result<T, Errno> {
+    fn needs(self, call: &str) -> Checked<T> {
+        match self {
+            Err(error) if is_unsupported(error) => {
+                Stop::skipped(format!("{call}: the back end answers {}", errno_name(error)))
+            }
+            answer => answer.must(call),
+        }
+    }
+
+    fn must(self, call: &str) -> Checked<T> {
+        self.map_err(|error| Stop::Failed(format!("{call}: {}", errno_name(error))))
+    }
+
+    fn must_fail(self, call: &str, wanted: &[Errno]) -> Checked {
+        let names: Vec<String> = wanted.iter().map(|errno| errno_name(*errno)).collect();
+        let names = names.join(" or ");
+        match self {
+            Err(error) if wanted.contains(&error) => Ok(()),
+            Err(error) => Stop::failed(format!("{call}: {} instead of {names}", errno_name(error))),
+            Ok(_) => Stop::failed(format!("{call}: success instead of {names}")),
+        }
+    }
+}
+
+/// Returns true if a back end answers with `error` to a call that it does not implement.
+pub(crate) fn is_unsupported(error: Errno) -> bool {
+    [Errno::ROFS, Errno::OPNOTSUPP, Errno::NOSYS].contains(&error)
+}
+
+/// Fails the check with `text`, unless `is_right`.
+pub(crate) fn ensure(is_right: bool, text: impl FnOnce() -> String) -> Checked {
+    if is_right { Ok(()) } else { Stop::failed(text()) }
+}
+
+/// Fails the check, unless `found` is `wanted`. `what` names the value.
+pub(crate) fn ensure_eq<T: PartialEq + Debug>(what: &str, found: T, wanted: T) -> Checked {
+    ensure(found == wanted, || format!("{what} is {found:?} instead of {wanted:?}"))
+}
+
+/// Fails the check, unless the bytes are equal. The text names the first wrong byte.
+pub(crate) fn ensure_bytes(what: &str, found: &[u8], wanted: &[u8]) -> Checked {
+    if found == wanted {
+        return Ok(());
+    }
+    let (found_len, wanted_len) = (found.len(), wanted.len());
+    match found.iter().zip(wanted).position(|(a, b)| a != b) {
+        Some(at) => Stop::failed(format!(
+            "{what}: byte {at} of {found_len} is {:#04x} instead of {:#04x}",
+            found[at], wanted[at]
+        )),
+        None => Stop::failed(format!("{what}: {found_len} bytes instead of {wanted_len}")),
+    }
+}
+
+/// Fails the check, unless the names are equal. The text names the first difference.
+pub(crate) fn ensure_names(what: &str, found: &[String], wanted: &[String]) -> Checked {
+    if found == wanted {
+        return Ok(());
+    }
+    let at = found.iter().zip(wanted).take_while(|(a, b)| a == b).count();
+    let show =
+        |names: &[String]| names.get(at).map_or("the end".to_owned(), |it| format!("{it:?}"));
+    Stop::failed(format!("{what}: at {at} is {} instead of {}", show(found), show(wanted)))
+}
+
+/// Returns the name of an error number, such as `ENOENT`.
+pub(crate) fn errno_name(error: Errno) -> String {
+    let name = match error {
+        Errno::TOOBIG => "E2BIG",
+        Errno::ACCESS => "EACCES",
+        Errno::BADF => "EBADF",
+        Errno::BUSY => "EBUSY",
+        Errno::EXIST => "EEXIST",
+        Errno::FBIG => "EFBIG",
+        Errno::INVAL => "EINVAL",
+        Errno::IO => "EIO",
+        Errno::ISDIR => "EISDIR",
+        Errno::MLINK => "EMLINK",
+        Errno::NAMETOOLONG => "ENAMETOOLONG",
+        Errno::NODATA => "ENODATA",
+        Errno::NODEV => "ENODEV",
+        Errno::NOENT => "ENOENT",
+        Errno::NOMEM => "ENOMEM",
+        Errno::NOSPC => "ENOSPC",
+        Errno::NOSYS => "ENOSYS",
+        Errno::NOTDIR => "ENOTDIR",
+        Errno::NOTEMPTY => "ENOTEMPTY",
+        Errno::NXIO => "ENXIO",
+        Errno::OPNOTSUPP => "EOPNOTSUPP",
+        Errno::PERM => "EPERM",
+        Errno::RANGE => "ERANGE",
+        Errno::ROFS => "EROFS",
+        Errno::STALE => "ESTALE",
+        Errno::XDEV => "EXDEV",
+        other => return format!("errno {}", other.raw_os_error()),
+    };
+    name.to_owned()
+}

@@ -1,0 +1,47 @@
+//! A test suite for back ends of corewalk.
+//!
+//! An author of a [`FileSystem`](corewalk::FileSystem) makes a [`Suite`] and runs it. The suite
+//! makes a fresh back end for each check. A check calls the back end through a
+//! [`Vfs`](corewalk::Vfs), as a server does, so it also tests back ends by path. Before a call that
+//! the cache could answer, the check evicts all unused entries. A few checks call a back end by
+//! number directly.
+//!
+//! # Outcomes
+//! - A check *passes* if all answers are those that the documentation of `FileSystem` demands.
+//! - A check is *skipped* if the back end answers `EROFS`, `EOPNOTSUPP` or `ENOSYS` to a call that
+//!   the check needs. Some checks also accept another answer for a missing feature, such as `EPERM`
+//!   for a hard link.
+//! - Everything else *fails*: a wrong answer, a panic of the back end, and a check that does not
+//!   end within the time limit.
+//!
+//! # Limits
+//! - Nothing is killed, so durability after a crash is not tested.
+//! - All calls come from the suite. Changes by other programs are not tested.
+//! - The schedule of the threads in the check `storm` is that of the machine. A seed repeats the
+//!   calls of each thread, but not their order.
+//!
+//! # Examples
+//! ```
+//! use std::sync::Arc;
+//! use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+//! use corewalk_conformance::Suite;
+//!
+//! Suite::new(|| Arc::new(Tmpfs::new(TmpfsOptions::default()))).run().assert();
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod answer;
+mod bench;
+mod checks;
+mod observed;
+mod report;
+mod suite;
+
+pub use report::{Outcome, Report};
+pub use suite::Suite;
+
+/// Runs the examples of the README as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,0 +1,318 @@
+//! A tmpfs with one planted bug.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+use corewalk::{
+    Attr, DirEntry, DirSink, Errno, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr,
+    StatFs,
+};
+use corewalk_base::Mutex;
+use corewalk_base::primitives::thread;
+
+/// The planted bugs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flaw {
+    /// None. The layer itself must pass.
+    None,
+    /// A new file gets the number of a file that was removed and forgotten.
+    ReusedNumber,
+    /// The cookie of the first entry is 0.
+    ZeroCookie,
+    /// A cookie is the position of its entry, so it moves when entries before it go.
+    MovingCookie,
+    /// The sink is called again after it has broken.
+    DeafToBreak,
+    /// A file that is cut and extended has its old bytes again.
+    OldBytes,
+    /// Exchange replaces the target.
+    ExchangeReplaces,
+    /// NoReplace replaces the target.
+    NoReplaceReplaces,
+    /// A rename removes the files that were made in its directory meanwhile.
+    LostUpdate,
+    /// A removed file is gone before it is forgotten.
+    VanishesUnlinked,
+    /// A read returns at most 4096 bytes.
+    ShortRead,
+    /// A setattr that fails has set the mode.
+    HalfSetattr,
+    /// A directory with entries can be removed, and its entries are lost.
+    RemovesFull,
+    /// A file that is forgotten loses its content, although it has a name.
+    ForgetLosesContent,
+    /// A call panics.
+    Panics,
+    /// A call never returns.
+    Hangs,
+}
+
+/// The numbers that clients see, for [`Flaw::ReusedNumber`].
+#[derive(Default)]
+struct Numbers {
+    /// From a number of the tmpfs to that of clients, and back.
+    shown: HashMap<u64, u64>,
+    inner: HashMap<u64, u64>,
+    removed: HashSet<u64>,
+    free: Vec<u64>,
+    last: u64,
+}
+
+/// The names that were made since a rename began, and the number of running renames.
+#[derive(Default)]
+struct Renames {
+    running: u32,
+    made: Vec<(u64, Vec<u8>, u64)>,
+}
+
+/// A tmpfs with a bug.
+pub(crate) struct Flawed {
+    fs: Tmpfs,
+    flaw: Flaw,
+    /// Each is protected by its own mutex.
+    numbers: Mutex<Numbers>,
+    renames: Mutex<Renames>,
+    /// The bytes that a cut has removed, by inode.
+    cut: Mutex<HashMap<u64, Vec<u8>>>,
+    /// The inodes without a name.
+    unlinked: Mutex<HashSet<u64>>,
+}
+
+impl Flawed {
+    pub(crate) fn new(flaw: Flaw) -> Flawed {
+        Flawed {
+            fs: Tmpfs::new(TmpfsOptions::default()),
+            flaw,
+            numbers: Mutex::default(),
+            renames: Mutex::default(),
+            cut: Mutex::default(),
+            unlinked: Mutex::default(),
+        }
+    }
+
+    fn has(&self, flaw: Flaw) -> bool {
+        self.flaw == flaw
+    }
+
+    /// Returns the attributes as clients see them.
+    fn shown(&self, attr: Attr) -> Attr {
+        if !self.has(Flaw::ReusedNumber) {
+            return attr;
+        }
+        let mut numbers = self.numbers.lock();
+        let shown = match numbers.shown.get(&attr.ino) {
+            Some(shown) => *shown,
+            None => {
+                numbers.last += 1;
+                let shown = numbers.free.pop().unwrap_or(numbers.last);
+                numbers.shown.insert(attr.ino, shown);
+                numbers.inner.insert(shown, attr.ino);
+                shown
+            }
+        };
+        attr.with_ino(shown).with_generation(0)
+    }
+
+    /// Returns the number of the tmpfs for a number of a client.
+    fn inner(&self, ino: u64) -> u64 {
+        if !self.has(Flaw::ReusedNumber) {
+            return ino;
+        }
+        self.numbers.lock().inner.get(&ino).copied().unwrap_or(ino)
+    }
+
+    fn node(&self, node: Node<'_>) -> Node<'static> {
+        Node::detached(self.inner(node.ino()), node.kind())
+    }
+
+    /// Returns the node of a file, unless the file has vanished.
+    fn file(&self, node: Node<'_>) -> Result<Node<'static>, Errno> {
+        let is_gone =
+            self.has(Flaw::VanishesUnlinked) && self.unlinked.lock().contains(&node.ino());
+        if is_gone { Err(Errno::STALE) } else { Ok(self.node(node)) }
+    }
+
+    fn entries(&self, dir: Node<'_>) -> Result<Vec<(Vec<u8>, u64, FileKind)>, Errno> {
+        let mut entries = Vec::new();
+        self.fs.readdir(dir, 0, &mut |entry| {
+            entries.push((entry.name.as_bytes().to_vec(), entry.ino, entry.kind));
+            ControlFlow::Continue(())
+        })?;
+        Ok(entries)
+    }
+
+    /// Removes the files that were made in `dir` while a rename ran.
+    fn lose_made(&self, dir: u64) {
+        // Other threads get the time to make files.
+        thread::sleep(Duration::from_micros(50));
+        let mut renames = self.renames.lock();
+        renames.running -= 1;
+        let (lost, other) =
+            std::mem::take(&mut renames.made).into_iter().partition(|it| it.0 == dir);
+        renames.made = if renames.running > 0 { other } else { Vec::new() };
+        drop(renames);
+        let lost: Vec<(u64, Vec<u8>, u64)> = lost;
+        for (at, name, ino) in lost {
+            let [parent, file] = [(at, FileKind::Directory), (ino, FileKind::Regular)]
+                .map(|(ino, kind)| Node::detached(ino, kind));
+            let _ = self.fs.remove(parent, Name::new(&name).unwrap(), file);
+        }
+    }
+}
+
+impl FileSystem for Flawed {
+    fn root(&self) -> Result<Attr, Errno> {
+        self.fs.root().map(|attr| self.shown(attr))
+    }
+
+    fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
+        self.fs.lookup(self.node(dir), name).map(|attr| self.shown(attr))
+    }
+
+    fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
+        self.fs.getattr(self.file(node)?).map(|attr| self.shown(attr))
+    }
+
+    fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
+        let node = self.file(node)?;
+        if self.has(Flaw::HalfSetattr) && set.size.is_some() {
+            let mode = SetAttr::default().with_mode(set.mode);
+            self.fs.setattr(node, &mode)?;
+        }
+        let old = self.fs.getattr(node)?.size;
+        if let (Flaw::OldBytes, Some(size)) = (self.flaw, set.size.filter(|size| *size < old)) {
+            let mut bytes = vec![0; (old - size) as usize];
+            self.fs.read(node, 0, size, &mut bytes)?;
+            self.cut.lock().insert(node.ino(), bytes);
+        }
+        let attr = self.fs.setattr(node, set)?;
+        if let (Flaw::OldBytes, Some(size)) = (self.flaw, set.size.filter(|size| *size > old)) {
+            let bytes = self.cut.lock().remove(&node.ino()).unwrap_or_default();
+            let len = bytes.len().min((size - old) as usize);
+            self.fs.write(node, 0, old, &bytes[..len])?;
+        }
+        Ok(self.shown(attr))
+    }
+
+    fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
+        assert!(!self.has(Flaw::Panics), "a planted panic");
+        while self.has(Flaw::Hangs) {
+            thread::sleep(Duration::from_secs(1));
+        }
+        let attr = self.fs.make(self.node(dir), name, what)?;
+        let mut renames = self.renames.lock();
+        if renames.running > 0 {
+            renames.made.push((dir.ino(), name.as_bytes().to_vec(), attr.ino));
+        }
+        drop(renames);
+        Ok(self.shown(attr))
+    }
+
+    fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno> {
+        let inner = self.node(node);
+        let removed = self.fs.remove(self.node(dir), name, inner);
+        if self.has(Flaw::RemovesFull) && removed == Err(Errno::NOTEMPTY) {
+            for (child, ino, kind) in self.entries(inner)? {
+                self.remove(inner, Name::new(&child)?, Node::detached(ino, kind))?;
+            }
+            return self.fs.remove(self.node(dir), name, inner);
+        }
+        removed?;
+        self.numbers.lock().removed.insert(node.ino());
+        self.unlinked.lock().insert(node.ino());
+        Ok(())
+    }
+
+    fn rename(
+        &self,
+        from: (Node<'_>, Name<'_>),
+        to: (Node<'_>, Name<'_>),
+        mode: RenameMode,
+    ) -> Result<(), Errno> {
+        let mode = match (self.flaw, mode) {
+            (Flaw::ExchangeReplaces, RenameMode::Exchange) => RenameMode::Replace,
+            (Flaw::NoReplaceReplaces, RenameMode::NoReplace) => RenameMode::Replace,
+            (_, mode) => mode,
+        };
+        let loses = self.has(Flaw::LostUpdate);
+        if loses {
+            self.renames.lock().running += 1;
+        }
+        let renamed = self.fs.rename((self.node(from.0), from.1), (self.node(to.0), to.1), mode);
+        if loses {
+            self.lose_made(to.0.ino());
+        }
+        renamed
+    }
+
+    fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
+        let dir = self.node(dir);
+        match self.flaw {
+            Flaw::MovingCookie | Flaw::ZeroCookie => {
+                let shift = u64::from(self.has(Flaw::MovingCookie));
+                let all = self.entries(dir)?;
+                for (at, (name, ino, kind)) in all.iter().enumerate().skip(cookie as usize) {
+                    let entry = DirEntry::new(Name::new(name)?, *ino, *kind, at as u64 + shift);
+                    if sink(entry).is_break() {
+                        break;
+                    }
+                }
+                Ok(())
+            }
+            Flaw::DeafToBreak => self.fs.readdir(dir, cookie, &mut |entry| {
+                let _ = sink(entry);
+                ControlFlow::Continue(())
+            }),
+            Flaw::ReusedNumber => {
+                self.fs.readdir(dir, cookie, &mut |entry| sink(entry.with_ino(0)))
+            }
+            _ => self.fs.readdir(dir, cookie, sink),
+        }
+    }
+
+    fn read(
+        &self,
+        node: Node<'_>,
+        handle: u64,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<usize, Errno> {
+        let len = if self.has(Flaw::ShortRead) { buf.len().min(4096) } else { buf.len() };
+        self.fs.read(self.file(node)?, handle, offset, &mut buf[..len])
+    }
+
+    fn write(
+        &self,
+        node: Node<'_>,
+        handle: u64,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<usize, Errno> {
+        self.fs.write(self.file(node)?, handle, offset, bytes)
+    }
+
+    fn readlink(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
+        self.fs.readlink(self.node(node))
+    }
+
+    fn statfs(&self) -> Result<StatFs, Errno> {
+        self.fs.statfs()
+    }
+
+    fn forget(&self, ino: u64) {
+        let inner = self.inner(ino);
+        if self.has(Flaw::ForgetLosesContent) {
+            let file = Node::detached(inner, FileKind::Regular);
+            let _ = self.fs.setattr(file, &SetAttr::default().with_size(0));
+        }
+        self.fs.forget(inner);
+        let mut numbers = self.numbers.lock();
+        if self.has(Flaw::ReusedNumber) && numbers.removed.remove(&ino) {
+            numbers.shown.remove(&inner);
+            numbers.inner.remove(&ino);
+            numbers.free.push(ino);
+        }
+    }
+}
