@@ -23,7 +23,6 @@
 //! | `call`, `next`, `errno`, `perm`, `open` | small parts of these |
 //!
 //! # Guarantees
-//!
 //! - P.1: no panic unwinds into C: a function that C calls aborts instead.
 //! - P.2: a program that makes no IPC call takes no line (64 bytes) of the namespace. It only has
 //!   the namespace mapped, and one page of memory.
@@ -34,7 +33,6 @@
 //!   of an IPC call or has left one by siglongjmp(3).
 //!
 //! # Limits
-//!
 //! - Where there is no namespace, the calls fail with `ENOSYS`, and one line on standard error says
 //!   why. The library never uses the kernel's IPC objects instead.
 //! - Permission checks bind only programs that use the library. A process that may write to the

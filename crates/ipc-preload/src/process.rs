@@ -10,7 +10,6 @@
 //! IPC. One line on standard error says why.
 //!
 //! # Fork
-//!
 //! A child is a task of its own, without undo. The address of the task is in the wiped page, a page
 //! that the kernel zeroes in the child of any kind of fork (`MADV_WIPEONFORK`). So a call reads one
 //! word to know whether it runs in a new child. If segments are attached, a child registers at the
@@ -20,7 +19,6 @@
 //! `EINTR`.
 //!
 //! # A child of vfork(2)
-//!
 //! A child of vfork(2) shares the wiped page with its parent. If the parent has a task, the child
 //! acts as that task until it execs: telling child and parent apart would take a system call in
 //! each call. If the parent has no task, the child's first call finds that the memory belongs to
@@ -28,13 +26,11 @@
 //! then on.
 //!
 //! # Exec
-//!
 //! A program that a process becomes by execve(2) takes over the task of the process at its first
 //! call, so undo survives. If the program makes no call, the recovery of the namespace applies
 //! undo.
 //!
 //! # Locks
-//!
 //! The locks of registration, of attached segments and of the tables of signal handlers are in the
 //! wiped page too, so a child never inherits them locked. A thread blocks signals while it holds
 //! one, so a handler never waits for a lock of its own thread. The lock of attached segments is

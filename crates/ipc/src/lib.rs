@@ -8,7 +8,6 @@
 //! words.
 //!
 //! # Guarantees
-//!
 //! - G.1: results, errors, order of wake-ups, counts, permissions and ids are those of Linux,
 //!   except for the differences in `docs/using/limits.md`. `tests/differential` compares them.
 //! - G.2: an operation on a set that another thread removes happens before the removal, or returns
@@ -21,21 +20,18 @@
 //!   with `EAGAIN` apply them first. For a waiting call, the watcher applies them soon (`watch`).
 //!
 //! # Layers: no module uses a module of a higher one
-//!
 //! 1. Words and slots: the region's layout, locks, pools, ids, permissions, lines of tasks.
 //! 2. Objects: sets, queues, segments, waiting calls, messages, and the repair of an object.
 //! 3. Recovery: reaping of dead tasks, and the watcher.
 //! 4. Operations: tasks, namespaces, their calls, and code that the three kinds share (`ctl`).
 //!
 //! # Lock order
-//!
 //! 1. The lock for cleaning up after one task (`REAPER` in `task_line`).
 //! 2. The lock of a kind (`ids`).
 //! 3. The lock of a set or queue. No thread holds two of them.
 //! 4. Innermost: the lock of a pool, and those of a task's lists in the memory of its process.
 //!
 //! # Examples
-//!
 //! ```
 //! use corewalk_ipc::{Cred, GetFlags, Namespace, NamespaceOptions, SemBuf, SemFlags};
 //!

@@ -12,7 +12,6 @@
 //! | `rebuild` | the queue's lock, and repair of a queue from its messages and nodes |
 //!
 //! # How it works
-//!
 //! Lookup and permission checks take no lock. A sender copies the text into lines before it takes
 //! the queue's lock, and a receiver copies it out after the lock. Under the lock, a sender passes
 //! its message to the first waiting receiver whose filter fits, or else appends it. A receiver
@@ -21,14 +20,12 @@
 //! it misses no change (trap I5).
 //!
 //! # One truth word per message
-//!
 //! One word of a message contains its state: private, queued, or delivered to a node. A store to
 //! that word sends or receives the message. Messages and nodes have tickets, numbers in the order
 //! of arrival, which define the order of the lists. The rest follows from the messages and nodes
 //! (`rebuild`), so no log is needed.
 //!
 //! # Rules, as in Linux
-//!
 //! - A message fits if, with it, the bytes of the queue and the number of its messages are at most
 //!   `msg_qbytes`.
 //! - If a message fits a receiver's filter but not its buffer, the receiver without `MSG_NOERROR`

@@ -18,7 +18,6 @@
 //! - `ops`: the operations of a call: one, or two on two semaphores.
 //!
 //! The variants:
-//!
 //! - `linux`: semop(2) of the host kernel.
 //! - `corewalk`: `corewalk-ipc`.
 //! - `preload`: processes that call semop(2) under the library of `corewalk ipc exec`.
@@ -33,8 +32,7 @@
 //!
 //! # Claims
 //! The claims with undo cover workers with their own semaphores. The claim about one semaphore
-//! covers calls without undo. No claim covers two workers with undo on one semaphore. Their
-//! recorded factors over the kernel are 3.57 for processes and 5.41 for threads.
+//! covers calls without undo. No claim covers two workers with undo on one semaphore.
 //!
 //! # Checks
 //! Those of `sems::load`: every call must succeed, and each worker leaves a mark, so that a lost
