@@ -189,9 +189,10 @@ pub unsafe extern "C" fn shmat(shmid: c_int, address: *const c_void, shmflg: c_i
 /// The caller meets the requirements of [`shmat`].
 unsafe fn map(mapping: &Mapping<'_>) -> Result<*mut c_void, Errno> {
     let mut access = ProtFlags::READ;
-    access.set(ProtFlags::WRITE, mapping.is_writable());
-    access.set(ProtFlags::EXEC, mapping.is_executable());
-    let place = match (mapping.address(), mapping.is_remap()) {
+    let (flags, is_executable) = (mapping.flags(), mapping.flags().contains(ShmFlags::EXEC));
+    access.set(ProtFlags::WRITE, !flags.contains(ShmFlags::RDONLY));
+    access.set(ProtFlags::EXEC, is_executable);
+    let place = match (mapping.address(), flags.contains(ShmFlags::REMAP)) {
         (None, _) => MapFlags::empty(),
         (Some(_), true) => MapFlags::FIXED,
         (Some(_), false) => MapFlags::FIXED_NOREPLACE,
@@ -204,7 +205,7 @@ unsafe fn map(mapping: &Mapping<'_>) -> Result<*mut c_void, Errno> {
     let mapped = mapped.map_err(|errno| match errno {
         // Another mapping is there.
         Errno::EXIST => Errno::INVAL,
-        Errno::PERM if mapping.is_executable() => Errno::ACCESS,
+        Errno::PERM if is_executable => Errno::ACCESS,
         errno => errno,
     })?;
     if mapping.address().is_some() && mapped != wanted {
