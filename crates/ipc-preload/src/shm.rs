@@ -66,17 +66,9 @@ next! {
 /// `shmall`, and four unused numbers.
 type Shminfo = [c_ulong; 9];
 
-/// `struct shm_info`, which `SHM_INFO` writes.
-#[repr(C)]
-#[derive(Default)]
-struct ShmUsage {
-    used_ids: c_int,
-    shm_tot: c_ulong,
-    shm_rss: c_ulong,
-    shm_swp: c_ulong,
-    swap_attempts: c_ulong,
-    swap_successes: c_ulong,
-}
+/// `struct shm_info`, which `SHM_INFO` writes: `used_ids` (an `int`) with its padding, `shm_tot`,
+/// and four numbers about swapping.
+type ShmUsage = [c_ulong; 6];
 
 /// Returns the path of the folder of segments.
 fn path() -> Option<OsString> {
@@ -279,8 +271,9 @@ pub unsafe extern "C" fn shmctl(shmid: c_int, cmd: c_int, buf: *mut c_void) -> c
             }
             SHM_INFO => {
                 let totals = task.shm_totals()?;
-                let used_ids = totals.segments.cast_signed();
-                let usage = ShmUsage { used_ids, shm_tot: totals.pages, ..ShmUsage::default() };
+                let shift = if cfg!(target_endian = "big") { 32 } else { 0 };
+                let used_ids = c_ulong::from(totals.segments) << shift;
+                let usage: ShmUsage = [used_ids, totals.pages, 0, 0, 0, 0];
                 // SAFETY: with this `cmd`, shmctl(2) writes one such structure to `buf`, which the
                 // program has passed.
                 return unsafe { user::write(buf, usage) }.map(|()| totals.index_max.cast_signed());
