@@ -70,15 +70,6 @@ impl Handed {
     }
 }
 
-next! {
-    CLOSE: fn close(c_int) -> c_int;
-    CLOSE_RANGE: fn close_range(c_uint, c_uint, c_int) -> c_int;
-    CLOSEFROM: fn closefrom(c_int);
-    FCNTL: fn fcntl(c_int, c_int, usize) -> c_int;
-    FCNTL64: fn fcntl64(c_int, c_int, usize) -> c_int;
-    IOCTL: fn ioctl(c_int, c_ulong, usize) -> c_int;
-}
-
 /// Looks up the functions of the C library, and reads the environment variables.
 pub(crate) fn resolve() {
     look_up();
@@ -192,9 +183,16 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
 }
 
 /// Defines a variadic function that takes a descriptor, a command and an optional argument. The
-/// optional argument of a variadic function is in the register of a plain third argument.
+/// optional argument of a variadic function is in the register of a plain third argument. Looks up
+/// these and the other functions of the C library.
 macro_rules! controlling {
     ($($table:ident, $name:ident, $command:ty, $closing:expr;)*) => {
+        next! {
+            CLOSE: fn close(c_int) -> c_int;
+            CLOSE_RANGE: fn close_range(c_uint, c_uint, c_int) -> c_int;
+            CLOSEFROM: fn closefrom(c_int);
+            $($table: fn $name(c_int, $command, usize) -> c_int;)*
+        }
         $(
             /// fcntl(2) or ioctl(2). For an inherited descriptor, the command that sets the
             /// close-on-exec flag fails with `EBADF`.

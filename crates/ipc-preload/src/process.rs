@@ -394,11 +394,8 @@ pub(crate) struct PageLock {
 impl PageLock {
     fn take(is_locked: &'static AtomicBool) -> Self {
         let signals = BlockedSignals::new();
-        let free = || {
-            // ORDERING(preload-lock): Acquire. See `drop`.
-            is_locked.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
-        };
-        while free().is_err() {
+        // ORDERING(preload-lock): Acquire. See `drop`.
+        while is_locked.swap(true, Ordering::Acquire) {
             thread::yield_now();
         }
         Self { is_locked, _signals: signals }

@@ -66,17 +66,9 @@ next! {
 /// `shmall`, and four unused numbers.
 type Shminfo = [c_ulong; 9];
 
-/// `struct shm_info`, which `SHM_INFO` writes.
-#[repr(C)]
-#[derive(Default)]
-struct ShmUsage {
-    used_ids: c_int,
-    shm_tot: c_ulong,
-    shm_rss: c_ulong,
-    shm_swp: c_ulong,
-    swap_attempts: c_ulong,
-    swap_successes: c_ulong,
-}
+/// `struct shm_info`, which `SHM_INFO` writes: `used_ids` (an `int`) with its padding, `shm_tot`,
+/// and four numbers about swapping.
+type ShmUsage = [c_ulong; 6];
 
 /// Returns the path of the folder of segments.
 fn path() -> Option<OsString> {
@@ -190,9 +182,10 @@ pub unsafe extern "C" fn shmat(shmid: c_int, address: *const c_void, shmflg: c_i
 /// The caller meets the requirements of [`shmat`].
 unsafe fn map(mapping: &Mapping<'_>) -> Result<*mut c_void, Errno> {
     let mut access = ProtFlags::READ;
-    access.set(ProtFlags::WRITE, mapping.is_writable());
-    access.set(ProtFlags::EXEC, mapping.is_executable());
-    let place = match (mapping.address(), mapping.is_remap()) {
+    let (flags, is_executable) = (mapping.flags(), mapping.flags().contains(ShmFlags::EXEC));
+    access.set(ProtFlags::WRITE, !flags.contains(ShmFlags::RDONLY));
+    access.set(ProtFlags::EXEC, is_executable);
+    let place = match (mapping.address(), flags.contains(ShmFlags::REMAP)) {
         (None, _) => MapFlags::empty(),
         (Some(_), true) => MapFlags::FIXED,
         (Some(_), false) => MapFlags::FIXED_NOREPLACE,
@@ -205,7 +198,7 @@ unsafe fn map(mapping: &Mapping<'_>) -> Result<*mut c_void, Errno> {
     let mapped = mapped.map_err(|errno| match errno {
         // Another mapping is there.
         Errno::EXIST => Errno::INVAL,
-        Errno::PERM if mapping.is_executable() => Errno::ACCESS,
+        Errno::PERM if is_executable => Errno::ACCESS,
         errno => errno,
     })?;
     if mapping.address().is_some() && mapped != wanted {
@@ -279,8 +272,9 @@ pub unsafe extern "C" fn shmctl(shmid: c_int, cmd: c_int, buf: *mut c_void) -> c
             }
             SHM_INFO => {
                 let totals = task.shm_totals()?;
-                let used_ids = totals.segments.cast_signed();
-                let usage = ShmUsage { used_ids, shm_tot: totals.pages, ..ShmUsage::default() };
+                let shift = if cfg!(target_endian = "big") { 32 } else { 0 };
+                let used_ids = c_ulong::from(totals.segments) << shift;
+                let usage: ShmUsage = [used_ids, totals.pages, 0, 0, 0, 0];
                 // SAFETY: `SHM_INFO` writes a `struct shm_info` to `buf`, which the program has
                 // passed.
                 return unsafe { user::write(buf, usage) }.map(|()| totals.index_max.cast_signed());

@@ -60,16 +60,6 @@ const ENTRIES: usize = 2;
 static HANDLERS: [[AtomicPtr<c_void>; SIGNALS]; ENTRIES] =
     [const { [const { AtomicPtr::new(ptr::null_mut()) }; SIGNALS] }; ENTRIES];
 
-next! {
-    SIGACTION: fn sigaction(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
-    SIGNAL: fn signal(c_int, sighandler_t) -> sighandler_t;
-    BSD_SIGNAL: fn bsd_signal(c_int, sighandler_t) -> sighandler_t;
-    SSIGNAL: fn ssignal(c_int, sighandler_t) -> sighandler_t;
-    SYSV_SIGNAL: fn sysv_signal(c_int, sighandler_t) -> sighandler_t;
-    SYSV_SIGNAL_2: fn __sysv_signal(c_int, sighandler_t) -> sighandler_t;
-    SIGSET: fn sigset(c_int, sighandler_t) -> sighandler_t;
-}
-
 /// A function that takes a signal and a handler, and returns the previous handler.
 type Replace = Next<unsafe extern "C" fn(c_int, sighandler_t) -> sighandler_t>;
 
@@ -283,9 +273,13 @@ unsafe fn replace(next: &Replace, signal: c_int, handler: sighandler_t) -> sigha
     program
 }
 
-/// Defines the functions that take a signal and a handler.
+/// Defines the functions that take a signal and a handler, and looks up those of the C library.
 macro_rules! replacing {
     ($($table:ident $name:ident)*) => {
+        next! {
+            SIGACTION: fn sigaction(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
+            $($table: fn $name(c_int, sighandler_t) -> sighandler_t;)*
+        }
         $(
             /// The C library's function of this name, with an entry in place of the handler.
             ///

@@ -16,6 +16,7 @@
 //!
 //! Source: flock(2), mmap(2); memfd_create(2), sysinfo(2); proc(5) `overcommit_memory`.
 
+use crate::field::refuse_if;
 use corewalk_base::Mutex;
 use rustix::fs::{self, MemfdFlags, ftruncate};
 use rustix::io::Errno;
@@ -137,9 +138,7 @@ impl Memfds {
 
 impl Backing for Memfds {
     fn create(&self, name: SegmentName, size_bytes: u64) -> Result<(), Errno> {
-        if size_bytes > memory_of_machine() {
-            return Err(Errno::NOMEM);
-        }
+        refuse_if(size_bytes > memory_of_machine(), Errno::NOMEM)?;
         let file = fs::memfd_create("corewalk-shm", MemfdFlags::CLOEXEC)?;
         lengthen(&file, size_bytes).map_err(|_| Errno::NOMEM)?;
         self.files.lock().insert(name, Arc::new(file));
@@ -165,9 +164,7 @@ impl Backing for Memfds {
 ///
 /// `EFBIG` if the length is over the limit, and the errors of ftruncate(2).
 pub(crate) fn lengthen(file: impl AsFd, len: u64) -> Result<(), Errno> {
-    if getrlimit(Resource::Fsize).current.is_some_and(|most| len > most) {
-        return Err(Errno::FBIG);
-    }
+    refuse_if(getrlimit(Resource::Fsize).current.is_some_and(|most| len > most), Errno::FBIG)?;
     ftruncate(file, len)
 }
 

@@ -146,9 +146,9 @@ impl World {
 
 /// Wakes the waiting calls of a task, so that a test need not wait until their sleeps end.
 fn wake_waiting(task: &Task) {
-    task.waiting.each(|node| {
+    task.waiting.collect(|node| {
         let status = &task.shared.region.line(node)[crate::status::STATUS];
-        corewalk_base::futex::wake(status, 1, task.shared.scope);
+        corewalk_base::futex::wake(status, 1, task.shared.scope) != 0
     });
 }
 

@@ -4,9 +4,10 @@
 
 use rustix::io::Errno;
 
+use crate::field::refuse_if;
 use crate::flags::{GetFlags, MODE_MASK};
 use crate::ids::{IPC_PRIVATE, Ids, IdsGuard, Object, SLOTS_MAX};
-use crate::perm::{Cred, Perm, SecurityHook};
+use crate::perm::{CAP_SYS_ADMIN, Cred, Perm, SecurityHook};
 use crate::task::Task;
 
 /// Removes the object.
@@ -59,29 +60,16 @@ pub(crate) fn ipcget(
 ) -> Result<i32, Errno> {
     let found = if key == IPC_PRIVATE { None } else { ids.find_key(key) };
     let Some(object) = found else {
-        if key != IPC_PRIVATE && !flags.contains(GetFlags::CREATE) {
-            return Err(Errno::NOENT);
-        }
+        refuse_if(key != IPC_PRIVATE && !flags.contains(GetFlags::CREATE), Errno::NOENT)?;
         let (uid, gid) = task.cred.ids();
         let mode = mode & MODE_MASK;
         return make(Perm { key, uid, gid, cuid: uid, cgid: gid, mode, seq: 0 });
     };
-    if flags.contains(GetFlags::CREATE | GetFlags::EXCLUSIVE) {
-        return Err(Errno::EXIST);
-    }
+    refuse_if(flags.contains(GetFlags::CREATE | GetFlags::EXCLUSIVE), Errno::EXIST)?;
     check(&object)?;
     task.permission(&object, mode.into())?;
     task.ask(|hook, cred| hook.associate(cred, &object.perm(), flags, mode))?;
     Ok(object.id())
-}
-
-/// Checks the owner and the group that the caller passes to `IPC_SET`.
-///
-/// # Errors
-///
-/// `EINVAL` if one of them is `-1`.
-pub(crate) fn are_ids(uid: u32, gid: u32) -> Result<(), Errno> {
-    if uid == u32::MAX || gid == u32::MAX { Err(Errno::INVAL) } else { Ok(()) }
 }
 
 impl Task {
@@ -95,11 +83,6 @@ impl Task {
             None => Ok(()),
             Some(hook) => ask(&**hook, &self.cred.whole()),
         }
-    }
-
-    /// Asks the hook whether the task may create an object.
-    pub(crate) fn may_alloc(&self, perm: &Perm) -> Result<(), Errno> {
-        self.ask(|hook, cred| hook.alloc(cred, perm))
     }
 
     /// Returns the object of a command that needs the permission bits in `flag`. Analogous to
@@ -144,9 +127,7 @@ impl Task {
         cmd: i32,
     ) -> Result<Object, Errno> {
         let object = ids.obtain_object_check(id)?;
-        if !self.cred.may_control(&object.perm()) {
-            return Err(Errno::PERM);
-        }
+        refuse_if(!self.cred.may_control(&object.perm(), CAP_SYS_ADMIN), Errno::PERM)?;
         self.ask(|hook, cred| (ids.ids.kind.may_ctl)(hook, cred, Some(&object.perm()), cmd))?;
         Ok(object)
     }

@@ -28,6 +28,16 @@ pub(crate) fn errno_of(number: i32) -> Errno {
     if (1..=4095).contains(&number) { Errno::from_raw_os_error(number) } else { Errno::IO }
 }
 
+/// Returns the error if the condition holds.
+///
+/// # Errors
+///
+/// `error`.
+#[inline]
+pub(crate) fn refuse_if<E>(is_refused: bool, error: E) -> Result<(), E> {
+    if is_refused { Err(error) } else { Ok(()) }
+}
+
 /// Returns a word with the given low half and high half.
 #[inline]
 pub(crate) const fn pair(low: u32, high: u32) -> u64 {

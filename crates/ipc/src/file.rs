@@ -36,12 +36,12 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pread};
 use rustix::process::geteuid;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::{error, fmt};
 
 use crate::backing::lengthen;
-use crate::field::{get, put};
+use crate::field::{get, put, refuse_if};
 use crate::layout::{Capacity, HEADER, HEADER_LINES, Layout};
 use crate::limits::Limits;
 use crate::lock::{BEAT_NS, WAIT_MAX_NS};
@@ -122,9 +122,7 @@ impl OpenError {
             Self::NotANamespace => (Errno::INVAL, "the file is not an IPC namespace"),
             Self::OtherVersion => (Errno::INVAL, "the IPC namespace was made by another version"),
             Self::Damaged => (Errno::INVAL, "the header of the IPC namespace is damaged"),
-            Self::OtherBoot => {
-                (Errno::STALE, "the IPC namespace is from before the last start of the machine")
-            }
+            Self::OtherBoot => (Errno::STALE, "the IPC namespace is from before the last boot"),
             Self::OtherPidNamespace => {
                 (Errno::XDEV, "the IPC namespace belongs to another pid namespace")
             }
@@ -171,9 +169,7 @@ pub(crate) fn open_path(path: &Path) -> Result<OwnedFd, OpenError> {
     let file = open(path, flags, Mode::RUSR | Mode::WUSR)?;
     let stat = fstat(&file)?;
     let user = geteuid();
-    if !user.is_root() && stat.st_uid != user.as_raw() {
-        return Err(OpenError::OtherUser);
-    }
+    refuse_if(!user.is_root() && stat.st_uid != user.as_raw(), OpenError::OtherUser)?;
     Ok(file)
 }
 
@@ -183,26 +179,18 @@ pub(crate) fn map(
     capacity: &Capacity,
     limits: Limits,
 ) -> Result<Mapped, OpenError> {
-    if FileType::from_raw_mode(fstat(file)?.st_mode) != FileType::RegularFile {
-        return Err(OpenError::NotANamespace);
-    }
+    let kind = FileType::from_raw_mode(fstat(file)?.st_mode);
+    refuse_if(kind != FileType::RegularFile, OpenError::NotANamespace)?;
     if let Some(joined) = join(file)? {
         return Ok(joined);
     }
-    let _lock = FileLock::take(file)?;
+    lock(file)?;
     // Another process may have made the namespace meanwhile.
-    if let Some(joined) = join(file)? {
-        return Ok(joined);
-    }
-    let layout = Layout::new(capacity)?;
-    let (words, size) = read_header(file)?;
-    // If the maker has died, the file has no magic number, and the size that this process would
-    // choose.
-    let is_unfinished = words[MAGIC_AT] == 0 && size == u64::from(layout.lines) * LINE_BYTES;
-    if size == 0 || is_unfinished {
-        return make(file, capacity, limits, layout);
-    }
-    Err(OpenError::NotANamespace)
+    let made =
+        join(file).and_then(|joined| joined.map_or_else(|| make(file, capacity, limits), Ok));
+    // The unlock cannot fail, since the file is open.
+    let _unlocked = flock(file, FlockOperation::Unlock);
+    made
 }
 
 /// Maps the namespace in a file. Returns none if the file has no complete namespace.
@@ -223,12 +211,12 @@ fn join(file: BorrowedFd<'_>) -> Result<Option<Mapped>, OpenError> {
 }
 
 /// Makes a namespace in an empty file, or in a file whose maker has died.
-fn make(
-    file: BorrowedFd<'_>,
-    capacity: &Capacity,
-    limits: Limits,
-    layout: Layout,
-) -> Result<Mapped, OpenError> {
+fn make(file: BorrowedFd<'_>, capacity: &Capacity, limits: Limits) -> Result<Mapped, OpenError> {
+    let layout = Layout::new(capacity)?;
+    let (words, size) = read_header(file)?;
+    // A maker that died has left no magic number, and the file size that this process would choose.
+    let is_unfinished = words[MAGIC_AT] == 0 && size == u64::from(layout.lines) * LINE_BYTES;
+    refuse_if(size != 0 && !is_unfinished, OpenError::NotANamespace)?;
     lengthen(file, u64::from(layout.lines) * LINE_BYTES)?;
     // If the file cannot be sealed, it is used without a seal.
     let _sealed = fcntl_add_seals(file, SealFlags::SHRINK);
@@ -244,9 +232,7 @@ fn make(
     set(VERSION_AT, VERSION);
     set(LINES_AT, u64::from(layout.lines));
     set(PIDNS_AT, pid_namespace());
-    let boot = boot_id();
-    set(BOOT_AT, boot[0]);
-    set(BOOT_AT + 1, boot[1]);
+    boot_id().into_iter().zip(BOOT_AT..).for_each(|(word, at)| set(at, word));
     capacity.words().into_iter().zip(CAPACITY_AT..).for_each(|(word, at)| set(at, word));
     limits.words().into_iter().zip(LIMITS_AT..).for_each(|(word, at)| set(at, word));
     // ORDERING: Release. A process that reads the magic number, also without the lock of the file,
@@ -258,44 +244,27 @@ fn make(
 /// Returns the layout and the limits in the header. The header must fit the file of `size` bytes,
 /// this boot and this pid namespace.
 fn validate(words: &[u64; HEADER_WORDS], size: u64) -> Result<(Layout, Limits), OpenError> {
-    if words[MAGIC_AT] != MAGIC {
-        return Err(OpenError::NotANamespace);
-    }
-    if words[VERSION_AT] != VERSION {
-        return Err(OpenError::OtherVersion);
-    }
+    refuse_if(words[MAGIC_AT] != MAGIC, OpenError::NotANamespace)?;
+    refuse_if(words[VERSION_AT] != VERSION, OpenError::OtherVersion)?;
     let capacity = Capacity::from_words(&words[CAPACITY_AT..]).ok_or(OpenError::Damaged)?;
     let limits = Limits::from_words(&words[LIMITS_AT..]).ok_or(OpenError::Damaged)?;
     let layout = Layout::new(&capacity).map_err(|_| OpenError::Damaged)?;
-    let is_whole = size >= u64::from(layout.lines) * LINE_BYTES;
-    if words[LINES_AT] != u64::from(layout.lines) || !is_whole || !limits.are_possible() {
-        return Err(OpenError::Damaged);
-    }
-    if [words[BOOT_AT], words[BOOT_AT + 1]] != boot_id() {
-        return Err(OpenError::OtherBoot);
-    }
-    if words[PIDNS_AT] != pid_namespace() {
-        return Err(OpenError::OtherPidNamespace);
-    }
+    let lines = u64::from(layout.lines);
+    let is_damaged = words[LINES_AT] != lines || size < lines * LINE_BYTES;
+    refuse_if(is_damaged || !limits.are_possible(), OpenError::Damaged)?;
+    refuse_if([words[BOOT_AT], words[BOOT_AT + 1]] != boot_id(), OpenError::OtherBoot)?;
+    refuse_if(words[PIDNS_AT] != pid_namespace(), OpenError::OtherPidNamespace)?;
     Ok((layout, limits))
 }
 
 /// Returns the words of the header, and the size of the file.
 fn read_header(file: BorrowedFd<'_>) -> Result<([u64; HEADER_WORDS], u64), OpenError> {
     let mut bytes = [0; HEADER_WORDS * 8];
-    let mut read = 0;
-    while read < bytes.len() {
-        let offset = u64::from(HEADER) * LINE_BYTES + read as u64;
-        match pread(file, &mut bytes[read..], offset)? {
-            0 => break,
-            more => read += more,
-        }
-    }
+    // A read of a regular file is short only at its end.
+    let read = pread(file, &mut bytes, u64::from(HEADER) * LINE_BYTES)?;
     let words = bytes.as_chunks::<8>().0;
     let size = u64::try_from(fstat(file)?.st_size).unwrap_or(0);
-    if size != 0 && read < bytes.len() {
-        return Err(OpenError::NotANamespace);
-    }
+    refuse_if(size != 0 && read < bytes.len(), OpenError::NotANamespace)?;
     Ok((std::array::from_fn(|at| u64::from_ne_bytes(words[at])), size))
 }
 
@@ -315,31 +284,17 @@ pub(crate) fn is_in_other_pid_namespace(region: &Region, program: &Program) -> b
     theirs != 0 && own != 0 && theirs != own
 }
 
-/// A held lock of flock(2).
-struct FileLock<'f> {
-    file: BorrowedFd<'f>,
-}
-
-impl<'f> FileLock<'f> {
-    fn take(file: BorrowedFd<'f>) -> Result<Self, OpenError> {
-        for _ in 0..WAIT_MAX_NS / BEAT_NS {
-            match flock(file.as_fd(), FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Self { file }),
-                Err(Errno::WOULDBLOCK | Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-            let until = Deadline { monotonic_ns: futex::now().monotonic_ns + BEAT_NS };
-            futex::wait(&AtomicU64::new(0), 0, until, Scope::Private);
+/// Takes the lock of flock(2).
+fn lock(file: BorrowedFd<'_>) -> Result<(), OpenError> {
+    for _ in 0..WAIT_MAX_NS / BEAT_NS {
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK | Errno::INTR) => {}
+            done => return Ok(done?),
         }
-        Err(OpenError::Busy)
+        let until = Deadline { monotonic_ns: futex::now().monotonic_ns + BEAT_NS };
+        futex::wait(&AtomicU64::new(0), 0, until, Scope::Private);
     }
-}
-
-impl Drop for FileLock<'_> {
-    fn drop(&mut self) {
-        // The unlock cannot fail, since the file is open.
-        let _unlocked = flock(self.file, FlockOperation::Unlock);
-    }
+    Err(OpenError::Busy)
 }
 
 #[cfg(all(test, not(any(miri, corewalk_loom, corewalk_shuttle, corewalk_crash))))]

@@ -35,9 +35,9 @@ use corewalk_base::primitives::{IS_MODEL, hint};
 use corewalk_sync::SeqCount;
 use rustix::io::Errno;
 
-use crate::field::{get, high, low, pair, put};
+use crate::field::{get, high, low, pair, put, refuse_if};
 use crate::layout::Layout;
-use crate::lock::{Held, Owner, lock};
+use crate::lock::{Held, Owner, Wait, lock};
 use crate::perm::{Cred, Perm, SecurityHook};
 use crate::shared::{Shared, now_s};
 
@@ -192,20 +192,13 @@ pub(crate) struct Kind {
     /// adds to the sum that a limit of the kind bounds, such as the number of semaphores. The
     /// repair may complete the object's removal.
     pub(crate) repair: fn(Ids<'_>, &Object) -> u64,
-    /// Frees the remains of a removed object in a slot.
-    pub(crate) end: fn(Ids<'_>, u32) -> Remains,
+    /// Frees the remains of a removed object in a slot. Returns true if none are left. Otherwise
+    /// no other object gets the slot until they are freed.
+    pub(crate) end: fn(Ids<'_>, u32) -> bool,
     /// Completes the repair after all slots were repaired.
     pub(crate) sweep: fn(Ids<'_>),
     /// The hook that is asked about a command on an object, or on the kind.
     pub(crate) may_ctl: MayCtl,
-}
-
-/// The remains of a removed object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Remains {
-    None,
-    /// Parts of the object are left. No other object gets the slot until these parts are freed.
-    Some,
 }
 
 /// The ids of one kind, for calls of one task. Analogous to Linux's `struct ipc_ids`.
@@ -241,7 +234,7 @@ impl<'r> Ids<'r> {
     ///
     /// `EIO` if the holder is alive and does not release the lock.
     pub(crate) fn lock(self) -> Result<IdsGuard<'r>, Errno> {
-        let held = lock(self.shared, &self.head()[LOCK], self.owner, || {
+        let held = lock(self.shared, &self.head()[LOCK], self.owner, Wait::Long, || {
             recover::recover(self);
             Ok(())
         })?;
@@ -310,7 +303,7 @@ impl<'r> Ids<'r> {
     }
 
     /// Returns the object in slot `index`, if there is one. The caller holds the lock.
-    fn live(self, index: u32) -> Option<Object> {
+    pub(crate) fn live(self, index: u32) -> Option<Object> {
         let is_slot = index < self.layout().slots;
         is_slot.then(|| read(self.slot(index), index)).filter(Object::is_live)
     }
@@ -343,6 +336,19 @@ impl<'r> Ids<'r> {
     }
 
     /// Marks index `index` as used or free.
+    /// Returns true if the bitmap marks the index as used.
+    fn is_taken(self, index: u32) -> bool {
+        get(self.bits(index / BITS)) >> (index % BITS) & 1 != 0
+    }
+
+    /// Returns the indices that the bitmap marks as used.
+    fn taken(self) -> impl DoubleEndedIterator<Item = u32> + use<'r> {
+        let words = 0..self.slots().div_ceil(BITS);
+        let words = words.filter(move |word| get(self.bits(*word)) != 0);
+        let indices = words.flat_map(|word| word * BITS..(word + 1) * BITS);
+        indices.filter(move |index| self.is_taken(*index))
+    }
+
     fn set_bit(self, index: u32, is_used: bool) {
         let (bits, bit) = (self.bits(index / BITS), 1 << (index % BITS));
         put(bits, if is_used { get(bits) | bit } else { get(bits) & !bit });
@@ -404,13 +410,8 @@ impl IdsGuard<'_> {
     ///
     /// `EINVAL` if there is none.
     pub(crate) fn obtain_object_check(&self, id: i32) -> Result<Object, Errno> {
-        let object = self.at(id.cast_unsigned() & (SLOTS_MAX - 1));
+        let object = self.ids.live(id.cast_unsigned() & (SLOTS_MAX - 1));
         object.filter(|object| object.id() == id).ok_or(Errno::INVAL)
-    }
-
-    /// Returns the object in slot `index`. The object does not change while this guard exists.
-    pub(crate) fn at(&self, index: u32) -> Option<Object> {
-        self.ids.live(index)
     }
 
     /// Returns the object with this key. The key must not be `IPC_PRIVATE`.
@@ -434,11 +435,7 @@ impl IdsGuard<'_> {
 
     /// Returns the highest index in use, or none if no object exists.
     pub(crate) fn index_max(&self) -> Option<u32> {
-        let words = self.ids.layout().slots.div_ceil(64);
-        (0..words).rev().find_map(|word| {
-            let bits = get(self.ids.bits(word));
-            bits.checked_ilog2().map(|bit| word * 64 + bit)
-        })
+        self.ids.taken().next_back()
     }
 
     /// Returns the sum that a limit of the kind bounds.
@@ -488,9 +485,7 @@ impl IdsGuard<'_> {
     ) -> Result<i32, Errno> {
         let head = self.ids.head();
         let in_use = self.in_use();
-        if in_use >= objects_max.min(self.ids.layout().slots) {
-            return Err(Errno::NOSPC);
-        }
+        refuse_if(in_use >= objects_max.min(self.ids.layout().slots), Errno::NOSPC)?;
         let index = self.free_index(in_use).ok_or(Errno::NOSPC)?;
         let payload = make(index)?;
         let mut seq = get(&head[NEXT_SEQ]);
@@ -595,20 +590,7 @@ impl IdsGuard<'_> {
         let slots = self.ids.layout().slots;
         let end = (in_use.saturating_mul(3) / 2).max(CYCLE_MIN).min(slots);
         let next = low(get(&self.ids.head()[NEXT_INDEX])).min(slots);
-        self.first_free(next, end).or_else(|| self.first_free(0, next.min(end)))
-    }
-
-    fn first_free(&self, start: u32, end: u32) -> Option<u32> {
-        let mut index = start;
-        while index < end {
-            let bits = get(self.ids.bits(index / 64)) >> (index % 64);
-            let skipped = bits.trailing_ones();
-            if skipped == 0 {
-                return Some(index);
-            }
-            index += skipped.min(64 - index % 64);
-        }
-        None
+        (next..end).chain(0..next.min(end)).find(|index| !self.ids.is_taken(*index))
     }
 }
 

@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use std::cell::Cell;
 use std::ops::Range;
 
+use crate::field::refuse_if;
 use crate::ids::{IdLayout, SLOTS_MAX};
 use crate::pool::{HEAD_LINES, Joins, Pool};
 
@@ -34,9 +35,6 @@ pub(crate) const QUEUE_LINES: u32 = 2;
 
 /// The number of lines of a segment.
 pub(crate) const SEGMENT_LINES: u32 = 1;
-
-/// The number of lines of the ladder.
-const LADDER_LINES: u32 = 1;
 
 /// The maximum number of tasks. A frozen word has 22 bits for a task number and one flag.
 pub(crate) const TASKS_MAX: u32 = (1 << 21) - 1;
@@ -156,9 +154,8 @@ impl Layout {
         let are_pools_good = pools.iter().all(|n| (1..=LINES_MAX).contains(n));
         let kinds = [sets, queues, segments];
         let are_kinds_good = kinds.iter().all(|n| n.is_power_of_two() && *n <= SLOTS_MAX);
-        if !are_pools_good || !are_kinds_good || !(1..TASKS_MAX).contains(&tasks) {
-            return Err(Errno::INVAL);
-        }
+        let are_all_good = are_pools_good && are_kinds_good && (1..TASKS_MAX).contains(&tasks);
+        refuse_if(!are_all_good, Errno::INVAL)?;
         let next = Cell::new(HEADER + HEADER_LINES);
         let take = |lines| next.replace(next.get() + lines);
         let ids = |slots| IdLayout::new(take(IdLayout::lines(slots)), slots);
@@ -169,7 +166,7 @@ impl Layout {
             sets: take(sets),
             tasks: take(tasks),
             tasks_max: tasks,
-            ladder: take(LADDER_LINES),
+            ladder: take(1),
             sems: pool(sems, Joins::Keeping),
             undos: pool(undos, Joins::Keeping),
             waits: pool(waits, Joins::Never),

@@ -23,7 +23,7 @@
 //! A holder may be alive and not release the lock: a stopped process, or a hostile one. A call
 //! waits for such a holder for [`WAIT_MAX_NS`], and then fails with `EIO`. The time starts anew
 //! with each holder and each unlock. So holders that take turns do not make a call fail. A call
-//! waits at most [`WAIT_ALL_NS`] for all holders together.
+//! waits at most [`Wait::Long`] for all holders together.
 //!
 //! # Lock order
 //!
@@ -38,7 +38,7 @@ use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::hint;
 use rustix::io::Errno;
 
-use crate::field::{high, low, pair};
+use crate::field::{high, low, pair, refuse_if};
 use crate::shared::Shared;
 
 pub(crate) const SLEEPERS: u64 = 1 << 31;
@@ -59,20 +59,14 @@ const BEAT_MAX_NS: u64 = 16 * BEAT_NS;
 /// How long a call waits for one live holder: 10 s, and 3 s in tests.
 pub(crate) const WAIT_MAX_NS: u64 = if cfg!(test) { 3_000_000_000 } else { 10_000_000_000 };
 
-/// How long a call waits for all holders together.
-pub(crate) const WAIT_ALL_NS: u64 = 120_000_000_000;
-
-/// How long a call waits for the lock if it can leave its work for later.
-const WAIT_SHORT_NS: u64 = 1_000_000_000;
-
-/// How long a call waits for holders that do not release the lock.
+/// How long a call waits for holders that do not release the lock, in nanoseconds.
 #[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// At most [`WAIT_MAX_NS`] for one holder, and [`WAIT_ALL_NS`] for all of them.
-    Long = WAIT_ALL_NS,
-    /// [`WAIT_SHORT_NS`] for all holders.
-    Short = WAIT_SHORT_NS,
+    /// At most [`WAIT_MAX_NS`] for one holder, and 120 s for all of them.
+    Long = 120_000_000_000,
+    /// 1 s for all holders, if the call can leave its work for later.
+    Short = 1_000_000_000,
 }
 
 /// The owner of a lock: a task number, and a generation that distinguishes the task from earlier
@@ -90,29 +84,14 @@ pub(crate) struct Held<'s> {
     scope: Scope,
 }
 
-/// Takes the lock `word` for `owner`. The thread sleeps while another task holds the lock. If the
-/// holder has died, `recover` repairs the protected data.
+/// Takes the lock `word` for `owner`. The thread sleeps while another task holds the lock, at most
+/// for `wait`. If the holder has died, `recover` repairs the protected data.
 ///
 /// # Errors
 ///
 /// `EIO` if the holder is alive and does not release the lock, and the errors of `recover`.
 #[inline]
 pub(crate) fn lock<'s>(
-    shared: &'s Shared,
-    word: &'s AtomicU64,
-    owner: Owner,
-    recover: impl FnOnce() -> Result<(), Errno>,
-) -> Result<Held<'s>, Errno> {
-    lock_within(shared, word, owner, Wait::Long, recover)
-}
-
-/// Like [`lock`], with a time limit that the caller chooses.
-///
-/// # Errors
-///
-/// The errors of [`lock`].
-#[inline]
-pub(crate) fn lock_within<'s>(
     shared: &'s Shared,
     word: &'s AtomicU64,
     owner: Owner,
@@ -229,9 +208,7 @@ impl<'s> Patience<'s> {
             // anew.
             other => other.insert((seen, within(WAIT_MAX_NS))),
         };
-        if now >= end.min(of_seen) && self.shared.scope == Scope::Shared {
-            return Err(Errno::IO);
-        }
+        refuse_if(now >= end.min(of_seen) && self.shared.scope == Scope::Shared, Errno::IO)?;
         let ended = futex::wait(word, low(seen), within(nap_ns), self.shared.scope);
         if ended == Ended::Woken {
             self.seen = None;
@@ -281,7 +258,8 @@ mod tests {
                     let owner = Owner { index, generation: 7 };
                     for _ in 0..ROUNDS {
                         let _held =
-                            lock(namespace.shared(), &words.0, owner, || Ok(())).expect("private");
+                            lock(namespace.shared(), &words.0, owner, Wait::Long, || Ok(()))
+                                .expect("private");
                         // The load and the store are separate, so threads would lose steps without
                         // the lock.
                         crate::field::put(&words.1, crate::field::get(&words.1) + 1);

@@ -28,6 +28,7 @@ use std::path::Path;
 
 use crate::backing::{Backing, Memfds};
 use crate::contention::{Contention, Counts};
+use crate::field::refuse_if;
 use crate::file::{self, OpenError};
 use crate::layout::{Capacity, Layout};
 use crate::limits::Limits;
@@ -99,10 +100,7 @@ impl fmt::Debug for NamespaceOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("NamespaceOptions");
         debug.field("limits", &self.limits).field("capacity", &self.capacity);
-        debug.field("spin_ns_max", &self.spin_ns_max);
-        debug.field("is_contention_counted", &self.is_contention_counted);
-        debug.field("has_hook", &self.hook.is_some());
-        debug.field("has_backing", &self.backing.is_some()).finish()
+        debug.finish_non_exhaustive()
     }
 }
 
@@ -149,9 +147,7 @@ impl Namespace {
     /// ```
     pub fn new(options: NamespaceOptions) -> Result<Self, Errno> {
         let layout = Layout::new(&options.capacity)?;
-        if !options.limits.are_possible() {
-            return Err(Errno::INVAL);
-        }
+        refuse_if(!options.limits.are_possible(), Errno::INVAL)?;
         let region = Region::private(layout.lines).map_err(errno_of)?;
         Ok(Self::over(region, layout, Scope::Private, options))
     }
@@ -212,9 +208,7 @@ impl Namespace {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn open_fd(file: impl AsFd, options: NamespaceOptions) -> Result<Self, OpenError> {
-        if !options.limits.are_possible() {
-            return Err(Errno::INVAL.into());
-        }
+        refuse_if(!options.limits.are_possible(), Errno::INVAL)?;
         let (region, layout, limits) = file::map(file.as_fd(), &options.capacity, options.limits)?;
         Ok(Self::over(region, layout, Scope::Shared, NamespaceOptions { limits, ..options }))
     }

@@ -308,21 +308,17 @@ impl CredCell {
     /// Returns the effective user and group.
     #[inline]
     pub(crate) fn ids(&self) -> (u32, u32) {
-        if let Some(own) = self.of_own(|own| (own.euid, own.egid)) {
-            return own;
-        }
         // ORDERING: Relaxed. See `set`.
-        let ids = self.ids.load(Ordering::Relaxed);
+        let ids = || self.ids.load(Ordering::Relaxed);
+        let ids = self.of_own(|own| pair(own.euid, own.egid)).unwrap_or_else(ids);
         (low(ids), high(ids))
     }
 
     #[inline]
     pub(crate) fn is_capable(&self, cap: u64) -> bool {
-        if let Some(own) = self.of_own(|own| own.caps & cap != 0) {
-            return own;
-        }
         // ORDERING: Relaxed. See `set`.
-        self.caps.load(Ordering::Relaxed) & cap != 0
+        let caps = || self.caps.load(Ordering::Relaxed);
+        self.of_own(|own| own.caps).unwrap_or_else(caps) & cap != 0
     }
 
     /// Returns true if the mode grants the bits in `flag`. It does not call the security hook.
@@ -344,17 +340,13 @@ impl CredCell {
     #[cold]
     fn is_in_group(&self, groups: [u32; 2]) -> bool {
         let is_in = |cred: &Cred| cred.groups.iter().any(|group| groups.contains(group));
-        if let Some(own) = self.of_own(is_in) {
-            return own;
-        }
-        let section = rcu::read_lock();
-        is_in(self.whole.read(&section))
+        self.of_own(is_in).unwrap_or_else(|| is_in(self.whole.read(&rcu::read_lock())))
     }
 
-    /// Returns true if the caller may change or remove the object.
-    pub(crate) fn may_control(&self, perm: &Perm) -> bool {
+    /// Returns true if the caller owns or has made the object, or has the capability `cap`.
+    pub(crate) fn may_control(&self, perm: &Perm, cap: u64) -> bool {
         let (euid, _) = self.ids();
-        euid == perm.cuid || euid == perm.uid || self.is_capable(CAP_SYS_ADMIN)
+        euid == perm.cuid || euid == perm.uid || self.is_capable(cap)
     }
 }
 
@@ -431,16 +423,18 @@ mod tests {
                 cell.set_own(own.clone());
                 let cell = Box::new(&cell);
                 assert_eq!((cell.ids(), cell.whole()), ((8, 8), own.clone()));
-                assert!(may_with(&cell, &PERM, 0o444) && cell.may_control(&PERM));
+                assert!(may_with(&cell, &PERM, 0o444) && cell.may_control(&PERM, CAP_SYS_ADMIN));
                 assert_eq!((other.ids(), other.whole()), ((9, 9), Cred::user(9, 9)));
-                assert!(!may_with(&other, &PERM, 0o444) && !other.may_control(&PERM));
+                assert!(
+                    !may_with(&other, &PERM, 0o444) && !other.may_control(&PERM, CAP_SYS_ADMIN)
+                );
                 // The task's credentials change, but the thread keeps its own.
                 cell.set(Cred::user(7, 7));
                 assert_eq!(cell.ids(), (8, 8));
             });
         });
         assert_eq!((cell.ids(), cell.whole()), ((7, 7), Cred::user(7, 7)));
-        assert!(!may_with(&cell, &PERM, 0o444) && !cell.may_control(&PERM));
+        assert!(!may_with(&cell, &PERM, 0o444) && !cell.may_control(&PERM, CAP_SYS_ADMIN));
     }
 
     #[test]
@@ -453,8 +447,8 @@ mod tests {
         let with = |caps| CredCell::new(Cred { caps, ..Cred::user(9, 9) });
         assert!(may_with(&with(CAP_IPC_OWNER), &PERM, 0o666));
         assert!(!may_with(&with(CAP_SYS_ADMIN), &PERM, 0o666));
-        assert!(with(CAP_SYS_ADMIN).may_control(&PERM));
-        assert!(!with(CAP_IPC_OWNER).may_control(&PERM));
-        assert!(CredCell::new(Cred::user(2, 9)).may_control(&PERM));
+        assert!(with(CAP_SYS_ADMIN).may_control(&PERM, CAP_SYS_ADMIN));
+        assert!(!with(CAP_IPC_OWNER).may_control(&PERM, CAP_SYS_ADMIN));
+        assert!(CredCell::new(Cred::user(2, 9)).may_control(&PERM, CAP_SYS_ADMIN));
     }
 }

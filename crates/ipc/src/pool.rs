@@ -43,7 +43,7 @@ use rustix::io::Errno;
 use std::ops::Range;
 
 use crate::field::{get, put};
-use crate::lock::{Held, Owner, lock};
+use crate::lock::{Held, Owner, Wait, lock};
 use crate::shared::Shared;
 
 /// The lines of a pool's head: its lock, and the free lists.
@@ -190,7 +190,7 @@ impl Pool {
     ///
     /// `EIO` if the pool's lock cannot be taken.
     pub(crate) fn lock<'s>(&self, shared: &'s Shared, owner: Owner) -> Result<Held<'s>, Errno> {
-        lock(shared, &shared.region.line(self.head)[LOCK], owner, || {
+        lock(shared, &shared.region.line(self.head)[LOCK], owner, Wait::Long, || {
             self.rebuild(&shared.region);
             Ok(())
         })

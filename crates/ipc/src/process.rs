@@ -33,7 +33,7 @@
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, open};
-use rustix::io::{Errno, read};
+use rustix::io::{Errno, read, retry_on_intr};
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
 /// The largest size of a file of `/proc` that `read_small` reads, in bytes.
@@ -143,9 +143,8 @@ pub(crate) fn has_other_image(identity: Identity, image: u64) -> bool {
 fn has_ended(pid: u32) -> bool {
     let Some(pid) = Pid::from_raw(pid.cast_signed()) else { return true };
     // The descriptor becomes readable when the last thread has ended.
-    let process = match pidfd_open(pid, PidfdFlags::empty()) {
-        Ok(process) => process,
-        Err(_) => return test_kill_process(pid) == Err(Errno::SRCH),
+    let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else {
+        return test_kill_process(pid) == Err(Errno::SRCH);
     };
     let mut polled = [PollFd::new(&process, PollFlags::IN)];
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
@@ -177,11 +176,9 @@ pub(crate) fn read_small(path: &str) -> Result<String, Errno> {
     let mut bytes = [0; SMALL_BYTES];
     let mut filled = 0;
     loop {
-        match read(&file, &mut bytes[filled..]) {
-            Ok(0) => return Ok(String::from_utf8_lossy(&bytes[..filled]).into_owned()),
-            Ok(more) => filled += more,
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
+        match retry_on_intr(|| read(&file, &mut bytes[filled..]))? {
+            0 => return Ok(String::from_utf8_lossy(&bytes[..filled]).into_owned()),
+            more => filled += more,
         }
     }
 }

@@ -34,7 +34,7 @@ use rustix::io::Errno;
 
 use crate::field::put;
 use crate::ids::Ids;
-use crate::lock::{Owner, lock};
+use crate::lock::{Owner, Wait, lock};
 use crate::msg;
 use crate::process::{Identity, Look};
 use crate::sem;
@@ -65,7 +65,7 @@ fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent),
     if !is_other || identity(line).0 == 0 || !shared.is_dead(index, None) {
         return Ok((false, Absent::new()));
     }
-    let _reaper = lock(shared, &line[REAPER], owner, || Ok(()))?;
+    let _reaper = lock(shared, &line[REAPER], owner, Wait::Long, || Ok(()))?;
     // Another thread may have reaped the task already, and the line may belong to a live task now.
     let state = identity(line);
     if state.0 == 0 || !state.is_gone(Look::Close) {
@@ -127,7 +127,7 @@ fn with_reaper<T>(
     index: u32,
     end: impl FnOnce() -> Result<(T, Absent), Errno>,
 ) -> Result<T, Errno> {
-    let reaper = lock(shared, &task_line(shared, index)[REAPER], owner, || Ok(()))?;
+    let reaper = lock(shared, &task_line(shared, index)[REAPER], owner, Wait::Long, || Ok(()))?;
     let (done, absent) = end()?;
     drop(reaper);
     reap_absent(shared, owner, absent);
@@ -343,7 +343,7 @@ mod tests {
             pool.alloc(&other.shared, pool.lines, dead.owner, dead.owner.index).unwrap();
         }
         let reaper = &task_line(&other.shared, dead.owner.index)[REAPER];
-        let _held = lock(&other.shared, reaper, stays.owner, || Ok(())).unwrap();
+        let _held = lock(&other.shared, reaper, stays.owner, Wait::Long, || Ok(())).unwrap();
         kill(dead);
         thread::scope(|scope| {
             let waits = scope.spawn(|| other.semop(sems, &[DOWN]));

@@ -37,55 +37,35 @@ pub(crate) enum Spin {
 }
 
 thread_local! {
-    /// The history of each kind of look.
-    static HISTORIES: [History; 3] = const { [const { History::new() }; 3] };
+    /// The last looks of each kind: the number of waits that are still to sleep at once, and how
+    /// many those were the last time.
+    static HISTORIES: Cell<[(u32, u32); 3]> = const { Cell::new([(0, 0); 3]) };
 }
 
 impl Spin {
     /// Returns true if the next wait of this thread should poll before it sleeps. The threads of a
     /// model share one history, so in a model the result is always true.
     pub(crate) fn is_worth_it(self) -> bool {
-        IS_MODEL || HISTORIES.with(|histories| histories[self as usize].is_worth_it())
+        let mut histories = HISTORIES.get();
+        let (rest, _) = &mut histories[self as usize];
+        let is_worth_it = *rest == 0;
+        *rest = rest.saturating_sub(1);
+        HISTORIES.set(histories);
+        IS_MODEL || is_worth_it
     }
 
     /// Notes whether the poll was useful.
     pub(crate) fn tell(self, was_of_use: bool) {
-        HISTORIES.with(|histories| histories[self as usize].tell(was_of_use));
-    }
-}
-
-/// The results of a thread's last polls.
-#[derive(Debug)]
-struct History {
-    /// The number of waits that are still to sleep at once.
-    rest: Cell<u32>,
-    /// The number of such waits that followed the last poll in vain.
-    last_rest: Cell<u32>,
-}
-
-impl History {
-    const fn new() -> Self {
-        Self { rest: Cell::new(0), last_rest: Cell::new(0) }
-    }
-
-    fn is_worth_it(&self) -> bool {
-        let rest = self.rest.get();
-        self.rest.set(rest.saturating_sub(1));
-        rest == 0
-    }
-
-    fn tell(&self, was_of_use: bool) {
-        let last = self.last_rest.get();
-        if was_of_use {
+        let mut histories = HISTORIES.get();
+        let (rest, last_rest) = &mut histories[self as usize];
+        if !was_of_use {
+            *last_rest = last_rest.saturating_mul(2).clamp(REST_MIN, REST_MAX);
+            *rest = *last_rest;
+        } else if *last_rest > REST_MIN {
             // A single poll in vain among many useful ones must not stop the polling for long.
-            if last > REST_MIN {
-                self.last_rest.set(last - last / 64);
-            }
-            return;
+            *last_rest -= *last_rest / 64;
         }
-        let rest = last.saturating_mul(2).clamp(REST_MIN, REST_MAX);
-        self.last_rest.set(rest);
-        self.rest.set(rest);
+        HISTORIES.set(histories);
     }
 }
 
@@ -94,18 +74,17 @@ mod tests {
     use super::*;
     use corewalk_base::primitives::thread;
 
-    /// Returns how many of `waits` waits poll. `of_use` tells whether the poll of a given wait is
-    /// useful.
-    fn looks(waits: u32, mut of_use: impl FnMut(u32) -> bool) -> u32 {
-        let history = History::new();
-        let looks = (0..waits).filter(|wait| {
-            let looks = history.is_worth_it();
+    /// Returns how many of `waits` waits of a new thread poll. `of_use` tells whether the poll of a
+    /// given wait is useful.
+    fn looks(waits: u32, of_use: fn(u32) -> bool) -> u32 {
+        let looks = move |wait: &u32| {
+            let looks = Spin::Queued.is_worth_it();
             if looks {
-                history.tell(of_use(*wait));
+                Spin::Queued.tell(of_use(*wait));
             }
             looks
-        });
-        looks.count() as u32
+        };
+        thread::spawn(move || (0..waits).filter(looks).count()).join().unwrap() as u32
     }
 
     #[test]

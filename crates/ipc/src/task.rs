@@ -8,14 +8,14 @@
 //!
 //! Source: semop(2) `SEM_UNDO`; Linux `exit_sem`.
 
-use corewalk_base::Mutex;
 use corewalk_base::futex;
 use corewalk_base::primitives::Arc;
 use corewalk_base::primitives::atomic::{AtomicU32, AtomicU64, Ordering};
+use corewalk_base::{CachePadded, Mutex};
 use rustix::io::Errno;
 use std::fmt;
 
-use crate::field::put;
+use crate::field::{put, refuse_if};
 use crate::file::is_in_other_pid_namespace;
 use crate::ids::{Ids, Object};
 use crate::limits::Limits;
@@ -68,29 +68,13 @@ pub struct Task {
     pub(crate) waiting: Waiting,
     /// The tasks that this process had before execve(2), see [`Task::adopt`].
     former: Vec<u32>,
-    /// The fields that many calls write.
-    pub(crate) hot: Hot,
+    /// The lines of the last message that the task keeps for its next message, or 0. Many calls
+    /// write this field, so it has its own cache lines.
+    pub(crate) kept_message: CachePadded<AtomicU32>,
     /// The segments that the task has made and attached.
     pub(crate) shm: Mutex<crate::shm::Own>,
     /// The fork guard, see [`Task::tell_copies_by`].
     home: Option<&'static AtomicU32>,
-}
-
-/// A wait that has begun.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Begun {
-    node: u32,
-    /// The node of the wait that this call's signal handler has interrupted, or 0.
-    outer: u32,
-}
-
-/// Fields that many calls of a task write. They have their own cache lines, apart from the fields
-/// that calls only read.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-pub(crate) struct Hot {
-    /// The lines of the last message that the task keeps for its next message, or 0.
-    pub(crate) kept_message: AtomicU32,
 }
 
 impl Task {
@@ -107,21 +91,20 @@ impl Task {
         pid: u32,
         program: &Program,
     ) -> Result<Self, Errno> {
-        if pid >= PID_END {
-            return Err(Errno::INVAL);
-        }
-        if is_in_other_pid_namespace(&shared.region, program) {
-            return Err(Errno::XDEV);
-        }
+        refuse_if(pid >= PID_END, Errno::INVAL)?;
+        refuse_if(is_in_other_pid_namespace(&shared.region, program), Errno::XDEV)?;
         let owner = claim_line(&shared, pid, program);
         let owner = owner.or_else(|| take_over_line(&shared, pid, program)).ok_or(Errno::NOMEM)?;
-        reap_beside(&shared, owner);
+        // Reap dead tasks in the lines after the new task's own, which the next tasks may take. If
+        // this fails, the next new task tries again.
+        for step in 1..=REAPED_BESIDE {
+            let beside = (owner.index + step) % shared.layout.tasks_max;
+            let _reaped = recover::reap(&shared, owner, beside);
+        }
         let cred = CredCell::new(cred);
-        let undos = Undos::default();
-        let waiting = Waiting::default();
-        let (shm, former) = (Mutex::default(), Vec::new());
-        let hot = Hot::default();
-        Ok(Self { shared, owner, pid, cred, undos, waiting, shm, former, hot, home: None })
+        let (undos, waiting) = (Undos::default(), Waiting::default());
+        let (shm, former, kept_message) = (Mutex::default(), Vec::new(), CachePadded::default());
+        Ok(Self { shared, owner, pid, cred, undos, waiting, shm, former, kept_message, home: None })
     }
 
     /// Takes over the tasks of the program that the process ran before execve(2).
@@ -236,14 +219,11 @@ impl Task {
     /// # Ok::<(), Errno>(())
     /// ```
     pub fn interrupt(&self) -> usize {
-        let mut count = 0;
-        self.waiting.each(|node| {
-            if let Some(status) = self.ask_to_end(node) {
-                futex::wake(status, 1, self.shared.scope);
-                count += 1;
-            }
-        });
-        count
+        let end = |node| {
+            let status = self.ask_to_end(node);
+            status.map(|status| futex::wake(status, 1, self.shared.scope)).is_some()
+        };
+        self.waiting.collect(end).len()
     }
 
     /// Ends the wait of the calling thread with `EINTR`. A signal handler calls this function. The
@@ -284,16 +264,8 @@ impl Task {
 
     /// Returns the nodes of a pool whose calls could not leave their queues.
     pub(crate) fn kept_waits(&self, pool: &Pool) -> Vec<u32> {
-        let mut nodes = Vec::new();
-        self.waiting.each(|node| nodes.push(node));
-        nodes.retain(|node| pool.whose(&self.shared.region, *node) == Some(self.owner.index));
-        nodes
-    }
-
-    /// Keeps the node of a call that could not leave its queue. The node stays in use until the
-    /// task ends.
-    pub(crate) fn keep_wait(&self, node: u32) {
-        self.waiting.enter(node);
+        let (region, own) = (&self.shared.region, Some(self.owner.index));
+        self.waiting.collect(|node| pool.whose(region, node) == own)
     }
 
     /// Sets a fork guard, which distinguishes the task from its copy in a forked process. `home`
@@ -333,11 +305,8 @@ impl Task {
     /// Returns the number of the task's calls that wait and are not completed yet.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        let mut count = 0;
-        self.waiting.each(|node| {
-            count += usize::from(is_waiting(&self.shared.region.line(node)[STATUS]));
-        });
-        count
+        let region = &self.shared.region;
+        self.waiting.collect(|node| is_waiting(&region.line(node)[STATUS])).len()
     }
 
     /// Ends the task, as a drop does: applies its `SEM_UNDO` adjustments and detaches its segments.
@@ -368,25 +337,26 @@ impl Task {
     /// Checks the mode of an object for the bits `flag`, and asks the hook.
     #[inline]
     pub(crate) fn permission(&self, object: &Object, flag: u32) -> Result<(), Errno> {
-        if !self.cred.may(object.owners(), object.mode(), flag) {
-            return Err(Errno::ACCESS);
-        }
+        refuse_if(!self.cred.may(object.owners(), object.mode(), flag), Errno::ACCESS)?;
         self.ask(|hook, cred| hook.permission(cred, &object.perm(), flag))
     }
 
-    pub(crate) fn begin_wait(&self, node: u32) -> Begun {
+    /// Begins a wait at `node`. Returns the node of the wait that this call's signal handler has
+    /// interrupted, or 0.
+    pub(crate) fn begin_wait(&self, node: u32) -> u32 {
         self.waiting.enter(node);
-        Begun { node, outer: signals::wait_with(node) }
+        signals::wait_with(node)
     }
 
-    /// Ends a wait. Returns false in a copy of the task, since the wait belongs to the parent.
+    /// Ends the wait at `node`. `outer` is the result of [`Task::begin_wait`]. Returns false in a
+    /// copy of the task, since the wait belongs to the parent.
     #[must_use]
-    pub(crate) fn end_wait(&self, begun: Begun) -> bool {
-        signals::wait_with(begun.outer);
+    pub(crate) fn end_wait(&self, node: u32, outer: u32) -> bool {
+        signals::wait_with(outer);
         if self.is_copy() {
             return false;
         }
-        self.waiting.leave(begun.node);
+        self.waiting.leave(node);
         true
     }
 
@@ -405,14 +375,6 @@ impl Task {
     /// Returns the ids of segments.
     pub(crate) fn shm_ids(&self) -> Ids<'_> {
         Ids { shared: &self.shared, kind: SEGMENTS, owner: self.owner }
-    }
-}
-
-/// Reaps dead tasks in the lines after the new task's own, which the next tasks may take.
-fn reap_beside(shared: &Shared, owner: Owner) {
-    for step in 1..=REAPED_BESIDE {
-        // If this fails, the next new task tries again.
-        let _reaped = recover::reap(shared, owner, (owner.index + step) % shared.layout.tasks_max);
     }
 }
 
@@ -510,7 +472,7 @@ mod tests {
     use rustix::fs::{MemfdFlags, memfd_create};
 
     use super::*;
-    use crate::lock::lock;
+    use crate::lock::{Wait, lock};
     use crate::sem::dead::kill;
     use crate::{Capacity, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags};
 
@@ -557,7 +519,7 @@ mod tests {
         let undos = shared.layout.undos;
         let record = undos.alloc(shared, 2, owner, owner.index).unwrap();
         std::mem::forget(
-            lock(shared, &shared.region.line(undos.head)[0], owner, || Ok(())).unwrap(),
+            lock(shared, &shared.region.line(undos.head)[0], owner, Wait::Long, || Ok(())).unwrap(),
         );
         kill(first);
         let third = namespace.register(Cred::root(), 3).unwrap();

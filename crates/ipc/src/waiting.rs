@@ -77,19 +77,21 @@ impl Waiting {
         }
     }
 
-    /// Calls a function with each node.
-    pub(crate) fn each(&self, mut look: impl FnMut(u32)) {
+    /// Calls a function with each node, and returns the nodes for which it returns true.
+    pub(crate) fn collect(&self, mut look: impl FnMut(u32) -> bool) -> Vec<u32> {
+        let mut found = Vec::new();
         for slot in &self.slots {
             // ORDERING: Relaxed. Only a guess, which `exchange` checks.
             let node = slot.load(Ordering::Relaxed) & !LOOKED_AT;
             if node != 0 && exchange(slot, node, node | LOOKED_AT) {
-                look(node);
+                found.extend(look(node).then_some(node));
                 // ORDERING(ipc-waiting): Release. Pairs with `exchange`: the node is freed only
                 // after this thread's work on it.
                 slot.store(node, Ordering::Release);
             }
         }
-        self.more.lock().iter().for_each(|node| look(*node));
+        found.extend(self.more.lock().iter().filter(|node| look(**node)));
+        found
     }
 
     /// Returns all slots, beginning with the preferred one of `node`. Most nodes have two lines,
@@ -120,8 +122,7 @@ mod tests {
     use corewalk_base::primitives::unmodelled;
 
     fn nodes(waiting: &Waiting) -> Vec<u32> {
-        let mut nodes = Vec::new();
-        waiting.each(|node| nodes.push(node));
+        let mut nodes = waiting.collect(|_| true);
         nodes.sort_unstable();
         nodes
     }
@@ -146,11 +147,10 @@ mod tests {
     fn call_enters_and_leaves_while_each_visits_another() {
         let waiting = Waiting::default();
         waiting.enter(7);
-        let mut met = Vec::new();
-        waiting.each(|node| {
+        let met = waiting.collect(|node| {
             waiting.enter(8 + node);
             waiting.leave(8 + node);
-            met.push(node);
+            true
         });
         assert_eq!((met, nodes(&waiting)), (vec![7], vec![7]));
     }
@@ -173,7 +173,10 @@ mod tests {
                 there.store(2, order);
             });
             while there.load(order) != 2 {
-                waiting.each(|_| assert_eq!(there.load(order), 1, "the node has left"));
+                waiting.collect(|_| {
+                    assert_eq!(there.load(order), 1, "the node has left");
+                    true
+                });
             }
         });
     }

@@ -90,7 +90,8 @@ impl Turn {
     #[cold]
     pub(crate) fn is_watcher(&mut self, shared: &Shared) -> bool {
         let now_ms = futex::now().monotonic_ns / MS_NS;
-        let free = (0..RUNGS).find(|rung| self.takes(&ladder(shared)[*rung], *rung, now_ms));
+        let ladder = shared.region.line(shared.layout.ladder);
+        let free = (0..RUNGS).find(|rung| self.takes(&ladder[*rung], *rung, now_ms));
         (self.rung, self.since_ms) = (free.unwrap_or(RUNGS), now_ms);
         free == Some(0)
     }
@@ -120,10 +121,6 @@ pub(crate) fn look(shared: &Shared, owner: Owner) {
         // If this fails, a later check tries again.
         let _reaped = recover::reap(shared, owner, task);
     }
-}
-
-fn ladder(shared: &Shared) -> &corewalk_base::Line {
-    shared.region.line(shared.layout.ladder)
 }
 
 #[cfg(all(test, not(any(miri, corewalk_loom, corewalk_shuttle, corewalk_crash))))]
@@ -190,7 +187,7 @@ mod tests {
             while now_ms() <= watcher.since_ms {
                 thread::yield_now();
             }
-            put(&ladder(shared)[0], wrong);
+            put(&shared.region.line(shared.layout.ladder)[0], wrong);
             assert!(next.is_watcher(shared), "{wrong}");
             assert!(!watcher.is_watcher(shared), "{wrong}");
             std::mem::swap(&mut watcher, &mut next);

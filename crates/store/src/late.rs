@@ -43,9 +43,7 @@ use crate::inode::State;
 use crate::inode_table::InodeTable;
 use crate::journal::{Journal, View};
 
-/// Maximum number of queued inodes: 2 MiB of attribute sets, as much as the second-level caches of
-/// two processors hold. With more queued inodes, a private copy of a set costs as much as its
-/// de-duplication.
+/// Maximum number of queued inodes, as in a tmpfs. Their private blocks take at most 16 MiB.
 const QUEUED_MAX: u64 = 4096;
 /// Number of inodes that `share` handles under one handle of the journal. The handle delays the
 /// commits of other threads, so the number is small.

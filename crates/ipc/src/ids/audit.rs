@@ -2,7 +2,7 @@
 
 use corewalk_sync::SeqCount;
 
-use super::{BITS, IN_USE, IPC_PRIVATE, Ids, KEY, LOCK, Object, SEQ, USED, read};
+use super::{IN_USE, IPC_PRIVATE, Ids, KEY, LOCK, Object, SEQ, USED, read};
 use crate::field::{get, high, low};
 
 impl Ids<'_> {
@@ -21,7 +21,7 @@ impl Ids<'_> {
             }
             let object = read(slot, index);
             let is_live = object.is_live();
-            if is_live != (get(self.bits(index / BITS)) >> (index % BITS) & 1 == 1) {
+            if is_live != self.is_taken(index) {
                 return Err(format!("the bitmap is wrong about slot {index}"));
             }
             if !is_live {

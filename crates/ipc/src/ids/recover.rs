@@ -6,7 +6,7 @@
 //!
 //! Source: the essay of `ids`.
 
-use super::{BITS, IN_USE, IPC_PRIVATE, Ids, IdsGuard, KEY, Remains, STATE, USED};
+use super::{BITS, IN_USE, IPC_PRIVATE, Ids, IdsGuard, KEY, STATE, USED};
 use crate::field::{get, low, pair, put};
 
 /// Completes or reverts the unfinished change that a dead holder of the lock of the kind has left.
@@ -29,7 +29,7 @@ pub(super) fn recover(ids: Ids<'_>) {
         }
         // The repair may have removed the object or its key, so read the slot again.
         let Some(object) = ids.live(index) else {
-            ids.set_bit(index, (ids.kind.end)(ids, index) == Remains::Some);
+            ids.set_bit(index, !(ids.kind.end)(ids, index));
             continue;
         };
         in_use += 1;
@@ -55,17 +55,7 @@ impl IdsGuard<'_> {
     /// Frees the remains of all removed objects. Returns true if a slot has become free.
     #[cold]
     pub(crate) fn end_left(&self) -> bool {
-        let ids = self.ids;
-        let mut is_any = false;
-        for word in 0..ids.slots().div_ceil(BITS) {
-            let taken = get(ids.bits(word));
-            let indices =
-                (0..BITS).filter(|bit| taken >> bit & 1 != 0).map(|bit| word * BITS + bit);
-            for index in indices.filter(|index| ids.live(*index).is_none()) {
-                is_any |= self.end_left_at(index);
-            }
-        }
-        is_any
+        self.ids.taken().filter(|index| self.end_left_at(*index)).count() != 0
     }
 
     /// Frees the remains of the removed object in slot `index`. Returns true if none are left.
@@ -74,9 +64,9 @@ impl IdsGuard<'_> {
         if index >= ids.slots() || ids.live(index).is_some() {
             return false;
         }
-        let remains = (ids.kind.end)(ids, index);
-        ids.set_bit(index, remains == Remains::Some);
-        remains == Remains::None
+        let is_whole = (ids.kind.end)(ids, index);
+        ids.set_bit(index, !is_whole);
+        is_whole
     }
 }
 

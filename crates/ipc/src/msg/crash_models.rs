@@ -13,6 +13,7 @@ use corewalk_base::primitives::{Arc, thread};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 
+use super::node::Role;
 use super::queue::{LOCK, Queue, QueueName};
 use super::rebuild;
 use crate::field::get;
@@ -142,7 +143,10 @@ fn leaves_before_a_rebuild(act: fn(&Task, MsgId), prepare: fn(&World), others: f
         {
             // Taking the lock repairs the queue.
             let guard = world.queue().lock(world.survivor.owner).unwrap();
-            let linked = || [guard.receivers(), guard.senders()].map(|list| list.iter().collect());
+            let linked = || {
+                [guard.waiting(Role::Receiver), guard.waiting(Role::Sender)]
+                    .map(|list| list.iter().collect())
+            };
             let before: [Vec<u32>; 2] = linked();
             rebuild::rebuild(&guard);
             assert_eq!(linked(), before, "{stores}: a node that left its list is linked again");

@@ -8,7 +8,8 @@ use rustix::io::Errno;
 use super::node::{self, Role};
 use super::queue::{MsgStat, Queue};
 
-use crate::ctl::{By, IPC_RMID, IPC_SET, IPC_STAT, Totals, are_ids, ipcget};
+use crate::ctl::{By, IPC_RMID, IPC_SET, IPC_STAT, Totals, ipcget};
+use crate::field::refuse_if;
 use crate::flags::GetFlags;
 use crate::handle::MsgId;
 use crate::lock::Wait;
@@ -67,7 +68,7 @@ impl Task {
         let limits = &self.shared.limits;
         let ids = self.msg_ids().lock()?;
         let make = |perm: Perm| {
-            self.may_alloc(&perm)?;
+            self.ask(|hook, cred| hook.alloc(cred, &perm))?;
             ids.add(perm, limits.msgmni, |index| {
                 let slot = Queue::of_slot(&self.shared, index);
                 let _held = slot.hold(self.owner, Wait::Long)?;
@@ -249,10 +250,8 @@ impl Task {
         let ids = self.msg_ids().lock()?;
         let object = self.obtain_own(&ids, msqid.raw(), IPC_SET)?;
         let may_raise = self.cred.is_capable(CAP_SYS_RESOURCE);
-        if qbytes > u64::from(self.shared.limits.msgmnb) && !may_raise {
-            return Err(Errno::PERM);
-        }
-        are_ids(uid, gid)?;
+        refuse_if(qbytes > u64::from(self.shared.limits.msgmnb) && !may_raise, Errno::PERM)?;
+        refuse_if([uid, gid].contains(&u32::MAX), Errno::INVAL)?;
         let guard = Queue::new(&self.shared, &object).lock(self.owner)?;
         guard.begin_set(qbytes);
         ids.update_perm(&object, uid, gid, mode, now_s());

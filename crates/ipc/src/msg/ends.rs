@@ -7,7 +7,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use std::time::Duration;
 
-use super::node::{self, Node};
+use super::node::{self, Node, Role};
 use super::queue::{LIVE, Queue, QueueGuard};
 use crate::field::put;
 use crate::layout::QUEUE_LINES;
@@ -59,7 +59,7 @@ impl Waiting {
     /// Tells the waiting sender and the waiting receiver to check again, as a change of the queue
     /// does.
     fn call_both(&self, locked: &QueueGuard<'_>) {
-        let lists = [locked.receivers(), locked.senders()];
+        let lists = [locked.waiting(Role::Receiver), locked.waiting(Role::Sender)];
         let lines = lists.iter().flat_map(|list| list.iter().collect::<Vec<_>>());
         let called: Vec<u32> =
             lines.filter(|line| Node { shared: &self.one.shared, line: *line }.call()).collect();

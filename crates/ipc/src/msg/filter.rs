@@ -4,6 +4,7 @@
 
 use rustix::io::Errno;
 
+use crate::field::refuse_if;
 use crate::flags::MsgFlags;
 
 /// The messages that a receiver requests: the arguments of msgrcv(2).
@@ -25,9 +26,7 @@ impl Filter {
     #[inline]
     pub(super) fn new(msgtyp: i64, msgflg: MsgFlags) -> Result<Self, Errno> {
         let others = msgflg & (MsgFlags::NOWAIT | MsgFlags::EXCEPT);
-        if msgflg.contains(MsgFlags::COPY) && others != MsgFlags::NOWAIT {
-            return Err(Errno::INVAL);
-        }
+        refuse_if(msgflg.contains(MsgFlags::COPY) && others != MsgFlags::NOWAIT, Errno::INVAL)?;
         Ok(Self { msgtyp, msgflg })
     }
 

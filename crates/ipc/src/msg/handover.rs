@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use smallvec::smallvec;
 
 use super::message::{Message, Truth};
-use super::node::{self, Status, Wakes};
+use super::node::{self, Role, Status, Wakes};
 use super::queue::{QueueGuard, QueueName};
 use crate::shared::Shared;
 use crate::status::STATUS;
@@ -38,12 +38,13 @@ const LOOKS: u32 = if IS_MODEL { 1 } else { 200 };
 pub(super) struct Sent {
     /// The receivers whose buffers were too small.
     failed: Wakes,
-    handed: Option<Handed>,
+    /// The message, if a receiver has it. Otherwise the caller must queue the message.
+    pub(super) handed: Option<Handed>,
 }
 
 /// A message that was passed to a receiver.
 #[derive(Clone, Copy)]
-struct Handed {
+pub(super) struct Handed {
     message: u32,
     name: QueueName,
     node: u32,
@@ -52,11 +53,6 @@ struct Handed {
 }
 
 impl Sent {
-    /// Returns true if a receiver has the message. Otherwise the caller must queue it.
-    pub(super) fn is_handed(&self) -> bool {
-        self.handed.is_some()
-    }
-
     /// Wakes the receivers. The caller holds no lock. If the receiver of the message may have died,
     /// returns its task.
     pub(super) fn wake(self, shared: &Shared) -> Absent {
@@ -89,27 +85,26 @@ impl Handed {
 pub(super) fn pipelined_send(guard: &QueueGuard<'_>, message: Message<'_>, now_s: u64) -> Sent {
     let mut sent = Sent::default();
     let (mtype, size, name) = (message.mtype(), message.size(), guard.queue.name);
-    for line in guard.receivers().iter() {
+    for line in guard.waiting(Role::Receiver).iter() {
         let node = guard.node(line);
         // The receiver's call will end with `EINTR`, or a signal handler has left it by
         // siglongjmp(3).
         if node.status() == Status::Interrupted || !node.filter().takes(mtype) {
             continue;
         }
-        guard.receivers().unlink(line);
+        guard.waiting(Role::Receiver).unlink(line);
         let task = node.task();
-        let is_long = node.size() < size;
-        if !is_long {
-            guard.note_receive(node.pid(), now_s);
-            message.set_ticket(guard.next_ticket());
-            message.set_truth(Truth::Delivered(name, line));
+        if node.size() < size {
+            node.tell(Err(Errno::TOOBIG));
+            sent.failed.push(line);
+            continue;
         }
-        node.tell(if is_long { Err(Errno::TOOBIG) } else { Ok(message.line) });
-        if !is_long {
-            sent.handed = Some(Handed { message: message.line, name, node: line, task });
-            break;
-        }
-        sent.failed.push(line);
+        guard.note_receive(node.pid(), now_s);
+        message.set_ticket(guard.next_ticket());
+        message.set_truth(Truth::Delivered(name, line));
+        node.tell(Ok(message.line));
+        sent.handed = Some(Handed { message: message.line, name, node: line, task });
+        break;
     }
     sent
 }

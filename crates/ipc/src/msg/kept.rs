@@ -48,7 +48,7 @@ impl<'s> Message<'s> {
         let is_small = layout.msgs.len(&self.shared.region, self.line) <= kept_max;
         // ORDERING(ipc-kept): Release. Pairs with `take_kept`: the next writer of these lines comes
         // after all reads of the message.
-        let (kept, order) = (&task.hot.kept_message, Ordering::Release);
+        let (kept, order) = (&task.kept_message, Ordering::Release);
         if !is_small || kept.compare_exchange(0, self.line, order, Ordering::Relaxed).is_err() {
             self.free(task.owner);
         }
@@ -59,11 +59,11 @@ impl<'s> Message<'s> {
 #[inline]
 fn take_kept(task: &Task) -> Option<u32> {
     // ORDERING: Relaxed. Only a hint: the swap below decides.
-    if task.hot.kept_message.load(Ordering::Relaxed) == 0 {
+    if task.kept_message.load(Ordering::Relaxed) == 0 {
         return None;
     }
     // ORDERING(ipc-kept): Acquire. See `Message::let_go`.
-    let line = task.hot.kept_message.swap(0, Ordering::Acquire);
+    let line = task.kept_message.swap(0, Ordering::Acquire);
     let whose = task.shared.layout.msgs.whose(&task.shared.region, line);
     (line != 0 && whose == Some(task.owner.index)).then_some(line)
 }

@@ -9,6 +9,7 @@ use corewalk_base::tally::{Tally, assert_all_reached};
 use rustix::io::Errno;
 
 use super::message::{Message, Truth};
+use super::node::Role;
 use super::queue::{Queue, QueueGuard};
 use crate::lock::Wait;
 use crate::{
@@ -55,11 +56,11 @@ fn stale_send(task: &Task, id: MsgId) -> Result<(), Errno> {
 fn hasty_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     let message = Message::alloc(task, 1, b"")?;
     let guard = queue(task, id).lock(task.owner)?;
-    let Some(line) = guard.receivers().iter().next() else {
+    let Some(line) = guard.waiting(Role::Receiver).iter().next() else {
         guard.append(message);
         return Ok(());
     };
-    guard.receivers().unlink(line);
+    guard.waiting(Role::Receiver).unlink(line);
     guard.node(line).tell(Ok(message.line));
     message.set_truth(Truth::Delivered(guard.queue.name, line));
     Ok(())

@@ -205,16 +205,6 @@ impl<'s> QueueGuard<'s> {
         self.list(MESSAGES, self.queue.shared.layout.msgs)
     }
 
-    #[inline]
-    pub(super) fn receivers(&self) -> List<'s> {
-        self.list(RECEIVERS, self.queue.shared.layout.msg_waits)
-    }
-
-    #[inline]
-    pub(super) fn senders(&self) -> List<'s> {
-        self.list(SENDERS, self.queue.shared.layout.msg_waits)
-    }
-
     pub(super) fn message(&self, line: u32) -> Message<'s> {
         Message { shared: self.queue.shared, line }
     }
@@ -224,11 +214,10 @@ impl<'s> QueueGuard<'s> {
     }
 
     /// Returns the list of the waiting calls that have this role.
+    #[inline]
     pub(super) fn waiting(&self, role: Role) -> List<'s> {
-        match role {
-            Role::Receiver => self.receivers(),
-            Role::Sender => self.senders(),
-        }
+        let ends = if role == Role::Receiver { RECEIVERS } else { SENDERS };
+        self.list(ends, self.queue.shared.layout.msg_waits)
     }
 
     /// Returns the state of the queue, without its id, permissions and time of change.
@@ -384,9 +373,9 @@ impl<'s> QueueGuard<'s> {
     /// Analogous to Linux's `freeque`.
     pub(super) fn end(&self) -> Wakes {
         let owner = self.owner;
-        let told: Wakes = self.receivers().iter().chain(self.senders().iter()).collect();
-        self.receivers().set([]);
-        self.senders().set([]);
+        let lists = [Role::Receiver, Role::Sender].map(|role| self.waiting(role));
+        let told: Wakes = lists.into_iter().flat_map(List::iter).collect();
+        lists.iter().for_each(|list| list.set([]));
         told.iter().for_each(|line| self.node(*line).tell(Err(Errno::IDRM)));
         for message in self.messages().iter().map(|line| self.message(line)) {
             message.make_private(owner.index);

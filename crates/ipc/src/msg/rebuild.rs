@@ -29,9 +29,9 @@ use super::handover::pipelined_send;
 use super::message::{Message, Truth};
 use super::node::{self, Node, Role, Status, Wakes};
 use super::queue::{LOCK, Queue, QueueGuard, QueueName};
-use crate::field::get;
-use crate::ids::{Ids, Kind, Remains};
-use crate::lock::{Held, Owner, Wait, is_left, lock_within};
+use crate::field::{get, refuse_if};
+use crate::ids::{Ids, Kind};
+use crate::lock::{Held, Owner, Wait, is_left, lock};
 use crate::shared::{Shared, now_s};
 use crate::task_line::Absent;
 
@@ -54,16 +54,14 @@ impl<'s> Queue<'s> {
     #[inline]
     pub(super) fn lock(self, owner: Owner) -> Result<QueueGuard<'s>, Errno> {
         let held = self.hold(owner, Wait::Long)?;
-        if self.live() != self.name.payload() {
-            return Err(Errno::IDRM);
-        }
+        refuse_if(self.live() != self.name.payload(), Errno::IDRM)?;
         Ok(QueueGuard { queue: self, owner, _held: Some(held) })
     }
 
     /// Like [`Queue::lock`], whichever queue the slot has.
     #[inline]
     pub(super) fn hold(self, owner: Owner, wait: Wait) -> Result<Held<'s>, Errno> {
-        lock_within(self.shared, &self.line()[LOCK], owner, wait, || {
+        lock(self.shared, &self.line()[LOCK], owner, wait, || {
             recover(self, owner);
             Ok(())
         })
@@ -229,20 +227,18 @@ fn leave_queue(
     // freed.
     shared.layout.msgs.set_whose(&shared.region, line, owner.index);
     let sent = pipelined_send(&guard, message, now_s());
-    if !sent.is_handed() {
+    if sent.handed.is_none() {
         guard.put_back(message);
     }
     drop(guard);
     Ok(sent.wake(shared))
 }
 
-/// Clears the remains in a slot without a queue. The caller holds the lock of all queues.
-fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
+/// Clears the remains in a slot without a queue. The caller holds the lock of all queues. Returns
+/// true if no remains are left.
+fn end_slot(ids: Ids<'_>, index: u32) -> bool {
     let slot = Queue::of_slot(ids.shared, index);
-    if slot.live() != 0 && slot.recover(ids.owner).is_err() {
-        return Remains::Some;
-    }
-    Remains::None
+    slot.live() == 0 || slot.recover(ids.owner).is_ok()
 }
 
 /// Returns the nodes in use, each with the number of its task.

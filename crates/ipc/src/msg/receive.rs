@@ -13,6 +13,7 @@ use super::filter::Filter;
 use super::message::Message;
 use super::node::{self, Role, Status};
 use super::queue::{Queue, QueueGuard};
+use crate::field::refuse_if;
 use crate::flags::MsgFlags;
 use crate::handle::MsgId;
 use crate::ids::Object;
@@ -192,20 +193,19 @@ impl Task {
                 }
                 return Ok(self.take(guard, message, size_max));
             }
-            if msgflg.contains(MsgFlags::NOWAIT) {
-                return Err(Errno::NOMSG);
-            }
+            refuse_if(msgflg.contains(MsgFlags::NOWAIT), Errno::NOMSG)?;
+            // A receiver polls for a message before it is queued, unless other receivers are
+            // queued, since they come first.
+            let may_watch = self.shared.spin_ns != 0 && guard.waiting(Role::Receiver).is_empty();
             match watched {
                 Some(Ended::Interrupted) => return Err(Errno::INTR),
+                None if !may_watch || !Spin::Arrival.is_worth_it() => break guard,
                 Some(_) => break guard,
-                None if !self.is_worth_watching(&guard) => break guard,
                 None => {
                     let last_ticket = queue.last_ticket();
                     drop(guard);
                     watched = Some(self.watch(queue, last_ticket));
-                    if self.is_copy() {
-                        return Err(Errno::INTR);
-                    }
+                    refuse_if(self.is_copy(), Errno::INTR)?;
                 }
             }
         };
@@ -216,12 +216,6 @@ impl Task {
             }
             line => Ok(self.arrived(Message { shared: &self.shared, line: line? }, size_max)),
         }
-    }
-
-    /// Returns true if a receiver should poll for a message before it queues. If other receivers
-    /// are queued, it should not poll, since they get messages first.
-    fn is_worth_watching(&self, guard: &QueueGuard<'_>) -> bool {
-        self.shared.spin_ns != 0 && guard.receivers().is_empty() && Spin::Arrival.is_worth_it()
     }
 
     /// Polls for a short time until a message is sent.
@@ -309,9 +303,7 @@ fn find<'s>(guard: &QueueGuard<'s>, filter: Filter) -> Option<Message<'s>> {
 
 /// Copies a message that stays in its queue. The caller holds the queue's lock.
 fn copy<'t>(message: Message<'_>, size_max: usize) -> Result<Arrived<'t>, Errno> {
-    if message.size() > size_max {
-        return Err(Errno::INVAL);
-    }
+    refuse_if(message.size() > size_max, Errno::INVAL)?;
     let mut text = vec![0; message.size()];
     message.read(&mut text);
     Ok(Arrived { from: From::Copy(text), mtype: message.mtype(), size_max })

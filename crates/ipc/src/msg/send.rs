@@ -9,6 +9,7 @@ use super::handover::pipelined_send;
 use super::message::Message;
 use super::node::Role;
 use super::queue::{Queue, QueueGuard};
+use crate::field::refuse_if;
 use crate::flags::MsgFlags;
 use crate::handle::MsgId;
 use crate::ids::Object;
@@ -59,9 +60,7 @@ impl Task {
         text: &[u8],
         msgflg: MsgFlags,
     ) -> Result<(), Errno> {
-        if text.len() > self.shared.limits.msgmax as usize || mtype < 1 {
-            return Err(Errno::INVAL);
-        }
+        refuse_if(text.len() > self.shared.limits.msgmax as usize || mtype < 1, Errno::INVAL)?;
         let object = self.msg_ids().obtain_object_check(msqid.raw())?;
         self.may_send(&object, msgflg)?;
         let queue = Queue::new(&self.shared, &object);
@@ -90,9 +89,7 @@ impl Task {
             self.hand_in(guard, message);
             return Ok(());
         }
-        if msgflg.contains(MsgFlags::NOWAIT) {
-            return Err(Errno::AGAIN);
-        }
+        refuse_if(msgflg.contains(MsgFlags::NOWAIT), Errno::AGAIN)?;
         self.send_waiting(guard, message, msgflg)
     }
 
@@ -102,19 +99,16 @@ impl Task {
         let shared = guard.queue.shared;
         let now_s = now_s();
         guard.note_send(self.pid, now_s);
-        if guard.receivers().is_empty() {
+        if guard.waiting(Role::Receiver).is_empty() {
             guard.append(message);
             return;
         }
         let sent = pipelined_send(&guard, message, now_s);
-        if !sent.is_handed() {
+        if sent.handed.is_none() {
             guard.append(message);
         }
         drop(guard);
-        let absent = sent.wake(shared);
-        if !absent.is_empty() {
-            recover::reap_absent(shared, self.owner, absent);
-        }
+        recover::reap_absent(shared, self.owner, sent.wake(shared));
     }
 
     /// Waits until the message fits into the queue, and sends it.
@@ -128,7 +122,7 @@ impl Task {
         let may = |object: &Object| self.may_send(object, msgflg);
         let sent =
             self.wait_at(guard, Filter::ANY, message.size(), Role::Sender, may, |guard, node| {
-                guard.senders().unlink(node.line);
+                guard.waiting(Role::Sender).unlink(node.line);
                 if guard.fits(message.size()) {
                     node.forget();
                     self.hand_in(guard, message);
@@ -136,7 +130,7 @@ impl Task {
                 }
                 // Another message has taken the space, so wait again as the last one.
                 node.set_ticket(guard.next_ticket());
-                guard.senders().push(node.line);
+                guard.waiting(Role::Sender).push(node.line);
                 node.answer_call();
                 false
             });

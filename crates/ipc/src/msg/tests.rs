@@ -40,13 +40,13 @@ fn called_sender_does_not_count_as_waiting() {
     let guard = queue(&task, id).lock(task.owner).unwrap();
     let node = Node::alloc(&guard, Role::Sender, 1, 1, Filter::ANY).unwrap();
     drop(guard);
-    let begun = task.begin_wait(node.line);
+    let outer = task.begin_wait(node.line);
     assert_eq!(task.waiting(), 1);
     assert!(node.call());
     assert_eq!(task.waiting(), 0);
     node.answer_call();
     assert_eq!(task.waiting(), 1);
-    assert!(task.end_wait(begun));
+    assert!(task.end_wait(node.line, outer));
     node.forget();
     node.free(task.owner);
 }
@@ -71,7 +71,7 @@ fn waiting<T: Send + 'static>(
 fn picture(task: &Task, id: MsgId) -> (Vec<u32>, Vec<u32>, Vec<u32>, u64, u64) {
     let guard = queue(task, id).lock(task.owner).unwrap();
     let numbers = guard.numbers();
-    let lists = [guard.messages(), guard.receivers(), guard.senders()];
+    let lists = [guard.messages(), guard.waiting(Role::Receiver), guard.waiting(Role::Sender)];
     let [messages, receivers, senders] = lists.map(|list| list.iter().collect::<Vec<_>>());
     (messages, receivers, senders, numbers.cbytes, numbers.qnum)
 }
@@ -79,7 +79,7 @@ fn picture(task: &Task, id: MsgId) -> (Vec<u32>, Vec<u32>, Vec<u32>, u64, u64) {
 /// Overwrites the lists and counts of a queue with random values.
 fn scramble(task: &Task, id: MsgId, seed: u64) {
     let guard = queue(task, id).lock(task.owner).unwrap();
-    let lists = [guard.messages(), guard.receivers(), guard.senders()];
+    let lists = [guard.messages(), guard.waiting(Role::Receiver), guard.waiting(Role::Sender)];
     for (at, list) in lists.into_iter().enumerate() {
         let members: Vec<u32> = list.iter().collect();
         for line in members {
@@ -158,11 +158,11 @@ fn receiver_of_a_delivered_message_is_told_by_the_rebuild() {
     {
         let guard = queue(&one, id).lock(one.owner).unwrap();
         let message = Message::alloc(&one, 3, b"handed").unwrap();
-        let node = guard.receivers().iter().next().unwrap();
+        let node = guard.waiting(Role::Receiver).iter().next().unwrap();
         message.set_truth(Truth::Delivered(guard.queue.name, node));
         let wakes = rebuild(&guard);
         assert_eq!(&wakes[..], [node]);
-        assert!(guard.receivers().is_empty());
+        assert!(guard.waiting(Role::Receiver).is_empty());
         drop(guard);
         super::node::wake(&one.shared, &wakes);
     }
@@ -246,7 +246,7 @@ fn messages_and_nodes_of_a_dead_task_are_reaped() {
     let nodes = [9, 10].map(|mtype| {
         let filter = Filter::new(mtype, MsgFlags::empty()).unwrap();
         let node = Node::alloc(&guard, Role::Receiver, 2, 8, filter).unwrap();
-        guard.receivers().push(node.line);
+        guard.waiting(Role::Receiver).push(node.line);
         node
     });
     drop(guard);
@@ -257,7 +257,7 @@ fn messages_and_nodes_of_a_dead_task_are_reaped() {
     assert!(absent.is_empty());
     assert_eq!(used(&one), [2, 0]);
     let guard = queue(&one, id).lock(one.owner).unwrap();
-    assert!(guard.receivers().is_empty());
+    assert!(guard.waiting(Role::Receiver).is_empty());
     drop(guard);
     // The message that was passed to the second node must be in the queue again.
     let received =
@@ -306,7 +306,7 @@ fn left(task: &Task, id: MsgId, role: Role) -> Node<'_> {
         (Err(Errno::IO), false),
         "the node is still in its list"
     );
-    task.keep_wait(node.line);
+    task.waiting.enter(node.line);
     node
 }
 
@@ -338,7 +338,9 @@ fn abandoned_node_gets_no_message_and_is_freed_with_its_task() {
         assert_eq!(used(&one), [0, 0]);
         if !is_removed {
             let guard = queue(&one, id).lock(one.owner).unwrap();
-            assert!(guard.receivers().is_empty() && guard.senders().is_empty());
+            assert!(
+                guard.waiting(Role::Receiver).is_empty() && guard.waiting(Role::Sender).is_empty()
+            );
         }
     }
 }
@@ -351,12 +353,12 @@ fn interrupted_receiver_is_given_no_message() {
     let (one, other) = (task(&namespace, 1), task(&namespace, 2));
     let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     let node = linked(&one, id, Role::Receiver);
-    let begun = one.begin_wait(node.line);
+    let outer = one.begin_wait(node.line);
     one.interrupt_own();
     other.msgsnd(id, 3, b"text", NOWAIT).unwrap();
     assert_eq!((other.msg_stat(id).unwrap().qnum, node.status()), (1, Status::Interrupted));
-    queue(&one, id).lock(one.owner).unwrap().receivers().unlink(node.line);
-    assert!(one.end_wait(begun));
+    queue(&one, id).lock(one.owner).unwrap().waiting(Role::Receiver).unlink(node.line);
+    assert!(one.end_wait(node.line, outer));
     node.free(one.owner);
 }
 
@@ -556,7 +558,7 @@ fn receive_without_sleep(task: &Task, id: MsgId) -> u32 {
     let queue = queue(task, id);
     let guard = queue.lock(task.owner).unwrap();
     let node = Node::alloc(&guard, Role::Receiver, task.pid, 64, Filter::ANY).unwrap();
-    guard.receivers().push(node.line);
+    guard.waiting(Role::Receiver).push(node.line);
     node.line
 }
 

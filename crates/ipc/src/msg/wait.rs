@@ -11,6 +11,7 @@ use super::message::Message;
 use super::node::{Node, Role, Status};
 use super::queue::{Queue, QueueGuard};
 use super::rebuild::end_node;
+use crate::field::refuse_if;
 use crate::ids::Object;
 use crate::task::Task;
 use crate::task_line::Absent;
@@ -41,12 +42,10 @@ impl Task {
         // lost (trap I5).
         let node = Node::alloc(&guard, role, self.pid, size, filter)?;
         guard.waiting(role).push(node.line);
-        let begun = self.begin_wait(node.line);
+        let outer = self.begin_wait(node.line);
         drop(guard);
         let outcome = self.wait_in_queue(queue, node, role, may, again);
-        if !self.end_wait(begun) {
-            return Err(Errno::INTR);
-        }
+        refuse_if(!self.end_wait(node.line, outer), Errno::INTR)?;
         let (outcome, is_out) = node.leave(outcome);
         if let Ok(line) = outcome
             && role == Role::Receiver
@@ -58,7 +57,7 @@ impl Task {
         if is_out {
             node.free(self.owner);
         } else {
-            self.keep_wait(node.line);
+            self.waiting.enter(node.line);
         }
         outcome
     }
@@ -125,9 +124,7 @@ impl Task {
         // The watcher also wakes a call whose queue is gone. If the lock cannot be acquired, the
         // wait continues.
         let may_be_gone = !IS_MODEL && queue.live() != queue.name.payload();
-        if may_be_gone && queue.lock(self.owner).err() == Some(Errno::IDRM) {
-            return Err(Errno::IDRM);
-        }
+        refuse_if(may_be_gone && queue.lock(self.owner).err() == Some(Errno::IDRM), Errno::IDRM)?;
         Ok(ended)
     }
 
@@ -143,9 +140,7 @@ impl Task {
     ) -> Result<(), Errno> {
         let object = self.msg_ids().obtain_object(queue.name.index);
         let object = object.map_err(|_| Errno::IDRM)?;
-        if object.payload != queue.name.payload() {
-            return Err(Errno::IDRM);
-        }
+        refuse_if(object.payload != queue.name.payload(), Errno::IDRM)?;
         may(&object)
     }
 }

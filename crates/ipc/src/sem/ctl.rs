@@ -22,11 +22,11 @@ use super::txn::Txn;
 use super::undo;
 use super::word::{TAG_MASK, Word};
 
-use crate::ctl::{By, IPC_RMID, IPC_SET, IPC_STAT, Totals, are_ids, ipcget};
-use crate::field::{get, put};
+use crate::ctl::{By, IPC_RMID, IPC_SET, IPC_STAT, Totals, ipcget};
+use crate::field::{get, put, refuse_if};
 use crate::flags::GetFlags;
 use crate::handle::SemId;
-use crate::ids::{Object, Remains, touch_ctime};
+use crate::ids::{Object, touch_ctime};
 use crate::limits::SEMVMX;
 use crate::lock::Wait;
 use crate::perm::{Perm, READ, WRITE};
@@ -125,14 +125,10 @@ impl Task {
             if nsems > has { Err(Errno::INVAL) } else { Ok(()) }
         };
         let id = ipcget(self, &ids, key, flags, mode, check, |perm| {
-            if nsems == 0 {
-                return Err(Errno::INVAL);
-            }
+            refuse_if(nsems == 0, Errno::INVAL)?;
             let used = ids.used().saturating_add(u64::from(nsems));
-            if used > u64::from(limits.semmns) {
-                return Err(Errno::NOSPC);
-            }
-            self.may_alloc(&perm)?;
+            refuse_if(used > u64::from(limits.semmns), Errno::NOSPC)?;
+            self.ask(|hook, cred| hook.alloc(cred, &perm))?;
             let id = ids.add(perm, limits.semmni, |index| self.make_set(index, nsems))?;
             ids.set_used(used);
             Ok(id)
@@ -208,8 +204,8 @@ impl Task {
             free_lost(self.sem_ids());
             return Ok(());
         };
-        let (wakes, remains) = guard.remove();
-        if remains == Remains::Some {
+        let (wakes, is_whole) = guard.remove();
+        if !is_whole {
             ids.keep_slot(object.index);
         }
         drop(ids);
@@ -388,9 +384,7 @@ impl Task {
     /// ```
     #[doc(alias = "semctl_setval")]
     pub fn sem_setval(&self, semid: SemId, semnum: i32, value: i32) -> Result<(), Errno> {
-        if !(0..=SEMVMX).contains(&value) {
-            return Err(Errno::RANGE);
-        }
+        refuse_if(!(0..=SEMVMX).contains(&value), Errno::RANGE)?;
         let object = self.sem_ids().obtain_object_check(semid.raw())?;
         let set = Set::new(&self.shared, &object);
         let num = in_range(set, semnum)?;
@@ -425,12 +419,8 @@ impl Task {
     /// ```
     pub fn sem_setall(&self, semid: SemId, values: &[u16]) -> Result<(), Errno> {
         let set = self.sem_obtain(semid, WRITE, SETALL)?;
-        if values.len() != set.place.nsems as usize {
-            return Err(Errno::INVAL);
-        }
-        if values.iter().any(|value| i32::from(*value) > SEMVMX) {
-            return Err(Errno::RANGE);
-        }
+        refuse_if(values.len() != set.place.nsems as usize, Errno::INVAL)?;
+        refuse_if(values.iter().any(|value| i32::from(*value) > SEMVMX), Errno::RANGE)?;
         let nums: Vec<u16> = (0..set.place.nsems as u16).collect();
         self.set_values(set, &nums, |num| i32::from(values[usize::from(num)]))
     }
@@ -545,7 +535,7 @@ impl Task {
     pub fn sem_set(&self, semid: SemId, uid: u32, gid: u32, mode: u16) -> Result<(), Errno> {
         let ids = self.sem_ids().lock()?;
         let object = self.obtain_own(&ids, semid.raw(), IPC_SET)?;
-        are_ids(uid, gid)?;
+        refuse_if([uid, gid].contains(&u32::MAX), Errno::INVAL)?;
         let _guard = Set::new(&self.shared, &object).lock(self.owner)?;
         ids.update_perm(&object, uid, gid, mode, now_s());
         Ok(())

@@ -274,7 +274,7 @@ mod tests {
         let (left, other) = (task(&namespace, 1), task(&namespace, 2));
         let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         let node = wait_without_sleep(&left, id, &[LOCK]);
-        let _begun = left.begin_wait(node);
+        let _outer = left.begin_wait(node);
         left.interrupt_own();
         other.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
         assert_eq!(other.sem_getval(id, 0), Ok(1));

@@ -31,7 +31,7 @@ use super::set::{Set, TICKET, TICKET_BITS, TICKET_MASK, WORD};
 use super::txn::{Txn, Verdict};
 use super::undo;
 use super::word::Word;
-use crate::field::{get, put};
+use crate::field::{get, put, refuse_if};
 use crate::handle::SemId;
 use crate::lock::Wait;
 use crate::perm::{READ, WRITE};
@@ -132,21 +132,15 @@ impl Task {
         sops: &[SemBuf],
         timeout: Option<Duration>,
     ) -> Result<(), Errno> {
-        if sops.len() > self.shared.limits.semopm as usize {
-            return Err(Errno::TOOBIG);
-        }
-        if sops.is_empty() {
-            return Err(Errno::INVAL);
-        }
+        refuse_if(sops.len() > self.shared.limits.semopm as usize, Errno::TOOBIG)?;
+        refuse_if(sops.is_empty(), Errno::INVAL)?;
         let object = self.sem_ids().obtain_object_check(semid.raw())?;
         let set = Set::new(&self.shared, &object);
         let (num_max, is_alter) = match sops {
             [sop] => (Some(sop.sem_num), sop.sem_op != 0),
             _ => (sops.iter().map(|sop| sop.sem_num).max(), is_alter(sops)),
         };
-        if num_max.is_some_and(|num| u32::from(num) >= set.place.nsems) {
-            return Err(Errno::FBIG);
-        }
+        refuse_if(num_max.is_some_and(|num| u32::from(num) >= set.place.nsems), Errno::FBIG)?;
         self.permission(&object, if is_alter { WRITE } else { READ })?;
         self.ask(|hook, cred| hook.sem_semop(cred, &object.perm(), is_alter))?;
         let is_long =
@@ -272,22 +266,20 @@ impl Task {
                 let node = Node::alloc(&self.shared, self.owner, call, at)?;
                 put(node.status(), if watch.is_some() { AWAKE } else { 0 });
                 queue::enqueue(&mut txn, node, sops).inspect_err(|_| node.free(self.owner))?;
-                let begun = self.begin_wait(node.line);
+                let outer = self.begin_wait(node.line);
                 txn.commit();
                 drop(guard);
                 if let Some(end) = watch {
                     Spin::Queued.tell(node.watch(end));
                 }
                 let result = self.wait(set, node, deadline);
-                if !self.end_wait(begun) {
-                    return Err(Errno::INTR);
-                }
+                refuse_if(!self.end_wait(node.line, outer), Errno::INTR)?;
                 let result = if result == Err(Errno::IO) { node.leave() } else { Some(result) };
                 match result {
                     Some(_) => node.free(self.owner),
                     // The wait node is still in the queues of the set, so it must not be freed.
                     // Otherwise the next user of the node would be in these queues.
-                    None => self.keep_wait(node.line),
+                    None => self.waiting.enter(node.line),
                 }
                 result.unwrap_or(Err(Errno::IO))
             }
@@ -310,9 +302,7 @@ impl Task {
     fn wait(&self, set: Set<'_>, node: Node<'_>, deadline: Deadline) -> Result<(), Errno> {
         let mut turn = Turn::first();
         loop {
-            if self.is_copy() {
-                return Err(Errno::INTR);
-            }
+            refuse_if(self.is_copy(), Errno::INTR)?;
             if let Some(outcome) = node.outcome() {
                 return outcome;
             }
@@ -388,10 +378,7 @@ impl Task {
     /// Wakes the tasks whose waiting calls were completed. If such a task has died, takes its grant
     /// back. The caller must hold no lock, since this may reap.
     pub(super) fn wake(&self, wakes: Wakes) {
-        let absent = node::wake(&self.shared, &wakes);
-        if !absent.is_empty() {
-            recover::reap_absent(&self.shared, self.owner, absent);
-        }
+        recover::reap_absent(&self.shared, self.owner, node::wake(&self.shared, &wakes));
     }
 
     /// Ends a wait with `errno`, and removes its node from the queues. If another task has

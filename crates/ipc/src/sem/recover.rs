@@ -21,8 +21,8 @@ use super::queue;
 use super::set::{COMMIT, COMMITTING, LIVE, LOCK, OWED, SETTINGS, Set, SetGuard};
 use super::undo;
 use crate::field::{get, put};
-use crate::ids::{Ids, Kind, Remains};
-use crate::lock::{Owner, Wait, lock_within};
+use crate::ids::{Ids, Kind};
+use crate::lock::{Owner, Wait, lock};
 
 /// Semaphore sets, for the code that all kinds share.
 pub(crate) const SETS: &Kind = &Kind {
@@ -64,7 +64,7 @@ impl<'s> Set<'s> {
     /// Takes the lock of a slot, whichever set it has. `semget` uses this for a set that it is
     /// about to publish.
     pub(super) fn lock_new(self, owner: Owner, wait: Wait) -> Result<SetGuard<'s>, Errno> {
-        let held = lock_within(self.shared, &self.line()[LOCK], owner, wait, || {
+        let held = lock(self.shared, &self.line()[LOCK], owner, wait, || {
             let set = Set::at(self.shared, self.index);
             set.map_or(Ok(()), |set| recover(&SetGuard { set, owner, _held: None }))
         })?;
@@ -81,8 +81,8 @@ impl SetGuard<'_> {
     ///
     /// A stopped process may have frozen a semaphore. When the process continues, it stores into
     /// that word, and perhaps into its undo record. So in this case the function ends only the
-    /// waits, and frees no lines.
-    pub(super) fn remove(self) -> (Wakes, Remains) {
+    /// waits, frees no lines, and returns false.
+    pub(super) fn remove(self) -> (Wakes, bool) {
         let set = self.set;
         let is_whole = self.kill_all();
         let completed = queue::end_all(&self);
@@ -92,7 +92,7 @@ impl SetGuard<'_> {
         }
         let wakes = tell(set.shared, completed);
         if !is_whole {
-            return (wakes, Remains::Some);
+            return (wakes, false);
         }
         // Clear `LIVE` last. If this task dies before the store, recovery finds the set and ends
         // it.
@@ -100,7 +100,7 @@ impl SetGuard<'_> {
         let owner = self.owner;
         drop(self);
         set.shared.layout.sems.free(set.shared, set.place.base, owner);
-        (wakes, Remains::None)
+        (wakes, true)
     }
 }
 
@@ -158,19 +158,18 @@ fn settle_nodes(set: Set<'_>, is_committed: bool) -> Completed {
 }
 
 /// Ends the remains of a set in a slot that has no object. The caller holds the kind's lock.
-fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
+fn end_slot(ids: Ids<'_>, index: u32) -> bool {
     let shared = ids.shared;
-    let Some(set) = Set::at(shared, index) else { return Remains::None };
+    let Some(set) = Set::at(shared, index) else { return true };
     match set.lock_remains(ids.owner, Wait::Short) {
         Ok(Some(guard)) => {
-            let (wakes, remains) = guard.remove();
+            let (wakes, is_whole) = guard.remove();
             // A removal grants no permits, so it does not matter which of the woken tasks have
             // died.
             let _absent = wake(shared, &wakes);
-            remains
+            is_whole
         }
-        Ok(None) => Remains::None,
-        Err(_) => Remains::Some,
+        left => left.is_ok(),
     }
 }
 

@@ -28,6 +28,7 @@
 use corewalk_base::primitives::atomic::Ordering;
 use corewalk_base::primitives::{IS_MODEL, hint};
 use rustix::io::Errno;
+use smallvec::SmallVec;
 
 use super::SemBuf;
 use super::log::Log;
@@ -71,9 +72,7 @@ impl Task {
         if sops.len() > SOPS_MAX || sops.iter().any(|sop| sop.is_undo()) {
             return Err(None);
         }
-        let mut sorted = [SemBuf::default(); SOPS_MAX];
-        let sorted = &mut sorted[..sops.len()];
-        sorted.copy_from_slice(sops);
+        let mut sorted = SmallVec::<[SemBuf; SOPS_MAX]>::from_slice(sops);
         let was_sorted = sops.is_sorted_by_key(|sop| sop.sem_num);
         if !was_sorted {
             sorted.sort_by_key(|sop| sop.sem_num);

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use super::dead::{kill, wait_without_sleep};
 use super::set::{LIVE, LOCK, Set, WORD};
 use crate::field::{get, put};
-use crate::lock::{Held, SLEEPERS, lock};
+use crate::lock::{Held, SLEEPERS, Wait, lock};
 use crate::process::{Identity, stat};
 use crate::task_line::{IMAGE, STATE, task_line};
 use crate::{
@@ -49,7 +49,7 @@ fn stop<'t>(task: &'t Task, id: SemId) -> impl FnOnce() + use<'t> {
 /// record.
 fn task_pool(task: &Task) -> Held<'_> {
     let word = &task.shared.region.line(task.shared.layout.undos.head)[0];
-    lock(&task.shared, word, task.owner, || Ok(())).unwrap()
+    lock(&task.shared, word, task.owner, Wait::Long, || Ok(())).unwrap()
 }
 
 fn used(task: &Task) -> [usize; 3] {

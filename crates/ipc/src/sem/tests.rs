@@ -220,10 +220,10 @@ fn handler_ends_the_wait_of_its_own_task_alone() {
     let id = parent.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
     let node = wait_without_sleep(&parent, id, &[SemBuf::new(0, -1, SemFlags::empty())]);
     let is_interrupted = || get(&parent.shared.region.line(node)[STATUS]) & INTERRUPTED != 0;
-    let begun = parent.begin_wait(node);
+    let outer = parent.begin_wait(node);
     child.interrupt_own();
     assert!(!is_interrupted());
     parent.interrupt_own();
     assert!(is_interrupted());
-    assert!(parent.end_wait(begun));
+    assert!(parent.end_wait(node, outer));
 }

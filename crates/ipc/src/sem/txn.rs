@@ -183,7 +183,7 @@ impl<'g, 's> Txn<'g, 's> {
         }
         for cell in self.cells.drain(..).filter(|cell| cell.before != cell.adj) {
             undo::store_adj(set.shared, cell.record, cell.num, cell.adj);
-            undo::unlog_adj(set.shared, cell.record, cell.num);
+            undo::log_adj(set.shared, cell.record, cell.num, None);
         }
         for frozen in self.frozen.drain(..) {
             set.thaw(frozen.num, frozen.after(set, complex));
@@ -205,7 +205,7 @@ impl<'g, 's> Txn<'g, 's> {
             set.sem(frozen.num)[REDO].store(after.thaw().0, Ordering::Release);
         }
         for cell in self.cells.iter().filter(|cell| cell.before != cell.adj) {
-            undo::log_adj(set.shared, cell.record, cell.num, cell.adj);
+            undo::log_adj(set.shared, cell.record, cell.num, Some(cell.adj));
         }
         for (line, errno) in &self.completed {
             Node { shared: set.shared, line: *line }.set_pending(Some((*errno, settings)));

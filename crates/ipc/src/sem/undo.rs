@@ -101,10 +101,12 @@ pub(super) fn adjusted(adj: i32, sop: SemBuf) -> Result<i32, Errno> {
     if (-SEMAEM - 1..=SEMAEM).contains(&adj) { Ok(adj) } else { Err(Errno::RANGE) }
 }
 
-/// Writes the redo log: the adjustment that `store_adj` is about to store.
-pub(super) fn log_adj(shared: &Shared, record: u32, num: u16, adj: i32) {
-    let redo = LOG_VALID | u64::from(adj as i16 as u16);
-    // ORDERING(ipc-commit): Release. See `Txn::log`.
+/// Writes the redo log: the adjustment that `store_adj` is about to store. With `None`, clears the
+/// log after the adjustment was stored.
+pub(super) fn log_adj(shared: &Shared, record: u32, num: u16, adj: Option<i32>) {
+    let redo = adj.map_or(0, |adj| LOG_VALID | u64::from(adj as i16 as u16));
+    // ORDERING(ipc-commit): Release. See `Txn::log`. Recovery that sees no log sees the adjustment
+    // stored.
     cell(shared, record, num)[REDO_ADJ].store(redo, Ordering::Release);
 }
 
@@ -116,14 +118,8 @@ pub(super) fn settle_adj(shared: &Shared, record: u32, num: u16, is_committed: b
         if is_committed {
             store_adj(shared, record, num, i32::from(redo as u16 as i16));
         }
-        unlog_adj(shared, record, num);
+        log_adj(shared, record, num, None);
     }
-}
-
-/// Clears the redo log, after the adjustment was stored.
-pub(super) fn unlog_adj(shared: &Shared, record: u32, num: u16) {
-    // ORDERING(ipc-commit): Release. Recovery that sees no log sees the adjustment stored.
-    cell(shared, record, num)[REDO_ADJ].store(0, Ordering::Release);
 }
 
 /// The undo records of a task.

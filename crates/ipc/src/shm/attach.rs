@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use super::segment::{ATIME, DTIME, Gone, SHM_DEST, Segment, locked, name_of};
 use crate::backing::{Access, SegmentName};
+use crate::field::refuse_if;
 use crate::flags::ShmFlags;
 use crate::handle::ShmId;
 use crate::ids::IdsGuard;
@@ -68,22 +69,11 @@ impl Mapping<'_> {
         self.address
     }
 
-    /// Returns true if the mapping must replace existing ones. If not, the range must be free.
+    /// Returns the flags of the call. The mapping must be writable without `RDONLY`, and executable
+    /// with `EXEC`. With `REMAP` it must replace existing mappings. If not, the range must be free.
     #[must_use]
-    pub fn is_remap(&self) -> bool {
-        self.shmflg.contains(ShmFlags::REMAP)
-    }
-
-    /// Returns true if the mapping must be writable.
-    #[must_use]
-    pub fn is_writable(&self) -> bool {
-        !self.shmflg.contains(ShmFlags::RDONLY)
-    }
-
-    /// Returns true if the mapping must be executable.
-    #[must_use]
-    pub fn is_executable(&self) -> bool {
-        self.shmflg.contains(ShmFlags::EXEC)
+    pub fn flags(&self) -> ShmFlags {
+        self.shmflg
     }
 
     /// Records that the segment was mapped at `address`. If another segment was attached at that
@@ -345,9 +335,7 @@ impl Task {
 pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
     let Own { made, attached, has_hold } = std::mem::take(&mut *task.shm.lock());
     let shared = &*task.shared;
-    if !attached.is_empty() && shared.backing.is_held(task.owner.index) {
-        return Err(Errno::BUSY);
-    }
+    refuse_if(!attached.is_empty() && shared.backing.is_held(task.owner.index), Errno::BUSY)?;
     if !made.is_empty() || !attached.is_empty() {
         // If the lock cannot be acquired, another task reaps the attaches later.
         locked(task.shm_ids(), |ids, gone| {
@@ -377,9 +365,7 @@ fn detach(task: &Task, ids: &IdsGuard<'_>, name: SegmentName, gone: &mut Gone) {
 fn rounded(address: usize, shmflg: ShmFlags) -> Result<Option<usize>, Errno> {
     let start = address - address % page_size();
     let is_aligned = address == start || shmflg.contains(ShmFlags::ROUND);
-    if !is_aligned || (start == 0 && shmflg.contains(ShmFlags::REMAP)) {
-        return Err(Errno::INVAL);
-    }
+    refuse_if(!is_aligned || (start == 0 && shmflg.contains(ShmFlags::REMAP)), Errno::INVAL)?;
     // An address that is rounded down to 0 is still an address, at which the host fails to map.
     Ok((address != 0).then_some(start))
 }

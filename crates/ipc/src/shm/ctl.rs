@@ -7,7 +7,8 @@ use rustix::io::Errno;
 
 use super::segment::{self, SHM_LOCKED, Segment, ShmStat, locked, name_of, pages};
 
-use crate::ctl::{By, IPC_RMID, IPC_SET, IPC_STAT, Totals, are_ids, ipcget};
+use crate::ctl::{By, IPC_RMID, IPC_SET, IPC_STAT, Totals, ipcget};
+use crate::field::refuse_if;
 use crate::flags::GetFlags;
 use crate::handle::ShmId;
 use crate::ids::{IdsGuard, Object, SLOTS_MAX};
@@ -95,16 +96,12 @@ impl Task {
     ) -> Result<i32, Errno> {
         let shared = &*self.shared;
         let limits = &shared.limits;
-        if !(1..=limits.shmmax).contains(&size_bytes) {
-            return Err(Errno::INVAL);
-        }
+        refuse_if(!(1..=limits.shmmax).contains(&size_bytes), Errno::INVAL)?;
         let used = pages(size_bytes).and_then(|pages| ids.used().checked_add(pages));
         let used = used.filter(|used| *used <= limits.shmall).ok_or(Errno::NOSPC)?;
         let is_file_size = i64::try_from(size_bytes).is_ok();
-        if flags.contains(GetFlags::HUGETLB) || !is_file_size {
-            return Err(Errno::INVAL);
-        }
-        self.may_alloc(&perm)?;
+        refuse_if(flags.contains(GetFlags::HUGETLB) || !is_file_size, Errno::INVAL)?;
+        self.ask(|hook, cred| hook.alloc(cred, &perm))?;
         let id = ids.add(perm, limits.shmmni, |index| {
             let (payload, name) = segment::make(ids.ids, index, size_bytes, self.pid);
             let mut created = shared.backing.create(name, size_bytes);
@@ -231,7 +228,7 @@ impl Task {
     pub fn shm_set(&self, shmid: ShmId, uid: u32, gid: u32, mode: u16) -> Result<(), Errno> {
         let ids = self.shm_ids().lock()?;
         let object = self.obtain_own(&ids, shmid.raw(), IPC_SET)?;
-        are_ids(uid, gid)?;
+        refuse_if([uid, gid].contains(&u32::MAX), Errno::INVAL)?;
         ids.update_perm(&object, uid, gid, mode, now_s());
         Ok(())
     }
@@ -337,11 +334,7 @@ impl Task {
         self.ask(|hook, cred| hook.shm_shmctl(cred, Some(&found.perm()), cmd))?;
         let ids = self.shm_ids().lock()?;
         let segment = Segment::named(&ids, name_of(&found))?;
-        let (euid, _) = self.cred.ids();
-        let perm = segment.object.perm();
-        if euid != perm.uid && euid != perm.cuid && !self.cred.is_capable(CAP_IPC_LOCK) {
-            return Err(Errno::PERM);
-        }
+        refuse_if(!self.cred.may_control(&segment.object.perm(), CAP_IPC_LOCK), Errno::PERM)?;
         ids.set_mode_flags(&segment.object, SHM_LOCKED, flags);
         Ok(())
     }

@@ -46,6 +46,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::backing::{Access, Backing, SegmentName, lengthen};
+use crate::field::refuse_if;
 
 /// The permission bits that a file gets from its folder.
 const FILE_BITS: u32 = 0o666;
@@ -81,9 +82,7 @@ const HOLD_TRIES: u32 = 1000;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct SegmentFiles {
-    folder: Folder,
-}
+pub struct SegmentFiles(Folder);
 
 /// How a process reaches the folder.
 #[derive(Clone, Debug)]
@@ -101,7 +100,7 @@ impl SegmentFiles {
     /// created. The path should be absolute, since a process may change its working directory.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: Folder::Path(folder.into()) }
+        Self(Folder::Path(folder.into()))
     }
 
     /// Returns a backing with its files in the folder of a descriptor, for a process that cannot
@@ -128,7 +127,7 @@ impl SegmentFiles {
     pub fn of_descriptor(folder: BorrowedFd<'static>) -> Result<Self, Errno> {
         let status = fstat(folder)?;
         let identity = (status.st_dev, status.st_ino);
-        let files = Self { folder: Folder::Descriptor { number: folder, identity } };
+        let files = Self(Folder::Descriptor { number: folder, identity });
         files.open_folder().map(|_| files)
     }
 
@@ -139,7 +138,7 @@ impl SegmentFiles {
     /// The errors of open(2). `EBADF` if the descriptor of the folder is now open for another file.
     pub fn open_folder(&self) -> Result<OwnedFd, Errno> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        match &self.folder {
+        match &self.0 {
             Folder::Path(path) => open(path, flags, Mode::empty()),
             Folder::Descriptor { number, identity } => {
                 let folder = openat(number, ".", flags, Mode::empty())?;
@@ -153,7 +152,7 @@ impl SegmentFiles {
     /// Returns true if the folder is known to be removed. A process cannot know that if it has
     /// another root directory or has closed the descriptor. Then the function returns false.
     fn is_gone(&self) -> bool {
-        let Folder::Path(path) = &self.folder else { return false };
+        let Folder::Path(path) = &self.0 else { return false };
         let is_parent_there = path.parent().is_some_and(Path::is_dir);
         is_parent_there && matches!(self.open_folder(), Err(Errno::NOENT))
     }
@@ -172,12 +171,8 @@ impl Backing for SegmentFiles {
         }
         let room = fstatvfs(&folder).map_err(of_shmget)?;
         // A segment larger than memory and swap together fails in Linux, too.
-        if room.f_blocks.saturating_mul(room.f_frsize) < rounded {
-            return Err(Errno::NOMEM);
-        }
-        if room.f_bavail.saturating_mul(room.f_frsize) < rounded {
-            return Err(Errno::NOSPC);
-        }
+        refuse_if(room.f_blocks.saturating_mul(room.f_frsize) < rounded, Errno::NOMEM)?;
+        refuse_if(room.f_bavail.saturating_mul(room.f_frsize) < rounded, Errno::NOSPC)?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | FOREIGN;
         let file = openat(&folder, file_name(name), flags, PRIVATE).map_err(of_shmget)?;
         let made = lengthen(&file, size_bytes).and_then(|()| hand_over(&file, &fstat(&folder)?));
@@ -347,8 +342,8 @@ mod tests {
         assert_eq!(folder.names(), ["7-3", "task-7"]);
         // Another folder has the number by now.
         let number = open(folder.0.parent().unwrap()).as_fd();
-        let super::Folder::Descriptor { identity, .. } = files.folder else { unreachable!() };
-        let lost = SegmentFiles { folder: super::Folder::Descriptor { number, identity } };
+        let super::Folder::Descriptor { identity, .. } = files.0 else { unreachable!() };
+        let lost = SegmentFiles(super::Folder::Descriptor { number, identity });
         assert!(lost.is_held(7) && !lost.remove(NAME) && lost.create(NAME, 1).is_err());
         drop(hold);
         assert!(!files.is_held(7) && files.remove(NAME));

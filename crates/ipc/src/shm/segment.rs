@@ -29,7 +29,7 @@ use rustix::param::page_size;
 use crate::backing::SegmentName;
 use crate::field::{get, high, low, pair, put};
 use crate::handle::ShmId;
-use crate::ids::{INDEX_BITS, Ids, IdsGuard, Kind, Object, Remains};
+use crate::ids::{INDEX_BITS, Ids, IdsGuard, Kind, Object};
 use crate::layout::SEGMENT_LINES;
 use crate::list::List;
 use crate::perm::Perm;
@@ -163,7 +163,7 @@ impl<'g, 's> Segment<'g, 's> {
 
     /// Returns the segment in slot `index`.
     pub(super) fn at(ids: &'g IdsGuard<'s>, index: u32) -> Option<Self> {
-        Some(Self { ids, object: ids.at(index)? })
+        Some(Self { ids, object: ids.ids.live(index)? })
     }
 
     fn shared(&self) -> &'s Shared {
@@ -248,7 +248,7 @@ impl<'g, 's> Segment<'g, 's> {
     /// Analogous to Linux's `shm_may_destroy` and `shm_destroy`.
     fn destroy_if_due(&self, gone: &mut Gone) {
         // Read the object again, since `self` may be older than the mark for removal.
-        let object = self.ids.at(self.object.index).unwrap_or(self.object);
+        let object = self.ids.ids.live(self.object.index).unwrap_or(self.object);
         let is_marked = self.shared().limits.is_shm_rmid_forced || object.mode() & SHM_DEST != 0;
         if is_marked && self.records().is_empty() {
             let pages = pages(self.size_bytes()).unwrap_or(0);
@@ -358,7 +358,7 @@ fn give_back_left(shared: &Shared, index: u32) {
 /// the caller is filling it.
 pub(crate) fn give_back_all(shared: &Shared, ids: &IdsGuard<'_>, but: Option<u32>) {
     for index in (0..shared.layout.shm_ids.slots).filter(|index| Some(*index) != but) {
-        if ids.at(index).is_none() {
+        if ids.ids.live(index).is_none() {
             give_back_left(shared, index);
         }
     }
@@ -409,9 +409,9 @@ pub(crate) fn reap(ids: Ids<'_>, task: u32) -> Result<bool, Errno> {
 }
 
 /// Removes the memory of the last segment of slot `index`.
-fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
+fn end_slot(ids: Ids<'_>, index: u32) -> bool {
     give_back_left(ids.shared, index);
-    Remains::None
+    true
 }
 
 /// Repairs a segment and returns its number of pages. The caller has taken over the lock of the
