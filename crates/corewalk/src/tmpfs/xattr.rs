@@ -150,10 +150,10 @@ impl Xattrs {
     }
 
     /// Changes the set of an inode in place if the inode is its only user. Otherwise replaces it by
-    /// a private copy. The set has `before` bytes, and afterwards `after`.
+    /// a private copy. The set has `before` bytes now, and `after` bytes after the change.
     ///
     /// # Errors
-    /// `ENOSPC`. The set is unchanged then, but may be private.
+    /// `ENOSPC`. The attributes are unchanged then, but their set may have become private.
     fn change_private(
         &self,
         own: &mut OwnSet,
