@@ -8,8 +8,8 @@
 //! ```
 //!
 //! In the workload, each thread sets an attribute of its own F files in random order, to one of V
-//! random values. `time` and `label` alternate between a tmpfs with sharing and one without, for
-//! nine rounds in one process. They print medians.
+//! random values. The commands `time` and `label` compare a tmpfs with sharing and one without, in
+//! turn, for nine rounds in one process. They print medians.
 //!
 //! Source: Kara, "ext\[24\]: MBCache rewrite", December 2015 (xattr-bench).
 
@@ -141,10 +141,10 @@ fn label(files: usize) {
             };
             for pass in 0..3 {
                 if pass == 2 {
-                    // Sleep for a few clock ticks before the third label of each file is set. The
-                    // second labels are older than the epoch that `share_xattrs` began. So the
-                    // third label is the first change of its file in that epoch, and is shared at
-                    // once.
+                    // Sleep for a few clock ticks before this pass sets the third label of each
+                    // file. The second labels are older than the epoch that `share_xattrs` began
+                    // (within an epoch, only repeated changes are deferred). So a third label is
+                    // the first change of its file in that epoch, and is shared at once.
                     thread::sleep(std::time::Duration::from_millis(30));
                 }
                 let start = Instant::now();

@@ -211,10 +211,10 @@ impl Tmpfs {
     }
 
     /// De-duplicates all queued sets of extended attributes and ACLs now. A set is queued if its
-    /// inode changes repeatedly. Otherwise a queued set waits until the next `maintain`, or until
-    /// space runs out. Returns the number of inodes that were queued. A caller that runs no server
-    /// should call this method or `maintain` now and then, because otherwise up to 4096 inodes stay
-    /// queued.
+    /// inode changes repeatedly. Without this call, a queued set waits until the next `maintain`,
+    /// or until space runs out. Returns the number of inodes that were queued. A caller that runs
+    /// no server should call this method or `maintain` now and then, because otherwise up to 4096
+    /// inodes stay queued.
     ///
     /// # Examples
     /// ```
@@ -389,8 +389,8 @@ impl Tmpfs {
         let bytes = self.table.bytes() + self.space.used();
         // ORDERING: Relaxed. A sample; nothing is published through it.
         let most = self.bytes_max.fetch_max(bytes, Ordering::Relaxed);
-        // `give_back_freed` scans the heap, so a large heap must have freed more bytes before it is
-        // scanned.
+        // `give_back_freed` scans the whole heap. So the larger the heap, the more memory must have
+        // been freed before a scan pays.
         if most.saturating_sub(bytes) >= TRIM_BYTES.max(bytes / 8) {
             // ORDERING: Relaxed. As above.
             self.bytes_max.store(bytes, Ordering::Relaxed);

@@ -14,7 +14,8 @@
 //! - V.3: a slow call of the back end delays only operations on the same name. A slow change of
 //!   attributes, and a slow write that clears set-user-ID, delay only other operations on the same
 //!   inode. Two exceptions: before an operation fails because its file is gone, it waits for
-//!   operations on the name of that file. A back end by path waits as F.6 of `FileSystem` says.
+//!   operations on the name of that file. With a back end by path, calls and renames wait for each
+//!   other as F.6 of `FileSystem` says.
 
 mod attributes;
 mod by_number;
@@ -193,7 +194,7 @@ pub(crate) struct Superblock {
     root_ino: u64,
     /// The path locks, for a back end by path.
     paths: Option<Paths>,
-    /// The numbers of its inodes, for a back end that has none.
+    /// The inode numbers that the namespace gives to the files of a back end without numbers.
     numbers: Numbers,
 }
 
@@ -525,11 +526,11 @@ impl<'v> InodeRef<'v> {
     pub fn into_lookups(self) -> u64 {
         let ino = self.ino();
         let lockref = self.vfs.dcache.inodes.lockref(self.slot);
-        // Other threads may pass this check at the same time. The bits for lookups cannot overflow,
-        // because `LOOKUPS_MAX` is half of their range.
+        // Several threads may make this check before any of them adds its lookup. The bits for
+        // lookups still cannot overflow, because `LOOKUPS_MAX` is half of their range.
         if lockref.count() < LOOKUPS_MAX * LOOKUP {
-            // One lookup is `LOOKUP` units. The caller's reference becomes one of them, so add the
-            // rest.
+            // One lookup counts `LOOKUP` units. The caller's reference already counts one unit and
+            // turns into the lookup, so add the rest.
             lockref.get_many(LOOKUP - 1);
             std::mem::forget(self);
         }
@@ -649,9 +650,9 @@ mod tests {
         assert!(!vfs.forget(0, 1));
     }
 
-    /// Directories must get slots on pages that only directories use, even if the cache had
-    /// negative dentries of their names. The inode of a directory must have the slot number of its
-    /// dentry.
+    /// A new directory must get a slot on pages that only directories use, even if the cache had a
+    /// negative dentry of its name. The directory's dentry and inode must have the same slot
+    /// number.
     #[test]
     fn directories_lie_together() {
         let vfs = new();
@@ -697,12 +698,12 @@ mod tests {
             }
             found
         };
-        // Enter the new file as a fill does if it has found no dentry.
+        // Enter the new file, as if no dentry was found.
         let node = crate::dcache::DentryInode { inode: files[1].slot, kind: FileKind::Regular };
         let slot = dcache.publish(key, &lookup_key, Some(node), &in_lookup).unwrap();
         dcache.put(slot);
         assert_eq!(inode_of(old), [files[1].slot]);
-        // Move a dentry to the name as a rename does if it has found no target.
+        // Move a dentry to the name, with no target given.
         let slot = dcache.publish(key, &lookup_key, Some(node), &in_lookup).unwrap();
         dcache.put(slot);
         let from = dcache.lookup_key(moved);
@@ -717,8 +718,9 @@ mod tests {
         assert_eq!(inode_of(moved), []);
     }
 
-    /// Trap T32: if the child generation of a directory wraps around, names that were cached before
-    /// must not be found. Only the bits of the generation that a parent key contains wrap around.
+    /// Trap T32: each invalidation of a directory increments its child generation, a count that
+    /// each cached name below it also stores. If the count wraps around, names that were cached
+    /// before must not be found. Only the bits of the count that cached names store wrap around.
     #[test]
     fn name_from_before_a_generation_wrap_is_not_found() {
         let vfs = new();

@@ -48,8 +48,9 @@ fn place<'v>(vfs: &'v Vfs, from: &PathRef<'v>, path: &str) -> PathRef<'v> {
 type Owned = Result<Vec<u8>, Errno>;
 type InBuffer<'a> = Box<dyn Fn(&mut [u8]) -> Owned + 'a>;
 
-/// Returns all formats of `place` from `root`: the format's name, the owned result, the function
-/// for a buffer, and the error of a buffer that is too small.
+/// Translates `place` from `root` in every format. Returns for each format its name, the path as a
+/// vector, a function that writes the path into a buffer, and the error of a buffer that is too
+/// small.
 fn formats<'a>(
     place: &'a PathRef<'_>,
     root: &'a PathRef<'_>,
@@ -76,7 +77,8 @@ fn formats<'a>(
     ]
 }
 
-/// Checks all formats of `place` in buffers of all sizes up to 400 bytes more than it needs.
+/// Translates `place` in every format into buffers of many sizes, up to 400 bytes more than the
+/// path needs, and checks the results.
 fn check_in_buffers(place: &PathRef<'_>, root: &PathRef<'_>) {
     for (format, owned, in_buffer, too_small) in formats(place, root) {
         let len = owned.as_ref().map_or(600, Vec::len);
@@ -93,8 +95,8 @@ fn check_in_buffers(place: &PathRef<'_>, root: &PathRef<'_>) {
                     );
                 }
                 Ok(_) => assert_eq!(found, Err(too_small), "{format} in {size}"),
-                // A place without a path in this format gives `error`. A small buffer may give the
-                // error for a small buffer instead, as in the kernel.
+                // A place that has no path in this format gives `error`. With a small buffer it may
+                // give the error for a small buffer instead, as in the kernel.
                 Err(error) => {
                     assert!(found == Err(*error) || (size < 600 && found == Err(too_small)));
                 }

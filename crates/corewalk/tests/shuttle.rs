@@ -581,12 +581,12 @@ fn control_listing_that_begins_late_is_caught() {
 #[test]
 fn lookup_in_a_removed_directory_finds_no_other_files() {
     check(|| {
-        // The test needs a directory whose dentry is not in its inode's slot. Only such a dentry
-        // slot can be reused while the inode is held. These steps make one:
+        // The test needs a directory whose dentry is not in its inode's slot. The slot of such a
+        // dentry can be reused while the inode is held. These steps make one:
         // 1. Just before the namespace renames `other` over `d`, the back end moves the old `d` to
         //    `moved`. So the cache takes the old directory for removed.
-        // 2. A lookup of `moved` finds the directory, while `first` still holds its old dentry. So
-        //    its new dentry gets another slot.
+        // 2. A lookup of `moved` finds the directory, and gives it a new dentry. The new dentry
+        //    gets another slot, because `first` still holds the old one.
         let vfs = over(Arc::new(HookedTmpfs::new(|fs: &Tmpfs, call| {
             if call != Call::Rename(b"other") {
                 return Ok(());

@@ -613,8 +613,9 @@ fn lookup_during_rename_over_finds_old_or_new() {
                 fs.forget(old.ino);
             } else {
                 match fs.lookup(dir(ROOT), name(b"target")) {
-                    // The inode was replaced and forgotten after the reader found it. Only this
-                    // test sees that, because other callers hold a reference on their inodes.
+                    // The inode was replaced and forgotten after the reader found its entry.
+                    // Callers outside of this test hold a reference on their inodes, so they do not
+                    // see that.
                     Ok(_) | Err(Errno::STALE) => {}
                     other => panic!("{other:?}"),
                 }

@@ -170,8 +170,8 @@ impl FileContent {
             Fallocate::ZERO_RANGE => {
                 self.take_missing(touched_pages(offset..end), space)?;
                 self.zero_edges(offset..end);
-                // The removed pages stay charged until they are reserved again. So no other writer
-                // can use their space in between.
+                // Remove the pages and then reserve them, so that they read as zeros. They stay
+                // charged in between, so no other writer can use their space.
                 self.map_mut().remove(whole_pages(offset..end));
                 self.map_mut().reserve(touched_pages(offset..end));
                 self.extend_to(end, is_size_kept);

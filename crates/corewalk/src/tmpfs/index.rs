@@ -25,7 +25,8 @@
 /// Maximum average number of pairs per bucket. With more pairs, the table grows.
 const FILL_MAX: usize = 4;
 /// The average number of pairs per bucket below which the table shrinks. It is far below
-/// [`FILL_MAX`], so that insertions and removals in turn do not split and merge each time.
+/// [`FILL_MAX`], so that alternating insertions and removals do not split and merge a bucket each
+/// time.
 const FILL_MIN: usize = 2;
 
 /// A multimap from hashes to values.
@@ -59,8 +60,8 @@ impl HashIndex {
         HashIndex { buckets: Vec::new(), len: 0, mask: 0 }
     }
 
-    /// Returns the first result of `is_wanted` for a value with `hash`, and the position of that
-    /// value.
+    /// Calls `is_wanted` for each value with `hash`, until it returns a result. Returns that
+    /// result, and the position of the value.
     #[inline]
     pub(super) fn find<R>(
         &self,

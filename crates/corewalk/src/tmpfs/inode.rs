@@ -106,8 +106,8 @@ pub(super) fn target_bytes(target: &[u8]) -> u64 {
 }
 
 impl Inode {
-    /// Turns a vacant slot with a number into an inode of `kind`. It has no links, except the two
-    /// of a new directory. The caller sets the ACLs.
+    /// Turns a vacant slot that has got its number into an inode of `kind`. The inode has no links,
+    /// except the two of a new directory. The caller sets the ACLs.
     pub(super) fn fill(&mut self, kind: FileKind, what: &Make<'_>, now: Timespec) {
         let (body, nlink) = match kind {
             FileKind::Regular => (Body::File(File::default()), 0),
@@ -205,7 +205,8 @@ impl Inode {
         }
     }
 
-    /// Updates size and pages from the content, so that N.4 holds.
+    /// Copies size and page count from the content of a file into its inode, so that the two agree
+    /// (invariant N.4).
     pub(super) fn note_size(&mut self, content: &FileContent) {
         if let Body::File(file) = &mut self.body {
             (file.size_bytes, file.pages) = (content.size(), content.charged_pages());

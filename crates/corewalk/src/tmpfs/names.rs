@@ -123,8 +123,8 @@ impl Tmpfs {
             let kind = table.read(node)?.kind();
             return Err(if kind == FileKind::Directory { Errno::PERM } else { Errno::STALE });
         }
-        // The lock may be released before the kind is used, because the kind of an inode never
-        // changes.
+        // The lock of the inode `node` is released before its kind is used. That is safe, because
+        // the kind of an inode never changes.
         let kind = table.read(node)?.kind();
         if kind == FileKind::Directory {
             return Err(Errno::PERM);
@@ -153,7 +153,7 @@ impl Tmpfs {
         Ok(child.attr())
     }
 
-    /// Renames as rename(2) or, for the other two modes, renameat2(2).
+    /// Renames a name: as rename(2) with `RenameMode::Replace`, otherwise as renameat2(2).
     pub(super) fn rename_name(
         &self,
         from: (u64, Name<'_>),

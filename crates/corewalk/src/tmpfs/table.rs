@@ -72,10 +72,11 @@ type Slots = [OwnLine<RwLock<Inode>>; SEGMENT_SLOTS as usize];
 /// Slots that are allocated and freed together.
 #[derive(Default)]
 struct Segment {
-    /// Each slot is protected by its own lock. This pointer is written only by a thread that owns
-    /// all slots of the segment: it took them from the depot, or has just made them.
+    /// The slots, each protected by its own lock. The pointer to them is written only by a thread
+    /// that owns all slots of the segment. Such a thread took them from the depot, or has just made
+    /// them.
     slots: RcuOption<Slots>,
-    /// An upper bound of the use counts of its slots (I.3).
+    /// An upper bound of the use counts of the segment's slots (I.3).
     uses: AtomicU32,
 }
 
@@ -199,8 +200,8 @@ impl InodeTable {
         let segments = self.levels[level as usize]
             .get_or_init(|| (0..1_u32 << level).map(|_| Segment::default()).collect());
         let segment = &segments[(nth + 1 - (1 << level)) as usize];
-        // ORDERING: Relaxed. The locks of the lists of free slots order this load after the store
-        // in `remove`.
+        // ORDERING: Relaxed. `remove` stores a use count before it frees the slot. The locks of the
+        // lists of free slots order that store before this load.
         let uses = segment.uses.load(Ordering::Relaxed);
         let slot = |_| OwnLine::new(RwLock::new(Inode::vacant(uses)));
         segment.slots.replace(Some(Box::new(std::array::from_fn(slot))));
@@ -266,7 +267,8 @@ impl Entered<'_> {
         if uses < u32::MAX {
             let segment = self.table.segment(index).expect("the segment of an inode exists");
             // ORDERING: Relaxed. The locks of the lists of free slots order this store before the
-            // load in `make_segment`. Load the value first, so that most removals store nothing.
+            // load of the use count in `make_segment`. `remove` loads the use count first, so that
+            // most removals store nothing.
             if segment.uses.load(Ordering::Relaxed) < next {
                 // ORDERING: Relaxed. As above.
                 segment.uses.fetch_max(next, Ordering::Relaxed);
@@ -311,8 +313,8 @@ mod tests {
                 let ino = table.alloc().unwrap().ino();
                 allocated.push(ino);
                 kept.push(ino);
-                // Some inodes stay, and some are removed at once. The test removes the others
-                // later, many together.
+                // Remove the newest inode in every third round, and sometimes 300 inodes together.
+                // The other inodes stay.
                 if n % 3 == 0 || n % 1_000 == 500 {
                     let count = if n % 3 == 0 { 1 } else { 300 };
                     for ino in kept.split_off(kept.len() - count) {

@@ -79,14 +79,14 @@ pub(super) type OwnSet = Option<Arc<Block>>;
 pub(super) struct Xattrs {
     is_sharing: bool,
     secret: Secret,
-    /// The shared sets. They are made when the first set is shared. They are None if they could not
-    /// be made.
+    /// The table of shared sets, which is made when the first set is shared. It is None if it could
+    /// not be made.
     blocks: OnceLock<Option<Blocks>>,
     /// The numbers of inodes with a private set that is de-duplicated at the next `maintain`, which
     /// ends the epoch.
     queued: Deferral<u64>,
-    /// The time at which the running epoch began, in milliseconds since 1970. Each `maintain`
-    /// begins an epoch.
+    /// The time at which the running epoch began, in milliseconds since 1970. Each `maintain` ends
+    /// one epoch and begins the next.
     epoch_ms: CachePadded<AtomicU64>,
 }
 
@@ -150,10 +150,10 @@ impl Xattrs {
     }
 
     /// Changes the set of an inode in place if the inode is its only user. Otherwise replaces it by
-    /// a private copy. The set has `before` bytes, and afterwards `after`.
+    /// a private copy. The set has `before` bytes now, and `after` bytes after the change.
     ///
     /// # Errors
-    /// `ENOSPC`. The set is unchanged then, but may be private.
+    /// `ENOSPC`. The attributes are unchanged then, but their set may have become private.
     fn change_private(
         &self,
         own: &mut OwnSet,

@@ -121,9 +121,9 @@ impl Vfs {
         Ok(Attr { generation: inode.generation(), ..attr })
     }
 
-    /// Returns true if a file has set-group-ID and its group may not execute it, according to the
-    /// permission record, which is as new as the attributes that clients have got. A write, or a
-    /// change of size or owner, clears the bit unless the caller is in the group or has
+    /// Returns true if a file has set-group-ID and its group may not execute it. The answer is that
+    /// of the permission record, which is as new as the attributes that clients have got. A write,
+    /// or a change of size or owner, clears the bit unless the caller is in the group or has
     /// `CAP_FSETID`. The kernel leaves that decision to a FUSE server.
     ///
     /// # Errors
@@ -279,7 +279,8 @@ impl Vfs {
             None => left_of_set_id(cred, perm, &set)?,
             Some(mode) => {
                 // If the owner of a set-user-ID file changes, the kernel also sends a FUSE server a
-                // new mode. The kernel does not apply the rules for set-group-ID to that mode.
+                // new mode. The kernel does not apply the rules for set-group-ID to that mode, so
+                // apply them now.
                 let is_given = set.uid.is_some() || set.gid.is_some();
                 let mode = match is_given && is_lone_set_group_id(perm.mode) {
                     true => allowed_set_id(cred, perm.gid, mode),
@@ -366,13 +367,15 @@ impl Vfs {
         }
         let acl = self.with_inode(slot, |fs, node| fs.get_acl(node, AclKind::Access))?;
         // Check that no attribute change came between the reads of the record and of the ACL. A
-        // change takes these steps:
+        // change takes three steps:
         // 1. It increments the count of changes, and makes the record unknown.
         // 2. It calls the back end.
-        // 3. It increments the count again, and sets the record. If the ACL is newer than the
-        //    record, the record was read before step 3, and the ACL after step 2. So the record is
-        //    still unknown, or step 3 has changed the count, which is read last. The count covers
-        //    all inodes, so a difference may be a false alarm.
+        // 3. It increments the count again, and sets the record.
+        //
+        // If the ACL is newer than the record, the record was read before step 3, and the ACL after
+        // step 2. So the record is still unknown, or step 3 has changed the count. The count is
+        // read last, so that this check sees either. The count covers all inodes, so a difference
+        // may be a false alarm.
         let is_same = inodes.perm(slot) == Some(perm) && inodes.changes() == changes;
         Ok((perm, acl, if is_same { Consistency::Proven } else { Consistency::Unproven }))
     }

@@ -72,9 +72,9 @@ impl Vfs {
         Call { vfs: self, superblock: self.superblock(inode), locks: Mutex::new(Vec::new()) }
     }
 
-    /// Takes the path locks of a rename or a removal. The operation moves the inodes `moved` (or
-    /// none) in the directories `above`. Returns `None` for a back end that finds files by inode
-    /// number and needs no path.
+    /// Takes the path locks of a rename or a removal. The operation moves or removes the inodes
+    /// `moved`, of which the second may be none, in the directories `above`. Returns `None` for a
+    /// back end that finds files by inode number and needs no path.
     ///
     /// # Errors
     /// `ENOENT` if one of the directories was removed.

@@ -34,7 +34,8 @@ use crate::fs::{Node, RenameMode};
 use crate::name::Name;
 use crate::slot::InodeSlot;
 
-/// A name in a directory of a back end, which a rename or a removal has locked.
+/// A name that a rename or a removal is about to change, and its directory. The path locks of the
+/// operation keep the path of the directory valid.
 #[derive(Clone, Copy)]
 pub(super) struct LockedName<'a> {
     pub(super) dir: Node<'a>,

@@ -234,8 +234,8 @@ impl Vfs {
         loop {
             let (parent, seq) = self.dcache.parent(dir.now.slot);
             let parent = self.dcache.directory(parent).map(|now| self.dcache.inodes.ino(now.inode));
-            // If the child has not moved since the snapshot, `parent` is still its parent. Without
-            // this check, a wrong directory could be returned, which is trap T19.
+            // Check that `dir` has not moved since its parent was read, so `parent` is still its
+            // parent. Without this check, a wrong directory could be returned, which is trap T19.
             if self.dcache.dentries.is_unchanged(dir.now.slot, seq) {
                 return parent.ok_or(Errno::NOENT);
             }

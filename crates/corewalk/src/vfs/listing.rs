@@ -209,7 +209,8 @@ impl Listing<'_> {
 
     /// Returns true if the cache contradicts `attr`: it has the number with another generation, or
     /// has the directory under another name. Another program may have changed the file since the
-    /// entry was read. So only a lookup in the back end tells which of the two is current.
+    /// entry was read. So only a lookup in the back end tells whether the cache or the entry is
+    /// current.
     fn is_known_otherwise(&self, attr: &Attr) -> bool {
         let inodes = &self.directory.vfs.dcache.inodes;
         let superblock = inodes.superblock(self.directory.slot);

@@ -32,7 +32,7 @@ pub enum Removal {
 pub(super) enum Missing {
     /// The fill enters a negative dentry.
     Cached,
-    /// Do not cache a negative answer, because the caller is about to enter the name.
+    /// A negative answer is not cached, because the caller is about to give the name to a file.
     Dropped,
 }
 
@@ -113,8 +113,8 @@ impl Vfs {
             return None;
         }
         let (slot, seen) = self.dcache.find(now.key, lookup_key)?;
-        // Compare the sequence, because the directory may have been removed. Then the slot of its
-        // dentry may already belong to another directory.
+        // Check that the directory's dentry is unchanged. If the directory was removed, the slot of
+        // its dentry may already belong to another directory.
         let is_still_parent = || self.dcache.dentries.is_unchanged(now.slot, now.seq);
         if seen.body.is_negative() {
             self.dcache.dentries.cold(slot).touch();
@@ -328,8 +328,9 @@ impl Vfs {
         Ok(InodeRef { vfs: self, slot: entered.slot })
     }
 
-    /// Enters an inode under `lookup_key` in the directory of `key`, and returns its dentry. If
-    /// `key` is stale, no lookup finds the dentry.
+    /// Enters an inode under `lookup_key` in the directory with the parent key `key`, and returns
+    /// its dentry. If `key` is stale, because the directory was invalidated, no lookup finds the
+    /// dentry.
     pub(super) fn attach(
         &self,
         dir: &Dir<'_>,
@@ -372,17 +373,17 @@ impl Vfs {
             && inodes.has_older_alias(inode.slot, slot, &self.dcache.dentries)
         {
             // Another thread has entered the directory under another name after `get_directory`
-            // found no dentry of it.
+            // found no dentry of it. A directory has only one dentry, so remove the new one.
             self.dcache.remove(slot);
             return Err(Unattached::Overtaken);
         }
         Ok(DentryHold { vfs: self, slot })
     }
 
-    /// Moves the one dentry of a directory to a new name, with everything below it. The back end
-    /// has reported the directory under that name, or again under an invalidated name. If another
-    /// operation holds the old name, the dentry stays and the answer is not cached; this is no
-    /// error (trap T28). Returns the old parent, which the caller drops.
+    /// Moves the one dentry of a directory, with everything below it, to the name under which the
+    /// back end has reported the directory. This may be the old name, if it was invalidated. If
+    /// another operation holds the in-lookup lock of the old name, the dentry stays and the answer
+    /// is not cached; this is no error (trap T28). Returns the old parent, which the caller drops.
     fn splice(
         &self,
         dir: &Dir<'_>,

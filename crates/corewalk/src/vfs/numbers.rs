@@ -68,8 +68,8 @@ impl Vfs {
         Attr { ino: inodes.ino(inode), generation: inodes.generation(inode), ..attr }
     }
 
-    /// Returns the number of a directory's entry that the back end has reported without one: that
-    /// of the cached inode, or 0 if the cache does not have the name.
+    /// Returns a number for a directory entry that the back end has reported without one: the
+    /// number of the cached inode, or 0 if the cache does not have the name.
     pub(super) fn cached_number(&self, dir: &InodeRef<'_>, name: crate::Name<'_>) -> u64 {
         let cached = self.lookup_cached(dir.slot, &self.dcache.lookup_key(name));
         cached.and_then(Result::ok).map_or(UNNUMBERED, |inode| inode.ino())

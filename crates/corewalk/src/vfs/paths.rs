@@ -111,9 +111,9 @@ struct MoveEntry {
 pub(crate) struct PathLock<'a> {
     paths: &'a Paths,
     ticket: u64,
-    /// A reference on the last dentry of the path. It is dropped after the call's entry in the
-    /// table, without the table's lock. Dropping the last reference may call `Paths::forget`, which
-    /// takes that lock.
+    /// A reference on the last dentry of the path. It is dropped after the call has left the table,
+    /// and not under the table's lock. The reason is that dropping the last reference may call
+    /// `Paths::forget`, which takes that lock.
     leaf: Option<Leaf<'a>>,
 }
 
@@ -294,8 +294,8 @@ impl Paths {
         self.hides() && name.starts_with(self.hidden_prefix.as_bytes())
     }
 
-    /// Records the hidden name of `inode`. Returns its previous hidden name, if it has one, because
-    /// a file may have lost two names.
+    /// Records the hidden name of `inode`. Returns the previous hidden name, if the file has
+    /// already lost another name.
     pub(crate) fn hide(&self, inode: InodeSlot, hidden: Hidden) -> Option<Hidden> {
         self.table.lock().hidden.insert(inode, hidden)
     }
@@ -314,8 +314,8 @@ impl Paths {
         self.table.lock().hidden.remove(&inode)
     }
 
-    /// Drops the entries of an inode that the cache has evicted, and returns its hidden name.
-    /// Another inode may use the slot next.
+    /// Drops the count of opens and the hidden name of an inode that the cache has evicted, and
+    /// returns the hidden name. Another inode may use the slot next.
     pub(crate) fn forget(&self, inode: InodeSlot) -> Option<Hidden> {
         if !self.hides() {
             return None;
@@ -358,10 +358,10 @@ impl Table {
         self.moves.iter_mut().find(|it| it.ticket == ticket).expect("the ticket has an entry")
     }
 
-    /// Returns true if the rename or removal with this `ticket` can get its locks. Only calls and
-    /// moves that already have their locks, or have a lower ticket, can prevent that. No such call
-    /// may have one of the inodes `moved` in its path. No such move may move one of `moved` or
-    /// `above`, or lie below one of `moved`.
+    /// Returns true if the rename or removal with this `ticket` can get its locks. Only operations
+    /// that already have their locks, or have a lower ticket, can prevent that. A call prevents it
+    /// if one of the inodes `moved` is on its path. Another rename or removal prevents it if it
+    /// moves one of `moved` or `above`, or if its directories are at or below one of `moved`.
     fn is_free_for(&self, ticket: u64, moved: [InodeSlot; 2], above: &[InodeSlot]) -> bool {
         let is_moved =
             |inodes: &[InodeSlot]| moved.iter().any(|it| !it.is_none() && inodes.contains(it));

@@ -119,8 +119,8 @@ impl Vfs {
 
     /// Waits for the in-flight renames into or out of a directory that the back end has removed, or
     /// found not to be empty. The cache must show such a rename before any caller learns of its
-    /// consequences. The caller holds no in-lookup lock. A caller whose own rename failed has
-    /// already left the in-flight renames.
+    /// consequences. The caller holds no in-lookup lock. If the caller's own rename failed, it is
+    /// no longer in flight, so the caller does not wait for itself.
     pub(super) fn wait_for_renames(&self, victim: Option<DentrySlot>) {
         if let Some(slot) = victim {
             self.in_flight_renames.wait(slot);
@@ -177,9 +177,10 @@ enum Failed {
 }
 
 impl<'v> Rename<'v, '_> {
-    /// Renames to a name that the cache does not have. The function tells the back end to replace
-    /// nothing, which saves a lookup of the name. Returns None if the rename is done. Otherwise it
-    /// returns the target, which the caller has to consider, or `Some(None)` if there is none.
+    /// Renames to a name that the cache does not have. Except for an exchange, first asks the back
+    /// end for a rename that replaces nothing, which saves a lookup of the name. Returns None if
+    /// that rename succeeds. Otherwise looks the target up and returns it; the result is
+    /// `Some(None)` if there is none.
     fn rename_to_uncached_name(
         &self,
         source: &FoundName<'_>,
@@ -338,8 +339,8 @@ impl<'v> Rename<'v, '_> {
         let done = source.dentry().map_err(|_| Errno::STALE).and_then(|moved| {
             let _topology = moves_directory.then(|| vfs.dcache.topology.write());
             // If the back end also moves directories by itself, such a move and this rename
-            // together may make a loop in the cache. Then change no dentry, and invalidate both
-            // names below.
+            // together may make a loop in the cache. In that case this function moves no dentry,
+            // and invalidates both names.
             if moves_directory && vfs.dcache.is_subdir(self.new_dir.now.slot, moved) {
                 return Err(Errno::STALE);
             }

@@ -58,7 +58,7 @@ impl Vfs {
         let is_so = match self.cached(&dir, &lookup_key) {
             Cached::Unknown => true,
             // Invalidate the name without asking the back end. The next operation that uses the
-            // name asks it anyway.
+            // name asks the back end anyway.
             Cached::Known(None) => false,
             Cached::Known(Some(found)) => self.is_still(&dir, &lookup_key, &found),
         };

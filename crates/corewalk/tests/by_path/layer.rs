@@ -75,7 +75,7 @@ fn file_keeps_its_number_while_the_cache_has_it() {
     assert_eq!(lookup(&vfs, "moved").ino(), a.ino());
     rename(&vfs, "moved", "b", RenameMode::Exchange);
     assert_eq!([lookup(&vfs, "b").ino(), lookup(&vfs, "moved").ino()], [a.ino(), b.ino()]);
-    // The back end is asked again, and the name still has the same file.
+    // The back end is asked again and reports the same file.
     vfs.revalidate(&root, name("b")).unwrap();
     assert_eq!(lookup(&vfs, "b").ino(), a.ino());
     let fresh = vfs.lookup_fresh(&Cred::root(), &root, name("b")).unwrap();
@@ -98,7 +98,7 @@ fn name_with_another_kind_of_file_is_another_file() {
         assert_ne!(found.ino(), file.ino());
         assert_eq!((found.kind(), found.ino()), (FileKind::Directory, lookup(&vfs, "f").ino()));
     }
-    // The path of the old file leads to the directory now, as with libfuse.
+    // The back end gets only the path of the old file, which leads to the directory now.
     assert_eq!(vfs.read(&file, 0, 0, &mut [0; 4]), Err(Errno::ISDIR));
 }
 
@@ -118,7 +118,8 @@ fn open_files_reach_the_back_end_until_they_are_closed() {
     assert_eq!((open(), vfs.write(&cred, &file, writer, 0, b"text")), (2, Ok(4)));
     vfs.remove(&cred, &root, name("f"), Removal::Unlink).unwrap();
     let mut buf = [0; 8];
-    // A handle with the wrong access mode, and no handle, open the file for the call.
+    // If the caller passes no handle, or one with the wrong access mode, the layer opens the file
+    // for this call only.
     for handle in [reader, writer, 0] {
         assert_eq!(vfs.read(&file, handle, 1, &mut buf), Ok(3));
         assert_eq!(&buf[..3], b"ext");

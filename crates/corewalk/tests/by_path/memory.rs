@@ -39,7 +39,8 @@ pub(crate) struct Open {
 }
 
 impl Memory {
-    /// Returns a file system whose calls pause for `call`. Each rename also pauses for `rename`.
+    /// Returns a file system in which a rename pauses for the time `rename`, and other calls pause
+    /// for the time `call`.
     pub(crate) fn new(call: Duration, rename: Duration) -> ByPath<Memory> {
         let root = File { mode: S_IFDIR | 0o755, bytes: Vec::new() };
         ByPath::new(Memory {
@@ -65,7 +66,8 @@ impl Memory {
         names.map(|file| file.file_name().unwrap().to_string_lossy().into_owned()).collect()
     }
 
-    /// Makes an empty file without a call of the namespace, or turns a directory into one.
+    /// Makes an empty file or directory at `path` without a call of the namespace, as another
+    /// program does. Replaces a file that exists there.
     pub(crate) fn make_outside(&self, path: &str, mode: u32) {
         self.files.lock().insert(path.into(), File { mode, bytes: Vec::new() });
     }

@@ -84,8 +84,8 @@ impl PathTree {
         })
     }
 
-    /// Returns a tree in which each call pauses for `call`. Each rename pauses for `rename` in all,
-    /// half of it before and half after the change.
+    /// Returns a tree in which each call pauses for the time `call`. Each rename pauses for the
+    /// time `rename` in all, half of it before and half after the change.
     pub(crate) fn slow(links: Links, call: Duration, rename: Duration) -> Arc<PathTree> {
         PathTree::new(links, move |at, _| match at {
             At::Call if !call.is_zero() => thread::sleep(call),

@@ -63,8 +63,8 @@ impl Drop for HostTree {
 fn on_host(root: &fs::File, numbers: &BTreeMap<u64, usize>, path: &[u8]) -> Result<usize, Errno> {
     loop {
         match openat2(root, path, OFlags::PATH, Mode::empty(), ResolveFlags::IN_ROOT) {
-            // openat2(2) of a path with `..` fails with `EAGAIN` if another program renames any
-            // file meanwhile.
+            // If another program renames any file meanwhile, openat2(2) of a path with `..` fails
+            // with `EAGAIN`. Then try again.
             Err(Errno::AGAIN) => {}
             file => return Ok(numbers[&rustix::fs::fstat(&file?)?.st_ino]),
         }

@@ -14,7 +14,7 @@ use crate::fixtures::{name, over};
 /// with another `x`. `e` gets the number of `d` with the next generation.
 struct OtherMachine {
     is_new: Arc<AtomicBool>,
-    /// The number of `d`, under which the namespace also sees `e`, and the number of `e` in the
+    /// Two numbers: that of `d`, under which the namespace also sees `e`, and that of `e` in the
     /// tmpfs.
     numbers: (u64, u64),
 }

@@ -52,7 +52,7 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// Returns the tree that [`World::new`] makes: the root with both directories.
+    /// Returns the tree that [`World::new`] makes: the root with the directories 1 and 2.
     pub(crate) fn new() -> Model {
         Model { names: BTreeMap::from([((0, 2), 1), ((0, 3), 2)]) }
     }

@@ -109,9 +109,8 @@ fn numbered(number: u64) -> Arc<Tmpfs> {
     fs
 }
 
-/// A held path into a mount and a successful umount of that mount must exclude each other. Threads
-/// walk into a mount while it is unmounted. If a thread holds a path into the mount of a round, the
-/// umount of that round must not have succeeded.
+/// While a thread holds a path into a mount, an umount of that mount must not succeed. Threads walk
+/// into a directory on which file systems are mounted and unmounted in turn.
 #[test]
 fn path_into_a_mount_and_its_umount_exclude_each_other() {
     const ROUNDS: u64 = 150;

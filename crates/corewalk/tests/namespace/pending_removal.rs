@@ -183,7 +183,7 @@ enum Permissions {
 /// After an operation has failed with ENOENT or ESTALE for a directory, the directory's name must
 /// not lead to it. The back end of this test returns ESTALE for the removed directory.
 fn check_errors_of_a_vanishing_directory(slow: &'static [u8], change: Change) {
-    // In a tmpfs, the first file has the number after that of the root.
+    // The number of `d`, the first file after the root.
     const GONE: u64 = 2;
     let mut early = Vec::new();
     for (what, act) in ACTS {

@@ -15,8 +15,8 @@ use crate::tree::{IN_WAY, INNER, MOVED, TOP, Tree, WAY, names_of};
 /// A buffer size for any path of the tree, in bytes.
 pub(crate) const ROOM: usize = 4096;
 
-/// The claim of an answer about the variables of the tree, or the reason that the answer cannot be
-/// true.
+/// The values that an answer claims for the variables of the tree (the names and places that
+/// renames change). Otherwise the reason why the answer cannot be true.
 pub(crate) type Claim = Result<Seen, String>;
 type Ask<'a> = Box<dyn Fn(&mut Rng, &mut [u8]) -> Claim + Sync + 'a>;
 
@@ -24,7 +24,7 @@ type Ask<'a> = Box<dyn Fn(&mut Rng, &mut [u8]) -> Claim + Sync + 'a>;
 pub(crate) struct Door<'a> {
     pub(crate) name: &'static str,
     /// Maximum number of optimistic passes of one call. The call may make one more pass under the
-    /// lock.
+    /// lock that blocks moves of directories.
     pub(crate) passes_max: u64,
     pub(crate) ask: Ask<'a>,
 }

@@ -8,9 +8,9 @@ use crate::judge::Seen;
 pub(crate) enum Part {
     /// These names, each with a `/` before it.
     Names(Vec<u8>),
-    /// One of several texts; the variable with this number selects the text. Each text has a bit
-    /// set of those values of the variable that select it. At most one of the texts can begin a
-    /// path.
+    /// One of several texts, of which at most one can begin a path. The text depends on the
+    /// variable with this number. Each text comes with those values of the variable that select it,
+    /// as one bit per value.
     One(usize, Vec<(u8, Vec<Part>)>),
 }
 

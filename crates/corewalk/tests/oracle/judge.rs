@@ -266,8 +266,8 @@ mod tests {
                 let mut seen = [ANY; VARIABLES];
                 for (variable, truth) in truths.iter().enumerate() {
                     // If the variable changes in this very instant, the answer may show the value
-                    // before or after the change. It must never show an older value than an earlier
-                    // answer.
+                    // before or after the change. But it must not show an older value than an
+                    // earlier answer did.
                     let of = |state: usize| truth.get(state + 1).map_or(u64::MAX, |next| next.0);
                     while of(states[variable]) < instant
                         || (of(states[variable]) == instant && rng.chance(1, 2))

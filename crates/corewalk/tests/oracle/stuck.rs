@@ -168,8 +168,9 @@ fn changes_during_a_hanging_rename_succeed() {
     }
 }
 
-/// A translation that takes the lock after many disturbed passes must not wait for a hanging move.
-/// So a move of a directory must not hold that lock while it calls the back end.
+/// After too many disturbed passes, a translation takes the lock that blocks moves of directories.
+/// It must not wait for a move that hangs in the back end. So a move must not hold that lock while
+/// it calls the back end.
 #[test]
 fn locked_translation_during_a_hanging_move_succeeds() {
     const DEEP: usize = 1100;

@@ -31,8 +31,8 @@ pub(crate) const SWAP: usize = 3;
 pub(crate) const LEAF: usize = 4;
 pub(crate) const INNER: usize = 5;
 
-/// The set of values, one bit each, of the variable [`MOVED`] for which the moved directory is in
-/// the directory [`WAY`].
+/// Those values of the variable [`MOVED`] that put the moved directory into the directory [`WAY`],
+/// as one bit per value.
 pub(crate) const IN_WAY: u8 = 0b0011;
 const SWAPPED: [&str; 2] = ["x0", "x1"];
 const MOVED_AS: [&str; 4] = ["m", "moved", "m", "in-q-it-is-called-something-longer"];
@@ -193,8 +193,8 @@ impl<'v> Tree<'v> {
         "/q".repeat(self.deep.below_top)
     }
 
-    /// Returns the path of the directory [`MOVED`] from [`WAY`], for those of its values for which
-    /// it is in [`WAY`].
+    /// Returns the part of a path that names the directory [`MOVED`] while it is in [`WAY`]: one
+    /// name for each value of the variable that puts it there.
     pub(crate) fn below_way(&self) -> Vec<Part> {
         let mut parts = forms(MOVED);
         parts.truncate(IN_WAY.count_ones() as usize);

@@ -145,8 +145,8 @@ impl Race<'_> {
         }
     }
 
-    /// Judges the answers of one translating thread. `wrong` describes an answer of the thread that
-    /// no state of the tree can give.
+    /// Judges the answers of one translating thread. `wrong` is the text of an error that the
+    /// thread itself has already found: an answer that no state of the tree can give.
     fn judge(&self, answers: &[Answer], mut wrong: Option<String>) {
         let lives = self.lives.read().unwrap_or_else(PoisonError::into_inner);
         let (mut judge, mut disturbed) = (Judge::default(), 0);

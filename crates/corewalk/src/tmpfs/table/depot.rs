@@ -54,7 +54,8 @@ impl Depot {
     /// last. Moves none if the depot is empty.
     pub(super) fn take(&mut self, slots: &mut Vec<u32>) {
         while let Some(segment) = self.partial.pop() {
-            // A segment without a bit was freed, or was in the list `partial` twice.
+            // Each bit is a slot of the segment that is in the depot. A segment without a bit was
+            // freed, or was in the list `partial` twice.
             let bits = std::mem::take(&mut self.free[segment as usize]);
             if bits != 0 {
                 self.whole -= u32::from(bits == ALL);

@@ -91,7 +91,8 @@ type Segment = OnceLock<Box<[Mutex<BlockSlot>; SEGMENT_SLOTS as usize]>>;
 pub(super) enum Leave {
     /// Always.
     Always,
-    /// The caller leaves the block, and gets its content, only if the caller is its only user.
+    /// The user leaves the block only if the block has no other users. Then the user gets the
+    /// content of the block.
     IfLast,
 }
 
@@ -175,8 +176,8 @@ impl Blocks {
         (block.key, block.number) = (key, number);
         let block = Arc::new(block);
         *self.slot(number).lock() = BlockSlot { users: 1, block: Some(Arc::clone(&block)) };
-        // No entry of the cache leads to the number (invariant K.2), so the pair of key and number
-        // is new. If the entry cannot be made, lookups just do not find the block.
+        // No entry of the cache leads to the number (invariant K.2). So the entry for this key and
+        // number does not exist yet. If it cannot be made, lookups just do not find the block.
         let entered = self.cache.create(key, u64::from(number));
         debug_assert_ne!(entered, Err(corewalk_mbcache::CreateError::Exists), "K.2");
         block

@@ -112,7 +112,7 @@ impl Set {
             + acls.map_or(0, |acls| acls.0.iter().map(|acl| acl_charge(acl.as_ref())).sum())
     }
 
-    /// Returns the effect of a change.
+    /// Checks a change, and returns the effect that it would have on the set.
     ///
     /// # Errors
     /// `E2BIG` for a value that is too long; `EEXIST` and `ENODATA` as the mode of the change

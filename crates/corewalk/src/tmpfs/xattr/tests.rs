@@ -66,7 +66,7 @@ fn acl(uid: u32) -> Acl {
 
 /// Checks the invariants K.1, K.2 and X.2. Each block must have a user, and as many users as inodes
 /// that point at it. Every set must be charged once. `inos` are all inodes with attributes. No file
-/// has bytes.
+/// may have content, so that only sets are charged.
 fn audit(fs: &Tmpfs, inos: impl IntoIterator<Item = u64>) {
     let (mut pointers, mut bytes) = (BTreeMap::<u32, u32>::new(), 0);
     for ino in inos {
@@ -302,9 +302,9 @@ fn queued_inode_is_shared_by_maintain() {
     fs.counters(&mut |name, count| counts.push((name, count)));
     assert!(counts.contains(&("tmpfs_shared_sets", 1)) && counts.contains(&("tmpfs_inodes", 21)));
     assert!(counts.contains(&("tmpfs_waiting", 0)), "{counts:?}");
-    // The first attribute of each inode is searched as a set and missed: the previous inode, which
-    // had an equal set, has made it private by its second attribute. `maintain` searches the 20
-    // sets of two attributes, and only the first of these searches misses.
+    // The search for the first attribute of each inode misses. The previous inode had an equal set,
+    // but has made it private by adding its second attribute. `maintain` then searches the 20 sets
+    // of two attributes: the first search misses, and 19 hit.
     let index = [("hits", 19), ("misses", 20 + 1), ("entries", 1), ("reclaimed", 0)];
     for (name, expected) in index {
         let found = counts.iter().find(|(found, _)| found.ends_with(&format!("xattr_{name}")));
@@ -335,7 +335,7 @@ fn inodes_beyond_the_limit_share_at_once() {
 }
 
 /// If there is no space for the changed set beside the old one, the set must be changed in place.
-/// It must be shared all the same.
+/// The changed set must be shared like any other set.
 #[test]
 fn set_changed_in_place_for_lack_of_space_is_found_by_others() {
     let fs = tmpfs(Some(8192));
@@ -362,8 +362,8 @@ fn inode_without_recent_changes_is_shared_at_once() {
         set(&fs, ino, b"user.a", &[1; 5000]).unwrap();
         rest(&fs, ino);
     }
-    // Two inodes share the set, so a change needs a copy, for which there is no space. The only
-    // user of a set may change it in place.
+    // While two inodes share the set, a change needs a copy, for which there is no space. When one
+    // inode has dropped the set, the other may change it in place.
     assert_eq!(set(&fs, a, b"user.a", &[2; 5000]), Err(Errno::NOSPC));
     fs.removexattr(file(b), b"user.a").unwrap();
     set(&fs, a, b"user.a", &[2; 5000]).unwrap();
@@ -463,13 +463,13 @@ fn nothing_is_shared_when_it_is_off() {
     audit(&fs, inos);
 }
 
-/// Trap T54: contents that an attacker has chosen to have one key must be compared a few times and
-/// then not be shared.
+/// Trap T54: an attacker can choose contents that have equal hashes. A set with such contents must
+/// be compared with only a few other sets, and then not be shared.
 #[test]
 fn contents_of_one_key_make_no_long_chain() {
     let fs = tmpfs(None);
-    // Only some words in the middle of a long value are hashed. The values of this test differ in
-    // other words, so their sets have one key.
+    // The hash reads only some words in the middle of a long value. The values of this test differ
+    // in other words, so their sets have equal hashes.
     let inos: Vec<u64> = (0..50).map(|i| make(&fs, &i.to_string())).collect();
     for (nth, &ino) in inos.iter().enumerate() {
         let mut value = vec![0; 4000];

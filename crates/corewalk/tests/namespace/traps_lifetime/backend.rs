@@ -197,8 +197,8 @@ fn handle_stays_valid_when_its_number_is_reused() {
         vfs.make(&cred, &vfs.root(), name("f"), what).map(|(_, attr)| attr)
     };
     make(1).unwrap();
-    // The file for which each pair of number and generation was seen. The owner tells the files
-    // apart.
+    // Maps each pair of inode number and generation to the owner of the file that had it. Each file
+    // has an owner of its own.
     let meanings: Mutex<HashMap<(u64, u64), u32>> = Mutex::default();
     let means = |ino, generation, tag| {
         assert_eq!(*meanings.lock().entry((ino, generation)).or_insert(tag), tag);
@@ -319,7 +319,7 @@ fn announced_change_is_seen_by_the_next_lookup() {
         if racer.thread > 0 {
             // ORDERING: Relaxed. A flag; nothing is published through it.
             while !done.load(Ordering::Relaxed) {
-                // Between the removal and the new creation the file does not exist.
+                // `ENOENT` is right between the removal and the new creation.
                 if let Err(error) = walk(&vfs, "f") {
                     assert_eq!(error, Errno::NOENT);
                 }

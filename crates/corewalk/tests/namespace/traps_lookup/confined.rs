@@ -51,7 +51,8 @@ fn confined_walk_moved_out_of_its_root_fails() {
     assert_eq!(moved_walk(WalkFlags::IN_ROOT), Err(Errno::XDEV));
 }
 
-/// Control for trap T20: a walk that is not confined must end outside.
+/// Control for trap T20: a walk that is not confined must end outside of the directory in which it
+/// began.
 #[test]
 fn control_unconfined_walk_ends_outside() {
     assert_eq!(moved_walk(WalkFlags::empty()), Ok("free/f"));

@@ -308,9 +308,9 @@ fn moved_in_back_end() -> (Arc<Vfs>, Stop) {
     (vfs, Stop { arrived, go_on })
 }
 
-/// Trap T28: the back end shows a directory under a new name while another operation holds its old
-/// name. The lookup must succeed at once. The dentry moves at a later lookup, when no operation
-/// holds the old name.
+/// Trap T28: the back end shows a directory under a new name while another operation holds the
+/// in-lookup lock of its old name. A lookup of the new name must succeed at once, without moving
+/// the dentry. A later lookup, when no operation holds that lock, moves the dentry.
 #[test]
 fn directory_moved_in_the_back_end_is_found_at_once() {
     let _watchdog = Watchdog::start("a directory moved underneath", Duration::from_secs(60));

@@ -15,7 +15,8 @@ use corewalk_testkit::rng::Seed;
 use super::beside;
 use crate::fixtures::{at, name, new, remove, rename, tree, walk};
 
-/// Returns the place to which `path` leads. Does not follow a symbolic link at its end.
+/// Returns the place (mount and dentry) to which `path` leads. Does not follow a symbolic link at
+/// its end.
 fn place<'v>(vfs: &'v Vfs, path: &str) -> PathRef<'v> {
     vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::empty()).unwrap()
 }
@@ -236,8 +237,8 @@ fn path_results_have_their_kinds_and_formats() {
         let end: &[u8] = if kind == Unlinked { b" (deleted)" } else { b"" };
         assert_eq!(place.d_path(from), [path, end].concat());
     }
-    // The text of `d_path` is ambiguous: a file may have such a name. The typed result is not
-    // ambiguous.
+    // The text of `d_path` is ambiguous, because the name of a file may end in ` (deleted)`. The
+    // typed result of `path_of` is not ambiguous.
     let (odd, text) = (place(&vfs, "x (deleted)"), b"/x (deleted)".to_vec());
     assert_eq!(odd.d_path(&root), text);
     assert_eq!(odd.path_of(&root), (text, Linked));

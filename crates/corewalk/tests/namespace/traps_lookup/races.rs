@@ -15,7 +15,7 @@ use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{at, name, new, over, remove, rename, tree, walk};
 
 /// Trap T12: names that stay must always be found. Meanwhile thousands of others are added, and the
-/// table grows from one line per bucket to many times its size.
+/// hash table of the cache grows to many times its size.
 #[test]
 fn stable_names_are_found_while_the_table_grows() {
     let _watchdog = Watchdog::start("a growing table", Duration::from_secs(120));
@@ -176,8 +176,8 @@ fn parent_of_a_directory_is_one_it_had_during_the_call() {
             let before = allowed.lock().unwrap().len();
             let parent = vfs.parent_ino(&d).unwrap();
             let allowed = allowed.lock().unwrap();
-            // Allow two earlier parents: that of the last finished move, and that of the move that
-            // was running when the call began.
+            // The parent must be new enough, but two older ones are allowed: the target of the last
+            // finished move, and that of the move that was running when the call began.
             let since = before.saturating_sub(2);
             assert!(allowed[since..].contains(&parent), "a parent from before the call: {parent}");
         },
