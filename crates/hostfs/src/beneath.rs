@@ -18,7 +18,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use corewalk::Errno;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
 
-/// Maximum length in bytes of that part of a path that one openat2(2) call resolves.
+/// Maximum length in bytes of a path that is passed to one openat2(2) call. A longer path is
+/// resolved in pieces.
 const PIECE_MAX: usize = 4000;
 /// Maximum number of retries of openat2(2), which fails with `EAGAIN` if a concurrent rename
 /// disturbs it.
@@ -34,7 +35,7 @@ pub(crate) enum Resolver {
 }
 
 impl Resolver {
-    /// Returns [`Resolver::Openat2`] if this host has that call, otherwise
+    /// Returns [`Resolver::Openat2`] if the host supports openat2(2), otherwise
     /// [`Resolver::Components`].
     pub(crate) fn detect(root: BorrowedFd<'_>) -> Resolver {
         match beneath(root, b".", OFlags::PATH | OFlags::DIRECTORY) {

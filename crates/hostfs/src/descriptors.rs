@@ -44,9 +44,10 @@ pub(crate) struct Shares {
 
 impl Shares {
     /// Divides `limit`, the number of descriptors that the process may have (`RLIMIT_NOFILE`),
-    /// among the kinds. `None` means no limit. `options.reserved` descriptors, but at most half of
-    /// the limit, are left for running calls. Reusable descriptors and orphans each get at most a
-    /// quarter of the rest. The remaining ones, at least one, are for files that clients open.
+    /// among the uses of descriptors. `None` means no limit. `options.reserved` descriptors, but at
+    /// most half of the limit, are left for running calls. Of the rest, reusable descriptors and
+    /// orphans (removed files in use) each get at most a quarter. The remaining descriptors, at
+    /// least one, are for files that clients open.
     pub(crate) fn new(options: &HostFsOptions, limit: Option<u64>) -> Shares {
         let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
         let rest = limit - options.reserved.min(limit / 2);
@@ -60,8 +61,9 @@ pub(crate) struct Descriptors {
     /// All kept descriptors. Protected by its own mutex, under which no descriptor is opened or
     /// closed.
     kept: Mutex<Kept>,
-    /// Maximum number of open and fresh files together. Each call checks this number before it
-    /// opens a file, so calls that run in parallel may exceed it by one file each.
+    /// Maximum number of files that are open, or were just created in order to be opened. Calls
+    /// that run in parallel may exceed it by one file each, since each checks the number before it
+    /// opens its file.
     open_max: usize,
     next_handle: AtomicU64,
 }
@@ -170,8 +172,8 @@ impl Descriptors {
     /// open), if it was opened with `access`.
     pub(crate) fn take_fresh(&self, ino: u64, access: OFlags) -> Option<OwnedFd> {
         let mut kept = self.kept.lock();
-        // The open may come from another client than the creation, and with another access mode.
-        // Then the client cannot use the descriptor.
+        // The client that opens the file may not be the one that created it, and may want another
+        // access mode. Then it cannot use the kept descriptor.
         kept.fresh.get(&ino).filter(|(kept, _)| *kept == access)?;
         kept.fresh.remove(&ino).map(|(_, fd)| fd)
     }
@@ -230,7 +232,7 @@ impl Recent {
     }
 
     /// Inserts a descriptor. Returns the descriptor that it replaces or evicts. The caller drops
-    /// that one outside of the lock.
+    /// the returned descriptor after it has unlocked the mutex.
     fn insert(&mut self, ino: u64, fd: SharedFd) -> Option<SharedFd> {
         if self.max == 0 {
             return Some(fd);
@@ -297,8 +299,8 @@ mod tests {
         descriptors.keep(3, fd());
         assert!(descriptors.get(2).is_none());
         assert!(descriptors.get(1).is_some() && descriptors.get(3).is_some());
-        // The descriptors of both inodes were used. So the clock hand passes both once before it
-        // evicts one of them.
+        // The descriptors of inodes 1 and 3 were just used. So the clock hand passes both once
+        // before it evicts one of them.
         descriptors.keep(4, fd());
         let kept = [1, 3, 4].map(|ino| descriptors.get(ino).is_some());
         assert_eq!(kept.iter().filter(|kept| **kept).count(), 2);

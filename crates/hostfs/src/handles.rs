@@ -55,8 +55,8 @@ pub(crate) struct Handles {
     /// True if the root directory is the root of the whole host file system. Then every file that
     /// has a handle is beneath the root.
     is_whole: bool,
-    /// The host's generations of those files that `attr_by_number` has found and that have no name
-    /// in corewalk's dentry cache, by inode number. Protected by its own mutex.
+    /// The host's generation of each file that `attr_by_number` has found and that has no name in
+    /// corewalk's dentry cache. The key is the inode number. Protected by its own mutex.
     nameless: Mutex<HashMap<u64, u32, RandomState>>,
 }
 
@@ -107,11 +107,11 @@ impl Layout {
         }
     }
 
-    /// Returns the file handle of inode `ino`, or `None` if no handle can be made without a
-    /// generation.
+    /// Returns the file handle of inode `ino`. Returns `None` if `generation` is `None` but the
+    /// host checks the generation in a handle.
     ///
-    /// On ext4-like file systems and btrfs, a handle with generation 0 leads to an inode of any
-    /// generation.
+    /// Ext4-like file systems and btrfs do not check generation 0: a handle with it leads to an
+    /// inode of any generation.
     fn handle(self, root: &FileHandle, ino: u64, generation: Option<u32>) -> Option<FileHandle> {
         let any = matches!(self, Layout::Short | Layout::Btrfs).then_some(0);
         let mut bytes = root.bytes().to_vec();
@@ -240,8 +240,8 @@ impl HostFs {
         Ok(self.attr(&status, has_acl).with_generation(generation))
     }
 
-    /// Opens a file that has no name in the dentry cache. `attr_by_number` has recorded its
-    /// generation before.
+    /// Opens a file that has no name in the dentry cache. The file handle is made from the
+    /// generation that `attr_by_number` has recorded.
     pub(crate) fn open_nameless(&self, ino: u64) -> Result<OwnedFd, Errno> {
         let handles = self.handles.as_ref().ok_or(Errno::STALE)?;
         let generation = handles.nameless.lock().get(&ino).copied();
@@ -354,7 +354,7 @@ fn is_whole(root: BorrowedFd<'_>) -> bool {
         return false;
     }
     let id = status.stx_mnt_id.to_string();
-    // Read bytes, because paths in this table need not be UTF-8.
+    // Read `mountinfo` as bytes, because its paths need not be UTF-8.
     let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     table.split(|&b| b == b'\n').any(|line| {
         // The first fields of a line in `mountinfo` are mount ID, parent ID, device number, and the

@@ -186,8 +186,8 @@ impl HostFs {
         if let Some(fd) = self.kept(ino) {
             return Ok(fd);
         }
-        // The inode has no name, perhaps because it was removed while this call waited. A removal
-        // first keeps a descriptor of the inode, so look for a kept descriptor again.
+        // The inode has no name in the dentry cache, perhaps because it was removed meanwhile. A
+        // removal first keeps a descriptor of the inode, so look for a kept descriptor again.
         let Ok(path) = node.path() else {
             return self.descriptors.get(ino).map_or_else(|| self.nameless(ino), Ok);
         };

@@ -181,8 +181,8 @@ impl HostFs {
         let rename =
             |flags| renameat_with(&old_dir, from.as_bytes(), &new_dir, to.as_bytes(), flags);
         match rename(flags) {
-            // The new name exists (`EEXIST`), or the host cannot rename with flags. If it cannot,
-            // its file system returns `EINVAL` or its kernel `ENOSYS`.
+            // The new name exists (`EEXIST`), or the host cannot rename with flags. In the second
+            // case the error is `EINVAL` from the file system or `ENOSYS` from the kernel.
             Err(Errno::EXIST | Errno::INVAL | Errno::NOSYS) if mode == RenameMode::Replace => {}
             done => return done,
         }

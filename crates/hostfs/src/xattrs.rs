@@ -20,7 +20,7 @@ use rustix::fs::{
 use crate::attributes::chmod;
 use crate::hostfs::{HostFs, magic};
 
-/// The size of the largest value and of the longest list of names, in bytes.
+/// Maximum size of a value, and maximum length of a list of names, in bytes.
 const XATTR_SIZE_MAX: usize = 65536;
 /// The size in bytes of the buffer for the first attempt. Most values and lists fit into it.
 const USUAL_BYTES: usize = 256;

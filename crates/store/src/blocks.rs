@@ -36,8 +36,8 @@
 //!   comes from the index, because such an id is outdated.
 //!
 //! # Locks
-//! An inode, the mutex of a block's count of users, the mutex of a shard, records and the index. A
-//! thread locks one block at a time, and besides it only one that no other thread has seen.
+//! In this order: an inode, a block's count of users, a shard of the table, records and the index.
+//! A thread locks one count at a time, apart from the count of a block that it has just made.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ use crate::store::StoreStats;
 
 /// Number of shards of the table of shared blocks.
 const SHARDS: usize = 64;
-/// After this many new blocks at the latest, a shard is scanned and its unused blocks are dropped.
+/// A shard is scanned, and its unused blocks are dropped, after at most this many new blocks.
 const SHARD_BLOCKS: usize = 1024;
 /// A shard with more bytes of content than this is scanned, and its unused blocks are dropped.
 const SHARD_BYTES: usize = 512 << 10;
@@ -230,8 +230,8 @@ impl Blocks {
         let get = |counter: &ShardedCounter| counter.sum().max(0) as u64;
         (stats.xattr_blocks, stats.xattr_users) = (get(&self.blocks), get(&self.users));
         (stats.xattr_hits, stats.xattr_misses) = (get(&self.hits), get(&self.misses));
-        // Assume that each attribute set takes one block of 4096 bytes. Nearly all sets are so
-        // short.
+        // Assume that each attribute set takes one block of 4096 bytes, since nearly all sets are
+        // shorter.
         stats.xattr_saved_blocks = stats.xattr_users.saturating_sub(stats.xattr_blocks);
         let index = self.index.stats();
         (stats.xattr_entries, stats.xattr_reclaimed) = (index.entries, index.reclaimed);
@@ -247,8 +247,8 @@ impl Blocks {
         if let Some(block) = shard.blocks.get(&id) {
             return Ok(block.clone());
         }
-        // Read the record under the mutex of the table's shard. A block is dropped from memory
-        // under the same mutex, so the record is current.
+        // Keep the mutex of the table's shard locked while the record is read. No thread can load
+        // or drop the block meanwhile, so the record is current.
         let users = view.get(&Key::of(Kind::XattrUsers, id))?.ok_or(Errno::IO)?;
         let UsersRecord { hash, users, len } = UsersRecord::decode(&users)?;
         // Invariant K.8: a block whose record has no hash is private. An outdated id from the index
@@ -621,8 +621,8 @@ impl Blocks {
     /// Removes a user from a block that has other users, and unlocks the block.
     fn leave(&self, block: &Block, mut users: MutexGuard<'_, u32>, view: &View) {
         *users -= 1;
-        // If the content is longer than `SHARED_BYTES_MAX`, do not inform the index, which does not
-        // have the block. Only an earlier version shared such long contents.
+        // The index does not have blocks longer than `SHARED_BYTES_MAX`, which only an earlier
+        // version has shared. So do not inform it of their users.
         if block.is_hashed() && block.content().len() <= SHARED_BYTES_MAX {
             self.index.note_users(block.hash.key, block.id, *users);
         }
@@ -655,8 +655,8 @@ impl Shard {
         }
         self.blocks.retain(|_, block| Arc::strong_count(block) > 1);
         self.bytes = self.blocks.values().map(|block| block.content.len()).sum();
-        // Scan again when the shard has twice its present size. So the cost of all scans together
-        // is proportional to the number of additions.
+        // Let the next scan start when the shard has twice as many blocks or bytes as now. So the
+        // cost of all scans together is proportional to the number of additions.
         (self.bound, self.bytes_bound) = (2 * self.blocks.len(), 2 * self.bytes);
         self.kept = 0;
     }
@@ -723,9 +723,9 @@ mod tests {
     #[test]
     fn bound_of_a_peak_is_not_kept() {
         let mut shard = Shard::default();
-        // The last scan during these additions finds about 4 times `SHARD_BLOCKS` used blocks, and
-        // sets `bound` to twice as many. If only `bound` started a scan, the next scan would come
-        // when the shard has that many blocks.
+        // While the used blocks are added, the last scan finds about 4 times `SHARD_BLOCKS` of
+        // them, and sets `bound` to twice that number. If only `bound` started a scan, the next
+        // scan would come only when the shard has that many blocks.
         let peak = 5 * SHARD_BLOCKS as u64;
         let used: Vec<_> = (0..peak).map(|id| block(id, 10)).collect();
         used.iter().for_each(|block| keep(&mut shard, block));

@@ -1,7 +1,7 @@
 //! A write-buffering overlay: a device that keeps its writes in memory until the mount releases
 //! them.
 //!
-//! To open a database is to write it: an unclean database is repaired, and a clean one is marked as
+//! Opening a database writes to it: an unclean database is repaired, and a clean one is marked as
 //! in use. But a refused mount must leave a store as it was. So the mount opens the database on a
 //! [`BufferedDevice`], which keeps writes in memory, and then checks the rest of the store. If the
 //! mount succeeds, [`BufferedDevice::release`] applies the writes in their order. After that the

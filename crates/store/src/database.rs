@@ -234,8 +234,9 @@ impl Snapshot {
         }
     }
 
-    /// Appends up to `count_max` records of `keys` to `out`, each with the `minor` of its key.
-    /// Returns true if there are no more records. `EIO` if they cannot be read.
+    /// Appends up to `count_max` records to `out`, each with the `minor` (second number) of its
+    /// key. The keys of these records are in the range `keys`. Returns true if there are no more
+    /// records. `EIO` if they cannot be read.
     pub(crate) fn collect(
         &self,
         keys: RangeInclusive<Key>,
@@ -254,8 +255,9 @@ impl Snapshot {
         Ok(all)
     }
 
-    /// Calls `visit` with each record of `keys` in order, until `visit` returns false. Returns true
-    /// if `visit` returned true for all records. `EIO` if the records cannot be read.
+    /// Calls `visit` with each record whose key is in the range `keys`, in order, until `visit`
+    /// returns false. Returns true if `visit` returned true for all records. `EIO` if the records
+    /// cannot be read.
     pub(crate) fn each(
         &self,
         keys: RangeInclusive<Key>,

@@ -287,7 +287,7 @@ pub(crate) fn take_room(device: &dyn Device, len: u64) -> io::Result<()> {
 /// will be lost, although a sync succeeds.
 pub(crate) fn read_anew(device: &dyn Device) {
     // Write dirty pages first, since the host drops only clean ones. Ignore an error of the sync:
-    // after it, the reads from the disk show which bytes are lost.
+    // later reads, which come from the disk, show which bytes are lost.
     let _ = device.sync();
     device.drop_cached();
 }

@@ -36,7 +36,8 @@ struct Written {
 }
 
 impl Dirty {
-    /// Records a range that the caller is about to write. The caller holds a handle of the journal.
+    /// Records a range that the caller is about to write. The caller holds a handle of the journal,
+    /// so no commit calls `take` meanwhile.
     pub(crate) fn note(&self, offset: u64, len: usize) {
         if self.is_large() {
             return;
@@ -45,9 +46,9 @@ impl Dirty {
         written.bytes += len as u64;
         if written.bytes > LOGGED_BYTES_MAX || written.ranges.len() == RANGES_MAX {
             written.ranges = Vec::new();
-            // ORDERING: Relaxed. `take` must see this store. It runs after the transaction barrier
-            // was closed, and the barrier orders this store before the load in `take`. For callers
-            // of `is_large` the value is only a hint.
+            // ORDERING: Relaxed. `take` must see this store. A commit calls `take` after it has
+            // closed the transaction barrier, which orders this store before the load in `take`.
+            // For callers of `is_large` the value is only a hint.
             self.is_large.store(true, Ordering::Relaxed);
         } else if written.ranges.last() != Some(&(offset, len as u32)) {
             written.ranges.push((offset, len as u32));
@@ -63,7 +64,7 @@ impl Dirty {
     }
 
     /// Removes and returns the written ranges. Returns None if the ranges were too many to record.
-    /// The caller has closed the transaction barrier.
+    /// The caller has closed the transaction barrier, so no thread is inside `note`.
     pub(crate) fn take(&self) -> Option<Vec<(u64, u32)>> {
         let written = std::mem::take(&mut *self.written.lock());
         // ORDERING: Relaxed. The transaction barrier is closed. So all earlier calls of `note` have

@@ -31,11 +31,11 @@ pub(crate) struct ExtentMap {
     touched: Vec<u64>,
 }
 
-/// The part of an extent or a hole from a given block to its end.
+/// The part of an extent or a hole from a given block to the end of that extent or hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// The first block of the part on the device, and true if the extent is written. None in a
-    /// hole.
+    /// The block of the device with which the span starts, and true if its extent is written. None
+    /// for a hole.
     pub(crate) found: Option<(u64, bool)>,
     /// The number of blocks from the given block to the end of the extent or hole.
     pub(crate) len: u64,
@@ -146,14 +146,16 @@ impl ExtentMap {
     pub(crate) fn mark(&mut self, blocks: Range<u64>, is_written: bool) {
         let end = blocks.end;
         for key in self.cut_out(blocks) {
-            // `join` may have merged this extent into the one before it, which was marked already.
-            // Then this extent is marked too.
+            // If the extent is missing, `join` has merged it with the extent before it. `join`
+            // merges only extents that are both written or both unwritten. So the missing extent is
+            // already right.
             if let Some(extent) = self.map.remove(&key) {
                 self.touched.push(key);
                 self.join(key, Extent { is_written, ..extent });
             }
         }
-        // Merge the extent behind the range with the last marked extent, if it continues that one.
+        // Merge the extent behind the range with the last extent in it, if the two continue each
+        // other.
         if let Some(behind) = self.map.remove(&end) {
             self.touched.push(end);
             self.join(end, behind);

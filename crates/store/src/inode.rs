@@ -69,8 +69,8 @@ pub(crate) struct State {
     pub(crate) target: Box<[u8]>,
     /// The attribute block, if it is in memory.
     pub(crate) block: Option<Arc<Block>>,
-    /// The last transaction in which a new attribute set of this inode was not queued, but
-    /// de-duplicated at once (see `late`).
+    /// The last transaction in which this inode got a new attribute set. Its next new set in the
+    /// same transaction may be queued for de-duplication (see `late`).
     pub(crate) changed_at: u64,
     /// True while the inode is queued for deferred de-duplication (see `late`).
     pub(crate) is_waiting: bool,
@@ -112,15 +112,15 @@ impl Inode {
     pub(crate) fn dirty_tid(&self, is_content_only: bool) -> u64 {
         let is_file = self.kind == FileKind::Regular;
         let word = if is_content_only && is_file { &self.dirty_content } else { &self.dirty };
-        // ORDERING: Relaxed. The returned transaction must cover only changes that happened before
-        // this call, such as the caller's own. A relaxed load sees these changes.
+        // ORDERING: Relaxed. The result must cover only changes that happened before this call,
+        // such as the caller's own. Even a relaxed load sees the stores of such changes.
         word.load(Ordering::Relaxed)
     }
 
     /// Returns the last transaction that changed the data.
     pub(crate) fn data_tid(&self) -> u64 {
-        // ORDERING: Relaxed. The returned transaction must cover only writes that happened before
-        // this call. A relaxed load sees these writes.
+        // ORDERING: Relaxed. The result must cover only writes to the file that happened before
+        // this call. Even a relaxed load sees the stores of such writes.
         self.dirty_data.load(Ordering::Relaxed)
     }
 

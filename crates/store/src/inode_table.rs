@@ -4,8 +4,8 @@
 //! - T.1: an inode is in memory at most once. It is read from its record and dropped under the lock
 //!   of its shard, and it is dropped only while no thread uses it. So no thread changes a stale
 //!   copy.
-//! - T.2: an inode that is in use is dropped later: by the first read or drop in its shard that
-//!   finds the inode unused.
+//! - T.2: an inode that is forgotten while a thread uses it is dropped later: by the first read or
+//!   drop of any inode in its shard that finds it unused.
 //!
 //! # Locks
 //! The lock of a shard is held while a record is read. No other lock of the store is taken while it
@@ -148,8 +148,7 @@ mod tests {
         drop(used);
         store.forget(second);
         assert!(!is_there(first) && !is_there(second));
-        // An inode that is used again after it was forgotten must be dropped as well. Its next use
-        // reads it again.
+        // Both inodes are out of memory. The next use of the first one must read it again.
         assert_eq!(
             store.getattr(Node::detached(first, corewalk::FileKind::Regular)).unwrap().ino,
             first

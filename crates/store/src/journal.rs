@@ -280,9 +280,9 @@ impl View {
         self.running.free(owner, runs);
     }
 
-    /// Appends records of `kind` and `major`, with `minor` from `from` on, to `out` in ascending
-    /// order. Returns where the next call has to start, or None at the end. A call that is not the
-    /// last may also append nothing.
+    /// Appends records of `kind` and `major` (the first number of a key) to `out`. They are in
+    /// ascending order of `minor` (the second number), from `from` on. Returns where the next call
+    /// has to start, or None at the end. A call that is not the last may also append nothing.
     ///
     /// # Errors
     /// `EIO` if the records cannot be read.
@@ -445,9 +445,9 @@ impl Journal {
 
     /// Wakes the committer, unless it was woken already.
     pub(crate) fn poke(&self) {
-        // ORDERING(poke): AcqRel. Pairs with the swap in `forget_poke`. If that swap comes after
-        // this one, the committer then sees the new transaction. Otherwise this swap returns false,
-        // and this thread wakes the committer.
+        // ORDERING(poke): AcqRel. Pairs with the swap in `forget_poke`. If the swap in
+        // `forget_poke` comes after this one, the committer sees the new transaction. If it comes
+        // before, this swap returns false, and this thread wakes the committer.
         if self.is_poked.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -458,7 +458,8 @@ impl Journal {
         }
     }
 
-    /// Marks the committer as asleep. Wakes it again if there is something to commit.
+    /// Marks the committer (the thread that commits periodically) as asleep. Wakes it again if
+    /// there is something to commit.
     pub(crate) fn forget_poke(&self) {
         // ORDERING(poke): AcqRel. Pairs with the swap in `poke`. If that swap came before this one,
         // the view that is read below has the new transaction. Otherwise the swap in `poke` returns
@@ -482,8 +483,8 @@ impl Journal {
         // use up the space of the host. Nevertheless the commit can still use the reserve.
         let is_failed = self.is_failed.load(Ordering::Relaxed);
         if !is_failed && !self.is_read_only && self.is_full.load(Ordering::Relaxed) {
-            // Try to allocate the reserve again, but only if `opened` can be locked. If a commit
-            // has `opened` locked, it may be using the space of the reserve.
+            // Try to allocate the reserve again, but only if the mutex of `opened` is free. A
+            // commit that has locked this mutex may be using the space of the reserve.
             let is_renewed = self.opened.try_lock().is_some_and(|_idle| self.renew_reserve());
             if !is_renewed {
                 return Err(Errno::NOSPC);
@@ -502,12 +503,13 @@ impl Journal {
     pub(crate) fn write_data(&self, _: &View, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         self.dirty.note(offset, bytes.len());
         let written = self.devices.data.write_at(offset, bytes);
-        // ORDERING: Relaxed. A commit reads `is_data_dirty` after it has closed the barrier, which
-        // orders this store before that load. `sync_data` has to cover only writes that happened
-        // before its call.
+        // ORDERING: Relaxed. A commit reads `is_data_dirty` after it has closed the transaction
+        // barrier. The barrier orders the store below before that read. `sync_data` has to cover
+        // only writes that happened before its call.
         if !self.is_data_dirty.load(Ordering::Relaxed) {
-            // ORDERING: Relaxed. The barrier, or the order of the calls in one thread, makes the
-            // store visible to a reader that must see it.
+            // ORDERING: Relaxed. A commit sees this store because of the transaction barrier.
+            // Another reader must see it only if the write happened before its call, and then it
+            // does.
             self.is_data_dirty.store(true, Ordering::Relaxed);
         }
         written.map_err(|error| match error.kind() {
@@ -619,14 +621,14 @@ impl Journal {
     }
 
     fn fail(&self) {
-        // ORDERING: Relaxed. A thread that must see `is_failed` loads it with `state` locked. Or
-        // the device gives that thread the same error.
+        // ORDERING: Relaxed. A thread that must see this store loads `is_failed` under the mutex of
+        // `state`, or gets the same error from the device.
         self.is_failed.store(true, Ordering::Relaxed);
     }
 
     fn check(&self) -> Result<(), Errno> {
-        // ORDERING: Relaxed. A thread that must see `is_failed` has `state` locked. Or the device
-        // gives that thread the same error.
+        // ORDERING: Relaxed. A thread that must see a failure calls this function under the mutex
+        // of `state`, or gets the same error from the device.
         if self.is_failed.load(Ordering::Relaxed) { Err(Errno::IO) } else { Ok(()) }
     }
 }

@@ -11,13 +11,14 @@
 //! transaction skips this step. It writes the private blocks, and their inodes stay queued.
 //!
 //! # Invariants
-//! - L.1: an inode with `is_waiting` is queued, or the thread in `Deferral::share` is handling it,
-//!   or it is no longer in memory. It is queued once, and once more for each time that it was
-//!   dropped from memory.
+//! - L.1: an inode with `is_waiting` is in the queue, or the thread in `Deferral::share` is
+//!   handling it. If a queued inode is dropped from memory, it stays in the queue, and may be
+//!   queued once more after it was read again.
 //! - L.2: a block without a hash that may be shared belongs to a queued inode, or to an inode that
 //!   was queued at a crash. In the second case, the next change of the attributes shares the set.
-//! - L.3: at most [`QUEUED_MAX`] inodes are queued, plus one per thread that checks at the same
-//!   time. Each has a set of at most one block. Beyond that, sets are shared at once.
+//! - L.3: at most [`QUEUED_MAX`] inodes are queued. Threads that check this limit at the same time
+//!   may exceed it by one inode each. The set of a queued inode takes at most one block. At the
+//!   limit, sets are de-duplicated at once.
 //! - L.4: an inode that changes once per transaction is not queued.
 //!
 //! # Concurrency
@@ -29,8 +30,8 @@
 //! might otherwise move two inodes to each other's block.
 //!
 //! # Locks
-//! The mutex `turn` of the `Deferral` comes before the transaction barrier and every other lock.
-//! Its queue is a leaf.
+//! The mutex `turn` of the `Deferral` comes before the transaction barrier and every other lock. No
+//! other lock is taken under the mutex of its queue.
 
 use std::sync::Arc;
 

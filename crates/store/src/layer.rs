@@ -89,7 +89,8 @@ impl Layer {
     }
 
     /// Adds a record as new: neither an older layer nor the database has it (invariant Y.1). If
-    /// this layer already has a record with the key, the new value is as new or old as that record.
+    /// this layer already has a record with the key, replaces only the value, and leaves it as new
+    /// or old as it was.
     pub(crate) fn put_new(&self, key: Key, value: Arc<[u8]>) {
         self.put_slot(key, Slot { record: Some(value), is_new: true });
     }
@@ -98,8 +99,8 @@ impl Layer {
         let mut shard = self.shard(key.major).lock();
         let old = shard.get(&key);
         let old_bytes = old.map_or(0, Slot::bytes);
-        // If the layer already has the key, keep `is_new` of that slot. If this layer has removed a
-        // record that the database has, the caller wrongly passes the new value as a new record.
+        // If the layer already has the key, keep the `is_new` of its slot. The new `is_new` may be
+        // wrong: a record of the database that this layer has removed looks new to the caller.
         slot.is_new = old.map_or(slot.is_new, |old| old.is_new);
         let is_nothing = slot.is_new && slot.record.is_none();
         let bytes = if is_nothing { 0 } else { slot.bytes() };
@@ -189,8 +190,8 @@ impl Layer {
 
     /// Returns true if an operation has changed a record in this layer, or is about to.
     pub(crate) fn has_begun(&self) -> bool {
-        // ORDERING: Relaxed. The returned value must cover only changes that happened before this
-        // call, such as the caller's own. A relaxed load sees these changes.
+        // ORDERING: Relaxed. The result must cover only changes that happened before this call,
+        // such as the caller's own. Even a relaxed load sees the stores of such changes.
         self.has_begun.load(Ordering::Relaxed)
     }
 

@@ -57,8 +57,8 @@ const HEADER_BYTES: usize = 32;
 /// Maximum number of bytes of an entry. A reader refuses longer ones, since it loads an entry into
 /// memory as a whole. A commit writes entries of less than half that length.
 const ENTRY_BYTES_MAX: usize = 1 << 20;
-/// `END` is the number of an entry that makes the entry an end mark. `MARKED_BYTES` is the length
-/// of the area with end marks: the first two blocks of the log.
+/// An entry with the number `END` is an end mark. The end marks are in the first two blocks of the
+/// log, whose length is `MARKED_BYTES`.
 const END: u64 = u64::MAX;
 const MARKED_BYTES: usize = 2 * BLOCK_BYTES;
 /// The range of bytes in the log that has the generation and the number of the second end mark.
@@ -127,8 +127,8 @@ impl Log {
         SuperRecord { log_bytes, ..self.superblock }
     }
 
-    /// Records in the log that a commit has changed the superblock of the database to `superblock`.
-    /// The commit has kept the generation.
+    /// Notes that a commit has changed the superblock of the database to `superblock`, but not its
+    /// generation.
     pub(crate) fn set_superblock(&mut self, superblock: SuperRecord) {
         self.superblock = superblock;
     }

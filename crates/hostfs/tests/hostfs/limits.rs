@@ -104,7 +104,7 @@ fn open_files_of_one_client_leave_descriptors_to_all_calls() {
     let made_open = Make::new(S_IFREG | 0o644, 0, 0).with_open(OFlags::RDWR.bits());
     assert_eq!(vfs.make(&cred, &vfs.root(), name("o"), made_open).err(), Some(Errno::NFILE));
     assert!(!tree.join("o").exists());
-    // The dentry cache does not know the directories from `d50` on. So each call on them needs new
+    // The directories from `d50` on are not in the dentry cache yet. So each call on them needs new
     // descriptors.
     for i in 50..100 {
         let path = |name: &str| format!("d{i}/{name}");

@@ -268,7 +268,8 @@ fn extended_attributes_and_acls_are_those_of_the_host() {
     vfs.setxattr(&cred, &f, XATTR_ACCESS, &acl.to_xattr(), XattrMode::Set).unwrap();
     let mode = fs::metadata(dir.join("f")).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode, 0o640, "the group bits show the mask");
-    // A second namespace, which has not cached the file, must find the ACL too.
+    // A second namespace, which has not cached the file, must find the ACL that the first one has
+    // set.
     let again = over(dir.path());
     let f = walk(&again, "f").unwrap();
     assert!(again.access(&Cred::user(1000, 1000, &[]), &f, May::READ).is_ok());
@@ -277,7 +278,8 @@ fn extended_attributes_and_acls_are_those_of_the_host() {
     assert_eq!(again.getxattr(&cred, &f, XATTR_ACCESS), Ok(acl.to_xattr()));
 }
 
-/// Trap P3: files below a renamed directory must be found by their new paths and by old references.
+/// Trap P3: after a directory was renamed, files below it must be found by their new paths, and by
+/// references from before the rename.
 #[test]
 fn descendants_of_a_renamed_directory_are_found() {
     let dir = TempDir::new();
@@ -364,8 +366,8 @@ fn reads_without_atime_leave_access_times_of_the_host() {
     let dir = TempDir::new();
     fs::create_dir(dir.join("d")).unwrap();
     fs::write(dir.join("d/f"), "text").unwrap();
-    // Find out whether the mount of the host updates access times. If not, no read can be expected
-    // to.
+    // Find out whether the mount of the host updates access times. If it does not, no read can
+    // update them.
     make_read_long_ago(&dir.join("d/f"));
     fs::read(dir.join("d/f")).unwrap();
     let is_noted_here = fs::metadata(dir.join("d/f")).unwrap().atime() != 1_000_000;

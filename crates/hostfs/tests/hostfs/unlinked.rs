@@ -15,8 +15,8 @@ fn unlinked_file_stays_usable_until_it_is_forgotten() {
     vfs.write(&cred, &f, 0, 0, b"before").unwrap();
     remove(&vfs, "f", Removal::Unlink).unwrap();
     assert!(!dir.join("f").exists());
-    // Give the name of the removed file to a new file. Calls on the removed file that have no
-    // handle must not reach the new file.
+    // Give the name of the removed file to a new file. A call on the removed file must not reach
+    // the new file, even if the call has no handle of an open file.
     let other = make(&vfs, "f").unwrap();
     assert_ne!((other.ino(), other.generation()), (f.ino(), f.generation()));
     assert_eq!(vfs.write(&cred, &f, 0, 6, b" and after"), Ok(10));

@@ -64,7 +64,8 @@ fn file_of_another_user_is_truncated_and_loses_set_user_id() {
         let set = SetAttr::default().with_size(0);
         let attr = vfs.setattr(&user, &file, &set).unwrap();
         assert_eq!((attr.size, attr.mode & 0o7777), (0, 0o775));
-        // The user may not set another mode together with the size, because only the owner may.
+        // A user who is not the owner sets the mode together with the size. That must fail, because
+        // only the owner may change the mode.
         let set = SetAttr::default().with_size(0).with_mode(0o600);
         assert_eq!(vfs.setattr(&Cred::root(), &file, &set), Err(Errno::PERM));
     });
@@ -89,8 +90,8 @@ fn open_file_is_truncated_without_the_right_to_reopen_it() {
         };
         assert_eq!(truncate(8192), Ok(8192));
         assert_eq!(std::fs::metadata(path.join("f")).unwrap().len(), 8192);
-        // The only descriptor for writing is closed now. The other descriptor of the file is for
-        // reading, and cannot truncate the file.
+        // Close the only descriptor for writing. The other descriptor of the file is for reading,
+        // and cannot truncate the file.
         vfs.release(&file, writer);
         assert!(reader.is_ok());
         assert_eq!(truncate(0), Err(Errno::ACCESS));

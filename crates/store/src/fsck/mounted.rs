@@ -90,8 +90,8 @@ fn directory_that_counts_no_subdirectories_loses_none() {
         let sub = Node::detached(made.ino, made.kind());
         store.rename((root(), name("x")), (sub, name("dir")), RenameMode::Replace).unwrap();
         // The move of `x` out of the root has made the stored count of subdirectories 0 again. So
-        // `sub` cannot be moved out of the root. It cannot be removed either, since it contains the
-        // moved directory.
+        // `sub` cannot be moved out of the root, because the count would become negative. It cannot
+        // be removed either, since it contains the moved directory.
         let renamed = store.rename((root(), name("sub")), (dir(), name("x")), RenameMode::Replace);
         assert_eq!(
             (renamed, store.remove(root(), name("sub"), sub)),
@@ -186,8 +186,8 @@ fn numbers_that_nothing_has_are_refused() {
 
 #[test]
 fn blocks_and_generations_that_cannot_be_counted_are_refused() {
-    // The values of `damage` are: 0, the sum of the blocks overflows; 1, the generation cannot
-    // grow; 2, the sum of the blocks exceeds the largest device.
+    // Damage 0 makes the sum of the blocks overflow. Damage 1 is a generation that cannot grow.
+    // Damage 2 makes the sum of the blocks exceed the largest device.
     for damage in 0..3 {
         let path = store("uncountable");
         write(&path, |snapshot, _| match damage {

@@ -92,9 +92,9 @@ impl Journal {
         if self.check().is_err() {
             return Err(io::ErrorKind::Other.into());
         }
-        // ORDERING: Relaxed. Each write that this call has to cover has set `is_data_dirty` before.
-        // The data lock of the file, the barrier, or the order of the caller makes that store
-        // visible.
+        // ORDERING: Relaxed. Each write that this call has to cover has set `is_data_dirty` before
+        // this call. The data lock of the file, the transaction barrier, or the caller's own order
+        // of calls makes that store visible.
         if !self.is_data_dirty.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
@@ -322,7 +322,8 @@ impl Journal {
         }
     }
 
-    /// Writes the logged and the frozen layer to the database, and restarts the log.
+    /// Writes the logged and the frozen layer to the database. Then starts a new generation of the
+    /// log, so that its entries are void.
     fn write_all(&self, frozen: &Frozen) -> io::Result<()> {
         self.sync_data_once()?;
         let mut log = self.log.lock();
@@ -345,8 +346,8 @@ impl Journal {
         }
         count(&self.counts.database, 1);
         count(&self.counts.records, records.len() as u64);
-        // ORDERING: Relaxed. If this thread still reads `is_full` as false, `grow` allocates the
-        // reserve again later.
+        // ORDERING: Relaxed. If this thread still reads `is_full` as false, it does not allocate
+        // the reserve. Then `grow` allocates it later.
         if self.is_full.load(Ordering::Relaxed) {
             self.renew_reserve();
         }

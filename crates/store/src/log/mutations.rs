@@ -404,7 +404,7 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
             assert_eq!(mounted(log, bad, GENERATION), now, "{what}, {bad:?}");
             let older = mounted(log, bad, GENERATION - 1);
             // Without an end mark the reader cannot know that the log was empty. Then only later
-            // entries in the log show it that the database is older.
+            // entries in the log can tell it that the database is older.
             let is_said = before.map_or(older != Mounted::Ended, |before| older == before);
             assert!(is_said, "{what}, {bad:?}, with the older database: {older:?}");
         }

@@ -56,7 +56,8 @@ pub(crate) struct Contents {
     pub(super) is_unreadable: bool,
     /// The records of the log that a mount needs. For records of inodes only the keys are kept.
     pub(crate) changes: Changes,
-    /// The offset on the data device, in bytes, behind all file data that the log holds.
+    /// The offset on the data device, in bytes, at which the last piece of file data in the log
+    /// ends. A replay writes nothing behind it.
     pub(crate) data_end: u64,
 }
 
@@ -164,8 +165,8 @@ fn survey(
 }
 
 /// Returns true if an end mark says that no entry of the generation of `superblock` was confirmed.
-/// A readable entry of that generation overrides the mark. For older builds did not overwrite both
-/// end marks when they used the log again.
+/// A readable entry of that generation overrides the mark, because older builds did not overwrite
+/// both end marks when they used the log again.
 ///
 /// # Errors
 /// [`OpenError::DatabaseBehind`]; the error of the device when it is asked for its length.

@@ -52,7 +52,7 @@ fn values_are_bounded_in_all() {
         assert_eq!(set(16, 0), Err(Errno::NOSPC), "{what}");
         assert_eq!(set(15, room + 1), Err(Errno::NOSPC), "{what}");
         assert_eq!(fs.getxattr(file, b"user.15").map(|value| value.len()), Ok(room), "{what}");
-        // A change that does not make the attribute set larger is allowed.
+        // At the limit, a change that does not make the set larger must succeed.
         assert_eq!(set(3, 100), Ok(()), "{what}");
         assert_eq!(set(15, room + 1), Ok(()), "{what}");
     });

@@ -157,8 +157,8 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
         }
         5 => {
             store.remove(root, this, node).unwrap();
-            // Forget two of three removed files at once. The others stay in use for some time, so
-            // they become orphans (inodes without links).
+            // In two of three cases, forget the removed file immediately. In the others the file
+            // stays in use for some time, so it becomes an orphan (an inode without links).
             if rng.chance(2, 3) {
                 store.forget(attr.ino);
             }
@@ -532,8 +532,8 @@ fn control_lost_byte_is_not_allowed() {
             }
         }
     }
-    // `told` counts the bytes that `is_like` has rejected and accepted. It must accept only few of
-    // the 256 byte values.
+    // `told` counts the bytes that `is_like` has rejected and accepted. `is_like` must accept only
+    // few of the 256 byte values.
     assert!(told[0] > 100 * told[1] && told[1] > 100, "{told:?}");
 }
 

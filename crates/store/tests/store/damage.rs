@@ -97,8 +97,8 @@ fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
                 match how {
                     0 => damaged[LOG][start..start + BLOCK].fill(0),
                     1 => damaged[LOG].copy_within(100..BLOCK / 2, start),
-                    // Change byte 9 of the block, because the hash of an entry covers byte 9 of
-                    // each of its blocks.
+                    // Flip a bit in byte 9. The hash of an entry covers byte 9 of each block of the
+                    // entry, but not the first 8 bytes, which are the hash itself.
                     _ => damaged[LOG][start + 9] ^= 4,
                 }
                 assert!(damaged[LOG] != contents[LOG], "{what}");
@@ -179,8 +179,8 @@ fn block_of_the_log_that_cannot_be_read_is_refused() {
         let expected = entry.map_or(at, |entry| entry.at) as u64;
         is_behind += usize::from(entry.is_none());
         let disks = Disks::with(contents.clone());
-        // Behind the last entry, the reader reads only the start of each block. So make the first
-        // byte of a block there unreadable. The reader reads every byte of an entry.
+        // The reader reads every byte of an entry, but only the start of each block behind the last
+        // entry. So make the first byte of such a block unreadable.
         let byte = at as u64 + if entry.is_some() { 20 } else { 0 };
         disks.shared.lock().bad_byte = Some((LOG, byte));
         match Store::open_devices(disks.devices(), &quiet()).map(drop) {
@@ -234,7 +234,7 @@ fn mount_of_a_log_that_is_changed_at_random_loses_nothing_that_is_there() {
         let (disks, opened) = open(&[meta, data, reserve, log]);
         match opened {
             Ok(store) => {
-                // The mount may have read more entries than the unchanged ones. For an entry stays
+                // The mount may have read more entries than the unchanged ones. An entry stays
                 // valid if only its padding has changed, because the hash does not cover the
                 // padding.
                 let got = tree(&store);

@@ -103,8 +103,7 @@ fn control_full_host_without_reserve_is_read_only() {
         let file = make(&store, &format!("{number:0200}")).unwrap();
         store.setxattr(file, b"user.a", &[number as u8; 900], XattrMode::Set).unwrap();
     }
-    // Let the host have less space than the store and the reserve use. Then a commit does not
-    // succeed even with the space of the reserve.
+    // Leave the host so little space that a commit fails even with the space of the reserve.
     disks.shared.lock().room = Some(1);
     assert_eq!(store.sync(), Err(Errno::IO));
     assert_eq!(make(&store, "more").err(), Some(Errno::ROFS));
@@ -273,7 +272,7 @@ fn fsync_of_what_is_durable_costs_nothing() {
     store.write(file, 0, 0, &[6; 200_000]).unwrap();
     store.fsync(file, 0, false).unwrap();
     assert_eq!((syncs() - start, store.stats().logged_commits), (4, 2));
-    // The commit before has made the log void. So the next fsync may sync file data without a log
+    // The last fsync has made the log void. So the next fsync may sync file data without a log
     // entry.
     store.write(file, 0, 0, &[7; 200_000]).unwrap();
     store.fsync(file, 0, true).unwrap();

@@ -45,7 +45,7 @@ fn remove(store: &Store, number: u64) {
 }
 
 /// Changes the attribute set of each file several times, so that the file is queued for
-/// de-duplication. The last value of a file is `value` of the file's number.
+/// de-duplication. The last value for the file with the index `number` is `value(number)`.
 fn queue_all(store: &Store, nodes: &[Node<'_>], value: impl Fn(u64) -> u64) {
     for (number, node) in nodes.iter().enumerate() {
         (100..120)
@@ -192,8 +192,8 @@ fn private_block_is_not_found_when_it_is_read() {
     compare(&steps).unwrap();
 }
 
-/// Files that are queued for de-duplication must have private blocks until the commit, and share
-/// blocks after it. This is the control for `private_block_is_not_found_when_it_is_read`.
+/// Control for `private_block_is_not_found_when_it_is_read`: files that are queued for
+/// de-duplication must have private blocks until the commit, and share blocks after it.
 #[test]
 fn files_that_change_often_are_shared_at_the_commit() {
     let disks = Disks::new();
@@ -263,10 +263,10 @@ fn file_that_changes_once_per_transaction_is_not_queued() {
     }
 }
 
-/// In each pair of files, the two files share a block on disk. Then both files are queued for
-/// de-duplication and get equal sets again. By then only the second file uses the old block, and it
-/// must keep that block. The first file must join it there. So the commit must write one inode per
-/// file and one block per pair.
+/// The two files of each pair share a block on disk. Then both are queued for de-duplication and
+/// get equal sets again: the first file in a new private block, the second in the old block. At the
+/// commit, the first file must join the old block. So the commit must write one inode per file and
+/// one block per pair.
 #[test]
 fn late_sharing_keeps_the_blocks_that_the_disk_has() {
     const PAIRS: u64 = QUEUED_MAX / 2;

@@ -27,8 +27,8 @@ pub(crate) struct Shared {
     pub(crate) room: Option<u64>,
     pub(crate) is_read_failing: bool,
     pub(crate) is_write_failing: bool,
-    /// The numbers of the devices whose writes fail. The next two fields are the same for syncs and
-    /// for changes of the length.
+    /// The numbers of the devices whose writes fail. The next two fields have the numbers of those
+    /// whose syncs, and whose changes of length, fail.
     pub(crate) writes_fail_on: Vec<usize>,
     pub(crate) syncs_fail_on: Vec<usize>,
     pub(crate) lengths_fail_on: Vec<usize>,

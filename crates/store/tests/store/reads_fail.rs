@@ -122,8 +122,8 @@ fn commit_after_a_failed_read_has_the_reserve() {
     disks.shared.lock().is_read_failing = false;
     // Let other files take all free space of the host.
     disks.shared.lock().room = Some(disks.used());
-    // The transaction has the new files' records when the first sync after the failed read comes. A
-    // sync of an empty transaction would only reopen the database.
+    // At the first sync after the failed read, the transaction must have records: those of the new
+    // files. A sync of an empty transaction would only reopen the database.
     assert_eq!(store.fsync(root, 0, false), Ok(()));
     let stats = store.stats();
     assert!(!stats.is_read_only && !stats.has_reserve, "the reserve was needed");

@@ -139,9 +139,9 @@ fn store_that_lost_bytes_of_files_is_left_as_it_is() {
         let found = fsck_devices(&Disks::with(contents.clone()).devices()).unwrap().findings;
         assert!(matches!(found[..], [Finding::BehindDevice(..), ..]), "{what}: {found:?}");
         if what == "closed" {
-            // The log of a closed store is not needed: for an unreadable block of the log alone, a
-            // mount would make the log anew. So it must be the loss in `data` that makes the mount
-            // fail.
+            // A mount does not need the log of a closed store: if only a block of the log were
+            // unreadable, the mount would make the log anew. So the mount must fail because of the
+            // lost bytes of `data`.
             let error = refused("log", contents, Some((LOG, 0)));
             assert!(matches!(error, OpenError::DataShort { .. }), "{error}");
         }
