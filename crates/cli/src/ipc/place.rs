@@ -192,8 +192,8 @@ impl Folder {
             let path = parent.join(unnamed(std::process::id(), number));
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => {}
-                // Try another name: a process with the same pid, but in another pid namespace, has
-                // created a folder of this name.
+                // Try another name. A process with the same pid, but in another pid namespace, may
+                // have created the folder with this name.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),
             }

@@ -6,7 +6,7 @@ use super::tree::pattern;
 use crate::answer::{Answer, Checked, ensure_bytes, ensure_eq};
 use crate::bench::Bench;
 
-/// For the check `random`: the number of steps, and a limit on the offsets of its writes, in bytes.
+/// For the check `random`: the number of steps, and the limit of its random offsets, in bytes.
 const STEPS: usize = 400;
 const SIZE_MAX: usize = 300_000;
 
