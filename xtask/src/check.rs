@@ -1,12 +1,13 @@
-//! A quick check of the changed crates: format, tidy, traps, clippy and unit tests.
+//! A quick check of the changed crates: format, house style (`tidy`), tests against known bugs
+//! (`traps`), clippy and unit tests.
 //!
 //! A changed file is one that differs from the merge base with the main branch, committed or not.
 //! It belongs to the crate in whose directory it is. Clippy checks the changed crates and all
 //! crates that depend on them. The task also runs the unit tests of the changed crates, and the
 //! test files in `tests/` that have changed.
 //!
-//! The check is meant for the time between two edits. It covers less than `ci`: no models, no
-//! mounts, and no tests of dependent crates.
+//! The check is meant for the time between two edits. It covers less than `ci`: no models (tests
+//! under a model checker), no mounts, and no tests of dependent crates.
 //!
 //! Source: `CONTRIBUTING.md`.
 

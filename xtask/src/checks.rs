@@ -162,7 +162,7 @@ pub(crate) fn aarch64(root: &Path) -> Outcome {
     tests_ran(&mut tests, root, "aarch64")
 }
 
-/// Compiles each crate that has models under `cfg` with that cfg, and runs its models. The models
+/// Compiles each crate that has models for the model checker `cfg`, and runs its models. The models
 /// of a library are those tests whose names contain `filter`.
 fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
     let found = match model_targets(root, cfg) {
@@ -243,8 +243,8 @@ fn has_models(file: &RustFile, cfg: &str) -> bool {
 fn cargo(root: &Path, target: &str) -> Command {
     let mut command = Command::new("cargo");
     command.current_dir(root).env("CARGO_TARGET_DIR", target_folder(root).join(target));
-    // Remove the variable that fixes the toolchain to that of xtask, since a check may need another
-    // toolchain.
+    // Remove `RUSTUP_TOOLCHAIN`, which would force the toolchain of xtask on a check that needs
+    // another one.
     command.env_remove("RUSTUP_TOOLCHAIN").env_remove("RUSTFLAGS");
     command
 }

@@ -59,8 +59,8 @@ pub(crate) fn run(root: &Path, extent: Extent, tests: Tests<'_>) -> Outcome {
         cargo(root, &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
     });
     tally.step("documentation", || documentation(root));
-    // Trap T33: two threads change two flags of one entry 100 million times, and no change may be
-    // lost. This takes about 20 s.
+    // Trap T33, a lost update of a flag: two threads change two flags of one entry 100 million
+    // times, and no change may be lost. This takes about 20 s.
     tally.step("flags", || {
         cargo(root, &["run", "--profile", "models", "-p", "corewalk-mbcache", "--example", "flags"])
     });
@@ -168,7 +168,8 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Returns an empty tally. If `COREWALK_REQUIRE` contains `all`, a skipped step will fail.
+    /// Returns a tally (the outcomes of the steps of a run) without any steps. If
+    /// `COREWALK_REQUIRE` contains `all`, a skipped step will count as failed.
     pub(crate) fn new() -> Self {
         let list = env::var("COREWALK_REQUIRE").unwrap_or_default();
         Self::with(if demands_all(&list) { Skips::Fail } else { Skips::Count })
@@ -222,8 +223,8 @@ impl Tally {
         }
     }
 
-    /// Ends the tally like [`Tally::finish`], for steps that are parts of a larger step. If a part
-    /// was skipped, the larger step counts as skipped.
+    /// Ends the tally like [`Tally::finish`], but for a run that is one step of a larger run. If
+    /// one of its own steps was skipped, the whole run counts as skipped.
     pub(crate) fn finish_as_one(self) -> Outcome {
         let left_out = self.left_out.join(", ");
         match self.finish() {
@@ -244,8 +245,8 @@ fn children_cpu() -> Duration {
     children_ticks(&stat).map_or(Duration::ZERO, |ticks| Duration::from_millis(ticks * 10))
 }
 
-/// Returns the processor time of ended children, in ticks of 10 ms: the sum of `cutime` and
-/// `cstime` in `stat`, the text of `/proc/PID/stat`.
+/// Returns the processor time of ended child processes, in ticks of 10 ms. It is the sum of the
+/// fields `cutime` and `cstime` of `stat`, which is the text of `/proc/PID/stat`.
 fn children_ticks(stat: &str) -> Option<u64> {
     // Skip the name of the program. It may contain spaces and parentheses, and ends at the last
     // parenthesis of the line.

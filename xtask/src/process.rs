@@ -50,7 +50,8 @@ impl Ended {
         }
     }
 
-    /// Returns the outcome of the command `what`: a pass for exit status 0, otherwise a failure.
+    /// Returns the outcome of a command with the name `what`. Exit status 0 is a pass, and any
+    /// other end is a failure.
     pub(crate) fn outcome(self, what: &str) -> Outcome {
         match self {
             Self::Well => Outcome::Passed,
@@ -116,7 +117,7 @@ pub(crate) fn poll(child: &mut Child, limit: Duration) -> Option<Ended> {
 /// Kills `child` and its process group, and waits for it.
 pub(crate) fn kill(child: &mut Child) -> Ended {
     signal(&format!("-{}", child.id()), "KILL");
-    // Kill the child by its own pid too, in case it does not lead its process group.
+    // Kill the child by its own pid too, because it may not be the leader of a process group.
     let _ = child.kill();
     poll(child, KILL_TIMEOUT).unwrap_or(Ended::Stuck)
 }

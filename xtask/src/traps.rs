@@ -33,7 +33,7 @@ const RACES: &str = "docs/developing/races.md";
 /// The directory of this program. Its tests contain samples of doc comments, which cover no trap.
 const OWN_FOLDER: &str = "xtask/";
 
-/// Tells whether the task fails if a trap has neither a test nor an argument.
+/// The mode of the task: whether it fails if a trap has neither a test nor an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Strictness {
     /// List all traps, the open ones included.
@@ -46,8 +46,8 @@ pub(crate) enum Strictness {
 type Trap = (char, u32);
 
 /// Prints the tests, or the argument, of each trap. With [`Strictness::Demand`], prints only the
-/// traps without a test and without an argument, since the output of other checks must not scroll
-/// away.
+/// traps that have neither. Other checks run before it, and a long table would push their output
+/// off the screen.
 pub(crate) fn run(root: &Path, strictness: Strictness) -> Outcome {
     let files = match source::collect_rust(root) {
         Ok(files) => files,

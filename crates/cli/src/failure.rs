@@ -53,8 +53,8 @@ impl Failure {
 /// panics and turns them into a result.
 ///
 /// If a panic leaves `step`, the result is a failure with the message and the code location of the
-/// panic. The panic hook belongs to the whole process. So panics of other threads print no message
-/// meanwhile.
+/// panic. The panic hook belongs to the whole process. So while `step` runs, panics of other
+/// threads print no message either.
 pub(crate) fn without_panic_messages<R>(step: impl FnOnce() -> R) -> Result<R, Failure> {
     let last = Arc::new(Mutex::new(String::new()));
     let hook = take_hook();

@@ -1,9 +1,8 @@
-//! Answers of a back end, as a check judges them.
+//! How a check judges the answers of a back end.
 //!
 //! A check returns early with a [`Stop`], if the back end lacks a feature or an answer is wrong.
-//! [`Answer::needs`] is for the first call of a kind, which a back end may refuse as unsupported.
-//! [`Answer::must`] is for a call that has no reason to fail. [`Answer::must_fail`] is for a call
-//! that a right back end refuses.
+//! [`Answer::needs`] is for a call that a back end may not support. [`Answer::must`] is for a call
+//! that has no reason to fail. [`Answer::must_fail`] is for a call that a right back end refuses.
 
 use std::fmt::Debug;
 
@@ -49,7 +48,8 @@ impl Stop {
 
 /// Judges the result of a call.
 pub(crate) trait Answer<T> {
-    /// Returns the value. An error that says "not supported" skips the check; any other fails it.
+    /// Returns the value. If the back end does not support the call, the check ends as skipped. Any
+    /// other error fails the check.
     fn needs(self, call: &str) -> Checked<T>;
 
     /// Returns the value. Each error fails the check.

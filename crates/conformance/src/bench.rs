@@ -1,4 +1,5 @@
-//! The back end of one check, below a cache, with short forms of the calls that checks make.
+//! The bench of one check: a fresh back end below a cache, with short methods for the calls that
+//! checks often make.
 
 mod files;
 mod listing;
@@ -51,7 +52,8 @@ impl Bench {
         Ok(Bench { vfs, fs, cred, settings })
     }
 
-    /// Returns a random number generator. The number `stream` tells those of one suite apart.
+    /// Returns a random number generator, seeded by the seed of the suite and by `stream`. Each
+    /// `stream` gives another sequence.
     pub(crate) fn rng(&self, stream: u64) -> fastrand::Rng {
         fastrand::Rng::with_seed(self.settings.seed ^ stream.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
@@ -69,7 +71,7 @@ impl Bench {
         self.vfs.root()
     }
 
-    /// Returns a new file with this mode and the owner of the suite.
+    /// Returns the description of a new file, with this mode and the owner of the suite.
     pub(crate) fn new_file(&self, mode: u32) -> Make<'static> {
         Make::new(mode, self.settings.owner.0, self.settings.owner.1)
     }
@@ -83,12 +85,13 @@ impl Bench {
         self.vfs.make(&self.cred, dir, name(text), what).map(|(inode, _)| inode)
     }
 
-    /// Makes a directory. The check is skipped if the back end cannot.
+    /// Makes a directory. If the back end cannot make one, the check ends as skipped.
     pub(crate) fn dir(&self, parent: &InodeRef<'_>, text: &str) -> Checked<InodeRef<'_>> {
         self.make(parent, text, self.new_file(S_IFDIR | 0o755)).needs("make of a directory")
     }
 
-    /// Makes a regular file with this content. The check is skipped if the back end cannot.
+    /// Makes a regular file with this content. If the back end cannot make one, the check ends as
+    /// skipped.
     pub(crate) fn file(
         &self,
         dir: &InodeRef<'_>,
@@ -148,7 +151,8 @@ impl Bench {
         self.vfs.getattr(inode).must("getattr")
     }
 
-    /// Fails the check, unless `text` in `dir` is a file with this content. Asks the back end.
+    /// Fails the check, unless the name `text` in `dir` leads to a regular file with this content.
+    /// Evicts the cache first, so that the back end answers.
     pub(crate) fn has_content(&self, dir: &InodeRef<'_>, text: &str, wanted: &[u8]) -> Checked {
         self.cool();
         let file = self.find(dir, text)?;

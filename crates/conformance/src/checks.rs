@@ -1,7 +1,8 @@
 //! The checks, sorted by subject.
 //!
 //! A check is a function that makes the files it needs, calls the back end, and judges the answers.
-//! The first group also runs over a read-only back end, on the files that it already has.
+//! The checks at the start of the list `ALL` also run over a read-only back end, on the files that
+//! it already has.
 
 mod attributes;
 mod content;

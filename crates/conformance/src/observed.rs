@@ -1,7 +1,9 @@
-//! A layer over a back end that counts how often each inode enters the cache and is forgotten.
+//! A layer over a back end that counts two events for each inode: it enters the cache, and the
+//! cache forgets it.
 //!
-//! The layer passes on the calls that the check `forget` makes. Only one thread may use it. An
-//! inode that enters the cache while another thread forgets it would be counted wrongly.
+//! The layer passes on only the calls that the check `forget` makes. Only one thread may use the
+//! layer, because an inode that enters the cache while another thread forgets it would be counted
+//! wrongly.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -37,7 +39,8 @@ impl Observed {
         counts.iter().map(|(ino, count)| (*ino, count.entered, count.forgotten)).collect()
     }
 
-    /// Counts an inode that the cache gets. If the cache has it already, nothing changes.
+    /// Counts an inode that the cache gets from the back end. If the cache already has this inode,
+    /// does not count it again.
     fn enter(&self, attr: Result<Attr, Errno>) -> Result<Attr, Errno> {
         let attr = attr?;
         let mut counts = self.counts.lock();

@@ -10,7 +10,7 @@ pub enum Outcome {
     Passed,
     /// An answer was wrong, a call panicked, or the check did not end. The text says which.
     Failed(String),
-    /// The back end lacks a feature, or the suite leaves the check out. The text says which.
+    /// The back end lacks a feature, or the suite leaves the check out. The text gives the reason.
     Skipped(String),
 }
 

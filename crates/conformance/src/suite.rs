@@ -21,7 +21,7 @@ use crate::report::{Outcome, Report};
 const OPERATIONS: u64 = 20_000;
 /// The threads of the check `storm`: one of each role, and a second reader.
 const THREADS: usize = 6;
-/// The time limit of a check. It only has to be longer than a check over a slow disk.
+/// The time limit of a check. It must be longer than any check takes over a slow disk.
 const TIME_LIMIT: Duration = Duration::from_secs(600);
 
 /// A test suite for one back end.
@@ -47,8 +47,8 @@ pub struct Suite<'a> {
 }
 
 impl<'a> Suite<'a> {
-    /// Returns the suite for the back ends that `make` returns. Each call must return a fresh back
-    /// end, which no other check sees. It may have files, if it is read-only.
+    /// Returns the suite for the back ends that `make` returns. Each call of `make` must return a
+    /// fresh back end, which no other check uses. Only a read-only back end may already have files.
     pub fn new(make: impl FnMut() -> Arc<dyn FileSystem> + 'a) -> Suite<'a> {
         let time = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         let settings = Settings {
@@ -76,7 +76,7 @@ impl<'a> Suite<'a> {
         ALL.iter().map(|check| (check.name, check.about))
     }
 
-    /// Sets about how many calls the check `storm` makes, 20,000 by default.
+    /// Sets the approximate number of calls that the check `storm` makes. The default is 20,000.
     #[must_use]
     pub fn with_operations(mut self, operations: u64) -> Suite<'a> {
         self.settings.operations = operations;
@@ -112,7 +112,7 @@ impl<'a> Suite<'a> {
         self
     }
 
-    /// Runs only this check, and those of further calls of this method.
+    /// Runs only the check with this name. Further calls of this method add further checks.
     #[must_use]
     pub fn only(mut self, check: &str) -> Suite<'a> {
         self.only.push(check.to_owned());
@@ -154,8 +154,8 @@ impl<'a> Suite<'a> {
         let (fs, settings) = ((self.make)(), self.settings);
         let (sender, ended) = channel::<()>();
         let work = move || -> Checked {
-            // The sender is dropped at the end of this function, also by a panic. The receiver
-            // then gets an error.
+            // When this closure ends, even by a panic, it drops the sender. Then the receiver gets
+            // an error, by which the suite knows that the check has ended.
             let _sender = sender;
             (check.run)(&Bench::new(fs, settings)?)
         };

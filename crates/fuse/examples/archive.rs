@@ -6,7 +6,8 @@
 //! ```
 //!
 //! The program reads all headers once. A later read of a file is a read of the archive at an
-//! offset. The last member of a name is shown, and a hard link is shown as a file of its own.
+//! offset. If several members have one name, the last of them is shown. A hard link is shown as a
+//! file of its own.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -36,14 +36,15 @@ impl PathFileSystem for Mirror {
     type File = File;
 
     fn getattr(&self, path: &Path) -> Result<Attr, Errno> {
-        // This has the inode number of the host, so two hard links are one file here, too.
+        // The attributes include the inode number on the host, so two hard links are one file in
+        // the mount, too.
         symlink_metadata(self.at(path)).map(|found| Attr::from(&found)).map_err(errno_of)
     }
 
     fn setattr(&self, path: &Path, set: &SetAttr) -> Result<Attr, Errno> {
         let at = self.at(path);
-        // The size comes first. It is the change that the host may refuse, and then no other must
-        // have been made.
+        // Set the size first, because the host may refuse it. In that case no other attribute must
+        // have been changed.
         if let Some(size) = set.size {
             fs::ftruncate(self.open_as(path, OFlags::WRONLY)?, size)?;
         }

@@ -48,7 +48,8 @@ impl Shown {
         }
         let found = found?;
         let (kind, host) = (found.file_type().into(), found.ino());
-        // The host may have replaced the file after the table got its name.
+        // Compare the inode number that the table has for this name with the host's, because
+        // another program may have replaced the file.
         let node = self.table.entered_if(&dir, named, kind, host, |it| *it == host)?;
         Ok(attr(node.into_lookups(), &found))
     }

@@ -72,8 +72,8 @@ pub struct Adapter {
 /// The way in which the adapter answers an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Opening {
-    /// The kernel sends a request for each open. The flags in the field go into the answer, and
-    /// tell the kernel whether it may keep its cached pages.
+    /// The kernel sends a request for each open. The field contains flags for the answer, which
+    /// tell the kernel whether it may keep its cached pages of the file.
     Asked(FopenFlags),
     /// The kernel sends no open.
     Free,
@@ -125,8 +125,8 @@ impl Adapter {
         ];
         match options.readdirplus {
             ReaddirPlus::Never => {}
-            // Do not request listings with attributes. If the entry timeout is 0, the kernel looks
-            // up each name again, and does not use the attributes.
+            // Do not request listings with attributes if the entry timeout is 0. Then the kernel
+            // looks up each name again anyway, and does not use the attributes of a listing.
             ReaddirPlus::Auto if options.entry_timeout.is_zero() => {}
             ReaddirPlus::Auto => {
                 wanted.push(InitFlags::FUSE_DO_READDIRPLUS);

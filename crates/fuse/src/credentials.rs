@@ -55,8 +55,8 @@ pub struct Caller {
     pub uid: u32,
     /// The file system group ID.
     pub gid: u32,
-    /// The thread ID of the waiting thread. It is 0 if no thread waits, or if the thread has no ID
-    /// in the server's PID namespace.
+    /// The ID of the thread that has sent the request and waits for the answer. It is 0 if no
+    /// thread waits, or if the thread has no ID in the server's PID namespace.
     pub pid: u32,
 }
 

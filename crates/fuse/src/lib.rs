@@ -61,7 +61,7 @@ mod shrinker;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// Makes the program in the guide for back ends by path a test.
+/// Runs the program in the guide for back ends by path as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/using/by-path.md")]
 struct ByPathGuide;

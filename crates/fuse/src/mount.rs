@@ -208,8 +208,8 @@ impl Mountpoint {
         if device::unmount(&path, device::Force::None).is_ok() {
             return Ok(Unmounted::Done);
         }
-        // The unmount has failed: either the mount is in use, or its path has changed meanwhile. So
-        // look for the path again.
+        // The unmount has failed, because the mount is in use, or because its path has changed
+        // meanwhile. So look for the path again.
         let Some(path) = self.find()? else { return Ok(Unmounted::Already) };
         device::unmount(&path, device::Force::Detach)?;
         Ok(Unmounted::Detached)
@@ -227,10 +227,11 @@ impl Mountpoint {
         if met.is_none_or(|met| met.identity != self.identity) {
             return Err(Errno::BUSY);
         }
-        // While the FUSE connection exists, the mount with the numbers in `identity` is the mount
-        // of this `Mountpoint`. After the connection has ended, the mount with these numbers may
-        // have no server. Then it is still the same mount, whose connection was aborted. If it has
-        // a server, it is a later mount.
+        // The mount table has a mount with the numbers in `identity`. While the FUSE connection of
+        // this `Mountpoint` exists, that is the mount of this `Mountpoint`. After the connection
+        // has ended, there are two cases. If the mount has no server, it is still the same mount,
+        // whose connection was aborted. If it has a server, it is a later mount with the same
+        // numbers.
         let is_ours = !self.device.is_disconnected() || table::is_dead(&path);
         Ok(is_ours.then_some(path))
     }
@@ -255,8 +256,8 @@ fn start(adapter: Adapter, device: &Device, mount: &MountOptions) -> Result<Runn
         .map_err(|error| system("negotiating with the kernel", &error))?;
     let notifier = session.notifier();
     server.set_drop_attributes(Box::new(move |node| {
-        // Offset -1 tells the kernel to drop only the attributes and no pages. For that it does not
-        // lock the inode.
+        // Offset -1 in the notification tells the kernel to drop only the attributes and no pages.
+        // To drop attributes, the kernel does not lock the inode.
         if let Err(error) = notifier.inval_inode(INodeNo(node), -1, 0) {
             log::debug!("cannot make the kernel drop the attributes of node {node}: {error}");
         }
@@ -280,8 +281,8 @@ fn end(session: JoinHandle<std::io::Result<()>>) -> Result<(), MountError> {
 impl Drop for Mount {
     fn drop(&mut self) {
         let Some(session) = self.session.take() else {
-            // The session has already ended. Dropping the field `shrinker` ends the thread of the
-            // shrinker.
+            // The session has already ended, so there is nothing to unmount. Dropping the field
+            // `shrinker` ends the shrinker thread.
             return;
         };
         match self.point.unmount() {

@@ -65,7 +65,7 @@ impl KernelCache {
                 Err(Errno::NOENT) => {}
                 result => result?,
             },
-            // The directory is not in use, so the kernel cannot have cached a name in it.
+            // The kernel holds no lookup of the directory, so it cannot have cached a name in it.
             Err(Errno::STALE) => return Ok(()),
             Err(error) => return Err(error),
         }
@@ -105,7 +105,8 @@ impl KernelCache {
     fn cached(&self, path: &Path) -> Result<Option<u64>, Errno> {
         match self.server.vfs().cached_at(path.as_os_str().as_bytes()) {
             Ok(inode) => Ok(Some(inode.ino())),
-            // The kernel cannot have cached a name below a directory that this cache has not.
+            // Each inode that the kernel has cached is in corewalk's cache too. So if corewalk's
+            // cache does not have `path`, the kernel has nothing cached for it.
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
             Err(error) => Err(error),
         }
@@ -118,7 +119,7 @@ impl KernelCache {
     pub fn invalidate_inode(&self, ino: u64) -> Result<(), Errno> {
         match self.server.vfs().inode(ino) {
             Ok(inode) => self.server.vfs().invalidate_attributes(&inode),
-            // The inode is not in use, so the kernel cannot have cached anything of it.
+            // The kernel holds no lookup of the inode, so it cannot have cached anything of it.
             Err(Errno::STALE) => return Ok(()),
             Err(error) => return Err(error),
         }

@@ -122,7 +122,7 @@ pub struct Change {
 }
 
 impl Change {
-    /// Returns a change to `set` that is not made through an open file.
+    /// Returns a change of the attributes in `set`. The change was not made through an open file.
     pub fn new(set: SetAttr) -> Change {
         Change { set, through_handle: false }
     }
@@ -139,8 +139,8 @@ impl Server {
     /// `EINVAL` for options that [conflict](Options::check); the errors of [`Vfs::new`].
     pub fn new(fs: Arc<dyn FileSystem>, options: Options) -> Result<Server, Errno> {
         options.check().map_err(|_| Errno::INVAL)?;
-        // A back end by path finds no unlinked files, so the namespace keeps them until they are
-        // closed. For that it must know which files are open.
+        // A back end by path cannot find an unlinked file. So corewalk keeps such a file until it
+        // is closed, and for that it must know which files are open.
         let has_open_state = fs.has_open_state() || fs.addressing() == Addressing::PathOnly;
         let fsync_waits = fs.fsync_waits();
         let vfs = Vfs::new(fs, options.vfs.clone())?;
@@ -355,8 +355,9 @@ impl Server {
         self.counted(node)
     }
 
-    /// Returns the counted inode of a node, as `inode` does, but does not count a request. It is
-    /// for the second node of a request with two nodes, such as a rename to another directory.
+    /// Returns the counted inode of a node like the method `inode`, but does not add to the counter
+    /// of requests. It is for the second node of a request with two nodes, such as a rename to
+    /// another directory.
     fn counted(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.vfs.inode(self.translate(node))?;
         let (ownership, permissions) = (self.options.ownership, self.options.permissions);
@@ -419,8 +420,9 @@ impl Server {
     fn hand_out(&self, inode: InodeRef<'_>, attr: Attr) -> Result<EntryOut, Errno> {
         let node = self.translate(inode.ino());
         if node == 0 || node == ROOT_NODE || node == NO_NODE {
-            // These numbers stand for "no such name", the root, and an entry whose lookup has
-            // failed. So no inode that was looked up may have one of them.
+            // The numbers 0, `ROOT_NODE` and `NO_NODE` stand for "no such name", for the root, and
+            // for an entry whose lookup has failed. So no inode that was looked up may have one of
+            // these numbers.
             return Err(Errno::IO);
         }
         let generation = inode.generation();
@@ -437,8 +439,8 @@ impl Server {
         }
     }
 
-    /// Runs `change`, which changes content, size or owner of `inode`. The credentials that it gets
-    /// decide whether the set-group-ID bit is cleared.
+    /// Runs the closure `change`, which changes content, size or owner of `inode`. The closure gets
+    /// credentials, which decide whether the set-group-ID bit of `inode` is cleared.
     ///
     /// A kernel that checks permissions clears the set-user-ID bit, and the set-group-ID bit if the
     /// group may execute the file. If the group may not, the kernel leaves the set-group-ID bit, so

@@ -29,8 +29,8 @@ use std::{
     time::Duration,
 };
 
-/// Mount options of most suites: other users, device nodes and set-user-ID are permitted. More
-/// threads than by default serve requests concurrently.
+/// Mount options of most suites. All users may use the mount, device nodes and set-user-ID programs
+/// work in it, and four threads serve requests.
 pub(super) const OPTIONS: &str = "allow_other,dev,suid,threads=4";
 
 /// Mount options with which the server, and not the kernel, checks permissions.
@@ -88,7 +88,7 @@ impl Site {
         })
     }
 
-    /// Returns the directory for those files of the suite that must not be on the mount.
+    /// Returns the directory for files of the suite that must not be on the tested mount.
     pub(super) fn work(&self) -> PathBuf {
         self.folder.join("work")
     }
@@ -211,8 +211,8 @@ impl Mount {
     /// As [`Mount::run`].
     pub(super) fn shell(&mut self, what: &str, script: &str) -> Result<String, Outcome> {
         let mut command = Command::new("sh");
-        // The script itself changes to the root of the mount, because this process must not access
-        // the mount.
+        // Let the script itself change to the root of the mount, because this process must not
+        // access the mount.
         command.args(["-euc", &format!("cd \"$MNT\"\n{script}")]).env("MNT", &self.path);
         command.env("WORK", self.folder.join("work"));
         self.run(what, &mut command, Duration::from_secs(10 * 60))
@@ -328,8 +328,8 @@ impl Drop for Mount {
     }
 }
 
-/// Returns the output of a command that exited with status 0. For another command prints the output
-/// and returns the failure.
+/// Returns the output of a command that exited with status 0. If the command failed, prints the end
+/// of its output and returns the failure.
 fn settle(what: &str, ended: Ended, output: String) -> Result<String, Outcome> {
     if ended == Ended::Well {
         return Ok(output);

@@ -87,9 +87,9 @@ for my $round (1 .. $rounds) {
 semctl($set, 0, 0, 0) && msgctl($queue, 0, 0) && shmctl($segment, 0, 0) or die $!;
 "#;
 
-/// Maximum number of additional futex(2) calls in a long run, compared with a short run. Before the
-/// preload library first writes to a page of the caller, it checks the page with one futex(2). A
-/// long run may use a few more pages.
+/// Maximum number of futex(2) calls that a long run may make beyond those of a short run. Before
+/// the preload library first writes to a page of the caller, it checks the page with one futex(2).
+/// A long run may use a few more pages.
 const PAGES_MAX: usize = 8;
 
 /// The option of strace(1) that selects futex(2), and the calls that must not reach the kernel.
@@ -116,7 +116,8 @@ pub(super) fn programs(site: &Site) -> Outcome {
     tally.finish_as_one()
 }
 
-/// Builds commands that run in a closed IPC namespace of the kernel.
+/// Builds commands that run in a closed IPC namespace of the kernel. It is closed because its
+/// limits are 0, so the kernel creates no IPC objects in it.
 struct Closed<'s> {
     site: &'s Site,
     /// True if the program under test supports shared memory (`--shm`).
@@ -131,8 +132,8 @@ impl<'s> Closed<'s> {
         Self { site, has_shm }
     }
 
-    /// Returns a command that runs in a closed namespace without corewalk, so that it cannot create
-    /// IPC objects.
+    /// Returns a command that runs without corewalk in an IPC namespace of the kernel whose limits
+    /// are 0. So it cannot create IPC objects.
     fn without_corewalk(&self) -> Command {
         let shm = if self.has_shm { "echo 0 > /proc/sys/kernel/shmmni;" } else { "" };
         let script = format!(
@@ -144,7 +145,8 @@ impl<'s> Closed<'s> {
         command
     }
 
-    /// Returns a command that runs in a closed namespace under `corewalk ipc exec`.
+    /// Returns a command that runs under `corewalk ipc exec`, in an IPC namespace of the kernel
+    /// whose limits are 0.
     fn with_corewalk(&self) -> Command {
         let mut command = self.without_corewalk();
         command.arg(&self.site.program).args(["ipc", "exec"]);

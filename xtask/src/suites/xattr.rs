@@ -6,7 +6,7 @@
 //!
 //! Two cases are not compared. First, if names take more than a block, ext4 returns `ENOSPC` even
 //! with `ea_inode`. A unit test of tmpfs covers its limit of 64 KiB of names. Second, FUSE has no
-//! immutable files (setxattr03).
+//! immutable files, which the LTP test setxattr03 needs.
 //!
 //! Source: LTP `testcases/kernel/syscalls`; ext4(5); mkfs.ext4(8).
 

@@ -19,8 +19,8 @@ const PRIMITIVES: [(&str, &str); 4] = [
     ("xtask/src/process.rs", "xtask uses the standard library only and has no models"),
 ];
 
-/// Paths that only the files of [`PRIMITIVES`] may name. A `use` with braces is first expanded to
-/// full paths.
+/// Paths that only the files of [`PRIMITIVES`] may name. The rule first expands a `use` with braces
+/// to full paths.
 const SWITCHED: [&str; 4] =
     ["std::sync::atomic", "core::sync::atomic", "std::thread", "alloc::sync::atomic"];
 

@@ -150,7 +150,8 @@ fn pass_on(mut signals: SignalsInfo<WithOrigin>, process: OwnedFd) {
         for origin in &mut signals {
             let Some(signal) = Signal::from_named_raw(origin.signal) else { continue };
             if origin.process.is_some() {
-                // Ignore an error: the command has ended, and `supervise` gets its exit status.
+                // Ignore an error of the send: the command has ended, and `supervise` gets its exit
+                // status.
                 let _sent = pidfd_send_signal(&process, signal);
             }
         }

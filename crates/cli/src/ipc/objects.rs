@@ -47,8 +47,8 @@ impl Kind {
 pub(super) struct Object {
     pub(super) id: i32,
     pub(super) perm: Perm,
-    /// Names and values of the attributes that only message queues, only segments or only semaphore
-    /// sets have, depending on what the object is.
+    /// Names and values of those attributes that objects of this kind (message queue, segment or
+    /// semaphore set) have and objects of the other kinds do not.
     pub(super) numbers: Vec<(&'static str, u64)>,
 }
 

@@ -192,13 +192,13 @@ impl Folder {
             let path = parent.join(unnamed(std::process::id(), number));
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => {}
-                // If a folder with this name exists, a process with the same pid in another pid
-                // namespace may have created it. So try another name.
+                // Try another name. A process with the same pid, but in another pid namespace, may
+                // have created the folder with this name.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),
             }
-            // Another `exec` may believe that the new folder was left by a killed process, and have
-            // locked or removed it. Then create a folder with another name.
+            // Another `exec` may have locked or removed the new folder, because it took it for a
+            // folder that a killed process has left. Then create a folder with another name.
             let Some(lock) = locked(&path) else { continue };
             fs::set_permissions(&path, fs::Permissions::from_mode(0o700))?;
             make_segments(&path)?;
@@ -277,7 +277,8 @@ impl Place {
         hand_on(&self.file)
     }
 
-    /// Returns the same as [`Place::hand_on`], but for the folder of segments.
+    /// Duplicates the descriptor of the folder of segments for a command to inherit, as
+    /// [`Place::hand_on`] does for the namespace's file.
     pub(super) fn hand_on_shm(&self) -> Option<(OwnedFd, String)> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         hand_on(&open(&self.shm, flags, Mode::empty()).ok()?)
@@ -340,8 +341,8 @@ impl Place {
         make_segments(&outer).map_err(|error| failed(&error))
     }
 
-    /// Removes each file `exec-PID` from the folder of segments, if the process with the pid PID
-    /// has ended.
+    /// Removes the files `exec-PID` of ended processes from the folder of segments. PID is the pid
+    /// of the process.
     pub(super) fn remove_marks(&self) {
         for entry in fs::read_dir(&self.shm).into_iter().flatten().flatten() {
             let name = entry.file_name();
@@ -369,8 +370,8 @@ fn hand_on(file: &OwnedFd) -> Option<(OwnedFd, String)> {
 }
 
 /// Checks that the folder `outer`, in which is the folder of segments, belongs to the owner of the
-/// namespace. Also checks that only users who may read the namespace's file may enter `outer`.
-/// Every user in it can reach all segments.
+/// namespace. Also checks that only users who may read the namespace's file may enter `outer`,
+/// because each user who may enter it can reach all segments.
 fn check_outer(outer: &Path, owner: u32, mode: u32) -> Result<(), Failure> {
     let failed = |error: &dyn std::fmt::Display| Failure::of(outer.display(), error);
     let status = fs::symlink_metadata(outer).map_err(|error| failed(&error))?;
@@ -412,7 +413,7 @@ fn options(shm: &Path) -> NamespaceOptions {
     NamespaceOptions { backing: Some(backing), ..NamespaceOptions::default() }
 }
 
-/// Returns the same options as [`options`], but for a namespace without shared memory.
+/// Returns the options for a namespace without shared memory.
 fn without_shm() -> NamespaceOptions {
     NamespaceOptions { backing: Some(Box::new(NoBacking)), ..NamespaceOptions::default() }
 }
@@ -499,7 +500,8 @@ pub(super) fn remove_shm(outer: &Path) -> std::io::Result<()> {
             let _gone = fs::remove_file(entry.path());
         }
     }
-    // Ignore an error: then the removal of `outer` fails too, and that error is reported.
+    // Ignore an error: if this removal fails, the removal of `outer` fails too, and its error is
+    // reported.
     let _gone = fs::remove_dir(&folder);
     fs::remove_dir(outer)
 }
@@ -540,10 +542,12 @@ mod tests {
     #[test]
     fn folders_that_nobody_has_are_removed_and_others_are_not() {
         let parent = Parent::new("orphans");
-        // Four of the five pids are too high for any process. Pid 1 always exists.
+        // No process has the first four pids, which are too high. Pid 1 always exists, but the
+        // removal of folders must not depend on the pid.
         let high = i32::MAX as u32;
         let paths = [high, high - 1, high - 2, high - 3, 1].map(|pid| parent.folder(pid));
-        // The file `letter` was not made by `exec`, so its folder must stay.
+        // `exec` makes no file with the name `letter`. So the folder that contains this file must
+        // stay.
         fs::write(paths[1].join(SEGMENTS).join("letter"), "").expect("a folder of ours");
         let lock = locked(&paths[2]).expect("nobody has it");
         let hold = SegmentFiles::new(paths[3].join(SEGMENTS)).hold(26).expect("nobody has it");

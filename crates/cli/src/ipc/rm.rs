@@ -47,8 +47,8 @@ pub(crate) struct Arguments {
     #[arg(default_missing_value = "all", value_enum)]
     all: Vec<All>,
     /// Remove the file of the namespace and its segments, even if the file is damaged or from
-    /// before the last boot. Processes that have it open keep it; no process can join the namespace
-    /// any more.
+    /// before the last boot. Processes that have the namespace open can still use it, but no
+    /// process can join it any more.
     #[arg(long, group = "what")]
     purge: bool,
     /// Print each object that is removed.

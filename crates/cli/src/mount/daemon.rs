@@ -65,7 +65,8 @@ pub(super) fn close_inherited() {
     let number = |entry: std::io::Result<DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
     let open: Vec<RawFd> = open.filter_map(number).collect();
     for fd in open.into_iter().filter(|fd| *fd > 2) {
-        // Ignore an error. The listing contains its own descriptor, which is closed by now.
+        // Ignore an error: the list includes the descriptor that was used to read it, which is
+        // already closed.
         let _ = nix::unistd::close(fd);
     }
 }

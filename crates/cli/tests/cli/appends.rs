@@ -49,8 +49,8 @@ fn appends_of_the_mount_and_of_the_host_are_all_kept() {
             "{round}"
         );
     }
-    // Clear and set `O_APPEND` of the open file with fcntl(2). Each write must obey the flag as it
-    // is at that time.
+    // Clear and set `O_APPEND` of the open file with fcntl(2). Each write must obey the flag that
+    // is set at the time of the write.
     use rustix::fs::{OFlags, fcntl_setfl};
     use std::os::unix::fs::FileExt as _;
     fcntl_setfl(&here, OFlags::empty()).expect("the file is open");

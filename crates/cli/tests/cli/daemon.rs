@@ -17,7 +17,7 @@ use crate::fixtures::{Folder, LIMIT, corewalk, run, wait};
 /// command starts and that outlives it.
 const ROLE: &str = "COREWALK_TEST_ROLE";
 
-/// The variable with the path of the file into which the outliving process writes its results.
+/// The variable with the path of the file for the results of the process that outlives the command.
 const FOUND: &str = "COREWALK_TEST_FOUND";
 
 /// The start of the line that names the directory with the memory of the segments.
@@ -36,8 +36,8 @@ fn process() {
     std::process::exit(0);
 }
 
-/// Is the command: starts the process that outlives it, waits for the line that this process
-/// prints, and ends.
+/// The code of the command. Starts the process that outlives the command, waits for the line that
+/// the started process prints, and ends.
 #[expect(clippy::zombie_processes, reason = "the child outlives this process")]
 fn start() {
     let mut command =
@@ -47,8 +47,8 @@ fn start() {
     println!("\n{ATTACHED}{}", read_attached_directory(stays.stdout.expect("the stream is piped")));
 }
 
-/// Is the process that outlives the command: attaches a segment, reads a byte from standard input,
-/// and attaches the segment again. Ends when standard input is closed.
+/// The code of the process that outlives the command. Attaches a segment, reads a byte from
+/// standard input, and attaches the segment again. Ends when standard input is closed.
 fn stay() {
     let id = shm::shmget(IPC_PRIVATE, 4096, 0o600).expect("the segment is created");
     shm::shmat(id, 0, 0).expect("the segment is attached");
@@ -96,8 +96,8 @@ fn memory_of_a_process_that_outlives_the_command_stays_until_it_has_ended() {
     let file = File::create(&stderr).expect("the test's directory is writable");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
     let mut exec_child: Child = command.spawn().expect("the program starts");
-    // Keep the write end of the pipe from which the outliving process reads. When the test ends and
-    // drops it, the process ends.
+    // Keep the write end of the pipe from which the process that outlives the command reads. When
+    // the test drops the write end, that process ends.
     let mut input = exec_child.stdin.take().expect("the stream is piped");
     let memory = PathBuf::from(read_attached_directory(
         exec_child.stdout.take().expect("the stream is piped"),

@@ -45,8 +45,8 @@ impl Folder {
         paths.filter(|path| path.starts_with(&self.0)).collect()
     }
 
-    /// Asserts that the command fails with `status`, prints one line with `words` on standard
-    /// error, and leaves no mount below the directory.
+    /// Asserts that the command fails with `status`, prints only one line, which contains `words`,
+    /// on standard error, and leaves no mount below the directory.
     pub(crate) fn assert_refused(&self, command: Command, status: i32, words: &str) {
         let before = self.mounts();
         let shown = format!("{command:?}");

@@ -99,7 +99,8 @@ fn resolve(mount: &Path, handle: &FileHandle) -> Result<String, Errno> {
     Ok(format!("{} {names:?}", place.display()))
 }
 
-/// A mounted file system, either the one under test or the oracle. `at` is the mount point.
+/// A mounted file system: either the one under test, or the kernel's tmpfs, with which it is
+/// compared. `at` is the mount point.
 struct Site {
     at: PathBuf,
     _server: Option<Server>,

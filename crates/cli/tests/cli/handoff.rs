@@ -224,8 +224,8 @@ fn damaged_namespace_is_listed_and_purged() {
     let name = format!("damaged-{}", std::process::id());
     let named = PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{name}"));
     let path = folder.path("namespace");
-    // The words of the namespace's header start at byte 64. The fifth word is the boot id, and the
-    // ninth is the capacity.
+    // The header of the namespace starts at byte 64 and consists of words of 8 bytes. The fifth
+    // word is the boot id, and the ninth is the capacity.
     let damages: [fn(&File); 4] = [
         |file| file.write_all_at(&[7; 8], 64 + 4 * 8).expect("it is open"),
         |file| file.write_all_at(&[7; 8], 64 + 8 * 8).expect("it is open"),

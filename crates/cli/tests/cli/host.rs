@@ -135,9 +135,9 @@ fn directory_with_another_file_system_in_it_is_listed() {
     }
 }
 
-/// If a file system is mounted in the directory that the server shares, the server must refuse it
-/// without a call to it. In this test the server itself serves the file system that is mounted
-/// there, so its call would wait for ever.
+/// If a file system is mounted inside of the directory that the server shares, the server must
+/// refuse to enter it, and must not call it. In this test the server itself serves the file system
+/// that is mounted there. So it would wait for itself for ever if it made a call.
 #[test]
 fn mount_point_below_its_own_source_does_not_wait_for_itself() {
     if !can_mount() {
@@ -198,8 +198,8 @@ fn directory_on_another_mount_shows_its_current_attributes() {
         return;
     }
     let folder = Folder::new();
-    // Set a long entry timeout on the FUSE mount below, so that the kernel makes no new lookups in
-    // it. A lookup would renew the attributes too.
+    // Set a long entry timeout on the lower FUSE mount, whose files the upper server shares. So the
+    // kernel makes no new lookups in the lower mount. A lookup would renew the attributes too.
     let _below = mounted(&folder, "entry_timeout=600,attr_timeout=0");
     let (host, below, above) = (folder.path("host"), folder.path("m"), folder.path("above"));
     fs::write(host.join("file"), "").expect("the file is created");
@@ -258,7 +258,8 @@ fn client_with_many_open_files_does_not_stop_other_calls() {
     assert!(server.wait().success());
 }
 
-/// The working directory of a process must stay usable when the host renames it.
+/// If the host renames a directory that is the working directory of a process in the mount, the
+/// process must still be able to use it.
 #[test]
 fn working_directory_that_the_host_renames_can_be_used() {
     if !can_mount() || !rustix::process::geteuid().is_root() {
@@ -269,7 +270,7 @@ fn working_directory_that_the_host_renames_can_be_used() {
     let mut server = mounted(&folder, KEEP_NOTHING);
     fs::create_dir_all(host.join("a/held")).expect("the directories are created");
     fs::write(host.join("a/held/file"), "text").expect("the file is created");
-    // Use many other directories, so that the server closes its descriptor of the working
+    // Make many other directories, whose use makes the server close its descriptor of the working
     // directory.
     for i in 0..200 {
         fs::create_dir(host.join(format!("d{i}"))).expect("the directory is created");

@@ -84,7 +84,7 @@ fn new_files_inherit_from_the_current_attributes_of_their_directory() {
     }
     assert_eq!(mode_and_group(&site.host.join("dir")).0 & 0o7000, 0o2000);
     // Clear the set-group-ID bit of the directory on the host. After that, new files must not
-    // inherit its group.
+    // inherit the group of the directory.
     set_mode(&site.host, 0o755);
     fs::create_dir(path("later")).expect("the directory is created");
     assert_eq!(mode_and_group(&site.host.join("later")), (0o755, 0));
@@ -124,8 +124,8 @@ fn change_of_owner_leaves_the_mode_that_the_host_has_set_since() {
     assert_eq!(mode_and_group(&site.host.join("file")).0, 0o755);
 }
 
-/// A file that the host has made executable must run at once. The kernel has cached the name, so it
-/// does not send a lookup to the server.
+/// A file that the host has made executable must run at once, even though the kernel has cached its
+/// name and sends no lookup to the server.
 #[test]
 fn file_that_the_host_has_made_executable_since_can_be_run() {
     let Some(site) = Site::with("entry_timeout=600,attr_timeout=0") else { return };

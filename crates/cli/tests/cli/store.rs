@@ -244,8 +244,8 @@ fn store_with_damaged_pages_is_refused_in_one_line() {
             fs::write(&meta, damaged).expect("the database is overwritten");
         };
         damage();
-        // Use an invalid mount point. So a mount fails even if the store can be opened, but with
-        // another message.
+        // Use an invalid mount point, so that the mount fails in any case. The message tells
+        // whether the store could be opened.
         let output = run(corewalk(&["mount", &source(&folder), "/dev/null/x"]));
         let printed = String::from_utf8_lossy(&output.stderr);
         assert_eq!(
@@ -271,15 +271,16 @@ fn store_with_damaged_pages_is_refused_in_one_line() {
     assert_eq!(fsck(&folder).0, Some(0), "control: the restored database has no errors");
 }
 
-/// The numbers of the writer's files whose current state fsync(2) has confirmed.
+/// The numbers of the writer's files that must exist, or must be absent, after a kill of the
+/// server, since fsync(2) has confirmed it.
 #[derive(Debug, Default)]
 struct Confirmed {
     /// Files that were synced.
     kept: Vec<u64>,
     /// Files that were removed, and whose directory was synced afterwards.
     gone: Vec<u64>,
-    /// The number of the file whose operation was interrupted when the server was killed. This file
-    /// may exist or not.
+    /// The number of the file on which the writer worked when the server was killed. This file may
+    /// exist or not.
     last: u64,
 }
 

@@ -178,8 +178,9 @@ fn errors_of_a_user_name_the_missing_permission() {
     if has_program("fusermount3") {
         refused(&roots, "user has no write access to mountpoint");
     }
-    // With either `PATH`, the message must be that fusermount3 is missing. The directory `/nowhere`
-    // does not exist, and the user may not search `secret`.
+    // Test two values of `PATH`: the directory `/nowhere`, which does not exist, and the directory
+    // `secret`, which the user may not search. For both, the message must be that fusermount3 is
+    // missing.
     for path in [String::from("PATH=/nowhere"), format!("PATH={}", secret.display())] {
         let alone = user.command(&["env", &path, program, "mount", "tmpfs", "m"]);
         let output = run(alone);

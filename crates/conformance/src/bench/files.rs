@@ -65,7 +65,8 @@ impl OpenFile<'_> {
                 return Ok(content);
             }
             content.extend_from_slice(&page);
-            // Another thread may extend the file meanwhile, but not to twice its size.
+            // Another thread may extend the file during these reads, but no check doubles a file.
+            // So if there are more bytes, the reads of the back end never end.
             let limit = 2 * size + READ_BYTES as u64;
             ensure(content.len() as u64 <= limit, || {
                 format!("reads return more than {limit} bytes of a file of {size} bytes")

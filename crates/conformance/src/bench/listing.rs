@@ -42,8 +42,9 @@ impl Bench {
         self.list_from(dir, 0, PAGE, &mut |_| Ok(()))
     }
 
-    /// Returns the entries behind `cookie`, read in pages of at most `page` entries. Calls
-    /// `between` after each page, with the entries so far. Checks the cookies of the pass.
+    /// Returns the entries behind `cookie`, read in pages of at most `page` entries. After each
+    /// page, calls `between` with all entries that were read so far. Checks that the cookies are
+    /// unique and not 0.
     pub(crate) fn list_from(
         &self,
         dir: &InodeRef<'_>,
@@ -73,7 +74,8 @@ impl Bench {
         }
     }
 
-    /// Returns at most `page` entries behind `cookie`. The buffer is full at the next entry.
+    /// Returns at most `page` entries behind `cookie`. Refuses further entries, like a caller whose
+    /// buffer is full.
     fn page(&self, dir: &InodeRef<'_>, cookie: u64, page: usize) -> Checked<Vec<Entry>> {
         let (mut found, mut calls) = (Vec::new(), 0_usize);
         let listed = self.vfs.readdir(dir, cookie, &mut |entry| {

@@ -7,7 +7,8 @@ use super::tree::pattern;
 use crate::answer::{Answer, Checked, ensure, ensure_bytes, ensure_eq, is_unsupported};
 use crate::bench::Bench;
 
-/// A time long ago: any change since is newer. Whole seconds are those that each back end can keep.
+/// A time long ago, so each change has a later time. It has no fraction of a second, because some
+/// back ends do not store one.
 const PAST: Timespec = Timespec { secs: 1_000_000_000, nanos: 0 };
 
 fn change(bench: &Bench, inode: &InodeRef<'_>, set: &SetAttr, what: &str) -> Checked<Attr> {

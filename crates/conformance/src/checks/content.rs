@@ -6,7 +6,7 @@ use super::tree::pattern;
 use crate::answer::{Answer, Checked, ensure_bytes, ensure_eq};
 use crate::bench::Bench;
 
-/// The steps of `random`, and the largest file that it makes, in bytes.
+/// For the check `random`: the number of steps, and the limit of its random offsets, in bytes.
 const STEPS: usize = 400;
 const SIZE_MAX: usize = 300_000;
 
@@ -56,7 +56,7 @@ pub(super) fn holes(bench: &Bench) -> Checked {
     let file = bench.file(&root, "f", b"")?;
     let open = bench.open(&file)?;
     let mut model = Vec::new();
-    // Each place leaves a hole before it. The places are in no order, and at no block boundary.
+    // Each write leaves a hole before it. The offsets are in no order, and not at block boundaries.
     for (number, at) in [1_048_583, 4095, 70_000, 300_001].into_iter().enumerate() {
         let bytes = pattern(number as u64, 5_000);
         open.write(at as u64, &bytes)?;
@@ -93,8 +93,9 @@ pub(super) fn truncate(bench: &Bench) -> Checked {
     Ok(())
 }
 
-/// Cuts a file to `cut` bytes and extends it to `end` bytes, twice: by its size, and by a write
-/// behind the end. The file has its whole content before each cut.
+/// Truncates a file to `cut` bytes and extends it to `end` bytes, and checks that the new bytes are
+/// zeros. Does so twice: first it extends by setting the size, then by a write at `end`. Before
+/// each truncation the file has all of `content`.
 fn cut_and_extend(
     bench: &Bench,
     file: &InodeRef<'_>,

@@ -1,8 +1,9 @@
-//! Checks that call a back end by number directly.
+//! Checks that call the functions of a back end by number themselves, without the cache above it.
 //!
-//! The cache answers some calls itself: it refuses a taken name that it knows, and a new file in a
-//! removed directory. A back end must refuse these calls too, since the cache may not know the
-//! name, or may learn of the removal too late.
+//! The cache answers some calls without the back end. For example, it refuses to create a name that
+//! it knows to exist, or a file in a removed directory. The back end must refuse these calls too.
+//! The cache may not know that the name exists, or may learn too late that the directory was
+//! removed.
 
 use corewalk::attr::mode::{S_IFDIR, S_IFREG};
 use corewalk::{Errno, FileKind, Node, RenameMode};
@@ -37,7 +38,7 @@ pub(super) fn refusals(bench: &Bench) -> Checked {
     removed_directory(bench, root)
 }
 
-/// Checks that a removed directory takes no new file, and has none.
+/// Checks that in a removed directory no file can be created, and none is found.
 fn removed_directory(bench: &Bench, root: Node<'_>) -> Checked {
     let fs = &*bench.fs;
     let made = fs.make(root, name("dir"), &bench.new_file(S_IFDIR | 0o755)).needs("make")?;

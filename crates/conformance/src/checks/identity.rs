@@ -1,4 +1,5 @@
-//! Checks of the life of an inode: its number, its use without a name, and `forget`.
+//! Checks of the life of an inode: its number, its use after its last name was removed, and the
+//! call `forget`.
 
 use std::collections::HashSet;
 
@@ -29,7 +30,8 @@ pub(super) fn numbers(bench: &Bench) -> Checked {
         let mode = if is_dir { S_IFDIR | 0o755 } else { S_IFREG | 0o644 };
         let made = bench.make(&root, "f", bench.new_file(mode)).needs("make")?;
         new(&made, round)?;
-        // A file that is found again, once the cache has dropped it, has the same number.
+        // After the cache has dropped a file, a lookup must find the file with the same inode
+        // number and generation.
         if bench.has_numbers()? && round % 4 == 0 {
             let pair = (made.ino(), made.generation());
             drop(made);
@@ -52,7 +54,7 @@ pub(super) fn numbers(bench: &Bench) -> Checked {
         } else {
             bench.unlink(&root, "f").must("remove")?;
         }
-        // The cache forgets the inodes of some rounds at once, and those of others together.
+        // Evict in every third round only. So the cache sometimes forgets several inodes together.
         if round % 3 == 0 {
             bench.cool();
         }
@@ -88,7 +90,8 @@ pub(super) fn unlinked(bench: &Bench) -> Checked {
     stays_usable(bench, &closed, &open, &content)
 }
 
-/// Reads, writes and cuts a file that has no name. Leaves 50 bytes of `content` and 50 zeros.
+/// Checks that an unlinked file can still be read, written and truncated. Afterwards the file has
+/// 100 bytes: the first 50 bytes of `content`, and zeros.
 fn stays_usable(
     bench: &Bench,
     file: &InodeRef<'_>,

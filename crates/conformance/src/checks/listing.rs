@@ -1,8 +1,9 @@
 //! Checks of `readdir`.
 //!
-//! A client keeps cookies for a long time: a kernel, an NFS client, a program with telldir(3). So
-//! each cookie must lead behind its entry, also if that entry or others were removed since. Traps
-//! T48 and P13 are listings that skip or repeat entries while a directory changes.
+//! Kernels, NFS clients and programs with telldir(3) may use a cookie long after they have got it.
+//! So each cookie must lead to the position behind its entry, even if that entry or others were
+//! removed meanwhile. Traps T48 and P13 are bugs in which a listing skips or repeats entries while
+//! the directory changes.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,8 @@ use crate::bench::{Bench, Entry};
 
 /// The entries of the directory that the checks of cookies make.
 const ENTRIES: usize = 300;
-/// The entries of a directory that `cookies` lists again from each cookie.
+/// Maximum number of cookies of a directory that the check `cookies` tests. For each, it lists the
+/// directory from the cookie to the end.
 const COOKIES_MAX: usize = 40;
 
 /// Makes a directory with many files, unless the back end is read-only.
@@ -73,7 +75,8 @@ pub(super) fn pages(bench: &Bench) -> Checked {
     Ok(())
 }
 
-/// The number of entries that stay, and of those that come and go, in `changes`.
+/// For the check `changes`: the number of files that stay, and also the number of files that are
+/// removed or renamed.
 const STAY: usize = 60;
 
 pub(super) fn changes(bench: &Bench) -> Checked {
@@ -90,13 +93,14 @@ pub(super) fn changes(bench: &Bench) -> Checked {
     Ok(())
 }
 
-/// Changes `dir` after each page of a listing. The entries that stay must be listed once.
+/// Changes `dir` after each page of a listing. Each entry that is not changed must be listed
+/// exactly once.
 fn changes_of(bench: &Bench, dir: &InodeRef<'_>, page: usize) -> Checked {
     let mut turn = 0;
     let mut goes: Vec<String> = (0..STAY).map(|number| format!("go{number}")).collect();
     let mut change = |listed: &[Entry]| -> Checked {
-        // New files may be listed behind the cookie. Without an end of the changes, the listing
-        // would not end either.
+        // Stop the changes after a while. The listing may include new files behind its cookie, so
+        // it would never end while new files are made.
         if goes.is_empty() {
             return Ok(());
         }
@@ -134,7 +138,8 @@ fn changes_of(bench: &Bench, dir: &InodeRef<'_>, page: usize) -> Checked {
     Ok(())
 }
 
-/// Checks that old cookies lead to the same entries as before the changes.
+/// Checks the cookies of the listing `before`, which was made before the directory was changed.
+/// Each must still lead to the same entries among those that were not changed.
 fn order_is_kept(bench: &Bench, dir: &InodeRef<'_>, before: &[Entry]) -> Checked {
     let staying = |entries: &[Entry]| -> Vec<String> {
         names(entries).into_iter().filter(|name| name.starts_with("stay")).collect()

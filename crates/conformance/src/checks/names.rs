@@ -52,7 +52,8 @@ pub(super) fn kinds(bench: &Bench) -> Checked {
     Ok(())
 }
 
-/// Returns true if mknod(2) has this error for a kind of file that a file system does not have.
+/// Returns true if a back end may answer `error` to a mknod(2) for a type of file that it does not
+/// support.
 fn is_refused(error: Errno) -> bool {
     is_unsupported(error) || [Errno::PERM, Errno::INVAL].contains(&error)
 }
@@ -94,7 +95,8 @@ pub(super) fn bytes(bench: &Bench) -> Checked {
         let name = Name::new(text).must("a valid name")?;
         let what = bench.new_file(S_IFREG | 0o644);
         match bench.vfs.make(&bench.cred, &dir, name, what) {
-            // A back end may have a rule for names, as long as it refuses the others.
+            // A back end may refuse names that it cannot store. But it must keep all names that it
+            // accepts.
             Err(Errno::INVAL | Errno::ILSEQ) => continue,
             answer => drop(answer.needs(&format!("make of {:?}", String::from_utf8_lossy(text)))?),
         }
@@ -136,7 +138,7 @@ pub(super) fn remove(bench: &Bench) -> Checked {
     bench.rmdir(&root, "dir").must("remove of an empty directory")?;
     bench.cool();
     bench.is_absent(&root, "dir")?;
-    // The name is free again, for a file of another kind too.
+    // The name of the removed directory is free again, for a regular file too.
     bench.file(&root, "dir", b"now a file")?;
     bench.has_content(&root, "dir", b"now a file")?;
     bench.has_content(&root, "file", b"file")

@@ -1,7 +1,8 @@
 //! Checks of `rename`.
 //!
-//! The cache refuses some renames itself, if it knows the names. So the checks evict all names
-//! before a rename, and afterwards ask the back end for the result.
+//! If the cache knows the names, it refuses some renames without calling the back end. So the
+//! checks evict all names before a rename. They also evict them afterwards, so that the result
+//! comes from the back end.
 
 use corewalk::{Errno, FileKind, RenameMode};
 
@@ -23,7 +24,8 @@ fn rename(bench: &Bench, from: Place<'_>, to: Place<'_>, mode: RenameMode) -> Ch
     Ok(())
 }
 
-/// Returns true if a back end without a mode of renames answers with `error`.
+/// Returns true if a back end may answer `error` to a rename mode that it does not support, such as
+/// an exchange.
 pub(super) fn is_without_mode(error: Errno) -> bool {
     error == Errno::INVAL || is_unsupported(error)
 }

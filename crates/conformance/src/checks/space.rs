@@ -60,7 +60,8 @@ impl Modelled<'_> {
     }
 }
 
-/// The operations that move bytes. A file system may demand its own unit for them (`EINVAL`).
+/// The modes of fallocate(2) that remove or insert a range, and so move the bytes behind it. A file
+/// system may fail with `EINVAL` if the range does not fit its blocks.
 const SHIFTS: Fallocate = Fallocate::COLLAPSE_RANGE.union(Fallocate::INSERT_RANGE);
 
 pub(super) fn fallocate(bench: &Bench) -> Checked {
@@ -127,7 +128,8 @@ pub(super) fn seek(bench: &Bench) -> Checked {
         })?;
         let hole = find(at, Seek::Hole).must(&call(Seek::Hole))?;
         ensure((at..=size).contains(&hole), || format!("{}: {hole}", call(Seek::Hole)))?;
-        // A hole has only zeros up to the next data. The pattern has none.
+        // All bytes of a hole are 0, but no byte of the written pattern is. So a byte other than 0
+        // is data.
         ensure(hole == size || content[hole as usize] == 0, || {
             format!("{}: {hole}, where there is data", call(Seek::Hole))
         })?;

@@ -38,7 +38,8 @@ const ROLES: usize = 5;
 const FIXED: u64 = 32;
 /// Minimum number of turns of each thread.
 const TURNS_MIN: u64 = 20;
-/// The first words of each message of a failure that another thread has caused.
+/// The message of a thread that has ended only because another thread failed. It is not reported,
+/// since the message of the other thread tells the cause.
 const STOPPED: &str = "another thread has stopped the storm";
 
 /// The state that the threads of a storm share.
@@ -62,7 +63,8 @@ fn fixed(number: u64) -> Vec<u8> {
 pub(super) fn run(bench: &Bench) -> Checked {
     let storm = Storm::new(bench)?;
     let threads = bench.settings.threads.max(ROLES);
-    // Over a fast back end, the first thread would end before the last one starts.
+    // Let all threads start together. Otherwise, with a fast back end, the first one would end
+    // before the last one starts.
     let start = Barrier::new(threads);
     let outcomes: Vec<Checked<Kept>> = thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
@@ -136,7 +138,8 @@ impl<'b> Storm<'b> {
         })
     }
 
-    /// Does the turns of one thread. Returns the files that it has kept.
+    /// Does the work of one thread, turn by turn. Returns the files of this thread that must exist
+    /// after the storm.
     fn work(&self, number: usize) -> Checked<Kept> {
         let mut worker = Worker::new(self, number);
         let mut turn = 0;
@@ -153,12 +156,14 @@ impl<'b> Storm<'b> {
 
     /// Counts `calls` more calls. Returns false once there were enough.
     fn goes_on(&self, calls: u64) -> bool {
-        // ORDERING: Relaxed. The count only ends the storm. No other memory is published with it.
+        // ORDERING: Relaxed. The count only tells threads when to end. No other memory is published
+        // with it.
         self.calls.fetch_add(calls, Ordering::Relaxed) < self.bench.settings.operations
     }
 
     fn stop(&self) {
-        // ORDERING: Relaxed. The flag only ends the storm. No other memory is published with it.
+        // ORDERING: Relaxed. The flag only tells threads to end. No other memory is published with
+        // it.
         self.is_stopped.store(true, Ordering::Relaxed);
     }
 

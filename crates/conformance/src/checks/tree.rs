@@ -13,7 +13,8 @@ const FILES_MAX: usize = 2_000;
 /// The bytes of a file that `read_ranges` reads at most.
 const FILE_BYTES: usize = 1_300_000;
 
-/// Returns bytes that differ from those at other offsets and with other numbers.
+/// Returns `len` bytes, none of which is 0. They depend on the offset and on `number`, so that a
+/// check notices bytes of a wrong place or of a wrong file.
 pub(super) fn pattern(number: u64, len: usize) -> Vec<u8> {
     let byte = |at: usize| {
         let mixed = (at as u64 / 7 + 1 + number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -141,11 +142,12 @@ pub(super) fn read_ranges(bench: &Bench) -> Checked {
     if visited == 0 { Stop::skipped("there is no regular file") } else { Ok(()) }
 }
 
-/// Reads a file in ranges of several lengths. They must be full, and equal to the whole.
+/// Reads a file in ranges of several lengths. Each read must return the full range, and the same
+/// bytes as a read of the whole file.
 fn reads_agree(bench: &Bench, file: &InodeRef<'_>) -> Checked {
     let size = usize::try_from(bench.attr(file)?.size).unwrap_or(usize::MAX);
     let open = match bench.open(file) {
-        // A back end may refuse to open a file of its own, as /proc does.
+        // A back end may refuse to open a file, as /proc does for some of its files.
         Err(_)
             if bench.vfs.open(&bench.cred, file, 0, corewalk::May::READ) == Err(Errno::ACCESS) =>
         {
@@ -161,7 +163,8 @@ fn reads_agree(bench: &Bench, file: &InodeRef<'_>) -> Checked {
         whole.extend_from_slice(&page);
     }
     for step in [1_usize, 7, 511, 4096, 65_536, 131_072, 1 << 20] {
-        // Many short ranges of a large file would only take long, so they are spread over it.
+        // To read a large file completely in short ranges would take long. So read at most about 64
+        // ranges of each length, spread over the file.
         let stride = step.max(len / 64);
         for at in (0..len).step_by(stride.max(1)) {
             let want = step.min(len - at);

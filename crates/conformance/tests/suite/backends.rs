@@ -31,7 +31,7 @@ fn tmpfs_passes() {
 fn store_passes() {
     let dirs = RefCell::new(Vec::new());
     let new = || -> Arc<dyn FileSystem> {
-        // The store of the check before is closed, so its directory can go.
+        // Remove the directory of the previous check. Its store is closed.
         dirs.borrow_mut().clear();
         let dir = TempDir::new().unwrap();
         let store = Store::open(dir.path(), &StoreOptions::default()).unwrap();

@@ -17,42 +17,43 @@ use corewalk_base::primitives::thread;
 pub(crate) enum Flaw {
     /// None. The layer itself must pass.
     None,
-    /// A new file gets the number of a file that was removed and forgotten.
+    /// Bug: a new file gets the inode number of a removed and forgotten file.
     ReusedNumber,
-    /// The cookie of the first entry is 0.
+    /// Bug: the cookie of the first entry is 0.
     ZeroCookie,
-    /// A cookie is the position of its entry, so it moves when entries before it go.
+    /// Bug: a cookie is the position of its entry, so it changes if an earlier entry is removed.
     MovingCookie,
-    /// The sink is called again after it has broken.
+    /// Bug: `readdir` calls the sink again after the sink has ended the page.
     DeafToBreak,
-    /// A file that is cut and extended has its old bytes again.
+    /// Bug: a file that is truncated and then extended has its old bytes again.
     OldBytes,
-    /// Exchange replaces the target.
+    /// Bug: Exchange replaces the target.
     ExchangeReplaces,
-    /// NoReplace replaces the target.
+    /// Bug: NoReplace replaces the target.
     NoReplaceReplaces,
-    /// A rename removes the files that were made in its directory meanwhile.
+    /// Bug: a rename removes files that other threads make in the target directory meanwhile.
     LostUpdate,
-    /// A removed file is gone before it is forgotten.
+    /// Bug: a removed file is gone before it is forgotten.
     VanishesUnlinked,
-    /// A read returns at most 4096 bytes.
+    /// Bug: a read returns at most 4096 bytes.
     ShortRead,
-    /// A setattr that fails has set the mode.
+    /// Bug: a setattr that fails has set the mode.
     HalfSetattr,
-    /// A directory with entries can be removed, and its entries are lost.
+    /// Bug: a directory with entries can be removed, and its entries are lost.
     RemovesFull,
-    /// A file that is forgotten loses its content, although it has a name.
+    /// Bug: a file loses its content when the cache forgets it, although it still has a name.
     ForgetLosesContent,
-    /// A call panics.
+    /// Bug: a call panics.
     Panics,
-    /// A call never returns.
+    /// Bug: a call never returns.
     Hangs,
 }
 
 /// The numbers that clients see, for [`Flaw::ReusedNumber`].
 #[derive(Default)]
 struct Numbers {
-    /// From a number of the tmpfs to that of clients, and back.
+    /// The number that clients see for each inode number of the tmpfs (`shown`), and the reverse
+    /// (`inner`).
     shown: HashMap<u64, u64>,
     inner: HashMap<u64, u64>,
     removed: HashSet<u64>,
@@ -60,7 +61,7 @@ struct Numbers {
     last: u64,
 }
 
-/// The names that were made since a rename began, and the number of running renames.
+/// The files that were made while a rename ran, and the number of running renames.
 #[derive(Default)]
 struct Renames {
     running: u32,
@@ -115,7 +116,7 @@ impl Flawed {
         attr.with_ino(shown).with_generation(0)
     }
 
-    /// Returns the number of the tmpfs for a number of a client.
+    /// Returns the inode number in the tmpfs for the number that a client sees.
     fn inner(&self, ino: u64) -> u64 {
         if !self.has(Flaw::ReusedNumber) {
             return ino;

@@ -1,5 +1,5 @@
-//! A back end in memory that knows its files only by path, as a user of `PathFileSystem` writes it.
-//! It has no inode numbers, no hard links and no extended attributes.
+//! A back end in memory that knows its files only by path. It implements `PathFileSystem`, as a
+//! user of the library would. It has no inode numbers, no hard links and no extended attributes.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -87,7 +87,8 @@ impl Timeouts {
         Timeouts { entry: options.entry_timeout, attr: options.attr_timeout, can_be_set }
     }
 
-    /// Returns the timeouts for an answer with `attr`, in which the back end may have set its own.
+    /// Returns the timeouts for an answer that contains `attr`. If the back end has set timeouts in
+    /// `attr`, and may do so, they replace those of the options.
     fn set_by(self, attr: &Attr) -> Timeouts {
         let Ttl { entry, attr } = if self.can_be_set { attr.ttl } else { Ttl::default() };
         Timeouts { entry: entry.unwrap_or(self.entry), attr: attr.unwrap_or(self.attr), ..self }

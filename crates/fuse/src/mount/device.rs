@@ -192,8 +192,9 @@ fn mount_as_user(
 ) -> Result<Device, MountError> {
     let system = |what| move |error: std::io::Error| MountError::System(what, errno_of(error));
     let (theirs, ours) = UnixStream::pair().map_err(system("making a socket"))?;
-    // After this fcntl(2), every program that this process starts inherits the socket, not only
-    // fusermount3(1). That is harmless, since other programs do not know the descriptor.
+    // This fcntl(2) clears close-on-exec, so every program that this process starts inherits the
+    // socket, not only fusermount3(1). That is harmless, since other programs do not know the
+    // descriptor.
     rustix::io::fcntl_setfd(&theirs, FdFlags::empty())
         .map_err(|error| MountError::System("making a socket", error))?;
     let child = Command::new(FUSERMOUNT)

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use bitflags::bitflags;
 
-/// The default number of threads, which suits back ends in which every request waits.
+/// The default number of threads. It suits back ends in which every request has to wait.
 const THREADS: usize = 16;
 
 /// The options of a mount, which follow mount(8) and fuse(8).

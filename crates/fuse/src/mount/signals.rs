@@ -105,7 +105,8 @@ impl Mount {
         let EndSignals { sender, events } = signals;
         let point = self.point().clone();
         thread::spawn(move || {
-            // The send fails if a signal has already ended the mount. Then the process ends soon.
+            // Ignore an error: the send fails if a signal has already ended the mount, and then the
+            // process ends soon.
             let _ = sender.send(Event::Ended(self.wait()));
         });
         match events.recv().expect("the thread that waits for the mount has a sender") {

@@ -42,12 +42,14 @@ pub struct Counters {
     pub hits: u64,
     /// The number of names that the back end has resolved.
     pub misses: u64,
-    /// The number of restarts of a walk because of a concurrent change.
+    /// The number of failed attempts of walks, and of translations of an inode to its path. An
+    /// attempt fails because of a concurrent change, and is repeated.
     pub retries: u64,
-    /// The number of walks that became a ref-walk after too many restarts.
+    /// The number of walks that became a ref-walk (a walk that counts references), and of path
+    /// translations that blocked renames of directories, each after several failed attempts.
     pub fallbacks: u64,
-    /// The number of answers of the back end that were not cached because of a concurrent
-    /// invalidation.
+    /// The number of answers of the back end that were not cached, because the name was invalidated
+    /// while the back end was called.
     pub refused_fills: u64,
     /// Evicted entries.
     pub reclaimed: u64,

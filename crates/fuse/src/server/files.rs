@@ -40,8 +40,8 @@ impl Server {
     /// # Errors
     /// `EACCES`; `EISDIR`; the errors of the back end.
     pub fn open(&self, caller: Caller, node: u64, flags: u32) -> Result<u64, Errno> {
-        // Read the current mode first. An open for execution depends on it, and a truncation may
-        // have to clear some of its bits.
+        // For an open for execution, read the current mode first, because the permission depends on
+        // it. For a truncation, too, because it may have to clear set-user-ID and set-group-ID.
         let inode = match flags & (OPEN_FOR_EXEC | OFlags::TRUNC.bits()) {
             0 => self.inode(node)?,
             _ => self.inode_refreshed(node)?,

@@ -315,8 +315,8 @@ fn xattr_sizes_are_probed() {
     assert_eq!(server.listxattr(CALLER, file, 6), Err(Errno::RANGE));
     assert_eq!(server.setxattr(CALLER, file, b"user.k", b"", 1), Err(Errno::EXIST));
     assert_eq!(server.setxattr(CALLER, file, b"user.l", b"", 2), Err(Errno::NODATA));
-    // With `XATTR_CREATE` and `XATTR_REPLACE` together (3), setxattr must fail, whether or not the
-    // attribute exists.
+    // `XATTR_CREATE` and `XATTR_REPLACE` together (3) contradict each other. So setxattr must fail,
+    // whether or not the attribute exists.
     assert_eq!(server.setxattr(CALLER, file, b"user.l", b"", 3), Err(Errno::NODATA));
     assert_eq!(server.setxattr(CALLER, file, b"user.k", b"", 3), Err(Errno::EXIST));
     assert_eq!(server.setxattr(CALLER, file, b"user.k", b"", 4), Err(Errno::INVAL));
@@ -544,9 +544,9 @@ fn security_attributes_are_left_to_the_kernel() {
     assert_eq!(server.setxattr(owner, file, b"trusted.t", b"v", 0), Err(Errno::PERM));
 }
 
-/// A chmod must not be lost while another user writes all the time. Of the new mode, a write may
-/// clear only the set-user-ID bit. The writer has the pid of a real process, so reading its
-/// credentials takes some time.
+/// A chmod must not be lost while another user writes all the time. A write may clear only the
+/// set-user-ID bit of the new mode. The writer has the pid of a real process, so that the server
+/// takes some time to read its credentials.
 #[test]
 fn chmod_during_writes_by_another_user_is_not_lost() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));

@@ -70,8 +70,9 @@ impl Server {
             // The numbers of XATTR_CREATE and XATTR_REPLACE.
             1 => XattrMode::Create,
             2 => XattrMode::Replace,
-            // Flag 3 is create and replace together. One of them must fail, since the attribute
-            // either exists or not. Choose the one that fails, so that its error is returned.
+            // Flag 3 is `XATTR_CREATE` and `XATTR_REPLACE` together. Either of them fails, since
+            // the attribute either exists or not. Choose the mode that fails, so that its error is
+            // returned.
             3 if self.getxattr(caller, node, name, 0).is_ok() => XattrMode::Create,
             3 => XattrMode::Replace,
             _ => return Err(Errno::INVAL),

@@ -128,8 +128,8 @@ fn listing_with_attributes_of_the_back_end_costs_one_call_per_page() {
         assert!(count <= pages + 1, "{count} calls, {pages} pages, {ownership:?}");
         assert!(pages <= 1000_usize.div_ceil(page_entries).max(3), "{pages} pages");
         if stat {
-            // The listing contained `f0000` with attributes, so the kernel or the server's cache
-            // must know it.
+            // The listing contained `f0000` with attributes, so a stat of it may make at most one
+            // call of the back end.
             let found = fs::symlink_metadata(site.path("d/f0000")).expect("read the attributes");
             assert_eq!(found.nlink(), 1);
             assert!(calls.take().0 <= 1);

@@ -194,7 +194,8 @@ fn archive_shows_its_members() {
     assert_eq!(fs::metadata(site.path("d")).expect("read the attributes").mode(), 0o040_750);
 }
 
-/// A path with `..` must not lead to a member, and must not hide the others.
+/// If the path of a member of the archive starts with `..`, the member must not be shown, and the
+/// other members must be.
 #[test]
 fn archive_leaves_out_paths_above_its_root() {
     let folder = Folder::new();

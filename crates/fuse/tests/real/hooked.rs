@@ -50,9 +50,10 @@ impl Hooked {
         }
     }
 
-    /// Makes the next `changes` changes of content, attributes or names fail with `ENOSPC`.
+    /// Makes the next `changes` operations that change content, attributes or names fail with
+    /// `ENOSPC`.
     pub(crate) fn fill_for(&self, changes: u64) {
-        // ORDERING: Relaxed. The test makes the changes by later requests, which the kernel orders
+        // ORDERING: Relaxed. The test then sends requests, and the kernel orders the server's loads
         // after this store.
         self.full.store(changes, Ordering::Relaxed);
     }

@@ -64,7 +64,8 @@ fn cache_returns_to_its_budget_when_the_load_ends() {
     for_each_file(&site, |directory, file| {
         fs::remove_file(path(directory, file)).expect("remove the file");
     });
-    // The removed files may leave negative entries of 96 bytes each, up to 1/8 of the budget.
+    // The cache may keep negative entries (for names that do not exist) of the removed files. Each
+    // has 96 bytes, and all together may take 1/8 of the budget.
     site.wait_for("files were removed", |counters| {
         is_within_budget(counters) && counters.negatives <= (2 << 20) / 8 / 96
     });
@@ -152,8 +153,8 @@ fn working_directory_keeps_its_path_under_pressure() {
     assert_eq!(line.trim_end(), inside.to_str().expect("the path is UTF-8"));
 }
 
-/// Sets of attributes that were changed twice and are equal must be shared by the back end, even if
-/// no request arrives.
+/// Three files have equal extended attributes, each of which was set twice. The back end must come
+/// to store the set of attributes only once, even if no request arrives.
 #[test]
 fn deferred_sharing_of_attributes_needs_no_request() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));

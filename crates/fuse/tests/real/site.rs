@@ -80,8 +80,8 @@ impl Site {
         self.server().counters()
     }
 
-    /// Waits until the counters satisfy `condition`. Each check sends a request, so by then the
-    /// server has handled all earlier requests.
+    /// Waits until the counters satisfy `condition`. Between two checks of the condition, sends a
+    /// request to the server.
     pub(crate) fn wait_for(&self, what: &str, condition: impl Fn(&Counters) -> bool) {
         let begin = Instant::now();
         while !condition(&self.counters()) {

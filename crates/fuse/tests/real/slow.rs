@@ -162,7 +162,7 @@ fn fsync_that_panics_fails_and_the_next_one_does_not() {
     let is_first = AtomicBool::new(true);
     let fs = Hooked::new(move |what, _| {
         // ORDERING: Relaxed. The test makes its requests one after the other, so the kernel orders
-        // the accesses to `is_first`.
+        // the accesses of the server's threads to `is_first`.
         if what == "fsync" && is_first.swap(false, Ordering::Relaxed) {
             panic!("the back end panics, as it should");
         }

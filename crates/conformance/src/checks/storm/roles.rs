@@ -40,7 +40,8 @@ pub(super) struct Worker<'s, 'b> {
     kept: Kept,
 }
 
-/// Returns the content of a version: its number, and bytes that follow from it.
+/// Returns the content of a published file: the version number, and bytes that depend on the
+/// version and the publisher.
 fn version_content(publisher: usize, version: u64) -> Vec<u8> {
     let len = (version * 977 + 13 * publisher as u64) % VERSION_BYTES;
     let body = pattern(version << 8 | publisher as u64, len as usize);
@@ -49,7 +50,8 @@ fn version_content(publisher: usize, version: u64) -> Vec<u8> {
 
 impl<'s, 'b> Worker<'s, 'b> {
     pub(super) fn new(storm: &'s Storm<'b>, number: usize) -> Worker<'s, 'b> {
-        // There is one mover, since two would have to agree on the names of the directories.
+        // Only one thread renames the directories above, because two such threads would have to
+        // agree on the names.
         let role = match number {
             0 => Role::Mover,
             _ => [Role::Publisher, Role::Maker, Role::Writer, Role::Reader]
@@ -74,7 +76,8 @@ impl<'s, 'b> Worker<'s, 'b> {
     }
 
     pub(super) fn turn(&mut self, turn: u64) -> Checked {
-        // On few processors, a thread would otherwise do hundreds of turns at once.
+        // Let other threads run. Otherwise, on a machine with few processors, one thread would do
+        // hundreds of turns before the next one runs.
         thread::yield_now();
         let done = match self.role {
             Role::Mover => self.move_above(),
@@ -140,8 +143,8 @@ impl<'s, 'b> Worker<'s, 'b> {
         let (new, current) = (format!("new{number}"), format!("current{number}"));
         drop(self.new_file(&new, &content)?);
         self.rename((&storm.dir, &new), (&storm.dir, &current), RenameMode::Replace)?;
-        // ORDERING: Relaxed. Readers expect at least this version. If they load an older one, they
-        // only check less.
+        // ORDERING: Relaxed. A reader loads this number, and expects at least this version. If it
+        // loads an older number, it only checks less.
         storm.published[number].store(version, Ordering::Relaxed);
         self.kept.insert(current, content);
         Ok(())
@@ -165,7 +168,8 @@ impl<'s, 'b> Worker<'s, 'b> {
                 ensure_eq("the links of a linked file", linked.must("link")?.nlink, 2)?;
                 bench.unlink(dir, &text).must(&format!("remove of {text:?}"))?;
             } else {
-                // A target that does not exist: a back end without NoReplace is asked twice.
+                // No file has the name `other`. For a free name, the cache first tries `NoReplace`.
+                // If the back end does not support that, the cache tries `Replace`.
                 self.rename((dir, &text), (dir, &other), RenameMode::Replace)?;
             }
             ensure_eq("the links of a kept file", bench.attr(&file)?.nlink, 1)?;
@@ -220,8 +224,8 @@ impl<'s, 'b> Worker<'s, 'b> {
         self.read_version(publisher)
     }
 
-    /// Reads the current version of a publisher. It must be whole, and not older than the version
-    /// that was published before the lookup.
+    /// Reads the current version of a publisher's file. The content must be complete, and not older
+    /// than the version that was published before this lookup.
     fn read_version(&self, publisher: usize) -> Checked {
         let (bench, dir) = (self.storm.bench, &self.storm.dir);
         // ORDERING: Relaxed. An older number only makes the check weaker.
