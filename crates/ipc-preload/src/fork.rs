@@ -82,7 +82,7 @@ extern "C" fn child() {
     if forking.task.attached() != 0 {
         process::register_child(forking.task);
     }
-    // The drop closes the pipe, so that the parent continues. It also releases the lock of attached
-    // segments, which unblocks the signals.
+    // Dropping `forking` closes the pipe, so the parent continues. It also releases the lock of
+    // attached segments, which unblocks the signals.
     drop(forking);
 }

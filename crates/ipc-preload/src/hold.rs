@@ -1,6 +1,7 @@
 //! The hold of a task with segments attached, a locked file that child processes inherit. While any
-//! process has the hold, the recovery of the namespace does not take the task's attaches away, even
-//! if the task's process was killed. The attaches stand for children that are not counted yet.
+//! process has the hold, the recovery of the namespace does not subtract the task's attaches from
+//! nattch, even if the task's process was killed. The attaches stand for children that are not
+//! counted yet.
 //!
 //! A child has the segments of its parent attached from its first instruction on, and is counted a
 //! little later. A child that a program makes by clone(2) through syscall(2) is counted at its
@@ -74,7 +75,7 @@ fn map(task: &Task) -> Option<*mut c_void> {
 
 fn unmap(hold: *mut c_void) {
     if !hold.is_null() {
-        // SAFETY: the mapping is one of `map`, and its address was taken out of `HOLD`.
+        // SAFETY: `map` has made the mapping, and its address was taken out of `HOLD`.
         let _unmapped = unsafe { munmap(hold, page_size()) };
     }
 }

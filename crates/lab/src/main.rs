@@ -257,7 +257,7 @@ impl Report {
 /// own line.
 ///
 /// # Errors
-/// None that a report can cause.
+/// An error of serde_json, which no report causes.
 pub(crate) fn to_json(reports: &[Report]) -> anyhow::Result<String> {
     let mut tables = vec![];
     for Report { table, source, machine, rows } in reports {

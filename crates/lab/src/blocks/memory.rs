@@ -32,7 +32,8 @@ use super::{AttrStore, BLOCK_BYTES, Design, USERS_MAX};
 
 /// A content of at most this many bytes is hashed as a whole.
 const HASHED_WHOLE_MAX: usize = 512;
-/// The number of hashed pieces of a longer content, and the bytes of each.
+/// Of a content longer than [`HASHED_WHOLE_MAX`], only pieces are hashed: their number, and the
+/// bytes of each.
 const PIECES: usize = 5;
 const PIECE_BYTES: usize = 64;
 

@@ -14,7 +14,7 @@ use crate::{lab, quick, rows, text};
 
 /// The tables that need /dev/fuse. Other tests run them.
 const ELSEWHERE: [&str; 1] = ["fuse-metadata"];
-/// The tables of files, each with the parameters of a required row.
+/// The tables that measure file systems, each with the parameters of a row that it must have.
 const FILES: [(&str, &[(&str, &str)]); 6] = [
     ("rename", &[("directories", "own-pair")]),
     ("create-one-dir", &[("directories", "one")]),

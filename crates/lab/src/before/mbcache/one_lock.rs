@@ -158,7 +158,8 @@ impl ShareIndex for OneLock {
 
     fn note_users(&self, _: u64, _: u64, _: u32) {}
 
-    /// Waits until no thread holds the entry of the block, and holds the entry exclusively.
+    /// Waits until no thread holds the entry of the block, then takes an exclusive hold of the
+    /// entry.
     fn leave(&self, block: u64) {
         let mut state = self.state.lock();
         while let Some(at) = state.by_block.get(&block).copied() {
