@@ -12,7 +12,7 @@
 //! registered by its first call.
 //!
 //! A process without attached segments does not wait at a fork. If the parent is killed before its
-//! child is counted, the parent's attaches stay counted until the child is (module `hold`).
+//! child is counted, the parent's attaches stay counted until the child is counted (module `hold`).
 //!
 //! # Locks
 //!

@@ -239,7 +239,8 @@ fn refresh_late(task: &Task) {
     }
 }
 
-/// Takes the task out of the page and returns it, so that the caller can end it.
+/// Removes the task from the wiped page (which a fork zeroes) and returns it, so that the caller
+/// can end it.
 ///
 /// # Safety
 ///

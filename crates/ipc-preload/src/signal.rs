@@ -153,8 +153,8 @@ fn begin(
     handler: Option<sighandler_t>,
 ) -> (Option<PageLock>, sighandler_t) {
     let lock = process::lock_tables();
-    // `handler` may be the address of an entry: a program that calls rt_sigaction(2) past the
-    // library sees that address.
+    // A program that calls rt_sigaction(2) past the library sees the address of an entry (the
+    // library's code before a handler). So `handler` may be such an address.
     let [first, second] = entries();
     let words = [libc::SIG_DFL, libc::SIG_IGN, SIG_HOLD, libc::SIG_ERR, first, second];
     let Some(function) = handler.filter(|handler| !words.contains(handler)) else {
@@ -169,8 +169,8 @@ fn begin(
     (lock, entries()[free])
 }
 
-/// Returns the program's handler for `handler`, which the kernel has reported and which may be an
-/// entry of this library.
+/// Returns the program's handler for `handler`. The kernel has reported `handler`, which may be an
+/// entry of this library (its code before the program's handler).
 fn told(cell: usize, handler: sighandler_t) -> sighandler_t {
     match entries().iter().position(|entry| *entry == handler) {
         // ORDERING: Relaxed. See `arrived`.
@@ -198,7 +198,7 @@ pub unsafe extern "C" fn sigaction(
     // SAFETY: the caller meets the requirements of sigaction(2), so the action can be read. It is
     // copied, since the call may overwrite it with its result.
     let ours = (!action.is_null()).then(|| unsafe { action.read() });
-    // SAFETY: the caller's promise. The copied action lives during the call.
+    // SAFETY: the caller meets the requirements, and the copied action lives during the call.
     let call = |given| c_long::from(unsafe { next(signal, given, before) });
     // SAFETY: the call fills `before` if it succeeds.
     unsafe { change(signal, cell, ours, before, |action| &mut action.sa_sigaction, call) as c_int }

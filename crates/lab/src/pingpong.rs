@@ -83,9 +83,9 @@ impl<Q: Queues> Pair for QueuePair<'_, Q> {
     }
 }
 
-/// Measures the round trips of a cell. With `workers=threads` the parameter `waiters` is the number
-/// of answering threads. With `workers=processes` the closure `start` starts the answering process
-/// on a processor. With `cpus=1` both sides share a processor.
+/// Measures the round trips of a cell (a set of parameters). With `workers=threads` the parameter
+/// `waiters` is the number of answering threads. With `workers=processes` the closure `start`
+/// starts the answering process on a processor. With `cpus=1` both sides share a processor.
 ///
 /// # Errors
 /// If a call fails, or the process does not start.

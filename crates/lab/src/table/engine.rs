@@ -46,8 +46,8 @@ pub(crate) struct Sweep {
     /// The time for which a variant is measured in a cell, over all rounds, as a fraction of the
     /// run's setting `time_per_row`.
     pub(super) share: f64,
-    /// The factor on the number of rounds: more than 1 if a disturbance may last as long as several
-    /// slices.
+    /// The factor on the number of rounds. It is more than 1 if a disturbance lasts long compared
+    /// with a slice.
     pub(super) repeats: usize,
     /// True if rows of one thread are also shown net of the cost of a system call, which only
     /// `linux` pays.

@@ -137,8 +137,8 @@ fn session(
         let server_ns = mount.cpu_ns();
         let slice = client::run_all(&mut clients, "go");
         let mut slice = slice.with_context(|| format!("{}: {phase}", mount.variant))?;
-        // The server's time is less than before if threads of the server ended meanwhile. It then
-        // counts as 0.
+        // If threads of the server ended meanwhile, its time is less than before. The difference
+        // then counts as 0.
         slice.cpu_ns += mount.cpu_ns().saturating_sub(server_ns);
         slices.push(slice);
     }

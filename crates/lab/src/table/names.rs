@@ -204,7 +204,7 @@ fn measure(
     Ok(slice)
 }
 
-/// Returns the hot targets and their depth, which is at most [`DEPTH`] or that of the tree.
+/// Returns the hot targets and their depth: [`DEPTH`], or the depth of the tree if that is less.
 fn pool(corpus: &Corpus, op: Op) -> Option<(usize, Vec<u64>)> {
     let is_usable = |&ino: &u64| {
         ![ROOT, SYNTHETIC].contains(&ino) && (op != Op::Path || corpus.is_directory(ino))

@@ -66,9 +66,9 @@ enum Of {
     Medians(Cited, Cited),
     /// A published figure over the median of a row.
     Figure(f64, Cited),
-    /// The ratios of corewalk's throughput in all rows that have one of these sets of parameters.
+    /// The ratios of corewalk's throughput in all rows whose parameters match one of these sets.
     Cells(Vec<At>),
-    /// The rows of a variant that have one of these sets of parameters.
+    /// The rows of a variant whose parameters match one of these sets.
     Losses(&'static str, Vec<At>),
 }
 

@@ -49,7 +49,7 @@ fn listed() -> Vec<String> {
     names.into_iter().filter(|name| !ELSEWHERE.contains(&&name[..])).collect()
 }
 
-/// Checks that a table of files has rows of `corewalk` and `linux`.
+/// Checks that a table that measures file systems has rows of `corewalk` and `linux`.
 fn check_files(table: &Value, params: &[(&str, &str)]) {
     for variant in ["corewalk", "linux"] {
         for metric in ["ops_per_s", "ns_per_op"] {

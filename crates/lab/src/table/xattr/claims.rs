@@ -121,7 +121,7 @@ fn space(rows: &[Row], store: &str) -> Claim {
 /// grow at most 1/[`DISK_SHARE`] as much as without sharing.
 fn on_disk(rows: &[Row]) -> Claim {
     let counted = |row: &Row, how: &str| row.params.get(COUNTED).is_some_and(|is| is == how);
-    // Finds the row of `variant` with the size of its database, in the cell of `row`.
+    // Finds the row with the database size of `variant`, in the same cell as `row`.
     let database = |row: &Row, variant: &str| {
         rows.iter().find(|other| {
             other.variant == variant
