@@ -7,7 +7,7 @@
 //! A handler may leave the interrupted call by siglongjmp(3). Before the handler ran,
 //! `Task::interrupt_own` has ended the wait of that call. But the thread still counts the call, and
 //! the call's wait node (its entry in a wait queue) stays in use. So at the end of such a process,
-//! too, the recovery of the namespace applies undo. It also frees the node.
+//! too, the recovery of the namespace (by another process) applies undo. It also frees the node.
 
 use corewalk_ipc::Task;
 use rustix::io::Errno;

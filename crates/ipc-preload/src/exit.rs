@@ -4,12 +4,12 @@
 //! |---|---|
 //! | exit(3), return from `main` | the destructor of this library, after those of the program |
 //! | `quick_exit` | its list of functions |
-//! | `_exit`, `_Exit`, `syscall(SYS_exit_group)` | the functions of these names here |
+//! | `_exit`, `_Exit`, `syscall(SYS_exit_group)` | this library's functions of these names |
 //! | a signal, an exit beside other threads or inside of a call | the recovery of the namespace |
 //!
 //! While other threads of the process run, one of them may be in a call, with a lock or an undo
-//! record in use. So if one thread ends the process, the library does not end the task. The
-//! recovery of the namespace then applies undo, as for a killed process.
+//! record in use. So if one thread ends the process, the library does not end the task (its entry
+//! in the namespace). The recovery of the namespace then applies undo, as for a killed process.
 //!
 //! A child of vfork(2) has its parent's memory but another pid. The end of such a child does not
 //! end its parent's task.

@@ -12,7 +12,7 @@
 //! registered by its first call.
 //!
 //! A process without attached segments does not wait at a fork. If the parent is killed before its
-//! child is counted, the parent's attaches stay counted until the child is (module `hold`).
+//! child is counted, the parent's attaches stay counted until the child is counted (module `hold`).
 //!
 //! # Locks
 //!
@@ -82,7 +82,7 @@ extern "C" fn child() {
     if forking.task.attached() != 0 {
         process::register_child(forking.task);
     }
-    // The drop closes the pipe, so that the parent continues. It also releases the lock of attached
-    // segments, which unblocks the signals.
+    // Dropping `forking` closes the pipe, so the parent continues. It also releases the lock of
+    // attached segments, which unblocks the signals.
     drop(forking);
 }

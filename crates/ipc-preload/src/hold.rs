@@ -1,6 +1,7 @@
-//! The hold of a task with segments attached, a locked file that child processes inherit. While any
-//! process has the hold, the recovery of the namespace does not take the task's attaches away, even
-//! if the task's process was killed. The attaches stand for children that are not counted yet.
+//! The hold: a locked file of a task with segments attached, which child processes inherit. While
+//! any process has the hold, the recovery of the namespace does not subtract the task's attaches
+//! from nattch, even if the task's process was killed. The attaches stand for children that are not
+//! counted yet.
 //!
 //! A child has the segments of its parent attached from its first instruction on, and is counted a
 //! little later. A child that a program makes by clone(2) through syscall(2) is counted at its
@@ -29,11 +30,11 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::param::page_size;
 use std::ptr;
 
-/// The address at which the hold is mapped, or null. In a child it is the parent's hold, until the
-/// child has its own.
+/// The address at which the hold (a locked file) is mapped, or null. In a child it is the parent's
+/// hold, until the child has its own.
 static HOLD: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// Takes the hold of a task that is about to attach its first segment.
+/// Maps the hold of a task that attaches its first segment.
 pub(crate) fn take(task: &Task) {
     // ORDERING: Relaxed. One thread at a time.
     if HOLD.load(Ordering::Relaxed).is_null() {
@@ -42,28 +43,28 @@ pub(crate) fn take(task: &Task) {
     }
 }
 
-/// Replaces the parent's hold by the child's own. Called once the child is counted.
+/// Replaces the parent's hold, once the child is counted.
 pub(crate) fn renew(task: &Task) {
     let Some(own) = map(task) else { return };
     // ORDERING: Relaxed. One thread at a time.
     unmap(HOLD.swap(own, Ordering::Relaxed));
 }
 
-/// Unmaps the hold. Called when the process has no segment attached any more.
+/// Unmaps the hold when no segment is attached any more.
 pub(crate) fn give_up() {
     // ORDERING: Relaxed. One thread at a time.
     unmap(HOLD.swap(ptr::null_mut(), Ordering::Relaxed));
 }
 
-/// Forgets the parent's hold, and leaves it mapped. Called in a child that does not know which
+/// Leaves the parent's hold (a locked file) mapped for good, for a child that does not know which
 /// segments it has attached.
 pub(crate) fn leave() {
     // ORDERING: Relaxed. One thread at a time.
     HOLD.store(ptr::null_mut(), Ordering::Relaxed);
 }
 
-/// Maps the hold of a task, or returns none. Without a hold, the attaches of a killed parent are
-/// taken away at once, although a child may not be counted yet.
+/// Maps the hold of a task, or returns none. Without a hold (a locked file that children inherit),
+/// the attaches of a killed parent are removed at once, although a child may not be counted yet.
 fn map(task: &Task) -> Option<*mut c_void> {
     let file = task.hold().ok()?;
     let flags = MapFlags::SHARED;
@@ -74,7 +75,7 @@ fn map(task: &Task) -> Option<*mut c_void> {
 
 fn unmap(hold: *mut c_void) {
     if !hold.is_null() {
-        // SAFETY: the mapping is one of `map`, and its address was taken out of `HOLD`.
+        // SAFETY: `map` has made the mapping, and its address was taken out of `HOLD`.
         let _unmapped = unsafe { munmap(hold, page_size()) };
     }
 }

@@ -97,8 +97,8 @@ pub use lookup::dlsym;
 /// crate's unit tests do not register these functions, since they do not load the library.
 mod load {
     extern "C" fn load() {
-        // `process` comes first, so that its fork handler runs in a child before those of other
-        // modules.
+        // `process` comes first: fork handlers of a child run in the order of their registration,
+        // and that of `process` must be the first.
         super::process::resolve();
         super::exit::resolve();
         super::cred::look_up();

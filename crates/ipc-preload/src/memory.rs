@@ -54,7 +54,7 @@ pub(crate) fn lock_all(flags: c_int, next: impl Fn(c_int) -> c_int) -> c_int {
     if flags & libc::MCL_ONFAULT == 0 {
         for range in mappings().into_iter().filter(|range| *range != namespace) {
             let start = ptr::with_exposed_provenance::<c_void>(range.start);
-            // Errors are ignored, as by mlockall(2): some mappings have no memory.
+            // Errors are ignored, as mlockall(2) ignores them: some mappings cannot get memory.
             // SAFETY: the call changes no byte, and fails if nothing is mapped in the range any
             // more.
             unsafe { libc::mlock(start, range.len()) };

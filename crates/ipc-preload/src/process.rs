@@ -206,8 +206,8 @@ pub(crate) fn refresh_cred() {
     CRED_CHANGES.fetch_add(1, Ordering::Relaxed);
     // A child of vfork(2) has its parent's memory, and another pid.
     if let Some(task) = own_task() {
-        // No fork happens under this lock: `Task::fork` in a child reads the credentials of its
-        // copy of this task.
+        // The lock of attached segments keeps forks out meanwhile: in a forked child, `Task::fork`
+        // reads the credentials from the child's copy of this task.
         let _lock = crate::shm::is_on().then(AttachLock::take);
         task.set_cred(cred::current());
     }
@@ -239,7 +239,8 @@ fn refresh_late(task: &Task) {
     }
 }
 
-/// Takes the task out of the page and returns it, so that the caller can end it.
+/// Removes the task from the wiped page (which a fork zeroes) and returns it, so that the caller
+/// can end it.
 ///
 /// # Safety
 ///
@@ -269,7 +270,8 @@ pub(crate) fn register() -> Result<&'static Task, String> {
     if !is_own() {
         return Err("a child of vfork(2) can call only if its parent has made a call".to_owned());
     }
-    // The page names no owner yet if clone(2) through syscall(2) has made this process.
+    // The wiped page (which a fork zeroes) names no owner yet, if clone(2) through syscall(2) has
+    // made this process.
     own();
     let made = match forked_from() {
         Some(parent) => forked(parent),

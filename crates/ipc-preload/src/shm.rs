@@ -123,7 +123,7 @@ pub(crate) fn mark() {
     let _marked = rustix::fs::openat(&folder, mark_name(), flags, Mode::RUSR | Mode::WUSR);
 }
 
-/// Removes the mark of this process. Returns true if there was one.
+/// Removes this process's mark. Returns true if there was one.
 pub(crate) fn unmark() -> bool {
     folder()
         .is_some_and(|folder| rustix::fs::unlinkat(&folder, mark_name(), AtFlags::empty()).is_ok())

@@ -30,7 +30,8 @@
 //!   Instructions raise these signals, and they interrupt a wait only if a process sends them.
 //! - Handlers that are installed without libc's functions get no entry.
 //! - A signal may get two new handlers between the kernel's jump to an entry and the entry's next
-//!   few instructions. Then the second new handler runs with the flags of the handler before both.
+//!   few instructions. Then the second new handler runs with the flags of the handler that was
+//!   installed before both.
 //!
 //! Source: sigaction(2), signal(7) "Interruption of system calls"; System V ABI, AMD64 supplement.
 
@@ -49,14 +50,15 @@ const SIGNALS: usize = 65;
 /// `SIG_HOLD` of sigset(3), which like `SIG_ERR` is a constant and not the address of a handler.
 const SIG_HOLD: sighandler_t = 2;
 
-/// Signals whose handlers get no entry. Instructions raise the first six, and programs cannot
-/// handle the other two.
+/// Signals whose handlers the library does not wrap with an entry (code of its own that runs
+/// first). Instructions raise the first six, and programs cannot handle the other two.
 const LEFT_ALONE: [c_int; 8] = [SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGKILL, SIGSTOP];
 
 /// The number of entries, and of their tables of handlers.
 const ENTRIES: usize = 2;
 
-/// The handlers that the program has installed, by signal: one table for each entry.
+/// The program's handlers by signal. Each entry (the library's code that runs before a handler) has
+/// a table of its own.
 static HANDLERS: [[AtomicPtr<c_void>; SIGNALS]; ENTRIES] =
     [const { [const { AtomicPtr::new(ptr::null_mut()) }; SIGNALS] }; ENTRIES];
 
@@ -124,23 +126,25 @@ fn entries() -> [sighandler_t; ENTRIES] {
     [entry::<0> as *const (), entry::<1> as *const ()].map(<*const ()>::expose_provenance)
 }
 
-/// Returns the index of a signal in the tables, or none if handlers of this signal get no entry.
+/// Returns the index of a signal in the tables of handlers, or none if the library leaves the
+/// handlers of this signal alone.
 fn cell(signal: c_int) -> Option<usize> {
     let index = usize::try_from(signal).ok()?;
     ((1..SIGNALS).contains(&index) && !LEFT_ALONE.contains(&signal)).then_some(index)
 }
 
-/// Begins a call that changes or reads the handler of `signal`. If the new handler is a function,
-/// stores it in the table of the entry that is not installed. Returns the lock of the tables, to be
-/// held until the change is made, and the address for the kernel to install.
+/// Begins a call that changes or reads the handler of `signal`. The library has two entries (code
+/// that runs before a handler), each with a table of handlers. A new handler that is a function
+/// goes into the table of the entry that is not installed now. Returns the lock of the tables,
+/// which the caller holds until the change is made, and the address that the kernel must install.
 fn begin(
     signal: c_int,
     cell: usize,
     handler: Option<sighandler_t>,
 ) -> (Option<PageLock>, sighandler_t) {
     let lock = process::lock_tables();
-    // `handler` may be the address of an entry: a program that calls rt_sigaction(2) past the
-    // library sees that address.
+    // A program that calls rt_sigaction(2) past the library sees the address of an entry (the
+    // library's code before a handler). So `handler` may be such an address.
     let [first, second] = entries();
     let words = [libc::SIG_DFL, libc::SIG_IGN, SIG_HOLD, libc::SIG_ERR, first, second];
     let Some(function) = handler.filter(|handler| !words.contains(handler)) else {
@@ -155,8 +159,8 @@ fn begin(
     (lock, entries()[free])
 }
 
-/// Returns the program's handler for `handler`, which the kernel has reported and which may be an
-/// entry of this library.
+/// Returns the program's handler for `handler`. The kernel has reported `handler`, which may be an
+/// entry of this library (its code before the program's handler).
 fn told(cell: usize, handler: sighandler_t) -> sighandler_t {
     match entries().iter().position(|entry| *entry == handler) {
         // ORDERING: Relaxed. See `arrived`.
@@ -181,10 +185,10 @@ pub unsafe extern "C" fn sigaction(
         // SAFETY: the caller's promise.
         return unsafe { next(signal, action, before) };
     };
-    // SAFETY: the caller's promise. The action is copied, since the call may overwrite it with its
-    // result.
+    // SAFETY: the caller meets the requirements of sigaction(2), so the action can be read. It is
+    // copied, since the call may overwrite it with its result.
     let ours = (!action.is_null()).then(|| unsafe { action.read() });
-    // SAFETY: the caller's promise. The copied action lives during the call.
+    // SAFETY: the caller meets the requirements, and the copied action lives during the call.
     let call = |given| c_long::from(unsafe { next(signal, given, before) });
     // SAFETY: the call fills `before` if it succeeds.
     unsafe { change(signal, cell, ours, before, |action| &mut action.sa_sigaction, call) as c_int }
@@ -281,7 +285,8 @@ macro_rules! replacing {
             $($table: fn $name(c_int, sighandler_t) -> sighandler_t;)*
         }
         $(
-            /// The C library's function of this name, with an entry in place of the handler.
+            /// Calls the C library's function of this name. Installs an entry (code of this library
+            /// that runs first) if `handler` is a function.
             ///
             /// # Safety
             ///

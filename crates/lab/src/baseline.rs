@@ -1,4 +1,5 @@
-//! The trait of all variants of the tables `lookup` and `path`, and the variants beside corewalk.
+//! The designs that the tables `lookup` and `path` compare with corewalk, and the trait of all
+//! variants (corewalk and these designs).
 //!
 //! A variant answers three kinds of questions (`questions::Op`): lookups of a name, walks of a
 //! path, and the path of an inode. The compiler generates the measuring loop for each variant, so

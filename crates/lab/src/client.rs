@@ -222,7 +222,7 @@ fn write_block(file: &File) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Removes the files of the last two phases. Each file must have one block.
+/// Removes the files of the phases that call fsync(2). Each file must have the bytes of one write.
 fn remove_synced(names: &[PathBuf]) -> anyhow::Result<()> {
     for name in &names[..operations("create+fsync", names.len())] {
         let size = fs::symlink_metadata(name)?.len();

@@ -37,7 +37,7 @@ use crate::machine::thread_cpu_ns;
 use crate::questions::Tally;
 use crate::samples::{Metric, Params, Samples};
 
-/// Number of operations between two checks of the phase. It is used for work of short operations.
+/// The number of short operations that a worker does between two checks whether the phase is over.
 const CHUNK: u64 = 16;
 /// The most calls that a late thread catches up with.
 const BEHIND_MAX: u32 = 100;
@@ -94,7 +94,8 @@ pub(crate) enum Pinning {
 }
 
 impl Pinning {
-    /// Returns the usual pinning of so many workers: several workers have processors of their own.
+    /// Returns the default for a number of workers: the kernel places a single worker, and several
+    /// workers get a processor each.
     pub(crate) fn of(workers: usize) -> Pinning {
         if workers > 1 { Pinning::OnePerCore } else { Pinning::Free }
     }
@@ -315,7 +316,8 @@ pub(crate) fn run(
 }
 
 /// Runs a slice of `workers` threads with several phases of `time` each. Calls `beside` on a
-/// further thread, with the clock. Returns the phases of each worker, and the result of `beside`.
+/// further thread, with the clock that tells the current phase. Returns the phases of each worker,
+/// and the result of `beside`.
 ///
 /// # Panics
 /// If a worker or `beside` panics.

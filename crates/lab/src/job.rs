@@ -49,7 +49,7 @@ pub(crate) struct User {
 }
 
 impl User {
-    /// Returns the user number `number` of a namespace that has the entries of `corpus`.
+    /// Returns the user with this number. The namespace must have the entries of `corpus`.
     pub(crate) fn new(dentries: &dyn Dentries, corpus: &Corpus, number: usize) -> User {
         let home_path = format!("/home/user-{number:02}/work").into_bytes();
         let home = make_path(dentries, &home_path);

@@ -241,8 +241,8 @@ pub(crate) fn run_table(table: &Table, settings: &Settings) -> anyhow::Result<Re
 }
 
 impl Report {
-    /// Returns the claims of the table, each with whether the rows show it. A table of another
-    /// version of the lab has none.
+    /// Returns the claims of the table, and for each claim whether the rows show it. A table that
+    /// this version of the lab does not know has none.
     pub(crate) fn claims(&self) -> Vec<Claim> {
         table::find(self.table).map(|table| table.claims(&self.rows)).unwrap_or_default()
     }
@@ -257,7 +257,7 @@ impl Report {
 /// own line.
 ///
 /// # Errors
-/// None that a report can cause.
+/// An error of serde_json, which no report causes.
 pub(crate) fn to_json(reports: &[Report]) -> anyhow::Result<String> {
     let mut tables = vec![];
     for Report { table, source, machine, rows } in reports {

@@ -108,7 +108,8 @@ mod tests {
     #[global_allocator]
     static ALLOC: Counting = Counting::new();
 
-    /// Entries of the trees. They are so many that the fixed cost of a table is small beside them.
+    /// The number of entries of a tree. It is so large that the fixed cost of a table hardly
+    /// counts.
     const ENTRIES: usize = 40_000;
 
     /// Checks one variant in a process of its own.

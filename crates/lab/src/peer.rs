@@ -144,8 +144,8 @@ impl Mounted {
         self.threads().into_iter().filter_map(of).sum()
     }
 
-    /// Returns the options of the mount that the kernel knows (proc_pid_mounts(5)), and the number
-    /// of all threads of the server. A comparison of mounts could be unfair if these differ.
+    /// Returns the options of the mount as the kernel reports them (proc_pid_mounts(5)), and the
+    /// number of threads of the server. A comparison of mounts could be unfair if these differ.
     ///
     /// # Errors
     /// An error if the directory is not mounted.

@@ -49,7 +49,7 @@ pub(crate) struct SemPair<'a, S>(pub(crate) &'a S, pub(crate) usize);
 pub(crate) struct QueuePair<'a, Q>(pub(crate) &'a Q);
 
 impl<S: Sems> Pair for SemPair<'_, S> {
-    /// The number of the user, and the number that it posted last.
+    /// The number of the user, and the number of the last question or answer that it posted.
     type State = (usize, u64);
 
     fn state(&self, is_asking: bool) -> (usize, u64) {
@@ -83,9 +83,9 @@ impl<Q: Queues> Pair for QueuePair<'_, Q> {
     }
 }
 
-/// Measures the round trips of a cell. With `workers=threads` the parameter `waiters` is the number
-/// of answering threads. With `workers=processes` the closure `start` starts the answering process
-/// on a processor. With `cpus=1` both sides share a processor.
+/// Measures the round trips of a cell (a set of parameters). With `workers=threads` the parameter
+/// `waiters` is the number of answering threads. With `workers=processes` the closure `start`
+/// starts the answering process on a processor. With `cpus=1` both sides share a processor.
 ///
 /// # Errors
 /// If a call fails, or the process does not start.
@@ -129,7 +129,8 @@ fn ask<P: Pair>(pair: &P, cpu: usize, time: Duration) -> Slice {
     })
 }
 
-/// Asks for `time` on the processor `on[0]`, while `waiters` threads answer on `on[1]`.
+/// Asks questions on the processor `on[0]`, until `time` has passed. Meanwhile `waiters` threads
+/// answer on the processor `on[1]`.
 ///
 /// # Errors
 /// If a call fails.

@@ -42,8 +42,8 @@ pub(crate) struct Writer {
 pub(crate) struct Outcome {
     pub(crate) reads: Slice,
     pub(crate) renames: Slice,
-    /// How often a rename forced a translation to start again, or 0 if the namespace does not count
-    /// that.
+    /// The number of times that a rename made a translation start again. It is 0 if the namespace
+    /// does not count them.
     pub(crate) retries: u64,
 }
 

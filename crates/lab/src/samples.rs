@@ -180,8 +180,8 @@ impl Samples {
         self.rows.append(&mut more.rows);
     }
 
-    /// Adds rows of a variant `name`: in each round, the best value of the variants `of`. `of` are
-    /// variants whose baseline is `name`.
+    /// In each round, takes the best value of the variants `of` (whose baseline is `name`), and
+    /// adds it as a row of a variant `name`.
     pub(crate) fn add_best(&mut self, name: &str, of: &[&str]) {
         let mut best = Samples::default();
         for (key, values) in &self.rows {

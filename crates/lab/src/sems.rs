@@ -132,7 +132,8 @@ pub(crate) fn check<S: Sems>(
 }
 
 impl Linux {
-    /// Returns the sets that another process made, from the identifier and the count of each set.
+    /// Returns the sets that another process made, from the identifier of each set and its number
+    /// of semaphores.
     pub(crate) fn join(sets: &[(i32, u16)]) -> Linux {
         Linux(sets.iter().map(|(id, count)| (SemSet::attach(*id), *count)).collect())
     }
@@ -208,8 +209,8 @@ impl Ours {
         Ok(Ours { users: vec![user], sets: vec![], queues: vec![], namespace })
     }
 
-    /// Returns the namespace with the sets that another process made, from the identifier and the
-    /// count of each set.
+    /// Returns the namespace with the sets that another process made, from the identifier of each
+    /// set and its number of semaphores.
     pub(crate) fn join(self, sets: &[(i32, u16)]) -> Ours {
         Ours { sets: sets.iter().map(|(id, _)| SemId::from_raw(*id)).collect(), ..self }
     }

@@ -68,7 +68,8 @@ mod prelude {
 pub(crate) struct Table {
     /// The name on the command line.
     pub(crate) name: &'static str,
-    /// Returns the claims that `words.json` does not state, each with whether the rows show it.
+    /// Returns the claims that `words.json` does not state, and for each claim whether the rows
+    /// show it.
     pub(crate) other_claims: fn(&[Row]) -> Vec<Claim>,
     /// Returns the cells that a run measures.
     pub(crate) sweeps: fn(&Settings) -> Vec<Sweep>,

@@ -75,8 +75,8 @@ struct Job {
 pub(crate) struct Workers(RefCell<Vec<Client>>);
 
 impl Workers {
-    /// Starts `count` workers, each pinned to a processor. `objects` returns the objects of a
-    /// worker.
+    /// Starts `count` workers, each pinned to a processor. `objects` returns the semaphore sets or
+    /// message queues of a worker.
     ///
     /// # Errors
     /// If a process does not start, or the preload library is missing.

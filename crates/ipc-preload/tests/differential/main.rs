@@ -50,7 +50,7 @@ use pairing::{Extent, Pairing};
 /// steps.
 const EXTENT: Extent = Extent { steps: 20_000, least: 2_000, limit: Duration::from_secs(40) };
 
-/// The number of steps within which the comparison must find each change.
+/// The number of steps within which the comparison must find the wrong answers of a control test.
 const CONTROL: Extent = Extent { steps: 4_000, least: 4_000, limit: Duration::MAX };
 
 type Kinds = fn(&mut Rng) -> &'static [Kind];

@@ -1,9 +1,9 @@
 //! A call must return `EFAULT` for an address that the program may not read or write, as in the
 //! kernel.
 //!
-//! A role makes each call with every kind of bad address for every pointer argument, by the C
-//! library's function and by number. The roles run on the host kernel as well, so the expectations
-//! are those of the kernel.
+//! A role (a function that a test runs in a process of its own) makes each call with every kind of
+//! bad address for every pointer argument, by the C library's function and by number. The roles run
+//! on the host kernel as well, so the expectations are those of the kernel.
 
 use corewalk_testkit::sysv;
 use libc::{c_int, c_long};

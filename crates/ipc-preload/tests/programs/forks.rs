@@ -1,4 +1,5 @@
-//! Roles that fork in a signal handler or by vfork(2). They must pass on the host kernel as well.
+//! Roles (functions that tests run in processes of their own) that fork in a signal handler or by
+//! vfork(2). They must pass on the host kernel as well.
 
 use corewalk_base::primitives::unmodelled::{AtomicI64, Ordering};
 use corewalk_testkit::sysv;
@@ -115,7 +116,7 @@ extern "C" fn forks(_signal: libc::c_int) {
         // SAFETY: the child returns and ends.
         unsafe { libc::fork() }
     } else {
-        // SAFETY: as above. The child has a copy of the parent's memory.
+        // SAFETY: the child has a copy of the parent's memory, returns and ends.
         unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as i32 }
     };
     if pid > 0 {

@@ -1,5 +1,5 @@
-//! Roles that lose the right to open the namespace's file, or that close all descriptors that they
-//! did not open. Calls must still work.
+//! Roles (functions that tests run in processes of their own) that lose the right to open the
+//! namespace's file, or that close all descriptors that they did not open. Calls must still work.
 
 use corewalk_testkit::require::{Need, skip};
 use corewalk_testkit::sysv;

@@ -1,5 +1,5 @@
-//! Roles with a handler that jumps out of the call that it has interrupted. They must pass on the
-//! host kernel as well.
+//! Roles (functions that tests run in processes of their own) with a handler that jumps out of the
+//! call that it has interrupted. They must pass on the host kernel as well.
 //!
 //! sigsetjmp(3) returns twice, which no Rust function may. `protect` replaces it: it calls a
 //! function, and returns once.
@@ -148,8 +148,8 @@ mod here {
         assert_eq!(unsafe { libc::msgctl(queue, libc::IPC_RMID, ptr::null_mut()) }, 0);
     }
 
-    /// A handler whose own call waits. Either [`handler`] interrupts that call, or the call gets
-    /// its unit.
+    /// A handler whose own call waits for a unit of a semaphore. The call ends when [`handler`]
+    /// interrupts it, or when it gets the unit.
     extern "C" fn waiting(_signal: libc::c_int) {
         take_inside();
         // SAFETY: as in `handler`.

@@ -1,4 +1,5 @@
-//! A function that a program looks up with dlsym(3) must be the one that it would be linked with.
+//! A program that looks a function up with dlsym(3) must get the same function as a program that is
+//! linked with it.
 
 use corewalk_testkit::sysv;
 use libc::{c_int, c_void};

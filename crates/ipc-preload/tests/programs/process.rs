@@ -21,7 +21,7 @@ pub(crate) const FD_ENV: &str = "COREWALK_IPC_FD";
 /// The file of a namespace. The drop removes it.
 pub(crate) struct Namespace {
     path: Option<PathBuf>,
-    /// A descriptor that processes inherit, if they do not get the path.
+    /// A descriptor of the namespace's file. Processes inherit it if they do not get the path.
     handed: Option<OwnedFd>,
     /// Where the memory of segments is.
     shm: Option<PathBuf>,

@@ -180,7 +180,7 @@ fn fork() {
     assert_eq!(semop(id, (0, 5, UNDO)), Ok(0));
     let pid = child(|| i32::from(semop(id, (1, 2, UNDO)) != Ok(0)));
     assert_eq!(exited(wait(pid)), 0);
-    // The child's own adjustment is applied; its parent's adjustment is not.
+    // At the end of the child, its own undo is applied. Its parent's undo is not.
     assert_eq!((value(id, 0), value(id, 1)), (5, 0));
     assert_eq!(sysv::semctl(id, 1, libc::GETPID, 0), Ok(pid));
     // SAFETY: the call takes nothing.
@@ -285,7 +285,8 @@ fn by_number() {
     assert_eq!(call(libc::SYS_semctl, &[id, 0, libc::IPC_RMID as usize]), 0);
     assert_eq!(call(libc::SYS_semctl, &[id, 0, libc::GETVAL as usize]), -1);
     assert_eq!(last_errno(), Some(libc::EINVAL));
-    // The library passes other calls on to the C library, with all of their arguments.
+    // The library passes calls that it does not handle on to the C library, with all of their
+    // arguments.
     assert_eq!(call(libc::SYS_getpid, &[]), i64::from(std::process::id()));
     assert_eq!(call(libc::SYS_close, &[usize::MAX]), -1);
     assert_eq!(last_errno(), Some(libc::EBADF));
@@ -378,7 +379,7 @@ fn threads() {
     remove(id);
 }
 
-/// The environment variable with the id of the set, for the program that `exec` starts.
+/// The environment variable with the id of the semaphore set, for the program that `exec` starts.
 const SET_ENV: &str = "COREWALK_PRELOAD_SET";
 
 fn exec() {

@@ -1,4 +1,5 @@
-//! Roles with shared memory. They must pass on the host kernel as well.
+//! Roles (functions that tests run in processes of their own) with shared memory. They must pass on
+//! the host kernel as well.
 //!
 //! Processes wait for each other at a pipe, so that a child makes no IPC call of its own.
 
@@ -125,7 +126,7 @@ pub(crate) fn calls() {
 
     let first = attach(id, 0, 0).expect("an address");
     write(first + 4999, 7);
-    // The last page can be written as a whole, although the size ends inside of it.
+    // The segment's size ends inside of its last page, but the whole page can be written.
     write(first + 2 * PAGE - 1, 8);
     let second = attach(id, 0, libc::SHM_RDONLY).expect("an address");
     assert_eq!((read(second + 4999), nattch(id)), (7, 2));
@@ -255,8 +256,8 @@ pub(crate) fn orphan() {
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
     for calls in [0, 1] {
         let (id, marked) = (segment(PAGE), segment(PAGE));
-        // The grandchild opens gate 0 when it runs, and gate 2 when it has made its call, if any.
-        // Gates 1 and 3 let it go on.
+        // The grandchild opens gate 0 (a pipe) when it runs, and gate 2 when it has made its call,
+        // if any. Gates 1 and 3 let it go on.
         let gates = [Gate::new(), Gate::new(), Gate::new(), Gate::new()];
         let pid = child(|| {
             let attached = [attach(id, 0, 0), attach(marked, 0, 0)];
@@ -304,7 +305,7 @@ pub(crate) fn failing_fork() {
     let id = segment(PAGE);
     attach(id, 0, 0).expect("an address");
     let pid = child(|| {
-        // The limit does not bind root, nor a process with `CAP_SYS_RESOURCE`.
+        // `RLIMIT_NPROC` does not bind root, so the child takes another user.
         // SAFETY: the call takes numbers.
         let is_nobody = unsafe { libc::setresgid(65534, 65534, 65534) } == 0
             // SAFETY: as above.
@@ -322,8 +323,8 @@ pub(crate) fn failing_fork() {
             // SAFETY: the call takes a number.
             unsafe { libc::_exit(0) };
         }
-        // The time must stay below the limit of 30 seconds of the parent's wait for a stopped
-        // child.
+        // A parent waits up to 30 seconds for a stopped child. For a fork that fails it must not
+        // wait so long.
         i32::from(inner != -1 || errno() != libc::EAGAIN || start.elapsed().as_secs() >= 30)
     });
     match exited(wait(pid)) {
@@ -432,7 +433,7 @@ pub(crate) fn threads() {
 /// there.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn first_attach() {
-    /// How often the test reads the number of attaches. There is a millisecond between reads.
+    /// The number of times that the test reads nattch, a millisecond apart.
     const LOOKS: u32 = 100;
     if std::env::var_os("LD_PRELOAD").is_none() {
         return;
@@ -446,8 +447,8 @@ pub(crate) fn first_attach() {
                 attach(id, 0, 0).is_ok()
             });
             if nattch(id) != 0 || !signals::is_traced() {
-                // SAFETY: the call takes a number. A return would wait for the other thread for
-                // ever.
+                // SAFETY: the call takes a number. To return from here would wait for ever for the
+                // thread at the gate.
                 unsafe { libc::_exit(77) };
             }
             let inner = child(|| i32::from(nattch(id) > 1));

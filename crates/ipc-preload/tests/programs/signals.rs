@@ -1,4 +1,5 @@
-//! Roles with signal handlers. They must pass on the host kernel as well.
+//! Roles (functions that tests run in processes of their own) with signal handlers. They must pass
+//! on the host kernel as well.
 
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_base::primitives::{hint, thread};
@@ -108,8 +109,8 @@ pub(crate) fn kept() {
     assert_eq!(exited(wait(child(on_a_stack))), 3);
 }
 
-/// How often `with_a_mask` and `without_a_mask` have run, and how often one of them ran with the
-/// mask of the other.
+/// The numbers of times that `with_a_mask` and `without_a_mask` have run, and the number of times
+/// that one of them ran with the mask of the other.
 static RUNS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static MIXED: AtomicU64 = AtomicU64::new(0);
 
@@ -169,8 +170,9 @@ fn changes_beside_signals() -> bool {
         });
         for change in 1..CHANGES {
             install(libc::SIGUSR2, Some(&actions[change % 2]));
-            // Wait for two runs of the new handler, since the second one begins after the change.
-            // So no signal is in an entry of the library during two changes.
+            // Wait until the new handler has run twice, since only its second run is sure to begin
+            // after this change. So no signal is in an entry (the library's code before a handler)
+            // during two changes.
             let before = load(&RUNS[change % 2]);
             until("both handlers run", || load(&RUNS[change % 2]) > before + 1);
         }
@@ -273,7 +275,8 @@ fn one_shot() -> i32 {
     // SAFETY: the call takes numbers.
     unsafe { libc::raise(libc::SIGUSR2) };
     let after = install(libc::SIGUSR2, None).sa_sigaction;
-    // Install the first action again by rt_sigaction(2). It still has the C library's restorer.
+    // Install the first action again by rt_sigaction(2). That action still has the C library's
+    // restorer.
     // SAFETY: `words` is an action that the kernel returned.
     let set = unsafe {
         libc::syscall(libc::SYS_rt_sigaction, libc::SIGUSR2, words.as_ptr(), 0usize, 8usize)
@@ -282,7 +285,7 @@ fn one_shot() -> i32 {
     let mut changed = words;
     changed[0] = nothing as *const () as usize;
     // The call fails, because the size of the signal set is wrong.
-    // SAFETY: as above.
+    // SAFETY: `changed` is an action of the kernel with another handler.
     let refused = unsafe {
         libc::syscall(libc::SYS_rt_sigaction, libc::SIGUSR2, changed.as_ptr(), 0usize, 4usize)
     };
@@ -309,8 +312,8 @@ fn on_a_stack() -> i32 {
     5
 }
 
-/// A signal must end a wait, as in [`soon`], even if it comes when the call is queued and is just
-/// about to sleep in futex(2).
+/// A signal must end a wait even if it comes when the call is queued and is just about to sleep in
+/// futex(2).
 ///
 /// The parent traces the child. At the entry of futex(2) the parent skips the system call, and sets
 /// the child back to the instruction that makes it. Then it delivers the signal. The kernel's own

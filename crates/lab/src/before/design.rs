@@ -9,10 +9,10 @@
 //!
 //! The other three designs resolve names by RCU walk, as Linux has since 2.6.38: each dentry has
 //! its own sequence. A step to a child is valid if the sequence of the parent did not change since
-//! the walk reached the parent. The walk takes a reference only of the last dentry. A rename may be
-//! moving a missing name between two chains. So a miss is valid only if the global rename sequence
-//! did not change. A rename holds the rename lock and the lock of the dentry around the change, as
-//! `__d_move` does.
+//! the walk reached the parent. The walk takes a reference only of the last dentry. A walk may miss
+//! a name that a rename moves between two hash chains. So a miss is valid only if the global rename
+//! sequence did not change. A rename holds the rename lock and the lock of the dentry around the
+//! change, as `__d_move` does.
 //!
 //! - `GlobalLock`: a path translation excludes renames and other translations, and reads each name
 //!   under the lock of its dentry. A walk takes its reference under the lock of the dentry.

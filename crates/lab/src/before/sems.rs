@@ -54,10 +54,10 @@ const UID: u32 = 1000;
 /// The two designs, which differ in the work that the lock of a set covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
-    /// The lookup takes the lock. The checks and the operations run under it.
+    /// The lookup takes the lock of the set. The checks and the operations run under that lock.
     IpcLock,
-    /// The lock covers only the operations. Lookup and checks run in an RCU read section (document
-    /// 002).
+    /// The lock of the set covers only the operations. Lookup and checks run in an RCU read section
+    /// (document 002).
     IpcRcu,
 }
 

@@ -98,9 +98,9 @@ pub(super) fn timed<G>(take: impl FnOnce() -> G) -> Timed<G> {
     Timed { _guard, since: Some(since) }
 }
 
-/// Runs `work`, and times it as a lock section if the counter that `count` reads moves meanwhile.
-/// corewalk counts the translations that take a lock. The time that `count` takes is added to
-/// `aside_ns`.
+/// Runs `work`. If the counter that `count` reads moves meanwhile, `work` was a lock section, and
+/// its time counts as such: corewalk counts the translations that take a lock. The time of reading
+/// the counter is added to `aside_ns`, so that the caller can subtract it.
 #[inline]
 pub(crate) fn timed_if_moved<R>(work: impl FnOnce() -> R, count: impl Fn() -> u64) -> R {
     if !Counting::is_on() {

@@ -228,7 +228,7 @@ impl Tree {
         at == ancestor
     }
 
-    /// Puts the names from `number` up to the root in front of `out`, each with `copy`. Returns
+    /// Puts the names from `number` up to the root in front of `out`. `copy` puts one name. Returns
     /// false if a dentry on the way has no parent or the path is too long.
     #[inline]
     pub(super) fn climb(
@@ -254,8 +254,8 @@ impl Tree {
         let (_lock, chain) = self.lock_chain(hash);
         // ORDERING: Relaxed. Chains change under their lock.
         let head = chain.head.load(Ordering::Relaxed);
-        // ORDERING(chain): Release. A reader that an old link led to this dentry follows `next`
-        // into the new chain. It must see the keys and names of the dentries there.
+        // ORDERING(chain): Release. An old link may lead a reader to this dentry. The reader then
+        // follows `next` into the new chain, and must see the keys and names of the dentries there.
         self.dentry(number).next.store(head, Ordering::Release);
         // ORDERING(chain): Release. A reader that loads this link with Acquire sees the key and the
         // name of the dentry.
@@ -466,7 +466,8 @@ mod tests {
         let number = linked(&tree, ROOT, &first);
         let key = (ROOT, hash(ROOT, &other));
         tree.rekey(number, key.0, key.1, &other);
-        // Restore the old link, as a reader of the first chain may have loaded it before the move.
+        // A reader may have loaded the old link before the move, so restore that link. The search
+        // must notice that it ends in another chain.
         let head = &tree.chains[chain(&first) as usize].head;
         // ORDERING: Relaxed. One thread.
         head.store(number, Ordering::Relaxed);

@@ -32,7 +32,8 @@ use super::{AttrStore, BLOCK_BYTES, Design, USERS_MAX};
 
 /// A content of at most this many bytes is hashed as a whole.
 const HASHED_WHOLE_MAX: usize = 512;
-/// The number of hashed pieces of a longer content, and the bytes of each.
+/// The number of pieces of a content longer than [`HASHED_WHOLE_MAX`], of which only the pieces are
+/// hashed; and the bytes of each piece.
 const PIECES: usize = 5;
 const PIECE_BYTES: usize = 64;
 
@@ -83,8 +84,8 @@ impl MemoryStore {
         self.index.users_max() > 1
     }
 
-    /// Adds a user to a block with this content, if the index finds one with room. Returns the
-    /// number of the block.
+    /// Adds a user to a block with this content, if the index finds one with fewer than
+    /// [`USERS_MAX`] users. Returns the number of the block.
     fn share(&self, key: u64, value: &[u8]) -> Option<u32> {
         let found = self.index.find(key, &mut |number| {
             let mut block = self.block(number as u32);

@@ -4,8 +4,8 @@
 //! an equal block at each change. The tmpfs does so only at the first change of a file in an epoch.
 //! A second change in the same epoch makes the file's attribute set private, until the epoch ends.
 //! So the tmpfs does not hash a set that is soon replaced. A server ends an epoch once per second.
-//! In this table only the audit does, by [`Tmpfs::share_xattrs`], which shares all waiting sets. So
-//! the audit's counts are those of a file system at rest.
+//! In this table only the audit does, by [`Tmpfs::share_xattrs`], which shares all attribute sets
+//! that wait for the end of the epoch. So the audit's counts are those of a file system at rest.
 //!
 //! Source: `corewalk::tmpfs`; document 004.
 

@@ -41,7 +41,7 @@ impl BeforeFiles {
     /// The error of the tmpfs, if its root has no attributes. That should not happen.
     pub(crate) fn new(design: Design, capacity: usize) -> anyhow::Result<BeforeFiles> {
         let dentries = Before::new(design, capacity);
-        // Numbers begin at 1, and the cache may use a few more numbers than `capacity`.
+        // Dentry numbers begin at 1, and the cache may use a few more numbers than `capacity`.
         let inodes = (0..capacity + 64).map(|_| AtomicU64::new(0)).collect();
         let files = BeforeFiles { dentries, tmpfs: Tmpfs::new(TmpfsOptions::default()), inodes };
         files.set_inode(ROOT, files.tmpfs.root()?.ino);

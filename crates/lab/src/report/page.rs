@@ -92,7 +92,7 @@ fn verdict(claims: &[Claim]) -> (&'static str, String) {
     }
 }
 
-/// Returns the ratio of corewalk's row that stands for the table.
+/// Returns the ratio that the first lines of the page show for the table, from a row of corewalk.
 fn headline(table: &Table, rows: &[Row]) -> Option<String> {
     let plot = &table.words().plot;
     let wanted = |row: &&&Row| row.params.get(plot.x).is_some_and(|x| value(x) == plot.headline);

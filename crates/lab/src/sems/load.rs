@@ -99,7 +99,7 @@ impl Load {
     /// Checks the marks that the workers left at their end, and resets them to zero.
     ///
     /// # Errors
-    /// If a value is something else.
+    /// If a semaphore has more or less than its marks.
     pub(crate) fn end<S: Sems>(&self, sems: &S, set: usize) -> anyhow::Result<()> {
         let marks = |num| (0..self.threads).filter(|worker| self.own(*worker) == num).count();
         check(sems, set, |num| marks(num) as u16)?;

@@ -60,8 +60,8 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     run.measure(&run.sweeps[0], &variants, samples)
 }
 
-/// Returns a variant with its users. The rate is that of all users over the whole span, since users
-/// share processors.
+/// Returns a variant with its users. Users share processors, so the rate is that of all users from
+/// the first start to the last end.
 fn shop<'a>(dentries: &'a dyn Dentries, corpus: &Corpus, users: usize) -> (&'a str, Measure<'a>) {
     let users: Vec<User> = (0..users).map(|number| User::new(dentries, corpus, number)).collect();
     let measure = move |cell: &Cell, time| {

@@ -43,10 +43,11 @@ pub(crate) struct Sweep {
     pub(super) variants: usize,
     /// The variant that all variants are compared with.
     pub(super) baseline: &'static str,
-    /// The time of a variant in a cell over all rounds, as a fraction of the time per row.
+    /// The time for which a variant is measured in a cell, over all rounds, as a fraction of the
+    /// run's setting `time_per_row`.
     pub(super) share: f64,
-    /// The factor on the number of rounds. It is more than 1 where disturbances are long beside a
-    /// slice.
+    /// The factor on the number of rounds. It is more than 1 if a disturbance lasts long compared
+    /// with a slice.
     pub(super) repeats: usize,
     /// True if rows of one thread are also shown net of the cost of a system call, which only
     /// `linux` pays.

@@ -13,7 +13,7 @@
 //! | `corewalk-hostfs` | `corewalk mount DIRECTORY` | the host's tmpfs |
 //! | `corewalk-store` | `corewalk mount store:DIRECTORY` | a directory of the disk |
 //! | `bindfs` | bindfs | the host's tmpfs |
-//! | `linux` | none, for the distance that remains | the host's tmpfs |
+//! | `linux` | none: shows what a server costs | the host's tmpfs |
 //! | `linux-ext4` | none | the disk of the store, if it has an ext4 |
 //!
 //! # Alike for all
@@ -52,7 +52,7 @@ use std::path::Path;
 const BASELINE: &str = "bindfs";
 /// The variant that must work.
 const OURS: &str = "corewalk";
-/// The directory without a server, on the disk that [`STORE`] is on.
+/// The variant without a server: a directory on the disk on which [`STORE`] keeps its files.
 const LINUX_EXT4: &str = "linux-ext4";
 /// The variant that keeps its files on a disk.
 const STORE: &str = "corewalk-store";
@@ -137,8 +137,8 @@ fn session(
         let server_ns = mount.cpu_ns();
         let slice = client::run_all(&mut clients, "go");
         let mut slice = slice.with_context(|| format!("{}: {phase}", mount.variant))?;
-        // The server's time is less than before if threads of the server ended meanwhile. It then
-        // counts as 0.
+        // If threads of the server ended meanwhile, its time is less than before. The difference
+        // then counts as 0.
         slice.cpu_ns += mount.cpu_ns().saturating_sub(server_ns);
         slices.push(slice);
     }

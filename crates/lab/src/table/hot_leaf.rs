@@ -65,7 +65,8 @@ const PHASES: [&str; 3] = ["before", "during", "after"];
 const DIRECTORIES: usize = 7;
 const LEAF: &[u8] = b"the-hot-leaf";
 
-/// The three phases of each worker, and the number of the locker's turns per second.
+/// The results of each worker in the three phases, and the number of times per second that the
+/// locker (the disturbing thread) worked.
 type Outcome = (Vec<Laps>, f64);
 
 /// A variant. `measure` takes the number of threads and the time of a phase.
@@ -100,7 +101,8 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measures a variant until the locker reached its rate, and adds the rows.
+/// Measures a variant, and adds the rows. Measures again if the locker (the disturbing thread) was
+/// too slow.
 fn record(
     samples: &mut Samples,
     variant: &Variant<'_>,
@@ -113,7 +115,7 @@ fn record(
         let (laps, locks_per_s) = measure(threads, settings.time_per_row / settings.rounds as u32);
         let slices = [0, 1, 2].map(|phase| crew::together(&laps, phase));
         let has_worked = slices.iter().all(|slice| slice.ops > 0);
-        // A quick run has time for only ten turns of the locker, so its rate is not checked.
+        // A quick run is so short that the locker works only ten times, so its rate is not checked.
         let is_on_time = locks_per_s >= RATE_SHARE * f64::from(LOCKS_PER_S);
         ensure!(slices.iter().all(|slice| slice.wrong == 0), "{name}: an answer was wrong");
         if !has_worked || !(is_on_time || settings.size == Size::Quick) {
@@ -169,7 +171,7 @@ fn parent() -> String {
     (1..=DIRECTORIES).map(|nth| format!("/component-{nth}")).collect()
 }
 
-/// Returns the variant that takes and drops references, beside a thread that takes the lock.
+/// Returns the variant whose threads take and drop references, while the locker takes the lock.
 fn counter() -> Variant<'static> {
     let measure = |threads, time| {
         let lockref = CachePadded::new(Lockref::new(1));

@@ -18,8 +18,8 @@
 //! the processor. The cost of a shared lock on eight sockets cannot be measured here. A quick run
 //! has 8 and 32 users, since hundreds of threads take longer to start than a quick run lasts.
 //!
-//! In these calls corewalk takes only the lock of a set, for `SETVAL` and for calls that others
-//! disturb. It counts the locks that a user finds taken, and the time until the user goes on
+//! In these calls corewalk takes only the lock of a set, for `SETVAL` and for calls that other
+//! users disturb. It counts the locks that a user finds taken, and the time until the user goes on
 //! (`Namespace::contention`). The host kernel does not report such counts, so it has rates only.
 //!
 //! # Checks

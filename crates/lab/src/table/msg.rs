@@ -49,7 +49,8 @@ fn sweeps(settings: &Settings) -> Vec<Sweep> {
     vec![sweep(all_pairs(settings)), sweep(all_blocked(settings))]
 }
 
-/// Returns the cells of pairs: first those of threads, then those of processes.
+/// Returns the cells (sets of parameters) for pairs of send and receive: first those of threads,
+/// then those of processes.
 fn all_pairs(settings: &Settings) -> Vec<Cell> {
     let threads = settings.threads_where(|threads| threads <= 2);
     let most = threads.iter().copied().max().unwrap_or(1);

@@ -135,7 +135,7 @@ pub(super) fn hot(
         Op::Path => vec![Box::new(Cwd::open(&corpus.path(pool[0]), &[])?)],
         _ => load(&MAPS, corpus)?,
     };
-    // `Cwd` asks the kernel by getcwd(2), so the variant `Linux` is left out.
+    // For paths, `Cwd` stands for the host kernel (by getcwd(2)), so `Linux` is left out.
     let is_asked = |table: &&dyn Namespace| op == Op::Walk || table.variant() != "linux";
     let tables = forest.tables.iter().map(|table| &**table).filter(is_asked);
     let tables: Vec<_> = tables.chain(more.iter().map(|table| &**table)).collect();
@@ -204,7 +204,7 @@ fn measure(
     Ok(slice)
 }
 
-/// Returns the hot targets and their depth, which is at most [`DEPTH`] or that of the tree.
+/// Returns the hot targets and their depth: [`DEPTH`], or the depth of the tree if that is less.
 fn pool(corpus: &Corpus, op: Op) -> Option<(usize, Vec<u64>)> {
     let is_usable = |&ino: &u64| {
         ![ROOT, SYNTHETIC].contains(&ino) && (op != Op::Path || corpus.is_directory(ino))
@@ -246,7 +246,8 @@ mod tests {
                 let questions = [Questions::draw(&corpus, op, 500, 7, &[])];
                 let slice = measure(&*table, op, &questions, 10, time).unwrap();
                 assert!(slice.ops > 0 && slice.wrong == 0, "{}", table.variant());
-                // The table does not have the last entry of the other tree.
+                // The last entry of the larger tree is not in this table, so each answer must count
+                // as wrong.
                 let last = [other.len() as u64];
                 let questions = [Questions::draw(&other, op, 10, 7, &last)];
                 let outcome = measure(&*table, op, &questions, 0, time);

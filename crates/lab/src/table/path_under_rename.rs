@@ -79,7 +79,7 @@ struct Entrant {
 /// The scratch directory on the host, and the paths that all variants use.
 struct Place {
     _scratch: Scratch,
-    /// The path of the translated directory, and its path while its ancestor has the other name.
+    /// The path of the translated directory, and its path after one of its ancestors is renamed.
     right: [Vec<u8>; 2],
     /// The parent directory of the ancestor, and that of the file that is renamed elsewhere.
     parents: [Vec<u8>; 2],
@@ -115,8 +115,8 @@ fn sweeps(_settings: &Settings) -> Vec<Sweep> {
 fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     let place = Place::make(run.table)?;
     let mut entrants = entrants(&place)?;
-    // A variant is compared with itself, so each visit measures it with one renamer after the
-    // other.
+    // The baseline of a variant is the variant itself without a renamer. So each visit measures it
+    // beside all renamers in turn.
     run.each(&run.sweeps[0], entrants.len(), |visit| {
         if visit.is_first {
             run.add_syscall(visit.round, visit.cell, samples);
@@ -133,7 +133,7 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the parameters of the reader's rows, with or without a clock.
+/// Returns the parameters of the reader's rows. `clock`, if any, is one of them.
 fn params(renamer: &str, clock: Option<&str>) -> Vec<(&'static str, Value)> {
     let params = [("op", "path".into()), ("renamer", renamer.into())];
     params.into_iter().chain(clock.map(|clock| ("clock", clock.into()))).collect()
@@ -210,8 +210,9 @@ fn entrants(place: &Place) -> anyhow::Result<Vec<Entrant>> {
 }
 
 impl Entrant {
-    /// Returns the sum of the pieces in which the renamer had its processor. Returns None if there
-    /// is no such piece, or the variant does not have this renamer.
+    /// Returns the sum of the measured pieces. A full run leaves out the pieces in which the
+    /// renamer waited too long for a processor. Returns None if no piece is left, or if the variant
+    /// does not have this renamer.
     fn slice(&self, settings: &Settings, renamer: &str) -> anyhow::Result<Option<Outcome>> {
         let at = RENAMERS.iter().position(|name| *name == renamer).unwrap_or(0);
         let (renamed, writers) = match (at, &self.apart) {

@@ -53,7 +53,8 @@ const PROCESSES: [&str; 3] = [BASELINE, "corewalk", "preload"];
 const SEMS: [u16; 2] = [128, 1];
 /// More threads than there are processors.
 const CROWDS: (&[usize], &[usize]) = (&[16], &[16, 256]);
-/// The shares of the time per row: for most rows, and for those with many threads.
+/// The time of a load, as a fraction of the time per row: for most loads, and for those with many
+/// threads.
 const SHARES_OF_TIME: [f64; 2] = [0.1, 0.3];
 
 /// The table.

@@ -1,9 +1,9 @@
 //! Claims about rows: how threads scale, how far a variant is ahead, and whether a claim holds.
 //!
-//! A claim compares rows, as two threads with one thread, or corewalk with a baseline. Its text is
-//! one line that other programs can find: `claim: WORDS: held (FIGURE)`, `claim: WORDS: not held
-//! (FIGURE)` or `claim: WORDS: not measured`. If a run lacks the rows of a claim, the claim is not
-//! measured, which does not count as held.
+//! A claim compares rows, for example two threads with one thread, or corewalk with a baseline. Its
+//! text is one line that other programs can find: `claim: WORDS: held (FIGURE)`, `claim: WORDS: not
+//! held (FIGURE)` or `claim: WORDS: not measured`. If a run lacks the rows of a claim, the claim is
+//! not measured, which does not count as held.
 //!
 //! The figure is the `ratio` of a row where possible, since a ratio is computed in each round. A
 //! factor of two medians is less stable.
@@ -66,9 +66,9 @@ enum Of {
     Medians(Cited, Cited),
     /// A published figure over the median of a row.
     Figure(f64, Cited),
-    /// The ratios of corewalk's throughput in all rows that have one of these sets of parameters.
+    /// The ratios of corewalk's throughput in all rows whose parameters match one of these sets.
     Cells(Vec<At>),
-    /// The rows of a variant that have one of these sets of parameters.
+    /// The rows of a variant whose parameters match one of these sets.
     Losses(&'static str, Vec<At>),
 }
 
@@ -108,7 +108,8 @@ impl Stated {
 }
 
 impl Bound {
-    /// Returns the sign of a better factor, the bound and its word.
+    /// Returns 1 if a larger factor is better, or -1 if a smaller one is; then the bound, and the
+    /// word that names it in a claim.
     fn parts(self) -> (f64, f64, &'static str) {
         match self {
             Bound::Least(least) => (1.0, least, "least"),

@@ -14,7 +14,7 @@ use crate::{lab, quick, rows, text};
 
 /// The tables that need /dev/fuse. Other tests run them.
 const ELSEWHERE: [&str; 1] = ["fuse-metadata"];
-/// The tables of files, each with the parameters of a required row.
+/// The tables that measure file systems, each with the parameters of a row that it must have.
 const FILES: [(&str, &[(&str, &str)]); 6] = [
     ("rename", &[("directories", "own-pair")]),
     ("create-one-dir", &[("directories", "one")]),
@@ -49,7 +49,7 @@ fn listed() -> Vec<String> {
     names.into_iter().filter(|name| !ELSEWHERE.contains(&&name[..])).collect()
 }
 
-/// Checks that a table of files has rows of `corewalk` and `linux`.
+/// Checks that a table that measures file systems has rows of `corewalk` and `linux`.
 fn check_files(table: &Value, params: &[(&str, &str)]) {
     for variant in ["corewalk", "linux"] {
         for metric in ["ops_per_s", "ns_per_op"] {

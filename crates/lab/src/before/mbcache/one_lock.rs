@@ -5,9 +5,9 @@
 //! up its use) finds the entry by the number of the block. Several lookups may hold an entry at
 //! once. A thread that leaves a block holds its entry exclusively, from before it locks the block
 //! (rule H.4 of `ShareIndex`). So each entry is a lock for readers and one writer, and all waiting
-//! threads share one queue. The LRU list has the entries that no thread holds. A use takes the
-//! entry from the list and puts it back at the end. If there is no room, the first entry of the
-//! list is dropped.
+//! threads share one queue. The LRU list has the entries that no thread holds. A thread that holds
+//! an entry takes it off the list, and puts it back at the end when it releases the entry. If there
+//! is no room, the first entry of the list is dropped.
 //!
 //! A lookup counts itself as a holder of the entry before it waits for an exclusive holder. So the
 //! next thread that wants the entry exclusively also waits for this lookup.
@@ -158,7 +158,8 @@ impl ShareIndex for OneLock {
 
     fn note_users(&self, _: u64, _: u64, _: u32) {}
 
-    /// Waits until no thread holds the entry of the block, and holds the entry exclusively.
+    /// Waits until no thread holds the entry of the block, then takes an exclusive hold of the
+    /// entry.
     fn leave(&self, block: u64) {
         let mut state = self.state.lock();
         while let Some(at) = state.by_block.get(&block).copied() {

@@ -1,4 +1,5 @@
-//! Each design must be a multimap that drops its least recently used entry.
+//! Each design of the index must be a multimap that drops its least recently used entry when it is
+//! full.
 
 use std::collections::BTreeSet;
 
@@ -96,8 +97,8 @@ fn entry_that_a_finder_holds_is_not_forgotten_by_the_one_lock() {
     assert!(!touch(&index, 1));
 }
 
-/// While a thread leaves a block (from `leave` to `left`), no other thread may hold the entry of
-/// the block. Two threads look one block up while two others leave it.
+/// While a thread leaves a block (gives up its use, from `leave` to `left`), no other thread may
+/// hold the entry of the block. Two threads look one block up while two others leave it.
 #[test]
 fn thread_that_leaves_a_block_under_the_one_lock_has_it_alone() {
     use corewalk_base::primitives::atomic::{AtomicU64, Ordering};

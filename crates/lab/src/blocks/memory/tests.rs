@@ -114,7 +114,7 @@ fn storm_leaves_each_file_what_was_set_last_and_no_block_too_many() {
     for store in all(WORKERS, FILES) {
         let blocks = storm(&store, 5, 4_000).unwrap();
         let is_off = store.variant() == "off";
-        // Two workers that set a new content at the same time both make a block.
+        // Workers that set the same new content at the same time may each make a block of it.
         let most = if is_off { (WORKERS * FILES) as u64 } else { 5 + WORKERS as u64 };
         assert!(blocks >= 5 && blocks <= most, "{}: {blocks}", store.variant());
         assert_eq!(is_off, blocks == most, "{}", store.variant());
@@ -187,8 +187,8 @@ fn contents_that_differ_between_the_samples_are_told_apart() {
         value[at] ^= 1;
         value
     };
-    // The first two contents differ in bytes that no sample has. The third differs from them in the
-    // first byte.
+    // The first two contents differ only in bytes that are not hashed. The third differs from them
+    // in the first byte, which is hashed.
     let values = [value(100), value(200), value(0)];
     let keys = values.each_ref().map(|value| key_of(&store.hasher, value));
     assert!(keys[0] == keys[1] && keys[0] != keys[2], "{keys:?}");

@@ -10,14 +10,14 @@ use crate::blocks::USERS_MAX;
 use crate::table::prelude::*;
 use std::ops::BitAnd;
 
-/// The most time with sharing in memory, over the time without it.
+/// In memory and in a tmpfs, sets with sharing may take at most this many times the time without.
 const IN_MEMORY_MAX: f64 = 1.15;
-/// The most time with sharing on a disk, over the time without it.
+/// On a disk, sets with sharing may take at most this many times the time without.
 const ON_DISK_MAX: f64 = 1.05;
 /// Up to this number of values a store on disk must be faster with sharing than without, since most
 /// changes then need no new block.
 const FEW_VALUES: u64 = 100;
-/// The least throughput with the most processes, over that of `before-mbcache`.
+/// With the most processes, corewalk must do at least this many times the sets of `before-mbcache`.
 const OVER_BEFORE_MIN: f64 = 5.0;
 /// When attributes are set, the database must grow at least this many times as much without sharing
 /// as with sharing. Most of the growth with sharing is records of inodes.
@@ -121,7 +121,7 @@ fn space(rows: &[Row], store: &str) -> Claim {
 /// grow at most 1/[`DISK_SHARE`] as much as without sharing.
 fn on_disk(rows: &[Row]) -> Claim {
     let counted = |row: &Row, how: &str| row.params.get(COUNTED).is_some_and(|is| is == how);
-    // Finds the row of `variant` with the size of its database, in the cell of `row`.
+    // Finds the row with the database size of `variant`, in the same cell as `row`.
     let database = |row: &Row, variant: &str| {
         rows.iter().find(|other| {
             other.variant == variant

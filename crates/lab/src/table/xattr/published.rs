@@ -2,9 +2,9 @@
 //!
 //! Units: seconds in which each process sets 50,000 attributes, as means of five runs. The machine
 //! had 24 processors and 64 GB of memory, and the file system was on a ramdisk. The figures of a
-//! cell are in the order of [`super::VARIANTS`]. The fourth is the document's own design, the
-//! referenced bit, instead of `corewalk`. A figure is missing where the machine "just dies due to
-//! softlockups".
+//! cell are in the order of [`super::VARIANTS`]. But the fourth figure is that of the document's
+//! own design with a referenced bit, in the place of `corewalk`. A figure is missing where the
+//! machine "just dies due to softlockups".
 //!
 //! Source: document 004 (Kara, "ext\[24\]: MBCache rewrite", December 2015).
 

@@ -23,11 +23,13 @@ use crate::table::prelude::*;
 use corewalk_base::Mutex;
 use std::time::Instant;
 
-/// The share of the time per row. On disk it is larger, since four processes do 50,000 sets each.
+/// The time of a variant in a cell, as a fraction of the time per row. It is larger on disk, since
+/// four processes do 50,000 sets each.
 const SHARE_OF_TIME: f64 = 0.2;
 const SHARE_ON_DISK: f64 = 0.75;
-/// The factor on the number of rounds on disk and in a tmpfs. There a run is short beside a commit,
-/// and rounds differ by a quarter if other programs use the caches.
+/// The factor on the number of rounds on disk and in a tmpfs, of a quick and of a full run. A run
+/// there is short compared with a commit, and rounds differ by a quarter if other programs use the
+/// caches.
 const REPEATED: (usize, usize) = (1, 3);
 /// The assumed sets per second of all processes on disk, which determine the number of sets. The
 /// slowest cells reach a third of it, and the fastest three times as many.
