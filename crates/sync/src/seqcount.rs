@@ -338,7 +338,8 @@ mod tests {
         assert_eq!(seq.read_begin(), 2);
     }
 
-    /// Control for trap T30: without a guard, a panic in a write section leaves the count odd.
+    /// Trap T30, control (a variant with the bug): without a guard, a panic in a write section
+    /// leaves the count odd.
     #[test]
     fn control_panic_between_begin_and_end_leaves_the_count_odd() {
         let seq = SeqCount::new();

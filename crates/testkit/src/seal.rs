@@ -242,7 +242,8 @@ impl Sealed {
         for range in self.ranges.iter() {
             let start = ptr::with_exposed_provenance_mut::<c_void>(range.start);
             // SAFETY: the kernel has reported the range as private and writable. Without write
-            // access, a store can only end the process. With it, the access is as before the seal.
+            // access, a store can only end the process. With write access, the memory is as it was
+            // before the seal.
             let done = unsafe { mprotect(start, range.end - range.start, access) };
             if done.is_err() {
                 // Abort, because a panic would allocate and print. These actions store into memory
