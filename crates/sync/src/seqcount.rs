@@ -145,7 +145,7 @@ impl SeqCount {
         self.count.load(Ordering::Relaxed) != start || Self::is_write_in_progress(start)
     }
 
-    /// Orders the reads of a read section before the loads of counts that `difference` makes.
+    /// Orders the reads of a read section before later loads of the count by `difference`.
     ///
     /// This is the first half of `read_retry`. A reader that validates many counts calls it once
     /// and then calls `difference` for each count.

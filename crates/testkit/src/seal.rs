@@ -128,7 +128,8 @@ impl Seal {
         // ORDERING(region): Release. Pairs with the loads of the region's address. A thread that
         // sees the address sees the mapping.
         self.region.store(region.cast(), Ordering::Release);
-        // ORDERING(building): Release. A thread that sees the phase sees the region.
+        // ORDERING(building): Release. A thread that sees that the phase has begun also sees the
+        // region.
         self.is_building.store(true, Ordering::Release);
         Phase { seal: self, before }
     }

@@ -51,8 +51,8 @@ fn control_get_not_dead_in_two_steps_is_caught() {
         if lockref.is_dead() {
             return false;
         }
-        // ORDERING: AcqRel. The order is strong enough. The deliberate fault is that `is_dead` is
-        // checked in a separate step before.
+        // ORDERING: AcqRel. This control is wrong on purpose, but not by its ordering: it checks
+        // `is_dead` in a separate step before.
         lockref.word.fetch_add(ONE, Ordering::AcqRel);
         true
     });
@@ -110,8 +110,8 @@ fn get_not_dead_on_a_retired_object_fails() {
 #[should_panic(expected = "T7: a retired object was counted")]
 fn control_count_that_is_reused_as_a_link_is_caught() {
     get_against_retire(|slot| {
-        // ORDERING: Release. The order is strong enough. The deliberate fault is that the free list
-        // uses the word of the count.
+        // ORDERING: Release. This control is wrong on purpose, but not by its ordering: its free
+        // list uses the word of the count.
         slot.lockref.word.store(4096, Ordering::Release);
     });
 }
@@ -202,8 +202,8 @@ fn count_under_the_lock_is_stable() {
 #[should_panic(expected = "A.1: the count moved under the lock")]
 fn control_get_that_ignores_the_lock_is_caught() {
     look_twice(|lockref| {
-        // ORDERING: AcqRel. The order is strong enough. The deliberate fault is that the lock bit
-        // is ignored.
+        // ORDERING: AcqRel. This control is wrong on purpose, but not by its ordering: it ignores
+        // the lock bit.
         lockref.word.fetch_add(ONE, Ordering::AcqRel);
     });
 }
