@@ -2,8 +2,8 @@
 //!
 //! A file system must not grow beyond its size, and must report at any time how much is left. With
 //! a limit the count is one word that every caller of `take` writes, because only an exact count
-//! can refuse exactly. Without a limit the count is spread over cache lines, so statistics cost
-//! almost nothing.
+//! can refuse exactly. Without a limit the count is spread over cache lines, so threads that change
+//! it do not contend.
 //!
 //! # Guarantees
 //!
@@ -74,8 +74,8 @@ impl Budget {
         if self.take_up_to(1, amount) == 1 { Ok(()) } else { Err(Errno::NOSPC) }
     }
 
-    /// Takes amounts of `unit`, up to `count` of them, as many as the limit allows. Returns the
-    /// number of amounts taken.
+    /// Takes the amount `unit` as often as the limit allows, but at most `count` times. Returns how
+    /// many times it was taken.
     #[must_use = "what was taken is to be given back"]
     pub fn take_up_to(&self, count: u64, unit: u64) -> u64 {
         match &self.0 {
@@ -266,7 +266,8 @@ mod loom_models {
         assert_all_reached(&two_at_the_limit(|budget| budget.take(2).is_ok()));
     }
 
-    /// Control: check of the limit and increment are two steps, so both threads may succeed.
+    /// Control (a variant with the bug must fail): a `take` that checks the limit in one step and
+    /// counts in another. So both threads may succeed.
     #[test]
     #[should_panic(expected = "U.1: ")]
     fn control_take_in_two_steps_is_caught() {

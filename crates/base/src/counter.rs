@@ -16,8 +16,8 @@
 //! # Limits
 //!
 //! The counter is no reference count: no decision may rest on a sum of zero while other threads
-//! add. So no protocol depends on the counter, and model checkers need not see its words. It may
-//! therefore be a `static` in every build.
+//! add. So no protocol depends on the counter, and model checkers need not see its words. It
+//! therefore uses the atomics of `std` in every build, and may be a `static`.
 //!
 //! Analogous to Linux's `struct percpu_counter`.
 //!

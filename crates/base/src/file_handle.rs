@@ -2,8 +2,8 @@
 //!
 //! A handle names a file of a mounted file system for the file's whole life. It survives renames,
 //! and works while no process has the file open. File servers identify files by handles and reopen
-//! them. No well-kept crate has the two system calls. The other crates of this workspace forbid
-//! unsafe code, so the calls are here.
+//! them. No well-kept crate has the system calls name_to_handle_at(2) and open_by_handle_at(2). The
+//! other crates of this workspace forbid unsafe code, so the calls are here.
 //!
 //! # Limits
 //!

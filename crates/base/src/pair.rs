@@ -8,9 +8,9 @@
 //!
 //! # Guarantees
 //!
-//! - W.1: each word of a pair is loaded like [`AtomicU64::load`], with the ordering that the
-//!   documentation of the method names. The two words may be loaded at different instants.
-//!   `half_of` returns a half of a word that was loaded in this way.
+//! - W.1: each word of a pair is loaded like [`AtomicU64::load`], with the ordering that its method
+//!   documents. The two words may be loaded at different instants. `half_of` returns a half of a
+//!   word that was loaded in this way.
 //!
 //! # Mechanism
 //!
@@ -129,7 +129,7 @@ impl WordPair {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lanes(u32);
 
-/// The number of a lane, one of eight.
+/// The number of one of the eight 16-bit lanes of a `WordPair`.
 ///
 /// # Invariants
 ///
@@ -158,9 +158,9 @@ impl Lane {
         self.0 as usize / 2
     }
 
-    /// Returns half of one of the four words: the half whose number is that of this lane. The words
-    /// have eight halves, numbered from 0, the lower half of each word first. The load is
-    /// `Acquire`.
+    /// Returns 32 bits of `words`: the half word whose number is that of this lane. The eight half
+    /// words are numbered from 0, and the lower half of each word comes first. The half word is
+    /// loaded with `Acquire`.
     #[inline(always)]
     #[must_use]
     pub fn half_of(self, words: &[AtomicU64; 4]) -> u32 {

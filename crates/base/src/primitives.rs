@@ -67,7 +67,7 @@ pub mod atomic {
     };
 }
 
-/// Atomic words that no model checker sees, for statistics and for tallies over a model's runs.
+/// Atomic words that no model checker sees, for statistics and for counts of a model's outcomes.
 pub mod unmodelled {
     pub use std::sync::{
         Arc,

@@ -19,9 +19,9 @@
 //!
 //! A region does not record which lines are in use. With `MAP_NORESERVE` a lack of memory shows
 //! only when a line is first touched, so callers limit their use. If another process truncates the
-//! mapped file, an access to the lost part raises `SIGBUS`. A memfd with `F_SEAL_SHRINK` cannot be
-//! truncated. The first access to a line raises `SIGBUS` also when the file system is full, so a
-//! caller reserves such lines first ([`Region::reserve`]).
+//! mapped file, an access beyond the new end of the file raises `SIGBUS`. A memfd with
+//! `F_SEAL_SHRINK` cannot be truncated. The first access to a line raises `SIGBUS` also when the
+//! file system is full, so a caller reserves such lines first ([`Region::reserve`]).
 //!
 //! Source: mmap(2), madvise(2) `MADV_POPULATE_WRITE`; userspace-rcu's rule that type-stable memory
 //! needs no grace period.
@@ -86,7 +86,8 @@ mod mapped {
             if len == 0 {
                 return Err(Errno::INVAL.into());
             }
-            // SAFETY: the call names no address, so it replaces no mapping in use.
+            // SAFETY: the address passed to mmap(2) is null, so the new mapping replaces no mapping
+            // in use.
             let base = unsafe {
                 mm::mmap_anonymous(
                     std::ptr::null_mut(),
@@ -276,7 +277,7 @@ mod boxed {
             Err(rustix::io::Errno::NOSYS.into())
         }
 
-        /// Does nothing, because all lines of a boxed region have memory.
+        /// Does nothing. The lines are a boxed slice, so all of them have memory from the start.
         ///
         /// # Errors
         ///

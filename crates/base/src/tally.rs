@@ -12,8 +12,8 @@
 
 use crate::primitives::unmodelled::{Arc, AtomicUsize, Ordering};
 
-/// The environment variable with a number that [`Tally::of_bounded`] adds to the preemptions per
-/// schedule.
+/// The environment variable with a number that [`Tally::of_bounded`] adds to its limit on the
+/// preemptions per schedule.
 const MORE_PREEMPTIONS: &str = "COREWALK_LOOM_MORE_PREEMPTIONS";
 
 /// The size in words of the stack on which [`Tally::of_bounded`] runs a model.

@@ -1,10 +1,11 @@
 //! Measures one use of each primitive by a single thread, and compares it with other
 //! implementations.
 //!
-//! Each round runs a slice of every row, so that a change of the machine's speed affects all rows.
-//! For each row the benchmark prints the minimum and the median over the rounds. Each row has a
-//! yardstick, which is another row. The benchmark also prints the ratio of the two times, computed
-//! round by round. The program `corewalk-lab` measures contention.
+//! Each row of the printed table is one measured operation. Every round measures all operations in
+//! turn, so that a change of the machine's speed affects all rows. A row shows the minimum and the
+//! median time over the rounds. It also names a yardstick, which is another operation, and shows
+//! the ratio of the two times, computed round by round. The program `corewalk-lab` measures
+//! contention.
 //!
 //! `cargo bench -p corewalk-sync` measures; `cargo test --benches` runs every row a few times and
 //! only checks the results.

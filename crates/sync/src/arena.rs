@@ -21,9 +21,10 @@
 //!   which late readers still use.
 //! - A.3: slot 0 is never handed out, so index 0 can mean "none".
 //! - A.4: the arena prefers freed slots to fresh ones. A shard takes fresh slots only on two
-//!   conditions. It and the depot have no slot of the requested [`Group`], and the depot has fewer
-//!   than [`SPARE`] slots of the other group. So the touched memory exceeds the peak use by at most
-//!   two batches of each group per shard and [`SPARE`] slots.
+//!   conditions. It and the depot have no slot of the requested [`Group`] (one of two classes of
+//!   slots, which never share a batch), and the depot has fewer than [`SPARE`] slots of the other
+//!   group. So the touched memory exceeds the peak use by at most two batches of each group per
+//!   shard and [`SPARE`] slots.
 //! - A.5: `alloc` returns `None` only if it found no free slot in any shard.
 //! - A.6: a small arena takes small pages; `arena/memory` says when it uses huge ones.
 //!
@@ -305,8 +306,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         let slots = free.of(group);
         slots.push(index);
         if slots.len() >= 2 * BATCH {
-            // Move the slots that were freed first, because late readers of their former objects
-            // have had the most time to finish.
+            // Move to the depot the slots that were freed first, because late readers of their
+            // former objects have had the most time to finish.
             self.depot.lock().of(group).extend(slots.drain(..BATCH));
         }
     }

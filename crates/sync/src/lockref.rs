@@ -340,8 +340,8 @@ impl Lockref {
     #[inline]
     fn exchange(&self, old: u64, new: u64) -> Result<u64, u64> {
         // ORDERING(lockref-unlock): AcqRel. Acquire: a thread that takes a reference sees the
-        // writes of the last lock holder. Release: work done under a reference, before this thread
-        // drops it, happens before the thread that finds no reference left.
+        // writes of the last lock holder. Release: the thread that finds no reference left sees the
+        // work that this thread did before it dropped its reference.
         self.word.compare_exchange_weak(old, new, Ordering::AcqRel, Ordering::Relaxed)
     }
 
@@ -477,8 +477,8 @@ impl LockrefGuard<'_> {
         loop {
             let new = next(seen).ok_or(seen)?;
             // ORDERING(lockref-unlock): AcqRel. A thread that takes a reference sees the writes of
-            // the last lock holder. Work done under a reference, before its drop, happens before
-            // the thread that finds no reference left.
+            // the last lock holder. The thread that finds no reference left sees the work that this
+            // thread did before it dropped its reference.
             match word.compare_exchange_weak(seen, new, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Ok(new),
                 Err(now) => seen = now,

@@ -145,7 +145,7 @@ impl SeqCount {
         self.count.load(Ordering::Relaxed) != start || Self::is_write_in_progress(start)
     }
 
-    /// Orders the reads of a read section before the loads of counts that `difference` makes.
+    /// Orders the reads of a read section before later loads of the count by `difference`.
     ///
     /// This is the first half of `read_retry`. A reader that validates many counts calls it once
     /// and then calls `difference` for each count.
@@ -338,7 +338,8 @@ mod tests {
         assert_eq!(seq.read_begin(), 2);
     }
 
-    /// Control for trap T30: without a guard, a panic in a write section leaves the count odd.
+    /// Trap T30, control (a variant with the bug): without a guard, a panic in a write section
+    /// leaves the count odd.
     #[test]
     fn control_panic_between_begin_and_end_leaves_the_count_odd() {
         let seq = SeqCount::new();

@@ -43,7 +43,8 @@ pub(crate) const OPTIMISTIC_PASSES: u32 = if corewalk_base::primitives::IS_MODEL
 /// The kind of pass in which `read_or_lock` runs its closure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pass {
-    /// Writers may run during the pass. If a writer did, the result of the pass is dropped.
+    /// Writers may run during the pass. If a write section overlapped the pass, the result of the
+    /// pass is dropped.
     Optimistic,
     /// Writers are excluded. The result is final.
     Locked,

@@ -208,8 +208,8 @@ fn garbage_under_churn_is_bounded() {
     churn_down_to(0);
 }
 
-/// Control for trap T57: a section that stays open keeps all garbage. So the bound that
-/// `garbage_under_churn_is_bounded` checks holds only if sections end.
+/// Trap T57, control (a case without the bound): a section that stays open keeps all garbage. So
+/// the bound that `garbage_under_churn_is_bounded` checks holds only if sections end.
 #[test]
 fn control_garbage_behind_an_open_section_grows() {
     const ROUNDS: u64 = 100_000;

@@ -65,8 +65,8 @@ fn lockref_user_sleeps_while_the_locker_is_away() {
     assert!(burnt < BURN_MAX, "the user burnt {burnt:?}");
 }
 
-/// Control: a `SeqCount` has no lock to sleep on, so its reader spins. The test shows that the
-/// measured processor time reveals a spinning reader.
+/// Control: a `SeqCount` has no lock to sleep on, so its reader spins. The processor time that the
+/// test measures must show that the reader spins.
 #[test]
 fn control_seqcount_reader_burns_time_while_the_writer_is_away() {
     let seq = Arc::new(SeqCount::new());

@@ -238,8 +238,9 @@ fn transient_locker_leaves_users_lock_free() {
                 let (mut rounds, mut met) = (0, 0);
                 while rounds < ROUNDS {
                     lockref.get();
-                    // ORDERING: Relaxed. `has_gone` orders no other access. So in the first rounds
-                    // the lock may still seem held, and the check skips these rounds.
+                    // ORDERING: Relaxed. `has_gone` says that the locker has ended, but orders no
+                    // other access. So in its first rounds after that, this user may still see the
+                    // lock held. The check skips these rounds.
                     if has_gone.load(Ordering::Relaxed) {
                         rounds += 1;
                         met += u64::from(rounds > ROUNDS / 10 && lockref.is_locked());
@@ -378,8 +379,9 @@ fn seqrwlock_under_writers_gives_whole_sections_in_bounded_passes() {
     });
 }
 
-/// Runs `mine` on this thread and `theirs` on three other threads. Ends when each of these threads
-/// has run `PROGRESS` times beside the others. If a thread starves, the test hangs.
+/// Runs `mine` on this thread and `theirs` on three other threads. Ends when this thread has run
+/// `mine` `PROGRESS` times, and each other thread has run `theirs` as often in that time. If a
+/// thread starves, the test hangs.
 fn both_progress(
     lock: &Arc<(SeqRwLock, Words)>,
     mine: fn(&SeqRwLock, &Words),

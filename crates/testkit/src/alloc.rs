@@ -63,7 +63,8 @@ impl Counting {
     pub fn live(&self) -> Live {
         // ORDERING: Relaxed. The counts are statistics: they are exact only if no other thread
         // allocates or frees during the call. `live` reads the counts of freed memory before those
-        // of allocated memory, so that a difference is seldom negative. A negative one counts as 0.
+        // of allocated memory, so that a difference is seldom negative. A negative difference
+        // counts as 0.
         let freed_bytes = self.freed_bytes.load(Ordering::Relaxed);
         let freed_blocks = self.freed_blocks.load(Ordering::Relaxed);
         // ORDERING: Relaxed. The counts of allocated memory are statistics, exact only if no other

@@ -169,8 +169,8 @@ pub fn report<S: Spec + Debug>(
         .map(|(index, call)| (call.returned, index))
         .collect();
     returns.sort_unstable();
-    // Count the returns in the longest prefix of the history that is not wrong. Bisection finds
-    // this prefix, since each prefix that contains a wrong prefix is wrong too.
+    // Count the returns in the longest prefix of the history in which the search finds no error.
+    // Bisection finds this prefix, since each prefix that contains a wrong prefix is wrong too.
     let first_failing = returns.partition_point(|&(until, _)| {
         Search::new(initial, calls, until, limit).run() != Verdict::Violated
     });

@@ -2,9 +2,9 @@
 //!
 //! Other crates use `corewalk_base::primitives`, which switches to the types of a model checker.
 //! This crate must not switch. A model checker itself allocates memory with the allocators of this
-//! crate. The watchdog of this crate must also end a model checker that hangs. Also, the model
-//! checker must not explore the clock of a history. So `cargo xtask tidy` allows this file to name
-//! the standard library's atomics and threads.
+//! crate. The watchdog of this crate must also end a model checker that hangs. Also, each tick of
+//! the clock in `history` would be one more step of every schedule that the model checker explores.
+//! So `cargo xtask tidy` allows this file to name the standard library's atomics and threads.
 
 pub(crate) use std::sync::atomic;
 pub(crate) use std::thread;

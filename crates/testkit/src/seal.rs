@@ -128,7 +128,8 @@ impl Seal {
         // ORDERING(region): Release. Pairs with the loads of the region's address. A thread that
         // sees the address sees the mapping.
         self.region.store(region.cast(), Ordering::Release);
-        // ORDERING(building): Release. A thread that sees the phase sees the region.
+        // ORDERING(building): Release. A thread that sees that the phase has begun also sees the
+        // region.
         self.is_building.store(true, Ordering::Release);
         Phase { seal: self, before }
     }
@@ -242,7 +243,8 @@ impl Sealed {
         for range in self.ranges.iter() {
             let start = ptr::with_exposed_provenance_mut::<c_void>(range.start);
             // SAFETY: the kernel has reported the range as private and writable. Without write
-            // access, a store can only end the process. With it, the access is as before the seal.
+            // access, a store can only end the process. With write access, the memory is as it was
+            // before the seal.
             let done = unsafe { mprotect(start, range.end - range.start, access) };
             if done.is_err() {
                 // Abort, because a panic would allocate and print. These actions store into memory

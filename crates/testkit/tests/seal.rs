@@ -34,8 +34,8 @@ fn lookup_in_a_map_stores_nothing_and_a_store_is_caught() {
 
 #[test]
 fn read_lock_of_a_rwlock_is_a_shared_store() {
-    // The control takes a read lock and only reads the map. Taking the lock is a store, which the
-    // seal must catch.
+    // The second closure, the control, takes a read lock and only reads the map. Taking the lock
+    // stores into the lock, and the seal must catch that store.
     prove(
         &SEAL,
         "read_lock_of_a_rwlock_is_a_shared_store",

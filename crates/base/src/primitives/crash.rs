@@ -35,8 +35,7 @@ pub enum Ended<T> {
     Stopped,
 }
 
-/// Runs `body`, and lets it make `stores` stores. If it comes to a further store, stops it before
-/// that store.
+/// Runs `body`, which may make `stores` stores. Stops `body` before any further store.
 ///
 /// # Panics
 ///

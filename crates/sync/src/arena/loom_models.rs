@@ -43,8 +43,8 @@ fn take_fresh_by_two_threads_hands_out_each_slot_once() {
 #[should_panic(expected = "a slot was handed out twice")]
 fn control_take_fresh_in_two_steps_is_caught() {
     fresh_batches(|arena, free| {
-        // ORDERING: Relaxed, as in `take_fresh`. The deliberate fault is a load and a store instead
-        // of a compare-exchange.
+        // ORDERING: Relaxed, as in `take_fresh`. This control is wrong on purpose: it uses a load
+        // and a store instead of a compare-exchange.
         let start = arena.next_fresh.load(Ordering::Relaxed);
         let end = end_of_batch(start);
         // ORDERING: Relaxed. As above.

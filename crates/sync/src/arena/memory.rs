@@ -78,7 +78,7 @@ mod mapped {
             Ok(Self { base: base.cast(), max_slots })
         }
 
-        /// Records that the slots from `before` up to `now` have been handed out too.
+        /// Records that the slots from `before` up to `now` are handed out now.
         ///
         /// The call that passes the middle of the first block of 2 MiB turns that block into a huge
         /// page.
@@ -99,8 +99,8 @@ mod mapped {
         pub(in crate::arena) fn prefetch(&self, index: u32) {
             let slot = self.base.as_ptr().wrapping_add(index as usize);
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: every x86-64 processor has the instruction. It changes no register and never
-            // faults, whatever the address.
+            // SAFETY: every x86-64 processor has the prefetch instruction. It changes no register
+            // and never faults, whatever the address.
             unsafe {
                 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
                 _mm_prefetch::<_MM_HINT_T0>(slot.cast());
@@ -153,18 +153,19 @@ mod mapped {
         }
     }
 
-    /// Returns the number of bytes to map for slots of `len` bytes. If the slots need more than one
-    /// huge page, the result is a multiple of its size, [`BLOCK`].
+    /// Returns the number of bytes to map for slots of `len` bytes. A number above [`BLOCK`], the
+    /// size of a huge page, is rounded up to a multiple of [`BLOCK`].
     fn mapped_len(len: usize) -> usize {
         if len > BLOCK { len.next_multiple_of(BLOCK) } else { len }
     }
 
-    /// Maps `mapped_len(len)` bytes. If they are more than [`BLOCK`], which is the size of a huge
-    /// page, the mapping starts at a multiple of it.
+    /// Maps `mapped_len(len)` bytes. A mapping longer than [`BLOCK`], the size of a huge page,
+    /// starts at a multiple of [`BLOCK`].
     fn map_aligned(len: usize) -> io::Result<*mut c_void> {
         let len = mapped_len(len);
         let spare = if len > BLOCK { BLOCK } else { 0 };
-        // SAFETY: the call names no address, so it replaces no mapping in use.
+        // SAFETY: the address passed to mmap(2) is null, so the new mapping replaces no mapping in
+        // use.
         let start = unsafe {
             mm::mmap_anonymous(
                 std::ptr::null_mut(),
@@ -181,7 +182,8 @@ mod mapped {
         for (front, len) in [(start, skipped), (base.wrapping_byte_add(len), spare - skipped)] {
             if len > 0 {
                 // SAFETY: the range is the unused front or back of the new mapping, which no other
-                // code knows yet. If the call fails, the range only takes up addresses.
+                // code knows yet. If munmap(2) fails, the range stays mapped and only takes up
+                // addresses.
                 let _unmapped = unsafe { mm::munmap(front, len) };
             }
         }

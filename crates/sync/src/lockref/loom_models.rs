@@ -1,7 +1,7 @@
 //! Models of `Lockref`: the life and death of a counted object.
 //!
 //! Each model takes the operation under test as a function. The model's control passes a wrong
-//! function, which makes the operation in two steps or leaves out an ordering.
+//! function, which makes the operation in two steps or leaves out an ordering, and must fail.
 
 use super::*;
 use corewalk_base::{
@@ -42,8 +42,8 @@ fn get_not_dead_against_mark_dead_has_one_winner() {
     assert_all_reached(&get_against_kill(Lockref::get_not_dead));
 }
 
-/// Control for trap T18: check and increment are two steps. So the getter may get a reference to an
-/// object that the killer has marked dead.
+/// Trap T18, control (a variant with the bug must fail): check and increment are two steps. So the
+/// getter may get a reference to an object that the killer has marked dead.
 #[test]
 #[should_panic(expected = "A.2: a dead object was counted")]
 fn control_get_not_dead_in_two_steps_is_caught() {
@@ -51,8 +51,8 @@ fn control_get_not_dead_in_two_steps_is_caught() {
         if lockref.is_dead() {
             return false;
         }
-        // ORDERING: AcqRel. The order is strong enough. The deliberate fault is that `is_dead` is
-        // checked in a separate step before.
+        // ORDERING: AcqRel. This control is wrong on purpose, but not by its ordering: it checks
+        // `is_dead` in a separate step before.
         lockref.word.fetch_add(ONE, Ordering::AcqRel);
         true
     });
@@ -75,8 +75,9 @@ fn get_against_retire(retire: fn(&Slot)) -> [usize; 2] {
             move || {
                 let has_got = slot.lockref.get_not_dead();
                 if has_got {
-                    // ORDERING: Relaxed. The model checks that this load, which is made under a
-                    // reference, comes before the payload is overwritten.
+                    // ORDERING: Relaxed. The getter holds a reference. So the other thread must not
+                    // free the slot and overwrite the payload before this load. The model checks
+                    // this.
                     let payload = slot.payload.load(Ordering::Relaxed);
                     assert_eq!(payload, 0, "T7: a retired object was counted");
                     slot.lockref.put_return();
@@ -103,14 +104,14 @@ fn get_not_dead_on_a_retired_object_fails() {
     assert_all_reached(&get_against_retire(|_slot| {}));
 }
 
-/// Control for trap T7: a free list stores a link in the count's word, so `get_not_dead` on a
-/// retired object succeeds.
+/// Trap T7, control (a variant with the bug must fail): a free list stores a link in the count's
+/// word, so `get_not_dead` on a retired object succeeds.
 #[test]
 #[should_panic(expected = "T7: a retired object was counted")]
 fn control_count_that_is_reused_as_a_link_is_caught() {
     get_against_retire(|slot| {
-        // ORDERING: Release. The order is strong enough. The deliberate fault is that the free list
-        // uses the word of the count.
+        // ORDERING: Release. This control is wrong on purpose, but not by its ordering: its free
+        // list uses the word of the count.
         slot.lockref.word.store(4096, Ordering::Release);
     });
 }
@@ -201,8 +202,8 @@ fn count_under_the_lock_is_stable() {
 #[should_panic(expected = "A.1: the count moved under the lock")]
 fn control_get_that_ignores_the_lock_is_caught() {
     look_twice(|lockref| {
-        // ORDERING: AcqRel. The order is strong enough. The deliberate fault is that the lock bit
-        // is ignored.
+        // ORDERING: AcqRel. This control is wrong on purpose, but not by its ordering: it ignores
+        // the lock bit.
         lockref.word.fetch_add(ONE, Ordering::AcqRel);
     });
 }
@@ -231,8 +232,8 @@ fn transient_locker_leaves_no_locker_behind() {
     assert_all_reached(&transient_locker(Lockref::get));
 }
 
-/// Control for trap T52: a user that finds the lock held takes the lock itself. Later users then
-/// find the lock held by that user, and do the same.
+/// Trap T52, control (a variant with the bug must fail): a user that finds the lock held takes the
+/// lock itself. Later users then find the lock held by that user, and do the same.
 #[test]
 #[should_panic(expected = "A.4: a user that only counts holds the lock")]
 fn control_user_that_falls_back_to_the_lock_is_caught() {

@@ -10,7 +10,8 @@ use corewalk_base::{
     tally::{Tally, assert_all_reached},
 };
 
-/// The writer's calls and the reader's check that a model runs.
+/// The functions that a model runs: two for the writer, and the reader's check. A control test
+/// replaces one of them by a weaker function.
 #[derive(Clone, Copy)]
 struct Protocol {
     write_begin: fn(&SeqCount),

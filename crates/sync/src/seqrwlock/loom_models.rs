@@ -72,8 +72,8 @@ fn read_or_lock_beside_a_writer_sees_a_whole_section() {
     }));
 }
 
-/// Control for trap T29: after a disturbed pass, the second pass runs without the lock. So the
-/// reader sees a torn pair.
+/// Trap T29, control (a variant with the bug must fail): after a disturbed pass, the second pass
+/// runs without the lock. So the reader sees a torn pair.
 #[test]
 #[should_panic(expected = "torn section")]
 fn control_second_pass_without_the_lock_is_caught() {

@@ -62,8 +62,9 @@ fn can_collapse() -> bool {
 }
 
 /// Writes one slot in the first 2 MiB of an arena, and hands out all slots there with `grow`. Then
-/// writes one slot in the second 2 MiB. Returns how many pages of the first and of the second 2 MiB
-/// are resident, from the best of several tries.
+/// writes one slot in the second 2 MiB. Repeats this with `TRIES` arenas, because the kernel may
+/// lack huge pages for some of them. Returns how many pages of the first and of the second 2 MiB
+/// are resident, for the arena with the most in the first.
 fn pages_of_a_big_arena(grow: fn(&SlotArena<8>)) -> (usize, usize) {
     let one = |_| {
         let arena: SlotArena<8> = SlotArena::new("big", 4 * SLOTS).unwrap();
@@ -105,8 +106,8 @@ fn arena_with_few_slots_in_use_takes_few_pages() {
         }
     }
     let pages: usize = arenas.iter().map(|arena| resident_pages(arena, 0)).sum();
-    // One page of each of the ten arenas would be enough, but some kernels map 64 KiB at the first
-    // access.
+    // Ten slots need one page of each arena. But some kernels map 64 KiB, which is 16 pages, at the
+    // first access.
     assert!((10..=160).contains(&pages), "ten arenas of ten slots take {pages} pages");
 }
 

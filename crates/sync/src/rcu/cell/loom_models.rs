@@ -28,8 +28,8 @@ impl Version {
 
 impl Drop for Version {
     fn drop(&mut self) {
-        // ORDERING: Relaxed. Other threads read the flag after a join, or in a read section. The
-        // model checks that no read section of the version overlaps its drop.
+        // ORDERING: Relaxed. Other threads read `has_ended` after a join, or in a read section. The
+        // model checks that the version is not dropped while such a section is open.
         self.has_ended.store(1, Ordering::Relaxed);
     }
 }
