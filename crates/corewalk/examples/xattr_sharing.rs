@@ -140,13 +140,6 @@ fn label(files: usize) {
                 times[2 * at + which].push(start.elapsed().as_nanos() as f64 / files as f64);
             };
             for pass in 0..3 {
-                if pass == 2 {
-                    // Sleep for a few clock ticks before this pass sets the third label of each
-                    // file. The second labels are older than the epoch that `share_xattrs` began
-                    // (within an epoch, only repeated changes are deferred). So a third label is
-                    // the first change of its file in that epoch, and is shared at once.
-                    thread::sleep(std::time::Duration::from_millis(30));
-                }
                 let start = Instant::now();
                 for (nth, &ino) in inodes.iter().enumerate() {
                     let node = Node::detached(ino, FileKind::Regular);
