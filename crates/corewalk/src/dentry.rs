@@ -153,7 +153,7 @@ impl Dentries {
         self.hot.get(slot.get())
     }
 
-    /// Returns the dentry's line, for readers that load it several times.
+    /// Returns the cache line of a dentry, for readers that load words of it several times.
     #[inline]
     pub(crate) fn line(&self, slot: DentrySlot) -> Line<'_> {
         Line(self.words(slot))
@@ -259,8 +259,8 @@ impl Dentries {
         }
         let reference = load(&words[3 + inline]);
         let wanted = words_of(name.len() - 8 * inline);
-        // `store_long` fills all words of a slot of the smallest class. So compare all of them,
-        // with a fixed length.
+        // `store_long` pads the rest of a name to all words of the smallest long slot. So for a
+        // slot of that size compare all words, with a fixed length.
         let wanted = wanted.max(LONG_WORDS[0]);
         let Some(stored) = self.rest_of(reference).get(..wanted) else { return false };
         let mut compare = |stored: &[AtomicU64]| {
@@ -380,7 +380,8 @@ impl Dentries {
         self.cold_of(slot.get())
     }
 
-    /// Returns the cold word of a slot. The dentry half and the inode half share this word.
+    /// Returns the cold word of a slot: its generation, halves in use, referenced bit and alias
+    /// chain. The dentry half and the inode half share this word.
     #[inline]
     fn cold_of(&self, slot: u32) -> Cold<'_> {
         Cold::of(&self.cold.get(slot)[1])

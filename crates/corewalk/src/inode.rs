@@ -48,8 +48,8 @@ const PERM_WORDS: usize = 4;
 /// Words of the two records.
 pub(crate) const WORDS: usize = REF_WORDS + PERM_WORDS;
 
-/// Permission record, mode: `version << 17 | acl << 16 | mode`. The version is odd while the
-/// attributes are unknown.
+/// The mode word of the permission record: `version << 17 | acl << 16 | mode`. The version is odd
+/// while the attributes are unknown.
 const MODE_MASK: u64 = 0xffff;
 const HAS_ACL: u64 = 1 << 16;
 const VERSION_SHIFT: u32 = 17;
@@ -57,8 +57,8 @@ const MODE: usize = 0;
 /// Permission record, owner: `uid << 32 | gid`.
 const OWNER: usize = 1;
 
-/// Permission record, state: `alias << 32 | superblock << 16 | referenced << 15 | changes`.
-/// `changes` is the number of running attribute changes.
+/// The state word of the permission record: `alias << 32 | superblock << 16 | referenced << 15 |
+/// changes`. `changes` is the number of running attribute changes.
 const STATE: usize = 2;
 const CHANGES_MASK: u64 = 0x7fff;
 const REFERENCED: u64 = 1 << 15;
@@ -242,8 +242,8 @@ impl Inodes {
     }
 
     /// Returns the slots of the inodes with this number and a stale generation, with a reference on
-    /// each. The caller calls [`Inodes::get`] first. So it misses no inode that moves from the
-    /// table to the list of stale generations meanwhile.
+    /// each. The caller calls [`Inodes::get`] first. Otherwise it could miss an inode that moves
+    /// from the table to the list of stale generations in between.
     #[inline]
     pub(crate) fn stale_generations(&self, superblock: u32, ino: u64) -> Vec<InodeSlot> {
         self.stale_generations.get(superblock, ino, |slot| self.lockref(slot).get_not_dead())
@@ -567,7 +567,7 @@ impl Inodes {
         mode & mode::S_IFMT == mode::S_IFDIR
     }
 
-    /// Returns a count that each attribute change raises when it begins and when it ends.
+    /// Returns a count that each attribute change raises twice: when it begins and when it ends.
     pub(crate) fn changes(&self) -> i64 {
         self.changes.sum()
     }

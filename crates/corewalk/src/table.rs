@@ -54,8 +54,8 @@ const ENTRIES: usize = 8;
 const RESTS: usize = 2;
 const SLOTS: usize = 3;
 const LINK: usize = 7;
-/// The number of low bits of a hash that the number of its bucket determines, in a table of any
-/// size.
+/// The number of low bits of a hash that are the same for all entries of a bucket, in a table of
+/// any size.
 const STRIPE_BITS: u32 = STRIPES.trailing_zeros();
 
 /// A multimap from a hash to the slot of a `K`. Its readers store nothing.
@@ -68,7 +68,7 @@ pub(crate) struct Table<K> {
     /// lock of the stripe whose bucket uses it.
     overflow: SlotArena<WORDS>,
     /// The table grows when a stripe (a group of buckets with one lock) has more entries per bucket
-    /// than this number. At that time the mean of all stripes is about one entry less.
+    /// than this number. At that time the mean of all stripes is about one entry per bucket less.
     load: u32,
     /// Each lock protects the state of its stripe and the entries of the stripe's buckets. The
     /// numbers of these buckets end in the bits of the stripe's number.
@@ -86,8 +86,9 @@ pub(crate) struct Extent {
     mask: u32,
 }
 
-/// The number of buckets in the lower half of a word, and in the upper half the mask of the next
-/// power of two. A single load of the word suffices to find the bucket of a hash.
+/// The size of the table in one word: the lower half is the number of buckets, and the upper half
+/// is the mask of the next power of two. So a reader needs a single load to find the bucket of a
+/// hash.
 struct Size(AtomicU64);
 
 /// The state of a stripe. The stripe's lock protects it, and also the stripe's buckets.

@@ -22,7 +22,8 @@
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
-/// A change of an object's content, seen from the running epoch.
+/// Tells whether an object has changed before in the running epoch, or waits for the end of the
+/// epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// The object has not changed in this epoch before.

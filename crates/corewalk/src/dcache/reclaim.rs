@@ -40,12 +40,12 @@ use crate::slot::{DentrySlot, InodeSlot};
 const SCAN_MAX: u32 = 512;
 /// Slots scanned between two checks of the progress.
 const SCAN_STEP: u32 = 64;
-/// Number of slots that a removal of a directory scans for each negative entry that it leaves
-/// behind. No lookup finds such entries. At this rate the scans have covered the whole cache before
-/// such entries fill 1/32 of it.
+/// For each negative entry that the removal of a directory leaves in the cache, the removal scans
+/// this many slots. No lookup finds such entries. At this rate the scans have covered the whole
+/// cache before such entries fill 1/32 of it.
 const ORPHAN_SCAN: u64 = 32;
-/// A removal of a directory that leaves negative entries behind scans at least this many slots.
-/// That takes about a microsecond.
+/// Minimum number of slots that the removal of a directory scans, if it leaves negative entries in
+/// the cache. That takes about a microsecond.
 const ORPHAN_SCAN_MIN: u64 = 256;
 /// Maximum number of slots that one removal of a directory scans. If more are due, later removals
 /// scan them.
@@ -292,9 +292,9 @@ impl Dcache {
         if !body.is_negative()
             && self.inodes.is_only_alias_in_use(body.inode(), slot, &self.dentries)
         {
-            // `evict_locked` also finds out that an entry is pinned, but hides its name meanwhile.
-            // That would delay lookups: if the kernel caches names too, most entries are pinned. So
-            // return early.
+            // `evict_locked` could also find out that an entry is pinned, but it hides the entry's
+            // name meanwhile. That would delay lookups: if the kernel caches names too, most
+            // entries are pinned. So return early.
             return Outcome::Pinned;
         }
         let lookup_key = self.lookup_key(name);
@@ -335,8 +335,9 @@ impl Dcache {
         let inode = seen.body.inode();
         self.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, unhashed(seen.body)));
         // The inode's count now includes each reference that a reader took through this dentry
-        // before. A reader that takes one from now on finds that the dentry has changed, and drops
-        // the reference. The lock of the inode's lockref orders the reader and the eviction.
+        // before its body changed. A reader that takes one from now on finds that the dentry has
+        // changed, and drops the reference. The lock of the inode's lockref orders the reader and
+        // the eviction.
         let is_free =
             inode.is_none() || self.inodes.remove_alias_unless_needed(inode, slot, &self.dentries);
         if !is_free {

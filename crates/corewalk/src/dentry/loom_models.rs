@@ -78,9 +78,11 @@ fn slot_whose_halves_die_at_once_is_given_back_once() {
 fn control_half_in_two_steps_is_caught() {
     free_against_free(|dentries, half, slot| {
         let word = dentries.cold_of(slot).0;
-        // ORDERING: Acquire. Strong enough: the fault of this control is the two steps.
+        // ORDERING: Acquire. Strong enough: this control fails because the load and the store are
+        // two steps.
         let before = word.load(Ordering::Acquire);
-        // ORDERING: Release. Strong enough: the fault of this control is the two steps.
+        // ORDERING: Release. Strong enough: this control fails because the load and the store are
+        // two steps.
         word.store(before & !(half as u64), Ordering::Release);
         if before & (Half::Dentry as u64 | Half::Inode as u64) == half as u64 {
             dentries.hot.free(slot);
@@ -96,9 +98,11 @@ fn control_generation_that_is_stored_is_caught() {
     free_against_free(|dentries, half, slot| {
         if let Half::Dentry = half {
             let word = dentries.cold_of(slot).0;
-            // ORDERING: Acquire. Strong enough: the fault of this control is the two steps.
+            // ORDERING: Acquire. Strong enough: this control fails because the load and the store
+            // are two steps.
             let before = word.load(Ordering::Acquire);
-            // ORDERING: Release. Strong enough: the fault of this control is the two steps.
+            // ORDERING: Release. Strong enough: this control fails because the load and the store
+            // are two steps.
             word.store(before.wrapping_add(1 << GENERATION_SHIFT), Ordering::Release);
         }
         dentries.free_half(half, slot);

@@ -243,8 +243,8 @@ fn passes_of_translations_are_counted() {
     assert!(fallbacks <= retries / u64::from(OPTIMISTIC_PASSES), "{retries} and {fallbacks}");
 }
 
-/// A locked pass reads a dentry again if its flags have changed. Then the path must keep its
-/// length, even if the buffer grew meanwhile.
+/// A locked pass reads a dentry again if the dentry's flags have changed. The second read must
+/// replace the name from the first read, even if the buffer grew in between.
 #[test]
 fn locked_pass_beside_marks_grows_and_stays_whole() {
     const PASSES: usize = 2000;

@@ -75,14 +75,16 @@ fn install_against_change(install: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
             let (inodes, store) = (Arc::clone(&inodes), Arc::clone(&store));
             move || {
                 let ticket = inodes.ticket(SLOT);
-                // ORDERING: SeqCst. The word stands for a back end that has a lock of its own.
+                // ORDERING: SeqCst. The atomic word stands in for a back end, which orders its
+                // calls by a lock of its own.
                 let answer = if store.load(Ordering::SeqCst) == 0 { OLD } else { NEW };
                 install(&inodes, ticket, answer);
                 usize::from(answer == NEW)
             }
         });
         let ticket = inodes.begin_change(SLOT);
-        // ORDERING: SeqCst. The word stands for a back end that has a lock of its own.
+        // ORDERING: SeqCst. The atomic word stands in for a back end, which orders its calls by a
+        // lock of its own.
         store.store(1, Ordering::SeqCst);
         inodes.end_change(SLOT, ticket, Some(NEW));
         let answer = asker.join().unwrap();
@@ -121,7 +123,8 @@ fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
         let store = Arc::new(AtomicU64::new(0));
         let changer = move |inodes: &Inodes, store: &AtomicU64| {
             let ticket = inodes.begin_change(SLOT);
-            // ORDERING: SeqCst. The word stands for a back end that has a lock of its own.
+            // ORDERING: SeqCst. The atomic word stands in for a back end, which orders its calls by
+            // a lock of its own.
             let uid = store.fetch_add(1, Ordering::SeqCst) as u32;
             end(inodes, ticket, Perm { uid, ..NEW });
         };

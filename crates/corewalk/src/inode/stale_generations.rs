@@ -45,8 +45,8 @@ impl StaleGenerations {
         self.len.store(list.len(), Ordering::Relaxed);
     }
 
-    /// Returns those slots of the list with this inode number for which `get` returned true. No
-    /// slot leaves the list during a call of `get`.
+    /// Calls `get` with each slot of the list that has this inode number. Returns the slots for
+    /// which `get` returned true. No slot leaves the list during a call of `get`.
     #[inline]
     pub(super) fn get(
         &self,

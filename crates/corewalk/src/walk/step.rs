@@ -139,8 +139,8 @@ impl<'v> Walk<'v, '_> {
         Ok(Some(hold))
     }
 
-    /// Returns the reason to stop at a name that has no dentry, so that the walk cannot continue
-    /// from it.
+    /// Returns the reason to stop the walk at an inode that was found in the back end but got no
+    /// dentry. If another operation is changing the inode's name, first waits for that operation.
     fn unattached(&self, inode: &InodeRef<'_>, why: Unattached) -> Stop {
         match why {
             Unattached::Overtaken => {

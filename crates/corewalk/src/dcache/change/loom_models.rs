@@ -114,9 +114,9 @@ fn invalidate(dcache: &Dcache, key: ParentKey) -> ParentKey {
     dcache.directory(key.parent()).unwrap().key
 }
 
-/// Enters a directory that is in use again with `publish`, while another thread marks it as a mount
-/// point. `before` prepares the cache. Returns how often the directory was marked before it was
-/// entered, and how often afterwards.
+/// With `publish`, enters a directory again that is in use, while another thread marks the
+/// directory as a mount point. `before` prepares the cache. Returns how often the directory was
+/// marked before it was entered again, and how often afterwards.
 fn publish_against_mount(
     before: fn(&Dcache, ParentKey) -> ParentKey,
     publish: fn(&Dcache, ParentKey, DentryInode) -> DentrySlot,

@@ -181,8 +181,8 @@ fn count_at_once(dcache: &Dcache) -> Option<u64> {
     None
 }
 
-/// Forgets a client lookup of the inode, if the inode has one. A faulty client may do so although
-/// it has no lookup.
+/// Forgets a client lookup of the inode, if the inode has one. A faulty client may forget a lookup
+/// that it does not have.
 fn forget_too_much(dcache: &Dcache, inode: InodeSlot) -> bool {
     let mut guard = dcache.inodes.lockref(inode).lock();
     let is_there = guard.count() >= LOOKUP;

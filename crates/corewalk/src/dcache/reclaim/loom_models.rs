@@ -83,7 +83,8 @@ fn evict_against_get_inode(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2]
         let is_evicted = evict(&dcache, slot);
         let is_in_use = finder.join().unwrap();
         assert!(!(is_evicted && is_in_use), "an inode in use lost its only name");
-        // Both may fail: the reader sees the changed sequence of an eviction that is then undone.
+        // The eviction and the reader may both fail. The eviction finds the reader's reference and
+        // is undone, but the reader sees that the sequence has changed.
         tally.hit(usize::from(is_in_use));
     })
 }
