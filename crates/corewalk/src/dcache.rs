@@ -73,7 +73,7 @@ pub(crate) struct Dcache {
     /// The index of the dentries by name.
     table: Table<OfDentry>,
     /// The in-lookup locks of names. Only the holder of the lock of a name enters a dentry under
-    /// the name, or moves one to it. Analogous to Linux's `in_lookup_hashtable`.
+    /// the name, or moves a dentry to that name. Analogous to Linux's `in_lookup_hashtable`.
     pub(crate) in_lookup: KeyLocks,
     /// The counts of directory listings in progress, and of the name changes during them.
     pub(crate) listings: Listings,

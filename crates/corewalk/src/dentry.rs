@@ -54,8 +54,8 @@ pub(crate) use parent_key::ParentKey;
 /// Number of name words in the dentry itself: 40 bytes, or 24 bytes for a directory. Loom models
 /// use fewer words, so that they have fewer steps.
 pub(crate) const INLINE_WORDS: usize = if cfg!(corewalk_loom) { 3 } else { 5 };
-/// The dentry of a directory uses this many of its last name words for the inode number and the
-/// child generation instead.
+/// In the dentry of a directory, this many of the last name words store the inode number and the
+/// child generation instead of the name.
 const DIRECTORY_WORDS: usize = 2;
 /// Name words that fit in the dentry of a directory.
 pub(crate) const DIRECTORY_ROOM: usize = INLINE_WORDS - DIRECTORY_WORDS;
@@ -474,7 +474,8 @@ impl Dentries {
         Some(Image { key, body: Body::new(superblock, inode, name.len(), flags), words })
     }
 
-    /// Stores `image` and returns the previous image. The caller is inside a write section (D.1).
+    /// Stores `image` as the content of a dentry, and returns the previous content. The caller is
+    /// inside a write section (D.1).
     pub(crate) fn store(&self, slot: DentrySlot, image: &Image) -> Image {
         let before = self.image(slot);
         let words = self.words(slot);

@@ -417,7 +417,7 @@ impl Inodes {
         }
     }
 
-    /// Returns up to `max` aliases of the inode behind the first, without references. When the
+    /// Returns up to `max` aliases of the inode after its first alias, without references. When the
     /// caller has taken a reference on an alias, it checks that the alias is still valid.
     pub(crate) fn other_aliases(
         &self,

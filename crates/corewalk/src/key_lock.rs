@@ -173,7 +173,7 @@ impl Shard {
     fn take_alone(&self, key: u64) -> bool {
         // ORDERING(key-lock): Acquire. Pairs with the release of the lock, so that the new holder
         // sees everything that the last holder did.
-        // ORDERING: Relaxed on failure. The mutex is taken next.
+        // ORDERING: Relaxed on failure, because this thread then takes the mutex.
         self.word.compare_exchange(0, key | ALONE, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
@@ -182,7 +182,7 @@ impl Shard {
     fn release(&self, key: u64) {
         // ORDERING(key-lock): Release. Pairs with the acquisition of the lock, so that the next
         // holder sees everything that this holder did.
-        // ORDERING: Relaxed on failure. The mutex is taken next.
+        // ORDERING: Relaxed on failure, because this thread then takes the mutex.
         let given =
             self.word.compare_exchange(key | ALONE, 0, Ordering::Release, Ordering::Relaxed);
         if given.is_err() {
@@ -209,7 +209,7 @@ impl Shard {
         // the cancelling thread sees the holder's change.
         // ORDERING(key-lock): Release. A thread that later takes the lock, or cancels its fill,
         // sees everything that the holder did before.
-        // ORDERING: Relaxed on failure. The mutex is taken next.
+        // ORDERING: Relaxed on failure, because this thread then takes the mutex.
         let is_alone = self.word.compare_exchange(
             key | ALONE,
             key | ALONE,

@@ -176,13 +176,13 @@ impl<K: Copy> Table<K> {
         Stripe { table: self, hash, state }
     }
 
-    /// Enters `slot` under `hash`, and splits a bucket if the stripe is over its load.
+    /// Enters `slot` under `hash`, and splits a bucket if the stripe then has too many entries.
     pub(crate) fn insert(&self, hash: u32, slot: Slot<K>) {
         self.insert_if(hash, slot, |_| Some(()));
     }
 
-    /// Enters `slot` if `look` returns Some. The stripe is locked during `look`, so `look` runs
-    /// before any lookup finds the entry.
+    /// Enters `slot` if `look` returns Some. `look` runs under the stripe's lock, before any lookup
+    /// can find the new entry.
     pub(crate) fn insert_if<R>(
         &self,
         hash: u32,

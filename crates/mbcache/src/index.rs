@@ -189,8 +189,8 @@ impl Index {
         let found = self.walk(home, self.reach(home), pair.1, |slot| entry_in(slot, pair));
         if found.is_none() {
             // ORDERING(mbcache-refill): Acquire fence. Pairs with the Release fence in `fill`. This
-            // search may have missed because a slot has words of a later entry. With the fence, the
-            // caller sees the work of the last holder of the earlier entry in that slot.
+            // search may have missed the pair because a slot has words of a later entry. With the
+            // fence, the caller sees the work of the last holder of the earlier entry in that slot.
             fence(Ordering::Acquire);
         }
         found
@@ -261,8 +261,8 @@ impl Index {
     /// `tries` tells how often the caller has tried that before.
     ///
     /// One pass over the lines within the reach of the home line finds three things. These are
-    /// whether the pair exists, the first free slot, and whether an entry in the last line still
-    /// needs the reach.
+    /// whether the pair exists, the first free slot, and whether an entry in the last of these
+    /// lines still needs the present reach.
     pub(crate) fn enter_anywhere(
         &self,
         locked: &Locked<'_>,

@@ -144,7 +144,7 @@ pub(crate) fn pair_of(words: &Words) -> (u64, u64) {
 }
 
 /// Returns true if the entry of `state` has not ended. Then the key and the value that the caller
-/// has read before this call belong to that entry.
+/// has read from the slot since it loaded `state` belong to that entry.
 #[inline]
 pub(crate) fn is_still(words: &Words, state: State) -> bool {
     // ORDERING(mbcache-refill): Acquire fence. See `fill`.
@@ -278,9 +278,9 @@ pub(crate) fn wake(words: &Words) {
     corewalk_base::park::wake_all(&words[STATE]);
 }
 
-/// Replaces the current state by the result of `next` for it in one step, and returns the new
-/// state. If `next` returns `None`, returns the current state as the error. `seen` must come from
-/// an acquiring load, or from a step of the caller.
+/// Replaces the current state in one step by the result of `next`, which gets the current state,
+/// and returns the new state. If `next` returns `None`, returns the current state as the error.
+/// `seen` must come from an acquiring load, or from a step of the caller.
 #[inline]
 fn change(
     words: &Words,

@@ -103,8 +103,9 @@ pub(super) enum Outcome {
 }
 
 impl Dcache {
-    /// A fill checks the budget only if its slot number is a multiple of this number. A growing
-    /// cache uses all slot numbers, so it cannot skip the check. Other fills pay nothing.
+    /// A thread that fills the cache checks the budget only if it fills a slot whose number is a
+    /// multiple of this number. A growing cache uses all slot numbers, so it cannot skip the check.
+    /// Other fills pay nothing.
     pub(super) const RECLAIM_EVERY: u32 = 32;
 
     /// Sets the budget in bytes.

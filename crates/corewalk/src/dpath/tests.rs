@@ -114,8 +114,8 @@ fn path_buffer_that_is_cleared_keeps_nothing() {
     translate_in_turn(PathBuffer::clear);
 }
 
-/// Control for trap T8: `clear` resets the names, but not the kind of the path, so the next pass
-/// has a wrong kind.
+/// Trap T8, control (a variant with the bug must fail): `clear` resets the names, but not the kind
+/// of the path, so the next pass has a wrong kind.
 #[test]
 #[should_panic(expected = "T8: something is left")]
 fn control_path_buffer_that_keeps_its_kind_is_caught() {

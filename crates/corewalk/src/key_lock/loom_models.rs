@@ -110,8 +110,9 @@ fn change_that_is_not_cancelled_is_seen_by_the_invalidation() {
     assert_all_reached(&change_against_cancel(|guard| guard.is_fill_cancelled()));
 }
 
-/// Control for trap T25: the holder loads the word of the shard instead of exchanging it. So the
-/// holder may miss the cancellation, and the invalidation may miss the holder's change.
+/// Trap T25, control (a variant with the bug must fail): the holder loads the word of the shard
+/// instead of exchanging it. So the holder may miss the cancellation, and the invalidation may miss
+/// the holder's change.
 #[test]
 #[should_panic(expected = "T25: neither knows of the other")]
 fn control_load_instead_of_an_exchange_is_caught() {

@@ -31,7 +31,8 @@ use crate::name::Name;
 
 /// Number of listings that are kept for their next pages.
 const KEPT: usize = 8;
-/// Bits that a hash loses to become a cookie. A FUSE server needs cookies below 2^63 - 2.
+/// Number of bits by which a hash is shortened to become a cookie. A FUSE server needs cookies
+/// below 2^63 - 2.
 const LOST_BITS: u32 = 2;
 
 /// The listings of directories that clients have not read to the end.
