@@ -490,13 +490,13 @@ impl Dentries {
         before
     }
 
-    /// Stores a new key and changes nothing else. The caller is inside a write section.
+    /// Stores a new parent key and changes nothing else. The caller is inside a write section.
     pub(crate) fn store_key(&self, slot: DentrySlot, key: ParentKey) {
         // ORDERING: Relaxed. Data of a sequence section.
         self.words(slot)[1].store(key.0, Ordering::Relaxed);
     }
 
-    /// Stores a new body and changes nothing else. The caller is inside a write section.
+    /// Stores a new body word and changes nothing else. The caller is inside a write section.
     pub(crate) fn store_body(&self, slot: DentrySlot, body: Body) {
         // ORDERING: Relaxed. Data of a sequence section.
         self.words(slot)[2].store(body.0, Ordering::Relaxed);

@@ -155,7 +155,7 @@ pub(crate) fn append_inode_path(
             return Ok(());
         }
         if dcache.inodes.alias(inode) == alias {
-            // `alias` may be a name in a removed directory, which does not count. So try the
+            // `alias` may be a name in a removed directory, and such a name has no path. So try the
             // inode's other names.
             let other = other_inode_paths(dcache, inode).into_iter().next();
             out.extend_from_slice(&other.ok_or(Errno::NOENT)?);
@@ -242,7 +242,7 @@ fn names_of<T>(
             return Some(found);
         }
         if dcache.inodes.alias(inode) == first {
-            // `first` may be a name in a removed directory, which does not count. So try the
+            // `first` may be a name in a removed directory, and such a name has no path. So try the
             // inode's other names.
             let others = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
             return others.into_iter().find_map(look);

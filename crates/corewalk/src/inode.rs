@@ -211,9 +211,8 @@ impl Inodes {
         self.end_change(slot, ticket, None);
     }
 
-    /// Returns the slot of the inode with this number and a reference on it, if the cache has it.
-    /// If the slot was reused before the reference was taken, `stray` gets the slot and drops that
-    /// reference.
+    /// If the cache has the inode with this number, returns its slot with a reference. If the slot
+    /// was reused before the reference was taken, `stray` gets the slot and drops that reference.
     pub(crate) fn get(
         &self,
         superblock: u32,
@@ -587,8 +586,8 @@ impl Inodes {
         let _guard = self.lockref(slot).lock();
         // ORDERING: Relaxed. Under the inode's lock.
         self.perm_words(slot)[STATE].fetch_sub(1, Ordering::Relaxed);
-        // A fill that overlaps this change may have got its answer before the change. So raise
-        // `changes`: then the fill does not trust its answer.
+        // A fill that overlaps this attribute change may have got its answer from the back end
+        // before the change. So raise `changes`: then the fill does not trust its answer.
         self.changes.add(1);
         if !perm.is_some_and(|perm| self.install_locked(slot, ticket, perm)) {
             // The back end gave no answer, or another change overlapped this one. Then the order of

@@ -49,8 +49,8 @@ const LISTED: u64 = 2;
 /// share a lock.
 const NO_KEY: u64 = ALONE | LISTED;
 
-/// The in-lookup locks of a namespace, or its attribute locks. The owner of the value says what
-/// they protect.
+/// The in-lookup locks of a namespace, or its attribute locks. The owner of a `KeyLocks` says what
+/// its locks protect.
 pub(crate) struct KeyLocks {
     shards: Box<[OwnLine<Shard>]>,
 }
@@ -223,9 +223,9 @@ impl Shard {
     /// is [`LISTED`].
     fn list(&self, held: &mut Vec<Holder>) {
         // ORDERING(key-lock): Acquire. Pairs with `release`, so that this thread sees everything
-        // done under locks that were already released. If this thread moves a lock to the list, it
-        // also sees what the holder of that lock did before its last compare-exchange of the word
-        // (K.2).
+        // done under those locks of the shard that were already released. If this thread moves a
+        // lock to the list, it also sees what the holder of that lock did before its last
+        // compare-exchange of the word (K.2).
         let before = self.word.swap(LISTED, Ordering::Acquire);
         if before & ALONE != 0 {
             held.push(Holder { key: before & !NO_KEY, is_fill_cancelled: false, waiters: 0 });

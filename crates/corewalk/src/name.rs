@@ -90,7 +90,8 @@ fn zeroes(word: u64) -> u64 {
     word.wrapping_sub(LANES) & !word & (0x80 * LANES)
 }
 
-/// Returns up to eight bytes as a little-endian word. The missing bytes are zeroes.
+/// Returns at most eight bytes as a little-endian word. If there are fewer, the upper bytes of the
+/// word are zeroes.
 #[inline]
 pub(crate) fn padded(bytes: &[u8]) -> u64 {
     let len = bytes.len();

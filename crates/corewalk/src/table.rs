@@ -86,7 +86,7 @@ pub(crate) struct Extent {
     mask: u32,
 }
 
-/// The size of the table in one word: the lower half is the number of buckets, and the upper half
+/// The size of the table in one word. The lower half is the number of buckets, and the upper half
 /// is the mask of the next power of two. So a reader needs a single load to find the bucket of a
 /// hash.
 struct Size(AtomicU64);
@@ -309,7 +309,8 @@ impl<K: Copy> Stripe<'_, K> {
     /// Returns true if the stripe holds more entries than its load.
     pub(crate) fn needs_split(&self) -> bool {
         let buckets = self.table.size.get();
-        // Tolerate a few entries more than the load. That is normal, especially in a small table.
+        // Tolerate a few entries more than the load allows. That is normal, especially in a small
+        // table.
         self.state.entries > (buckets / STRIPES) * self.table.load + ENTRIES as u32
     }
 
@@ -436,8 +437,8 @@ fn matches(line: &Line, hash: u32) -> Lanes {
 fn slot_at(line: &Line, lane: Lane) -> u32 {
     let slots = line[SLOTS..].first_chunk().expect("there are four words of slots");
     // ORDERING(table-slot): Acquire. Pairs with the store of the slot number in `store_slot`. A
-    // reader may see this number before the tag, but the slot's content was stored before the
-    // number.
+    // reader may see the slot number before it sees the tag of the entry. The slot's content was
+    // stored before the number, so the reader sees that content too.
     lane.half_of(slots)
 }
 

@@ -205,8 +205,8 @@ impl Dcache {
         }
         let slots = u64::from(self.dentries.slots_touched().max(2));
         let due = (children.saturating_mul(ORPHAN_SCAN)).max(ORPHAN_SCAN_MIN);
-        // ORDERING: Relaxed. The word only counts slots that are still to be scanned. The thread
-        // that takes the count scans these slots.
+        // ORDERING: Relaxed. This atomic word only counts slots that are still to be scanned. The
+        // thread that takes the count scans these slots.
         let owed = self.hand.orphans_owed.swap(0, Ordering::Relaxed);
         let owed = owed.saturating_add(due).min(slots);
         let scan = owed.min(ORPHAN_SCAN_MAX);

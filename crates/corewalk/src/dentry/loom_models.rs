@@ -1,7 +1,7 @@
 //! Models of the two halves of a slot, which live and die separately, and of long names.
 //!
-//! The thread that checks the outcome is the spawned one. Otherwise loom skips schedules (see
-//! `tally` in the base crate).
+//! The thread that checks the outcome is the spawned one. Otherwise loom, because of a known bug,
+//! skips schedules (see `tally` in the base crate).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -71,8 +71,8 @@ fn slot_whose_halves_die_at_once_is_given_back_once() {
     }));
 }
 
-/// Trap T33, control (a variant with the bug must fail): a half is freed with a load and a store,
-/// so the other thread's change of the word is lost.
+/// Trap T33, control (a variant with the bug must fail): a half is freed with a load and a store.
+/// So the other thread's change of the word is lost.
 #[test]
 #[should_panic(expected = "the slot was not given back")]
 fn control_half_in_two_steps_is_caught() {
@@ -165,7 +165,7 @@ fn half_that_dies_beside_a_taker_is_taken_whole_or_not() {
     }));
 }
 
-/// Trap T7, control (a variant with the bug must fail): the half is allocated with `Relaxed`, so
+/// Trap T7, control (a variant with the bug must fail): the half is allocated with `Relaxed`. So
 /// its new owner may not see the last user's stores.
 #[test]
 #[should_panic(expected = "the last word of the half was not seen")]

@@ -115,7 +115,7 @@ fn path_buffer_that_is_cleared_keeps_nothing() {
 }
 
 /// Trap T8, control (a variant with the bug must fail): `clear` resets the names, but not the kind
-/// of the path, so the next pass has a wrong kind.
+/// of the path. So the next pass has a wrong kind.
 #[test]
 #[should_panic(expected = "T8: something is left")]
 fn control_path_buffer_that_keeps_its_kind_is_caught() {

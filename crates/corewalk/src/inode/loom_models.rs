@@ -1,8 +1,8 @@
 //! Models of the permission record. A reader reads the record while another thread changes it. The
 //! back end's answers may arrive after a change.
 //!
-//! The reader, not the writer, is the spawned thread. Otherwise loom skips schedules (see `tally`
-//! in the base crate).
+//! The reader, not the writer, is the spawned thread. Otherwise loom, because of a known bug, skips
+//! schedules (see `tally` in the base crate).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -53,7 +53,7 @@ fn perm_beside_a_change_is_whole_or_unknown() {
 }
 
 /// Trap T16, control (a variant with the bug must fail): the record is not marked unknown during
-/// the change, so a reader may see a mix of two states.
+/// the change. So a reader may see a mix of two states.
 #[test]
 #[should_panic(expected = "a torn record")]
 fn control_change_of_a_known_record_is_caught() {
@@ -103,7 +103,7 @@ fn late_answer_beside_a_change_is_refused() {
 }
 
 /// Trap T25, control (a variant with the bug must fail): the answer is installed although a change
-/// may have begun meanwhile, so an old answer stays.
+/// may have begun meanwhile. So an old answer stays.
 #[test]
 #[should_panic(expected = "T25: an answer from before the change stayed")]
 fn control_install_without_a_ticket_is_caught() {

@@ -1,8 +1,8 @@
 //! Models of the table: a reader looks entries up without a lock, while another thread inserts,
 //! removes or splits.
 //!
-//! The reader, not the writer, is the spawned thread. Otherwise loom skips schedules (see `tally`
-//! in the base crate).
+//! The reader, not the writer, is the spawned thread. Otherwise loom, because of a known bug, skips
+//! schedules (see `tally` in the base crate).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -17,7 +17,7 @@ type Table = super::Table<OfDentry>;
 const BARE: u32 = 7;
 const TAGGED: u32 = 0x0005_0007;
 
-/// A table with one bucket, and a word that stands for the content of a slot.
+/// A table with one bucket, and an atomic word that stands for the content of a slot.
 struct Filled {
     table: Table,
     content: AtomicU64,
@@ -219,8 +219,8 @@ fn entry_that_a_split_moves_is_found_under_the_lock() {
     assert_all_reached(&split_against_find(|table| assert!(table.split())));
 }
 
-/// Trap T12, control (a variant with the bug must fail): the split does not take the stripe's lock,
-/// so even a lookup with the lock may miss the entry.
+/// Trap T12, control (a variant with the bug must fail): the split does not take the stripe's lock.
+/// So even a lookup with the lock may miss the entry.
 #[test]
 #[should_panic(expected = "T.2: an entry was invisible under its lock")]
 fn control_split_without_the_lock_is_caught() {

@@ -193,9 +193,9 @@ impl<'v> Walk<'v, '_> {
         Ok(())
     }
 
-    /// Moves to the dentry in `slot`, which a mount, a child dentry or the root of the walk keeps
-    /// alive. A ref-walk takes its own reference on the dentry. Then `is_kept` checks that the
-    /// mount, the child or the root still keeps the dentry.
+    /// Moves to the dentry in `slot`. A mount, a child dentry or the root of the walk keeps that
+    /// dentry alive. A ref-walk takes its own reference on the dentry. Then `is_kept` checks that
+    /// the mount, the child or the root still keeps the dentry.
     fn move_to(
         &mut self,
         slot: DentrySlot,

@@ -1,7 +1,7 @@
 //! Models of invalidated names that are entered again, and of exchanged names.
 //!
-//! The reader, not the writer, is the spawned thread. Otherwise loom skips schedules (see `tally`
-//! in the base crate).
+//! The reader, not the writer, is the spawned thread. Otherwise loom, because of a known bug, skips
+//! schedules (see `tally` in the base crate).
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{Arc, thread};
@@ -238,7 +238,7 @@ fn names_beside_an_exchange_are_always_there() {
 }
 
 /// Trap T13, control (a variant with the bug must fail): each dentry gets its new name in a write
-/// section of its own, so for a moment one name is missing.
+/// section of its own. So for a moment one name is missing.
 #[test]
 #[should_panic(expected = "T13: a name was missing")]
 fn control_exchange_in_two_sections_is_caught() {

@@ -88,7 +88,7 @@ fn control_change_that_does_not_count_itself_is_caught() {
 }
 
 /// Trap T25, control (a variant with the bug must fail): the change looks for listings before it
-/// calls the back end, so it may miss a listing.
+/// calls the back end. So it may miss a listing.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_that_counts_itself_before_the_call_is_caught() {

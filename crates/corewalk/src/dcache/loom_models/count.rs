@@ -1,8 +1,8 @@
 //! Models of [`Dcache::get_by_ino`]: it looks a name up by the inode number of the directory, and
 //! does not look the directory up.
 //!
-//! The reader, not the writer, is the spawned thread. Otherwise loom skips schedules (see `tally`
-//! in the base crate).
+//! The reader, not the writer, is the spawned thread. Otherwise loom, because of a known bug, skips
+//! schedules (see `tally` in the base crate).
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
@@ -95,7 +95,7 @@ fn count_beside_an_invalidation_is_not_stale() {
 }
 
 /// Trap T25, control (a variant with the bug must fail): the lookup does not check the generation
-/// of the parent, so it returns a stale answer.
+/// of the parent. So it returns a stale answer.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_count_without_a_look_at_the_parent_is_caught() {
@@ -227,7 +227,7 @@ fn count_beside_a_wrong_forget_keeps_the_references_of_others() {
 }
 
 /// Trap P5, control (a variant with the bug must fail): a lookup adds a whole client lookup at
-/// once, so a forget can take it away before the dentry is validated.
+/// once. So a forget can take it away before the dentry is validated.
 #[test]
 #[should_panic(expected = "lockref put without a reference")]
 fn control_count_in_one_step_is_caught() {

@@ -1,8 +1,8 @@
 //! Models of eviction: a dentry dies and its slot is reused, while another thread takes a
 //! reference.
 //!
-//! The reader, not the evicting thread, is the spawned one. Otherwise loom skips schedules (see
-//! `tally` in the base crate).
+//! The reader, not the evicting thread, is the spawned one. Otherwise loom, because of a known bug,
+//! skips schedules (see `tally` in the base crate).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -138,8 +138,8 @@ fn evict_both_names(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2] {
     })
 }
 
-/// Two evictions of the two names of an inode in use must leave one name. The second thread finds
-/// that its name is the only one left, and keeps it.
+/// Two evictions of the two names of an inode in use must leave one name. The thread that comes
+/// second finds that its name is the only one left, and keeps it.
 #[test]
 fn evictions_of_two_names_leave_one_to_an_inode_in_use() {
     assert_all_reached(&evict_both_names(evict));
