@@ -273,7 +273,8 @@ pub struct Entry {
     pub tag: Tag,
     /// The permissions: read 4, write 2, execute 1.
     pub perm: u8,
-    /// The user or group of [`Tag::User`] and [`Tag::Group`]; [`Entry::NO_ID`] otherwise.
+    /// The id of the user or group in an entry with [`Tag::User`] or [`Tag::Group`]. In all other
+    /// entries it is [`Entry::NO_ID`].
     pub id: u32,
 }
 

@@ -135,8 +135,8 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    /// Returns the kind that the type bits of `mode` name. A mode without type bits is a regular
-    /// file, as mknod(2) says. Returns None if the type bits are unknown.
+    /// Returns the kind of file that the type bits of `mode` stand for. A mode without type bits
+    /// stands for a regular file, as mknod(2) says. Returns None if the type bits are unknown.
     pub fn from_mode(mode: u32) -> Option<FileKind> {
         Some(match mode & mode::S_IFMT {
             0 | mode::S_IFREG => FileKind::Regular,

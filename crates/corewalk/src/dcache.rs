@@ -13,8 +13,8 @@
 //! not depend on the generation.
 //!
 //! # Guarantees
-//! - C.1: a cached answer is that of the last committed change, or of a fill that no change,
-//!   invalidation or removal overlapped (traps T15, T25, P12).
+//! - C.1: a cached answer comes from the last committed change, or from a fill that overlapped no
+//!   change, invalidation or removal (traps T15, T25, P12).
 //! - C.2: a rename appears at one instant. No reader misses both names, or finds two files under
 //!   one name (traps T12, T13).
 //! - C.3: no thread waits for a dying entry (trap T47). No back end is called under the lock of a
@@ -73,7 +73,7 @@ pub(crate) struct Dcache {
     /// The index of the dentries by name.
     table: Table<OfDentry>,
     /// The in-lookup locks of names. Only the holder of the lock of a name enters a dentry under
-    /// the name, or moves one to it. Analogous to Linux's `in_lookup_hashtable`.
+    /// the name, or moves a dentry to that name. Analogous to Linux's `in_lookup_hashtable`.
     pub(crate) in_lookup: KeyLocks,
     /// The counts of directory listings in progress, and of the name changes during them.
     pub(crate) listings: Listings,
@@ -156,9 +156,9 @@ impl Dcache {
         LookupKey::new(name, &self.keys)
     }
 
-    /// Returns the current key of a directory's children. The caller holds a reference on the
-    /// directory's dentry. A removed directory gets another child generation, so no lookup finds
-    /// its children.
+    /// Returns the parent key that the children of a directory have now: the directory's slot and
+    /// its child generation. The caller holds a reference on the directory's dentry. A removed
+    /// directory gets another child generation, so no lookup finds its children.
     #[inline]
     pub(crate) fn key_of_held(&self, slot: DentrySlot) -> ParentKey {
         ParentKey::new(slot, self.dentries.child_generation_now(slot))
@@ -193,7 +193,8 @@ impl Dcache {
     }
 
     /// Looks up a component of a path, as [`Dcache::find`] does. It finds only plain dentries:
-    /// neither symbolic links nor mount points. The caller validates the snapshot.
+    /// neither symbolic links nor mount points. Returns the dentry's slot and a snapshot of the
+    /// dentry, which the caller validates.
     pub(crate) fn find_plain(
         &self,
         parent: LookupParent,
@@ -212,9 +213,9 @@ impl Dcache {
     }
 
     /// Like [`Dcache::find_plain`], but looks only at the first entry whose tag (16 bits of the
-    /// hash) matches. The dentry found must have the flags in `needed`. Calls `before` with the
-    /// slot of the entry, so that the caller can prefetch more. At that time the cache line of the
-    /// dentry is not loaded yet.
+    /// hash) matches. The dentry found must have the flags in `needed`. Before the cache line of
+    /// the dentry is loaded, calls `before` with its slot. So the caller can prefetch other cache
+    /// lines in parallel.
     #[inline(always)]
     pub(crate) fn find_at_once(
         &self,

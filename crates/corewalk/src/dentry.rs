@@ -54,8 +54,8 @@ pub(crate) use parent_key::ParentKey;
 /// Number of name words in the dentry itself: 40 bytes, or 24 bytes for a directory. Loom models
 /// use fewer words, so that they have fewer steps.
 pub(crate) const INLINE_WORDS: usize = if cfg!(corewalk_loom) { 3 } else { 5 };
-/// The dentry of a directory uses this many of its last name words for the inode number and the
-/// child generation instead.
+/// In the dentry of a directory, this many of the last name words store the inode number and the
+/// child generation instead of the name.
 const DIRECTORY_WORDS: usize = 2;
 /// Name words that fit in the dentry of a directory.
 pub(crate) const DIRECTORY_ROOM: usize = INLINE_WORDS - DIRECTORY_WORDS;
@@ -153,7 +153,7 @@ impl Dentries {
         self.hot.get(slot.get())
     }
 
-    /// Returns the dentry's line, for readers that load it several times.
+    /// Returns the cache line of a dentry, for readers that load words of it several times.
     #[inline]
     pub(crate) fn line(&self, slot: DentrySlot) -> Line<'_> {
         Line(self.words(slot))
@@ -259,8 +259,8 @@ impl Dentries {
         }
         let reference = load(&words[3 + inline]);
         let wanted = words_of(name.len() - 8 * inline);
-        // `store_long` fills all words of a slot of the smallest class. So compare all of them,
-        // with a fixed length.
+        // `store_long` pads the rest of a name to all words of the smallest long slot. So for a
+        // slot of that size compare all words, with a fixed length.
         let wanted = wanted.max(LONG_WORDS[0]);
         let Some(stored) = self.rest_of(reference).get(..wanted) else { return false };
         let mut compare = |stored: &[AtomicU64]| {
@@ -380,7 +380,8 @@ impl Dentries {
         self.cold_of(slot.get())
     }
 
-    /// Returns the cold word of a slot. The dentry half and the inode half share this word.
+    /// Returns the cold word of a slot: its generation, halves in use, referenced bit and alias
+    /// chain. The dentry half and the inode half share this word.
     #[inline]
     fn cold_of(&self, slot: u32) -> Cold<'_> {
         Cold::of(&self.cold.get(slot)[1])
@@ -473,7 +474,8 @@ impl Dentries {
         Some(Image { key, body: Body::new(superblock, inode, name.len(), flags), words })
     }
 
-    /// Stores `image` and returns the previous image. The caller is inside a write section (D.1).
+    /// Stores `image` as the content of a dentry, and returns the previous content. The caller is
+    /// inside a write section (D.1).
     pub(crate) fn store(&self, slot: DentrySlot, image: &Image) -> Image {
         let before = self.image(slot);
         let words = self.words(slot);
@@ -488,13 +490,13 @@ impl Dentries {
         before
     }
 
-    /// Stores a new key and changes nothing else. The caller is inside a write section.
+    /// Stores a new parent key and changes nothing else. The caller is inside a write section.
     pub(crate) fn store_key(&self, slot: DentrySlot, key: ParentKey) {
         // ORDERING: Relaxed. Data of a sequence section.
         self.words(slot)[1].store(key.0, Ordering::Relaxed);
     }
 
-    /// Stores a new body and changes nothing else. The caller is inside a write section.
+    /// Stores a new body word and changes nothing else. The caller is inside a write section.
     pub(crate) fn store_body(&self, slot: DentrySlot, body: Body) {
         // ORDERING: Relaxed. Data of a sequence section.
         self.words(slot)[2].store(body.0, Ordering::Relaxed);

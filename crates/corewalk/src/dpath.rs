@@ -52,8 +52,8 @@ pub enum PathKind {
 pub(crate) enum Route<'m> {
     /// From the dentry to the root of its file system.
     Names(DentrySlot),
-    /// From a dentry in a mount to a root, given as the number of a mount and a dentry. If no root
-    /// is given, the route ends at the root of the namespace.
+    /// The route from a dentry in a mount up to a root. The root is given as the number of its
+    /// mount and its dentry. If no root is given, the route ends at the root of the namespace.
     Mounts((&'m Mount, DentrySlot), Option<(u64, DentrySlot)>),
 }
 
@@ -134,8 +134,8 @@ fn deep_path_into(
     Ok((buffer.into_buffer()?, kind))
 }
 
-/// Appends a path of an inode from the root of its file system to `out`, or `/` for the root
-/// itself.
+/// Appends to `out` a path of an inode, which starts at the root of the inode's file system. The
+/// path of that root itself is `/`.
 ///
 /// # Errors
 /// `ENOENT` if the inode has no name.
@@ -155,7 +155,7 @@ pub(crate) fn append_inode_path(
             return Ok(());
         }
         if dcache.inodes.alias(inode) == alias {
-            // `alias` may be a name in a removed directory, which does not count. So try the
+            // `alias` may be a name in a removed directory, and such a name has no path. So try the
             // inode's other names.
             let other = other_inode_paths(dcache, inode).into_iter().next();
             out.extend_from_slice(&other.ok_or(Errno::NOENT)?);
@@ -201,9 +201,10 @@ pub(crate) struct Chain {
     pub(crate) inodes: Vec<InodeSlot>,
 }
 
-/// Returns a path of an inode from the root of its file system with the inodes on it, as they were
-/// at one instant. The caller holds a reference on the inode. Unless the inode is a directory, the
-/// caller also holds one of its names. The function takes or drops no reference on a dentry.
+/// Returns a path of an inode from the root of its file system, together with the inodes on that
+/// path. All of them are from one instant. The caller holds a reference on the inode. Unless the
+/// inode is a directory, the caller also holds one of its names. The function neither takes nor
+/// drops a reference on a dentry.
 ///
 /// # Errors
 /// `ENOENT` if the inode has no name.
@@ -241,7 +242,7 @@ fn names_of<T>(
             return Some(found);
         }
         if dcache.inodes.alias(inode) == first {
-            // `first` may be a name in a removed directory, which does not count. So try the
+            // `first` may be a name in a removed directory, and such a name has no path. So try the
             // inode's other names.
             let others = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
             return others.into_iter().find_map(look);

@@ -110,9 +110,9 @@ impl<'a> Node<'a> {
     }
 
     /// Returns up to 8 paths by other cached names of this inode. Each path was valid at some
-    /// instant, and renames do not wait until the back end has used it. If other programs rename
-    /// the files of a back end, [`Node::path`] may lead to another file. Then the back end uses
-    /// these paths.
+    /// instant, but a rename may make it invalid before the back end uses it. If other programs
+    /// rename the files of a back end, [`Node::path`] may lead to another file. Then the back end
+    /// tries these paths.
     pub fn other_paths(self) -> Vec<Vec<u8>> {
         self.source.map_or_else(Vec::new, PathSource::other_paths)
     }

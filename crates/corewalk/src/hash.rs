@@ -50,8 +50,8 @@ impl HashKeys {
         }
     }
 
-    /// Returns the hash of the name alone. `words` are the first words of the name. The hash of a
-    /// name of at most [`SHORT_WORDS`] words uses only that many of them.
+    /// Returns the hash of the name alone. `words` are the first words of the name. If the name has
+    /// at most [`SHORT_WORDS`] words, the later ones of `words` have no effect on the hash.
     #[inline(always)]
     pub(crate) fn name<const N: usize>(&self, name: &[u8], words: &[u64; N]) -> NameHash {
         let [.., k2, k3, _, _] = self.names;

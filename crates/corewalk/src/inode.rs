@@ -48,8 +48,8 @@ const PERM_WORDS: usize = 4;
 /// Words of the two records.
 pub(crate) const WORDS: usize = REF_WORDS + PERM_WORDS;
 
-/// Permission record, mode: `version << 17 | acl << 16 | mode`. The version is odd while the
-/// attributes are unknown.
+/// The mode word of the permission record: `version << 17 | acl << 16 | mode`. The version is odd
+/// while the attributes are unknown.
 const MODE_MASK: u64 = 0xffff;
 const HAS_ACL: u64 = 1 << 16;
 const VERSION_SHIFT: u32 = 17;
@@ -57,8 +57,8 @@ const MODE: usize = 0;
 /// Permission record, owner: `uid << 32 | gid`.
 const OWNER: usize = 1;
 
-/// Permission record, state: `alias << 32 | superblock << 16 | referenced << 15 | changes`.
-/// `changes` is the number of running attribute changes.
+/// The state word of the permission record: `alias << 32 | superblock << 16 | referenced << 15 |
+/// changes`. `changes` is the number of running attribute changes.
 const STATE: usize = 2;
 const CHANGES_MASK: u64 = 0x7fff;
 const REFERENCED: u64 = 1 << 15;
@@ -211,9 +211,8 @@ impl Inodes {
         self.end_change(slot, ticket, None);
     }
 
-    /// Returns the slot of the inode with this number and a reference on it, if the cache has it.
-    /// If the slot was reused before the reference was taken, `stray` gets the slot and drops that
-    /// reference.
+    /// If the cache has the inode with this number, returns its slot with a reference. If the slot
+    /// was reused before the reference was taken, `stray` gets the slot and drops that reference.
     pub(crate) fn get(
         &self,
         superblock: u32,
@@ -242,8 +241,8 @@ impl Inodes {
     }
 
     /// Returns the slots of the inodes with this number and a stale generation, with a reference on
-    /// each. The caller calls [`Inodes::get`] first. So it misses no inode that moves from the
-    /// table to the list of stale generations meanwhile.
+    /// each. The caller calls [`Inodes::get`] first. Otherwise it could miss an inode that moves
+    /// from the table to the list of stale generations in between.
     #[inline]
     pub(crate) fn stale_generations(&self, superblock: u32, ino: u64) -> Vec<InodeSlot> {
         self.stale_generations.get(superblock, ino, |slot| self.lockref(slot).get_not_dead())
@@ -417,7 +416,7 @@ impl Inodes {
         }
     }
 
-    /// Returns up to `max` aliases of the inode behind the first, without references. When the
+    /// Returns up to `max` aliases of the inode after its first alias, without references. When the
     /// caller has taken a reference on an alias, it checks that the alias is still valid.
     pub(crate) fn other_aliases(
         &self,
@@ -567,7 +566,7 @@ impl Inodes {
         mode & mode::S_IFMT == mode::S_IFDIR
     }
 
-    /// Returns a count that each attribute change raises when it begins and when it ends.
+    /// Returns a count that each attribute change raises twice: when it begins and when it ends.
     pub(crate) fn changes(&self) -> i64 {
         self.changes.sum()
     }
@@ -587,8 +586,8 @@ impl Inodes {
         let _guard = self.lockref(slot).lock();
         // ORDERING: Relaxed. Under the inode's lock.
         self.perm_words(slot)[STATE].fetch_sub(1, Ordering::Relaxed);
-        // A fill that overlaps this change may have got its answer before the change. So raise
-        // `changes`: then the fill does not trust its answer.
+        // A fill that overlaps this attribute change may have got its answer from the back end
+        // before the change. So raise `changes`: then the fill does not trust its answer.
         self.changes.add(1);
         if !perm.is_some_and(|perm| self.install_locked(slot, ticket, perm)) {
             // The back end gave no answer, or another change overlapped this one. Then the order of

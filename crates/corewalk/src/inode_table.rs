@@ -110,7 +110,7 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     /// Enters a name like [`InodeTable::entered`], for a storage that changes without the server.
     /// The table keeps the node that has the name only if `is_same` accepts the user data of that
     /// node. Otherwise the name belongs to another file now, and a new node replaces the old one.
-    /// After mkdir(2), `|_| false` fits, because the directory is new.
+    /// After mkdir(2) the server passes `|_| false`, because the directory is new.
     ///
     /// # Errors
     /// The errors of [`InodeTable::entered`].
@@ -217,8 +217,9 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
             self.vfs.rename(&self.cred, old, new, RenameMode::Replace)
         };
         match rename() {
-            // The storage has made the rename. So the table's entry of the target name, which
-            // cannot be replaced, is out of date. Remove it and try again.
+            // The storage has already made the rename. So the table's entry of the target name,
+            // which makes the rename fail in the table, is out of date. Remove that entry and try
+            // again.
             Err(Errno::ISDIR | Errno::NOTDIR | Errno::NOTEMPTY)
                 if from.0.is_directory() && to.0.is_directory() =>
             {

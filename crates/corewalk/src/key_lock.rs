@@ -49,8 +49,8 @@ const LISTED: u64 = 2;
 /// share a lock.
 const NO_KEY: u64 = ALONE | LISTED;
 
-/// The in-lookup locks of a namespace, or its attribute locks. The owner of the value says what
-/// they protect.
+/// The in-lookup locks of a namespace, or its attribute locks. The owner of a `KeyLocks` says what
+/// its locks protect.
 pub(crate) struct KeyLocks {
     shards: Box<[OwnLine<Shard>]>,
 }
@@ -173,7 +173,7 @@ impl Shard {
     fn take_alone(&self, key: u64) -> bool {
         // ORDERING(key-lock): Acquire. Pairs with the release of the lock, so that the new holder
         // sees everything that the last holder did.
-        // ORDERING: Relaxed on failure. The mutex is taken next.
+        // ORDERING: Relaxed on failure, because this thread then takes the mutex.
         self.word.compare_exchange(0, key | ALONE, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
@@ -182,7 +182,7 @@ impl Shard {
     fn release(&self, key: u64) {
         // ORDERING(key-lock): Release. Pairs with the acquisition of the lock, so that the next
         // holder sees everything that this holder did.
-        // ORDERING: Relaxed on failure. The mutex is taken next.
+        // ORDERING: Relaxed on failure, because this thread then takes the mutex.
         let given =
             self.word.compare_exchange(key | ALONE, 0, Ordering::Release, Ordering::Relaxed);
         if given.is_err() {
@@ -209,7 +209,7 @@ impl Shard {
         // the cancelling thread sees the holder's change.
         // ORDERING(key-lock): Release. A thread that later takes the lock, or cancels its fill,
         // sees everything that the holder did before.
-        // ORDERING: Relaxed on failure. The mutex is taken next.
+        // ORDERING: Relaxed on failure, because this thread then takes the mutex.
         let is_alone = self.word.compare_exchange(
             key | ALONE,
             key | ALONE,
@@ -223,9 +223,9 @@ impl Shard {
     /// is [`LISTED`].
     fn list(&self, held: &mut Vec<Holder>) {
         // ORDERING(key-lock): Acquire. Pairs with `release`, so that this thread sees everything
-        // done under locks that were already released. If this thread moves a lock to the list, it
-        // also sees what the holder of that lock did before its last compare-exchange of the word
-        // (K.2).
+        // done under those locks of the shard that were already released. If this thread moves a
+        // lock to the list, it also sees what the holder of that lock did before its last
+        // compare-exchange of the word (K.2).
         let before = self.word.swap(LISTED, Ordering::Acquire);
         if before & ALONE != 0 {
             held.push(Holder { key: before & !NO_KEY, is_fill_cancelled: false, waiters: 0 });

@@ -160,8 +160,8 @@ impl Mounts {
 
     /// Mounts the file system with the root dentry `root` on the dentry `point` of the mount
     /// `parent`. The new mount takes over the caller's reference on `root`. `mark` runs once the
-    /// mount is in the table, under `change`. `mark` takes the mount's reference on `point` and
-    /// marks the dentry as a mount point.
+    /// mount is in the table, under the mutex `change`. `mark` takes the mount's reference on
+    /// `point` and marks the dentry as a mount point.
     ///
     /// # Errors
     /// `EBUSY` if something is mounted on `point` already. Then nothing has changed.
@@ -192,8 +192,8 @@ impl Mounts {
     }
 
     /// Unmounts `mount`, on which the caller holds the only [`MountRef`]. `unmark` runs once the
-    /// mount has left the table, under `change`. `unmark` removes the mark of the mount point. The
-    /// caller then drops the references of the mount on its mount point and on its root.
+    /// mount has left the table, under the mutex `change`. `unmark` removes the mark of the mount
+    /// point. The caller then drops the references of the mount on its mount point and on its root.
     ///
     /// # Errors
     /// `EBUSY` if the mount has other users, or has a mount in it; `EINVAL` for the root mount.

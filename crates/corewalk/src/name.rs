@@ -90,7 +90,8 @@ fn zeroes(word: u64) -> u64 {
     word.wrapping_sub(LANES) & !word & (0x80 * LANES)
 }
 
-/// Returns up to eight bytes as a little-endian word. The missing bytes are zeroes.
+/// Returns at most eight bytes as a little-endian word. If there are fewer, the upper bytes of the
+/// word are zeroes.
 #[inline]
 pub(crate) fn padded(bytes: &[u8]) -> u64 {
     let len = bytes.len();
@@ -101,7 +102,8 @@ pub(crate) fn padded(bytes: &[u8]) -> u64 {
     };
     match len {
         0 => 0,
-        // Two of the reads may be of one byte. Combining a byte with itself changes nothing.
+        // For one or two bytes, several of these reads get the same byte. Combining a byte with
+        // itself changes nothing.
         1..4 => byte(0) | byte(len / 2) | byte(len - 1),
         4..8 => four(0) | four(len - 4),
         _ => eight(bytes, 0),

@@ -99,8 +99,8 @@ impl<'v> PathRef<'v> {
         Ok((&buf[start..], kind))
     }
 
-    /// Returns true if the place is `of` or below it, at one instant. A mount point may be between
-    /// the two.
+    /// Returns true if this place is the place `of` or is below it, at one instant. Mount points
+    /// may lie between the two places.
     #[must_use]
     pub fn is_subdir(&self, of: &PathRef<'_>) -> bool {
         let mut buffer = PathBuffer::new();

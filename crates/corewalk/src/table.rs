@@ -54,8 +54,8 @@ const ENTRIES: usize = 8;
 const RESTS: usize = 2;
 const SLOTS: usize = 3;
 const LINK: usize = 7;
-/// The number of low bits of a hash that the number of its bucket determines, in a table of any
-/// size.
+/// The number of low bits of a hash that are the same for all entries of a bucket, in a table of
+/// any size.
 const STRIPE_BITS: u32 = STRIPES.trailing_zeros();
 
 /// A multimap from a hash to the slot of a `K`. Its readers store nothing.
@@ -68,7 +68,7 @@ pub(crate) struct Table<K> {
     /// lock of the stripe whose bucket uses it.
     overflow: SlotArena<WORDS>,
     /// The table grows when a stripe (a group of buckets with one lock) has more entries per bucket
-    /// than this number. At that time the mean of all stripes is about one entry less.
+    /// than this number. At that time the mean of all stripes is about one entry per bucket less.
     load: u32,
     /// Each lock protects the state of its stripe and the entries of the stripe's buckets. The
     /// numbers of these buckets end in the bits of the stripe's number.
@@ -86,8 +86,9 @@ pub(crate) struct Extent {
     mask: u32,
 }
 
-/// The number of buckets in the lower half of a word, and in the upper half the mask of the next
-/// power of two. A single load of the word suffices to find the bucket of a hash.
+/// The size of the table in one word. The lower half is the number of buckets, and the upper half
+/// is the mask of the next power of two. So a reader needs a single load to find the bucket of a
+/// hash.
 struct Size(AtomicU64);
 
 /// The state of a stripe. The stripe's lock protects it, and also the stripe's buckets.
@@ -175,13 +176,13 @@ impl<K: Copy> Table<K> {
         Stripe { table: self, hash, state }
     }
 
-    /// Enters `slot` under `hash`, and splits a bucket if the stripe is over its load.
+    /// Enters `slot` under `hash`, and splits a bucket if the stripe then has too many entries.
     pub(crate) fn insert(&self, hash: u32, slot: Slot<K>) {
         self.insert_if(hash, slot, |_| Some(()));
     }
 
-    /// Enters `slot` if `look` returns Some. The stripe is locked during `look`, so `look` runs
-    /// before any lookup finds the entry.
+    /// Enters `slot` if `look` returns Some. `look` runs under the stripe's lock, before any lookup
+    /// can find the new entry.
     pub(crate) fn insert_if<R>(
         &self,
         hash: u32,
@@ -308,7 +309,8 @@ impl<K: Copy> Stripe<'_, K> {
     /// Returns true if the stripe holds more entries than its load.
     pub(crate) fn needs_split(&self) -> bool {
         let buckets = self.table.size.get();
-        // Tolerate a few entries more than the load. That is normal, especially in a small table.
+        // Tolerate a few entries more than the load allows. That is normal, especially in a small
+        // table.
         self.state.entries > (buckets / STRIPES) * self.table.load + ENTRIES as u32
     }
 
@@ -435,8 +437,8 @@ fn matches(line: &Line, hash: u32) -> Lanes {
 fn slot_at(line: &Line, lane: Lane) -> u32 {
     let slots = line[SLOTS..].first_chunk().expect("there are four words of slots");
     // ORDERING(table-slot): Acquire. Pairs with the store of the slot number in `store_slot`. A
-    // reader may see this number before the tag, but the slot's content was stored before the
-    // number.
+    // reader may see the slot number before it sees the tag of the entry. The slot's content was
+    // stored before the number, so the reader sees that content too.
     lane.half_of(slots)
 }
 

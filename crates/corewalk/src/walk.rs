@@ -100,8 +100,8 @@ pub struct FsStruct<'v> {
 pub struct Resolved {
     /// The inode number.
     pub ino: u64,
-    /// The slot of the dentry and its sequence. If they are equal in two results, the dentry has
-    /// not changed between the two walks.
+    /// The slot of the dentry and its sequence. If both are equal in the results of two walks, the
+    /// dentry has not changed between the walks.
     pub dentry: (u32, u64),
 }
 
@@ -329,7 +329,7 @@ impl<'v, 'a> Walk<'v, 'a> {
     fn follow(&mut self, path: &[u8]) -> Result<(), Stop> {
         self.record();
         let must_be_directory = path.ends_with(b"/") || self.flags.contains(WalkFlags::DIRECTORY);
-        // While the walk follows links: the rest of the path behind each link, outermost link
+        // The rest of the path behind each symbolic link that the walk is following, outermost link
         // first.
         let mut rest: Vec<Vec<u8>> = Vec::new();
         let mut path = path;

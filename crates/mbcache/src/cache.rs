@@ -10,10 +10,10 @@ use crate::hash::Secret;
 use crate::index::{Index, LINE_BYTES, Locked, Refused, SLOTS};
 use crate::slots::{self, Spare};
 
-/// The number of slots for each entry of [`Mbcache::entries_max`]. The rest stays free: with fewer
-/// slots per entry, searches get longer.
+/// The number of slots of the index for each of the [`Mbcache::entries_max`] entries. So most slots
+/// stay free: with fewer slots per entry, searches get longer.
 const SLOTS_PER_ENTRY: u64 = 3;
-/// The maximum number of lines. The limit exists because slots have 32-bit numbers.
+/// The maximum number of lines of the index. The limit exists because slots have 32-bit numbers.
 const LINES_MAX: u64 = 1 << 30;
 
 /// The size of a cache, and the limit for the users of a value.
@@ -411,8 +411,8 @@ impl Mbcache {
         let (slot, state) = self.index.look_up(self.index.home(key), (key, value))?;
         match self.index.end(slot, state, Spare::Held) {
             Err(now) if now.is_same_entry(state) => Some(Busy { slot, state: now }),
-            // The entry is ended: by this call if the result is `Ok`, otherwise by another thread.
-            // So the cache does not contain the pair any more.
+            // The entry has ended. If the result is `Ok`, this call has ended it, otherwise another
+            // thread has. So the cache does not contain the pair any more.
             Ok(()) | Err(_) => None,
         }
     }
@@ -422,8 +422,9 @@ impl Mbcache {
     ///
     /// If the number is [`users_max`](Mbcache::users_max) or more, this removes the pair. If a
     /// thread has a handle of the pair, searches skip the pair, and the drop of the last handle
-    /// removes it. If the number is lower, this enters the pair again, unless the cache has it or
-    /// has no room. So a search does not examine full values, however many there are (trap T39).
+    /// removes it. If the number is lower, this enters the pair again, unless the cache contains it
+    /// already or has no room for it. So a search does not examine full values, however many there
+    /// are (trap T39).
     ///
     /// The caller must call this whenever the number of users reaches the maximum, and whenever it
     /// falls below the maximum. The caller counts users under its own lock, and calls this under

@@ -22,7 +22,8 @@
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
-/// A change of an object's content, seen from the running epoch.
+/// Tells whether an object has changed before in the running epoch, or waits for the end of the
+/// epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// The object has not changed in this epoch before.
@@ -164,7 +165,7 @@ mod tests {
     /// Guarantee D.2: a call of `share` must not return while another call, in another thread,
     /// handles an object that was pushed before. Otherwise a commit that follows the first call
     /// would not contain the result. In this test the handler yields often. So a call that does not
-    /// wait for it would return too early.
+    /// wait for the other call would return too early.
     #[test]
     fn share_waits_for_the_handler_of_another_thread() {
         let (has_begun, is_done) = (Mutex::new(false), Mutex::new(false));

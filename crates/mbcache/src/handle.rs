@@ -113,10 +113,10 @@ impl Busy<'_> {
     /// Sleeps until a moment at which the entry has no handle or has ended. It may also return
     /// early.
     ///
-    /// While a thread sleeps in `wait`, searches return no handle of the entry. Handles that are
-    /// taken after that moment do not prolong the wait, with one exception. Another thread may
-    /// begin to wait for such a later handle before this thread sleeps. Then this thread waits for
-    /// that handle too.
+    /// While a thread sleeps in `wait`, searches return no handle of the entry. A handle that is
+    /// taken after the entry had none does not prolong the wait, with one exception. Before this
+    /// thread sleeps, another thread may begin to wait for such a later handle. Then this thread
+    /// waits for that handle too.
     ///
     /// After the wait the caller must check the number of users again, since a thread that had a
     /// handle may have become a user. The caller must not have a handle of this entry, or it waits

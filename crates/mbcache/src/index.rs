@@ -118,8 +118,8 @@ pub(crate) enum Refused {
     Exists,
     /// All entries of the window are held.
     Full,
-    /// A line in which the pair could go may have a free slot, but another thread has locked that
-    /// line. The caller may try again.
+    /// A line in which the pair may be stored has perhaps a free slot, but another thread has
+    /// locked that line. The caller may try again.
     Locked,
 }
 
@@ -189,8 +189,8 @@ impl Index {
         let found = self.walk(home, self.reach(home), pair.1, |slot| entry_in(slot, pair));
         if found.is_none() {
             // ORDERING(mbcache-refill): Acquire fence. Pairs with the Release fence in `fill`. This
-            // search may have missed because a slot has words of a later entry. With the fence, the
-            // caller sees the work of the last holder of the earlier entry in that slot.
+            // search may have missed the pair because a slot has words of a later entry. With the
+            // fence, the caller sees the work of the last holder of the earlier entry in that slot.
             fence(Ordering::Acquire);
         }
         found
@@ -261,8 +261,8 @@ impl Index {
     /// `tries` tells how often the caller has tried that before.
     ///
     /// One pass over the lines within the reach of the home line finds three things. These are
-    /// whether the pair exists, the first free slot, and whether an entry in the last line still
-    /// needs the reach.
+    /// whether the pair exists, the first free slot, and whether an entry in the last of these
+    /// lines still needs the present reach.
     pub(crate) fn enter_anywhere(
         &self,
         locked: &Locked<'_>,
@@ -283,9 +283,10 @@ impl Index {
                 if words == pair && slots::is_still(slot.words, state) {
                     return Err(Refused::Exists);
                 }
-                // The caller has the lock of `home`, so no thread can enter another pair of `home`.
-                // So if the slot has an entry of `home`, the key and the value that were read
-                // belong together. If not, they do not matter.
+                // The caller has locked `home`, so no thread can enter another pair of `home`. So
+                // if the slot has an entry of `home`, the key and the value that were read belong
+                // together. Otherwise they may be of two entries. Then a wrong result can only keep
+                // the reach longer than needed.
                 let is_ours = || words.0 == pair.0 || self.home(words.0) == home;
                 is_needed |= distance == reach && is_ours();
             }
@@ -372,8 +373,9 @@ impl Index {
         reach_of(self.line(home))
     }
 
-    /// Returns a free slot of a line. If `spare` is given, first drops the entries of the line,
-    /// except those that `spare` protects.
+    /// Returns a free slot of a line. If `spare` is given, first tries to drop the entries of the
+    /// line. `spare` tells which entries must stay: those with a handle, or also the recently used
+    /// ones.
     fn free_in(&self, line: u32, value: u64, spare: Option<Spare>) -> Option<Slot<'_>> {
         self.both(line, value).into_iter().find(|slot| {
             match spare {

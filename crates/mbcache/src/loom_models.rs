@@ -1,9 +1,9 @@
 //! Models of concurrent creation, search, deletion and reclaim.
 //!
-//! In each model, the thread whose first step is a load is the spawned one. Otherwise loom skips
-//! schedules (see `tally` in the base crate). The index of a model has four lines, so there are
-//! four home lines (the lines where the search for a key begins). A slot whose entry has ended is
-//! used again at once.
+//! In each model, the thread whose first step is a load is the spawned one. Otherwise loom, because
+//! of a known bug, skips schedules (see `tally` in the base crate). The index of a model has four
+//! lines, so there are four home lines (the lines where the search for a key begins). A slot whose
+//! entry has ended is used again at once.
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{Arc, thread};

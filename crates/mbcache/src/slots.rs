@@ -133,9 +133,9 @@ pub(crate) fn state(words: &Words) -> State {
     State(words[STATE].load(Ordering::Acquire))
 }
 
-/// Returns the key and the value in a slot. They belong to one entry for sure if the caller has a
-/// handle of that entry. Otherwise they do so if a later step of the caller on the state succeeds,
-/// or a later [`is_still`] returns true.
+/// Returns the key and the value in a slot. They certainly belong to one entry if the caller has a
+/// handle of that entry. Without a handle, the caller must check that afterwards: by a step (a
+/// change of the state word) that succeeds, or by [`is_still`].
 #[inline]
 pub(crate) fn pair_of(words: &Words) -> (u64, u64) {
     // ORDERING: Relaxed. The caller finds out by the generation in the state whether the key and
@@ -143,8 +143,8 @@ pub(crate) fn pair_of(words: &Words) -> (u64, u64) {
     (words[KEY].load(Ordering::Relaxed), words[VALUE].load(Ordering::Relaxed))
 }
 
-/// Returns true if the entry of `state` has not ended. Before the call, the caller has read the key
-/// and the value in the slot.
+/// Returns true if the entry of `state` has not ended. Then the key and the value that the caller
+/// has read from the slot since it loaded `state` belong to that entry.
 #[inline]
 pub(crate) fn is_still(words: &Words, state: State) -> bool {
     // ORDERING(mbcache-refill): Acquire fence. See `fill`.
@@ -278,9 +278,9 @@ pub(crate) fn wake(words: &Words) {
     corewalk_base::park::wake_all(&words[STATE]);
 }
 
-/// Replaces the current state by the result of `next` for it in one step, and returns the new
-/// state. If `next` returns `None`, returns the current state as the error. `seen` must come from
-/// an acquiring load, or from a step of the caller.
+/// Replaces the current state in one step by the result of `next`, which gets the current state,
+/// and returns the new state. If `next` returns `None`, returns the current state as the error.
+/// `seen` must come from an acquiring load, or from a step of the caller.
 #[inline]
 fn change(
     words: &Words,
@@ -300,9 +300,9 @@ fn change(
 /// Replaces the state `seen` by `new`. If the current state is another one, returns that as the
 /// error.
 ///
-/// If this succeeds, the key and the value that the caller has read since it loaded `seen` belong
-/// to that state. For those of a later entry are stored only after this entry has ended, and so
-/// after this step.
+/// If the step succeeds, the key and the value that the caller has read since it loaded `seen`
+/// belong to that state. The reason: the words of a later entry are stored only after this entry
+/// has ended, and so after this step.
 #[inline(always)]
 fn step(words: &Words, seen: State, new: u64) -> Result<(), State> {
     // ORDERING(mbcache-state): AcqRel. Release: all work of a thread under its handle happens

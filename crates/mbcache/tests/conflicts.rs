@@ -17,7 +17,7 @@ use std::sync::mpsc;
 #[global_allocator]
 static SEAL: Seal = Seal::new();
 
-/// The number of keys that the test tries. It uses those that have separate home lines.
+/// The number of keys that the test tries. Of these keys it uses those with separate home lines.
 const KEYS: u64 = 300;
 /// The number of keys on which each thread runs each operation.
 const SAMPLES: u64 = 8;

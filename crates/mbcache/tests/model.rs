@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 enum Call {
     Create(u64, u64),
     Get(u64, u64),
-    /// Finds all values of a key. Keeps one handle: that of the value with this position in the
-    /// order of the search.
+    /// Finds all values of a key. Keeps only the handle of one value: the one at this position in
+    /// the order of the search.
     Find(u64, usize),
     Put(usize),
     Touch(usize),

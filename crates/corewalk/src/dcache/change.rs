@@ -38,7 +38,8 @@ impl Dcache {
         let flags = Flags::ROOT | Flags::DIRECTORY;
         let key = ParentKey::new(slot, 0);
         let (superblock, words) = self.superblock_and_words(inode);
-        // `new_image` cannot fail here: only a long name needs a slot, and a root has no name.
+        // For a root `new_image` cannot fail: only a long name needs a slot, and a root has no
+        // name.
         let image = full(self.dentries.new_image(key, superblock, inode, b"", flags, words))?;
         self.begin_life(slot, &image);
         self.inodes.add_alias(inode, slot, &self.dentries);
@@ -158,9 +159,10 @@ impl Dcache {
             }
             None => self.counters.negatives.add(1),
         }
-        // Check for a cancelled fill under the stripe's lock. An invalidation that cancels the fill
-        // after this check then looks the name up under the same lock. So it waits for this insert,
-        // finds the entry, and makes the entry stale. No stale answer stays (C.1).
+        // Check under the lock of the table's stripe (a group of buckets) whether the fill was
+        // cancelled. An invalidation that cancels the fill after this check looks the name up under
+        // the same lock. So the invalidation waits until this thread has inserted the entry, finds
+        // the entry, and makes it stale. No stale answer stays in the cache (C.1).
         if self
             .table
             .insert_if(hash, slot, |_| (!in_lookup.is_fill_cancelled()).then_some(()))
@@ -179,8 +181,8 @@ impl Dcache {
         Ok(slot)
     }
 
-    /// Returns the superblock of an inode, and the number and generation that a directory's dentry
-    /// stores. Returns zeroes if `inode` is none.
+    /// Returns the superblock of an inode, and the two words that the dentry of a directory stores:
+    /// the inode number and a child generation. Returns zeroes if `inode` is none.
     fn superblock_and_words(&self, inode: InodeSlot) -> (u32, DirectoryWords) {
         if inode.is_none() {
             return (0, DirectoryWords::default());
@@ -189,11 +191,11 @@ impl Dcache {
         (self.inodes.superblock(inode), words)
     }
 
-    /// Finds the dentries that a name has kept since before an invalidation. If one has the inode
-    /// `node`, puts it back under the current parent key, and returns it with a reference for the
-    /// caller. Evicts the name's unused dentries of other inodes. So a name has one dentry per
-    /// inode in use, however often it is invalidated. The caller holds the in-lookup lock of the
-    /// name.
+    /// Finds the dentries that a name still has from the time before an invalidation. If one of
+    /// them has the inode `node`, gives it the current parent key, and returns it with a reference
+    /// for the caller. Evicts the name's unused dentries of other inodes. So a name has one dentry
+    /// per inode in use, however often it is invalidated. The caller holds the in-lookup lock of
+    /// the name.
     fn take_back(&self, entry: &NewName<'_>, node: Option<DentryInode>) -> Option<DentrySlot> {
         let &NewName { hash, key, lookup_key, in_lookup } = entry;
         'look: loop {
@@ -204,7 +206,8 @@ impl Dcache {
                         self.inodes.prefer_alias(inode, slot, &self.dentries);
                         return Some(slot);
                     }
-                    // The dentry may have become a mount point, for example. So look it up again.
+                    // `set_key` fails if the dentry has changed, for example into a mount point. So
+                    // search for the dentry again.
                     continue 'look;
                 }
                 if !key.is_stale()
@@ -261,8 +264,9 @@ impl Dcache {
         }
     }
 
-    /// Gives a dentry the parent key `key`, or a stale key if the fill is cancelled. Takes a
-    /// reference on the dentry for the caller. Returns false if the dentry has changed since `seq`.
+    /// Gives a dentry the parent key `key`, or a stale key if an invalidation has cancelled the
+    /// fill. Takes a reference on the dentry for the caller. Returns false if the dentry has
+    /// changed since `seq`.
     fn set_key(
         &self,
         slot: DentrySlot,
@@ -369,9 +373,10 @@ impl Dcache {
         self.sweep_orphans(children);
     }
 
-    /// Counts an unhashed dentry, and drops its reference on its inode. Users of a removed file
-    /// hold their own references on the inode. Negative entries below a removed directory hold
-    /// references on the directory's dentry only, so they do not keep its inode.
+    /// Raises the count of unhashed dentries, and drops the reference of such a dentry on its
+    /// inode. Users of a removed file hold their own references on the inode. Negative entries
+    /// below a removed directory hold references on the directory's dentry only, so they do not
+    /// keep its inode.
     fn release_unhashed(&self, inode: InodeSlot) {
         self.counters.unhashed.add(1);
         if inode.is_none() {
@@ -429,8 +434,9 @@ impl Dcache {
         moved
     }
 
-    /// Enters `slot` under a name. Without a `target`, returns the negative dentry of the name,
-    /// with a reference. Makes any other dentry of the name stale, wherever it is in the bucket.
+    /// Enters `slot`, a renamed dentry, under its new name. `target` is the dentry that the rename
+    /// replaces. Without a `target`, returns the negative dentry of the name, with a reference.
+    /// Makes any other dentry of the name stale, wherever it is in the bucket.
     fn insert_over_negative(
         &self,
         entry: &NewName<'_>,
@@ -458,8 +464,9 @@ impl Dcache {
                     self.make_stale(other);
                 }
             }
-            // The bucket may contain more dentries of the name, so search again. The search does
-            // not find `other` a second time, unless that dentry changed before `get`.
+            // The bucket may contain more dentries of the name, so search again. The search skips
+            // `other`, which is now stale or is in `negative`. Only if `get` has failed, because
+            // `other` changed meanwhile, may the search find `other` again.
             found = another(&self.table.lock(hash), negative);
         }
         negative
@@ -588,7 +595,7 @@ impl Dcache {
         Ok(())
     }
 
-    /// Returns the image of the dentry `this` after it has taken the name of the dentry `other`,
+    /// Returns the content that the dentry `this` will have under the name of the dentry `other`,
     /// which is in `slot`.
     fn renamed_as(&self, this: &Image, slot: DentrySlot, other: &Image) -> Option<Image> {
         let mut name = NameCopy::new();
@@ -596,7 +603,7 @@ impl Dcache {
         let (body, words) = (this.body, this.directory_words());
         let (superblock, inode) = (body.superblock(), body.inode());
         // If the directory of `other` was invalidated, the key of `other` is out of date. Then the
-        // new image gets a stale key.
+        // dentry that takes over its name gets a stale key.
         let parent = other.key.parent();
         let is_current = self.key_of_held(parent) == other.key;
         let key = if is_current { other.key } else { ParentKey::stale(parent) };

@@ -5,7 +5,8 @@ use crate::dentry::{Image, LookupKey, ParentKey};
 use crate::slot::DentrySlot;
 
 impl Dcache {
-    /// Invalidates every cached name in a directory with one increment (trap T45).
+    /// Invalidates every cached name in a directory by one increment of the directory's child
+    /// generation (trap T45).
     pub(crate) fn invalidate_directory(&self, slot: DentrySlot) {
         let mut are_retired = false;
         loop {
@@ -29,9 +30,9 @@ impl Dcache {
         }
     }
 
-    /// Makes the keys of a directory's children stale, before the low 32 bits of its child
-    /// generation, which keys contain, wrap around. Otherwise lookups would find children with an
-    /// old key again (trap T32).
+    /// Makes the keys of a directory's children stale. This happens before the low 32 bits of the
+    /// directory's child generation wrap around. The keys of the children contain only these bits.
+    /// So without this step, lookups would find children with an old key again (trap T32).
     #[cold]
     fn retire_children(&self, slot: DentrySlot) {
         for child in (1..self.dentries.slots_touched()).map(DentrySlot::new) {

@@ -41,7 +41,7 @@ use crate::slot::DentrySlot;
 
 /// The number of words.
 const WORDS: usize = if IS_MODEL { 1 } else { 64 };
-/// The word of a directory is `changes << 32 | listings`. The number of changes wraps around.
+/// The atomic word of a directory: `changes << 32 | listings`. The number of changes wraps around.
 const CHANGE: u64 = 1 << 32;
 const LISTINGS_MASK: u64 = CHANGE - 1;
 
@@ -107,7 +107,7 @@ impl ListingMark<'_> {
 impl Drop for ListingMark<'_> {
     fn drop(&mut self) {
         // ORDERING: Relaxed. The listing has ended. So a change that already sees the lower count
-        // need not count itself.
+        // of listings need not count itself.
         self.word.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -1,10 +1,10 @@
 //! Models of the dentry cache: names are entered, renamed and replaced while a reader looks them
 //! up.
 //!
-//! A model runs the change functions of the real cache, on a cache with three slots. Its control
-//! test makes the same change in wrong steps, which the model must catch. The reader, not the
-//! writer, is the spawned thread. Otherwise loom skips schedules (see `tally` in the base crate).
-//! Schedules have at most [`PREEMPTIONS`] preemptions, which is enough to catch every control.
+//! A model runs the change functions of the real cache, on a cache with three slots. The control
+//! test of a model makes the same change in wrong steps, and must fail. The reader, not the writer,
+//! is the spawned thread. Otherwise loom skips schedules (see `tally` in the base crate). Schedules
+//! have at most [`PREEMPTIONS`] preemptions, which is enough to catch every control.
 
 mod count;
 
@@ -174,8 +174,8 @@ fn directory_in_place_of_a_negative_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(publish_negative_a, publish_directory_a));
 }
 
-/// Control for trap T23: the dentry gets its inode outside of a write section, so a reader may find
-/// the inode without its number.
+/// Trap T23, control (a variant with the bug must fail): the dentry gets its inode outside of a
+/// write section. So a reader may find the inode without its number.
 #[test]
 #[should_panic(expected = "half-born")]
 fn control_inode_before_its_number_is_caught() {
@@ -230,8 +230,8 @@ fn name_beside_a_rename_is_the_old_or_the_new() {
     assert_all_reached(&rename_against_name(rename_to_b));
 }
 
-/// Control for trap T1: the name is stored outside of a write section, so a reader may combine the
-/// length of one name with the bytes of the other.
+/// Trap T1, control (a variant with the bug must fail): the name is stored outside of a write
+/// section. So a reader may combine the length of one name with the bytes of the other.
 #[test]
 #[should_panic(expected = "T1: a torn name")]
 fn control_rename_without_a_section_is_caught() {
@@ -270,8 +270,8 @@ fn file_that_is_renamed_has_one_name_or_the_other() {
     assert_all_reached(&rename_against_lookups(rename_to_b));
 }
 
-/// Control for trap T13: the old entry is removed before the new one is entered, so a reader may
-/// miss both names.
+/// Trap T13, control (a variant with the bug must fail): the old entry is removed before the new
+/// one is entered. So a reader may miss both names.
 #[test]
 #[should_panic(expected = "T13: neither name")]
 fn control_rename_that_takes_out_first_is_caught() {
@@ -323,8 +323,8 @@ fn target_of_a_rename_is_always_there() {
     }));
 }
 
-/// Control for trap T13: the target is removed before the file moves, so for a moment no file has
-/// the name.
+/// Trap T13, control (a variant with the bug must fail): the target is removed before the file
+/// moves. So for a moment no file has the name.
 #[test]
 #[should_panic(expected = "T13: the target was missing")]
 fn control_rename_in_two_sections_is_caught() {
@@ -379,8 +379,8 @@ fn kind_and_inode_of_a_dentry_belong_together() {
     }));
 }
 
-/// Control for trap T16: the type flag is stored before the inode, so a reader may see the new flag
-/// with the old inode.
+/// Trap T16, control (a variant with the bug must fail): the type flag is stored before the inode.
+/// So a reader may see the new flag with the old inode.
 #[test]
 #[should_panic(expected = "T16: another's flag")]
 fn control_flag_and_inode_in_two_steps_is_caught() {

@@ -40,12 +40,12 @@ use crate::slot::{DentrySlot, InodeSlot};
 const SCAN_MAX: u32 = 512;
 /// Slots scanned between two checks of the progress.
 const SCAN_STEP: u32 = 64;
-/// Number of slots that a removal of a directory scans for each negative entry that it leaves
-/// behind. No lookup finds such entries. At this rate the scans have covered the whole cache before
-/// such entries fill 1/32 of it.
+/// For each negative entry that the removal of a directory leaves in the cache, the removal scans
+/// this many slots. No lookup finds such entries. At this rate the scans have covered the whole
+/// cache before such entries fill 1/32 of it.
 const ORPHAN_SCAN: u64 = 32;
-/// A removal of a directory that leaves negative entries behind scans at least this many slots.
-/// That takes about a microsecond.
+/// Minimum number of slots that the removal of a directory scans, if it leaves negative entries in
+/// the cache. That takes about a microsecond.
 const ORPHAN_SCAN_MIN: u64 = 256;
 /// Maximum number of slots that one removal of a directory scans. If more are due, later removals
 /// scan them.
@@ -103,8 +103,9 @@ pub(super) enum Outcome {
 }
 
 impl Dcache {
-    /// A fill checks the budget only if its slot number is a multiple of this number. A growing
-    /// cache uses all slot numbers, so it cannot skip the check. Other fills pay nothing.
+    /// A thread that fills the cache checks the budget only if it fills a slot whose number is a
+    /// multiple of this number. A growing cache uses all slot numbers, so it cannot skip the check.
+    /// Other fills pay nothing.
     pub(super) const RECLAIM_EVERY: u32 = 32;
 
     /// Sets the budget in bytes.
@@ -204,8 +205,8 @@ impl Dcache {
         }
         let slots = u64::from(self.dentries.slots_touched().max(2));
         let due = (children.saturating_mul(ORPHAN_SCAN)).max(ORPHAN_SCAN_MIN);
-        // ORDERING: Relaxed. The word only counts slots that are still to be scanned. The thread
-        // that takes the count scans these slots.
+        // ORDERING: Relaxed. This atomic word only counts slots that are still to be scanned. The
+        // thread that takes the count scans these slots.
         let owed = self.hand.orphans_owed.swap(0, Ordering::Relaxed);
         let owed = owed.saturating_add(due).min(slots);
         let scan = owed.min(ORPHAN_SCAN_MAX);
@@ -292,9 +293,9 @@ impl Dcache {
         if !body.is_negative()
             && self.inodes.is_only_alias_in_use(body.inode(), slot, &self.dentries)
         {
-            // `evict_locked` also finds out that an entry is pinned, but hides its name meanwhile.
-            // That would delay lookups: if the kernel caches names too, most entries are pinned. So
-            // return early.
+            // `evict_locked` could also find out that an entry is pinned, but it hides the entry's
+            // name meanwhile. That would delay lookups: if the kernel caches names too, most
+            // entries are pinned. So return early.
             return Outcome::Pinned;
         }
         let lookup_key = self.lookup_key(name);
@@ -335,8 +336,9 @@ impl Dcache {
         let inode = seen.body.inode();
         self.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, unhashed(seen.body)));
         // The inode's count now includes each reference that a reader took through this dentry
-        // before. A reader that takes one from now on finds that the dentry has changed, and drops
-        // the reference. The lock of the inode's lockref orders the reader and the eviction.
+        // before its body changed. A reader that takes one from now on finds that the dentry has
+        // changed, and drops the reference. The lock of the inode's lockref orders the reader and
+        // the eviction.
         let is_free =
             inode.is_none() || self.inodes.remove_alias_unless_needed(inode, slot, &self.dentries);
         if !is_free {

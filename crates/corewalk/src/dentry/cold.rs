@@ -11,8 +11,8 @@ pub(super) const GENERATION_SHIFT: u32 = 33;
 const REFERENCED: u64 = 1 << 31;
 const NEXT_MASK: u64 = (1 << 30) - 1;
 
-/// The word of a cold record beside its lockref: `generation << 33 | dentry half << 32 | referenced
-/// << 31 | inode half << 30 | next alias`.
+/// The cold word: the second word of a cold record, beside the lockref. Its layout is `generation
+/// << 33 | dentry half << 32 | referenced << 31 | inode half << 30 | next alias`.
 ///
 /// - The generation counts reuses of the dentry half, so that an identifier (slot and generation)
 ///   of an earlier dentry is recognised. It changes only between two dentries of the slot.

@@ -49,7 +49,8 @@ pub(crate) struct ShortLookupKey {
 
 impl ShortLookupKey {
     /// Returns the key of the component from `start` to the end of a path, for a dentry with the
-    /// flags in `needed`. Its only branch on a length tests for a path of fewer than eight bytes.
+    /// flags in `needed`. Its only branch on a length tests whether the path has fewer than eight
+    /// bytes.
     #[inline(always)]
     pub(crate) fn of_component(
         component: Component<'_>,
@@ -78,9 +79,9 @@ pub(crate) struct LookupKey<'a> {
     pub(crate) name: Name<'a>,
     /// The keyed hash of the name alone.
     pub(crate) hash: NameHash,
-    /// The words of a matching file's dentry from the body on.
+    /// The words that the dentry of a file with this name has, from its body word on, in pairs.
     pub(super) pairs: [WordPair; PAIRS],
-    /// The mask for the last pair of words: the bits that are compared.
+    /// The mask for the last pair of words: the bits that are set in it are compared.
     pub(super) last: WordPair,
 }
 
@@ -103,8 +104,8 @@ impl<'a> LookupKey<'a> {
         let flags = if len > 8 * INLINE_WORDS { LONG_NAMED } else { Flags::HASHED };
         let named = ((len as u64) << 24) | u64::from(flags.bits());
         // In a directory, the last pair of words is the inode number and the child generation. So
-        // compare that pair only for a name that reaches into it. Such a name is not inline in a
-        // directory.
+        // compare the last pair only if the name is long enough to reach into it. Such a name is
+        // never inline in a directory's dentry.
         let last = if len > 8 * DIRECTORY_ROOM { u64::MAX } else { 0 };
         LookupKey {
             name,
@@ -143,7 +144,8 @@ impl Component<'_> {
     }
 
     /// Returns the first words of this component, as [`name_words`] does. If the component is
-    /// shorter than a word, the read begins before it, and the excess bytes are shifted out.
+    /// shorter than a word, the read begins before the component, and the excess bytes are shifted
+    /// out.
     #[inline(always)]
     fn words<const N: usize>(self) -> [u64; N] {
         let Component { path, start } = self;

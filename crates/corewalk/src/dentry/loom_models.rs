@@ -1,7 +1,7 @@
 //! Models of the two halves of a slot, which live and die separately, and of long names.
 //!
-//! The thread that checks the outcome is the spawned one. Otherwise loom skips schedules (see
-//! `tally` in the base crate).
+//! The thread that checks the outcome is the spawned one. Otherwise loom, because of a known bug,
+//! skips schedules (see `tally` in the base crate).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -28,8 +28,8 @@ fn word_of(dentries: &Dentries, slot: u32, half: Half) -> &AtomicU64 {
 }
 
 /// Two threads each store a word in one half of the same slot, free this half with `free`, and then
-/// allocate such a half again. Returns how often the thread of the dentry half got the slot again,
-/// and how often the thread of the inode half did.
+/// allocate a half of the same type again. Returns how often the thread of the dentry half got the
+/// slot again, and how often the thread of the inode half did.
 fn free_against_free(free: fn(&Dentries, Half, u32)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let (dentries, slot) = one_slot();
@@ -71,16 +71,18 @@ fn slot_whose_halves_die_at_once_is_given_back_once() {
     }));
 }
 
-/// Control for trap T33: a half is freed with a load and a store, so the other thread's change of
-/// the word is lost.
+/// Trap T33, control (a variant with the bug must fail): a half is freed with a load and a store.
+/// So the other thread's change of the word is lost.
 #[test]
 #[should_panic(expected = "the slot was not given back")]
 fn control_half_in_two_steps_is_caught() {
     free_against_free(|dentries, half, slot| {
         let word = dentries.cold_of(slot).0;
-        // ORDERING: Acquire. Strong enough: the fault of this control is the two steps.
+        // ORDERING: Acquire. Strong enough: this control fails because the load and the store are
+        // two steps.
         let before = word.load(Ordering::Acquire);
-        // ORDERING: Release. Strong enough: the fault of this control is the two steps.
+        // ORDERING: Release. Strong enough: this control fails because the load and the store are
+        // two steps.
         word.store(before & !(half as u64), Ordering::Release);
         if before & (Half::Dentry as u64 | Half::Inode as u64) == half as u64 {
             dentries.hot.free(slot);
@@ -88,25 +90,27 @@ fn control_half_in_two_steps_is_caught() {
     });
 }
 
-/// Control for trap T33: the store of the next generation also stores an old value of the inode
-/// half's bit. So another thread's change of that bit is lost.
+/// Trap T33, control (a variant with the bug must fail): the store of the next generation also
+/// stores an old value of the inode half's bit. So another thread's change of that bit is lost.
 #[test]
 #[should_panic(expected = "the slot was not given back")]
 fn control_generation_that_is_stored_is_caught() {
     free_against_free(|dentries, half, slot| {
         if let Half::Dentry = half {
             let word = dentries.cold_of(slot).0;
-            // ORDERING: Acquire. Strong enough: the fault of this control is the two steps.
+            // ORDERING: Acquire. Strong enough: this control fails because the load and the store
+            // are two steps.
             let before = word.load(Ordering::Acquire);
-            // ORDERING: Release. Strong enough: the fault of this control is the two steps.
+            // ORDERING: Release. Strong enough: this control fails because the load and the store
+            // are two steps.
             word.store(before.wrapping_add(1 << GENERATION_SHIFT), Ordering::Release);
         }
         dentries.free_half(half, slot);
     });
 }
 
-/// Control for trap T7: the free of a half does not order the stores before it. So the slot is
-/// reused while a last user still stores to it.
+/// Trap T7, control (a variant with the bug must fail): the free of a half does not order the
+/// stores before it. So the slot is reused while a last user still stores to it.
 #[test]
 #[should_panic(expected = "half was not seen")]
 fn control_relaxed_release_of_a_half_is_caught() {
@@ -161,8 +165,8 @@ fn half_that_dies_beside_a_taker_is_taken_whole_or_not() {
     }));
 }
 
-/// Control for trap T7: the half is allocated with `Relaxed`, so its new owner may not see the last
-/// user's stores.
+/// Trap T7, control (a variant with the bug must fail): the half is allocated with `Relaxed`. So
+/// its new owner may not see the last user's stores.
 #[test]
 #[should_panic(expected = "the last word of the half was not seen")]
 fn control_relaxed_take_of_a_half_is_caught() {
@@ -234,8 +238,9 @@ fn long_name_beside_reuse_of_its_slot_is_whole() {
     }));
 }
 
-/// Control for trap T5: no fence precedes the stores to the long slot. So a store to the reused
-/// long slot may be visible before the change of the dentry that used the slot.
+/// Trap T5, control (a variant with the bug must fail): no fence precedes the stores to the long
+/// slot. So a store to the reused long slot may be visible before the change of the dentry that
+/// used the slot.
 #[test]
 #[should_panic(expected = "T5: torn")]
 fn control_long_name_without_a_fence_is_caught() {

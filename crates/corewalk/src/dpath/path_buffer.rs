@@ -18,13 +18,13 @@ use crate::slot::DentrySlot;
 
 /// Bytes on the stack: those for a path, and [`WINDOW`].
 const BYTES: usize = 256 + WINDOW;
-/// Prepending an inline name writes at most this many bytes before the path: the upper bound
-/// `LENGTHS` of the name, and one word.
+/// Prepending an inline name writes at most this many bytes before the path: fewer than `LENGTHS`
+/// for the name, and one word more.
 const WINDOW: usize = LENGTHS + 8;
 /// A power of two that is larger than the length of any inline name.
 const LENGTHS: usize = (8 * INLINE_WORDS + 1).next_power_of_two();
 
-/// A path in the order in which it is read, from the leaf to the root.
+/// A path under construction: its names are prepended one by one, from the leaf to the root.
 pub(crate) struct PathBuffer<'b, const N: usize = STEPS> {
     /// The dentries on the way.
     read_set: ReadSet<N>,
@@ -151,8 +151,9 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
                 self.prepend_copy(dcache, at, seen.body);
             }
             if pass == Pass::Locked && !line.is_unchanged(seen.seq) {
-                // The locks of a locked pass protect names and parents. But flags may change, for
-                // example the mark of a mount point. If the dentry has changed, read it again.
+                // A locked pass holds locks that keep names and parents as they are. Flags may
+                // still change, for example the mark of a mount point. If the dentry has changed,
+                // read it again.
                 self.start = self.bytes().len() - before;
                 self.is_too_long = false;
                 continue;
@@ -314,8 +315,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
 }
 
 /// Writes a `/` and a name to the end of `bytes`, one word at a time, the last word first. If the
-/// name is shorter than a word, all its words are equal. Their excess bytes go before the name,
-/// where the next name is prepended.
+/// name is shorter than a word, all its words are equal. Their excess bytes lie before the name,
+/// where the next prepended name overwrites them.
 #[inline(always)]
 fn prepend_words(bytes: &mut [u8], line: &Line<'_>, body: Body) {
     let (len, words) = (body.len() % LENGTHS, line.name_words());

@@ -114,8 +114,8 @@ fn path_buffer_that_is_cleared_keeps_nothing() {
     translate_in_turn(PathBuffer::clear);
 }
 
-/// Control for trap T8: `clear` resets the names, but not the kind of the path, so the next pass
-/// has a wrong kind.
+/// Trap T8, control (a variant with the bug must fail): `clear` resets the names, but not the kind
+/// of the path. So the next pass has a wrong kind.
 #[test]
 #[should_panic(expected = "T8: something is left")]
 fn control_path_buffer_that_keeps_its_kind_is_caught() {
@@ -243,8 +243,8 @@ fn passes_of_translations_are_counted() {
     assert!(fallbacks <= retries / u64::from(OPTIMISTIC_PASSES), "{retries} and {fallbacks}");
 }
 
-/// A locked pass reads a dentry again if its flags have changed. Then the path must keep its
-/// length, even if the buffer grew meanwhile.
+/// A locked pass reads a dentry again if the dentry's flags have changed. The second read must
+/// replace the name from the first read, even if the buffer grew in between.
 #[test]
 fn locked_pass_beside_marks_grows_and_stays_whole() {
     const PASSES: usize = 2000;

@@ -1,8 +1,8 @@
 //! Models of the permission record. A reader reads the record while another thread changes it. The
 //! back end's answers may arrive after a change.
 //!
-//! The reader, not the writer, is the spawned thread. Otherwise loom skips schedules (see `tally`
-//! in the base crate).
+//! The reader, not the writer, is the spawned thread. Otherwise loom, because of a known bug, skips
+//! schedules (see `tally` in the base crate).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -52,8 +52,8 @@ fn perm_beside_a_change_is_whole_or_unknown() {
     }));
 }
 
-/// Control for trap T16: the record is not marked unknown during the change, so a reader may see a
-/// mix of two states.
+/// Trap T16, control (a variant with the bug must fail): the record is not marked unknown during
+/// the change. So a reader may see a mix of two states.
 #[test]
 #[should_panic(expected = "a torn record")]
 fn control_change_of_a_known_record_is_caught() {
@@ -75,14 +75,16 @@ fn install_against_change(install: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
             let (inodes, store) = (Arc::clone(&inodes), Arc::clone(&store));
             move || {
                 let ticket = inodes.ticket(SLOT);
-                // ORDERING: SeqCst. The word stands for a back end that has a lock of its own.
+                // ORDERING: SeqCst. The atomic word stands in for a back end, which orders its
+                // calls by a lock of its own.
                 let answer = if store.load(Ordering::SeqCst) == 0 { OLD } else { NEW };
                 install(&inodes, ticket, answer);
                 usize::from(answer == NEW)
             }
         });
         let ticket = inodes.begin_change(SLOT);
-        // ORDERING: SeqCst. The word stands for a back end that has a lock of its own.
+        // ORDERING: SeqCst. The atomic word stands in for a back end, which orders its calls by a
+        // lock of its own.
         store.store(1, Ordering::SeqCst);
         inodes.end_change(SLOT, ticket, Some(NEW));
         let answer = asker.join().unwrap();
@@ -100,8 +102,8 @@ fn late_answer_beside_a_change_is_refused() {
     }));
 }
 
-/// Control for trap T25: the answer is installed although a change may have begun meanwhile, so an
-/// old answer stays.
+/// Trap T25, control (a variant with the bug must fail): the answer is installed although a change
+/// may have begun meanwhile. So an old answer stays.
 #[test]
 #[should_panic(expected = "T25: an answer from before the change stayed")]
 fn control_install_without_a_ticket_is_caught() {
@@ -121,7 +123,8 @@ fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
         let store = Arc::new(AtomicU64::new(0));
         let changer = move |inodes: &Inodes, store: &AtomicU64| {
             let ticket = inodes.begin_change(SLOT);
-            // ORDERING: SeqCst. The word stands for a back end that has a lock of its own.
+            // ORDERING: SeqCst. The atomic word stands in for a back end, which orders its calls by
+            // a lock of its own.
             let uid = store.fetch_add(1, Ordering::SeqCst) as u32;
             end(inodes, ticket, Perm { uid, ..NEW });
         };
@@ -146,8 +149,8 @@ fn overlapping_changes_leave_the_last_or_nothing() {
     }));
 }
 
-/// Control for trap T25: the change that ends last installs its permissions, although the back end
-/// may have made it first.
+/// Trap T25, control (a variant with the bug must fail): the change that ends last installs its
+/// permissions, although the back end may have made it first.
 #[test]
 #[should_panic(expected = "T25: the older change stayed")]
 fn control_change_that_ends_last_is_caught() {
@@ -228,8 +231,8 @@ fn get_by_number_beside_reuse_gets_that_inode_or_none() {
     }));
 }
 
-/// Control for trap T55: the inode number is checked only before the reference is taken. When it is
-/// taken, the slot may have another inode already.
+/// Trap T55, control (a variant with the bug must fail): the inode number is checked only before
+/// the reference is taken. When it is taken, the slot may have another inode already.
 #[test]
 #[should_panic(expected = "T55: a reference on another inode")]
 fn control_get_without_a_second_look_is_caught() {

@@ -25,9 +25,9 @@ impl StaleGenerations {
         StaleGenerations { list: Mutex::new(BTreeSet::new()), len: AtomicUsize::new(0) }
     }
 
-    /// Enters an inode that another generation replaces. The caller holds a reference on it and the
-    /// lock of its stripe of the inode table. The caller enters the new inode in the table after
-    /// this call.
+    /// Enters an inode that the caller is about to replace by one with the same number and another
+    /// generation. The caller holds a reference on the old inode, and the lock of its stripe of the
+    /// inode table. The caller enters the new inode in the table after this call.
     pub(super) fn insert(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let mut list = self.list.lock();
         list.insert((superblock, ino, slot));
@@ -45,8 +45,8 @@ impl StaleGenerations {
         self.len.store(list.len(), Ordering::Relaxed);
     }
 
-    /// Returns those slots of the list with this inode number for which `get` returned true. No
-    /// slot leaves the list during a call of `get`.
+    /// Calls `get` with each slot of the list that has this inode number. Returns the slots for
+    /// which `get` returned true. No slot leaves the list during a call of `get`.
     #[inline]
     pub(super) fn get(
         &self,

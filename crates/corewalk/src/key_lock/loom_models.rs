@@ -1,8 +1,8 @@
 //! Models of locks by key. A lock has one holder at a time, and an invalidation cancels the fill of
 //! a holder.
 //!
-//! The thread whose first step is a load is the spawned one. Otherwise loom skips schedules (see
-//! `tally` in the base crate).
+//! The thread whose first step is a load is the spawned one. Otherwise loom, because of a known
+//! bug, skips schedules (see `tally` in the base crate).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -13,7 +13,7 @@ use super::*;
 const KEY: u64 = 4;
 const NEIGHBOUR: u64 = 8;
 
-/// The locks, and a word that stands for the data that the locks protect.
+/// The locks, and an atomic word that stands for the data that the locks protect.
 struct Shared {
     locks: KeyLocks,
     word: AtomicU64,
@@ -110,8 +110,9 @@ fn change_that_is_not_cancelled_is_seen_by_the_invalidation() {
     assert_all_reached(&change_against_cancel(|guard| guard.is_fill_cancelled()));
 }
 
-/// Control for trap T25: the holder loads the word of the shard instead of exchanging it. So the
-/// holder may miss the cancellation, and the invalidation may miss the holder's change.
+/// Trap T25, control (a variant with the bug must fail): the holder loads the word of the shard
+/// instead of exchanging it. So the holder may miss the cancellation, and the invalidation may miss
+/// the holder's change.
 #[test]
 #[should_panic(expected = "T25: neither knows of the other")]
 fn control_load_instead_of_an_exchange_is_caught() {

@@ -119,8 +119,8 @@ impl Vfs {
         if at.dentry != mount.root {
             return Err(Errno::INVAL);
         }
-        // A file system is mounted once, so no other mount has this mount point. So clear the flag
-        // of the mount point.
+        // A file system is mounted at most once. So the dentry of the mount point is in one mount
+        // only, and nothing is mounted on it after the unmount. Clear its flag.
         self.mounts.remove(mount, || self.dcache.set_mounted(*point, Mounted::No))?;
         self.dcache.put(*point);
         self.dcache.put(mount.root);

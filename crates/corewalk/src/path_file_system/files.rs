@@ -12,8 +12,8 @@ const SHARDS: usize = 16;
 /// The open files. A handle is never 0 and never used again, so an old handle finds no other file.
 pub(super) struct Files<T> {
     next: AtomicU64,
-    /// The files whose handle has the remainder of the index. Each map is protected by its own
-    /// mutex.
+    /// The open files by handle. The map with index i has the handles with the remainder i when
+    /// divided by the number of maps. Each map has its own mutex.
     shards: [Mutex<HashMap<u64, Arc<T>>>; SHARDS],
 }
 

@@ -56,8 +56,8 @@ impl<F: PathFileSystem> ByPath<F> {
     }
 
     /// Runs `call` with the path of `node` and its open file. If no file with this access is open
-    /// under `handle`, opens the file for this call alone. A kernel with a writeback cache also
-    /// reads, through the handle of a client that only writes.
+    /// under `handle`, opens the file for this call alone. For example, a kernel with a writeback
+    /// cache reads through the handle of a client that opened the file only for writing.
     fn with_file<T>(
         &self,
         node: Node<'_>,

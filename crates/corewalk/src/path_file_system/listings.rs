@@ -31,14 +31,15 @@ use crate::name::Name;
 
 /// Number of listings that are kept for their next pages.
 const KEPT: usize = 8;
-/// Bits that a hash loses to become a cookie. A FUSE server needs cookies below 2^63 - 2.
+/// Number of bits by which a hash is shortened to become a cookie. A FUSE server needs cookies
+/// below 2^63 - 2.
 const LOST_BITS: u32 = 2;
 
 /// The listings of directories that clients have not read to the end.
 pub(super) struct Listings {
     hash: RandomState,
-    /// The inode number and the entries of each directory, the newest at the back. Protected by its
-    /// own mutex.
+    /// For each directory, its inode number and its entries, the newest listing at the back.
+    /// Protected by its own mutex.
     kept: Mutex<VecDeque<(u64, Arc<[Listed]>)>>,
 }
 
@@ -71,7 +72,8 @@ impl Listings {
         sink: &mut DirSink<'_>,
         list: impl FnOnce(&mut Collector<'_>) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        // A pass that begins must see all earlier changes, so it takes no kept listing.
+        // A pass (one reading of a directory from its start) must see all changes before it began.
+        // So it uses no kept listing.
         let kept = self.take(ino).filter(|_| cookie != 0);
         let entries = match kept {
             Some(entries) => entries,

@@ -1,8 +1,8 @@
 //! Models of the table: a reader looks entries up without a lock, while another thread inserts,
 //! removes or splits.
 //!
-//! The reader, not the writer, is the spawned thread. Otherwise loom skips schedules (see `tally`
-//! in the base crate).
+//! The reader, not the writer, is the spawned thread. Otherwise loom, because of a known bug, skips
+//! schedules (see `tally` in the base crate).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -17,7 +17,7 @@ type Table = super::Table<OfDentry>;
 const BARE: u32 = 7;
 const TAGGED: u32 = 0x0005_0007;
 
-/// A table with one bucket, and a word that stands for the content of a slot.
+/// A table with one bucket, and an atomic word that stands for the content of a slot.
 struct Filled {
     table: Table,
     content: AtomicU64,
@@ -65,8 +65,8 @@ fn entry_without_a_tag_that_is_found_was_filled_before() {
     }));
 }
 
-/// Control for trap T3: the slot number and the tag are stored with `Relaxed`. So a reader may find
-/// the slot before its content is visible.
+/// Trap T3, control (a variant with the bug must fail): the slot number and the tag are stored with
+/// `Relaxed`. So a reader may find the slot before its content is visible.
 #[test]
 #[should_panic(expected = "T3: found before it was filled")]
 fn control_relaxed_entry_is_caught() {
@@ -79,8 +79,8 @@ fn control_relaxed_entry_is_caught() {
     });
 }
 
-/// Control for trap T3: only the tag is stored with `Release`. A reader may see the slot number
-/// before the tag, and then does not see the slot's content.
+/// Trap T3, control (a variant with the bug must fail): only the tag is stored with `Release`. A
+/// reader may see the slot number before the tag, and then does not see the slot's content.
 #[test]
 #[should_panic(expected = "T3: found before it was filled")]
 fn control_relaxed_slot_is_caught() {
@@ -147,8 +147,8 @@ fn entry_behind_a_line_that_is_unlinked_is_always_found() {
     assert!(outcomes[0] == 0 && outcomes[1] > 0, "T.1: a stable entry was missed");
 }
 
-/// Control for trap T12: the freed overflow line loses its link. So a reader of that line misses
-/// the entries behind it.
+/// Trap T12, control (a variant with the bug must fail): the freed overflow line loses its link. So
+/// a reader of that line misses the entries behind it.
 #[test]
 #[should_panic(expected = "T.1: a stable entry was missed")]
 fn control_line_that_loses_its_link_is_caught() {
@@ -219,8 +219,8 @@ fn entry_that_a_split_moves_is_found_under_the_lock() {
     assert_all_reached(&split_against_find(|table| assert!(table.split())));
 }
 
-/// Control for trap T12: the split does not take the stripe's lock, so even a lookup with the lock
-/// may miss the entry.
+/// Trap T12, control (a variant with the bug must fail): the split does not take the stripe's lock.
+/// So even a lookup with the lock may miss the entry.
 #[test]
 #[should_panic(expected = "T.2: an entry was invisible under its lock")]
 fn control_split_without_the_lock_is_caught() {
@@ -265,8 +265,8 @@ fn entry_that_moves_to_the_first_line_is_found_under_the_lock() {
     assert_all_reached(&ranks_against_find(|table| table.lock(0).close_ranks(0)));
 }
 
-/// Control for trap T12: the entry is removed from one line before it is stored in the other,
-/// without the lock. So a lookup may miss it.
+/// Trap T12, control (a variant with the bug must fail): the entry is removed from one line before
+/// it is stored in the other, without the lock. So a lookup may miss it.
 #[test]
 #[should_panic(expected = "T.2: an entry was invisible under its lock")]
 fn control_move_that_takes_out_first_is_caught() {

@@ -59,7 +59,8 @@ impl Walk<'_, '_> {
 struct FastCursor<'a> {
     dcache: &'a Dcache,
     extent: Extent,
-    /// The part of a directory's number that depends on the file system.
+    /// The part of a directory's identifier that depends on the file system. The directory's inode
+    /// number is added to it.
     id: u64,
     dentry: DentrySlot,
     line: Line<'a>,
@@ -95,8 +96,8 @@ struct Cursor<'p> {
     dentry: DentrySlot,
     seen: Snapshot,
     path: &'p [u8],
-    /// Number of bytes of the path that the walk has passed. The next byte is a slash. When the
-    /// fast path starts, it may be the first byte of a name.
+    /// Number of bytes of the path that the walk has passed. The next byte is a slash. Only at the
+    /// start of the fast path may the next byte be the first byte of a name instead.
     done: usize,
 }
 

@@ -139,8 +139,8 @@ impl<'v> Walk<'v, '_> {
         Ok(Some(hold))
     }
 
-    /// Returns the reason to stop at a name that has no dentry, so that the walk cannot continue
-    /// from it.
+    /// Returns the reason to stop the walk at an inode that was found in the back end but got no
+    /// dentry. If another operation is changing the inode's name, first waits for that operation.
     fn unattached(&self, inode: &InodeRef<'_>, why: Unattached) -> Stop {
         match why {
             Unattached::Overtaken => {
@@ -193,9 +193,9 @@ impl<'v> Walk<'v, '_> {
         Ok(())
     }
 
-    /// Moves to the dentry in `slot`, which a mount, a child dentry or the root of the walk keeps
-    /// alive. A ref-walk takes its own reference on the dentry. Then `is_kept` checks that the
-    /// mount, the child or the root still keeps the dentry.
+    /// Moves to the dentry in `slot`. A mount, a child dentry or the root of the walk keeps that
+    /// dentry alive. A ref-walk takes its own reference on the dentry. Then `is_kept` checks that
+    /// the mount, the child or the root still keeps the dentry.
     fn move_to(
         &mut self,
         slot: DentrySlot,

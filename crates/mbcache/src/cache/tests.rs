@@ -127,8 +127,8 @@ fn full_cache_drops_what_was_not_used_and_keeps_as_many_as_it_says() {
     assert!((most / 2..most * 9 / 10).contains(&kept), "{kept} of {most}");
 }
 
-/// Even values prefer one slot of each line, and odd values the other. Whether the values are even,
-/// odd or mixed, the cache must use about three quarters of all slots.
+/// Even values prefer one slot of each line of the index, and odd values the other slot. Whether
+/// the values are even, odd or mixed, the cache must use about three quarters of all slots.
 #[test]
 fn full_cache_uses_three_quarters_of_its_slots_whatever_the_values_are() {
     for (factor, first) in [(1, 0), (2, 0), (2, 1)] {

@@ -1,7 +1,7 @@
 //! Models of invalidated names that are entered again, and of exchanged names.
 //!
-//! The reader, not the writer, is the spawned thread. Otherwise loom skips schedules (see `tally`
-//! in the base crate).
+//! The reader, not the writer, is the spawned thread. Otherwise loom, because of a known bug, skips
+//! schedules (see `tally` in the base crate).
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{Arc, thread};
@@ -93,8 +93,8 @@ fn name_that_became_another_file_is_not_taken_back() {
     assert_all_reached(&put_back_against_lookup(8, count, publish_node));
 }
 
-/// Control for trap T25: the old dentry is entered again before it gets its new inode. So a reader
-/// may find the old file.
+/// Trap T25, control (a variant with the bug must fail): the old dentry is entered again before it
+/// gets its new inode. So a reader may find the old file.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_dentry_that_is_put_back_for_another_file_is_caught() {
@@ -114,9 +114,9 @@ fn invalidate(dcache: &Dcache, key: ParentKey) -> ParentKey {
     dcache.directory(key.parent()).unwrap().key
 }
 
-/// Enters a directory that is in use again with `publish`, while another thread marks it as a mount
-/// point. `before` prepares the cache. Returns how often the directory was marked before it was
-/// entered, and how often afterwards.
+/// With `publish`, enters a directory again that is in use, while another thread marks the
+/// directory as a mount point. `before` prepares the cache. Returns how often the directory was
+/// marked before it was entered again, and how often afterwards.
 fn publish_against_mount(
     before: fn(&Dcache, ParentKey) -> ParentKey,
     publish: fn(&Dcache, ParentKey, DentryInode) -> DentrySlot,
@@ -158,8 +158,9 @@ fn directory_that_is_taken_back_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(invalidate, publish_directory));
 }
 
-/// Control for trap T55: this variant of `publish` looks the dentry up only once. If the dentry
-/// becomes a mount point after the lookup, the name gets a second dentry.
+/// Trap T55, control (a variant with the bug must fail): this variant of `publish` looks the dentry
+/// up only once. If the dentry becomes a mount point after the lookup, the name gets a second
+/// dentry.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_take_back_that_looks_once_is_caught() {
@@ -180,8 +181,9 @@ fn directory_that_is_entered_twice_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(|_, key| key, publish_directory));
 }
 
-/// Control for trap T55: this variant of `publish` looks the dentry up only once. If the dentry
-/// becomes a mount point after the lookup, the name gets a second dentry.
+/// Trap T55, control (a variant with the bug must fail): this variant of `publish` looks the dentry
+/// up only once. If the dentry becomes a mount point after the lookup, the name gets a second
+/// dentry.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_publish_that_looks_once_is_caught() {
@@ -235,8 +237,8 @@ fn names_beside_an_exchange_are_always_there() {
     }));
 }
 
-/// Control for trap T13: each dentry gets its new name in a write section of its own, so for a
-/// moment one name is missing.
+/// Trap T13, control (a variant with the bug must fail): each dentry gets its new name in a write
+/// section of its own. So for a moment one name is missing.
 #[test]
 #[should_panic(expected = "T13: a name was missing")]
 fn control_exchange_in_two_sections_is_caught() {
@@ -257,9 +259,9 @@ fn control_exchange_in_two_sections_is_caught() {
     });
 }
 
-/// Enters an answer of the back end with `enter_as`, while another thread invalidates the name and
-/// then looks it up. Before the two threads start, `prepare` sets up the cache. Returns how often
-/// the fill was not cancelled, and how often it was.
+/// With `enter_as`, enters an answer of the back end in the cache, while another thread invalidates
+/// the name and then looks it up. Before the two threads start, `prepare` sets up the cache.
+/// Returns how often the fill was not cancelled, and how often it was.
 fn enter_against_invalidation(
     prepare: fn(&Dcache, ParentKey, DentryInode),
     enter_as: fn(&Dcache, ParentKey, DentryInode, &KeyGuard<'_>),
@@ -313,9 +315,9 @@ fn answer_from_before_an_invalidation_is_not_found() {
     }));
 }
 
-/// Control for trap T25: the thread checks whether its fill is cancelled before it begins the write
-/// section that enters the name. An invalidation between the check and the section misses the name.
-/// So a stale answer may stay in the cache.
+/// Trap T25, control (a variant with the bug must fail): the thread checks whether its fill is
+/// cancelled before it begins the write section that enters the name. An invalidation between the
+/// check and the section misses the name. So a stale answer may stay in the cache.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_claim_that_is_asked_too_early_is_caught() {

@@ -55,9 +55,9 @@ fn inodes_after_rename(
     (inodes, moved.slot)
 }
 
-/// After a rename, the target name must have the moved file alone. The name may have a dentry that
-/// the renamer did not see. That dentry must not survive, whether it stands before or after the
-/// negative dentry of the name.
+/// After a rename, the target name must lead to the moved file only. The name may have a dentry
+/// that the renamer did not see. That dentry must not survive, whether it stands before or after
+/// the negative dentry of the name.
 #[test]
 fn name_that_is_renamed_to_has_the_moved_file_alone() {
     const FILE: Option<()> = Some(());

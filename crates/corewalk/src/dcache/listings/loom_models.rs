@@ -79,15 +79,16 @@ fn listing_beside_a_change_enters_no_older_entry() {
     }));
 }
 
-/// Control for trap T25: the change does not count itself, so the listing enters the old file.
+/// Trap T25, control (a variant with the bug must fail): the change does not count itself, so the
+/// listing enters the old file.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_that_does_not_count_itself_is_caught() {
     list_against(|shared| change_with(shared, |_| ()));
 }
 
-/// Control for trap T25: the change looks for listings before it calls the back end, so it may miss
-/// a listing.
+/// Trap T25, control (a variant with the bug must fail): the change looks for listings before it
+/// calls the back end. So it may miss a listing.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_that_counts_itself_before_the_call_is_caught() {
@@ -147,7 +148,8 @@ fn listing_of_a_back_end_without_locks_enters_no_older_entry() {
     assert_all_reached(&list_without_locks(|listings| listings.begin(DIRECTORY), counts));
 }
 
-/// Control for trap T25: the change reads the count of listings without a fence.
+/// Trap T25, control (a variant with the bug must fail): the change reads the count of listings
+/// without a fence.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_without_a_fence_is_caught() {
@@ -164,7 +166,8 @@ fn control_change_without_a_fence_is_caught() {
     );
 }
 
-/// Control for trap T25: the listing reads the back end without a fence.
+/// Trap T25, control (a variant with the bug must fail): the listing reads the back end without a
+/// fence.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_listing_without_a_fence_is_caught() {
@@ -200,16 +203,17 @@ fn listing_beside_an_invalidation_enters_no_older_entry() {
     assert_all_reached(&list_against(|shared| invalidate_with(shared, count_change, cancel_fill)));
 }
 
-/// Control for trap P12: an invalidation only cancels the fill, and does not count itself as a
-/// change. So it misses a listing that holds no in-lookup lock yet.
+/// Trap P12, control (a variant with the bug must fail): an invalidation only cancels the fill, and
+/// does not count itself as a change. So it misses a listing that holds no in-lookup lock yet.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_invalidation_that_only_cancels_is_caught() {
     list_against(|shared| invalidate_with(shared, |_| (), cancel_fill));
 }
 
-/// Control for trap P12: an invalidation only counts itself as a change, and does not cancel the
-/// fill. So a listing that already holds the in-lookup lock does not notice it.
+/// Trap P12, control (a variant with the bug must fail): an invalidation only counts itself as a
+/// change, and does not cancel the fill. So a listing that already holds the in-lookup lock does
+/// not notice it.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_invalidation_that_only_counts_is_caught() {

@@ -1,8 +1,8 @@
 //! Models of [`Dcache::get_by_ino`]: it looks a name up by the inode number of the directory, and
 //! does not look the directory up.
 //!
-//! The reader, not the writer, is the spawned thread. Otherwise loom skips schedules (see `tally`
-//! in the base crate).
+//! The reader, not the writer, is the spawned thread. Otherwise loom, because of a known bug, skips
+//! schedules (see `tally` in the base crate).
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
@@ -94,8 +94,8 @@ fn count_beside_an_invalidation_is_not_stale() {
     }));
 }
 
-/// Control for trap T25: the lookup does not check the generation of the parent, so it returns a
-/// stale answer.
+/// Trap T25, control (a variant with the bug must fail): the lookup does not check the generation
+/// of the parent. So it returns a stale answer.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_count_without_a_look_at_the_parent_is_caught() {
@@ -137,8 +137,8 @@ fn count_beside_eviction_and_reuse_is_of_that_inode_or_none() {
     assert_all_reached(&reuse_against_count(count));
 }
 
-/// Control for trap T55: the lookup does not validate the dentry. So it may take a reference on the
-/// inode of the file that gets the slot next.
+/// Trap T55, control (a variant with the bug must fail): the lookup does not validate the dentry.
+/// So it may take a reference on the inode of the file that gets the slot next.
 #[test]
 #[should_panic(expected = "T55: counted another inode")]
 fn control_count_without_a_last_look_is_caught() {
@@ -181,8 +181,8 @@ fn count_at_once(dcache: &Dcache) -> Option<u64> {
     None
 }
 
-/// Forgets a client lookup of the inode, if the inode has one. A faulty client may do so although
-/// it has no lookup.
+/// Forgets a client lookup of the inode, if the inode has one. A faulty client may forget a lookup
+/// that it does not have.
 fn forget_too_much(dcache: &Dcache, inode: InodeSlot) -> bool {
     let mut guard = dcache.inodes.lockref(inode).lock();
     let is_there = guard.count() >= LOOKUP;
@@ -226,8 +226,8 @@ fn count_beside_a_wrong_forget_keeps_the_references_of_others() {
     assert_all_reached(&forget_against_count(count_for_client));
 }
 
-/// Control for trap P5: a lookup adds a whole client lookup at once, so a forget can take it away
-/// before the dentry is validated.
+/// Trap P5, control (a variant with the bug must fail): a lookup adds a whole client lookup at
+/// once. So a forget can take it away before the dentry is validated.
 #[test]
 #[should_panic(expected = "lockref put without a reference")]
 fn control_count_in_one_step_is_caught() {

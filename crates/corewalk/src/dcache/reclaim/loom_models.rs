@@ -1,8 +1,8 @@
 //! Models of eviction: a dentry dies and its slot is reused, while another thread takes a
 //! reference.
 //!
-//! The reader, not the evicting thread, is the spawned one. Otherwise loom skips schedules (see
-//! `tally` in the base crate).
+//! The reader, not the evicting thread, is the spawned one. Otherwise loom, because of a known bug,
+//! skips schedules (see `tally` in the base crate).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -57,8 +57,8 @@ fn get_beside_eviction_and_reuse_has_one_winner() {
     assert_all_reached(&evict_against_get(Dcache::get));
 }
 
-/// Control for trap T55: the reader checks the sequence before it takes the reference, and not
-/// afterwards. So the reference may be on the next dentry in the slot.
+/// Trap T55, control (a variant with the bug must fail): the reader checks the sequence before it
+/// takes the reference, and not afterwards. So the reference may be on the next dentry in the slot.
 #[test]
 #[should_panic(expected = "T55: a reference on another dentry")]
 fn control_get_that_validates_first_is_caught() {
@@ -83,7 +83,8 @@ fn evict_against_get_inode(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2]
         let is_evicted = evict(&dcache, slot);
         let is_in_use = finder.join().unwrap();
         assert!(!(is_evicted && is_in_use), "an inode in use lost its only name");
-        // Both may fail: the reader sees the changed sequence of an eviction that is then undone.
+        // The eviction and the reader may both fail. The eviction finds the reader's reference and
+        // is undone, but the reader sees that the sequence has changed.
         tally.hit(usize::from(is_in_use));
     })
 }
@@ -96,8 +97,8 @@ fn eviction_beside_a_finder_spares_the_name_in_use() {
     assert_all_reached(&evict_against_get_inode(evict));
 }
 
-/// Control: the eviction reads the reference count without the inode's lock, so it may miss the
-/// reader's reference.
+/// Control (a variant with the bug must fail): the eviction reads the reference count without the
+/// inode's lock, so it may miss the reader's reference.
 #[test]
 #[should_panic(expected = "an inode in use lost its only name")]
 fn control_eviction_that_only_looks_at_the_count_is_caught() {
@@ -137,15 +138,15 @@ fn evict_both_names(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2] {
     })
 }
 
-/// Two evictions of the two names of an inode in use must leave one name. The second thread finds
-/// that its name is the only one left, and keeps it.
+/// Two evictions of the two names of an inode in use must leave one name. The thread that comes
+/// second finds that its name is the only one left, and keeps it.
 #[test]
 fn evictions_of_two_names_leave_one_to_an_inode_in_use() {
     assert_all_reached(&evict_both_names(evict));
 }
 
-/// Control: an eviction first checks for another name and then removes its own, in two steps. So
-/// both names may be evicted.
+/// Control (a variant with the bug must fail): an eviction first checks for another name and then
+/// removes its own, in two steps. So both names may be evicted.
 #[test]
 #[should_panic(expected = "an inode in use lost both names")]
 fn control_eviction_that_looks_before_it_removes_is_caught() {
