@@ -1,9 +1,9 @@
 //! The file of a namespace that several processes share: how a process creates, joins or refuses
 //! it.
 //!
-//! The file contains the region, line for line. The header describes the region. A process checks
-//! the header against the size of the file before it maps anything. It accesses the mapped region
-//! only by bounds-checked line numbers.
+//! The file contains the region (the memory of the namespace). The header describes the region. A
+//! process checks the header against the size of the file before it maps anything. It accesses the
+//! mapped region only by bounds-checked line numbers.
 //!
 //! # Making and joining
 //!
@@ -141,7 +141,8 @@ impl OpenError {
 /// The region of a namespace in a file, with the layout and the limits that its header describes.
 type Mapped = (Region, Layout, Limits);
 
-/// Defines the words of the header for the numbers and the flags of a structure.
+/// Defines how a structure is written to the header and read from it: its numbers first, then its
+/// flags, one word each.
 macro_rules! words_of {
     ($type:ident: $($number:ident)*; $($flag:ident)*) => {
         impl $type {
@@ -196,8 +197,8 @@ pub(crate) fn map(
     }
     let layout = Layout::new(capacity)?;
     let (words, size) = read_header(file)?;
-    // If the maker has died, the file has no magic number, and the size that this process would
-    // choose.
+    // If the maker died before it was done, the file has no magic number. Its size is then the one
+    // that this process would choose.
     let is_unfinished = words[MAGIC_AT] == 0 && size == u64::from(layout.lines) * LINE_BYTES;
     if size == 0 || is_unfinished {
         return make(file, capacity, limits, layout);

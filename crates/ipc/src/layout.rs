@@ -38,7 +38,8 @@ pub(crate) const SEGMENT_LINES: u32 = 1;
 /// The number of lines of the ladder.
 const LADDER_LINES: u32 = 1;
 
-/// The maximum number of tasks. A frozen word has 22 bits for a task number and one flag.
+/// The maximum number of tasks. The word of a locked semaphore has 22 bits: a task number of 21
+/// bits, and one flag.
 pub(crate) const TASKS_MAX: u32 = (1 << 21) - 1;
 
 /// The maximum number of lines of a pool. A payload (the word that says where a set is) has 27 bits

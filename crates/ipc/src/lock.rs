@@ -28,7 +28,7 @@
 //! # Lock order
 //!
 //! See the crate's documentation. No code of the caller runs under these locks, except a
-//! [`crate::SecurityHook`] under the lock of a kind.
+//! [`crate::SecurityHook`] under the lock of an object kind.
 //!
 //! Source: Drepper, "Futexes Are Tricky", 2011, mutex 2; pthread_mutexattr_setrobust(3).
 
@@ -62,7 +62,7 @@ pub(crate) const WAIT_MAX_NS: u64 = if cfg!(test) { 3_000_000_000 } else { 10_00
 /// How long a call waits for all holders together.
 pub(crate) const WAIT_ALL_NS: u64 = 120_000_000_000;
 
-/// How long a call waits for the lock if it can leave its work for later.
+/// How long a call waits for a lock if it can leave the work under the lock to a later call.
 const WAIT_SHORT_NS: u64 = 1_000_000_000;
 
 /// How long a call waits for holders that do not release the lock.
@@ -282,8 +282,8 @@ mod tests {
                     for _ in 0..ROUNDS {
                         let _held =
                             lock(namespace.shared(), &words.0, owner, || Ok(())).expect("private");
-                        // The load and the store are separate, so threads would lose steps without
-                        // the lock.
+                        // The load and the store are separate, so without the lock increments would
+                        // be lost.
                         crate::field::put(&words.1, crate::field::get(&words.1) + 1);
                     }
                 })

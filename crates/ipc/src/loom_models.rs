@@ -1,9 +1,9 @@
 //! Loom models of semaphore sets: publication, lookup and removal of an id; undo during a removal;
 //! calls of several operations with calls of one; a wait with the operation that completes it.
 //!
-//! The spawned thread of a model makes the observations, for the reason that `tally` in
-//! `corewalk-base` gives. The namespace has one slot and few lines. So the slot, the lines of a
-//! semaphore and the undo record are reused at once.
+//! In each model the spawned thread counts the outcomes (see `tally` in `corewalk-base`). The
+//! namespace has one slot and few lines. So the slot, the lines of a semaphore and the undo record
+//! are reused at once.
 
 use corewalk_base::primitives::atomic::Ordering;
 use corewalk_base::primitives::{Arc, thread};
@@ -63,8 +63,8 @@ fn control_completion_in_two_steps_is_caught() {
 /// Runs `add`, an operation on a set, while another thread removes the set and makes a new one.
 /// Counts three outcomes of `add`: done, `EINVAL`, `EIDRM`.
 ///
-/// Both threads are spawned, so either can begin without a preemption. So the model allows only
-/// one.
+/// Both threads are spawned, so either can run first without a preemption. One allowed preemption
+/// is therefore enough for the model.
 fn remove_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3] {
     Tally::of_bounded(1, move |tally| {
         let namespace = namespace();
@@ -156,7 +156,7 @@ fn undo_beside_removal_changes_its_own_record_or_none() {
     assert_all_reached(&remove_against_undo(task));
 }
 
-/// Control of trap I8: the adjustment is stored after the word of the semaphore is thawed. The
+/// Control of trap I8: the adjustment is stored after the word of the semaphore is unlocked. The
 /// model must fail.
 #[test]
 #[should_panic(expected = "I8")]
@@ -183,8 +183,8 @@ fn several_against_single(add_both: fn(&Task, SemId)) -> [usize; 2] {
 }
 
 /// Traps I4 and I9 (`docs/developing/traps.md`): calls of one and of several operations must
-/// exclude each other. They do so by the words of the semaphores alone. The set has no mode, which
-/// could be stale.
+/// exclude each other. The words of the semaphores alone must ensure that. (A mode of the whole
+/// set, as in Linux, could be stale.)
 #[test]
 fn several_operations_beside_single_ones_appear_at_once() {
     assert_all_reached(&several_against_single(|task, id| {

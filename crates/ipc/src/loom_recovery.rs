@@ -19,7 +19,7 @@ use crate::shared::Shared;
 use crate::task_line::{forget_process, identity, task_line};
 use crate::{Capacity, Cred, GetFlags, IPC_PRIVATE, Limits, SemBuf, SemFlags, Task};
 
-/// Returns a namespace with the scope of a namespace that processes share.
+/// Returns a namespace that counts as shared by several processes, so that dead tasks are reaped.
 fn shared() -> Arc<Shared> {
     let capacity = Capacity { sems: 1, undos: 2, tasks: 3, ..Capacity::LEAST };
     let layout = Layout::new(&capacity).unwrap();

@@ -66,8 +66,8 @@ const ALTERS: u64 = 1 << 32;
 // The outcome that a commit has logged, in `SHAPE`.
 const PENDING: u64 = 1 << 33;
 const PENDING_SHIFT: u32 = 48;
-/// The position in `SHAPE` of the set's count `SETTINGS` at the time of the commit. The bits of the
-/// count end below [`PENDING_SHIFT`].
+/// The lowest bit of the field in `SHAPE` with a copy of `SETTINGS`, the count of `SETVAL` and
+/// `SETALL` calls on the set. A commit stores the copy. The field ends below [`PENDING_SHIFT`].
 const SETTINGS_SHIFT: u32 = 34;
 /// The logged outcome of a call whose grant is taken back, because its task has died or is ending;
 /// see `reap`.

@@ -44,12 +44,12 @@ use crate::task::Task;
 use crate::task_line::Absent;
 use crate::watch::{self, TURN_NS, Turn};
 
-/// How often a call tries its compare-exchange of a semaphore's word before it takes the set's
-/// lock.
+/// The number of times that a call tries the compare-exchange of a semaphore's word before it takes
+/// the set's lock.
 const TRIES_MAX: u32 = if IS_MODEL { 2 } else { 1000 };
 
-/// How often a call that has to wait reads the semaphore's word before it queues. All reads
-/// together take less than 1 us.
+/// The number of times that a call reads the word of a semaphore for which it has to wait, before
+/// it queues. All reads together take less than 1 us.
 const LOOKS: u32 = 32;
 
 /// The shortest time between two checks of a set that read `/proc` to find dead tasks. The time of

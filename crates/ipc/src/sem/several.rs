@@ -39,8 +39,8 @@ use crate::task::Task;
 /// The largest number of operations.
 const SOPS_MAX: usize = 4;
 
-/// How often a call that meets a frozen word begins again before it takes the set's lock, and how
-/// often it spins before each try. The spins take about as long as a freeze.
+/// The number of times that a call begins again after it met a frozen word, before it takes the
+/// set's lock. Also the number of spins before each try: they take about as long as a freeze.
 const TRIES_MAX: u32 = if IS_MODEL { 2 } else { 16 };
 const PAUSES: u32 = if IS_MODEL { 1 } else { 8 };
 
@@ -48,8 +48,8 @@ const PAUSES: u32 = if IS_MODEL { 1 } else { 8 };
 enum Not {
     /// The word is frozen, or another task has just changed it.
     Free,
-    /// The operations are not possible. With an error, the call fails with it. Without, the call
-    /// needs the set's lock.
+    /// The operations are not possible. The call fails with the errno, if there is one. Otherwise
+    /// it needs the set's lock.
     Possible(Option<Errno>),
 }
 
@@ -90,9 +90,9 @@ impl Task {
                 }
                 Err(Not::Possible(errno)) => {
                     frozen.give_up();
-                    // If the operations were sorted, a different one may be the first to fail in
-                    // the caller's order. Also, a dead task may have units that the call needs. In
-                    // both cases the call takes the set's lock.
+                    // `sorted` may have another order than the caller's operations, so another
+                    // operation may be the first to fail. Also, a dead task may have units that the
+                    // call needs. In both cases the call takes the set's lock.
                     let is_left = !was_sorted || (errno == Some(Errno::AGAIN) && set.may_be_owed());
                     return Err(errno.filter(|_| !is_left));
                 }

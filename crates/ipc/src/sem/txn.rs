@@ -169,7 +169,7 @@ impl<'g, 's> Txn<'g, 's> {
         let changed = self.frozen.iter().filter(is_changed).count();
         let has_cells = self.cells.iter().any(|cell| cell.before != cell.adj);
         let before = get(self.guard.field(COMMIT));
-        // Without `OWED`, no grant is unacknowledged, so the clearing of adjustments need not be
+        // Without `OWED`, all grants are acknowledged, so the clearing of adjustments need not be
         // counted.
         let is_setting = self.is_setting && before & OWED != 0;
         let needs_log = changed > 1 || has_cells || !self.completed.is_empty() || is_setting;

@@ -62,8 +62,8 @@ const IS_RECORD: u64 = 1 << 63;
 
 const LOG_VALID: u64 = 1 << 63;
 
-/// The least length of a task's list of records at which the task drops freed records from it. From
-/// there on, it does so whenever the length is a power of two.
+/// If a task's list of undo records has at least this length, and the length is a power of two, the
+/// task removes the freed records from the list before it adds one.
 const UNDOS_KEPT: usize = 64;
 
 /// The number of entries in a task's cache of undo records.

@@ -29,8 +29,8 @@ pub(crate) struct Own {
     pub(super) made: Vec<u32>,
     /// The attached segments by address.
     attached: BTreeMap<usize, Attached>,
-    /// True if the task has asked for a hold (`backing`): an open file, which the end of the task
-    /// removes.
+    /// True if the task has asked for a hold: an open file that shows that a process has its
+    /// attaches. The end of the task removes the hold.
     has_hold: bool,
 }
 
@@ -380,6 +380,7 @@ fn rounded(address: usize, shmflg: ShmFlags) -> Result<Option<usize>, Errno> {
     if !is_aligned || (start == 0 && shmflg.contains(ShmFlags::REMAP)) {
         return Err(Errno::INVAL);
     }
-    // An address that is rounded down to 0 is still an address, at which the host fails to map.
+    // If `SHM_RND` rounds an address down to 0, the host must map at 0, which fails. The host may
+    // not choose another address.
     Ok((address != 0).then_some(start))
 }

@@ -118,8 +118,8 @@ impl Pairing {
                 let op = self.waiting[task].take().expect("it waits");
                 self.linux[task].interrupt();
                 self.ours[task].interrupt();
-                // The worker process on the kernel's side takes its signal a moment later, so wait
-                // for its answer.
+                // The signal reaches the worker process on the kernel's side a moment later, so
+                // wait for that worker's answer.
                 own = self.compare_prompt(task, &op);
             }
             Step::Exit => {
