@@ -74,14 +74,14 @@ pub trait Backing: Send + Sync {
     /// do nothing.
     fn remove(&self, name: SegmentName) -> bool;
 
-    /// Returns the hold of the task with number `task`: an open file with a lock. The host maps the
-    /// hold while the task has attaches, and closes the descriptor. No other living task has this
-    /// number.
+    /// Returns the hold of the task with number `task`: an open file with a lock. The host program
+    /// maps the hold while the task has attaches, and closes the descriptor. No other living task
+    /// has this number.
     ///
     /// # Errors
     ///
     /// The errors of open(2) and flock(2). Without a hold, the namespace does not notice a forked
-    /// child that has attaches and is not counted yet.
+    /// child whose attaches are not counted yet.
     fn hold(&self, task: u32) -> Result<OwnedFd, Errno> {
         Err(Errno::OPNOTSUPP)
     }

@@ -81,7 +81,8 @@ fn loom_two_tasks_that_reap_one_reap_it_once() {
     assert_all_reached(&outcomes);
 }
 
-/// Control: the two threads reap without the lock of the dead task. The model must fail.
+/// Control (a variant with the bug must fail): the two threads reap without the lock of the dead
+/// task.
 #[test]
 #[should_panic(expected = "reaped by the first: true, by the second: true")]
 fn loom_control_two_tasks_that_reap_without_its_lock_are_caught() {

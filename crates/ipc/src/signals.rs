@@ -49,8 +49,8 @@ pub(crate) fn wait_with(node: u32) -> u32 {
         return 0;
     }
     let before = WAIT.replace(node);
-    // ORDERING: SeqCst. A compiler fence: a handler of this thread that runs after it finds the
-    // node.
+    // ORDERING: SeqCst. A compiler fence: a signal handler that runs in this thread after the fence
+    // finds the node.
     compiler_fence(Ordering::SeqCst);
     before
 }

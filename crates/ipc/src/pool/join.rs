@@ -41,7 +41,8 @@ use crate::shared::Shared;
 /// A pool of messages joins again after 1/`GIVEN_SHARE` of its lines were freed.
 const GIVEN_SHARE: u32 = 256;
 
-/// The maximum number of walks. A hostile process may change the count during each of them.
+/// The maximum number of repeated walks over the headers. A hostile process may change the count
+/// `JOINS` during each walk.
 const WALKS_MAX: u32 = 16;
 
 impl Pool {
@@ -102,7 +103,8 @@ impl Pool {
         }
     }
 
-    /// Divides lines without a used range into free ranges. Each range is as large as possible.
+    /// Divides a run of lines without used ranges into free ranges. Each free range is as large as
+    /// possible.
     fn divide(&self, region: &Region, start: u32, end: u32) {
         let pieces: Vec<(u32, u32)> = pieces(start, end).collect();
         for (line, class) in pieces.into_iter().rev() {

@@ -96,11 +96,12 @@ pub(super) struct Call<'a> {
     pub(super) pid: u32,
 }
 
-/// Waiting calls that were completed: the line of the node and the errno of the outcome, or 0.
+/// The waiting calls that were completed. Each has the line of its node, and the errno of its
+/// outcome (0 for success).
 pub(super) type Completed = SmallVec<[(u32, i32); 4]>;
 
-/// The tasks to wake after the release of the set's lock: the line of the wait node and the number
-/// of the task.
+/// The tasks to wake after the release of the set's lock, each as the line of its wait node and its
+/// task number.
 pub(crate) type Wakes = SmallVec<[(u32, u32); 4]>;
 
 /// A waiting call.
@@ -233,7 +234,8 @@ impl<'s> Node<'s> {
         self.first()[PLACE].store(place_of(set) | ticket << TICKET_SHIFT, Ordering::Release);
     }
 
-    /// Notes that the node waits for no set. The caller has removed the node from its queues.
+    /// Records that the node's call has stopped waiting. The caller has removed the node from its
+    /// queues.
     pub(super) fn end(&self) {
         // ORDERING(ipc-place): Release. Pairs with `Node::place`: a thread that reads 0 sees the
         // node in no queue.

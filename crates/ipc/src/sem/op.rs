@@ -179,7 +179,7 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// The errno of the call, or none if the operation needs the set's lock.
+    /// The errno of the call. If the operation needs the set's lock, the error is none.
     #[inline]
     fn semop_single(&self, set: Set<'_>, sop: SemBuf) -> Result<(), Option<Errno>> {
         let record = if sop.is_undo() && sop.sem_op != 0 {
@@ -294,8 +294,8 @@ impl Task {
         }
     }
 
-    /// Returns the time until which a wait polls before it sleeps. Returns none if polling is off
-    /// or was useless lately, or if the deadline of the wait comes first.
+    /// Returns the time until which a wait polls before it sleeps. Returns none if the wait must
+    /// not poll: polling is off, was useless lately, or would pass the deadline of the wait.
     pub(super) fn watch_until(&self, deadline: Deadline) -> Option<Deadline> {
         let spin_ns = self.shared.spin_ns;
         if spin_ns == 0 || !Spin::Queued.is_worth_it() {

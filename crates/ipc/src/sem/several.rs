@@ -66,7 +66,7 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// The errno of the call, or none if the call needs the set's lock.
+    /// The errno of the call. If the call needs the set's lock, the error is none.
     pub(super) fn semop_several(&self, set: Set<'_>, sops: &[SemBuf]) -> Result<(), Option<Errno>> {
         if sops.len() > SOPS_MAX || sops.iter().any(|sop| sop.is_undo()) {
             return Err(None);
@@ -142,13 +142,15 @@ impl Frozen<'_> {
         Ok(())
     }
 
-    /// Thaws all words unchanged. The word that was frozen first comes last.
+    /// Thaws all words unchanged. The word that was frozen first comes last, since recovery reads
+    /// the log of that semaphore.
     #[inline]
     fn give_up(&self) {
         self.words().for_each(|(num, before, _)| self.set.thaw(num, before));
     }
 
-    /// Stores the new words. The word that was frozen first comes last.
+    /// Stores the new words. The word that was frozen first comes last, since the log of that
+    /// semaphore says that the call is committed.
     #[inline]
     fn commit(&self, pid: u32) {
         let set = self.set;
@@ -165,7 +167,8 @@ impl Frozen<'_> {
         self.words().for_each(|(num, before, value)| set.thaw(num, before.with(value, pid)));
     }
 
-    /// Returns the frozen words. The word that was frozen first comes last.
+    /// Returns the frozen words in the order in which they must be thawed: the first frozen word
+    /// comes last.
     fn words(&self) -> impl Iterator<Item = (u16, Word, i32)> {
         self.words[..self.count].iter().rev().copied()
     }

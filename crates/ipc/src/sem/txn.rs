@@ -58,7 +58,8 @@ pub(super) struct Frozen {
     pub(super) before: Word,
     pub(super) value: i32,
     pub(super) pid: u32,
-    /// The bits for waiting calls that `queue::enqueue` sets in the new word.
+    /// The bits that say that a call waits at this semaphore. `queue::enqueue` sets them here, and
+    /// the commit stores them in the semaphore's word.
     pub(super) waiters: u64,
 }
 
@@ -216,7 +217,8 @@ impl<'g, 's> Txn<'g, 's> {
         self.frozen.binary_search_by_key(&num, |frozen| frozen.num)
     }
 
-    /// Returns the copy of semaphore `num`. Freezes its word, unless it is frozen already.
+    /// Returns the transaction's copy of semaphore `num`. Freezes the semaphore's word, unless it
+    /// is frozen already.
     ///
     /// # Errors
     ///
@@ -235,7 +237,8 @@ impl<'g, 's> Txn<'g, 's> {
         Ok(&mut self.frozen[at])
     }
 
-    /// Returns the copy of an adjustment. Freezes the word of its semaphore.
+    /// Returns the transaction's copy of an adjustment. Freezes the word of the adjustment's
+    /// semaphore.
     ///
     /// # Errors
     ///

@@ -128,7 +128,8 @@ pub(super) fn unlog_adj(shared: &Shared, record: u32, num: u16) {
 
 /// The undo records of a task.
 pub(crate) struct Undos {
-    /// The line numbers of the task's records. Some may have been freed with their set.
+    /// The line numbers of the task's undo records. Some records may have been freed with their
+    /// set.
     pub(super) records: Mutex<Vec<u32>>,
     /// A cache of the records, indexed by the slot of the set; see [`cached`].
     cache: Box<[AtomicU64]>,

@@ -168,8 +168,8 @@ impl Task {
         let shared = &*self.shared;
         let mut found = self.shm_ids().obtain_object_check(shmid.raw())?;
         if found.mode() & SHM_DEST != 0 {
-            // A marked segment may exist only because a dead task has it attached and is not reaped
-            // yet. So reap first, and look again.
+            // A segment that is marked for removal may exist only because a dead task has it
+            // attached and is not reaped yet. So reap first, and look again.
             self.reap_attachers(shmid.raw());
             found = self.shm_ids().obtain_object_check(shmid.raw())?;
         }

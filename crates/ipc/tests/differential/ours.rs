@@ -24,7 +24,7 @@ pub(crate) enum Mutation {
     None,
     /// `SEM_UNDO` is ignored.
     NoUndo,
-    /// Makes one call for each operation, so that several operations are not atomic.
+    /// Each operation of a semop(2) is a call of its own, so several operations are not atomic.
     NotAtomic,
     /// `GETNCNT` counts no call.
     NoCounts,
