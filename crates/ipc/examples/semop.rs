@@ -1,12 +1,12 @@
-//! Measures nanoseconds per semop(2), for corewalk and for the kernel. In each row, the threads use
-//! different semaphores, random ones or the same one. Rows also differ in undo and in the number of
-//! operations per call.
+//! Measures nanoseconds per semop(2), for corewalk and for the kernel. The rows differ in the
+//! semaphores that the threads use: different ones, random ones or the same one. They also differ
+//! in the number of operations per call, and in whether these have `SEM_UNDO`.
 //!
 //! `cargo run --release -p corewalk-ipc --example semop [seconds per row] [--shared]`. Rounds of
 //! corewalk and of the kernel alternate. A row has the median of five rounds. With `--shared` the
-//! namespace is in a file, and each thread is its own task, as if it were a process.
+//! namespace is in a file, and each thread registers as a task, as a process of its own would.
 //!
-//! Source: Rik van Riel's semop-multi, as document 002 uses it.
+//! Source: Rik van Riel's semop-multi, as document 002 (`docs/using/documents.md`) uses it.
 
 use corewalk_ipc::{
     Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags, Task,

@@ -6,13 +6,14 @@
 //!
 //! # Holds
 //!
-//! A forked child has the mappings of its parent before it is counted. If the parent is killed
-//! then, no record shows that the child has the segments. So if processes share a namespace, a task
-//! with attaches has a *hold*: an open file with a lock (flock(2)), which the host maps. Each child
-//! inherits that mapping, however it is created, and removes it once it is counted. execve(2) and
-//! the end of the process also remove it. So the lock of a dead task exists exactly as long as an
-//! uncounted process has its attaches. Until then nattch counts the attaches. The parent cannot
-//! record the child instead, since it does not know the child's pid before the child exists.
+//! After fork(2) a child has its parent's mappings before nattch counts them. If the parent is
+//! killed then, no record shows the child's attaches. So if processes share a namespace, a task
+//! with attaches has a *hold*: an open file with a lock (flock(2)), which the host program maps.
+//! Each child inherits that mapping, however it is created, and unmaps it once its attaches are
+//! counted. execve(2) and the end of the process also remove it. So the lock of a dead task exists
+//! exactly as long as an uncounted process has its attaches. Until then nattch counts the attaches.
+//! The parent cannot record the child instead, since it does not know the child's pid before the
+//! child exists.
 //!
 //! Source: flock(2), mmap(2); memfd_create(2), sysinfo(2); proc(5) `overcommit_memory`.
 
@@ -31,7 +32,7 @@ use std::sync::Arc;
 pub struct SegmentName {
     /// The index of its slot.
     pub index: u32,
-    /// The serial number of the segment among all segments of this slot.
+    /// The serial number of the segment among all segments that had this index.
     pub serial: u64,
 }
 
@@ -46,8 +47,8 @@ pub enum Access {
 
 /// Creates, opens and removes the memory of segments.
 ///
-/// The namespace may call `create`, `remove`, `is_held` and `forget` under one of its locks. So
-/// they must not call the namespace.
+/// The namespace may call `create`, `remove`, `is_held` and `forget` under one of its locks. To
+/// avoid a deadlock, these functions must not call the namespace.
 #[expect(unused_variables, reason = "a default has no holds")]
 pub trait Backing: Send + Sync {
     /// Creates the memory of a new segment: `size_bytes` zero bytes.
@@ -66,22 +67,22 @@ pub trait Backing: Send + Sync {
 
     /// Removes the memory of a segment. Existing mappings stay. Returns true if the memory is gone.
     ///
-    /// Returns false if the caller may not remove the memory. The namespace then calls this again
-    /// for other tasks.
+    /// Returns false if the caller may not remove the memory. The namespace then tries again on
+    /// behalf of other tasks, which may have the permission.
     ///
     /// After a process was killed, the namespace may call this again for the same segment, also
     /// from two tasks at once. It may also call it for a segment without memory. The call must then
     /// do nothing.
     fn remove(&self, name: SegmentName) -> bool;
 
-    /// Returns the hold of the task with number `task`: an open file with a lock. The host maps the
-    /// hold while the task has attaches, and closes the descriptor. No other living task has this
-    /// number.
+    /// Returns the hold of the task with number `task`: an open file with a lock. The host program
+    /// maps the hold while the task has attaches, and closes the descriptor. No other living task
+    /// has this number.
     ///
     /// # Errors
     ///
     /// The errors of open(2) and flock(2). Without a hold, the namespace does not notice a forked
-    /// child that has attaches and is not counted yet.
+    /// child whose attaches are not counted yet.
     fn hold(&self, task: u32) -> Result<OwnedFd, Errno> {
         Err(Errno::OPNOTSUPP)
     }
@@ -97,8 +98,9 @@ pub trait Backing: Send + Sync {
     fn forget(&self, task: u32) {}
 }
 
-/// The backing of a process that does not use segments, in a namespace whose other processes may
-/// use them. It has no access to the memory, so it can neither remove memory nor see holds.
+/// The source of segment memory for a process that does not use segments, in a namespace whose
+/// other processes may use them. It has no access to the memory, so it can neither remove memory
+/// nor see holds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoBacking;
 

@@ -1,9 +1,9 @@
 //! Counts of waits for other calls, like those of the kernel's lock_stat.
 //!
-//! A wait begins when a call finds a lock held or a word frozen. It ends when the call has the lock
-//! or the word, or goes on to the lock of the set. A failed compare-exchange is not counted, since
-//! the call tries again at once. A wait for a semaphore's value or for a message is not counted
-//! either.
+//! A wait begins when a call finds a lock held or the word of a semaphore frozen (locked by another
+//! call). It ends when the call has the lock or the word, or when it gives up the word and takes
+//! the lock of the set. A failed compare-exchange is not counted, since the call tries again at
+//! once. A wait for a semaphore's value or for a message is not counted either.
 //!
 //! The table `lock-share` of `corewalk-lab` reads the counts. Only slow paths read the clock, and
 //! only with [`NamespaceOptions::is_contention_counted`]. The reason is that two reads of the clock
@@ -20,7 +20,7 @@ use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 /// The result of [`Namespace::contention`](crate::Namespace::contention).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Contention {
-    /// How often a call found a lock held, or a semaphore frozen.
+    /// How often a call found a lock held, or a semaphore frozen (locked by another call).
     pub contentions: u64,
     /// The sum of the wall-clock times of all counted waits, in nanoseconds.
     pub waited_ns: u64,

@@ -97,7 +97,7 @@ impl World {
         self.waiters.push(Waiter { task, thread });
     }
 
-    /// Ends the victim in the way that a kill of its process would.
+    /// Ends the victim like a kill of its process.
     fn kill_victim(&mut self) {
         kill(self.victim.take().unwrap());
     }
@@ -117,7 +117,8 @@ impl World {
     fn settle(&self) -> Result<Seen, String> {
         self.namespace.recover().map_err(|errno| format!("recover: {errno}"))?;
         let seen = self.seen();
-        // A call that does not count as waiting any more returns soon, and frees its wait node.
+        // Wait for the threads of completed calls. Each thread returns soon, and frees its wait
+        // node.
         let told = self.waiters.iter().filter(|waiter| waiter.task.waiting() == 0);
         for waiter in told {
             while !waiter.thread.is_finished() {
@@ -132,7 +133,8 @@ impl World {
     }
 
     fn end(self) {
-        // If the set is removed already, this fails, and the removal has ended the waiting calls.
+        // The set may be removed already. Then this removal fails, and the earlier one has ended
+        // the waiting calls.
         let _gone = self.survivor.sem_rmid(self.id);
         for waiter in self.waiters {
             while !waiter.thread.is_finished() {
@@ -253,9 +255,9 @@ fn stop_recovery_everywhere(case: Case) -> Result<u64, String> {
     Err(format!("{} never ends", case.name))
 }
 
-/// Stops the victim half-way, in a namespace whose task lines are all in use. Another process takes
-/// over the victim's line, and is killed before each of its own stores. Returns the number of
-/// stores.
+/// Stops the victim half-way, in a namespace whose records of tasks are all in use. Another process
+/// takes over the record of the victim, and is killed before each of its own stores. Returns the
+/// number of stores.
 fn stop_take_over_everywhere(case: Case) -> Result<u64, String> {
     let expected = expected(case);
     let half = stop_everywhere(case, Protocol::Whole)? / 2;
@@ -295,8 +297,8 @@ const CASES: [Case; 14] = [
         prepare: |world| {
             let one = [SemBuf::new(0, 1, SemFlags::UNDO)];
             world.victim().semop(world.id, &one).unwrap();
-            // After two operations of the victim that freeze the word, `GETALL` freezes it under
-            // the set's lock. The next operation of the victim freezes it again.
+            // Freeze the word twice by the victim, and then once under the set's lock, by `GETALL`.
+            // The next freeze by the victim must not be confused with these earlier ones.
             world.victim().semop(world.id, &one).unwrap();
             world.survivor.sem_getall(world.id).unwrap();
         },

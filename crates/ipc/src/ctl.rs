@@ -34,7 +34,7 @@ pub(crate) enum By {
 pub(crate) struct Totals {
     /// The number of objects.
     pub(crate) objects: u32,
-    /// The sum that a limit of the kind bounds, such as the number of semaphores.
+    /// The total that `Limits` bounds for this kind of object, such as the number of semaphores.
     pub(crate) used: u64,
     /// The highest index in use, or 0.
     pub(crate) index_max: u32,
@@ -48,7 +48,7 @@ pub(crate) struct Totals {
 /// # Errors
 ///
 /// `ENOENT` without `CREATE`, `EEXIST` with `EXCLUSIVE`, `EACCES`, and the errors of `check`,
-/// `make` and the hook.
+/// `make` and the security hook.
 pub(crate) fn ipcget(
     task: &Task,
     ids: &IdsGuard<'_>,
@@ -90,7 +90,7 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there is no such object, `EACCES`, and the errors of the hook.
+    /// `EINVAL` if there is no such object, `EACCES`, and the errors of the security hook.
     pub(crate) fn obtain(
         &self,
         ids: Ids<'_>,
@@ -114,12 +114,13 @@ impl Task {
     }
 
     /// Returns the object of a command that is permitted only to the object's owner. The caller
-    /// holds the lock of the kind, so the object stays, and its own lock is not needed. Analogous
-    /// to Linux's `ipcctl_pre_down_nolock` and `ipcctl_obtain_check`.
+    /// holds the lock of the object kind, so the object stays, and its own lock is not needed.
+    /// Analogous to Linux's `ipcctl_pre_down_nolock` and `ipcctl_obtain_check`.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there is no such object, `EPERM` for other users, and the errors of the hook.
+    /// `EINVAL` if there is no such object, `EPERM` for other users, and the errors of the security
+    /// hook.
     pub(crate) fn obtain_own(
         &self,
         ids: &IdsGuard<'_>,
@@ -132,11 +133,13 @@ impl Task {
         Ok(object)
     }
 
-    /// Returns the totals of a kind, such as the number of objects, for the command `cmd`.
+    /// Returns the totals of all objects of a kind, such as the number of objects, for the command
+    /// `cmd`.
     ///
     /// # Errors
     ///
-    /// The errors of the hook, and `EIO` if the lock of the kind cannot be acquired.
+    /// The errors of the security hook, and `EIO` if the lock of the object kind cannot be
+    /// acquired.
     pub(crate) fn totals(&self, ids: Ids<'_>, cmd: i32) -> Result<Totals, Errno> {
         self.ask(|hook, cred| (ids.kind.may_ctl)(hook, cred, None, cmd))?;
         let ids = ids.lock()?;

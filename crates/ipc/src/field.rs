@@ -1,8 +1,9 @@
 //! Words whose ordering comes from a lock, and pairs of numbers in one word.
 //!
-//! Most words of the region are read and written under a lock, or in a section of a sequence count.
-//! The lock or the count orders them, so the access itself may be relaxed. It must be atomic all
-//! the same, since another process may write to the shared mapping at any time.
+//! Most words of the region (the memory of a namespace) are read and written under a lock, or in a
+//! section of a sequence count. The lock or the count orders the accesses, so each access itself
+//! may be relaxed. It must be atomic all the same, since another process may write to the shared
+//! mapping at any time.
 //!
 //! Source: `docs/developing/style.md` section 4.
 

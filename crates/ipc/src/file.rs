@@ -1,9 +1,9 @@
 //! The file of a namespace that several processes share: how a process creates, joins or refuses
 //! it.
 //!
-//! The file contains the region, line for line. The header describes the region. A process checks
-//! the header against the size of the file before it maps anything. It accesses the mapped region
-//! only by bounds-checked line numbers.
+//! The file contains the region (the memory of the namespace). The header describes the region. A
+//! process checks the header against the size of the file before it maps anything. It accesses the
+//! mapped region only by bounds-checked line numbers.
 //!
 //! # Making and joining
 //!
@@ -139,7 +139,8 @@ impl OpenError {
 /// The region of a namespace in a file, with the layout and the limits that its header describes.
 type Mapped = (Region, Layout, Limits);
 
-/// Defines the words of the header for the numbers and the flags of a structure.
+/// Defines how a structure is written to the header and read from it: its numbers first, then its
+/// flags, one word each.
 macro_rules! words_of {
     ($type:ident: $($number:ident)*; $($flag:ident)*) => {
         impl $type {

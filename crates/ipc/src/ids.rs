@@ -10,8 +10,8 @@
 //! says where the object is, contains a tag. The object's own words contain the same tag. An
 //! operation compares the two tags in the step that changes a word (trap I10).
 //!
-//! The lock of the kind protects creation, removal and `IPC_SET`. The store that ends the write
-//! section publishes a complete object (traps I7, I11).
+//! The lock of the object kind protects creation, removal and `IPC_SET`. The store that ends the
+//! write section publishes a complete object (traps I7, I11).
 //!
 //! The state words of the slots are authoritative. After a death, `recover` rebuilds the rest from
 //! them. The bitmap of used indices also marks an index while parts of a removed object are left. A
@@ -56,12 +56,12 @@ pub const IPC_PRIVATE: i32 = 0;
 /// The minimum number of indices that are used in turn.
 const CYCLE_MIN: u32 = 64;
 
-/// How often a lookup reads a slot that is in a write section, before it waits for the lock of the
-/// kind.
+/// The number of times that a lookup reads a slot that another thread is changing. After that, the
+/// lookup waits for the lock of the object kind.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 128 };
 
-/// How often a lookup waits for the lock of the kind before it fails. Only a hostile process makes
-/// it wait so often.
+/// The number of times that a lookup waits for the lock of the object kind before it fails. Only a
+/// hostile process makes it wait so often.
 const WAITS_MAX: u32 = 1 << 10;
 
 // Words of a slot.
@@ -91,7 +91,7 @@ const IN_USE: usize = 1;
 const NEXT_SEQ: usize = 2;
 /// The word with the index of the newest object, plus one.
 const NEXT_INDEX: usize = 4;
-/// The word with the sum that a limit of the kind bounds: semaphores, or pages of segments.
+/// The word with the sum that a limit of the object kind bounds: semaphores, or pages of segments.
 const USED: usize = 5;
 
 /// The bits of a word of the bitmap.
@@ -104,20 +104,23 @@ pub(crate) struct IdLayout {
     pub(crate) head: u32,
     /// The number of slots, a power of two.
     pub(crate) slots: u32,
-    /// The line of the first buckets of keys. The lines between it and the head have the bitmap.
+    /// The line with the first hash buckets of keys. The bitmap of used indices is in the lines
+    /// between the head and this line.
     buckets: u32,
     /// The line of the first slot.
     first_slot: u32,
 }
 
 impl IdLayout {
-    /// Returns the layout of the ids of `slots` slots, with `head` as the first line.
+    /// Returns the layout of an id table with `slots` slots. The head of the table is in line
+    /// `head`.
     pub(crate) const fn new(head: u32, slots: u32) -> Self {
         let buckets = head + 1 + slots.div_ceil(BITS).div_ceil(8);
         Self { head, slots, buckets, first_slot: buckets + slots.div_ceil(8) }
     }
 
-    /// Returns the number of lines of `slots` slots, with their head, bitmap and buckets.
+    /// Returns the number of lines of an id table with `slots` slots: head, bitmap, buckets and
+    /// slots.
     pub(crate) const fn lines(slots: u32) -> u32 {
         Self::new(0, slots).first_slot + slots
     }
@@ -188,16 +191,16 @@ type MayCtl = fn(&dyn SecurityHook, &Cred, Option<&Perm>, i32) -> Result<(), Err
 /// This structure has the functions in which they differ.
 pub(crate) struct Kind {
     pub(crate) layout: fn(&Layout) -> IdLayout,
-    /// Repairs an object after the holder of the lock of the kind has died. Returns what the object
-    /// adds to the sum that a limit of the kind bounds, such as the number of semaphores. The
-    /// repair may complete the object's removal.
+    /// Repairs an object after the holder of the lock of the object kind has died. Returns what the
+    /// object adds to the sum that a limit of the object kind bounds, such as the number of
+    /// semaphores. The repair may complete the object's removal.
     pub(crate) repair: fn(Ids<'_>, &Object) -> u64,
     /// Frees the remains of a removed object in a slot. Returns true if none are left. Otherwise
     /// no other object gets the slot until they are freed.
     pub(crate) end: fn(Ids<'_>, u32) -> bool,
     /// Completes the repair after all slots were repaired.
     pub(crate) sweep: fn(Ids<'_>),
-    /// The hook that is asked about a command on an object, or on the kind.
+    /// The security hook that is asked about a command, on an object or on all objects of the kind.
     pub(crate) may_ctl: MayCtl,
 }
 
@@ -227,8 +230,8 @@ impl<'r> Ids<'r> {
         (self.kind.layout)(&self.shared.layout)
     }
 
-    /// Takes the lock of the kind. If the last holder has died, this first completes or reverts its
-    /// unfinished change.
+    /// Takes the lock of the object kind. If the last holder has died, this first completes or
+    /// reverts its unfinished change.
     ///
     /// # Errors
     ///
@@ -289,8 +292,8 @@ impl<'r> Ids<'r> {
             if round < SPIN_ROUNDS {
                 hint::spin_loop();
             } else {
-                // The writer of the slot holds the lock of the kind. Once this thread has taken
-                // that lock, the writer has finished.
+                // The writer of the slot holds the lock of the object kind. Once this thread has
+                // taken that lock, the writer has finished.
                 drop(self.lock()?);
             }
         }
@@ -309,7 +312,7 @@ impl<'r> Ids<'r> {
     }
 
     /// Returns the sequence count of slot `index`. Before that, it ends a write section that a dead
-    /// holder of the lock has left open. The caller holds the lock of the kind.
+    /// holder of the lock has left open. The caller holds the lock of the object kind.
     fn closed(self, index: u32) -> &'r SeqCount {
         let seq = SeqCount::from_word(&self.slot(index)[SEQ]);
         if SeqCount::is_write_in_progress(seq.raw_begin()) {
@@ -361,7 +364,7 @@ fn slot(shared: &Shared, ids: IdLayout, index: u32) -> &Line {
 }
 
 /// Returns the current payload of the object in slot `index`, without the sequence count. A thread
-/// that holds an object's lock calls this, since it may not wait for the lock of the kind.
+/// that holds an object's lock calls this, since it may not wait for the lock of the object kind.
 pub(crate) fn payload(shared: &Shared, ids: IdLayout, index: u32) -> Option<u64> {
     let slot = slot(shared, ids, index);
     let payload = get(&slot[PAYLOAD]);

@@ -27,7 +27,7 @@
 //!
 //! # Lock order
 //! 1. The lock for cleaning up after one task (`REAPER` in `task_line`).
-//! 2. The lock of a kind (`ids`).
+//! 2. The lock of a kind: of all sets, queues or segments (`ids`).
 //! 3. The lock of a set or queue. No thread holds two of them.
 //! 4. Innermost: the lock of a pool, and those of a task's lists in the memory of its process.
 //!

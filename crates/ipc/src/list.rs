@@ -60,7 +60,7 @@ impl<'s> List<'s> {
         put(self.ends, pair(first, last));
     }
 
-    /// Replaces the members by `lines`, whatever the words of the list were.
+    /// Replaces the members by `lines`, even if the words of the list were damaged.
     pub(crate) fn set(&self, lines: impl IntoIterator<Item = u32>) {
         put(self.ends, 0);
         lines.into_iter().for_each(|line| self.push(line));

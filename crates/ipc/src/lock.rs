@@ -28,7 +28,7 @@
 //! # Lock order
 //!
 //! See the crate's documentation. No code of the caller runs under these locks, except a
-//! [`crate::SecurityHook`] under the lock of a kind.
+//! [`crate::SecurityHook`] under the lock of an object kind.
 //!
 //! Source: Drepper, "Futexes Are Tricky", 2011, mutex 2; pthread_mutexattr_setrobust(3).
 

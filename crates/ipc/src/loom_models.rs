@@ -1,9 +1,9 @@
 //! Loom models of semaphore sets: publication, lookup and removal of an id; undo during a removal;
 //! calls of several operations with calls of one; a wait with the operation that completes it.
 //!
-//! The spawned thread of a model makes the observations, for the reason that `tally` in
-//! `corewalk-base` gives. The namespace has one slot and few lines. So the slot, the lines of a
-//! semaphore and the undo record are reused at once.
+//! In each model the spawned thread counts the outcomes (see `tally` in `corewalk-base`). The
+//! namespace has one slot and few lines. So the slot, the lines of a semaphore and the undo record
+//! are reused at once.
 
 use corewalk_base::primitives::atomic::Ordering;
 use corewalk_base::primitives::{Arc, thread};
@@ -63,8 +63,8 @@ fn control_completion_in_two_steps_is_caught() {
 /// Runs `add`, an operation on a set, while another thread removes the set and makes a new one.
 /// Counts three outcomes of `add`: done, `EINVAL`, `EIDRM`.
 ///
-/// Both threads are spawned, so either can begin without a preemption. So the model allows only
-/// one.
+/// Both threads are spawned, so either can run first without a preemption. One allowed preemption
+/// is therefore enough for the model.
 fn remove_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3] {
     Tally::of_bounded(1, move |tally| {
         let namespace = namespace();
@@ -98,8 +98,8 @@ fn operation_beside_removal_reaches_its_own_set_or_none() {
     assert_all_reached(&remove_against(|task, id| task.semop(id, &[UP])));
 }
 
-/// Control of trap I10: the operation relies on its lookup alone, and does not check the tag. The
-/// model must fail.
+/// Trap I10, control (a variant with the bug must fail): the operation relies on its lookup alone,
+/// and does not check the tag.
 #[test]
 #[should_panic(expected = "a stale operation reached the next set")]
 fn control_operation_without_the_tag_is_caught() {
@@ -156,8 +156,8 @@ fn undo_beside_removal_changes_its_own_record_or_none() {
     assert_all_reached(&remove_against_undo(task));
 }
 
-/// Control of trap I8: the adjustment is stored after the word of the semaphore is thawed. The
-/// model must fail.
+/// Trap I8, control (a variant with the bug must fail): the adjustment is stored after the word of
+/// the semaphore is unlocked.
 #[test]
 #[should_panic(expected = "I8")]
 fn control_undo_without_a_freeze_is_caught() {
@@ -183,8 +183,8 @@ fn several_against_single(add_both: fn(&Task, SemId)) -> [usize; 2] {
 }
 
 /// Traps I4 and I9 (`docs/developing/traps.md`): calls of one and of several operations must
-/// exclude each other. They do so by the words of the semaphores alone. The set has no mode, which
-/// could be stale.
+/// exclude each other. The words of the semaphores alone must ensure that. (A mode of the whole
+/// set, as in Linux, could be stale.)
 #[test]
 fn several_operations_beside_single_ones_appear_at_once() {
     assert_all_reached(&several_against_single(|task, id| {
@@ -201,7 +201,8 @@ fn several_operations_with_undo_appear_at_once() {
     }));
 }
 
-/// Control of traps I4 and I9: `add_both` makes one call for each operation. The model must fail.
+/// Traps I4 and I9, control (a variant with the bug must fail): `add_both` makes one call for each
+/// operation.
 #[test]
 #[should_panic(expected = "half of a call was seen")]
 fn control_operations_one_by_one_are_caught() {
@@ -237,7 +238,8 @@ fn waiter_beside_the_operation_it_waits_for_goes_on() {
     assert_all_reached(&wait_against(|task, id| task.semop(id, &[UP])));
 }
 
-/// Control of trap I5: the operation does not check whether a call waits. The model must fail.
+/// Trap I5, control (a variant with the bug must fail): the operation does not check whether a call
+/// waits.
 #[test]
 #[should_panic(expected = "branches")]
 fn control_operation_without_a_wake_up_is_caught() {
@@ -267,8 +269,8 @@ fn set_beside_its_lookup_is_complete_or_not_there() {
     assert_all_reached(&publish_against_lookup());
 }
 
-/// Control of trap I7: the lookup does not check the slot's sequence count. The model must fail.
-/// (The models of the sequence count itself weaken its orderings.)
+/// Trap I7, control (a variant with the bug must fail): the lookup does not check the slot's
+/// sequence count. (The models of the sequence count itself weaken its orderings.)
 #[test]
 #[should_panic(expected = "I7")]
 fn control_lookup_without_the_sequence_is_caught() {

@@ -19,7 +19,7 @@ use crate::shared::Shared;
 use crate::task_line::{forget_process, identity, task_line};
 use crate::{Capacity, Cred, GetFlags, IPC_PRIVATE, Limits, SemBuf, SemFlags, Task};
 
-/// Returns a namespace with the scope of a namespace that processes share.
+/// Returns a namespace that counts as shared by several processes, so that dead tasks are reaped.
 fn shared() -> Arc<Shared> {
     let capacity = Capacity { sems: 1, undos: 2, tasks: 3, ..Capacity::LEAST };
     let layout = Layout::new(&capacity).unwrap();
@@ -81,7 +81,8 @@ fn loom_two_tasks_that_reap_one_reap_it_once() {
     assert_all_reached(&outcomes);
 }
 
-/// Control: the two threads reap without the lock of the dead task. The model must fail.
+/// Control (a variant with the bug must fail): the two threads reap without the lock of the dead
+/// task.
 #[test]
 #[should_panic(expected = "reaped by the first: true, by the second: true")]
 fn loom_control_two_tasks_that_reap_without_its_lock_are_caught() {

@@ -77,8 +77,7 @@ pub struct NamespaceOptions {
 }
 
 /// The longest time that a call polls before it sleeps. A sleep and a wake-up of an idle processor
-/// take a little longer: 28 us, half a round trip of the host's calls on two processors (table
-/// `wakeup`).
+/// take a little longer: 28 us, measured on two processors (table `wakeup` of `corewalk-lab`).
 pub const SPIN_NS_MAX: u64 = 20_000;
 
 impl Default for NamespaceOptions {

@@ -9,7 +9,7 @@
 //!
 //! Credentials belong to a task. In Linux they belong to a thread. So a thread may have its own
 //! credentials, which replace those of one task. A flag of the task tells whether any thread has
-//! its own. So a thread without its own credentials pays for only one load.
+//! its own credentials. A thread without them reads only that flag.
 //!
 //! Source: svipc(7); capabilities(7); Linux `ipc/util.c`.
 
@@ -103,7 +103,7 @@ pub struct Perm {
 ///
 /// Each hook is called where Linux calls the same hook: without a lock, after the permission bits
 /// have permitted the operation. The hooks of the `*get` calls, and of `*ctl` for `IPC_SET` and
-/// `IPC_RMID`, run under the lock of the kind. Analogous to `security_ipc_permission`,
+/// `IPC_RMID`, run under the lock of the object kind. Analogous to `security_ipc_permission`,
 /// `security_sem_semop`, `security_sem_semctl`, `security_sem_associate` and `security_sem_alloc`.
 ///
 /// # Examples
@@ -230,9 +230,9 @@ thread_local! {
 pub(crate) struct CredCell {
     /// Identifies the cell, also after a move.
     number: u64,
-    /// Whether any thread has its own credentials. The thread that sets this flag sees its own
-    /// store. A thread without credentials of its own may read either value: `true` only makes it
-    /// look for them in vain.
+    /// Whether any thread has its own credentials. A thread that sets the flag sees its own store.
+    /// Any other thread has no credentials of its own, and may read either value: with `true` it
+    /// searches for them in vain.
     has_own: unmodelled::AtomicBool,
     /// The effective user and group.
     ids: AtomicU64,
@@ -272,9 +272,9 @@ impl CredCell {
     pub(crate) fn set_own(&self, cred: Cred) {
         // ORDERING: Relaxed. See `has_own`.
         self.has_own.store(true, unmodelled::Ordering::Relaxed);
-        // The old value is dropped after the borrow has ended. If a signal handler interrupts a
-        // borrow and calls this function, the call changes nothing. At the end of a thread, when
-        // `OWN` is gone, a call changes nothing either.
+        // Drop the old value after the borrow has ended, since a drop runs code. If a signal
+        // handler interrupts a borrow and calls this function, the call changes nothing. At the end
+        // of a thread, when `OWN` is gone, a call changes nothing either.
         let _before = OWN.try_with(|own| {
             let mut own = own.try_borrow_mut().ok()?;
             own.replace((self.number, cred))
@@ -386,7 +386,8 @@ mod tests {
         assert!(!may_with(&CredCell::new(Cred::user(1, 10)), &perm, 0o222));
     }
 
-    /// A check during a change of credentials must not wait. It uses the old ones.
+    /// A permission check during a change of credentials must not wait. It uses the old
+    /// credentials.
     #[test]
     fn check_during_a_change_does_not_wait() {
         let cell = CredCell::new(Cred { groups: vec![10], ..Cred::user(9, 9) });

@@ -87,8 +87,8 @@ pub(crate) struct Pool {
 pub(crate) enum Joins {
     /// Ranges keep their sizes.
     Never,
-    /// The pool joins ranges when no free range is large enough. The lines keep the words of their
-    /// last users: the tags of semaphores, and zeroes in undo records.
+    /// The pool joins ranges when no free range is large enough. It does not zero their lines.
+    /// Freed semaphores keep their tags, and freed undo records are already zero.
     Keeping,
     /// The pool joins ranges after a certain share of it was freed. It zeroes each line that
     /// becomes the first of a range, since the line may have text in it.
@@ -210,8 +210,7 @@ impl Pool {
         // ORDERING(ipc-pool): Acquire. Pairs with `give_back`: the last user of a free range has
         // ended its object.
         let header = Header(region.line(line)[HEADER].load(Ordering::Acquire));
-        // The class is the size of the range. Only a hostile process writes one that is too large
-        // for the pool.
+        // Only a hostile process writes a size class that is too large for the pool.
         let is_class = (1..=u64::from(CLASSES)).contains(&(header.0 & CLASS_MASK));
         (is_class && at + (1 << header.class()) <= self.lines).then_some(header)
     }
@@ -381,8 +380,7 @@ mod tests {
         let [a, b, c] = [1, 2, 4].map(|lines| pool.alloc(shared, lines, ME, lines).unwrap());
         pool.free(shared, b, ME);
         pool.free(shared, b, ME);
-        // Sets every free list and the end of the used lines to `a`. No killed task leaves a worse
-        // state.
+        // Damage the free lists: set every list to `a`, and the end of the used lines to 0.
         (0..CLASSES).for_each(|class| put(pool.list(&shared.region, class), u64::from(a)));
         put(&shared.region.line(pool.head)[NEXT_FRESH], 0);
         pool.rebuild(&shared.region);

@@ -58,8 +58,8 @@ pub(crate) enum Look {
 }
 
 impl Identity {
-    /// The identity of all tasks of a private namespace. Their process is the only one, so no task
-    /// outlives it.
+    /// The identity of all tasks of a private namespace. All of them belong to one process, so no
+    /// task outlives that process.
     pub(crate) const PRIVATE: Self = Self(IS_SET);
 
     /// Returns the identity of process `pid` with the start time `start`, in ticks.

@@ -17,10 +17,10 @@
 //! - [`crate::Namespace::recover`].
 //!
 //! A call that succeeds does not look for dead tasks. The check would be a system call for each
-//! holder of adjustments, in a call that otherwise is one compare-exchange. A mark on semaphores
-//! with an adjustment that subtracts could avoid the check for semaphores used as locks. But a
-//! semaphore that one process raises and another lowers, both with `SEM_UNDO`, would always have
-//! the mark.
+//! holder of adjustments, in a call that otherwise is one compare-exchange. A flag in the semaphore
+//! could say whether a pending adjustment would lower it. That would avoid the check for semaphores
+//! used as locks. But if one process raises a semaphore and another lowers it, both with
+//! `SEM_UNDO`, the flag would always be set.
 //!
 //! # Locks
 //!
@@ -168,16 +168,16 @@ pub(crate) fn end_former(shared: &Shared, owner: Owner) -> Result<bool, Errno> {
     with_reaper(shared, owner, owner.index, end)
 }
 
-/// Reaps a task except for its line. `end_sems` ends what the task has in semaphore sets. The
-/// returned flag is false if attaches of the task stay.
+/// Reaps a task, but does not free the task's line. `end_sems` cleans up the task's semaphore sets.
+/// The returned flag is false if attaches of the task stay.
 fn end_all(
     shared: &Shared,
     owner: Owner,
     index: u32,
     end_sems: fn(&Shared, Owner, u32) -> Result<Absent, Errno>,
 ) -> Result<(bool, Absent), Errno> {
-    // First take the locks of the kinds. If a dead task held one, this completes a removal of a set
-    // that the task had begun, and thaws that set's semaphores.
+    // First take the locks of all sets and of all queues. If the dead task held one, this completes
+    // an unfinished removal of that task, and thaws the semaphores of the removed set.
     drop(Ids { shared, kind: sem::SETS, owner }.lock()?);
     drop(Ids { shared, kind: msg::QUEUES, owner }.lock()?);
     // Repair the pools whose lock a dead task held.
@@ -330,8 +330,8 @@ mod tests {
         });
     }
 
-    /// A live task holds the `REAPER` of a dead one and does not release it. A call without room
-    /// must then return its own error.
+    /// A live task holds `REAPER`, the lock for cleaning up after a dead task, and does not release
+    /// it. A call that finds no room must then return its own error.
     #[test]
     fn call_that_finds_no_room_says_so_also_if_the_dead_cannot_be_reaped() {
         let namespace = namespace();

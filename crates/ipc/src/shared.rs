@@ -1,4 +1,4 @@
-//! The parts of a namespace that all tasks of a process share.
+//! The data of a namespace that all tasks of a process share: region, limits, hook, backing.
 
 use corewalk_base::Region;
 use corewalk_base::futex::Scope;
@@ -11,7 +11,7 @@ use crate::layout::Layout;
 use crate::limits::Limits;
 use crate::perm::SecurityHook;
 
-/// The parts of a namespace that all tasks of this process share.
+/// The data of a namespace that all tasks of this process share.
 pub(crate) struct Shared {
     pub(crate) region: Region,
     pub(crate) layout: Layout,

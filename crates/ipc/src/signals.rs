@@ -28,7 +28,8 @@ thread_local! {
     static WAIT: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Counts a signal handler, and returns the line of the node that it has interrupted, or 0.
+/// Counts the signal handler that is running. Returns the line of the wait node of the interrupted
+/// call, or 0.
 pub(crate) fn arrived() -> u32 {
     SIGNALS.set(SIGNALS.get().wrapping_add(1));
     WAIT.get()
@@ -41,15 +42,15 @@ pub(crate) fn count() -> u64 {
 
 /// Sets the node with which the thread waits, or 0 for none. Returns the previous node.
 ///
-/// The threads of a model would share this variable, and no handler interrupts them. So in a model
-/// it stays 0.
+/// In a loom model the variable stays 0: the threads of a model would share it, and no handler
+/// interrupts them.
 pub(crate) fn wait_with(node: u32) -> u32 {
     if IS_MODEL {
         return 0;
     }
     let before = WAIT.replace(node);
-    // ORDERING: SeqCst. A compiler fence: a handler of this thread that runs after it finds the
-    // node.
+    // ORDERING: SeqCst. A compiler fence: a signal handler that runs in this thread after the fence
+    // finds the node.
     compiler_fence(Ordering::SeqCst);
     before
 }

@@ -1,11 +1,10 @@
 //! Whether a call that has to wait polls for a moment before it sleeps.
 //!
 //! A sleep and a wake-up cost two system calls. They cost more if the processor has become idle
-//! meanwhile: 1.4 to 28 us in all, half of a round trip of the host's calls in the table `wakeup`.
-//! If the awaited event comes sooner than that, polling costs less than sleeping. If it comes
-//! later, or another program needs the processor, the polling is wasted. So a thread that has
-//! polled in vain does not poll in its next [`REST_MIN`] waits. The number doubles each time the
-//! thread polls in vain again.
+//! meanwhile: 1.4 to 28 us in all (table `wakeup` of `corewalk-lab`). If the awaited event comes
+//! sooner than that, polling costs less than sleeping. If it comes later, or another program needs
+//! the processor, the polling is wasted. So a thread that has polled in vain does not poll in its
+//! next [`REST_MIN`] waits. The number doubles each time the thread polls in vain again.
 //!
 //! Each thread decides for itself, because the threads of a task have different roles. In the table
 //! `wakeup`, one thread asks 8 to 400 others in turn. Its answers come soon, but each answering
@@ -23,8 +22,8 @@
 use corewalk_base::primitives::IS_MODEL;
 use std::cell::Cell;
 
-/// The number of waits after a poll in vain that sleep at once. It doubles with each further such
-/// poll.
+/// After a poll in vain, this many waits sleep at once. After a further poll in vain, the number
+/// doubles.
 const REST_MIN: u32 = 64;
 const REST_MAX: u32 = 1 << 16;
 

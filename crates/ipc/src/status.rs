@@ -15,14 +15,14 @@ use rustix::io::Errno;
 
 use crate::field::errno_of;
 
-/// The word of the status in the first line of a node.
+/// The index of the status word in the first line of a node.
 pub(crate) const STATUS: usize = 0;
 
 /// The call has an outcome.
 pub(crate) const DONE: u64 = 1;
 /// Asks a waiting task to give up with `EINTR`.
 pub(crate) const INTERRUPTED: u64 = 1 << 31;
-/// The task polls and does not sleep yet, so it needs no wake-up.
+/// The task of the call polls and does not sleep yet, so it needs no wake-up.
 pub(crate) const AWAKE: u64 = 1 << 30;
 
 const ERRNO_SHIFT: u32 = 8;

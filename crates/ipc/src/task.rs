@@ -35,10 +35,11 @@ use crate::task_line::{
 };
 use crate::waiting::Waiting;
 
-/// The number of lines after its own that a new task checks for dead tasks.
+/// The number of task records, after its own record, that a new task checks for dead tasks.
 const REAPED_BESIDE: u32 = 2;
 
-/// The number of lines in which a process searches for the tasks that it had before execve(2).
+/// The number of task records in which a process searches for the tasks that it had before
+/// execve(2).
 const FORMER_WITHIN: usize = 64;
 
 /// A process in a namespace. Its threads share the task by reference.
@@ -407,8 +408,8 @@ fn claim_line(shared: &Shared, pid: u32, program: &Program) -> Option<Owner> {
 ///
 /// The first store gives the line to this process, so no other thread begins to reap the dead task.
 /// The new generation tells other tasks that the holder of the dead task's locks has died. The new
-/// image tells them that the locks of this process have a live holder. If this process dies, its
-/// successor ends what is left.
+/// image tells them that the locks of this process have a live holder. If this process dies, the
+/// next process that takes over the line cleans up.
 ///
 /// If attaches of the dead task must stay (`shm::reap`), its line stays too, and the search goes
 /// on.
@@ -432,7 +433,7 @@ fn take_over_line(shared: &Shared, pid: u32, program: &Program) -> Option<Owner>
             return None;
         }
         put(&line[PID], u64::from(pid));
-        // A thread that reaped the dead task may have cleared the image.
+        // Store the image again: a thread that reaped the dead task may have cleared it.
         put(&line[IMAGE], program.image);
         Some(owner)
     })
@@ -447,12 +448,13 @@ impl fmt::Debug for Task {
 impl Drop for Task {
     fn drop(&mut self) {
         for index in &self.former {
-            // If this fails, another task reaps the line after the end of the process.
+            // If the reaping fails, another task reaps the former task once this process has ended.
             let _reaped = recover::reap_former(&self.shared, self.owner, *index);
         }
         crate::msg::exit_msg(self);
         let detached = crate::shm::exit_shm(self);
-        // If this fails, the line stays, and another task reaps it after the end of the process.
+        // If one of these exits fails, the task keeps its line, and another task reaps it after the
+        // end of the process.
         for exit in [crate::msg::exit_waits, crate::sem::exit_sem] {
             let Ok(absent) = exit(self) else { return };
             recover::reap_absent(&self.shared, self.owner, absent);

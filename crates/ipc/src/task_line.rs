@@ -62,8 +62,8 @@ impl Shared {
         self.is_dead(index, generation) || self.scope == Scope::Shared && has_other_image()
     }
 
-    /// Returns true if the process of the task numbered `index` has ended, as far as a check of
-    /// kind `look` shows.
+    /// Returns true if the process of the task numbered `index` has ended. `look` says whether the
+    /// check also reads `/proc`, to detect that a pid was reused.
     pub(crate) fn is_gone(&self, index: u32, look: Look) -> bool {
         self.scope == Scope::Shared && identity(task_line(self, index)).is_gone(look)
     }

@@ -11,7 +11,7 @@
 //! |---|---|
 //! | 0 | free |
 //! | a line | the node of a call that waits, or was just woken |
-//! | a line, with `LOOKED_AT` | the same; a thread uses the node, so the call must not leave yet |
+//! | a line, with `LOOKED_AT` | such a node, used by another thread: the call must not leave |
 //!
 //! # Model checker
 //!
@@ -94,8 +94,8 @@ impl Waiting {
         found
     }
 
-    /// Returns all slots, beginning with the preferred one of `node`. Most nodes have two lines,
-    /// and such nodes have different preferred slots.
+    /// Returns all slots. The search begins at a slot that depends on the line number of `node`, so
+    /// that concurrent calls try different slots first.
     fn slots_from(&self, node: u32) -> impl Iterator<Item = &AtomicU32> {
         let first = node as usize / 2;
         (0..SLOTS).map(move |step| &self.slots[first.wrapping_add(step) % SLOTS])
@@ -141,8 +141,8 @@ mod tests {
         assert_eq!(nodes(&waiting), left);
     }
 
-    /// If a handler interrupts a thread in `each`, and its call waits itself, that call must enter
-    /// and leave without a deadlock.
+    /// A signal handler may interrupt a thread that runs `each`, and make a waiting call. That call
+    /// must enter the list and leave it without a deadlock.
     #[test]
     fn call_enters_and_leaves_while_each_visits_another() {
         let waiting = Waiting::default();
@@ -160,7 +160,8 @@ mod tests {
     fn node_does_not_leave_while_each_uses_it() {
         const ROUNDS: u32 = 20_000;
         let (waiting, there) = (Waiting::default(), unmodelled::AtomicU64::new(0));
-        // ORDERING: Relaxed. The test checks that `enter` and `leave` order the accesses.
+        // ORDERING: Relaxed. The stores and loads of `there` must be ordered by `enter` and `leave`
+        // alone.
         let order = Ordering::Relaxed;
         thread::scope(|scope| {
             scope.spawn(|| {

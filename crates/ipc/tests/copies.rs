@@ -20,7 +20,9 @@ use std::time::Duration;
 const OWN: u32 = 1;
 const OTHER: u32 = 2;
 
-/// Runs a blocking call, and ends it as in a child, so that its wait stays in the namespace.
+/// Runs a blocking call in a thread, and ends it as a forked child would end its copy of the call.
+/// The call must return `EINTR`, and its wait must stay in the namespace, because it belongs to the
+/// parent.
 fn end_in_a_child(task: &Task, home: &AtomicU32, call: impl FnOnce(&Task) -> Errno + Send) {
     thread::scope(|scope| {
         let waits = scope.spawn(|| call(task));
@@ -67,7 +69,7 @@ fn msgrcv_of_the_parent_waits_on() {
     end_in_a_child(&task, &HOME, |task| {
         task.msgrcv(id, &mut [0; 4], 0, MsgFlags::empty()).unwrap_err()
     });
-    // The namespace has one node for waiting calls. The parent's call must still have that node.
+    // The only node for waiting calls must still belong to the parent.
     assert_eq!(other.msgrcv(id, &mut [0; 4], 0, MsgFlags::empty()), Err(Errno::NOMEM));
 }
 
@@ -81,6 +83,6 @@ fn msgsnd_of_the_parent_waits_on() {
     end_in_a_child(&task, &HOME, |task| {
         task.msgsnd(id, 1, b"more", MsgFlags::empty()).unwrap_err()
     });
-    // The namespace has one node for waiting calls. The parent's call must still have that node.
+    // The only node for waiting calls must still belong to the parent.
     assert_eq!(other.msgrcv(id, &mut [0; 4], 5, MsgFlags::empty()), Err(Errno::NOMEM));
 }

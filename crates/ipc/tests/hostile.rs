@@ -398,8 +398,8 @@ fn file_that_was_changed_is_refused_or_its_calls_return() {
 }
 
 /// Applies a list of edits from the fuzzer. An edit has 16 bytes: the number of a word, the kind of
-/// change, and a number. The caller has removed the first byte of the input, which chooses the
-/// image.
+/// change, and a number. `edits` lacks the first byte of the fuzzer's input, which chose the file
+/// to edit.
 fn edit(bytes: &mut Vec<u8>, edits: &[u8]) {
     for &[a, b, c, d, how, _, _, _, ref number @ ..] in edits.as_chunks::<16>().0.iter().take(64) {
         let (words, place) = (bytes.len() / 8, u32::from_le_bytes([a, b, c, d]) as usize);

@@ -153,8 +153,8 @@ fn undo_of_tasks_that_end_is_exact() {
     assert_eq!(maker.sem_getall(id).unwrap(), [1000, 1000]);
 }
 
-/// The event that the removing thread awaits before it removes a set. Without it, a run might never
-/// reach some outcome.
+/// The event that the removing thread awaits before it removes a set. If it never waited for
+/// events, a run might miss some outcomes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Awaited {
     /// The user has carried out an operation.

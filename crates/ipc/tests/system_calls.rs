@@ -63,8 +63,8 @@ fn await_sleep(thread: &str) {
     }
 }
 
-/// Calls `act` in the child once per round, when a thread of the parent sleeps in `other`. Returns
-/// how often the child made each system call, or none in the child itself.
+/// In each round, the child calls `act` once while a thread of the parent sleeps in `other`.
+/// Returns how often the child made each system call. In the child itself, returns none.
 fn calls_for_a_sleeper(test: &str, act: fn(&Task), other: fn(&Task)) -> Option<trace::Counts> {
     let _watchdog = Watchdog::start("traced calls", Duration::from_secs(300));
     if let Some(path) = std::env::var_os(CHILD).map(PathBuf::from) {

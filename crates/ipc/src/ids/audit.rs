@@ -6,7 +6,8 @@ use super::{IN_USE, IPC_PRIVATE, Ids, KEY, LOCK, Object, SEQ, USED, read};
 use crate::field::{get, high, low};
 
 impl Ids<'_> {
-    /// Returns all objects and the sum that the kind counts, or a description of the first fault.
+    /// Returns all objects, and the total that a limit bounds, such as the number of semaphores. If
+    /// the ids are inconsistent, returns a description of the first fault.
     pub(crate) fn audit(self) -> Result<(Vec<Object>, u64), String> {
         let head = self.head();
         if get(&head[LOCK]) != 0 {

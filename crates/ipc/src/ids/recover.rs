@@ -1,4 +1,4 @@
-//! Recovery of the ids of a kind after the holder of the kind's lock has died.
+//! Recovery of the ids of a kind after the holder of the lock of the object kind has died.
 //!
 //! The state of a slot says whether the slot has an object. The object's own words say whether the
 //! object is complete. The index of keys, the bitmap and the counts follow from the slots, so
@@ -9,8 +9,8 @@
 use super::{BITS, IN_USE, IPC_PRIVATE, Ids, IdsGuard, KEY, STATE, USED};
 use crate::field::{get, low, pair, put};
 
-/// Completes or reverts the unfinished change that a dead holder of the lock of the kind has left.
-/// The caller holds the lock now.
+/// Completes or reverts the unfinished change that a dead holder of the lock of the object kind has
+/// left. The caller holds the lock now.
 ///
 /// A live process may still use a removed object. Recovery does not wait for that process: a later
 /// call frees the rest of the object.

@@ -43,7 +43,8 @@ impl Filter {
         }
     }
 
-    /// Returns the message that the filter takes from `messages`. Each message comes with its type.
+    /// Returns the first message that the filter takes. `messages` has pairs of a type and a
+    /// message.
     #[inline]
     pub(super) fn find<M>(self, messages: impl Iterator<Item = (i64, M)>) -> Option<M> {
         let mut messages = messages.filter(|(mtype, _)| self.takes(*mtype));

@@ -28,7 +28,8 @@ use crate::shared::Shared;
 use crate::status::STATUS;
 use crate::task_line::Absent;
 
-/// How often the sender reads the message before it checks the receiver. The reads take some
+/// The number of times that the sender reads the state of a message that it has passed to a
+/// receiver. After that, the sender checks whether the receiver is dead. The reads take some
 /// microseconds.
 const LOOKS: u32 = if IS_MODEL { 1 } else { 200 };
 
@@ -87,8 +88,8 @@ pub(super) fn pipelined_send(guard: &QueueGuard<'_>, message: Message<'_>, now_s
     let (mtype, size, name) = (message.mtype(), message.size(), guard.queue.name);
     for line in guard.waiting(Role::Receiver).iter() {
         let node = guard.node(line);
-        // The receiver's call will end with `EINTR`, or a signal handler has left it by
-        // siglongjmp(3).
+        // An interrupted call gets no message: it will end with `EINTR`, or a signal handler has
+        // left it by siglongjmp(3).
         if node.status() == Status::Interrupted || !node.filter().takes(mtype) {
             continue;
         }

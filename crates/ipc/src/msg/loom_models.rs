@@ -42,7 +42,8 @@ fn blind_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Sends without checking that the queue is still the one that the lookup found.
+/// A wrong variant for a control: sends without checking that the queue is still the one that the
+/// lookup found.
 fn stale_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     let object = task.msg_ids().obtain_object_check(id.raw())?;
     let queue = Queue::new(&task.shared, &object);
@@ -52,7 +53,8 @@ fn stale_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Tells the receiver before it stores the truth word that delivers the message.
+/// A wrong variant for a control: tells the receiver that it has a message, before the store that
+/// delivers the message.
 fn hasty_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     let message = Message::alloc(task, 1, b"")?;
     let guard = queue(task, id).lock(task.owner)?;
@@ -106,7 +108,8 @@ fn receiver_beside_its_message_goes_on() {
     assert_all_reached(&receiver_against(send));
 }
 
-/// Control of trap I5: the message is appended although a receiver waits. The model must fail.
+/// Trap I5, control (a variant with the bug must fail): the message is appended although a receiver
+/// waits.
 #[test]
 #[should_panic(expected = "branches")]
 fn control_message_that_wakes_nobody_is_caught() {
@@ -142,8 +145,8 @@ fn sender_beside_a_receiver_goes_on() {
     assert_all_reached(&sender_against(receive));
 }
 
-/// Control of trap I5: the receiver does not tell waiting senders to check again. The model must
-/// fail.
+/// Trap I5, control (a variant with the bug must fail): the receiver does not tell waiting senders
+/// to check again.
 #[test]
 #[should_panic(expected = "branches")]
 fn control_receiver_that_calls_nobody_is_caught() {
@@ -184,8 +187,8 @@ fn message_beside_removal_reaches_its_own_queue_or_none() {
     assert_all_reached(&remove_against(send));
 }
 
-/// Control of trap I3: the sender does not check again whether the queue exists. The model must
-/// fail.
+/// Trap I3, control (a variant with the bug must fail): the sender does not check again whether the
+/// queue exists.
 #[test]
 #[should_panic(expected = "a stale message reached the next queue")]
 fn control_message_without_a_second_look_is_caught() {
@@ -245,8 +248,8 @@ fn delivered_message_belongs_to_its_receiver() {
     assert_all_reached(&hand_over(send));
 }
 
-/// Control of trap I13: the sender accesses the message after it has stored the receiver's outcome.
-/// The model must fail.
+/// Trap I13, control (a variant with the bug must fail): the sender accesses the message after it
+/// has stored the receiver's outcome.
 #[test]
 #[should_panic(expected = "I13")]
 fn control_message_touched_after_it_was_told_is_caught() {

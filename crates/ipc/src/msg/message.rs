@@ -12,8 +12,8 @@
 //! The sender writes a private message and makes it queued. The receiver makes it private again and
 //! reads it. If a receiver waits, the sender makes the message delivered instead of queued. The
 //! pool's header names the owner of a private message. The owner is written before the message
-//! becomes private. Everything else (links, the queue's counts) follows from the truth words and
-//! the tickets.
+//! becomes private. Everything else, such as links and the queue's counts, follows from the truth
+//! words and the tickets.
 //!
 //! Type, size and ticket are written before the truth word, and do not change while the message is
 //! queued. Only the sender writes the text, and only the receiver reads it, so they need no lock
@@ -86,7 +86,7 @@ impl<'s> Message<'s> {
     #[inline]
     pub(super) fn fill(&self, mtype: i64, text: &[u8]) {
         // ORDERING(ipc-joins): Release. A walk over the pool may read this text as the header of an
-        // old range. It then also sees that ranges were joined.
+        // old range. If it does, it also sees that the count of joins has changed.
         fence(Ordering::Release);
         let first = self.first();
         put(&first[TYPE], mtype.cast_unsigned());

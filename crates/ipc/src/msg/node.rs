@@ -207,7 +207,7 @@ impl<'s> Node<'s> {
     /// Tells the task of the node to check again. Returns true if the task must be woken. The
     /// caller holds the queue's lock.
     pub(super) fn call(&self) -> bool {
-        // ORDERING(ipc-status): AcqRel. As in `tell`. The bit of an interrupt is kept.
+        // ORDERING(ipc-status): AcqRel, like the exchange in `tell`. The bit `INTERRUPTED` is kept.
         self.word().fetch_or(CALLED, Ordering::AcqRel) & CALLED == 0
     }
 

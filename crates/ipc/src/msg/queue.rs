@@ -1,9 +1,10 @@
 //! A queue: its words and its lock.
 //!
 //! A queue has two lines for each slot of its kind. The queue's lock protects the words of these
-//! lines and the links of the queue's messages and nodes. It also protects their truth words while
-//! they belong to the queue. `LIVE` identifies the queue that the slot has. A lookup takes no lock,
-//! so a call compares the queue that it found with `LIVE` under the lock (trap I3).
+//! lines and the links of the queue's messages and nodes. It also protects the state of these
+//! messages and nodes while they belong to the queue. `LIVE` identifies the queue that the slot
+//! has. A lookup takes no lock, so a call compares the queue that it found with `LIVE` under the
+//! lock (trap I3).
 
 use corewalk_base::Line;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -56,7 +57,8 @@ const TAG_MASK: u32 = (1 << 20) - 1;
 /// The word with the links, in the first line of a message or node.
 const LINKS: usize = 1;
 
-/// The bit of a payload that is always set, so that no payload is 0.
+/// The bit that is always set in a payload (the word of a slot that says where its queue is). So no
+/// payload is 0.
 const PAYLOAD: u64 = 1 << 63;
 
 /// The identity of a queue: its slot, and a tag that differs from those of earlier queues in the
@@ -134,8 +136,8 @@ impl<'s> Queue<'s> {
         Self { shared, name: QueueName { index: object.index, tag } }
     }
 
-    /// Returns slot `index` as a queue without a valid tag, for functions that work on any queue of
-    /// the slot.
+    /// Returns the queue of slot `index` without its tag, for functions that work on whichever
+    /// queue the slot has.
     pub(super) fn of_slot(shared: &'s Shared, index: u32) -> Self {
         Self { shared, name: QueueName { index, tag: 0 } }
     }

@@ -165,8 +165,8 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, task: u32) -> Result<Absent, E
     Ok(absent)
 }
 
-/// Frees those of the messages in `seen` that are still private messages of the dead task `task`.
-/// `Pool::collect_used` has returned `joins` and `seen`.
+/// Frees the messages in `seen` that are private messages of the dead task `task`, unless another
+/// task has received them meanwhile. `seen` and the count `joins` come from `Pool::collect_used`.
 pub(super) fn free_private(shared: &Shared, owner: Owner, task: u32, joins: u64, seen: Vec<u32>) {
     let pool = &shared.layout.msgs;
     for line in seen {
@@ -194,7 +194,8 @@ pub(super) fn end_node(shared: &Shared, owner: Owner, node: Node<'_>) -> Result<
     Ok(absent)
 }
 
-/// Unlinks a node, which waits or has waited in this role at this queue, for [`end_node`].
+/// Unlinks a node from its queue, for [`end_node`]. `role` and `name` tell how and at which queue
+/// the call of the node waits or has waited.
 fn leave_queue(
     shared: &Shared,
     owner: Owner,

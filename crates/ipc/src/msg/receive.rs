@@ -284,8 +284,8 @@ impl Task {
         let size_max = if msgflg.contains(MsgFlags::NOERROR) { usize::MAX } else { size_max };
         let may = |object: &Object| self.may_receive(object, msgtyp);
         self.wait_at(guard, filter, size_max, Role::Receiver, may, |_guard, node| {
-            // A sender passes a message for this call to the node, and does not queue it. So there
-            // is no queued message to look for.
+            // Once the call waits, a sender passes a message directly to its node. So do not look
+            // for a queued message.
             if !matches!(node.status(), Status::Done(_)) {
                 node.answer_call();
             }

@@ -67,8 +67,8 @@ impl Task {
         let message = Message::alloc(self, mtype, text)?;
         let send = || self.send(queue, message, msgflg);
         let sent = recover::with_room(&self.shared, self.owner, send);
-        // In a forked child, this call is a copy of the parent's call, and the message belongs to
-        // the parent.
+        // A forked child may return from this call of its parent. The message belongs to the
+        // parent, so the child must not free it.
         if sent.is_err() && !self.is_copy() {
             message.let_go(self);
         }

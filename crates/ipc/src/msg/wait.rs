@@ -78,8 +78,8 @@ impl Task {
                 Status::Interrupted => Errno::INTR,
                 Status::Called => match self.permitted_still(queue, &may) {
                     Err(errno) => errno,
-                    // A removal stores the outcome in the node before it releases the lock.
-                    // `Node::leave` reads that outcome first, so the call ends after any error.
+                    // If the queue is removed meanwhile, the lock fails. `Node::leave` then returns
+                    // the outcome that the removal has stored in the node.
                     Ok(()) => {
                         if again(queue.lock(self.owner)?, node) {
                             return Ok(0);
@@ -105,8 +105,9 @@ impl Task {
         }
     }
 
-    /// Sleeps until the node's status changes, or until the call's next look at the watcher's words
-    /// is due. If the call is then the watcher, it looks for dead tasks.
+    /// Sleeps until the node's status changes, or until this call must check whether a watcher
+    /// exists (the one waiting call that looks for dead tasks). If this call becomes the watcher,
+    /// it looks for dead tasks.
     ///
     /// # Errors
     ///

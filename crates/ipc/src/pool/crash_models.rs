@@ -161,8 +161,8 @@ fn stop_at_each_store(pool: fn(&Layout) -> Pool) {
     panic!("the allocation never ends");
 }
 
-/// Control: a wrong cut, whose first store shrinks the range, and whose second store adds the rest
-/// as a range. The check must fail.
+/// Control (a variant with the bug must fail): a wrong cut of a range. Its first store shrinks the
+/// range, and its second store adds the rest as a new range.
 #[test]
 fn crash_control_range_that_shrinks_before_the_rest_is_a_range_is_caught() {
     let store = |line: &Line, class: u64| {

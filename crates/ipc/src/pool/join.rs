@@ -7,19 +7,18 @@
 //!
 //! # One store at a time
 //!
-//! A run of adjacent free ranges is divided anew, from its end to its start. The line of a new
-//! header is one of three: the start of the run or of an old range, or a line that no walk reaches
-//! yet. The lines after the new range are divided already. So the headers are valid after each
-//! store. If the thread dies, only some of the ranges are joined.
+//! A run of adjacent free ranges is divided anew, from its end to its start. The header of a new
+//! range overwrites an old header, or lies where no walk reads a header yet. The lines after the
+//! new range are divided already. So the headers are valid after each store. If the thread dies,
+//! only some of the ranges are joined.
 //!
 //! # Walks without the lock
 //!
 //! While a walk is at the start of a range, another thread may join this range to the previous one
-//! and use it again. Then the next header that the walk reads is a part of a message's text. The
-//! count `JOINS` changes after a join and before the joined ranges are used. If the count has
-//! changed by the end of a walk, the walk is repeated ([`Pool::collect_used`]). Before a thread
-//! frees a range that a walk has found, it checks that range again under the lock
-//! ([`Pool::free_seen`]).
+//! and use it again. Then the walk may take text of a message for the next header. The count
+//! `JOINS` changes after a join and before the joined ranges are used. If the count has changed by
+//! the end of a walk, the walk is repeated ([`Pool::collect_used`]). Before a thread frees a range
+//! that a walk has found, it checks that range again under the lock ([`Pool::free_seen`]).
 //!
 //! # Cost
 //!
@@ -42,7 +41,8 @@ use crate::shared::Shared;
 /// A pool of messages joins again after 1/`GIVEN_SHARE` of its lines were freed.
 const GIVEN_SHARE: u32 = 256;
 
-/// The maximum number of walks. A hostile process may change the count during each of them.
+/// The maximum number of repeated walks over the headers. A hostile process may change the count
+/// `JOINS` during each walk.
 const WALKS_MAX: u32 = 16;
 
 impl Pool {
@@ -103,7 +103,8 @@ impl Pool {
         }
     }
 
-    /// Divides lines without a used range into free ranges. Each range is as large as possible.
+    /// Divides a run of lines without used ranges into free ranges. Each free range is as large as
+    /// possible.
     fn divide(&self, region: &Region, start: u32, end: u32) {
         let pieces: Vec<(u32, u32)> = pieces(start, end).collect();
         for (line, class) in pieces.into_iter().rev() {
@@ -123,7 +124,8 @@ impl Pool {
         words[HEADER].store(u64::from(class) + 1, Ordering::Release);
     }
 
-    /// Counts a change in the places of the ranges. The caller holds the lock.
+    /// Counts a change of the range boundaries, so that walks without the lock notice it. The
+    /// caller holds the lock.
     pub(super) fn note_joins(&self, region: &Region) {
         if self.joins != Joins::Never {
             let head = region.line(self.head);

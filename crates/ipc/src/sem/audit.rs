@@ -77,7 +77,8 @@ pub(crate) fn forget_logs(task: &Task) {
     }
 }
 
-/// For a control test: clears the bit `OWED` in all sets, as if no grant were unacknowledged.
+/// For a control test: clears the bit `OWED` in all sets. Without the bit, no call looks for dead
+/// tasks that were granted something.
 pub(crate) fn forget_owed(task: &Task) {
     for commit in sets(task).map(|set| &set.line()[COMMIT]) {
         crate::field::put(commit, get(commit) & !OWED);

@@ -149,8 +149,8 @@ impl Task {
             [OTIME, ALTER_LIST, CONST_LIST, LOG, REDO]
                 .into_iter()
                 .for_each(|word| put(&line[word], 0));
-            // ORDERING(ipc-word): Release. A thread may still have this line's number from a
-            // removed set. It sees the new tag, or none of the stores that make the semaphore.
+            // ORDERING(ipc-word): Release. A thread that reads the new tag also sees the stores
+            // above.
             line[WORD].store(Word::new(set.place.tag).0, Ordering::Release);
         }
         [ALTER_LIST, CONST_LIST, COMPLEX_COUNT, UNDO_LIST, COMMIT, TICKET]

@@ -20,8 +20,9 @@ use crate::lock::{BEAT_NS, Patience, Wait};
 use crate::process::Identity;
 use crate::task_line::{identity, task_line};
 
-/// How often a thread reads a frozen word before it yields the processor, and how often it yields
-/// before it sleeps. A freeze takes a few dozen instructions, unless its owner is preempted.
+/// The number of times that a thread reads a frozen word before it starts to yield the processor,
+/// and the number of yields before it sleeps. A freeze takes a few dozen instructions, unless the
+/// freezing task is preempted.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 200 };
 const YIELD_ROUNDS: u32 = if IS_MODEL { u32::MAX - 1 } else { 20 };
 

@@ -11,9 +11,9 @@
 //!
 //! In all cases but the last, recovery thaws the word with its present value.
 //!
-//! A log belongs to a freeze if its phase, one bit, equals the phase in the frozen word. The phase
-//! flips at each end of a freeze. But a log from two freezes ago has the same phase again. So every
-//! freeze must write the log, even if only to make it void.
+//! A log belongs to a freeze if the phase, a bit of the log, equals the phase bit of the frozen
+//! word. The phase flips at each end of a freeze. But a log from two freezes ago has the same phase
+//! again. So every freeze must write the log, even if only to make it void.
 
 use super::set::{LOG, Set};
 use super::word::Word;
@@ -48,7 +48,7 @@ pub(super) enum Log {
 }
 
 impl Log {
-    /// Returns the log of the freeze under which semaphore `num` has the word `word`.
+    /// Returns the log of the operation that has frozen semaphore `num`. `word` is the frozen word.
     pub(super) fn read(set: &Set<'_>, num: u16, word: Word) -> Self {
         let log = get(&set.sem(num)[LOG]);
         if log & VALID == 0 || log >> PHASE_SHIFT & 1 != word.phase() {

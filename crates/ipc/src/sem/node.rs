@@ -66,8 +66,8 @@ const ALTERS: u64 = 1 << 32;
 // The outcome that a commit has logged, in `SHAPE`.
 const PENDING: u64 = 1 << 33;
 const PENDING_SHIFT: u32 = 48;
-/// The position in `SHAPE` of the set's count `SETTINGS` at the time of the commit. The bits of the
-/// count end below [`PENDING_SHIFT`].
+/// The lowest bit of the field in `SHAPE` with a copy of `SETTINGS`, the count of `SETVAL` and
+/// `SETALL` calls on the set. A commit stores the copy. The field ends below [`PENDING_SHIFT`].
 const SETTINGS_SHIFT: u32 = 34;
 /// The logged outcome of a call whose grant is taken back, because its task has died or is ending;
 /// see `reap`.
@@ -96,11 +96,12 @@ pub(super) struct Call<'a> {
     pub(super) pid: u32,
 }
 
-/// Waiting calls that were completed: the line of the node and the errno of the outcome, or 0.
+/// The waiting calls that were completed. Each has the line of its node, and the errno of its
+/// outcome (0 for success).
 pub(super) type Completed = SmallVec<[(u32, i32); 4]>;
 
-/// The tasks to wake after the release of the set's lock: the line of the wait node and the number
-/// of the task.
+/// The tasks to wake after the release of the set's lock, each as the line of its wait node and its
+/// task number.
 pub(crate) type Wakes = SmallVec<[(u32, u32); 4]>;
 
 /// A waiting call.
@@ -233,7 +234,8 @@ impl<'s> Node<'s> {
         self.first()[PLACE].store(place_of(set) | ticket << TICKET_SHIFT, Ordering::Release);
     }
 
-    /// Notes that the node waits for no set. The caller has removed the node from its queues.
+    /// Records that the node's call has stopped waiting. The caller has removed the node from its
+    /// queues.
     pub(super) fn end(&self) {
         // ORDERING(ipc-place): Release. Pairs with `Node::place`: a thread that reads 0 sees the
         // node in no queue.

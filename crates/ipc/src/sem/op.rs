@@ -44,12 +44,12 @@ use crate::task::Task;
 use crate::task_line::Absent;
 use crate::watch::{self, TURN_NS, Turn};
 
-/// How often a call tries its compare-exchange of a semaphore's word before it takes the set's
-/// lock.
+/// The number of times that a call tries the compare-exchange of a semaphore's word before it takes
+/// the set's lock.
 const TRIES_MAX: u32 = if IS_MODEL { 2 } else { 1000 };
 
-/// How often a call that has to wait reads the semaphore's word before it queues. All reads
-/// together take less than 1 us.
+/// The number of times that a call reads the word of a semaphore for which it has to wait, before
+/// it queues. All reads together take less than 1 us.
 const LOOKS: u32 = 32;
 
 /// The shortest time between two checks of a set that read `/proc` to find dead tasks. The time of
@@ -173,7 +173,7 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// The errno of the call, or none if the operation needs the set's lock.
+    /// The errno of the call. If the operation needs the set's lock, the error is none.
     #[inline]
     fn semop_single(&self, set: Set<'_>, sop: SemBuf) -> Result<(), Option<Errno>> {
         let record = if sop.is_undo() && sop.sem_op != 0 {
@@ -286,8 +286,8 @@ impl Task {
         }
     }
 
-    /// Returns the time until which a wait polls before it sleeps. Returns none if polling is off
-    /// or was useless lately, or if the deadline of the wait comes first.
+    /// Returns the time until which a wait polls before it sleeps. Returns none if the wait must
+    /// not poll: polling is off, was useless lately, or would pass the deadline of the wait.
     pub(super) fn watch_until(&self, deadline: Deadline) -> Option<Deadline> {
         let spin_ns = self.shared.spin_ns;
         if spin_ns == 0 || !Spin::Queued.is_worth_it() {

@@ -146,7 +146,7 @@ fn clear(guard: &SetGuard<'_>) {
 pub(super) enum Changed<'a> {
     /// The semaphores of these operations of semop(2).
     By(&'a [SemBuf]),
-    /// The semaphores with these numbers, for a change by semctl(2) or by the end of a task.
+    /// The semaphores with these numbers, which semctl(2) or the end of a task has changed.
     Nums(&'a [u16]),
 }
 

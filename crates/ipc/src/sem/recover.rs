@@ -133,8 +133,8 @@ fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
     guard.field(COMMIT).store(OWED | commit & SETTINGS, Ordering::Release);
     queue::rebuild(guard);
     queue::restore_bits(guard)?;
-    // The holder of a lock must not reap, so ignore the woken tasks that may have died. `OWED` is
-    // set, so later calls find the dead tasks.
+    // `wake` returns the woken tasks that may have died. The holder of a lock must not reap them.
+    // `OWED` is set, so later calls find and reap them.
     let _absent = wake(set.shared, &wakes);
     Ok(())
 }
@@ -173,7 +173,8 @@ fn end_slot(ids: Ids<'_>, index: u32) -> bool {
     }
 }
 
-/// Frees lines of semaphores that belong to no set. The caller holds the kind's lock.
+/// Frees lines of semaphores that belong to no set. The caller holds the lock of all semaphore
+/// sets.
 pub(super) fn free_lost(ids: Ids<'_>) {
     let shared = ids.shared;
     let pool = shared.layout.sems;

@@ -40,8 +40,8 @@ use crate::task::Task;
 /// The largest number of operations.
 const SOPS_MAX: usize = 4;
 
-/// How often a call that meets a frozen word begins again before it takes the set's lock, and how
-/// often it spins before each try. The spins take about as long as a freeze.
+/// The number of times that a call begins again after it met a frozen word, before it takes the
+/// set's lock. Also the number of spins before each try: they take about as long as a freeze.
 const TRIES_MAX: u32 = if IS_MODEL { 2 } else { 16 };
 const PAUSES: u32 = if IS_MODEL { 1 } else { 8 };
 
@@ -49,8 +49,8 @@ const PAUSES: u32 = if IS_MODEL { 1 } else { 8 };
 enum Not {
     /// The word is frozen, or another task has just changed it.
     Free,
-    /// The operations are not possible. With an error, the call fails with it. Without, the call
-    /// needs the set's lock.
+    /// The operations are not possible. The call fails with the errno, if there is one. Otherwise
+    /// it needs the set's lock.
     Possible(Option<Errno>),
 }
 
@@ -67,7 +67,7 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// The errno of the call, or none if the call needs the set's lock.
+    /// The errno of the call. If the call needs the set's lock, the error is none.
     pub(super) fn semop_several(&self, set: Set<'_>, sops: &[SemBuf]) -> Result<(), Option<Errno>> {
         if sops.len() > SOPS_MAX || sops.iter().any(|sop| sop.is_undo()) {
             return Err(None);
@@ -89,9 +89,9 @@ impl Task {
                 }
                 Err(Not::Possible(errno)) => {
                     frozen.give_up();
-                    // If the operations were sorted, a different one may be the first to fail in
-                    // the caller's order. Also, a dead task may have units that the call needs. In
-                    // both cases the call takes the set's lock.
+                    // `sorted` may have another order than the caller's operations, so another
+                    // operation may be the first to fail. Also, a dead task may have units that the
+                    // call needs. In both cases the call takes the set's lock.
                     let is_left = !was_sorted || (errno == Some(Errno::AGAIN) && set.may_be_owed());
                     return Err(errno.filter(|_| !is_left));
                 }
@@ -141,13 +141,15 @@ impl Frozen<'_> {
         Ok(())
     }
 
-    /// Thaws all words unchanged. The word that was frozen first comes last.
+    /// Thaws all words unchanged. The word that was frozen first comes last, since recovery reads
+    /// the log of that semaphore.
     #[inline]
     fn give_up(&self) {
         self.words().for_each(|(num, before, _)| self.set.thaw(num, before));
     }
 
-    /// Stores the new words. The word that was frozen first comes last.
+    /// Stores the new words. The word that was frozen first comes last, since the log of that
+    /// semaphore says that the call is committed.
     #[inline]
     fn commit(&self, pid: u32) {
         let set = self.set;
@@ -164,7 +166,8 @@ impl Frozen<'_> {
         self.words().for_each(|(num, before, value)| set.thaw(num, before.with(value, pid)));
     }
 
-    /// Returns the frozen words. The word that was frozen first comes last.
+    /// Returns the frozen words in the order in which they must be thawed: the first frozen word
+    /// comes last.
     fn words(&self) -> impl Iterator<Item = (u16, Word, i32)> {
         self.words[..self.count].iter().rev().copied()
     }

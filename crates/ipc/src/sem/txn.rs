@@ -58,7 +58,8 @@ pub(super) struct Frozen {
     pub(super) before: Word,
     pub(super) value: i32,
     pub(super) pid: u32,
-    /// The bits for waiting calls that `queue::enqueue` sets in the new word.
+    /// The bits that say that a call waits at this semaphore. `queue::enqueue` sets them here, and
+    /// the commit stores them in the semaphore's word.
     pub(super) waiters: u64,
 }
 
@@ -169,7 +170,7 @@ impl<'g, 's> Txn<'g, 's> {
         let changed = self.frozen.iter().filter(is_changed).count();
         let has_cells = self.cells.iter().any(|cell| cell.before != cell.adj);
         let before = get(self.guard.field(COMMIT));
-        // Without `OWED`, no grant is unacknowledged, so the clearing of adjustments need not be
+        // Without `OWED`, all grants are acknowledged, so the clearing of adjustments need not be
         // counted.
         let is_setting = self.is_setting && before & OWED != 0;
         let needs_log = changed > 1 || has_cells || !self.completed.is_empty() || is_setting;
@@ -216,7 +217,8 @@ impl<'g, 's> Txn<'g, 's> {
         self.frozen.binary_search_by_key(&num, |frozen| frozen.num)
     }
 
-    /// Returns the copy of semaphore `num`. Freezes its word, unless it is frozen already.
+    /// Returns the transaction's copy of semaphore `num`. Freezes the semaphore's word, unless it
+    /// is frozen already.
     ///
     /// # Errors
     ///
@@ -235,7 +237,8 @@ impl<'g, 's> Txn<'g, 's> {
         Ok(&mut self.frozen[at])
     }
 
-    /// Returns the copy of an adjustment. Freezes the word of its semaphore.
+    /// Returns the transaction's copy of an adjustment. Freezes the word of the adjustment's
+    /// semaphore.
     ///
     /// # Errors
     ///

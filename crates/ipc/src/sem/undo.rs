@@ -62,8 +62,8 @@ const IS_RECORD: u64 = 1 << 63;
 
 const LOG_VALID: u64 = 1 << 63;
 
-/// The least length of a task's list of records at which the task drops freed records from it. From
-/// there on, it does so whenever the length is a power of two.
+/// If a task's list of undo records has at least this length, and the length is a power of two, the
+/// task removes the freed records from the list before it adds one.
 const UNDOS_KEPT: usize = 64;
 
 /// The number of entries in a task's cache of undo records.
@@ -124,7 +124,8 @@ pub(super) fn settle_adj(shared: &Shared, record: u32, num: u16, is_committed: b
 
 /// The undo records of a task.
 pub(crate) struct Undos {
-    /// The line numbers of the task's records. Some may have been freed with their set.
+    /// The line numbers of the task's undo records. Some records may have been freed with their
+    /// set.
     pub(super) records: Mutex<Vec<u32>>,
     /// A cache of the records, indexed by the slot of the set; see [`cached`].
     cache: Box<[AtomicU64]>,

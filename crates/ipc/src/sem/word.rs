@@ -144,7 +144,8 @@ impl Word {
         self.is_frozen() && self.pid() & IS_LOCKED != 0
     }
 
-    /// Returns the word as the end of a freeze stores it: not frozen, and with the other phase.
+    /// Returns the word as the end of a freeze stores it: not frozen, and with the phase bit
+    /// flipped.
     #[inline]
     pub(super) fn thaw(self) -> Self {
         Self(self.0 & !FROZEN ^ PHASE)

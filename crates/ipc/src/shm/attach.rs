@@ -30,8 +30,8 @@ pub(crate) struct Own {
     pub(super) made: Vec<u32>,
     /// The attached segments by address.
     attached: BTreeMap<usize, Attached>,
-    /// True if the task has asked for a hold (`backing`): an open file, which the end of the task
-    /// removes.
+    /// True if the task has asked for a hold: an open file that shows that a process has its
+    /// attaches. The end of the task removes the hold.
     has_hold: bool,
 }
 
@@ -158,8 +158,8 @@ impl Task {
         let shared = &*self.shared;
         let mut found = self.shm_ids().obtain_object_check(shmid.raw())?;
         if found.mode() & SHM_DEST != 0 {
-            // A marked segment may exist only because a dead task has it attached and is not reaped
-            // yet. So reap first, and look again.
+            // A segment that is marked for removal may exist only because a dead task has it
+            // attached and is not reaped yet. So reap first, and look again.
             self.reap_attachers(shmid.raw());
             found = self.shm_ids().obtain_object_check(shmid.raw())?;
         }

@@ -58,8 +58,8 @@ const FOREIGN: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::C
 /// The permissions of a new file, until the file gets the permissions of the folder.
 const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// How often a task tries to lock the file of its hold. A check of the hold locks the file too, for
-/// the time of two system calls.
+/// The number of times that a task tries to lock the file of its hold. Another process that checks
+/// the hold also locks the file, for the time of two system calls.
 const HOLD_TRIES: u32 = 1000;
 
 /// Memory of segments as files in a folder.

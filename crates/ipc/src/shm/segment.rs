@@ -9,8 +9,8 @@
 //!
 //! Recovery depends on the state in which the task died:
 //!
-//! - It held the lock of the kind: [`recover_slot`] rebuilds the lists, and removes segments that
-//!   the task should have removed.
+//! - It held the lock of all segments: [`recover_slot`] rebuilds the lists, and removes segments
+//!   that the task should have removed.
 //! - It had attaches, or was making or freeing a record: [`reap`] frees the records by the pool's
 //!   headers.
 //! - A forked child that has no records yet (an uncounted child) has its attaches: [`reap`] keeps
@@ -68,7 +68,8 @@ const WAS_ATTACHED: u64 = 1 << 63;
 const HAS_MEMORY: u64 = 1 << 63;
 
 const SERIAL_MASK: u64 = (1 << 48) - 1;
-/// The bit of a payload that is always set, so that no payload is 0.
+/// The bit that is always set in a payload (the word of a slot that identifies its segment). So no
+/// payload is 0.
 const PAYLOAD: u64 = 1 << 63;
 
 /// The bit of `WHOSE` that is set in each record. The bits below it are the serial number and the
@@ -84,11 +85,11 @@ pub(crate) const SEGMENTS: &Kind = &Kind {
     may_ctl: |hook, cred, perm, cmd| hook.shm_shmctl(cred, perm, cmd),
 };
 
-/// The names of removed segments, whose memory must be removed after the lock of the kind was
+/// The names of removed segments, whose memory must be removed after the lock of all segments was
 /// released.
 pub(super) type Gone = Vec<SegmentName>;
 
-/// An existing segment. While this value exists, the caller holds the lock of the kind.
+/// An existing segment. While this value exists, the caller holds the lock of all segments.
 pub(super) struct Segment<'g, 's> {
     ids: &'g IdsGuard<'s>,
     pub(super) object: Object,
@@ -302,8 +303,8 @@ impl<'g, 's> Segment<'g, 's> {
     }
 }
 
-/// Calls `act` under the lock of the kind. Then removes the memory of the segments that `act` has
-/// removed. The caller holds no lock.
+/// Calls `act` under the lock of all segments. Then removes the memory of the segments that `act`
+/// has removed. The caller holds no lock.
 ///
 /// # Errors
 ///
@@ -336,7 +337,7 @@ pub(super) fn give_back(shared: &Shared, name: SegmentName) {
     let word = &line(shared, name.index)[SERIAL];
     // If a new segment uses the slot by now, the word has its serial number. Then the exchange
     // fails, so that the new segment keeps `HAS_MEMORY`.
-    // ORDERING: Relaxed. No data is published with it, and removing the memory twice is safe.
+    // ORDERING: Relaxed. The exchange publishes no data, and removing the memory twice is safe.
     let _noted = word.compare_exchange(
         name.serial | HAS_MEMORY,
         name.serial,
@@ -346,7 +347,7 @@ pub(super) fn give_back(shared: &Shared, name: SegmentName) {
 }
 
 /// Removes the memory that a removed segment has left in slot `index`. The caller holds the lock of
-/// the kind, and the slot has no segment.
+/// all segments, and the slot has no segment.
 fn give_back_left(shared: &Shared, index: u32) {
     let serial = get(&line(shared, index)[SERIAL]);
     if serial & HAS_MEMORY != 0 {
@@ -414,8 +415,8 @@ fn end_slot(ids: Ids<'_>, index: u32) -> bool {
     true
 }
 
-/// Repairs a segment and returns its number of pages. The caller has taken over the lock of the
-/// kind from a dead task.
+/// Repairs a segment and returns its number of pages. The caller has taken over the lock of all
+/// segments from a dead task.
 ///
 /// The function rebuilds the list of the segment from the records. It removes the key of a segment
 /// that is marked for removal. It removes a segment that the dead task should have removed at the

@@ -22,7 +22,7 @@ pub(crate) enum Op {
         sops: Vec<(u16, i16, i16)>,
         timeout: Option<(i64, i64)>,
     },
-    /// A command of semctl(2) whose argument is a number, or none.
+    /// A command of semctl(2) that takes a number or no argument.
     Ctl {
         id: i32,
         num: i32,

@@ -24,7 +24,7 @@ pub(crate) enum Mutation {
     None,
     /// `SEM_UNDO` is ignored.
     NoUndo,
-    /// Makes one call for each operation, so that several operations are not atomic.
+    /// Each operation of a semop(2) is a call of its own, so several operations are not atomic.
     NotAtomic,
     /// `GETNCNT` counts no call.
     NoCounts,
@@ -90,7 +90,8 @@ impl Side for Worker {
             // `poll` checks whether the task waits, and then looks for an answer. So it finds the
             // answer of a call that completes between these two steps.
             let is_waiting = self.task().waiting() != 0;
-            // If the task waits, look only once. Otherwise its answer comes soon.
+            // While the task waits it has no answer, so look only once. Otherwise the task answers
+            // soon.
             let patience = if is_waiting && !is_prompt { Duration::ZERO } else { LOOK };
             match self.answers.recv_timeout(patience) {
                 Ok(answer) => return Some(answer),
@@ -200,7 +201,7 @@ fn duration(timeout: Option<(i64, i64)>) -> Option<Option<Duration>> {
     Some(Some(Duration::new(u64::try_from(sec).ok()?, nsec)))
 }
 
-/// Makes a call of semctl(2) for a command whose argument is a number, or that has none.
+/// Makes a call of semctl(2), for a command that takes a number or no argument.
 fn command(task: &Task, id: SemId, cmd: i32, (num, value): (i32, i32)) -> Result<i32, Errno> {
     match cmd {
         // As in the preload library.

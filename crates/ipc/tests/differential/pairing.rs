@@ -118,8 +118,8 @@ impl Pairing {
                 let op = self.waiting[task].take().expect("it waits");
                 self.linux[task].interrupt();
                 self.ours[task].interrupt();
-                // The worker process on the kernel's side takes its signal a moment later, so wait
-                // for its answer.
+                // The signal reaches the worker process on the kernel's side a moment later, so
+                // wait for that worker's answer.
                 own = self.compare_prompt(task, &op);
             }
             Step::Exit => {
@@ -200,9 +200,9 @@ impl Pairing {
         ours
     }
 
-    /// In random scripts, ignores whether a semaphore set has the time of a last operation. On
-    /// Linux, a failed call with `SEM_UNDO` leaves an empty undo record. When that record is
-    /// applied, Linux sets the time. corewalk leaves no such record.
+    /// In random scripts, the comparison ignores whether `sem_otime` is set. On Linux, a failed
+    /// call with `SEM_UNDO` leaves an empty undo record, and applying that record sets the time.
+    /// corewalk leaves no such record.
     fn forget_time(&self, answer: &mut Option<Answer>) {
         if let (true, Some([0, .., has_otime])) = (self.is_random, answer.as_deref_mut()) {
             *has_otime = 0;

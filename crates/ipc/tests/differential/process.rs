@@ -53,8 +53,8 @@ impl Worker {
         command.env(ROLE, "1").stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
         prepare(&mut command);
         let child = command.spawn().expect("a worker");
-        // The command still holds the worker's end of the socket. While it does, the test would not
-        // notice that the worker has ended.
+        // The value `command` still holds the worker's end of the socket. As long as that end is
+        // open, the test does not notice the end of the worker.
         drop(command);
         // libtest runs the worker's loop on a new thread, which sends its thread id first.
         let mut socket = ours;

@@ -356,8 +356,8 @@ fn read(arrived: &Arrived<'_>) -> Result<(u64, u64), String> {
     Ok((number, sender))
 }
 
-/// Makes, uses and removes queues. On average, `waits` of 2000 + `waits` calls may wait for a
-/// while, so that many kills hit a waiting call.
+/// Makes, uses and removes queues. On average, `waits` of 2000 + `waits` rounds make a call that
+/// may wait for a while. So many kills hit a waiting call.
 fn churn(task: &Task, word: &AtomicU64, waits: u64, rng: &mut Rng) -> Result<(), Errno> {
     Chore::Make.begin(word);
     let id = task.msgget(CHURN + rng.below(3) as i32, GetFlags::CREATE, 0o600)?;

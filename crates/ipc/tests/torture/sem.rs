@@ -254,8 +254,8 @@ fn permit(task: &Task, word: &AtomicU64, id: SemId, rng: &mut Rng) -> Result<(),
     }
 }
 
-/// Makes, uses and removes sets. On average, `waits` of 450 + `waits` calls may wait for a while,
-/// so that many kills hit a waiting call.
+/// Makes, uses and removes sets. On average, `waits` of 450 + `waits` rounds make a call that may
+/// wait for a while. So many kills hit a waiting call.
 fn churn(task: &Task, word: &AtomicU64, waits: u64, rng: &mut Rng) -> Result<(), Errno> {
     let key = CHURN + rng.below(3) as i32;
     Chore::Make.begin(word);

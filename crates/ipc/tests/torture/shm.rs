@@ -141,8 +141,7 @@ impl Arena for Segments {
                 20..24 => kept().and_then(|id| task.shmat(id, 0, ShmFlags::empty()).map(drop)),
                 24..48 => task.shmdt(at << 12).map(drop),
                 48..60 => churn(&task, (at, word), &mut rng),
-                // Forks the task. The child process then uses the copy, which has the same
-                // attaches.
+                // Fork the task, and go on with the child's task, which has the same attaches.
                 60..62 => task.fork(std::process::id()).map(|copy| task = copy),
                 62 | 63 => self.namespace().recover().map(drop),
                 _ => {
