@@ -81,7 +81,8 @@ pub struct Task {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Begun {
     node: u32,
-    /// The node of the wait that this call's signal handler has interrupted, or 0.
+    /// If a signal handler makes this call, the node of the wait that the handler has interrupted.
+    /// Otherwise 0.
     outer: u32,
 }
 
@@ -366,7 +367,7 @@ impl Task {
         drop(self);
     }
 
-    /// Checks the mode of an object for the bits `flag`, and asks the hook.
+    /// Checks the mode of an object for the bits `flag`, and asks the security hook.
     #[inline]
     pub(crate) fn permission(&self, object: &Object, flag: u32) -> Result<(), Errno> {
         if !self.cred.may(object.owners(), object.mode(), flag) {

@@ -81,8 +81,8 @@ impl<'s> Queue<'s> {
     }
 }
 
-/// Repairs the newest queue of a slot, after the caller has taken its lock from a dead task.
-/// `queue` may be any queue of the slot.
+/// Repairs the newest queue of a slot, after the caller has taken the queue's lock from a dead
+/// task. `queue` may be any queue of the slot.
 pub(super) fn recover(queue: Queue<'_>, owner: Owner) {
     let locked = QueueGuard { queue: queue.last_of_slot(), owner, _held: None };
     let is_set = locked.redo_set();
@@ -121,8 +121,8 @@ pub(super) fn rebuild(locked: &QueueGuard<'_>) -> Wakes {
                     continue;
                 }
                 if node.status() == Status::Interrupted {
-                    // The message was not sent, since its receiver gave up. It belongs to its
-                    // sender, which has died.
+                    // The message was not sent, since its receiver gave up. So the message belongs
+                    // to its sender, which has died.
                     message.set_truth(Truth::Private);
                 } else {
                     node.tell(Ok(line));
@@ -237,7 +237,8 @@ fn leave_queue(
     Ok(sent.wake(shared))
 }
 
-/// Clears the remains in a slot without a queue. The caller holds the lock of all queues.
+/// Clears the remains of a queue in a slot that has no queue any more. The caller holds the lock of
+/// all queues.
 fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
     let slot = Queue::of_slot(ids.shared, index);
     if slot.live() != 0 && slot.recover(ids.owner).is_err() {

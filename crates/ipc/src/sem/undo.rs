@@ -41,7 +41,7 @@ use crate::list::List;
 use crate::lock::Owner;
 use crate::shared::Shared;
 
-// Words of a record's first line. Words 6 and 7 belong to the pool.
+// The indices of words in the first line of a record. Words 6 and 7 belong to the pool.
 /// The word with [`IS_RECORD`], the task (low half), and the slot of the set (high half). It is 0
 /// in a line that is no record.
 const WHOSE: usize = 0;
@@ -131,7 +131,7 @@ pub(crate) struct Undos {
     /// The line numbers of the task's undo records. Some records may have been freed with their
     /// set.
     pub(super) records: Mutex<Vec<u32>>,
-    /// A cache of the records, indexed by the slot of the set; see [`cached`].
+    /// A cache of the task's undo records, indexed by the slot of the set; see [`cached`].
     cache: Box<[AtomicU64]>,
 }
 
