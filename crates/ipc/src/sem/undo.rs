@@ -62,8 +62,8 @@ const IS_RECORD: u64 = 1 << 63;
 
 const LOG_VALID: u64 = 1 << 63;
 
-/// If a task's list of undo records has at least this length, and the length is a power of two, the
-/// task removes the freed records from the list before it adds one.
+/// When a task adds a record to its list of undo records, it may first remove freed records from
+/// the list. It does so if the list has at least this length, and the length is a power of two.
 const UNDOS_KEPT: usize = 64;
 
 /// The number of entries in a task's cache of undo records.
