@@ -91,7 +91,7 @@ impl World {
         while task.waiting() == 0 {
             thread::yield_now();
         }
-        // The task waits, but it may still hold the set's lock. `GETNCNT` takes that lock, so it
+        // The waiting task may still hold the set's lock. `GETNCNT` needs that lock, so this call
         // returns once the task has released it.
         self.survivor.sem_getncnt(self.id, 0).unwrap();
         self.waiters.push(Waiter { task, thread });

@@ -278,7 +278,7 @@ impl<'r> Ids<'r> {
         if object.is_live() { Ok(object) } else { Err(Errno::INVAL) }
     }
 
-    /// Reads a slot again after `obtain_object` found the slot in a write section.
+    /// Reads a slot again after `obtain_object` found that another thread was changing it.
     #[cold]
     fn obtain_slow(self, index: u32) -> Result<Object, Errno> {
         let slot = self.slot(index);
@@ -581,7 +581,7 @@ impl IdsGuard<'_> {
             seen = high(get(key));
             if seen == object.index + 1 {
                 // Only the link to the next slot changes. Lookups without the lock do not use it,
-                // so this store needs no write section.
+                // so this store need not change the sequence count.
                 put(key, pair(low(get(key)), next));
                 return;
             }

@@ -89,7 +89,8 @@ fn loom_control_two_tasks_that_reap_without_its_lock_are_caught() {
     two_reap(reap_unlocked);
 }
 
-/// As `recover::reap`, but without the lock between reapers. A model must notice that.
+/// Reaps like `recover::reap`, but without the lock that keeps two reapers apart. A model must
+/// notice that the lock is missing.
 fn reap_unlocked(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Errno> {
     let line = task_line(shared, index);
     if identity(line).0 != 0 {

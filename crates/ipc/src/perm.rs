@@ -95,7 +95,7 @@ pub struct Perm {
     pub cgid: u32,
     /// Nine permission bits, and flags that depend on the kind of the object.
     pub mode: u16,
-    /// The generation of the slot. The id consists of it and the index of the slot.
+    /// The generation of the slot. The id consists of this generation and the index of the slot.
     pub seq: u16,
 }
 
@@ -248,8 +248,7 @@ impl CredCell {
     pub(crate) fn new(cred: Cred) -> Self {
         static LAST: unmodelled::AtomicU64 = unmodelled::AtomicU64::new(0);
         Self {
-            // ORDERING: Relaxed. The addition makes the number unique, and no data is published
-            // with it.
+            // ORDERING: Relaxed. The addition makes the number unique. It publishes no data.
             number: LAST.fetch_add(1, unmodelled::Ordering::Relaxed),
             has_own: unmodelled::AtomicBool::new(false),
             ids: AtomicU64::new(pair(cred.euid, cred.egid)),

@@ -133,8 +133,8 @@ impl Pool {
         let Some(header) = self.header(region, line).filter(|header| header.is_used()) else {
             return;
         };
-        // ORDERING(ipc-pool): Release. The next user that sees the range free sees the end of the
-        // object in it.
+        // ORDERING(ipc-pool): Release. The next user that sees the range free also sees all that
+        // the last user did in it.
         region.line(line)[HEADER].store(header.0 & (CLASS_MASK), Ordering::Release);
         self.push(region, line, header.class());
         let given = &region.line(self.head)[GIVEN];
@@ -207,8 +207,8 @@ impl Pool {
     /// Returns the header of the range at `line`, or none if no range was ever there.
     fn header(&self, region: &Region, line: u32) -> Option<Header> {
         let at = line.checked_sub(self.first).filter(|at| *at < self.lines)?;
-        // ORDERING(ipc-pool): Acquire. Pairs with `give_back`: the last user of a free range has
-        // ended its object.
+        // ORDERING(ipc-pool): Acquire. Pairs with `give_back`: if the range is free, this sees all
+        // that its last user did in it.
         let header = Header(region.line(line)[HEADER].load(Ordering::Acquire));
         // Only a hostile process writes a size class that is too large for the pool.
         let is_class = (1..=u64::from(CLASSES)).contains(&(header.0 & CLASS_MASK));

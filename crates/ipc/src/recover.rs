@@ -135,8 +135,7 @@ fn with_reaper<T>(
 }
 
 /// Reaps a task whose process has the identity `state`. The caller holds the lock `REAPER` of the
-/// task. If another process has taken over the line of the task since (`task`), the line stays in
-/// use.
+/// task. If another process has taken over the line of the task meanwhile, the line stays in use.
 pub(crate) fn reap_line(
     shared: &Shared,
     owner: Owner,
@@ -162,8 +161,8 @@ pub(crate) fn reap_line(
 ///
 /// Those of [`reap`].
 pub(crate) fn end_former(shared: &Shared, owner: Owner) -> Result<bool, Errno> {
-    // Another thread may have begun to reap the task before the take-over. Then it still has the
-    // lock `REAPER`, so wait for that lock.
+    // Another thread may have begun to reap the task before the take-over. Then that thread still
+    // holds the lock `REAPER`, so wait for that lock.
     let end = || end_all(shared, owner, owner.index, sem::reap);
     with_reaper(shared, owner, owner.index, end)
 }

@@ -93,7 +93,8 @@ mod tests {
 
     #[test]
     fn looking_in_vain_is_given_up_for_longer_and_longer() {
-        // Polls stop for 64, 128, ... up to 65,536 waits. After that, one wait in 65,536 polls.
+        // After each poll in vain the pause doubles: 64, 128, ... up to 65,536 waits without a
+        // poll. From then on, one wait in 65,536 polls.
         assert_eq!(looks(64 * 2047 + 11, |_| false), 11);
         assert!(looks(10_000_000, |_| false) <= 11 + 10_000_000 / REST_MAX);
     }

@@ -335,7 +335,7 @@ impl Task {
         drop(self);
     }
 
-    /// Checks the mode of an object for the bits `flag`, and asks the hook.
+    /// Checks the mode of an object for the bits `flag`, and asks the security hook.
     #[inline]
     pub(crate) fn permission(&self, object: &Object, flag: u32) -> Result<(), Errno> {
         refuse_if(!self.cred.may(object.owners(), object.mode(), flag), Errno::ACCESS)?;

@@ -89,7 +89,7 @@ pub(crate) fn identity(line: &Line) -> Identity {
 
 pub(crate) fn next_generation(shared: &Shared) -> u32 {
     let last = &shared.region.line(HEADER)[LAST_GENERATION];
-    // ORDERING: Relaxed. The addition makes the number unique, and no data is published with it.
+    // ORDERING: Relaxed. The addition makes the number unique. It publishes no data.
     last.fetch_add(1, Ordering::Relaxed) as u32
 }
 

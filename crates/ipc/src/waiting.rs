@@ -33,7 +33,8 @@ use corewalk_base::primitives::thread;
 /// The number of waiting calls that need no lock.
 const SLOTS: usize = if IS_MODEL { 2 } else { 512 };
 
-/// The bit of a slot that says that a thread uses the node. Line numbers are smaller.
+/// The bit of a slot that says that a thread uses the node. The numbers of nodes stay below this
+/// bit.
 const LOOKED_AT: u32 = 1 << 31;
 
 /// The nodes of waiting calls.

@@ -48,7 +48,8 @@ use crate::recover;
 use crate::shared::Shared;
 use crate::{msg, sem};
 
-/// The turn of the watcher. While there is a watcher, it notices a death within this time.
+/// The time between two checks of the watcher. While there is a watcher, it notices a death within
+/// this time.
 pub(crate) const TURN_NS: u64 = 100_000_000;
 
 /// The number of rungs.
@@ -62,19 +63,20 @@ const CLOSE_LOOK_MS: u64 = 1000;
 /// The place of a waiting call on the ladder.
 pub(crate) struct Turn {
     rung: usize,
-    /// The time that this call has stored in the word of its rung.
+    /// The time that this call has stored in its rung (a word of the ladder). By this time, the
+    /// call recognizes that it still holds the rung.
     since_ms: u64,
 }
 
 impl Turn {
-    /// Returns the place of a call that begins to wait. The call has no rung, and its first turn is
-    /// as long as one on the lowest rung.
+    /// Returns the state of a call that begins to wait: it holds no rung of the ladder, and its
+    /// first sleep is as long as the watcher's.
     pub(crate) fn first() -> Self {
         Self { rung: 0, since_ms: u64::MAX }
     }
 
-    /// Returns the end of a sleep that begins now: the end of the turn, or `deadline` if that is
-    /// earlier.
+    /// Returns the time at which a sleep that begins now must end: when the call must look at the
+    /// ladder again, or at `deadline` if that is earlier.
     pub(crate) fn end(&self, scope: Scope, deadline: Deadline) -> Deadline {
         match scope {
             Scope::Private => deadline,
@@ -85,8 +87,8 @@ impl Turn {
         }
     }
 
-    /// Takes a rung after a turn has passed. Returns true if the caller is now the watcher. Then
-    /// the caller must call [`look`].
+    /// Takes a rung of the ladder if it can. The caller has slept until its time to look at the
+    /// ladder. Returns true if the caller is now the watcher. Then the caller must call [`look`].
     #[cold]
     pub(crate) fn is_watcher(&mut self, shared: &Shared) -> bool {
         let now_ms = futex::now().monotonic_ns / MS_NS;
@@ -100,8 +102,8 @@ impl Turn {
         let seen = get(word);
         let is_own = rung == self.rung && seen == self.since_ms;
         let turn_ms = (TURN_NS / MS_NS) << rung;
-        // Only a hostile process stores a time in the future. The subtraction makes such a time
-        // very late.
+        // Only a hostile process stores a time in the future. For such a time the subtraction
+        // wraps, so the holder of the rung counts as late.
         let is_late = now_ms.wrapping_sub(seen) >= turn_ms + turn_ms / 4;
         // ORDERING: Relaxed. The word only decides which call checks; no data is published with it.
         let exchange = || word.compare_exchange(seen, now_ms, Ordering::Relaxed, Ordering::Relaxed);
@@ -182,8 +184,8 @@ mod tests {
         // future.
         for wrong in [0, u64::MAX] {
             let now_ms = || futex::now().monotonic_ns / MS_NS;
-            // Wait for the next millisecond, since the watcher would take an equal time for its
-            // own.
+            // Wait for the next millisecond, since the watcher recognizes its rung by the time in
+            // it. It would take an equal time for its own.
             while now_ms() <= watcher.since_ms {
                 thread::yield_now();
             }

@@ -114,7 +114,7 @@ fn adjustment_out_of_range_is_erange() {
     for _round in 0..2 {
         task.semop(id, &[far]).unwrap();
         task.semop(id, &[SemBuf::new(0, -32_767, SemFlags::empty())]).unwrap();
-        // An adjustment of -32,768 is the largest in size that fits.
+        // The lowest adjustment that fits is -32,768.
         assert_eq!(task.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]), Ok(()));
         assert_eq!(task.semop(id, &[SemBuf::new(0, 2, SemFlags::UNDO)]), Err(Errno::RANGE));
         task.sem_setval(id, 0, 0).unwrap();

@@ -14,8 +14,8 @@ use corewalk_ipc::{
 };
 use corewalk_testkit::require::{Need, skip};
 
-/// The variable with the folder of the small file system. It is set in the process that runs the
-/// test.
+/// The environment variable with the path of the small file system. It is set in the process that
+/// runs the test.
 const FOLDER: &str = "COREWALK_TEST_FULL";
 
 /// Mounts a tmpfs of size `$1` on folder `$2`, and runs the other arguments.

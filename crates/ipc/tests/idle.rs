@@ -101,7 +101,7 @@ struct Scratch(PathBuf);
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // The file does not exist if the test has failed before it created it.
+        // A test that failed early has not created the file.
         let _gone = fs::remove_file(&self.0);
     }
 }

@@ -116,7 +116,7 @@ fn tokens_that_are_moved_are_conserved() {
             }
             if racer.rng.below(100) == 0 {
                 let sum: u64 = task.sem_getall(id).unwrap().into_iter().map(u64::from).sum();
-                // Each of the two threads may have one token between two of its calls.
+                // Each of the two threads may be about to put back one token.
                 assert!((TOKENS - 2..=TOKENS).contains(&sum), "{sum} tokens");
             }
         }
@@ -167,8 +167,8 @@ enum Awaited {
 
 const AWAITED: [Awaited; 3] = [Awaited::Done, Awaited::Waits, Awaited::Nothing];
 
-/// The word that the remover publishes has the id of a set in its low bits, and an index into
-/// [`AWAITED`] above this shift.
+/// The shift in the word that the remover publishes. The bits below it have the id of a set, and
+/// the bits above it an index into [`AWAITED`].
 const AWAITED_SHIFT: u32 = 32;
 
 /// The outcomes of the user's calls.

@@ -103,8 +103,8 @@ impl World {
         crate::task_line::forget_process(&self.victim.shared, self.victim.owner.index);
         self.namespace.recover().unwrap();
         assert_eq!(self.used(), [self.qnum() as usize, 0], "{at}: a message or node is left over");
-        // The victim's task line is free, and another task may use its number. So the drop of the
-        // victim must store nothing.
+        // The victim's line (the record of the task) is free, and another task may use its number.
+        // So the drop of the victim must store nothing.
         crash::run(0, || drop(self.victim));
     }
 }

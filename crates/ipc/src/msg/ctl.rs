@@ -117,8 +117,8 @@ impl Task {
         };
         ids.unpublish(&object);
         let Some(guard) = guard else {
-            // A hostile process has overwritten the queue. Recovery ends it, as after an
-            // interrupted removal.
+            // A hostile process has overwritten the queue. Recovery then ends the queue, as after
+            // an interrupted removal.
             let _ended = queue.recover(self.owner);
             return Ok(());
         };

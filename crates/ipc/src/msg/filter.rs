@@ -36,8 +36,8 @@ impl Filter {
         match self.msgtyp {
             0 => true,
             _ if self.msgflg.contains(MsgFlags::COPY) => true,
-            // The smallest number has no positive counterpart. Its absolute value is above all
-            // types, so it takes any type.
+            // The lowest `i64` has no positive counterpart. Its absolute value is above all types,
+            // so the filter takes any message.
             ..0 => mtype <= self.msgtyp.checked_neg().unwrap_or(i64::MAX),
             _ => (mtype == self.msgtyp) != self.msgflg.contains(MsgFlags::EXCEPT),
         }

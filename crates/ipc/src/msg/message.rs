@@ -28,8 +28,8 @@ use crate::limits::MSGMAX_MAX;
 use crate::lock::Owner;
 use crate::shared::Shared;
 
-// Words of a message's first line. Word 1 has the links of the list, words 6 and 7 belong to the
-// pool.
+// The indices of words in the first line of a message. Word 1 has the links of the list, words 6
+// and 7 belong to the pool.
 const TRUTH: usize = 0;
 const TICKET: usize = 2;
 const TYPE: usize = 3;
@@ -48,7 +48,8 @@ pub(super) enum Truth {
     Private,
     /// It is in this queue.
     Queued(QueueName),
-    /// A sender has passed the message to the receiver with this node, at this queue.
+    /// A sender has passed the message to a waiting receiver of this queue. The number is the line
+    /// of the receiver's node.
     Delivered(QueueName, u32),
 }
 

@@ -26,7 +26,8 @@ use crate::lock::Owner;
 use crate::shared::Shared;
 use crate::status::{self, DONE, INTERRUPTED, STATUS};
 
-// Words of a node's first line, apart from status and links. Words 6 and 7 belong to the pool.
+// The indices of words in the first line of a node, apart from status and links. Words 6 and 7
+// belong to the pool.
 const TICKET: usize = 2;
 /// The pid and the number of the task.
 const TASK: usize = 3;
@@ -167,8 +168,9 @@ impl<'s> Node<'s> {
         }
     }
 
-    /// Returns the value on which the task sleeps: the low half of the status, without the bits
-    /// that end a sleep. Other bits are kept, since a damaged word may have any of them set.
+    /// Returns the value that the task passes to futex(2) for its sleep: the low half of the
+    /// status, without the bits that end a sleep. Other bits are kept, since a damaged word may
+    /// have any of them set.
     pub(super) fn asleep(&self) -> u32 {
         low(get(self.word()) & !(DONE | INTERRUPTED | CALLED))
     }

@@ -272,7 +272,7 @@ impl<'s> QueueGuard<'s> {
     }
 
     /// Completes the `IPC_SET` of a dead task, if the task had already changed the slot. Returns
-    /// true if it had.
+    /// true if the slot was changed.
     pub(super) fn redo_set(&self) -> bool {
         let second = self.queue.second();
         let setting = get(&second[SETTING]);

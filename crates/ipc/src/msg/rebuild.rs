@@ -79,8 +79,8 @@ impl<'s> Queue<'s> {
     }
 }
 
-/// Repairs the newest queue of a slot, after the caller has taken its lock from a dead task.
-/// `queue` may be any queue of the slot.
+/// Repairs the newest queue of a slot, after the caller has taken the queue's lock from a dead
+/// task. `queue` may be any queue of the slot.
 pub(super) fn recover(queue: Queue<'_>, owner: Owner) {
     let locked = QueueGuard { queue: queue.last_of_slot(), owner, _held: None };
     let is_set = locked.redo_set();
@@ -119,8 +119,8 @@ pub(super) fn rebuild(locked: &QueueGuard<'_>) -> Wakes {
                     continue;
                 }
                 if node.status() == Status::Interrupted {
-                    // The message was not sent, since its receiver gave up. It belongs to its
-                    // sender, which has died.
+                    // The message was not sent, since its receiver gave up. So the message belongs
+                    // to its sender, which has died.
                     message.set_truth(Truth::Private);
                 } else {
                     node.tell(Ok(line));

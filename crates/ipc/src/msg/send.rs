@@ -128,7 +128,8 @@ impl Task {
                     self.hand_in(guard, message);
                     return true;
                 }
-                // Another message has taken the space, so wait again as the last one.
+                // Another message has taken the space, so wait again, at the end of the list of
+                // senders.
                 node.set_ticket(guard.next_ticket());
                 guard.waiting(Role::Sender).push(node.line);
                 node.answer_call();

@@ -259,7 +259,7 @@ fn messages_and_nodes_of_a_dead_task_are_reaped() {
     let guard = queue(&one, id).lock(one.owner).unwrap();
     assert!(guard.waiting(Role::Receiver).is_empty());
     drop(guard);
-    // The message that was passed to the second node must be in the queue again.
+    // The message that was passed to the dead task must be in the queue again.
     let received =
         [(); 2].map(|()| one.msgrcv(id, &mut [0; 8], 0, MsgFlags::empty()).unwrap().mtype);
     assert_eq!(received, [5, 10]);

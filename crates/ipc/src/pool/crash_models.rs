@@ -116,8 +116,8 @@ impl World {
         }
         pool.audit(self.region()).unwrap_or_else(|what| panic!("{at}: {what}"));
         self.check().unwrap_or_else(|what| panic!("{at}: {what}"));
-        // The free lines are 13, 23 and 26 neighbours, before, between and after the two lines in
-        // use.
+        // The free lines are three runs of 13, 23 and 26 lines: before, between and after the two
+        // lines in use.
         for wanted in [16, 16, 8] {
             let line = pool.alloc(shared, wanted, self.own(), 9);
             assert!(line.is_ok(), "{at}: no {wanted} lines");

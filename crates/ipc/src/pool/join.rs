@@ -61,7 +61,7 @@ impl Pool {
         }
         let (mut start, mut count) = (self.first, 0);
         // The lines that were never used belong to the last run of free ranges. If no memory can be
-        // reserved for headers in them, they are left out.
+        // reserved for headers in those lines, the run ends before them.
         let fresh = self.first + get(&head[NEXT_FRESH]).min(u64::from(self.lines)) as u32;
         let all = self.first + self.lines;
         let is_room = pieces(fresh, all).all(|(line, _)| self.ensure(region, line..line + 1));
@@ -117,7 +117,7 @@ impl Pool {
     fn write_free(&self, region: &Region, line: u32, class: u32) {
         let words = region.line(line);
         if self.joins == Joins::Clearing {
-            // Zero the first line, since text in it could look like the words of a user.
+            // Zero the first line: old text of a message could look like the state of a new object.
             words[..HEADER].iter().for_each(|word| put(word, 0));
         }
         // ORDERING(ipc-pool): Release. As in `set_whose`.

@@ -389,7 +389,7 @@ impl Task {
         let set = Set::new(&self.shared, &object);
         let num = in_range(set, semnum)?;
         self.permission(&object, WRITE)?;
-        // Linux returns `EACCES` here, whatever the error of the security module is.
+        // For `SETVAL`, Linux returns `EACCES`, whatever the error of the security module is.
         let asked = self.ask(|hook, cred| hook.sem_semctl(cred, Some(&object.perm()), SETVAL));
         asked.map_err(|_| Errno::ACCESS)?;
         self.set_values(set, &[num], |_| value)
@@ -602,7 +602,8 @@ impl Task {
         Ok(set)
     }
 
-    /// Returns the word of a semaphore at an instant at which no change of it is half done.
+    /// Returns the word of a semaphore. If another task is changing the word, waits for the end of
+    /// that change.
     fn sem_word(&self, semid: SemId, semnum: i32, cmd: i32) -> Result<Word, Errno> {
         let set = self.sem_obtain(semid, READ, cmd)?;
         let num = in_range(set, semnum)?;

@@ -38,7 +38,7 @@ impl SetGuard<'_> {
     pub(super) fn freeze(&self, num: u16) -> Result<Word, Errno> {
         let word = self.change(num, |word| word.freeze_locked(self.owner.index))?;
         // Clear the log. Otherwise recovery could take the log of an earlier freeze for the log of
-        // this one.
+        // this freeze.
         put(&self.set.sem(num)[LOG], 0);
         Ok(word)
     }
@@ -86,8 +86,8 @@ impl SetGuard<'_> {
                     true => Some(identity(task_line(set.shared, seen.frozen_by()))),
                     false => pause(round, patience, word, seen)?,
                 };
-                // Read the word again after the check that its task is dead, since the task may
-                // have thawed the word before its death.
+                // Read the word again after the check that the freezing task is dead, since that
+                // task may have thawed the word before its death.
                 if let Some(dead) = dead.filter(|_| set.word(num) == Ok(seen)) {
                     thaw_dead(self, num, seen, dead);
                 }

@@ -16,7 +16,8 @@ use crate::handle::SemId;
 use crate::status::AWAKE;
 use crate::task::Task;
 
-/// Adds 1 to the first semaphore of a set, without regard to waiting calls or to the word's tag.
+/// A wrong variant for a control: adds 1 to the first semaphore of a set, without regard to waiting
+/// calls or to the word's tag.
 pub(crate) fn blind_add(task: &Task, id: SemId) -> Result<(), Errno> {
     let object = task.sem_ids().obtain_object_check(id.raw())?;
     let cell = &Set::new(&task.shared, &object).sem(0)[WORD];
@@ -33,8 +34,8 @@ pub(crate) fn blind_add(task: &Task, id: SemId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Adds 1 to the first semaphore of a set, with undo. It changes the adjustment after the word, and
-/// does not freeze the word.
+/// A wrong variant for a control: adds 1 to the first semaphore of a set, with undo. It changes the
+/// adjustment after the word, and does not freeze the word.
 pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
     let object = task.sem_ids().obtain_object_check(id.raw())?;
     let set = Set::new(&task.shared, &object);

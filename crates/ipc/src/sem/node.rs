@@ -45,20 +45,20 @@ use crate::shared::Shared;
 use crate::status::{self, AWAKE, DONE, DONE_BITS, INTERRUPTED, STATUS};
 use crate::task_line::Absent;
 
-// Words of a node's first line. Word 0 is the status, and words 6 and 7 belong to the pool. The
-// second line begins with the set's payload (its lines and its tag). The operations follow the
-// payload, one per word.
+// The indices of words in the first line of a node. Word 0 is the status, and words 6 and 7 belong
+// to the pool. The second line begins with the set's payload (its lines and its tag). The
+// operations follow the payload, one per word.
 /// The neighbours in a queue of the set.
 pub(super) const SET_LINKS: usize = 1;
 /// The neighbours in a queue of a semaphore.
 pub(super) const SEM_LINKS: usize = 2;
 /// The pid and the undo record.
 const TASK: usize = 3;
-/// The number of operations, the index of the blocking operation, [`ALTERS`], and the logged
-/// outcome.
+/// The word with the number of operations, the index of the blocking operation, the bit [`ALTERS`],
+/// and the logged outcome.
 pub(super) const SHAPE: usize = 4;
-/// The set for which the node waits, and the node's ticket: its place in the order of arrival. The
-/// word is 0 if the node is in no queue.
+/// The word with the set for which the node waits, and with the node's ticket: its place in the
+/// order of arrival. The word is 0 if the node is in no queue.
 const PLACE: usize = 5;
 
 const ALTERS: u64 = 1 << 32;
@@ -260,7 +260,7 @@ impl<'s> Node<'s> {
     }
 
     /// Logs in the node the outcome that a transaction gives its call, with the count `SETTINGS` of
-    /// the set. With none, clears the log.
+    /// the set. If the outcome is none, clears the log.
     pub(super) fn set_pending(&self, pending: Option<(i32, u64)>) {
         let shape = &self.first()[SHAPE];
         let pending = pending.map_or(0, |(errno, settings)| {

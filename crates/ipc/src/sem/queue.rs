@@ -11,7 +11,8 @@
 //! - A waiting call of one decrement is in the queue of its semaphore and in the queue of the set.
 //!   While a call of several operations waits, a change scans the queue of the set. Otherwise the
 //!   change scans the queue of the semaphore.
-//! - Waits for zero are tried first, calls with one operation before calls with several.
+//! - Waits for zero are tried before all other calls. Among them, calls with one operation come
+//!   before calls with several.
 //! - `GETNCNT` and `GETZCNT` count a call at the operation that blocked it in the last try.
 //!
 //! The nodes are authoritative, not the queues. After a death, [`rebuild`] builds the queues from

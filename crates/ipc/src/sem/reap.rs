@@ -194,9 +194,9 @@ fn take_back(guard: &SetGuard<'_>, gone: u32, node: Node<'_>) -> Result<Wakes, E
     }
     let sops = node.sops(guard.set.place.nsems);
     let mut whole: Sops = sops.iter().rev().filter(|sop| sop.sem_op != 0).copied().collect();
-    // The lowest number has no opposite, and stays a decrement. That decrement is never possible,
-    // so such a call is not reverted. Only a hostile process writes the lowest number, since no
-    // such decrement is granted.
+    // The lowest `i16` has no negation, so its reverse is again a decrement. No semaphore is large
+    // enough for that decrement, so such a call is not reverted. Only a hostile process writes that
+    // number, since no such decrement is granted.
     whole.iter_mut().for_each(|sop| sop.sem_op = sop.sem_op.wrapping_neg());
     let plain: Sops = whole.iter().filter(|sop| !sop.is_undo()).copied().collect();
     let Call { undo, .. } = node.call(&sops);

@@ -55,8 +55,8 @@ pub(super) const SETTINGS: u64 = SETTINGS_MAX << SETTINGS_SHIFT;
 const SETTINGS_MAX: u64 = (1 << 14) - 1;
 pub(super) const SETTINGS_SHIFT: u32 = 8;
 
-// Words of a semaphore's line, apart from [`ALTER_LIST`] and [`CONST_LIST`]. Words 6 and 7 of the
-// first line belong to the pool.
+// The indices of words in the line of a semaphore, apart from [`ALTER_LIST`] and [`CONST_LIST`].
+// Words 6 and 7 of the first line belong to the pool.
 pub(super) const WORD: usize = 0;
 /// The word with the time of the last operation, and the tag of its set.
 pub(super) const OTIME: usize = 1;
@@ -70,7 +70,8 @@ const BASE_BITS: u32 = 27;
 const NSEMS_BITS: u32 = 16;
 const TAG_SHIFT: u32 = BASE_BITS + NSEMS_BITS;
 
-/// The number of low bits of [`TICKET`] that are the ticket. The other bits are milliseconds.
+/// The number of low bits of the word [`TICKET`] that have the ticket. The other bits have a time
+/// in milliseconds.
 pub(super) const TICKET_BITS: u32 = 27;
 pub(super) const TICKET_MASK: u64 = (1 << TICKET_BITS) - 1;
 

@@ -191,8 +191,8 @@ impl<'g, 's> Txn<'g, 's> {
         }
         let wakes = tell(set.shared, std::mem::take(&mut self.completed));
         if needs_log {
-            // ORDERING(ipc-commit): Release. Recovery that sees the log void sees all changes
-            // stored.
+            // ORDERING(ipc-commit): Release. Recovery that sees that the log is void also sees all
+            // changes stored.
             self.guard.field(COMMIT).store(after, Ordering::Release);
         }
         wakes
@@ -259,8 +259,8 @@ impl<'g, 's> Txn<'g, 's> {
 }
 
 impl Frozen {
-    /// Returns the new word of the semaphore: the copy's value and pid, and a bit for each kind of
-    /// call that still waits.
+    /// Returns the word that the commit stores for the semaphore. It has the value and pid of the
+    /// copy, and a bit for each kind of call that still waits.
     fn after(&self, set: Set<'_>, complex: bool) -> Word {
         let line = set.sem(self.num);
         let bit = |list: usize, bit| if get(&line[list]) == 0 { 0 } else { bit };

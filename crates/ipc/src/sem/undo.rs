@@ -41,7 +41,7 @@ use crate::list::List;
 use crate::lock::Owner;
 use crate::shared::Shared;
 
-// Words of a record's first line. Words 6 and 7 belong to the pool.
+// The indices of words in the first line of a record. Words 6 and 7 belong to the pool.
 /// The word with [`IS_RECORD`], the task (low half), and the slot of the set (high half). It is 0
 /// in a line that is no record.
 const WHOSE: usize = 0;
@@ -62,8 +62,8 @@ const IS_RECORD: u64 = 1 << 63;
 
 const LOG_VALID: u64 = 1 << 63;
 
-/// If a task's list of undo records has at least this length, and the length is a power of two, the
-/// task removes the freed records from the list before it adds one.
+/// When a task adds a record to its list of undo records, it may first remove freed records from
+/// the list. It does so if the list has at least this length, and the length is a power of two.
 const UNDOS_KEPT: usize = 64;
 
 /// The number of entries in a task's cache of undo records.
@@ -127,7 +127,7 @@ pub(crate) struct Undos {
     /// The line numbers of the task's undo records. Some records may have been freed with their
     /// set.
     pub(super) records: Mutex<Vec<u32>>,
-    /// A cache of the records, indexed by the slot of the set; see [`cached`].
+    /// A cache of the task's undo records, indexed by the slot of the set; see [`cached`].
     cache: Box<[AtomicU64]>,
 }
 

@@ -220,8 +220,8 @@ impl<'g, 's> Segment<'g, 's> {
         Ok(())
     }
 
-    /// Removes up to `count` attaches of a task from the segment. If no attach is left, removes a
-    /// segment that is marked, and with `is_shm_rmid_forced` any segment.
+    /// Removes up to `count` attaches of a task from the segment. If no attach is left, removes the
+    /// segment if it is marked for removal, or if `is_shm_rmid_forced` is set.
     pub(super) fn detach(&self, task: u32, count: u64, gone: &mut Gone) {
         let shared = self.shared();
         if let Some(record) = self.find(task) {
@@ -245,8 +245,8 @@ impl<'g, 's> Segment<'g, 's> {
         put(&line[PIDS], pair(low(get(&line[PIDS])), pid));
     }
 
-    /// If the segment has no attach, removes it if it is marked, or if `is_shm_rmid_forced` is set.
-    /// Analogous to Linux's `shm_may_destroy` and `shm_destroy`.
+    /// If the segment has no attach, removes it if it is marked for removal, or if
+    /// `is_shm_rmid_forced` is set. Analogous to Linux's `shm_may_destroy` and `shm_destroy`.
     fn destroy_if_due(&self, gone: &mut Gone) {
         // Read the object again, since `self` may be older than the mark for removal.
         let object = self.ids.ids.live(self.object.index).unwrap_or(self.object);
@@ -259,9 +259,8 @@ impl<'g, 's> Segment<'g, 's> {
         }
     }
 
-    /// `IPC_RMID`: marks the segment, and removes it unless it is attached. If the task dies after
-    /// the mark, recovery removes the segment.
-    /// Analogous to Linux's `do_shm_rmid`.
+    /// `IPC_RMID`: marks the segment for removal, and removes it unless it is attached. If the task
+    /// dies after the mark, recovery removes the segment. Analogous to Linux's `do_shm_rmid`.
     pub(super) fn remove(&self, gone: &mut Gone) {
         self.ids.set_key_private(&self.object, SHM_DEST);
         self.destroy_if_due(gone);

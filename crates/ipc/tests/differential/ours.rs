@@ -30,7 +30,7 @@ pub(crate) enum Mutation {
     NoCounts,
     /// msgrcv(2) with a negative type receives any message.
     NoLowest,
-    /// The mode of a segment that is marked for removal lacks `SHM_DEST`.
+    /// A segment that is marked for removal lacks the bit `SHM_DEST` in its mode.
     NoDest,
 }
 

@@ -210,7 +210,8 @@ impl Queues {
         })
     }
 
-    /// Returns the word in which a child notes the queue from which it receives, plus one, or 0.
+    /// Returns the word in which a child notes the queue from which it receives: the queue's number
+    /// plus one, or 0 for none.
     fn receiving(&self, place: usize) -> &AtomicU64 {
         &self.notes.line(place as u32)[1]
     }

@@ -37,7 +37,8 @@ pub(crate) struct Permits {
 }
 
 impl Arena for Permits {
-    // Recovery is not in this list: it is so short that few kills hit it. The other arenas list it.
+    // Recovery is not in this list of chores in which a child must be killed: in this arena it is
+    // so short that few kills hit it.
     const CHORES: &'static [Chore] = &[Chore::Wait, Chore::Hold];
     const IS_LAST_PATIENT: bool = true;
 

@@ -153,7 +153,8 @@ impl Arena for Segments {
                     done
                 }
             };
-            // Recently killed children may still occupy lines, so `NOMEM` and `NOSPC` are allowed.
+            // Recently killed children may still occupy lines of the namespace, so the call may
+            // fail with `NOMEM` or `NOSPC`.
             let is_good = matches!(
                 done,
                 Ok(()) | Err(Errno::IDRM | Errno::INVAL | Errno::NOSPC | Errno::NOMEM)
@@ -223,7 +224,7 @@ impl Segments {
         let pairs = tasks.iter().flat_map(|task| ids.iter().map(move |id| (task, *id)));
         let room =
             pairs.enumerate().take_while(|(at, (task, id))| attach(task, *id, 1 + at).is_ok());
-        // The parent's task uses one line for each segment that it has attached.
+        // The parent's task uses one attach record for each segment that it has attached.
         let kept = KEPT.iter().filter(|count| **count != 0).count();
         let room = kept + room.count();
         drop(tasks);
