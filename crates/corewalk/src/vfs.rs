@@ -452,8 +452,7 @@ pub struct Stats {
     pub entries: u64,
     /// Negative dentries.
     pub negatives: u64,
-    /// Dentries of removed names that have references, or whose cached children are not yet
-    /// evicted.
+    /// Dentries of removed names that have references or cached children.
     pub removed: u64,
     /// Inodes.
     pub inodes: u64,
@@ -463,8 +462,7 @@ pub struct Stats {
     pub budget_bytes: u64,
     /// Lookups sent to the back end.
     pub misses: u64,
-    /// Number of answers that were not cached, because the name was invalidated while the back end
-    /// was asked.
+    /// Answers that were not cached, because the name was invalidated meanwhile.
     pub refused_fills: u64,
     /// Entries evicted.
     pub reclaimed: u64,

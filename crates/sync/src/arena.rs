@@ -14,7 +14,6 @@
 //! Analogous to Linux's `SLAB_TYPESAFE_BY_RCU`.
 //!
 //! # Guarantees
-//!
 //! - A.1: a slot's words are valid to load and store from `new` until the arena is dropped.
 //! - A.2: a slot that was never allocated holds zeroes. Neither `alloc` nor `free` changes a word
 //!   of a slot, so no free list runs through a slot. Trap T7 is a link that overwrites a count
@@ -29,12 +28,10 @@
 //! - A.6: a small arena takes small pages; `arena/memory` says when it uses huge ones.
 //!
 //! # Locks
-//!
 //! Each shard has a mutex for its free slots, and the depot has one. Lock order: shard, then depot.
 //! A thread locks at most one shard at a time. No code of the caller runs under these mutexes.
 //!
 //! # Limits
-//!
 //! The arena returns no memory before its drop, does not grow past `max_slots`, and does not detect
 //! a double free.
 //!

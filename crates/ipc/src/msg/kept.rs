@@ -38,8 +38,8 @@ impl<'s> Message<'s> {
         Ok(message)
     }
 
-    /// Frees a private message of `task`. If the message is small, and the task has no lines for its
-    /// next message yet, the task keeps the lines.
+    /// Frees a private message of `task`. If the message is small, and the task has no lines for
+    /// its next message yet, the task keeps the lines.
     ///
     /// If the task dies, the kept lines are reaped like any private message.
     #[inline]
