@@ -152,7 +152,11 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
             }
             match self.child_of(&parent.inode, name.as_bytes()) {
                 Ok(node) if node.kind() == kind && is_same(&node.data()) => break Ok(node),
-                Ok(_) => self.removed(parent, name)?,
+                Ok(old) => match self.replaced(parent, name, &old) {
+                    // Another thread may have replaced or removed the name meanwhile.
+                    Ok(()) | Err(Errno::NOENT) => {}
+                    Err(error) => break Err(error),
+                },
                 // Another thread has removed the name meanwhile.
                 Err(_) => {}
             }
@@ -264,6 +268,18 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
 }
 
 impl<T> InodeTable<T> {
+    /// Removes a name, if it still leads to `old`.
+    fn replaced(
+        &self,
+        parent: &TableNode<'_, T>,
+        name: Name<'_>,
+        old: &TableNode<'_, T>,
+    ) -> Result<(), Errno> {
+        let removal = if old.is_directory() { Removal::Rmdir } else { Removal::Unlink };
+        let is_old = |inode| inode == old.inode.slot;
+        self.vfs.remove_if(&self.cred, &parent.inode, name, removal, is_old)
+    }
+
     fn node<'t>(&'t self, inode: InodeRef<'t>) -> TableNode<'t, T> {
         TableNode { table: self, inode }
     }

@@ -72,7 +72,8 @@ impl<'a> PathEntry<'a> {
 /// - Permissions are checked, umask, ACLs and set-group-ID rules are applied, and names are valid.
 ///   The back end must run with the rights to make each change.
 /// - Two calls for the same name never overlap; all other calls do.
-/// - The calls on an open file get the back end's [`PathFileSystem::File`].
+/// - The calls on an open file get the back end's [`PathFileSystem::File`]. A call without an open
+///   file that fits opens the path again, so all open files of a path must show the same bytes.
 ///
 /// # Inode numbers
 /// A back end leaves [`Attr::ino`] at 0, and the cache numbers the files. A back end whose files

@@ -23,6 +23,7 @@ mod call;
 mod forget;
 mod held;
 mod hidden;
+mod inherit;
 mod invalidate;
 mod io;
 mod listing;
@@ -194,8 +195,8 @@ pub(crate) struct Superblock {
     root_ino: u64,
     /// The path locks, for a back end by path.
     paths: Option<Paths>,
-    /// The inode numbers that the namespace gives to the files of a back end without numbers.
-    numbers: Numbers,
+    /// The inode numbers for a back end that has none.
+    numbers: Option<Numbers>,
 }
 
 /// All file systems of a namespace. A file system is added and never removed, so the superblock
@@ -307,12 +308,13 @@ impl Vfs {
         fs: Arc<dyn FileSystem>,
         attr: &Attr,
     ) -> Result<DentrySlot, Errno> {
-        let superblock = self.supers.add(fs, attr.ino)?;
+        let (attr, numbers) = numbers::of_root(attr);
+        let superblock = self.supers.add(fs, attr.ino, numbers)?;
         let inodes = &self.dcache.inodes;
         let (dentries, beside, has_acl) = (&self.dcache.dentries, DentrySlot::NONE, attr.has_acl);
         let enter = || {
             let changes = inodes.changes();
-            inodes.get_or_insert(dentries, superblock, beside, attr, has_acl, changes)
+            inodes.get_or_insert(dentries, superblock, beside, &attr, has_acl, changes)
         };
         let entered = enter().or_else(|| {
             self.dcache.prune();
@@ -588,7 +590,7 @@ impl fmt::Debug for InodeRef<'_> {
 /// # Errors
 /// `ENOTDIR` if the root is not a directory; the errors of `fs`.
 pub(crate) fn root_of(fs: &dyn FileSystem) -> Result<Attr, Errno> {
-    let attr = numbers::of_root(fs.root()?);
+    let attr = fs.root()?;
     if attr.is_dir() { Ok(attr) } else { Err(Errno::NOTDIR) }
 }
 
@@ -597,12 +599,17 @@ impl Supers {
         self.list[superblock as usize].get().expect("an inode's superblock exists")
     }
 
-    fn add(&self, fs: Arc<dyn FileSystem>, root_ino: u64) -> Result<u32, Errno> {
+    fn add(
+        &self,
+        fs: Arc<dyn FileSystem>,
+        root_ino: u64,
+        numbers: Option<Numbers>,
+    ) -> Result<u32, Errno> {
         let paths = Paths::new(fs.addressing());
         let mut used = self.used.lock();
         let index = *used;
         let place = self.list.get(index as usize).ok_or(Errno::NFILE)?;
-        let superblock = Superblock { fs, root_ino, paths, numbers: Numbers::new() };
+        let superblock = Superblock { fs, root_ino, paths, numbers };
         place.set(superblock).ok().expect("each index is used once");
         *used += 1;
         Ok(index)

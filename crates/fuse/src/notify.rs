@@ -14,7 +14,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use corewalk::{Errno, Name, errno_of};
+use corewalk::{Cred, Errno, Name, errno_of};
 use fuser::{INodeNo, Notifier};
 
 use crate::server::Server;
@@ -82,32 +82,43 @@ impl KernelCache {
     /// The errors of [`KernelCache::invalidate_entry`]; `EINVAL` for the root; the errors of
     /// [`Name::new`]. If nothing is cached, that is no error.
     pub fn invalidate_entry_at(&self, path: &Path) -> Result<(), Errno> {
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-            return Err(Errno::INVAL);
-        };
-        match self.cached(parent)? {
-            Some(parent) => self.invalidate_entry(parent, Name::new(name.as_bytes())?),
-            None => Ok(()),
+        let vfs = self.server.vfs();
+        let path = path.as_os_str().as_bytes();
+        let mut names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()).peekable();
+        let mut dir = vfs.root();
+        while let Some(name) = names.next() {
+            let name = Name::new(name)?;
+            let child = match names.peek() {
+                Some(_) => vfs.cached_child(&dir, name),
+                None => Err(Errno::NOENT),
+            };
+            match child {
+                Ok(child) => dir = child,
+                // If the cache does not have a directory on the path, the kernel may still have it.
+                // So drop that directory's name from the kernel, with everything below it.
+                Err(Errno::NOENT) => return self.invalidate_entry(dir.ino(), name),
+                Err(Errno::NOTDIR) => return Ok(()),
+                Err(error) => return Err(error),
+            }
         }
+        Err(Errno::INVAL)
     }
 
     /// Drops the cached attributes and pages of the file at `path`, because its content or its
-    /// attributes have changed. `path` is as in [`KernelCache::invalidate_entry_at`].
+    /// attributes have changed. `path` is as in [`KernelCache::invalidate_entry_at`]. The call looks
+    /// the path up, so it may ask the back end. If there is no such file, drops its name.
     ///
     /// # Errors
-    /// The errors of [`KernelCache::invalidate_inode`] and of [`Name::new`]. If nothing is cached,
-    /// that is no error.
+    /// The errors of [`KernelCache::invalidate_inode`], of [`Name::new`] and of the back end.
     pub fn invalidate_inode_at(&self, path: &Path) -> Result<(), Errno> {
-        self.cached(path)?.map_or(Ok(()), |ino| self.invalidate_inode(ino))
-    }
-
-    /// Returns the number of the inode that the cache has for `path`.
-    fn cached(&self, path: &Path) -> Result<Option<u64>, Errno> {
-        match self.server.vfs().cached_at(path.as_os_str().as_bytes()) {
-            Ok(inode) => Ok(Some(inode.ino())),
-            // Each inode that the kernel has cached is in corewalk's cache too. So if corewalk's
-            // cache does not have `path`, the kernel has nothing cached for it.
-            Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+        let (vfs, cred) = (self.server.vfs(), Cred::root());
+        let bytes = path.as_os_str().as_bytes();
+        let mut names = bytes.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
+        let found =
+            names.try_fold(vfs.root(), |dir, name| vfs.lookup(&cred, &dir, Name::new(name)?));
+        match found {
+            Ok(inode) => self.invalidate_inode(inode.ino()),
+            Err(Errno::NOENT | Errno::NOTDIR) => self.invalidate_entry_at(path),
             Err(error) => Err(error),
         }
     }

@@ -222,7 +222,7 @@ impl Dcache {
 
     /// Returns the dentries that a name has under other parent keys than `key`. If `key` is stale,
     /// returns all dentries of the name.
-    fn collect_stale(
+    pub(super) fn collect_stale(
         &self,
         hash: u32,
         key: ParentKey,

@@ -2,7 +2,7 @@
 
 use super::Dcache;
 use crate::dentry::{Image, LookupKey, ParentKey};
-use crate::slot::DentrySlot;
+use crate::slot::{DentrySlot, InodeSlot};
 
 impl Dcache {
     /// Invalidates every cached name in a directory by one increment of the directory's child
@@ -57,6 +57,37 @@ impl Dcache {
         self.counters.invalidations.add(1);
         if let Some(now) = self.directory(directory) {
             self.make_name_stale(now.key, lookup_key);
+        }
+    }
+
+    /// Calls `test` with each inode that a name has or had: first with that under the current key
+    /// `key`, then with those of stale dentries. Returns the first inode that `test` accepts, with a
+    /// reference for the caller. The caller holds the in-lookup lock of the name.
+    pub(crate) fn inode_of_name(
+        &self,
+        key: ParentKey,
+        lookup_key: &LookupKey<'_>,
+        test: impl Fn(InodeSlot) -> bool,
+    ) -> Option<InodeSlot> {
+        let hash = self.hash(key.parent(), lookup_key.hash);
+        'search: loop {
+            let mut seen = self.collect_stale(hash, ParentKey::stale(key.parent()), lookup_key);
+            seen.sort_by_key(|(_, seen)| seen.key != key);
+            for (slot, seen) in seen {
+                let inode = seen.body.inode();
+                if inode.is_none() {
+                    continue;
+                }
+                if !self.get_inode(slot, seen.seq, inode) {
+                    // An invalidation or an eviction has changed the dentry meanwhile.
+                    continue 'search;
+                }
+                if test(inode) {
+                    return Some(inode);
+                }
+                self.put_inode(inode, 1);
+            }
+            return None;
         }
     }
 

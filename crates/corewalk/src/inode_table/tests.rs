@@ -204,3 +204,24 @@ fn threads_find_their_own_changes() {
     });
     assert_eq!(table.data.len(), 1, "only the root is left");
 }
+
+/// Threads that find at once that the storage has replaced a file must agree on one new node. If a
+/// thread removed the node of another one, the client of that node would have a node without a
+/// path.
+#[test]
+fn threads_that_replace_a_node_agree_on_the_new_one() {
+    let table = InodeTable::new(0_u64, VfsOptions::default()).unwrap();
+    let (root, name) = (table.root(), Name::new(b"f").unwrap());
+    for id in 1..2_000 {
+        let find = || {
+            table
+                .entered_if(&root, name, FileKind::Regular, id, |known| *known == id)
+                .unwrap()
+                .ino()
+        };
+        let inos =
+            thread::scope(|scope| [(); 2].map(|()| scope.spawn(find)).map(|t| t.join().unwrap()));
+        assert_eq!(inos[0], inos[1]);
+        assert_eq!(table.child(root.ino(), b"f").unwrap().ino(), inos[0]);
+    }
+}

@@ -144,12 +144,15 @@ impl<F: PathFileSystem> FileSystem for ByPath<F> {
     }
 
     fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
-        self.listings.read(dir.ino(), cookie, sink, |all| {
-            self.fs.readdir(&path_of(dir)?, &mut |entry| all.add(entry))
+        self.listings.read(path_of(dir)?, cookie, sink, |path, all| {
+            self.fs.readdir(path, &mut |entry| all.add(entry))
         })
     }
 
     fn open(&self, node: Node<'_>, flags: u32) -> Result<u64, Errno> {
+        if node.kind() != FileKind::Regular {
+            return Ok(0);
+        }
         let file = self.fs.open(&path_of(node)?, flags & !NOT_PASSED.bits())?;
         Ok(self.files.add(Opened { access: flags & O_ACCMODE, file }))
     }
@@ -197,8 +200,18 @@ impl<F: PathFileSystem> FileSystem for ByPath<F> {
         if node.kind() == FileKind::Directory {
             return self.fs.fsync_dir(&path_of(node)?, data_only);
         }
-        let fsync = |path: &Path, file: &_| self.fs.fsync(path, file, data_only);
-        self.with_file(node, handle, Access::Read, fsync)
+        // Sync the client's own open file, whatever its access mode. The back end may keep unwritten
+        // bytes and errors in it.
+        match self.files.get(handle) {
+            Some(open) => self.fs.fsync(&path_of(node)?, &open.file, data_only),
+            None => self.with_file(node, 0, Access::Write, |path, file| {
+                self.fs.fsync(path, file, data_only)
+            }),
+        }
+    }
+
+    fn maintain(&self) {
+        self.listings.age();
     }
 
     fn statfs(&self) -> Result<StatFs, Errno> {

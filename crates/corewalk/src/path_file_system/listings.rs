@@ -5,9 +5,9 @@
 //! however the directory changes. An entry that exists during a whole pass is listed exactly once
 //! (traps T48, P13).
 //!
-//! The back end reports all names at once. If they do not fit into one page, a few listings are
-//! kept for the next pages. Otherwise each page would list the directory again, which takes
-//! quadratic time. A dropped listing is only read again.
+//! The back end reports all names at once. A few large listings are kept for the next pages.
+//! Otherwise each page would list the directory again, which takes quadratic time. A pass continues
+//! only with a listing that is at least as new as its own begin.
 //!
 //! # Limits
 //! Two names of one directory may have the same hash. Then the second one gets the next free
@@ -19,6 +19,7 @@ use std::collections::hash_map::RandomState;
 use std::ffi::{OsStr, OsString};
 use std::hash::BuildHasher;
 use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use corewalk_base::Mutex;
@@ -31,16 +32,43 @@ use crate::name::Name;
 
 /// Number of listings that are kept for their next pages.
 const KEPT: usize = 8;
-/// Number of bits by which a hash is shortened to become a cookie. A FUSE server needs cookies
-/// below 2^63 - 2.
+/// The smallest number of entries of a listing that is kept. It is cheap to list a smaller directory
+/// again, and many small ones must not evict a large one.
+const KEPT_ENTRIES_MIN: usize = 256;
+/// A listing that no client has read during so many calls of [`Listings::age`] is dropped. A server
+/// makes one call about every second.
+const IDLE_MAX: u32 = 30;
+/// Bits that a hash loses to become a cookie. A FUSE server needs cookies below 2^63 - 2.
 const LOST_BITS: u32 = 2;
 
 /// The listings of directories that clients have not read to the end.
 pub(super) struct Listings {
     hash: RandomState,
-    /// For each directory, its inode number and its entries, the newest listing at the back.
     /// Protected by its own mutex.
-    kept: Mutex<VecDeque<(u64, Arc<[Listed]>)>>,
+    kept: Mutex<Kept>,
+}
+
+/// The kept listings.
+#[derive(Default)]
+struct Kept {
+    /// The listings, the least recently read first. A directory has at most one, the newest.
+    queue: VecDeque<Listing>,
+    /// The number of listings that have begun.
+    begun: u64,
+    /// The highest number of a listing that was evicted. A listing that began before it is not
+    /// kept, so no pass continues with a listing from before its own begin.
+    evicted: u64,
+}
+
+/// All entries of a directory.
+#[derive(Clone)]
+struct Listing {
+    path: PathBuf,
+    /// The position of this listing in the order in which listings have begun.
+    number: u64,
+    /// The number of calls of [`Listings::age`] since a client has read this listing.
+    idle: u32,
+    entries: Arc<[Listed]>,
 }
 
 /// An entry of a listing.
@@ -60,51 +88,94 @@ pub(super) struct Collector<'a> {
 
 impl Listings {
     pub(super) fn new() -> Listings {
-        Listings { hash: RandomState::new(), kept: Mutex::new(VecDeque::with_capacity(KEPT)) }
+        Listings { hash: RandomState::new(), kept: Mutex::default() }
     }
 
-    /// Reports the entries of the directory `ino` behind `cookie`. `list` asks the back end for all
-    /// entries.
+    /// Reports the entries of the directory at `path` behind `cookie`. `list` asks the back end for
+    /// all entries.
     pub(super) fn read(
         &self,
-        ino: u64,
+        path: PathBuf,
         cookie: u64,
         sink: &mut DirSink<'_>,
-        list: impl FnOnce(&mut Collector<'_>) -> Result<(), Errno>,
+        list: impl FnOnce(&Path, &mut Collector<'_>) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        // A pass (one reading of a directory from its start) must see all changes before it began.
-        // So it uses no kept listing.
-        let kept = self.take(ino).filter(|_| cookie != 0);
+        // A pass that begins must see all earlier changes, so it uses no kept listing.
+        let kept = if cookie == 0 { None } else { self.get(&path) };
+        let is_new = kept.is_none();
         let entries = match kept {
             Some(entries) => entries,
             None => {
+                let number = self.begin();
                 let mut all = Collector { hash: &self.hash, entries: Vec::new() };
-                list(&mut all)?;
-                all.into_entries()
+                list(&path, &mut all)?;
+                let entries = all.into_entries();
+                self.keep(Listing { path, number, idle: 0, entries: Arc::clone(&entries) });
+                entries
             }
         };
         let start = entries.partition_point(|entry| entry.cookie <= cookie);
-        let rest = &entries[start..];
-        let is_full = rest.iter().any(|entry| sink(entry.as_dir_entry()).is_break());
-        if is_full {
-            self.keep(ino, entries);
+        for entry in &entries[start..] {
+            // The attributes of a kept listing are older than this call. The cache would take them
+            // for newer than a change that a client has made since.
+            if sink(entry.as_dir_entry(is_new)).is_break() {
+                break;
+            }
         }
         Ok(())
     }
 
-    fn take(&self, ino: u64) -> Option<Arc<[Listed]>> {
+    /// Returns the number of a listing that begins now.
+    fn begin(&self) -> u64 {
         let mut kept = self.kept.lock();
-        let at = kept.iter().position(|(dir, _)| *dir == ino)?;
-        kept.remove(at).map(|(_, entries)| entries)
+        kept.begun += 1;
+        kept.begun
     }
 
-    fn keep(&self, ino: u64, entries: Arc<[Listed]>) {
+    fn get(&self, path: &Path) -> Option<Arc<[Listed]>> {
         let mut kept = self.kept.lock();
-        let older = if kept.len() == KEPT { kept.pop_front() } else { None };
-        kept.push_back((ino, entries));
+        let at = kept.queue.iter().position(|listing| listing.path == path)?;
+        let listing = kept.queue.remove(at)?;
+        let entries = Arc::clone(&listing.entries);
+        kept.queue.push_back(Listing { idle: 0, ..listing });
+        Some(entries)
+    }
+
+    /// Keeps a listing for the next pages, unless a newer one of the directory is kept. An older one
+    /// is dropped.
+    fn keep(&self, listing: Listing) {
+        let mut kept = self.kept.lock();
+        let other = kept.queue.iter().position(|other| other.path == listing.path);
+        let is_newer = |at: usize| kept.queue[at].number > listing.number;
+        if other.is_some_and(is_newer) || listing.number < kept.evicted {
+            return;
+        }
+        let replaced = other.and_then(|at| kept.queue.remove(at));
+        let is_kept = listing.entries.len() >= KEPT_ENTRIES_MIN;
+        let is_full = is_kept && kept.queue.len() == KEPT;
+        let oldest = if is_full { kept.queue.pop_front() } else { None };
+        if let Some(oldest) = &oldest {
+            kept.evicted = kept.evicted.max(oldest.number);
+        }
+        if is_kept {
+            kept.queue.push_back(listing);
+        }
         drop(kept);
         // A large listing takes long to free. So free it without the lock.
-        drop(older);
+        drop((replaced, oldest));
+    }
+
+    /// Drops the listings that no client has read for long.
+    pub(super) fn age(&self) {
+        let mut kept = self.kept.lock();
+        kept.queue.iter_mut().for_each(|listing| listing.idle += 1);
+        let all = std::mem::take(&mut kept.queue);
+        let (old, used): (Vec<_>, _) = all.into_iter().partition(|it| it.idle > IDLE_MAX);
+        let evicted = old.iter().map(|listing: &Listing| listing.number).max();
+        kept.evicted = kept.evicted.max(evicted.unwrap_or(0));
+        kept.queue = used.into();
+        drop(kept);
+        drop(old);
     }
 }
 
@@ -120,8 +191,9 @@ impl Collector<'_> {
 
     fn into_entries(self) -> Arc<[Listed]> {
         let mut entries = self.entries;
-        entries.sort_unstable_by(|a, b| (a.cookie, &a.name).cmp(&(b.cookie, &b.name)));
-        // A back end may report a name twice, for example from two directories that it unites.
+        // A back end may report a name twice, for example from two directories that it unites. The
+        // sort is stable, so the first report of the name stays.
+        entries.sort_by(|a, b| (a.cookie, &a.name).cmp(&(b.cookie, &b.name)));
         entries.dedup_by(|a, b| a.name == b.name);
         for i in 1..entries.len() {
             entries[i].cookie = entries[i].cookie.max(entries[i - 1].cookie + 1);
@@ -131,9 +203,11 @@ impl Collector<'_> {
 }
 
 impl Listed {
-    fn as_dir_entry(&self) -> DirEntry<'_> {
+    fn as_dir_entry(&self, has_attr: bool) -> DirEntry<'_> {
         let name = Name::new(OsStr::as_bytes(&self.name)).expect("invalid names are left out");
-        let entry = DirEntry::new(name, self.ino, self.kind, self.cookie);
-        self.attr.map_or(entry, |attr| DirEntry::from_attr(name, attr, self.cookie))
+        match self.attr.filter(|_| has_attr) {
+            Some(attr) => DirEntry::from_attr(name, attr, self.cookie),
+            None => DirEntry::new(name, self.ino, self.kind, self.cookie),
+        }
     }
 }

@@ -27,7 +27,8 @@ const CREATION_FLAGS: u32 =
 
 impl Vfs {
     /// Opens a file with the permissions `what` and returns the back end's handle. `flags` are
-    /// those of open(2).
+    /// those of open(2). The back end does not get the flags of a creation, so the caller truncates
+    /// the file itself for `O_TRUNC`.
     ///
     /// # Errors
     /// `EACCES`; `EISDIR` for writing to a directory; the errors of the back end.

@@ -9,6 +9,7 @@ use std::ops::ControlFlow;
 
 use super::held::{Dir, FoundName};
 use super::names::Cached;
+use super::numbers::UNNUMBERED;
 use super::{InodeRef, LookedUp, Vfs};
 use crate::Errno;
 use crate::attr::{Attr, FileKind};
@@ -125,11 +126,10 @@ impl Vfs {
                     return ControlFlow::Continue(());
                 }
                 is_shown = true;
-                let ino = match entry.ino {
-                    0 => self.cached_number(dir, entry.name),
-                    ino => ino,
-                };
-                sink(entry.with_ino(ino))
+                match entry.ino {
+                    UNNUMBERED => sink(entry.with_ino(self.cached_number(dir, entry.name))),
+                    _ => sink(entry),
+                }
             };
             // A removed directory gives `ENOENT`, not `ESTALE`, so call `with_node`.
             self.awaiting_removal(&[dir.slot], || {
@@ -176,21 +176,14 @@ impl Listing<'_> {
         if !mark.is_unchanged() || dir.key() != *key {
             return None;
         }
-        let numbered = |known| vfs.numbered(dir.now.inode, *attr, known);
-        let (found, attr) = match vfs.cached(dir, &lookup_key) {
-            Cached::Known(found) => {
-                let found = found?;
-                let attr = numbered(Some(found.inode));
-                (self.is_inode(found.inode, &attr).then_some(found)?, attr)
-            }
+        let attr = vfs.numbered(dir, &lookup_key, *attr);
+        let found = match vfs.cached(dir, &lookup_key) {
+            Cached::Known(found) => found.filter(|found| self.is_inode(found.inode, &attr))?,
+            Cached::Unknown if self.is_known_otherwise(&attr) => return None,
             Cached::Unknown => {
-                let attr = numbered(None);
-                if self.is_known_otherwise(&attr) {
-                    return None;
-                }
                 let inode = vfs.enter(dir.now.inode, &attr, self.changes, None).ok()?;
                 let dentry = vfs.attach(dir, *key, &lookup_key, &inode, &in_lookup);
-                (FoundName::new(inode, dentry), attr)
+                FoundName::new(inode, dentry)
             }
         };
         // Take the reference on the inode under the in-lookup lock. Otherwise a removal of the name

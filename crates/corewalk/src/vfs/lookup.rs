@@ -87,15 +87,28 @@ impl Vfs {
         Some(InodeRef { vfs: self, slot }.unless_saturated())
     }
 
-    /// Returns the inode of a name, without asking the back end.
+    /// Returns the inode of a name, without asking the back end. A server that hears of a change by
+    /// path finds the cached directories on the path with it.
     ///
     /// # Errors
     /// `ENOENT` if the cache does not have the name, or `dir` was removed; `ENOTDIR`; `ENFILE`.
-    pub(crate) fn cached_child(
-        &self,
-        dir: &InodeRef<'_>,
-        name: Name<'_>,
-    ) -> Result<InodeRef<'_>, Errno> {
+    ///
+    /// # Examples
+    /// ```
+    /// use std::sync::Arc;
+    /// use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// use corewalk::{Cred, Errno, Make, Name, Vfs, VfsOptions};
+    ///
+    /// let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
+    /// let (cred, root, name) = (Cred::root(), vfs.root(), Name::new(b"f")?);
+    /// let (file, _) = vfs.make(&cred, &root, name, Make::new(0o644, 0, 0))?;
+    /// assert_eq!(vfs.cached_child(&root, name)?.ino(), file.ino());
+    /// drop(file);
+    /// vfs.prune();
+    /// assert_eq!(vfs.cached_child(&root, name).err(), Some(Errno::NOENT));
+    /// # Ok::<(), Errno>(())
+    /// ```
+    pub fn cached_child(&self, dir: &InodeRef<'_>, name: Name<'_>) -> Result<InodeRef<'_>, Errno> {
         let (dir, lookup_key) = (self.dir(dir.slot)?, self.dcache.lookup_key(name));
         let _in_lookup =
             self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, &lookup_key));
@@ -111,36 +124,6 @@ impl Vfs {
             }
         }
         Err(Errno::NOENT)
-    }
-
-    /// Returns the inode that the cache has for a path from the root, without asking the back end.
-    /// `path` may begin with a slash. Symbolic links are not followed, and `.` and `..` are names
-    /// that no directory has. So this is for a server that hears of a change by path.
-    ///
-    /// # Errors
-    /// `ENOENT` if the cache does not have the path; `ENOTDIR`; `ENFILE`; the errors of
-    /// [`Name::new`].
-    ///
-    /// # Examples
-    /// ```
-    /// use std::sync::Arc;
-    /// use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
-    /// use corewalk::{Cred, Errno, Make, Name, Vfs, VfsOptions};
-    ///
-    /// let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
-    /// let (cred, root, make) = (Cred::root(), vfs.root(), Make::new(0o644, 0, 0));
-    /// let (file, _) = vfs.make(&cred, &root, Name::new(b"f")?, make)?;
-    /// assert_eq!(vfs.cached_at(b"/f")?.ino(), file.ino());
-    /// drop(file);
-    /// vfs.prune();
-    /// assert_eq!(vfs.cached_at(b"/f").err(), Some(Errno::NOENT));
-    /// # Ok::<(), Errno>(())
-    /// ```
-    pub fn cached_at(&self, path: &[u8]) -> Result<InodeRef<'_>, Errno> {
-        let names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
-        names
-            .into_iter()
-            .try_fold(self.root(), |dir, name| self.cached_child(&dir, Name::new(name)?))
     }
 
     #[cold]

@@ -5,7 +5,7 @@ use crate::attr::{Attr, FileKind, mode};
 use crate::cred::{Caps, Cred, May};
 use crate::dcache::DentryInode;
 use crate::dentry::{Flags, LookupKey, ParentKey, Snapshot};
-use crate::fs::{AclKind, Make};
+use crate::fs::Make;
 use crate::key_lock::KeyGuard;
 use crate::name::Name;
 use crate::slot::{DentrySlot, InodeSlot};
@@ -14,9 +14,6 @@ use super::call::KnownPath;
 use super::held::{DentryAndInode, DentryHold, Dir, FoundName, Unattached};
 use super::hidden::LockedName;
 use super::{InodeRef, LookedUp, Vfs};
-
-/// The device number of a whiteout, the character device with which overlayfs marks a removed name.
-const WHITEOUT_DEV: u64 = 0;
 
 /// The kind of file that a removal expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -255,7 +252,7 @@ impl Vfs {
             self.dcache.counters.refused_fills.add(1);
         }
         let entered = attr.and_then(|attr| {
-            let attr = self.numbered(dir.now.inode, attr, known.as_ref().map(|known| known.inode));
+            let attr = self.numbered(dir, lookup_key, attr);
             let inode = self.enter(dir.now.inode, &attr, changes, None)?;
             Ok(self.looked_up(inode, &attr, changes))
         });
@@ -303,6 +300,7 @@ impl Vfs {
         changes: i64,
         beside: Option<&DentryHold<'_>>,
     ) -> Result<InodeRef<'_>, Errno> {
+        Vfs::check_number(attr)?;
         let (dentries, inodes) = (&self.dcache.dentries, &self.dcache.inodes);
         let superblock = inodes.superblock(near);
         let beside = beside.map_or(DentrySlot::NONE, |dentry| dentry.slot);
@@ -495,7 +493,7 @@ impl Vfs {
             let made = self.with_node(dir.now.inode, |fs, node| fs.make(node, name, &what));
             let attr =
                 made.or_else(|error| self.eexist_or(&dir, &lookup_key, &in_lookup, error))?;
-            let attr = self.numbered(dir.now.inode, attr, None);
+            let attr = self.numbered_new(dir.now.inode, attr);
             let entered = self.enter(dir.now.inode, &attr, changes, negative.as_ref());
             if attr.kind() == FileKind::Directory {
                 // Free the slot of the negative dentry, because a new directory gets a slot on the
@@ -530,7 +528,7 @@ impl Vfs {
             let what = self.inherit(cred, dir.slot, what)?;
             let changes = self.dcache.inodes.changes();
             let attr = self.with_node(dir.slot, |fs, node| fs.tmpfile(node, &what))?;
-            let attr = self.numbered(dir.slot, attr, None);
+            let attr = self.numbered_new(dir.slot, attr);
             Ok((self.enter(dir.slot, &attr, changes, None)?, attr))
         })
     }
@@ -575,6 +573,8 @@ impl Vfs {
                 self.permission(cred, parent, May::WRITE | May::EXEC).and_then(|()| {
                     match inode.kind() {
                         FileKind::Directory => Err(Errno::PERM),
+                        // Without numbers, nothing tells that two names are one file.
+                        _ if self.numbers(parent).is_some() => Err(Errno::PERM),
                         _ => Ok(()),
                     }
                 })
@@ -623,13 +623,29 @@ impl Vfs {
         name: Name<'_>,
         removal: Removal,
     ) -> Result<(), Errno> {
+        self.remove_if(cred, dir, name, removal, |_| true)
+    }
+
+    /// Removes a name as [`Vfs::remove`] does, but only if `is_wanted` accepts its inode.
+    ///
+    /// # Errors
+    /// Those of [`Vfs::remove`]; `ENOENT` if the name has another inode.
+    pub(crate) fn remove_if(
+        &self,
+        cred: &Cred,
+        dir: &InodeRef<'_>,
+        name: Name<'_>,
+        removal: Removal,
+        is_wanted: impl Fn(InodeSlot) -> bool,
+    ) -> Result<(), Errno> {
         self.awaiting_removal(&[dir.slot], || {
             let dir = self.searched(cred, dir)?;
             let lookup_key = self.dcache.lookup_key(name);
             let in_lookup =
                 self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, &lookup_key));
             let _change = self.dcache.listings.change(dir.now.slot);
-            let found = self.resolve(&dir, &lookup_key, &in_lookup)?.ok_or(Errno::NOENT)?;
+            let found = self.resolve(&dir, &lookup_key, &in_lookup)?;
+            let found = found.filter(|found| is_wanted(found.inode)).ok_or(Errno::NOENT)?;
             self.may_delete(cred, dir.now.inode, &found)?;
             match (removal, found.is_directory()) {
                 (Removal::Unlink, true) => return Err(Errno::ISDIR),
@@ -746,52 +762,5 @@ impl Vfs {
         found.dentry.is_ok_and(|slot| {
             self.dcache.dentries.snapshot(slot).body.flags().contains(Flags::MOUNTED)
         })
-    }
-
-    /// Applies the properties that a new file inherits from its directory: group, set-group-ID,
-    /// ACLs.
-    fn inherit<'a>(&self, cred: &Cred, dir: InodeSlot, what: Make<'a>) -> Result<Make<'a>, Errno> {
-        let mut what = what;
-        let kind = FileKind::from_mode(what.mode).ok_or(Errno::INVAL)?;
-        // A whiteout gives access to no device.
-        let is_device = match kind {
-            FileKind::CharDevice => what.rdev != WHITEOUT_DEV,
-            kind => kind == FileKind::BlockDevice,
-        };
-        if is_device && !cred.has(Caps::MKNOD) {
-            return Err(Errno::PERM);
-        }
-        let perm = self.perm(dir)?;
-        if kind == FileKind::Directory {
-            what.mode &= mode::S_IFMT | mode::S_ISVTX | 0o777;
-        }
-        if perm.mode & mode::S_ISGID != 0 {
-            what.gid = perm.gid;
-            let marked = mode::S_ISGID | 0o010;
-            if kind == FileKind::Directory {
-                what.mode |= mode::S_ISGID;
-            } else if what.mode & marked == marked
-                && !cred.is_in_group(perm.gid)
-                && !cred.has(Caps::FSETID)
-            {
-                what.mode &= !mode::S_ISGID;
-            }
-        }
-        if kind == FileKind::Symlink {
-            what.mode = mode::S_IFLNK | 0o777;
-            return Ok(what);
-        }
-        let default = self.with_node(dir, |fs, node| fs.get_acl(node, AclKind::Default))?;
-        if let Some(default) = default {
-            let (bits, access) = default.inherit(what.mode & 0o777);
-            what.mode = (what.mode & !0o777) | bits;
-            what.access_acl = access;
-            if kind == FileKind::Directory {
-                what.default_acl = Some(default);
-            }
-        } else {
-            what.mode &= !(what.umask & 0o777);
-        }
-        Ok(what)
     }
 }

@@ -1,23 +1,30 @@
 //! Inode numbers for back ends that have none.
 //!
-//! A back end that knows its files only by name reports 0 as the number of each file. Then the
-//! cache numbers the files. A file keeps its number as long as the cache has its inode: through
-//! renames, and while a client holds a lookup of it. A file that was evicted gets another number at
-//! its next lookup. No number is given out twice.
+//! A back end that knows its files only by name reports 0 as the number of each file, also of the
+//! root. Then the cache numbers the files. A file keeps its number as long as the cache has its
+//! inode: through renames, and while a client holds a lookup of it. A file that was evicted gets
+//! another number at its next lookup. No number is given out twice.
 //!
 //! The cache cannot tell whether such a back end has replaced a file behind its back. A lookup of a
-//! cached name finds the same file, unless the kind of the file has changed.
+//! name finds the same file, unless the kind of the file has changed. An invalidation of the name
+//! does not change that. Otherwise a client that has the file open would lose it.
+//!
+//! Two names of such a back end are two files, since nothing could tell that they are one.
 //!
 //! Source: libfuse without `use_ino`, whose node table numbers files in the same way.
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
+use super::held::Dir;
 use super::{InodeRef, Vfs};
+use crate::Errno;
 use crate::attr::Attr;
+use crate::dentry::LookupKey;
+use crate::name::Name;
 use crate::slot::InodeSlot;
 
 /// The number by which a back end says that it has no number for a file.
-const UNNUMBERED: u64 = 0;
+pub(super) const UNNUMBERED: u64 = 0;
 /// The number of a root directory whose back end has no numbers.
 const ROOT: u64 = 1;
 
@@ -27,51 +34,82 @@ pub(super) struct Numbers {
 }
 
 impl Numbers {
-    pub(super) fn new() -> Numbers {
-        Numbers { next: AtomicU64::new(ROOT + 1) }
+    /// Returns the attributes of a new file with a number.
+    fn number(&self, attr: Attr) -> Attr {
+        // ORDERING: Relaxed. The addition alone makes each number unique.
+        let ino = self.next.fetch_add(1, Ordering::Relaxed);
+        Attr { ino, generation: 0, ..attr }
     }
 }
 
-/// Returns the attributes of a root directory with a number.
-pub(super) fn of_root(attr: Attr) -> Attr {
-    if attr.ino == UNNUMBERED { Attr { ino: ROOT, generation: 0, ..attr } } else { attr }
-}
-
-/// Returns true if the back end that reported `attr` has no inode numbers.
-pub(super) fn is_unnumbered(attr: &Attr) -> bool {
-    attr.ino == UNNUMBERED
+/// Returns the attributes of a root directory with a number, and the numbers of the file system's
+/// other files if its back end has none.
+pub(super) fn of_root(attr: &Attr) -> (Attr, Option<Numbers>) {
+    match attr.ino {
+        UNNUMBERED => {
+            let numbers = Numbers { next: AtomicU64::new(ROOT + 1) };
+            (Attr { ino: ROOT, generation: 0, ..*attr }, Some(numbers))
+        }
+        _ => (*attr, None),
+    }
 }
 
 impl Vfs {
-    /// Returns the attributes that the back end has reported for a name, with a number. `near` is
-    /// an inode of the same file system. `known` is the inode that the cache has for the name.
-    pub(super) fn numbered(&self, near: InodeSlot, attr: Attr, known: Option<InodeSlot>) -> Attr {
-        if !is_unnumbered(&attr) {
-            return attr;
-        }
-        match known.filter(|&known| self.dcache.inodes.kind(known) == attr.kind()) {
-            Some(known) => self.numbered_as(known, attr),
-            None => {
-                // ORDERING: Relaxed. The addition alone makes each number unique.
-                let ino = self.superblock(near).numbers.next.fetch_add(1, Ordering::Relaxed);
-                Attr { ino, generation: 0, ..attr }
+    /// Returns the numbers that the cache gives to the files of `near`'s file system, or None if
+    /// its back end has numbers.
+    pub(super) fn numbers(&self, near: InodeSlot) -> Option<&Numbers> {
+        self.superblock(near).numbers.as_ref()
+    }
+
+    /// Returns the attributes that the back end has reported for a new file in `dir`, with a number.
+    pub(super) fn numbered_new(&self, dir: InodeSlot, attr: Attr) -> Attr {
+        self.numbers(dir).map_or(attr, |numbers| numbers.number(attr))
+    }
+
+    /// Returns the attributes that the back end has reported for the name `lookup_key` in `dir`,
+    /// with a number. The caller holds the in-lookup lock of the name.
+    pub(super) fn numbered(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>, attr: Attr) -> Attr {
+        let Some(numbers) = self.numbers(dir.now.inode) else { return attr };
+        let is_kind = |inode| self.dcache.inodes.kind(inode) == attr.kind();
+        match self.dcache.inode_of_name(dir.key(), lookup_key, is_kind) {
+            Some(slot) => {
+                let inode = InodeRef { vfs: self, slot };
+                self.numbered_as(inode.slot, attr)
             }
+            None => numbers.number(attr),
         }
     }
 
     /// Returns the attributes that the back end has reported for `inode`, with its number.
     pub(super) fn numbered_as(&self, inode: InodeSlot, attr: Attr) -> Attr {
-        if !is_unnumbered(&attr) {
-            return attr;
+        match attr.ino {
+            UNNUMBERED => {
+                let inodes = &self.dcache.inodes;
+                Attr { ino: inodes.ino(inode), generation: inodes.generation(inode), ..attr }
+            }
+            _ => attr,
         }
-        let inodes = &self.dcache.inodes;
-        Attr { ino: inodes.ino(inode), generation: inodes.generation(inode), ..attr }
     }
 
-    /// Returns a number for a directory entry that the back end has reported without one: the
-    /// number of the cached inode, or 0 if the cache does not have the name.
-    pub(super) fn cached_number(&self, dir: &InodeRef<'_>, name: crate::Name<'_>) -> u64 {
-        let cached = self.lookup_cached(dir.slot, &self.dcache.lookup_key(name));
-        cached.and_then(Result::ok).map_or(UNNUMBERED, |inode| inode.ino())
+    /// Returns the number of the inode that the cache has for a name, or 0 if the cache does not
+    /// have the name. Takes no reference, because dropping one could call the back end.
+    pub(super) fn cached_number(&self, dir: &InodeRef<'_>, name: Name<'_>) -> u64 {
+        let (dcache, lookup_key) = (&self.dcache, self.dcache.lookup_key(name));
+        let number = || {
+            let now = dcache.directory(dcache.inodes.alias(dir.slot))?;
+            let (slot, seen) = dcache.find(now.key, &lookup_key)?;
+            let inode = seen.body.inode();
+            let ino = if inode.is_none() { UNNUMBERED } else { dcache.inodes.ino(inode) };
+            dcache.dentries.is_unchanged(slot, seen.seq).then_some(ino)
+        };
+        number().unwrap_or(UNNUMBERED)
+    }
+
+    /// Checks that a back end has numbers for all of its files, or for none.
+    ///
+    /// # Errors
+    /// `EIO` if a number is missing.
+    pub(super) fn check_number(attr: &Attr) -> Result<(), Errno> {
+        if attr.ino == UNNUMBERED { Err(Errno::IO) } else { Ok(()) }
     }
 }

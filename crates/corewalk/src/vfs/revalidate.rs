@@ -116,7 +116,7 @@ impl Vfs {
     /// holds the in-lookup lock of the name.
     fn is_still(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>, found: &FoundName<'_>) -> bool {
         let Answer { attr, changes, .. } = self.ask_for_name(dir, lookup_key);
-        let attr = attr.map(|attr| self.numbered(dir.now.inode, attr, Some(found.inode)));
+        let attr = attr.map(|attr| self.numbered(dir, lookup_key, attr));
         // Enter the answer even if it is another inode. The back end may keep state for a reported
         // inode, so the cache must send a `forget` when the reference is dropped.
         let entered = attr.and_then(|attr| self.enter(dir.now.inode, &attr, changes, None));

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use corewalk::attr::mode::S_IFDIR;
 use corewalk::{
-    ByPath, Cred, DirEntry, Errno, FileKind, InodeRef, Make, May, Name, Removal, RenameMode, Vfs,
-    VfsOptions,
+    ByPath, Cred, DirEntry, Errno, FileKind, Fsync, InodeRef, Make, May, Name, Removal, RenameMode,
+    Vfs, VfsOptions,
 };
 use corewalk_base::primitives::atomic::Ordering;
 
@@ -210,4 +210,117 @@ fn listed_entry_has_the_number_of_the_cached_file() {
     entries.sort();
     let expected = [("held".to_owned(), held.ino()), ("unknown".to_owned(), 0)];
     assert_eq!(entries, expected);
+}
+
+/// An invalidation of names, here by a refused rmdir(2), must not make a second inode of a file that
+/// a client has open. Otherwise the removal of the name would not find the file open, and its
+/// content would be lost.
+#[test]
+fn open_file_is_one_file_after_an_invalidation_of_its_name() {
+    let (fs, vfs) = new();
+    let (cred, root) = (Cred::root(), vfs.root());
+    let dir = make(&vfs, &root, "d", S_IFDIR | 0o755);
+    let file = make(&vfs, &dir, "f", 0o644);
+    let below = make(&vfs, &dir, "below", S_IFDIR | 0o755);
+    let handle = vfs.open(&cred, &file, 2, May::READ | May::WRITE).unwrap();
+    assert_eq!(vfs.write(&cred, &file, handle, 0, b"text"), Ok(4));
+    let find = |dir: &InodeRef<'_>, text| vfs.lookup(&cred, dir, name(text)).map(|it| it.ino());
+    assert_eq!(vfs.remove(&cred, &root, name("d"), Removal::Rmdir), Err(Errno::NOTEMPTY));
+    assert_eq!(find(&dir, "f"), Ok(file.ino()));
+    vfs.invalidate_dir(&dir).unwrap();
+    assert_eq!(find(&dir, "below"), Ok(below.ino()));
+    vfs.invalidate(&dir, name("f")).unwrap();
+    let (from, to) = ((&dir, name("f")), (&dir, name("g")));
+    vfs.rename(&cred, from, to, RenameMode::NoReplace).unwrap();
+    let other = make(&vfs, &dir, "f", 0o644);
+    assert_ne!(other.ino(), file.ino());
+    assert_eq!(file.path().unwrap(), b"/d/g");
+    vfs.invalidate(&dir, name("g")).unwrap();
+    vfs.remove(&cred, &dir, name("g"), Removal::Unlink).unwrap();
+    let mut buf = [0; 8];
+    assert_eq!(vfs.read(&file, handle, 0, &mut buf), Ok(4));
+    assert_eq!(&buf[..4], b"text");
+    vfs.release(&file, handle);
+    drop((file, other));
+    assert_eq!(fs.get_ref().names("/").len(), 1, "a hidden name is left");
+    let linked = vfs.link(&cred, &make(&vfs, &dir, "h", 0o644), &dir, name("i"));
+    assert_eq!(linked.err(), Some(Errno::PERM), "no number tells that two names are one file");
+}
+
+/// The back end must sync the file through which the client has written, since it may keep unwritten
+/// bytes there.
+#[test]
+fn fsync_gets_the_file_that_the_client_has_open() {
+    let (fs, vfs) = new();
+    let cred = Cred::root();
+    let file = make(&vfs, &vfs.root(), "f", 0o644);
+    // ORDERING: Relaxed. One thread.
+    let synced = || fs.get_ref().synced.load(Ordering::Relaxed);
+    for (access, may) in [(1, May::WRITE), (0, May::READ), (2, May::READ | May::WRITE)] {
+        let handle = vfs.open(&cred, &file, access, may).unwrap();
+        vfs.fsync(&file, handle, Fsync::All).unwrap();
+        assert_eq!(synced(), u64::from(access), "the access mode of the synced file");
+        vfs.release(&file, handle);
+    }
+}
+
+/// A later page of a listing must not show old attributes as new ones.
+#[test]
+fn later_pages_of_a_listing_have_no_attributes() {
+    let (_, vfs) = new();
+    let root = vfs.root();
+    for i in 0..1_000 {
+        drop(make(&vfs, &root, &format!("f{i}"), 0o644));
+    }
+    let mut cookie = 0;
+    for is_first in [true, false] {
+        let (from, mut count) = (cookie, 0);
+        let mut sink = |entry: DirEntry<'_>| {
+            count += 1;
+            if count > 300 {
+                return ControlFlow::Break(());
+            }
+            assert_eq!(entry.attr.is_some(), is_first);
+            cookie = entry.cookie;
+            ControlFlow::Continue(())
+        };
+        vfs.readdir(&root, from, &mut sink).unwrap();
+    }
+}
+
+/// Several clients list a directory at once. A pass that began after a file was made must show the
+/// file, whatever listings the layer keeps.
+#[test]
+fn pass_shows_every_file_that_was_made_before_it() {
+    let (_, vfs) = new();
+    let root = vfs.root();
+    for i in 0..600 {
+        drop(make(&vfs, &root, &format!("f{i}"), 0o644));
+    }
+    let page = |cookie: &mut u64, names: &mut Vec<Vec<u8>>| {
+        let (from, mut count) = (*cookie, 0);
+        let mut sink = |entry: DirEntry<'_>| {
+            count += 1;
+            if count > 100 {
+                return ControlFlow::Break(());
+            }
+            *cookie = entry.cookie;
+            names.push(entry.name.as_bytes().to_vec());
+            ControlFlow::Continue(())
+        };
+        vfs.readdir(&root, from, &mut sink).unwrap();
+    };
+    let (mut old, mut old_names) = (0, vec![]);
+    page(&mut old, &mut old_names);
+    for i in 0..20 {
+        let made = format!("made{i}");
+        drop(make(&vfs, &root, &made, 0o644));
+        let (mut new, mut names) = (0, vec![]);
+        for _ in 0..10 {
+            page(&mut new, &mut names);
+            page(&mut old, &mut old_names);
+        }
+        assert!(names.contains(&made.into_bytes()), "the pass misses a file");
+        assert_eq!(names.len(), 600 + i + 1);
+    }
 }

@@ -24,6 +24,8 @@ pub(crate) struct Memory {
     pub(crate) open: Arc<AtomicU64>,
     /// The number of calls of `readdir`.
     pub(crate) listings: AtomicU64,
+    /// The access mode of the file that was synced last.
+    pub(crate) synced: AtomicU64,
 }
 
 /// A file or a directory.
@@ -49,6 +51,7 @@ impl Memory {
             rename,
             open: Arc::default(),
             listings: AtomicU64::new(0),
+            synced: AtomicU64::new(u64::MAX),
         })
     }
 
@@ -138,7 +141,8 @@ impl PathFileSystem for Memory {
         sink(PathEntry::new(".", FileKind::Directory));
         let files = self.files.lock();
         for (at, file) in files.iter().filter(|(at, _)| at.parent() == Some(path)) {
-            sink(PathEntry::new(at.file_name().unwrap(), file.attr().kind()));
+            let name = at.file_name().unwrap();
+            sink(PathEntry::new(name, file.attr().kind()).with_attr(file.attr()));
         }
         Ok(())
     }
@@ -179,6 +183,12 @@ impl PathFileSystem for Memory {
             file.bytes[at as usize..end].copy_from_slice(bytes);
             Ok(bytes.len())
         })
+    }
+
+    fn fsync(&self, _: &Path, open: &Open, _: bool) -> Result<(), Errno> {
+        // ORDERING: Relaxed. Statistic.
+        self.synced.store(u64::from(open.access), Ordering::Relaxed);
+        Ok(())
     }
 
     fn setattr(&self, path: &Path, set: &SetAttr) -> Result<Attr, Errno> {
