@@ -32,18 +32,15 @@ next! {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn mlockall(flags: c_int) -> c_int {
     lock_all(flags, |flags| {
-        let Some(next) = MLOCKALL.found() else { return -1 };
         // SAFETY: the call takes a number.
-        unsafe { next(flags) }
+        MLOCKALL.found().map_or(-1, |next| unsafe { next(flags) })
     })
 }
 
 /// Locks all mappings except the namespace. `next` calls the original mlockall(2).
 pub(crate) fn lock_all(flags: c_int, next: impl Fn(c_int) -> c_int) -> c_int {
-    let Some(namespace) = process::namespace_memory() else { return next(flags) };
-    if flags & libc::MCL_CURRENT == 0 {
-        return next(flags);
-    }
+    let namespace = process::namespace_memory().filter(|_| flags & libc::MCL_CURRENT != 0);
+    let Some(namespace) = namespace else { return next(flags) };
     let locked = next(flags | libc::MCL_ONFAULT);
     if locked != 0 {
         return locked;

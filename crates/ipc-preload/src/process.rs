@@ -434,13 +434,15 @@ impl Drop for AttachLock {
 }
 
 /// Takes the lock of the tables of handlers. A child of vfork(2) changes no table and takes no
-/// lock.
-pub(crate) fn lock_tables() -> Option<PageLock> {
-    known_page().filter(|_| is_own()).map(|page| PageLock::take(&page.is_handling))
+/// lock. Without the wiped page there is no lock, and blocked signals keep handlers of this thread
+/// from the tables.
+pub(crate) fn lock_tables() -> Result<PageLock, BlockedSignals> {
+    let page = known_page().filter(|_| is_own()).ok_or_else(BlockedSignals::new)?;
+    Ok(PageLock::take(&page.is_handling))
 }
 
 /// A guard that blocks all signals in this thread.
-struct BlockedSignals(libc::sigset_t);
+pub(crate) struct BlockedSignals(libc::sigset_t);
 
 impl BlockedSignals {
     fn new() -> Self {

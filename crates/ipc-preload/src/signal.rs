@@ -41,7 +41,7 @@ use libc::{c_int, c_long, c_void, sighandler_t};
 use std::ptr;
 
 use crate::next::{Next, next};
-use crate::process::{self, PageLock};
+use crate::process::{self, BlockedSignals, PageLock};
 use crate::user;
 
 /// Signal numbers are below this.
@@ -141,7 +141,7 @@ fn begin(
     signal: c_int,
     cell: usize,
     handler: Option<sighandler_t>,
-) -> (Option<PageLock>, sighandler_t) {
+) -> (Result<PageLock, BlockedSignals>, sighandler_t) {
     let lock = process::lock_tables();
     // A program that calls rt_sigaction(2) past the library sees the address of an entry (the
     // library's code before a handler). So `handler` may be such an address.

@@ -26,17 +26,15 @@ pub struct Contention {
     pub waited_ns: u64,
 }
 
-/// The fields of [`Contention`], in their order, for this process and one namespace. They have
-/// their own cache lines, apart from the fields that every call reads.
-type Sums = CachePadded<[AtomicU64; 2]>;
-
-/// The counts of waits, or none if they are not counted.
+/// The fields of [`Contention`], in their order, for this process and one namespace, or none if
+/// they are not counted. They have their own cache lines, apart from the fields that every call
+/// reads.
 #[derive(Default)]
-pub(crate) struct Counts(pub(crate) Option<Sums>);
+pub(crate) struct Counts(pub(crate) Option<CachePadded<[AtomicU64; 2]>>);
 
 /// A wait that is being counted. Its drop ends the wait.
 pub(crate) struct Waits<'c> {
-    sums: &'c Sums,
+    sums: &'c [AtomicU64; 2],
     start_ns: u64,
 }
 

@@ -52,7 +52,7 @@ use crate::task_line::LAST_GENERATION;
 const MAGIC: u64 = u64::from_le_bytes(*b"corewlk\x01");
 
 /// The version of the region's format. Every change of the format raises it.
-const VERSION: u64 = 9;
+const VERSION: u64 = 10;
 
 const LINE_BYTES: u64 = 64;
 const HEADER_WORDS: usize = HEADER_LINES as usize * 8;
@@ -261,10 +261,11 @@ fn validate(words: &[u64; HEADER_WORDS], size: u64) -> Result<(Layout, Limits), 
 /// Returns the words of the header, and the size of the file.
 fn read_header(file: BorrowedFd<'_>) -> Result<([u64; HEADER_WORDS], u64), OpenError> {
     let mut bytes = [0; HEADER_WORDS * 8];
-    // A read of a regular file is short only at its end.
+    // Get the size first, because the maker may be about to lengthen the file. A read of a regular
+    // file is short only at its end.
+    let size = u64::try_from(fstat(file)?.st_size).unwrap_or(0);
     let read = pread(file, &mut bytes, u64::from(HEADER) * LINE_BYTES)?;
     let words = bytes.as_chunks::<8>().0;
-    let size = u64::try_from(fstat(file)?.st_size).unwrap_or(0);
     refuse_if(size != 0 && read < bytes.len(), OpenError::NotANamespace)?;
     Ok((std::array::from_fn(|at| u64::from_ne_bytes(words[at])), size))
 }

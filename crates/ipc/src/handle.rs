@@ -5,9 +5,9 @@
 
 use std::fmt;
 
-/// Defines one type of handles over the id of an object.
-macro_rules! handle {
-    ($(#[$doc:meta])* $name:ident) => {
+/// Defines types of handles over the ids of objects.
+macro_rules! handles {
+    ($($(#[$doc:meta])* $name:ident;)*) => {$(
         $(#[$doc])*
         #[repr(transparent)]
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -33,10 +33,10 @@ macro_rules! handle {
                 self.0.fmt(f)
             }
         }
-    };
+    )*};
 }
 
-handle! {
+handles! {
     /// The id of a semaphore set. [`Task::semget`](crate::Task::semget) returns it.
     ///
     /// # Examples
@@ -50,15 +50,9 @@ handle! {
     ///     task.sem_getval(queue, 0)
     /// }
     /// ```
-    SemId
-}
-
-handle! {
+    SemId;
     /// The id of a message queue. [`Task::msgget`](crate::Task::msgget) returns it.
-    MsgId
-}
-
-handle! {
+    MsgId;
     /// The id of a segment of shared memory. [`Task::shmget`](crate::Task::shmget) returns it.
-    ShmId
+    ShmId;
 }

@@ -593,7 +593,13 @@ impl IdsGuard<'_> {
         let slots = self.ids.layout().slots;
         let end = (in_use.saturating_mul(3) / 2).max(CYCLE_MIN).min(slots);
         let next = low(get(&self.ids.head()[NEXT_INDEX])).min(slots);
-        (next..end).chain(0..next.min(end)).find(|index| !self.ids.is_taken(*index))
+        let free = |mut index: u32, end: u32| {
+            while index < end && self.ids.is_taken(index) {
+                index += (get(self.ids.bits(index / BITS)) >> (index % BITS)).trailing_ones();
+            }
+            (index < end).then_some(index)
+        };
+        free(next, end).or_else(|| free(0, next.min(end)))
     }
 }
 
