@@ -105,8 +105,8 @@ impl KernelCache {
     }
 
     /// Drops the cached attributes and pages of the file at `path`, because its content or its
-    /// attributes have changed. `path` is as in [`KernelCache::invalidate_entry_at`]. The call looks
-    /// the path up, so it may ask the back end. If there is no such file, drops its name.
+    /// attributes have changed. `path` is as in [`KernelCache::invalidate_entry_at`]. The call
+    /// looks the path up, so it may ask the back end. If there is no such file, drops its name.
     ///
     /// # Errors
     /// The errors of [`KernelCache::invalidate_inode`], of [`Name::new`] and of the back end.

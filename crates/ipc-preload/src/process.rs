@@ -436,9 +436,11 @@ impl Drop for AttachLock {
 /// Takes the lock of the tables of handlers. A child of vfork(2) changes no table and takes no
 /// lock. Without the wiped page there is no lock, and blocked signals keep handlers of this thread
 /// from the tables.
-pub(crate) fn lock_tables() -> Result<PageLock, BlockedSignals> {
-    let page = known_page().filter(|_| is_own()).ok_or_else(BlockedSignals::new)?;
-    Ok(PageLock::take(&page.is_handling))
+pub(crate) fn lock_tables() -> (Option<PageLock>, BlockedSignals) {
+    // The lock blocks signals, too. It is dropped first, so the first mask is restored last.
+    let blocked = BlockedSignals::new();
+    let page = known_page().filter(|_| is_own());
+    (page.map(|page| PageLock::take(&page.is_handling)), blocked)
 }
 
 /// A guard that blocks all signals in this thread.

@@ -141,7 +141,7 @@ fn begin(
     signal: c_int,
     cell: usize,
     handler: Option<sighandler_t>,
-) -> (Result<PageLock, BlockedSignals>, sighandler_t) {
+) -> ((Option<PageLock>, BlockedSignals), sighandler_t) {
     let lock = process::lock_tables();
     // A program that calls rt_sigaction(2) past the library sees the address of an entry (the
     // library's code before a handler). So `handler` may be such an address.

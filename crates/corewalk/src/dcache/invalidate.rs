@@ -61,8 +61,8 @@ impl Dcache {
     }
 
     /// Calls `test` with each inode that a name has or had: first with that under the current key
-    /// `key`, then with those of stale dentries. Returns the first inode that `test` accepts, with a
-    /// reference for the caller. The caller holds the in-lookup lock of the name.
+    /// `key`, then with those of stale dentries. Returns the first inode that `test` accepts, with
+    /// a reference for the caller. The caller holds the in-lookup lock of the name.
     pub(crate) fn inode_of_name(
         &self,
         key: ParentKey,

@@ -200,8 +200,8 @@ impl<F: PathFileSystem> FileSystem for ByPath<F> {
         if node.kind() == FileKind::Directory {
             return self.fs.fsync_dir(&path_of(node)?, data_only);
         }
-        // Sync the client's own open file, whatever its access mode. The back end may keep unwritten
-        // bytes and errors in it.
+        // Sync the client's own open file, whatever its access mode. The back end may keep bytes
+        // that are not written yet, and errors, in it.
         match self.files.get(handle) {
             Some(open) => self.fs.fsync(&path_of(node)?, &open.file, data_only),
             None => self.with_file(node, 0, Access::Write, |path, file| {

@@ -32,8 +32,8 @@ use crate::name::Name;
 
 /// Number of listings that are kept for their next pages.
 const KEPT: usize = 8;
-/// The smallest number of entries of a listing that is kept. It is cheap to list a smaller directory
-/// again, and many small ones must not evict a large one.
+/// The smallest number of entries of a listing that is kept. It is cheap to list a smaller
+/// directory again, and many small ones must not evict a large one.
 const KEPT_ENTRIES_MIN: usize = 256;
 /// A listing that no client has read during so many calls of [`Listings::age`] is dropped. A server
 /// makes one call about every second.
@@ -141,8 +141,8 @@ impl Listings {
         Some(entries)
     }
 
-    /// Keeps a listing for the next pages, unless a newer one of the directory is kept. An older one
-    /// is dropped.
+    /// Keeps a listing for the next pages, unless a newer one of the directory is kept. An older
+    /// one is dropped.
     fn keep(&self, listing: Listing) {
         let mut kept = self.kept.lock();
         let other = kept.queue.iter().position(|other| other.path == listing.path);

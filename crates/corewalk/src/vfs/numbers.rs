@@ -61,7 +61,8 @@ impl Vfs {
         self.superblock(near).numbers.as_ref()
     }
 
-    /// Returns the attributes that the back end has reported for a new file in `dir`, with a number.
+    /// Returns the attributes that the back end has reported for a new file in `dir`, with a
+    /// number.
     pub(super) fn numbered_new(&self, dir: InodeSlot, attr: Attr) -> Attr {
         self.numbers(dir).map_or(attr, |numbers| numbers.number(attr))
     }

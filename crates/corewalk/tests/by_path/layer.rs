@@ -212,9 +212,9 @@ fn listed_entry_has_the_number_of_the_cached_file() {
     assert_eq!(entries, expected);
 }
 
-/// An invalidation of names, here by a refused rmdir(2), must not make a second inode of a file that
-/// a client has open. Otherwise the removal of the name would not find the file open, and its
-/// content would be lost.
+/// An invalidation of names, here by a refused rmdir(2), must not make a second inode of a file
+/// that a client has open. Otherwise the removal of the name would not find the file open, and the
+/// content of the file would be lost.
 #[test]
 fn open_file_is_one_file_after_an_invalidation_of_its_name() {
     let (fs, vfs) = new();
@@ -247,8 +247,8 @@ fn open_file_is_one_file_after_an_invalidation_of_its_name() {
     assert_eq!(linked.err(), Some(Errno::PERM), "no number tells that two names are one file");
 }
 
-/// The back end must sync the file through which the client has written, since it may keep unwritten
-/// bytes there.
+/// The back end must sync the file through which the client has written, since it may keep bytes
+/// there that are not written yet.
 #[test]
 fn fsync_gets_the_file_that_the_client_has_open() {
     let (fs, vfs) = new();

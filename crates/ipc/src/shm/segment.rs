@@ -282,8 +282,7 @@ impl<'g, 's> Segment<'g, 's> {
     /// Returns the record of a task.
     fn find(&self, task: u32) -> Option<u32> {
         let is_own = |record: u32| get(&self.record(record)[WHOSE]) == whose(&self.object);
-        let is_it = |record: &u32| self.whose(*record) == Some(task) && is_own(*record);
-        self.records().iter().find(is_it)
+        self.records().iter().find(|record| self.whose(*record) == Some(task) && is_own(*record))
     }
 
     /// Returns the task of a record.
