@@ -2,7 +2,8 @@
 //! links. Each call pauses before it uses its paths.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use rustix::fs::OFlags;
 
 /// The back end, and how long its calls pause.
 pub(crate) struct Memory {
-    files: Mutex<BTreeMap<PathBuf, File>>,
+    root: Mutex<File>,
     call: Duration,
     rename: Duration,
     /// The number of open files.
@@ -32,6 +33,8 @@ pub(crate) struct Memory {
 struct File {
     mode: u32,
     bytes: Vec<u8>,
+    /// The files in a directory, by name.
+    names: BTreeMap<OsString, File>,
 }
 
 /// An open file. Its access mode is that of open(2).
@@ -44,9 +47,8 @@ impl Memory {
     /// Returns a file system in which a rename pauses for the time `rename`, and other calls pause
     /// for the time `call`.
     pub(crate) fn new(call: Duration, rename: Duration) -> ByPath<Memory> {
-        let root = File { mode: S_IFDIR | 0o755, bytes: Vec::new() };
         ByPath::new(Memory {
-            files: Mutex::new(BTreeMap::from([(PathBuf::new(), root)])),
+            root: Mutex::new(File::new(S_IFDIR | 0o755)),
             call,
             rename,
             open: Arc::default(),
@@ -58,21 +60,21 @@ impl Memory {
     /// Returns the content of the file at `path`. Reads the back end directly.
     pub(crate) fn content(&self, path: &str) -> Option<Vec<u8>> {
         let path = Path::new(path.trim_start_matches('/'));
-        self.files.lock().get(path).map(|file| file.bytes.clone())
+        self.root.lock().find(path).map(|file| file.bytes.clone())
     }
 
     /// Returns the names in the directory at `path`. Reads the back end directly.
     pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let path = Path::new(path.trim_start_matches('/'));
-        let files = self.files.lock();
-        let names = files.keys().filter(|file| file.parent() == Some(path));
-        names.map(|file| file.file_name().unwrap().to_string_lossy().into_owned()).collect()
+        let mut root = self.root.lock();
+        let names = root.find(path).expect("a directory").names.keys();
+        names.map(|name| name.to_string_lossy().into_owned()).collect()
     }
 
     /// Makes an empty file or directory at `path` without a call of the namespace, as another
     /// program does. Replaces a file that exists there.
-    pub(crate) fn make_outside(&self, path: &str, mode: u32) {
-        self.files.lock().insert(path.into(), File { mode, bytes: Vec::new() });
+    pub(crate) fn make_outside(&self, name: &str, mode: u32) {
+        self.root.lock().names.insert(name.into(), File::new(mode));
     }
 
     fn pause(&self, time: Duration) {
@@ -85,38 +87,33 @@ impl Memory {
         work: impl FnOnce(&mut File) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
         self.pause(self.call);
-        work(self.files.lock().get_mut(path).ok_or(Errno::NOENT)?)
+        work(self.root.lock().find(path).ok_or(Errno::NOENT)?)
     }
 }
 
 impl File {
+    fn new(mode: u32) -> File {
+        File { mode, bytes: Vec::new(), names: BTreeMap::new() }
+    }
+
     fn attr(&self) -> Attr {
         Attr::new(0, self.mode).with_size(self.bytes.len() as u64)
     }
-}
 
-fn has_children(files: &BTreeMap<PathBuf, File>, path: &Path) -> bool {
-    files.keys().any(|file| file.parent() == Some(path))
-}
-
-/// Removes a file, or a directory with everything in it. Returns each removed file with its path
-/// below `path`.
-fn take(files: &mut BTreeMap<PathBuf, File>, path: &Path) -> Vec<(PathBuf, File)> {
-    let below: Vec<PathBuf> = files.keys().filter(|at| at.starts_with(path)).cloned().collect();
-    let strip = |at: PathBuf| at.strip_prefix(path).unwrap().to_owned();
-    let mut taken = vec![];
-    for at in below {
-        let file = files.remove(&at).unwrap();
-        taken.push((strip(at), file));
+    /// Returns the file at `path`, which is relative to this directory.
+    fn find(&mut self, path: &Path) -> Option<&mut File> {
+        path.iter().try_fold(self, |at, name| at.names.get_mut(name))
     }
-    taken
-}
 
-/// Puts back what [`take`] has returned, at `path`.
-fn put(files: &mut BTreeMap<PathBuf, File>, path: &Path, taken: Vec<(PathBuf, File)>) {
-    for (below, file) in taken {
-        let at = if below.as_os_str().is_empty() { path.to_owned() } else { path.join(below) };
-        files.insert(at, file);
+    /// Returns the files in the parent directory of `path`, and the last name of `path`.
+    fn place<'p>(
+        &mut self,
+        path: &'p Path,
+    ) -> Result<(&mut BTreeMap<OsString, File>, &'p OsStr), Errno> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(Errno::BUSY);
+        };
+        Ok((&mut self.find(parent).ok_or(Errno::NOENT)?.names, name))
     }
 }
 
@@ -139,9 +136,8 @@ impl PathFileSystem for Memory {
         // ORDERING: Relaxed. Statistic.
         self.listings.fetch_add(1, Ordering::Relaxed);
         sink(PathEntry::new(".", FileKind::Directory));
-        let files = self.files.lock();
-        for (at, file) in files.iter().filter(|(at, _)| at.parent() == Some(path)) {
-            let name = at.file_name().unwrap();
+        let mut root = self.root.lock();
+        for (name, file) in &root.find(path).ok_or(Errno::NOENT)?.names {
             sink(PathEntry::new(name, file.attr().kind()).with_attr(file.attr()));
         }
         Ok(())
@@ -203,48 +199,54 @@ impl PathFileSystem for Memory {
 
     fn make(&self, path: &Path, what: &Make<'_>) -> Result<Attr, Errno> {
         self.pause(self.call);
-        let mut files = self.files.lock();
-        if files.contains_key(path) {
+        let mut root = self.root.lock();
+        let (names, name) = root.place(path)?;
+        if names.contains_key(name) {
             return Err(Errno::EXIST);
         }
-        if !files.contains_key(path.parent().unwrap_or(Path::new(""))) {
-            return Err(Errno::NOENT);
-        }
         let mode = if what.mode & S_IFMT == 0 { what.mode | S_IFREG } else { what.mode };
-        let file = File { mode, bytes: Vec::new() };
+        let file = File::new(mode);
         let attr = file.attr();
-        files.insert(path.to_owned(), file);
+        names.insert(name.to_owned(), file);
         Ok(attr)
     }
 
     fn unlink(&self, path: &Path) -> Result<(), Errno> {
         self.pause(self.call);
-        self.files.lock().remove(path).map(drop).ok_or(Errno::NOENT)
+        let mut root = self.root.lock();
+        let (names, name) = root.place(path)?;
+        names.remove(name).map(drop).ok_or(Errno::NOENT)
     }
 
     fn rmdir(&self, path: &Path) -> Result<(), Errno> {
         self.pause(self.call);
-        let mut files = self.files.lock();
-        if has_children(&files, path) {
+        let mut root = self.root.lock();
+        let (names, name) = root.place(path)?;
+        if !names.get(name).ok_or(Errno::NOENT)?.names.is_empty() {
             return Err(Errno::NOTEMPTY);
         }
-        files.remove(path).map(drop).ok_or(Errno::NOENT)
+        names.remove(name);
+        Ok(())
     }
 
     fn rename(&self, from: &Path, to: &Path, mode: RenameMode) -> Result<(), Errno> {
         self.pause(self.rename / 2);
         {
-            let mut files = self.files.lock();
-            match (mode, files.contains_key(to)) {
-                _ if !files.contains_key(from) => return Err(Errno::NOENT),
-                (RenameMode::NoReplace, true) => return Err(Errno::EXIST),
-                (RenameMode::Exchange, false) => return Err(Errno::NOENT),
+            let mut root = self.root.lock();
+            let exists = root.find(to).is_some();
+            match mode {
+                _ if root.find(from).is_none() => return Err(Errno::NOENT),
+                RenameMode::NoReplace if exists => return Err(Errno::EXIST),
+                RenameMode::Exchange if !exists => return Err(Errno::NOENT),
                 _ => {}
             }
-            let (moved, replaced) = (take(&mut files, from), take(&mut files, to));
-            put(&mut files, to, moved);
+            let (names, name) = root.place(from)?;
+            let moved = names.remove(name).expect("it exists");
+            let (names, name) = root.place(to)?;
+            let replaced = names.insert(name.to_owned(), moved);
             if mode == RenameMode::Exchange {
-                put(&mut files, from, replaced);
+                let (names, name) = root.place(from)?;
+                names.insert(name.to_owned(), replaced.expect("it exists"));
             }
         }
         self.pause(self.rename / 2);

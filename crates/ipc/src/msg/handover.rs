@@ -82,6 +82,9 @@ impl Handed {
 
 /// Passes a message to the first waiting receiver whose filter takes it.
 ///
+/// The message has a ticket already, and keeps it. If receivers die one after the other, the
+/// message is put back by its first ticket, before all messages that were sent later.
+///
 /// If the buffer of a receiver is too small, it gets `E2BIG`, and the next receiver is tried.
 pub(super) fn pipelined_send(guard: &QueueGuard<'_>, message: Message<'_>, now_s: u64) -> Sent {
     let mut sent = Sent::default();
@@ -101,7 +104,6 @@ pub(super) fn pipelined_send(guard: &QueueGuard<'_>, message: Message<'_>, now_s
             continue;
         }
         guard.note_receive(node.pid(), now_s);
-        message.set_ticket(guard.next_ticket());
         message.set_truth(Truth::Delivered(name, line));
         node.tell(Ok(message.line));
         sent.handed = Some(Handed { message: message.line, name, node: line, task });

@@ -103,6 +103,7 @@ impl Task {
             guard.append(message);
             return;
         }
+        message.set_ticket(guard.next_ticket());
         let sent = pipelined_send(&guard, message, now_s);
         if sent.handed.is_none() {
             guard.append(message);
