@@ -342,15 +342,9 @@ impl Attr {
         self.uid = set.uid.unwrap_or(self.uid);
         self.gid = set.gid.unwrap_or(self.gid);
         if let Some(size) = set.size {
-            (self.size, self.blocks, self.mtime) = (size, size.div_ceil(512), now);
+            (self.size, self.blocks) = (size, size.div_ceil(512));
         }
-        let stamp = |time| match time {
-            SetTime::Now => now,
-            SetTime::At(time) => time,
-        };
-        self.atime = set.atime.map_or(self.atime, stamp);
-        self.mtime = set.mtime.map_or(self.mtime, stamp);
-        self.ctime = set.ctime.unwrap_or(now);
+        [self.atime, self.mtime, self.ctime] = set.times([self.atime, self.mtime], now);
     }
 
     /// Returns the file type.
@@ -412,6 +406,34 @@ impl SetAttr {
         with_atime: atime = impl Into<Option<SetTime>>;
         with_mtime: mtime = impl Into<Option<SetTime>>;
         with_ctime: ctime = impl Into<Option<Timespec>>;
+    }
+
+    /// Returns the access time, the modification time and the change time of a file after this
+    /// change at the time `now`. `before` are its access time and its modification time before the
+    /// change. A new size sets the modification time to `now`, unless the field `mtime` has another
+    /// time. The change time is `now`, unless the field `ctime` has another time.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::{SetAttr, SetTime, Timespec};
+    ///
+    /// let [read, written, now] = [10, 20, 30].map(|secs| Timespec { secs, nanos: 0 });
+    /// let chmod = SetAttr::default().with_mode(0o600);
+    /// assert_eq!(chmod.times([read, written], now), [read, written, now]);
+    /// let truncate = SetAttr::default().with_size(0);
+    /// assert_eq!(truncate.times([read, written], now), [read, now, now]);
+    /// let both = truncate.with_atime(SetTime::Now).with_mtime(SetTime::At(written));
+    /// assert_eq!(both.times([read, written], now), [now, written, now]);
+    /// ```
+    pub fn times(&self, before: [Timespec; 2], now: Timespec) -> [Timespec; 3] {
+        let stamp = |time| match time {
+            SetTime::Now => now,
+            SetTime::At(time) => time,
+        };
+        let [atime, mtime] = before;
+        let mtime = if self.size.is_some() { now } else { mtime };
+        let (atime, mtime) = (self.atime.map_or(atime, stamp), self.mtime.map_or(mtime, stamp));
+        [atime, mtime, self.ctime.unwrap_or(now)]
     }
 }
 

@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use corewalk::acl::Acl;
 use corewalk::attr::mode;
-use corewalk::{AclKind, Atime, Attr, Errno, FileKind, SetAttr, SetTime, Timespec};
+use corewalk::{AclKind, Atime, Attr, Errno, FileKind, SetAttr, Timespec};
 use corewalk_base::RwLock;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use rustix::time::{ClockId, clock_gettime};
@@ -234,16 +234,8 @@ impl State {
         }
         record.uid = set.uid.unwrap_or(record.uid);
         record.gid = set.gid.unwrap_or(record.gid);
-        if set.size.is_some() {
-            record.mtime = now;
-        }
-        let stamp = |time| match time {
-            SetTime::Now => now,
-            SetTime::At(time) => time,
-        };
-        record.atime = set.atime.map_or(record.atime, stamp);
-        record.mtime = set.mtime.map_or(record.mtime, stamp);
-        record.ctime = set.ctime.unwrap_or(now);
+        let before = [record.atime, record.mtime];
+        [record.atime, record.mtime, record.ctime] = set.times(before, now);
     }
 
     /// Returns the ACL if it has to be stored. An access ACL is not stored if the mode expresses

@@ -49,7 +49,7 @@ use super::table::NO_NUMBER;
 use super::xattr::OwnSet;
 use crate::Errno;
 use crate::acl::Acl;
-use crate::attr::{Atime, Attr, FileKind, SetAttr, SetTime, Timespec, Ttl, mode};
+use crate::attr::{Atime, Attr, FileKind, SetAttr, Timespec, Ttl, mode};
 use crate::fs::{AclKind, Make};
 
 /// The bits of the mode that chmod(2) changes.
@@ -302,16 +302,8 @@ impl Attributes {
         }
         self.uid = set.uid.unwrap_or(self.uid);
         self.gid = set.gid.unwrap_or(self.gid);
-        if set.size.is_some() {
-            self.mtime = now.into();
-        }
-        let stamp = |time| match time {
-            SetTime::Now => Stamp::from(now),
-            SetTime::At(time) => Stamp::from(time),
-        };
-        self.atime = set.atime.map_or(self.atime, stamp);
-        self.mtime = set.mtime.map_or(self.mtime, stamp);
-        self.ctime = set.ctime.unwrap_or(now).into();
+        let before = [self.atime, self.mtime].map(Timespec::from);
+        [self.atime, self.mtime, self.ctime] = set.times(before, now).map(Stamp::from);
     }
 
     /// Records a change of the content.
