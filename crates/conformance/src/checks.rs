@@ -53,7 +53,7 @@ pub(crate) const ALL: [Check; 38] = [
     check("numbers", "an inode number with its generation is never reused", identity::numbers),
     check("unlinked", "an unlinked inode is usable until it is forgotten", identity::unlinked),
     check("replaced", "a replaced inode is usable until it is forgotten, too", identity::replaced),
-    check("forget", "each inode is forgotten once, and can be found again", identity::forget),
+    check("forget", "a forgotten file can be found again, with its content", identity::forget),
     check("by_number", "an inode is found by its number and generation", identity::by_number),
     check("content", "reads return the bytes that were written last", content::random),
     check("holes", "bytes that were never written are zeros", content::holes),

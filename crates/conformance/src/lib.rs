@@ -34,7 +34,6 @@
 mod answer;
 mod bench;
 mod checks;
-mod observed;
 mod report;
 mod suite;
 
