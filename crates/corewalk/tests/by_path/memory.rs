@@ -25,8 +25,8 @@ pub(crate) struct Memory {
     pub(crate) open: Arc<AtomicU64>,
     /// The number of calls of `readdir`.
     pub(crate) listings: AtomicU64,
-    /// The access mode of the file that was synced last.
-    pub(crate) synced: AtomicU64,
+    /// The number of open files at the time of the last fsync.
+    pub(crate) open_at_sync: AtomicU64,
 }
 
 /// A file or a directory.
@@ -53,7 +53,7 @@ impl Memory {
             rename,
             open: Arc::default(),
             listings: AtomicU64::new(0),
-            synced: AtomicU64::new(u64::MAX),
+            open_at_sync: AtomicU64::new(u64::MAX),
         })
     }
 
@@ -181,9 +181,9 @@ impl PathFileSystem for Memory {
         })
     }
 
-    fn fsync(&self, _: &Path, open: &Open, _: bool) -> Result<(), Errno> {
+    fn fsync(&self, _: &Path, _: &Open, _: bool) -> Result<(), Errno> {
         // ORDERING: Relaxed. Statistic.
-        self.synced.store(u64::from(open.access), Ordering::Relaxed);
+        self.open_at_sync.store(self.open.load(Ordering::Relaxed), Ordering::Relaxed);
         Ok(())
     }
 
