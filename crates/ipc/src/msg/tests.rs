@@ -553,11 +553,11 @@ fn message_with_an_impossible_size_is_cut() {
     assert_eq!(received.size_bytes, 8192);
 }
 
-/// Makes `task` wait for a message, without a thread that sleeps.
-fn receive_without_sleep(task: &Task, id: MsgId) -> u32 {
+/// Makes `task` wait for a message that `filter` takes, without a thread that sleeps.
+fn receive_without_sleep(task: &Task, id: MsgId, filter: Filter) -> u32 {
     let queue = queue(task, id);
     let guard = queue.lock(task.owner).unwrap();
-    let node = Node::alloc(&guard, Role::Receiver, task.pid, 64, Filter::ANY).unwrap();
+    let node = Node::alloc(&guard, Role::Receiver, task.pid, 64, filter).unwrap();
     guard.waiting(Role::Receiver).push(node.line);
     node.line
 }
@@ -577,8 +577,8 @@ fn message_handed_to_dead_receivers_is_left_to_the_next_call() {
     let [first, second, other] =
         [1, 2, 3].map(|pid| namespace.register(Cred::root(), pid).unwrap());
     let id = other.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
-    receive_without_sleep(&first, id);
-    receive_without_sleep(&second, id);
+    receive_without_sleep(&first, id, Filter::ANY);
+    receive_without_sleep(&second, id, Filter::ANY);
     crate::sem::dead::kill(first);
     crate::sem::dead::kill(second);
     other.msgsnd(id, 7, b"one", MsgFlags::empty()).unwrap();
@@ -596,7 +596,7 @@ fn message_handed_to_a_dead_receiver_goes_to_the_one_that_waits_next() {
     let [dead, one] = [1, 2].map(|pid| namespace.register(Cred::root(), pid).unwrap());
     let other = Arc::new(namespace.register(Cred::root(), 3).unwrap());
     let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
-    receive_without_sleep(&dead, id);
+    receive_without_sleep(&dead, id, Filter::ANY);
     let waits = waiting(&other, move |task| {
         let mut text = [0; 8];
         task.msgrcv(id, &mut text, 0, MsgFlags::empty())
@@ -614,7 +614,7 @@ fn message_of_a_receiver_that_died_later_returns_to_its_position() {
     let namespace = shared_namespace();
     let [victim, other] = [1, 2].map(|pid| namespace.register(Cred::root(), pid).unwrap());
     let id = other.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
-    receive_without_sleep(&victim, id);
+    receive_without_sleep(&victim, id, Filter::ANY);
     for text in [b"1", b"2", b"3"] {
         other.msgsnd(id, 1, text, MsgFlags::empty()).unwrap();
     }
@@ -627,12 +627,36 @@ fn message_of_a_receiver_that_died_later_returns_to_its_position() {
     assert_eq!((next(), other.msg_stat(id).unwrap().cbytes), (Err(Errno::NOMSG), 0));
 }
 
+/// A message passes from a dead receiver to another receiver, which dies too. The message must
+/// return to its position in the queue, before the messages sent later.
+#[test]
+fn message_of_two_dead_receivers_returns_to_its_position() {
+    let namespace = shared_namespace();
+    let [first, second, other] =
+        [1, 2, 3].map(|pid| namespace.register(Cred::root(), pid).unwrap());
+    let id = other.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
+    let filter = Filter::new(1, MsgFlags::empty()).unwrap();
+    receive_without_sleep(&first, id, filter);
+    receive_without_sleep(&second, id, filter);
+    for mtype in [1, 2, 2] {
+        other.msgsnd(id, mtype, b"text", MsgFlags::empty()).unwrap();
+    }
+    for receiver in [first, second] {
+        assert_eq!(other.msg_stat(id).unwrap().qnum, 2, "no receiver has the first message");
+        crate::sem::dead::kill(receiver);
+        namespace.recover().unwrap();
+    }
+    let next = || other.msgrcv(id, &mut [0; 4], 0, NOWAIT).map(|received| received.mtype);
+    assert_eq!([next(), next(), next()], [Ok(1), Ok(2), Ok(2)]);
+    assert_eq!((next(), other.msg_stat(id).unwrap().cbytes), (Err(Errno::NOMSG), 0));
+}
+
 #[test]
 fn control_message_handed_to_a_living_receiver_stays_its_own() {
     let namespace = shared_namespace();
     let [lives, other] = [1, 2].map(|pid| namespace.register(Cred::root(), pid).unwrap());
     let id = other.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
-    receive_without_sleep(&lives, id);
+    receive_without_sleep(&lives, id, Filter::ANY);
     other.msgsnd(id, 1, b"text", MsgFlags::empty()).unwrap();
     namespace.recover().unwrap();
     assert_eq!(other.msgrcv(id, &mut [0; 8], 0, NOWAIT), Err(Errno::NOMSG));
