@@ -8,9 +8,8 @@
 //! | `ctl` | shmget and shmctl |
 //!
 //! The library keeps ids, permissions, limits, times, pids and the number of attaches. It maps no
-//! memory. `Task::shmat` checks and counts, and returns a descriptor. The host program maps the
-//! descriptor, and reports the address by [`Mapping::attached_at`]. `Task::shmdt` returns the size
-//! to unmap.
+//! memory. `Task::shmat` checks and counts, and returns a descriptor. The host program maps it, and
+//! reports the address by [`Mapping::attached_at`]. `Task::shmdt` returns the size to unmap.
 //!
 //! # Attaches
 //!
@@ -36,8 +35,9 @@
 //! # Limits
 //!
 //! `SHM_HUGETLB` is `EINVAL`, as in a kernel without huge pages. `SHM_INFO` reports 0 for resident
-//! and swapped pages. `SHM_LOCK` checks and sets the mark, but keeps no memory resident. Source:
-//! shmop(2), shmctl(2), shmget(2); Linux `ipc/shm.c` for the semantics.
+//! and swapped pages. `SHM_LOCK` checks and sets the mark, but keeps no memory resident.
+//!
+//! Source: shmop(2), shmctl(2), shmget(2); Linux `ipc/shm.c` for the semantics.
 
 mod attach;
 #[cfg(all(test, corewalk_crash))]
