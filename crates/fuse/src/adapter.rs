@@ -30,7 +30,6 @@
 //! Source: fuser 0.18; Linux `fs/fuse/inode.c` (`process_init_reply`).
 
 mod convert;
-mod offload;
 mod requests;
 mod retry;
 
@@ -41,7 +40,7 @@ use std::sync::Arc;
 use corewalk::{Errno, FileSystem};
 use fuser::{FopenFlags, InitFlags, KernelConfig};
 
-use self::offload::Offload;
+use crate::offload::Offload;
 use crate::options::{Options, Ownership, Permissions, ReaddirPlus, WriteCache};
 use crate::server::Server;
 

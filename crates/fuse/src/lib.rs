@@ -50,11 +50,16 @@
 
 mod adapter;
 mod credentials;
+mod dispatch;
 mod mount;
 mod notify;
+mod offload;
 mod options;
 mod server;
 mod shrinker;
+mod timeouts;
+mod transport;
+mod wire;
 
 /// Makes the examples in the README tests.
 #[cfg(doctest)]
@@ -78,3 +83,4 @@ pub use server::{
     Change, Counters, Dirent, EntryOut, NewFile, Server, WriteOrigin, XATTR_PRUNE, XATTR_STAT,
     XattrAnswer,
 };
+pub use transport::Transport;

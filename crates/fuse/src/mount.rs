@@ -5,9 +5,8 @@
 //! [`Mount::wait`] returns when the mount has ended. [`serve`] does all this in one call, and
 //! unmounts when a signal comes.
 //!
-//! This module mounts by itself and does not use fuser's mount function. So it can tell what has
-//! failed, and can set the type of the mount. It unmounts only its own mount, even if another mount
-//! is on top of it, or the mount was moved.
+//! [`Mountpoint`] unmounts only its own mount, even if another mount is on top of it, or the mount
+//! was moved.
 //!
 //! # Mounting without root
 //! Only root may mount. For any other user fusermount3(1), which is set-user-ID root, mounts. It
@@ -19,8 +18,8 @@
 //! of the mount then get `ENOTCONN`.
 //!
 //! # Lifetimes
-//! The threads of fuser own the adapter, and end when the connection ends. The shrinker thread is
-//! joined after them.
+//! The threads that serve requests end when the connection ends. The shrinker thread is joined after
+//! them.
 //!
 //! Source: mount(2), fusermount3(1), Linux `fs/fuse/inode.c` for the options.
 
@@ -30,7 +29,7 @@ mod options;
 mod signals;
 mod table;
 
-pub(crate) use device::Device;
+pub(crate) use device::{Device, Pages};
 pub use error::MountError;
 pub use options::{AllowedUsers, MountFlags, MountOptions};
 pub use signals::{EndSignals, serve};
@@ -40,13 +39,12 @@ use std::sync::Arc;
 
 use corewalk::{Errno, FileSystem, errno_of};
 use corewalk_base::primitives::thread::JoinHandle;
-use fuser::{INodeNo, Session, SessionACL};
 
-use crate::adapter::Adapter;
 use crate::notify::KernelCache;
 use crate::options::Options;
 use crate::server::Server;
 use crate::shrinker::Shrinker;
+use crate::transport;
 
 /// A mounted file system. Dropping the value unmounts it; see [`Mountpoint::unmount`].
 ///
@@ -128,12 +126,11 @@ impl Mount {
         };
         drop(lock);
         let point = Mountpoint { path, identity: entry.identity, device };
-        let adapter = Adapter::with_server(Arc::clone(&server));
-        match start(adapter, &point.device, mount) {
-            Ok((kernel, session)) => {
-                let notifier = kernel.notifier().clone();
-                let shrinker =
-                    Shrinker::start(Arc::clone(&server), notifier, Arc::clone(&point.device));
+        match start(&server, &point.device, mount) {
+            Ok(session) => {
+                let device = &point.device;
+                let kernel = KernelCache::new(Arc::clone(&server), Arc::clone(device));
+                let shrinker = Shrinker::start(Arc::clone(&server), Arc::clone(device));
                 Ok(Mount {
                     server,
                     point,
@@ -237,37 +234,20 @@ impl Mountpoint {
     }
 }
 
-/// A running session: the kernel's cache of the mount, and the thread that serves requests.
-type Running = (KernelCache, JoinHandle<std::io::Result<()>>);
-
-/// Negotiates with the kernel and starts the threads that serve requests.
-fn start(adapter: Adapter, device: &Device, mount: &MountOptions) -> Result<Running, MountError> {
-    let system = |what, error: &std::io::Error| MountError::System(what, errno_of(error));
-    let server = Arc::clone(adapter.server());
-    let mut config = fuser::Config::default();
-    config.n_threads = Some(mount.threads.max(1));
-    config.clone_fd = device.can_be_cloned();
-    let acl = match mount.users {
-        AllowedUsers::Owner => SessionACL::Owner,
-        AllowedUsers::Everyone => SessionACL::All,
-    };
-    let descriptor = device.descriptor().map_err(|error| system("copying a descriptor", &error))?;
-    let session = Session::from_fd(adapter, descriptor, acl, config)
-        .map_err(|error| system("negotiating with the kernel", &error))?;
-    let notifier = session.notifier();
+/// Starts the threads that serve requests.
+fn start(
+    server: &Arc<Server>,
+    device: &Arc<Device>,
+    mount: &MountOptions,
+) -> Result<JoinHandle<std::io::Result<()>>, MountError> {
+    let notified = Arc::clone(device);
     server.set_drop_attributes(Box::new(move |node| {
-        // Offset -1 in the notification tells the kernel to drop only the attributes and no pages.
         // To drop attributes, the kernel does not lock the inode.
-        if let Err(error) = notifier.inval_inode(INodeNo(node), -1, 0) {
+        if let Err(error) = notified.notify_inval_inode(node, Pages::Keep) {
             log::debug!("cannot make the kernel drop the attributes of node {node}: {error}");
         }
     }));
-    let kernel = KernelCache::new(server, session.notifier());
-    let session = corewalk_base::primitives::thread::Builder::new()
-        .name("corewalk-fuse".into())
-        .spawn(move || session.run())
-        .map_err(|error| system("starting a thread", &error))?;
-    Ok((kernel, session))
+    transport::start(server, device, mount)
 }
 
 fn end(session: JoinHandle<std::io::Result<()>>) -> Result<(), MountError> {

@@ -9,14 +9,13 @@
 //!
 //! Source: Linux `fuse_reverse_inval_entry` and `fuse_reverse_inval_inode`.
 
-use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use corewalk::{Cred, Errno, Name, errno_of};
-use fuser::{INodeNo, Notifier};
+use corewalk::{Cred, Errno, Name};
 
+use crate::mount::{Device, Pages};
 use crate::server::Server;
 
 /// The kernel's cache of a mount.
@@ -41,16 +40,12 @@ use crate::server::Server;
 #[derive(Clone, Debug)]
 pub struct KernelCache {
     server: Arc<Server>,
-    notifier: Notifier,
+    device: Arc<Device>,
 }
 
 impl KernelCache {
-    pub(crate) fn new(server: Arc<Server>, notifier: Notifier) -> KernelCache {
-        KernelCache { server, notifier }
-    }
-
-    pub(crate) fn notifier(&self) -> &Notifier {
-        &self.notifier
+    pub(crate) fn new(server: Arc<Server>, device: Arc<Device>) -> KernelCache {
+        KernelCache { server, device }
     }
 
     /// Drops the cached answer for `name` in the directory with inode number `parent`.
@@ -69,9 +64,7 @@ impl KernelCache {
             Err(Errno::STALE) => return Ok(()),
             Err(error) => return Err(error),
         }
-        let node = INodeNo(self.server.translate(parent));
-        let name = OsStr::from_bytes(name.as_bytes());
-        self.notifier.inval_entry(node, name).map_err(errno_of)
+        self.device.notify_inval_entry(self.server.translate(parent), name.as_bytes())
     }
 
     /// Drops the cached answer for the name at `path`, for example because a file was made, renamed
@@ -134,7 +127,6 @@ impl KernelCache {
             Err(Errno::STALE) => return Ok(()),
             Err(error) => return Err(error),
         }
-        let node = INodeNo(self.server.translate(ino));
-        self.notifier.inval_inode(node, 0, 0).map_err(errno_of)
+        self.device.notify_inval_inode(self.server.translate(ino), Pages::Drop)
     }
 }

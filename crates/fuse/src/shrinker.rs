@@ -35,15 +35,12 @@
 //! Source: Linux `fs/fuse/dev.c` (`fuse_notify_prune`), `fs/fuse/dir.c`
 //! (`fuse_reverse_inval_entry`), `fs/dcache.c` (`d_prune_aliases`, `d_invalidate`).
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt as _;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use corewalk::{EntryId, Errno, FileKind, Name, Pinned, Pressure};
 use corewalk_base::primitives::thread;
-use fuser::{INodeNo, Notifier};
 
 use crate::mount::Device;
 use crate::server::Server;
@@ -91,7 +88,6 @@ struct WakeOnPressure(SyncSender<Wake>);
 /// The state of the shrinker thread.
 struct ShrinkThread {
     server: Arc<Server>,
-    notifier: Notifier,
     device: Arc<Device>,
     notification: Notification,
     requested: Vec<Requested>,
@@ -117,7 +113,7 @@ struct Requested {
 
 impl Shrinker {
     /// Starts the thread, and registers it with the server's cache.
-    pub(crate) fn start(server: Arc<Server>, notifier: Notifier, device: Arc<Device>) -> Shrinker {
+    pub(crate) fn start(server: Arc<Server>, device: Arc<Device>) -> Shrinker {
         let (wakes, woken) = sync_channel(1);
         if server.vfs().set_pressure(Box::new(WakeOnPressure(wakes.clone()))).is_err() {
             log::debug!(
@@ -125,8 +121,7 @@ impl Shrinker {
             );
         }
         let (notification, requested) = (Notification::ByNode, Vec::new());
-        let state =
-            ShrinkThread { server, notifier, device, notification, requested, is_shrinking: false };
+        let state = ShrinkThread { server, device, notification, requested, is_shrinking: false };
         let thread = thread::spawn(move || state.run(&woken));
         Shrinker { wakes, thread: Some(thread) }
     }
@@ -211,8 +206,8 @@ impl ShrinkThread {
 
     fn invalidate_names(&self, names: &[(u64, Box<[u8]>)]) {
         for (parent, name) in names {
-            let node = INodeNo(self.server.translate(*parent));
-            if let Err(error) = self.notifier.inval_entry(node, OsStr::from_bytes(name)) {
+            let node = self.server.translate(*parent);
+            if let Err(error) = self.device.notify_inval_entry(node, name) {
                 log::debug!("cannot request the kernel to forget a name: {error}");
             }
         }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use corewalk::attr::mode;
-use corewalk::{Attr, Fsync, Removal, SetAttr, Ttl};
+use corewalk::{Attr, Fsync, Removal, SetAttr};
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags,
     Generation, INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
@@ -20,8 +20,8 @@ use rustix::fs::OFlags;
 use super::retry::Retry;
 use super::{Adapter, Opening, READ_BUFFER, convert, guarded};
 use crate::credentials::Caller;
-use crate::options::Permissions;
 use crate::server::{Change, EntryOut, NO_NODE, NewFile, Server, WriteOrigin, XattrAnswer};
+use crate::timeouts::Timeouts;
 
 impl Adapter {
     /// Makes a file and sends the reply.
@@ -65,40 +65,6 @@ impl Adapter {
             Ok(XattrAnswer::Value(value)) => reply.data(&value),
             Err(error) => reply.error(error),
         }
-    }
-}
-
-/// How long the kernel may use an entry (a name with its inode) and its attributes without asking
-/// again.
-#[derive(Clone, Copy)]
-struct Timeouts {
-    entry: Duration,
-    attr: Duration,
-    /// True if the back end may set timeouts of its own. False if the server checks permissions:
-    /// then the kernel must not cache, even if the back end allows it.
-    can_be_set: bool,
-}
-
-impl Timeouts {
-    /// Returns the timeouts of the options.
-    fn of(server: &Server) -> Timeouts {
-        let options = server.options();
-        let can_be_set = options.permissions == Permissions::Kernel;
-        Timeouts { entry: options.entry_timeout, attr: options.attr_timeout, can_be_set }
-    }
-
-    /// Returns the timeouts for an answer that contains `attr`. If the back end has set timeouts in
-    /// `attr`, and may do so, they replace those of the options.
-    fn set_by(self, attr: &Attr) -> Timeouts {
-        let Ttl { entry, attr } = if self.can_be_set { attr.ttl } else { Ttl::default() };
-        Timeouts { entry: entry.unwrap_or(self.entry), attr: attr.unwrap_or(self.attr), ..self }
-    }
-
-    /// Returns the shorter one of the entry timeout and the attribute timeout. Some answers of
-    /// fuser have only one timeout for an entry and its attributes, and the shorter one is safe for
-    /// both.
-    fn shorter(self) -> Duration {
-        self.entry.min(self.attr)
     }
 }
 

@@ -30,8 +30,9 @@ const DEVICE: &str = "/dev/fuse";
 const FUSERMOUNT: &str = "fusermount3";
 const SUBTYPE: &str = "corewalk";
 
-/// The number of the notification `FUSE_NOTIFY_PRUNE` (protocol 7.45). fuser 0.18 does not define
-/// it.
+/// The numbers of the notifications (`enum fuse_notify_code`).
+const NOTIFY_INVAL_INODE: u32 = 2;
+const NOTIFY_INVAL_ENTRY: u32 = 3;
 const NOTIFY_PRUNE: u32 = 9;
 /// Maximum number of nodes in one `FUSE_NOTIFY_PRUNE`. The kernel would handle a longer
 /// notification in portions of this size anyway.
@@ -64,9 +65,16 @@ pub(super) enum Force {
     Detach,
 }
 
+/// What happens to the cached pages of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pages {
+    Keep,
+    Drop,
+}
+
 impl Device {
     /// Returns a descriptor of the device that a session can own.
-    pub(super) fn descriptor(&self) -> std::io::Result<OwnedFd> {
+    pub(crate) fn descriptor(&self) -> std::io::Result<OwnedFd> {
         Ok(self.0.try_clone()?.into())
     }
 
@@ -77,6 +85,60 @@ impl Device {
         count.is_ok() && polled[0].revents().contains(PollFlags::ERR)
     }
 
+    /// Reads one request.
+    ///
+    /// # Errors
+    /// `ENODEV` if the mount is gone; the other errors of read(2).
+    pub(crate) fn read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
+        rustix::io::retry_on_intr(|| rustix::io::read(&self.0, &mut *buffer))
+    }
+
+    /// Writes one message: an answer or a notification.
+    ///
+    /// # Errors
+    /// `ENODEV` or `ENOTCONN` if the mount has ended; for a notification, the errors of the kernel.
+    pub(crate) fn write(&self, message: &[u8]) -> Result<(), Errno> {
+        rustix::io::retry_on_intr(|| rustix::io::write(&self.0, message)).map(drop)
+    }
+
+    /// Sends a notification.
+    fn notify(&self, code: u32, body: &[u8]) -> Result<(), Errno> {
+        // The words of `fuse_out_header` are the length, the code of the notification, and 0,
+        // because the message answers no request.
+        let header = [16 + body.len() as u32, code, 0, 0];
+        let mut message: Vec<u8> = header.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        message.extend(body);
+        self.write(&message)
+    }
+
+    /// Tells the kernel to drop its cached attributes of a node, and with `Pages::Drop` also its
+    /// pages.
+    ///
+    /// # Errors
+    /// `ENODEV` or `ENOTCONN` if the mount has ended. It is no error if the kernel does not know
+    /// the node.
+    pub(crate) fn notify_inval_inode(&self, node: u64, pages: Pages) -> Result<(), Errno> {
+        // Offset -1 tells the kernel to keep the pages. Length 0 stands for the rest of the file.
+        let offset = if pages == Pages::Keep { u64::MAX } else { 0 };
+        let body: Vec<u8> = [node, offset, 0].iter().flat_map(|word| word.to_ne_bytes()).collect();
+        unless_unknown(self.notify(NOTIFY_INVAL_INODE, &body))
+    }
+
+    /// Tells the kernel to drop the name `name` in the directory `parent`. A thread that serves
+    /// requests must not call this, since the kernel locks the directory.
+    ///
+    /// # Errors
+    /// `ENOTDIR` if `parent` is no directory. `ENODEV` or `ENOTCONN` if the mount has ended. It is
+    /// no error if the kernel does not know the name.
+    pub(crate) fn notify_inval_entry(&self, parent: u64, name: &[u8]) -> Result<(), Errno> {
+        let mut body = parent.to_ne_bytes().to_vec();
+        body.extend((name.len() as u32).to_ne_bytes());
+        body.extend([0; 4]);
+        body.extend(name);
+        body.push(0);
+        unless_unknown(self.notify(NOTIFY_INVAL_ENTRY, &body))
+    }
+
     /// Tells the kernel to drop the nodes `nodes` from its cache, except nodes in use. A thread
     /// that serves requests must not call this, since the kernel may first have to write pages.
     ///
@@ -85,25 +147,34 @@ impl Device {
     /// has ended.
     pub(crate) fn notify_prune(&self, nodes: &[u64]) -> Result<(), Errno> {
         for nodes in nodes.chunks(PRUNE_MAX) {
-            let count = nodes.len() as u32;
-            // The words of `fuse_out_header` are the length, the code of the notification, and 0,
-            // because the message answers no request.
-            let header = [32 + 8 * count, NOTIFY_PRUNE, 0, 0];
             // The words of `fuse_notify_prune_out` are the count and three reserved words.
-            let prune = [count, 0, 0, 0];
-            let mut message = Vec::with_capacity(header[0] as usize);
-            message.extend(header.iter().chain(&prune).flat_map(|word| word.to_ne_bytes()));
-            message.extend(nodes.iter().flat_map(|node| node.to_ne_bytes()));
-            rustix::io::write(&self.0, &message)?;
+            let prune = [nodes.len() as u32, 0, 0, 0];
+            let mut body: Vec<u8> = prune.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            body.extend(nodes.iter().flat_map(|node| node.to_ne_bytes()));
+            self.notify(NOTIFY_PRUNE, &body)?;
         }
         Ok(())
     }
 
+    /// Returns a device of the same connection that one thread can have for itself. If this user
+    /// may not open the device, it is a copy of the descriptor.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENFILE`.
+    pub(crate) fn channel(&self) -> std::io::Result<File> {
+        self.0.try_clone()
+    }
+
     /// Returns true if each thread can open a FUSE device of its own. If this user may not open
     /// `/dev/fuse`, all threads share the device that fusermount3(1) has opened.
-    pub(super) fn can_be_cloned(&self) -> bool {
+    pub(crate) fn can_be_cloned(&self) -> bool {
         File::options().read(true).write(true).open(DEVICE).is_ok()
     }
+}
+
+/// Returns the result of a notification. That the kernel has nothing cached is no error.
+fn unless_unknown(result: Result<(), Errno>) -> Result<(), Errno> {
+    if result == Err(Errno::NOENT) { Ok(()) } else { result }
 }
 
 /// Mounts on the directory `path`.

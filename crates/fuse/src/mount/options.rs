@@ -4,6 +4,8 @@ use std::ffi::OsString;
 
 use bitflags::bitflags;
 
+use crate::transport::Transport;
+
 /// The default number of threads. It suits back ends in which every request has to wait.
 const THREADS: usize = 16;
 
@@ -32,6 +34,8 @@ pub struct MountOptions {
     /// end can serve at a time. Requests that are known to wait run on additional threads
     /// ([`FileSystem::fsync_waits`](corewalk::FileSystem::fsync_waits)).
     pub threads: usize,
+    /// The way in which requests arrive.
+    pub transport: Transport,
 }
 
 /// Which users may use a mount.
@@ -87,6 +91,7 @@ impl MountOptions {
         with_users: users = AllowedUsers;
         with_flags: flags = MountFlags;
         with_threads: threads = usize;
+        with_transport: transport = Transport;
     }
 }
 
@@ -99,6 +104,7 @@ impl Default for MountOptions {
             users: AllowedUsers::Owner,
             flags: MountFlags::NOSUID | MountFlags::NODEV,
             threads: THREADS,
+            transport: Transport::default(),
         }
     }
 }

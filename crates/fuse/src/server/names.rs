@@ -72,11 +72,7 @@ impl Server {
         let open = self.has_open_state.then_some(flags);
         match self.make_in(&self.cred_to_make(caller, &new), &dir, name, &new, open) {
             Ok((inode, attr)) => {
-                // The creator of a file may open it, whatever its mode.
-                let handle = match self.has_open_state {
-                    true => self.vfs.open(&caller.prechecked(), &inode, flags, May::empty())?,
-                    false => 0,
-                };
+                let handle = self.open_new(caller, &inode, flags)?;
                 Ok((self.hand_out(inode, attr)?, handle))
             }
             Err(Errno::EXIST) if flags & OFlags::EXCL.bits() == 0 => {
@@ -115,7 +111,8 @@ impl Server {
         }
     }
 
-    /// Creates a regular file without a name (`O_TMPFILE`).
+    /// Creates a regular file without a name (`O_TMPFILE`), opens it with the open(2) flags
+    /// `flags`, and also returns the handle.
     ///
     /// # Errors
     /// `EOPNOTSUPP` if the back end has no such files; the errors of [`Server::make`].
@@ -124,12 +121,22 @@ impl Server {
         caller: Caller,
         parent: u64,
         new: &NewFile<'_>,
-    ) -> Result<EntryOut, Errno> {
+        flags: u32,
+    ) -> Result<(EntryOut, u64), Errno> {
         let dir = self.inode_refreshed(parent)?;
         let new = NewFile { mode: mode::S_IFREG | new.mode & 0o7777, ..*new };
         let make = Make::new(new.mode, caller.uid, caller.gid).with_umask(new.umask);
         let (inode, attr) = self.vfs.tmpfile(&self.cred_to_make(caller, &new), &dir, make)?;
-        self.hand_out(inode, attr)
+        let handle = self.open_new(caller, &inode, flags)?;
+        Ok((self.hand_out(inode, attr)?, handle))
+    }
+
+    /// Opens a file that the caller has just created. The caller may open it, whatever its mode.
+    fn open_new(&self, caller: Caller, inode: &InodeRef<'_>, flags: u32) -> Result<u64, Errno> {
+        match self.has_open_state {
+            true => self.vfs.open(&caller.prechecked(), inode, flags, May::empty()),
+            false => Ok(0),
+        }
     }
 
     /// Gives `node` another name.

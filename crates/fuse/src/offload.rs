@@ -24,11 +24,11 @@ use corewalk_base::{Condvar, Mutex, MutexGuard};
 const THREADS_MAX: usize = 32;
 
 /// The rest of a request, including the answer.
-pub(super) type Job = Box<dyn FnOnce() + Send>;
+pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 /// The pool of offload threads. When it is dropped, it waits until all queued jobs have run.
 #[derive(Default)]
-pub(super) struct Offload {
+pub(crate) struct Offload {
     shared: Arc<Shared>,
     /// The offload threads that were started. Protected by its own mutex, which no thread holds
     /// together with the mutex of `Shared::queue`.
@@ -59,7 +59,7 @@ struct Queue {
 impl Offload {
     /// Runs `job` on a thread of the pool. If the pool has no thread and cannot start one, runs it
     /// on the calling thread.
-    pub(super) fn run(&self, job: Job) {
+    pub(crate) fn run(&self, job: Job) {
         let mut queue = self.shared.queue.lock();
         queue.jobs.push_back(job);
         if queue.idle >= queue.jobs.len() {

@@ -1,0 +1,205 @@
+//! Serves one request: reads its arguments, calls the [`Server`], and writes the body of the answer.
+//!
+//! A transport reads a request and passes it to [`Dispatcher::serve`] on the thread that has read
+//! it. If the request has to wait, the result is [`Outcome::Later`]. Then the transport passes the
+//! request to [`Dispatcher::serve_later`], which serves it on an offload thread. So a request that
+//! waits for a disk does not keep a transport's thread from reading other requests.
+//!
+//! # Requests that may run later
+//! - fsync(2), if the back end says that it waits.
+//! - A request that fails with `ENOSPC`. unlink(2) returns as soon as the kernel has queued the
+//!   forget that frees the removed file. The server may not have handled that forget when the next
+//!   write arrives. So a program that removes one file to make space for another could get
+//!   `ENOSPC`. To avoid that, the dispatcher repeats such a request a few times, with a pause
+//!   before each time.
+//!
+//! A calling process waits for its answer, so the requests of one process keep their order.
+//!
+//! # Requests that are turned off
+//! - If the server needs no open ([`Server::opens_are_free`]), the first open gets `ENOSYS`. After
+//!   that the kernel sends neither open nor release.
+//! - `flush` gets `ENOSYS`, since no back end does anything when a descriptor is closed.
+//! - An interrupt gets `ENOSYS`, since no request can be interrupted. File locks stay in the
+//!   kernel, where a signal can interrupt a thread that waits for one.
+//!
+//! # Guarantees
+//! - D.1: every request gets exactly one answer, except a forget, which gets none.
+//! - D.2: the server counts exactly the entries that an answer contains. If a listing fails half
+//!   way, the answer contains the entries before the failure.
+//! - D.3: a request that panics gets `EIO`. The cache and the back end keep their own state
+//!   consistent (F.2 of [`corewalk::FileSystem`]'s rules).
+//!
+//! Source: Linux `fs/fuse/dev.c`, `dir.c`, `file.c`.
+
+mod attributes;
+mod files;
+mod names;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use corewalk::Errno;
+use corewalk_base::primitives::thread;
+
+use crate::offload::Offload;
+use crate::options::Ownership;
+use crate::server::Server;
+use crate::timeouts::Timeouts;
+use crate::wire::{Body, Features, Message, Opcode, OwnedMessage};
+
+/// The pauses before the retries, during which forgets can arrive.
+const PAUSES: [Duration; 3] =
+    [Duration::from_millis(1), Duration::from_millis(2), Duration::from_millis(4)];
+/// The longest body of an answer to a request that runs later, in bytes. The longest one is the
+/// answer to a creation.
+const LATER_BODY_BYTES: usize = 256;
+/// The flag of an answer to an open: the kernel keeps its cached pages of the file.
+const FOPEN_KEEP_CACHE: u32 = 1 << 1;
+/// The flag of an answer to an opendir: the kernel caches the entries of the directory.
+const FOPEN_CACHE_DIR: u32 = 1 << 3;
+
+/// Serves requests.
+#[derive(Debug)]
+pub(crate) struct Dispatcher {
+    server: Arc<Server>,
+    timeouts: Timeouts,
+    /// True if the kernel need not send opens.
+    opens_are_free: bool,
+    /// True if the kernel may keep its cached pages and listings when a file is opened.
+    keeps_cache: bool,
+    offload: Offload,
+}
+
+/// The result of serving a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// The answer: the length of the body in bytes, or an error.
+    Answer(Result<usize, Errno>),
+    /// The request gets no answer.
+    Silent,
+    /// The request has to run on an offload thread.
+    Later,
+}
+
+impl Dispatcher {
+    /// Returns a dispatcher. `offered` are the features that the kernel has.
+    pub(crate) fn new(server: Arc<Server>, offered: Features) -> Dispatcher {
+        Dispatcher {
+            timeouts: Timeouts::of(&server),
+            opens_are_free: Features::opens_are_free(&server, offered),
+            keeps_cache: server.options().ownership == Ownership::Exclusive,
+            offload: Offload::default(),
+            server,
+        }
+    }
+
+    /// Returns the length in bytes of the longest data of a request or an answer.
+    pub(crate) fn data_bytes_max(&self) -> usize {
+        self.server.options().write_bytes_max as usize
+    }
+
+    /// Serves a request. The body of the answer is written into `buffer`.
+    pub(crate) fn serve(&self, message: &Message<'_>, buffer: &mut [u8]) -> Outcome {
+        match message.header.opcode {
+            Opcode::FORGET | Opcode::BATCH_FORGET => {
+                // Ignore the result: a forget has no answer, and `run` has counted a panic.
+                let _ = self.run(message, &mut Body::new(&mut []));
+                Outcome::Silent
+            }
+            Opcode::NOTIFY_REPLY => Outcome::Silent,
+            Opcode::FSYNC | Opcode::FSYNCDIR if self.server.fsync_waits() => Outcome::Later,
+            _ => {
+                let mut body = Body::new(buffer);
+                match self.run(message, &mut body) {
+                    Err(Errno::NOSPC) => Outcome::Later,
+                    result => Outcome::Answer(result.map(|()| body.len())),
+                }
+            }
+        }
+    }
+
+    /// Serves a request on an offload thread, and passes the body of the answer to `reply`.
+    pub(crate) fn serve_later(
+        self: &Arc<Self>,
+        message: OwnedMessage,
+        reply: impl FnOnce(Result<&[u8], Errno>) + Send + 'static,
+    ) {
+        let dispatcher = Arc::clone(self);
+        self.offload.run(Box::new(move || {
+            let mut buffer = [0; LATER_BODY_BYTES];
+            let mut body = Body::new(&mut buffer);
+            let result = dispatcher.run_with_retries(&message.get(), &mut body);
+            let len = body.len();
+            reply(result.map(|()| &buffer[..len]));
+        }));
+    }
+
+    fn run_with_retries(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
+        if matches!(message.header.opcode, Opcode::FSYNC | Opcode::FSYNCDIR) {
+            return self.run(message, body);
+        }
+        let mut last = Err(Errno::NOSPC);
+        for pause in PAUSES {
+            thread::sleep(pause);
+            body.clear();
+            last = self.run(message, body);
+            if last != Err(Errno::NOSPC) {
+                break;
+            }
+        }
+        last
+    }
+
+    /// Runs a request. If it panics, returns `EIO`.
+    fn run(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
+        let run = AssertUnwindSafe(|| self.dispatch(message, body));
+        catch_unwind(run).unwrap_or_else(|_| {
+            // The panic hook has already printed the message.
+            self.server.count_panic();
+            Err(Errno::IO)
+        })
+    }
+
+    /// Calls the function of an operation.
+    fn dispatch(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
+        match message.header.opcode {
+            Opcode::LOOKUP => self.lookup(message, body),
+            Opcode::FORGET => self.forget(message),
+            Opcode::BATCH_FORGET => self.batch_forget(message),
+            Opcode::GETATTR => self.getattr(message, body),
+            Opcode::SETATTR => self.setattr(message, body),
+            Opcode::READLINK => self.readlink(message, body),
+            Opcode::SYMLINK => self.symlink(message, body),
+            Opcode::MKNOD => self.mknod(message, body),
+            Opcode::MKDIR => self.mkdir(message, body),
+            Opcode::UNLINK | Opcode::RMDIR => self.remove(message),
+            Opcode::RENAME | Opcode::RENAME2 => self.rename(message),
+            Opcode::LINK => self.link(message, body),
+            Opcode::OPEN => self.open(message, body),
+            Opcode::READ => self.read(message, body),
+            Opcode::WRITE => self.write(message, body),
+            Opcode::STATFS => self.statfs(message, body),
+            Opcode::RELEASE => self.release(message),
+            Opcode::FSYNC | Opcode::FSYNCDIR => self.fsync(message),
+            Opcode::SETXATTR => self.setxattr(message),
+            Opcode::GETXATTR | Opcode::LISTXATTR => self.read_xattr(message, body),
+            Opcode::REMOVEXATTR => self.removexattr(message),
+            Opcode::OPENDIR => self.opendir(message, body),
+            Opcode::READDIR => self.readdir(message, body),
+            Opcode::READDIRPLUS => self.readdirplus(message, body),
+            Opcode::ACCESS => self.access(message),
+            Opcode::CREATE => self.create(message, body),
+            Opcode::TMPFILE => self.tmpfile(message, body),
+            Opcode::FALLOCATE => self.fallocate(message),
+            Opcode::LSEEK => self.lseek(message, body),
+            Opcode::COPY_FILE_RANGE | Opcode::COPY_FILE_RANGE_64 => {
+                self.copy_file_range(message, body)
+            }
+            Opcode::RELEASEDIR | Opcode::DESTROY => Ok(()),
+            Opcode::IOCTL => Err(Errno::NOTTY),
+            // The kernel does not send the operation again after this error.
+            _ => Err(Errno::NOSYS),
+        }
+    }
+}

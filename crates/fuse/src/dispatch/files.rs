@@ -1,0 +1,158 @@
+//! Requests about open files and their content, and the listing of directories.
+
+use std::ops::ControlFlow;
+
+use corewalk::{Errno, Fsync};
+use rustix::fs::OFlags;
+
+use super::{Dispatcher, FOPEN_CACHE_DIR};
+use crate::server::WriteOrigin;
+use crate::wire::{Args, Body, Message, Opcode};
+
+/// The flag of a write request that writes back cached pages (`FUSE_WRITE_CACHE`).
+const WRITE_CACHE: u32 = 1;
+/// The flag of an fsync request for fdatasync(2) (`FUSE_FSYNC_FDATASYNC`).
+const FSYNC_DATA: u32 = 1;
+/// The inode number of a listed entry whose lookup has failed, as libfuse reports it
+/// (`FUSE_UNKNOWN_INO`). The C library skips an entry with the number 0.
+const UNKNOWN_INO: u64 = 0xffff_ffff;
+
+impl Dispatcher {
+    pub(super) fn open(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
+        if self.opens_are_free {
+            return Err(Errno::NOSYS);
+        }
+        let header = message.header;
+        let handle = self.server.open(header.caller, header.node, message.args().u32()?)?;
+        body.open_out(handle, self.open_flags())
+    }
+
+    pub(super) fn opendir(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
+        if self.opens_are_free {
+            return Err(Errno::NOSYS);
+        }
+        self.server.opendir(message.header.caller, message.header.node)?;
+        let caches = if self.keeps_cache { FOPEN_CACHE_DIR } else { 0 };
+        body.open_out(0, self.open_flags() | caches)
+    }
+
+    pub(super) fn release(&self, message: &Message<'_>) -> Result<(), Errno> {
+        self.server.release(message.header.node, message.args().u64()?)
+    }
+
+    pub(super) fn read(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
+        let Range { handle, offset, size } = Range::of(&mut message.args())?;
+        body.fill(size as usize, |buffer| {
+            self.server.read(message.header.node, handle, offset, buffer)
+        })
+    }
+
+    pub(super) fn write(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
+        let header = message.header;
+        let mut args = message.args();
+        let Range { handle, offset, size } = Range::of(&mut args)?;
+        let (write_flags, _lock_owner, flags) = (args.u32()?, args.u64()?, args.u32()?);
+        // Use the flags in the request, because fcntl(2) may have changed those of open(2).
+        let appends = OFlags::from_bits_retain(flags).contains(OFlags::APPEND);
+        let origin = match write_flags & WRITE_CACHE {
+            0 if appends => WriteOrigin::Append,
+            0 => WriteOrigin::Call,
+            _ => WriteOrigin::Cache,
+        };
+        let data = args.data(size)?;
+        let count = self.server.write(header.caller, header.node, handle, offset, data, origin)?;
+        body.u32(count as u32)?;
+        body.u32(0)
+    }
+
+    pub(super) fn fsync(&self, message: &Message<'_>) -> Result<(), Errno> {
+        let mut args = message.args();
+        let (handle, flags) = (args.u64()?, args.u32()?);
+        let what = if flags & FSYNC_DATA != 0 { Fsync::Data } else { Fsync::All };
+        self.server.fsync(message.header.node, handle, what)
+    }
+
+    pub(super) fn readdir(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
+        let Range { offset, size, .. } = Range::of(&mut message.args())?;
+        let listed = self.server.readdir(message.header.node, offset, &mut |entry| {
+            let (ino, cookie) = (entry.node, entry.cookie);
+            match body.dirent(size as usize, ino, cookie, entry.kind, entry.name) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(_) => ControlFlow::Break(()),
+            }
+        });
+        unless_entries_were_taken(listed, body)
+    }
+
+    pub(super) fn readdirplus(
+        &self,
+        message: &Message<'_>,
+        body: &mut Body<'_>,
+    ) -> Result<(), Errno> {
+        let Range { offset, size, .. } = Range::of(&mut message.args())?;
+        let listed = self.server.readdirplus(message.header.node, offset, &mut |entry, attr| {
+            // Node 0 means that the server's lookup of the name has failed. Send the entry without
+            // attributes. If a program uses the name, the kernel looks it up and gets the error of
+            // the lookup.
+            let (ino, found) = match entry.node {
+                0 => (UNKNOWN_INO, None),
+                node => (attr.ino, Some((node, self.timeouts.set_by(attr), attr))),
+            };
+            let named = (ino, entry.cookie, entry.kind, entry.name);
+            match body.direntplus(size as usize, found, named) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(_) => ControlFlow::Break(()),
+            }
+        });
+        unless_entries_were_taken(listed, body)
+    }
+
+    pub(super) fn fallocate(&self, message: &Message<'_>) -> Result<(), Errno> {
+        let header = message.header;
+        let mut args = message.args();
+        let (handle, range) = (args.u64()?, (args.u64()?, args.u64()?));
+        self.server.fallocate(header.caller, header.node, handle, range, args.u32()?)
+    }
+
+    pub(super) fn lseek(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
+        let mut args = message.args();
+        let (handle, offset, whence) = (args.u64()?, args.u64()? as i64, args.u32()? as i32);
+        body.u64(self.server.seek(message.header.node, handle, offset, whence)?)
+    }
+
+    pub(super) fn copy_file_range(
+        &self,
+        message: &Message<'_>,
+        body: &mut Body<'_>,
+    ) -> Result<(), Errno> {
+        let header = message.header;
+        let mut args = message.args();
+        let (handle_in, offset_in) = (args.u64()?, args.u64()?);
+        let to = (args.u64()?, args.u64()?, args.u64()?);
+        let from = (header.node, handle_in, offset_in);
+        let copied = self.server.copy_file_range(header.caller, from, to, args.u64()?)?;
+        match header.opcode {
+            Opcode::COPY_FILE_RANGE_64 => body.u64(copied),
+            // The number fits 32 bits, because the server copies at most 16 MiB at once.
+            _ => body.u64(copied.min(u64::from(u32::MAX))),
+        }
+    }
+}
+
+/// The first arguments of a request that reads or writes.
+struct Range {
+    handle: u64,
+    offset: u64,
+    size: u32,
+}
+
+impl Range {
+    fn of(args: &mut Args<'_>) -> Result<Range, Errno> {
+        Ok(Range { handle: args.u64()?, offset: args.u64()?, size: args.u32()? })
+    }
+}
+
+/// Returns the result of a listing. If entries were taken before an error, the result is a success.
+fn unless_entries_were_taken(listed: Result<(), Errno>, body: &Body<'_>) -> Result<(), Errno> {
+    if body.len() > 0 { Ok(()) } else { listed }
+}

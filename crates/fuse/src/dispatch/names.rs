@@ -1,0 +1,121 @@
+//! Requests about names: lookups, and requests that create, remove and rename files.
+
+use corewalk::attr::mode;
+use corewalk::{Errno, Removal};
+
+use super::{Dispatcher, FOPEN_KEEP_CACHE};
+use crate::server::{EntryOut, NewFile};
+use crate::wire::{Body, Message, Opcode};
+
+impl Dispatcher {
+    pub(super) fn lookup(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
+        let header = message.header;
+        let name = message.args().name()?;
+        let negative_timeout = self.server.options().negative_timeout;
+        match self.server.lookup(header.caller, header.node, name) {
+            Err(Errno::NOENT) if !negative_timeout.is_zero() => {
+                body.negative_entry(negative_timeout)
+            }
+            found => self.entry(&found?, body),
+        }
+    }
+
+    pub(super) fn forget(&self, message: &Message<'_>) -> Result<(), Errno> {
+        self.server.forget(message.header.node, message.args().u64()?);
+        Ok(())
+    }
+
+    pub(super) fn batch_forget(&self, message: &Message<'_>) -> Result<(), Errno> {
+        let mut args = message.args();
+        let count = args.u32()?;
+        args.forgets(count).for_each(|(node, n)| self.server.forget(node, n));
+        Ok(())
+    }
+
+    pub(super) fn symlink(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
+        let mut args = message.args();
+        let (name, target) = (args.name()?, args.name()?);
+        self.make(message, name, &NewFile::new(mode::S_IFLNK | 0o777).with_target(target), body)
+    }
+
+    pub(super) fn mknod(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
+        let mut args = message.args();
+        let (mode, rdev, umask) = (args.u32()?, args.u32()?, args.u32()?);
+        let new = NewFile::new(mode).with_umask(umask).with_rdev(u64::from(rdev));
+        self.make(message, args.name()?, &new, body)
+    }
+
+    pub(super) fn mkdir(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
+        let mut args = message.args();
+        let (mode, umask) = (args.u32()?, args.u32()?);
+        let new = NewFile::new(mode::S_IFDIR | mode & 0o7777).with_umask(umask);
+        self.make(message, args.name()?, &new, body)
+    }
+
+    fn make(
+        &self,
+        message: &Message<'_>,
+        name: &[u8],
+        new: &NewFile<'_>,
+        body: &mut Body<'_>,
+    ) -> Result<(), Errno> {
+        let header = message.header;
+        self.entry(&self.server.make(header.caller, header.node, name, new)?, body)
+    }
+
+    pub(super) fn create(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
+        let header = message.header;
+        let mut args = message.args();
+        let (flags, mode, umask) = (args.u32()?, args.u32()?, args.u32()?);
+        let new = NewFile::new(mode).with_umask(umask);
+        let name = args.name()?;
+        let (entry, handle) = self.server.create(header.caller, header.node, name, &new, flags)?;
+        self.entry(&entry, body)?;
+        body.open_out(handle, self.open_flags())
+    }
+
+    pub(super) fn tmpfile(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
+        let header = message.header;
+        let mut args = message.args();
+        let (flags, mode, umask) = (args.u32()?, args.u32()?, args.u32()?);
+        let new = NewFile::new(mode).with_umask(umask);
+        let (entry, handle) = self.server.tmpfile(header.caller, header.node, &new, flags)?;
+        self.entry(&entry, body)?;
+        body.open_out(handle, self.open_flags())
+    }
+
+    /// Returns the flags of an answer that opens a file.
+    pub(super) fn open_flags(&self) -> u32 {
+        if self.opens_are_free || self.keeps_cache { FOPEN_KEEP_CACHE } else { 0 }
+    }
+
+    pub(super) fn link(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
+        let header = message.header;
+        let mut args = message.args();
+        let (node, name) = (args.u64()?, args.name()?);
+        self.entry(&self.server.link(header.caller, node, header.node, name)?, body)
+    }
+
+    pub(super) fn remove(&self, message: &Message<'_>) -> Result<(), Errno> {
+        let header = message.header;
+        let removal = match header.opcode {
+            Opcode::RMDIR => Removal::Rmdir,
+            _ => Removal::Unlink,
+        };
+        self.server.remove(header.caller, header.node, message.args().name()?, removal)
+    }
+
+    pub(super) fn rename(&self, message: &Message<'_>) -> Result<(), Errno> {
+        let header = message.header;
+        let mut args = message.args();
+        let new_parent = args.u64()?;
+        let flags = if header.opcode == Opcode::RENAME2 { args.u32()? } else { 0 };
+        let (old, new) = (args.name()?, args.name()?);
+        self.server.rename(header.caller, (header.node, old), (new_parent, new), flags)
+    }
+
+    fn entry(&self, entry: &EntryOut, body: &mut Body<'_>) -> Result<(), Errno> {
+        let timeouts = self.timeouts.set_by(&entry.attr);
+        body.entry_out((entry.node, entry.generation), timeouts, &entry.attr)
+    }
+}

@@ -1,0 +1,89 @@
+//! Serving requests that arrive over the FUSE device.
+//!
+//! Each thread has a channel: an open device that was cloned from the mounted one. The kernel gives
+//! each request to one channel, and accepts the answer only on that channel. If this user may not
+//! open the device, all threads share the mounted one.
+//!
+//! Source: Linux `fs/fuse/dev.c` (`fuse_dev_do_read`, `fuse_dev_do_write`).
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use corewalk::Errno;
+
+use super::MESSAGE_BYTES;
+use crate::dispatch::{Dispatcher, Outcome};
+use crate::wire::{Message, OUT_HEADER_BYTES, out_header};
+
+/// A thread that reads requests from a channel and serves them.
+#[derive(Debug)]
+pub(super) struct Thread {
+    dispatcher: Arc<Dispatcher>,
+    channel: Arc<File>,
+}
+
+impl Thread {
+    /// Returns a thread that does not run yet.
+    pub(super) fn new(dispatcher: Arc<Dispatcher>, channel: File) -> Thread {
+        Thread { dispatcher, channel: Arc::new(channel) }
+    }
+
+    /// Serves requests until the connection ends.
+    ///
+    /// # Errors
+    /// `ECONNABORTED` if the connection was aborted; other errors of read(2).
+    pub(super) fn run(self) -> io::Result<()> {
+        let data_bytes = self.dispatcher.data_bytes_max();
+        let mut request = vec![0; MESSAGE_BYTES + data_bytes];
+        let mut answer = vec![0; OUT_HEADER_BYTES + data_bytes];
+        loop {
+            match rustix::io::read(&self.channel, &mut request) {
+                Ok(len) => self.serve(&request[..len], &mut answer),
+                Err(Errno::NODEV) => return Ok(()),
+                // `ENOENT` means that the calling process has taken its request back.
+                Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Serves one request. Writes the answer into `answer`, behind room for its header.
+    fn serve(&self, request: &[u8], answer: &mut [u8]) {
+        let message = match Message::parse(request) {
+            Ok(message) => message,
+            Err(unique) => {
+                log::error!("the kernel has sent a malformed request");
+                if let Some(unique) = unique {
+                    send(&self.channel, &out_header(unique, Some(Errno::IO), 0));
+                }
+                return;
+            }
+        };
+        let unique = message.header.unique;
+        match self.dispatcher.serve(&message, &mut answer[OUT_HEADER_BYTES..]) {
+            Outcome::Answer(result) => {
+                let (error, len) = (result.err(), result.unwrap_or(0));
+                answer[..OUT_HEADER_BYTES].copy_from_slice(&out_header(unique, error, len));
+                send(&self.channel, &answer[..OUT_HEADER_BYTES + len]);
+            }
+            Outcome::Silent => {}
+            Outcome::Later => {
+                let channel = Arc::clone(&self.channel);
+                self.dispatcher.serve_later(message.to_owned(), move |result| {
+                    let body = result.unwrap_or(&[]);
+                    let header = out_header(unique, result.err(), body.len());
+                    send(&channel, &[&header, body].concat());
+                });
+            }
+        }
+    }
+}
+
+/// Sends an answer. The only errors that can happen mean that the connection has ended, and with it
+/// the request and all lookups that the kernel holds.
+fn send(channel: &File, answer: &[u8]) {
+    if let Err(error) = rustix::io::retry_on_intr(|| rustix::io::write(channel, answer)) {
+        log::debug!("an answer was not delivered: {error}");
+    }
+}

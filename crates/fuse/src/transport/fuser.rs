@@ -1,0 +1,32 @@
+//! Serving requests that the crate fuser reads.
+
+use std::io;
+use std::sync::Arc;
+
+use corewalk_base::primitives::thread::JoinHandle;
+use fuser::{Session, SessionACL};
+
+use super::{spawn, system};
+use crate::adapter::Adapter;
+use crate::mount::{AllowedUsers, Device, MountError, MountOptions};
+use crate::server::Server;
+
+/// Negotiates with the kernel, and starts fuser's threads.
+pub(super) fn start(
+    server: &Arc<Server>,
+    device: &Device,
+    mount: &MountOptions,
+) -> Result<JoinHandle<io::Result<()>>, MountError> {
+    let adapter = Adapter::with_server(Arc::clone(server));
+    let mut config = fuser::Config::default();
+    config.n_threads = Some(mount.threads.max(1));
+    config.clone_fd = device.can_be_cloned();
+    let acl = match mount.users {
+        AllowedUsers::Owner => SessionACL::Owner,
+        AllowedUsers::Everyone => SessionACL::All,
+    };
+    let descriptor = device.descriptor().map_err(|error| system("copying a descriptor", error))?;
+    let session = Session::from_fd(adapter, descriptor, acl, config)
+        .map_err(|error| system("negotiating with the kernel", error))?;
+    spawn(move || session.run()).map_err(|error| system("starting a thread", error))
+}

@@ -1,0 +1,244 @@
+//! Negotiation: the request in which the kernel offers features, and the answer that chooses some.
+//!
+//! # Features that are not chosen
+//! - File locks. So the kernel manages them itself, as for a local file system.
+//! - `FUSE_SPLICE_*`: no transport splices.
+//! - `FUSE_HANDLE_KILLPRIV_V2`: with `FUSE_HANDLE_KILLPRIV` the server decides by itself when it
+//!   clears set-user-ID and set-group-ID bits.
+//!
+//! Source: Linux `fs/fuse/inode.c` (`process_init_reply`).
+
+use corewalk::Errno;
+
+use super::{Args, Body};
+use crate::options::{Options, Ownership, Permissions, ReaddirPlus, WriteCache};
+use crate::server::Server;
+
+/// The major version of the protocol.
+const MAJOR: u32 = 7;
+/// The newest minor version that this crate knows.
+const MINOR: u32 = 45;
+/// The oldest minor version that this crate supports (Linux 5.4).
+const MINOR_MIN: u32 = 31;
+/// The page size with which the kernel counts the pages of a request, in bytes.
+const PAGE_BYTES: u32 = 4096;
+/// The length of the body of the answer, in bytes (`struct fuse_init_out`).
+pub(crate) const INIT_REPLY_BYTES: usize = 64;
+
+/// Defines a constant for the bit of each feature.
+macro_rules! features {
+    ($($name:ident = $bit:literal;)*) => {
+        $(pub(crate) const $name: u64 = 1 << $bit;)*
+    };
+}
+
+/// The features of the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Features(pub(crate) u64);
+
+impl Features {
+    features! {
+        ASYNC_READ = 0;
+        ATOMIC_O_TRUNC = 3;
+        EXPORT_SUPPORT = 4;
+        BIG_WRITES = 5;
+        DONT_MASK = 6;
+        HAS_IOCTL_DIR = 11;
+        AUTO_INVAL_DATA = 12;
+        DO_READDIRPLUS = 13;
+        READDIRPLUS_AUTO = 14;
+        ASYNC_DIO = 15;
+        WRITEBACK_CACHE = 16;
+        NO_OPEN_SUPPORT = 17;
+        PARALLEL_DIROPS = 18;
+        HANDLE_KILLPRIV = 19;
+        POSIX_ACL = 20;
+        ABORT_ERROR = 21;
+        MAX_PAGES = 22;
+        CACHE_SYMLINKS = 23;
+        NO_OPENDIR_SUPPORT = 24;
+        INIT_EXT = 30;
+        OVER_IO_URING = 41;
+    }
+
+    /// Returns those of the offered features that `server` needs.
+    pub(crate) fn choose(server: &Server, offered: Features) -> Features {
+        let options = server.options();
+        let mut wanted = Features::ASYNC_READ
+            | Features::BIG_WRITES
+            | Features::MAX_PAGES
+            | Features::INIT_EXT
+            | Features::ABORT_ERROR
+            | Features::PARALLEL_DIROPS
+            | Features::CACHE_SYMLINKS
+            | Features::DONT_MASK
+            | Features::ASYNC_DIO
+            | Features::HAS_IOCTL_DIR
+            // With this feature the kernel may look up `.` and `..`. It does so when a process
+            // opens a file handle of an inode that the kernel has forgotten.
+            | Features::EXPORT_SUPPORT;
+        wanted |= match options.readdirplus {
+            ReaddirPlus::Never => 0,
+            // Do not request listings with attributes if the entry timeout is 0. Then the kernel
+            // looks up each name again anyway, and does not use the attributes of a listing.
+            ReaddirPlus::Auto if options.entry_timeout.is_zero() => 0,
+            ReaddirPlus::Auto => Features::DO_READDIRPLUS | Features::READDIRPLUS_AUTO,
+            ReaddirPlus::Always => Features::DO_READDIRPLUS,
+        };
+        if options.write_cache == WriteCache::Back {
+            wanted |= Features::WRITEBACK_CACHE;
+        }
+        if options.ownership == Ownership::Shared {
+            wanted |= Features::AUTO_INVAL_DATA;
+        }
+        wanted |= match options.permissions {
+            Permissions::Kernel => Features::POSIX_ACL,
+            Permissions::Server => Features::HANDLE_KILLPRIV,
+        };
+        if !Features::opens_are_free(server, offered) {
+            // With this feature the kernel leaves `O_TRUNC` to the server's `open`, which checks
+            // the permission.
+            wanted |= Features::ATOMIC_O_TRUNC;
+        }
+        let missing = wanted & !offered.0;
+        if missing != 0 {
+            log::debug!("the kernel does not have the features {missing:#x}");
+        }
+        Features(wanted & offered.0)
+    }
+
+    /// Returns true if the kernel need not send requests that open and close files.
+    pub(crate) fn opens_are_free(server: &Server, offered: Features) -> bool {
+        let needed = Features::NO_OPEN_SUPPORT | Features::NO_OPENDIR_SUPPORT;
+        server.opens_are_free() && offered.0 & needed == needed
+    }
+}
+
+/// The kernel's request that opens a connection. Analogous to `struct fuse_init_in`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Init {
+    pub(crate) major: u32,
+    minor: u32,
+    max_readahead: u32,
+    pub(crate) offered: Features,
+}
+
+impl Init {
+    /// Reads the request.
+    ///
+    /// # Errors
+    /// `EIO` for a malformed request. `EPROTO` if the kernel is older than Linux 5.4.
+    pub(crate) fn parse(mut args: Args<'_>) -> Result<Init, Errno> {
+        let (major, minor) = (args.u32()?, args.u32()?);
+        if (major, minor) < (MAJOR, MINOR_MIN) {
+            return Err(Errno::PROTO);
+        }
+        let (max_readahead, low) = (args.u32()?, u64::from(args.u32()?));
+        let high = match low & Features::INIT_EXT {
+            0 => 0,
+            _ => u32::from_ne_bytes(args.data(4)?.try_into().map_err(|_| Errno::IO)?),
+        };
+        let offered = Features(low | u64::from(high) << 32);
+        Ok(Init { major, minor, max_readahead, offered })
+    }
+
+    /// Returns true if the kernel has a newer major version. It then repeats its request with the
+    /// version of the answer.
+    pub(crate) fn is_newer(&self) -> bool {
+        self.major > MAJOR
+    }
+
+    /// Writes the answer.
+    ///
+    /// # Errors
+    /// As [`Body::bytes`].
+    pub(crate) fn reply(
+        &self,
+        options: &Options,
+        chosen: Features,
+        body: &mut Body<'_>,
+    ) -> Result<(), Errno> {
+        let background = u32::from(options.background_max.max(1));
+        let congested = background * 3 / 4;
+        let pages = options.write_bytes_max.max(self.max_readahead).div_ceil(PAGE_BYTES);
+        body.u32(MAJOR)?;
+        body.u32(self.minor.min(MINOR))?;
+        body.u32(self.max_readahead)?;
+        body.u32(chosen.0 as u32)?;
+        body.u32(pair(background, congested))?;
+        body.u32(options.write_bytes_max)?;
+        // The unit of times, in nanoseconds.
+        body.u32(1)?;
+        body.u32(pair(pages, 0))?;
+        body.u32((chosen.0 >> 32) as u32)?;
+        body.bytes(&[0; INIT_REPLY_BYTES - 36])
+    }
+}
+
+/// Returns two numbers of 16 bits that lie one behind the other in the message. A number that is
+/// too large becomes the largest number.
+fn pair(first: u32, second: u32) -> u32 {
+    let [a, b] = [first, second].map(|number| number.min(u32::from(u16::MAX)) as u16);
+    let ([a, b], [c, d]) = (a.to_ne_bytes(), b.to_ne_bytes());
+    u32::from_ne_bytes([a, b, c, d])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+
+    use super::super::{Message, Opcode, tests::message};
+    use super::*;
+
+    fn init(minor: u32, flags: u64) -> Result<Init, Errno> {
+        let mut args = Vec::new();
+        for word in [7, minor, 131_072, flags as u32, (flags >> 32) as u32] {
+            args.extend(u32::to_ne_bytes(word));
+        }
+        args.extend([0; 44]);
+        Init::parse(Message::parse(&message(Opcode::INIT, 0, &args)).unwrap().args())
+    }
+
+    #[test]
+    fn flags_above_32_bits_are_read_only_with_the_extension() {
+        let high = Features::OVER_IO_URING;
+        assert_eq!(init(45, Features::INIT_EXT | high).unwrap().offered.0 & high, high);
+        assert_eq!(init(45, high).unwrap().offered.0 & high, 0);
+        assert_eq!(init(30, 0).err(), Some(Errno::PROTO));
+    }
+
+    #[test]
+    fn answer_has_the_length_and_the_fields_of_the_protocol() {
+        let options = Options::shared().with_write_bytes_max(1 << 20).with_background_max(64);
+        let mut buffer = [0xff; 128];
+        let mut body = Body::new(&mut buffer);
+        init(40, 0).unwrap().reply(&options, Features(1 << 41 | 1), &mut body).unwrap();
+        assert_eq!(body.len(), INIT_REPLY_BYTES);
+        let word = |at: usize| u32::from_ne_bytes(buffer[4 * at..][..4].try_into().unwrap());
+        assert_eq!((word(0), word(1), word(2), word(3)), (7, 40, 131_072, 1));
+        assert_eq!(buffer[16..20], [64_u16.to_ne_bytes(), 48_u16.to_ne_bytes()].concat());
+        assert_eq!((word(5), word(6)), (1 << 20, 1));
+        assert_eq!(buffer[28..30], 256_u16.to_ne_bytes());
+        assert_eq!(word(8), 1 << 9);
+    }
+
+    #[test]
+    fn only_offered_features_are_chosen() {
+        let server =
+            |options| Server::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap();
+        let all = Features(u64::MAX);
+        let exclusive = server(Options::exclusive());
+        let chosen = Features::choose(&exclusive, all).0;
+        assert_eq!(chosen & Features::POSIX_ACL, Features::POSIX_ACL);
+        assert_eq!(chosen & (Features::AUTO_INVAL_DATA | Features::ATOMIC_O_TRUNC), 0);
+        assert_eq!(Features::choose(&exclusive, Features(0)), Features(0));
+        let truncates = Features(Features::ATOMIC_O_TRUNC);
+        assert_eq!(Features::choose(&exclusive, truncates), truncates);
+        let checks = server(Options::shared().with_server_permissions());
+        let chosen = Features::choose(&checks, all).0;
+        assert_eq!(chosen & Features::POSIX_ACL, 0);
+        assert_ne!(chosen & Features::HANDLE_KILLPRIV, 0);
+    }
+}

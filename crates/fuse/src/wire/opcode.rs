@@ -1,0 +1,66 @@
+//! The operations of the protocol, and the length of their fixed arguments.
+
+/// The number of an operation. Analogous to `enum fuse_opcode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Opcode(pub(crate) u32);
+
+/// Defines each operation with its number and the length of its fixed arguments in bytes.
+macro_rules! opcodes {
+    ($($name:ident = $number:literal, $bytes:literal;)*) => {
+        impl Opcode {
+            $(pub(crate) const $name: Opcode = Opcode($number);)*
+
+            /// Returns the length of the fixed arguments in bytes. It is 0 for an operation that
+            /// this crate does not know.
+            pub(crate) fn fixed_bytes(self) -> usize {
+                match self.0 {
+                    $($number => $bytes,)*
+                    _ => 0,
+                }
+            }
+        }
+    };
+}
+
+opcodes! {
+    LOOKUP = 1, 0;
+    FORGET = 2, 8;
+    GETATTR = 3, 16;
+    SETATTR = 4, 88;
+    READLINK = 5, 0;
+    SYMLINK = 6, 0;
+    MKNOD = 8, 16;
+    MKDIR = 9, 8;
+    UNLINK = 10, 0;
+    RMDIR = 11, 0;
+    RENAME = 12, 8;
+    LINK = 13, 8;
+    OPEN = 14, 8;
+    READ = 15, 40;
+    WRITE = 16, 40;
+    STATFS = 17, 0;
+    RELEASE = 18, 24;
+    FSYNC = 20, 16;
+    SETXATTR = 21, 8;
+    GETXATTR = 22, 8;
+    LISTXATTR = 23, 8;
+    REMOVEXATTR = 24, 0;
+    INIT = 26, 16;
+    OPENDIR = 27, 8;
+    READDIR = 28, 40;
+    RELEASEDIR = 29, 24;
+    FSYNCDIR = 30, 16;
+    ACCESS = 34, 8;
+    CREATE = 35, 16;
+    DESTROY = 38, 0;
+    IOCTL = 39, 32;
+    NOTIFY_REPLY = 41, 40;
+    BATCH_FORGET = 42, 8;
+    FALLOCATE = 43, 32;
+    READDIRPLUS = 44, 40;
+    RENAME2 = 45, 16;
+    LSEEK = 46, 24;
+    COPY_FILE_RANGE = 47, 56;
+    TMPFILE = 51, 16;
+    COPY_FILE_RANGE_64 = 53, 56;
+}

@@ -1,0 +1,272 @@
+//! Writing of answers.
+
+use std::time::Duration;
+
+use corewalk::{Attr, Errno, FileKind, StatFs};
+
+use crate::timeouts::Timeouts;
+
+/// The length of `struct fuse_out_header` in bytes.
+pub(crate) const OUT_HEADER_BYTES: usize = 16;
+/// The length of `struct fuse_dirent` without the name, in bytes.
+const DIRENT_BYTES: usize = 24;
+/// The length of `struct fuse_entry_out` in bytes.
+const ENTRY_BYTES: usize = 128;
+
+/// Returns the header of an answer to request `unique`. The body has `body_bytes` bytes.
+pub(crate) fn out_header(
+    unique: u64,
+    error: Option<Errno>,
+    body_bytes: usize,
+) -> [u8; OUT_HEADER_BYTES] {
+    let mut bytes = [0; OUT_HEADER_BYTES];
+    let error = error.map_or(0, |error| -error.raw_os_error());
+    bytes[..4].copy_from_slice(&((OUT_HEADER_BYTES + body_bytes) as u32).to_ne_bytes());
+    bytes[4..8].copy_from_slice(&error.to_ne_bytes());
+    bytes[8..].copy_from_slice(&unique.to_ne_bytes());
+    bytes
+}
+
+/// The body of an answer, in a buffer of fixed length.
+#[derive(Debug)]
+pub(crate) struct Body<'a> {
+    buffer: &'a mut [u8],
+    len: usize,
+}
+
+impl<'a> Body<'a> {
+    /// Returns an empty body.
+    pub(crate) fn new(buffer: &'a mut [u8]) -> Body<'a> {
+        Body { buffer, len: 0 }
+    }
+
+    /// Returns the length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Removes everything.
+    pub(crate) fn clear(&mut self) {
+        self.len = 0;
+    }
+
+    /// Adds `bytes`.
+    ///
+    /// # Errors
+    /// `EIO` if the buffer is full.
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) -> Result<(), Errno> {
+        let end = self.len + bytes.len();
+        self.buffer.get_mut(self.len..end).ok_or(Errno::IO)?.copy_from_slice(bytes);
+        self.len = end;
+        Ok(())
+    }
+
+    /// Adds what `fill` writes into a buffer of at most `max` bytes. `fill` returns the length.
+    ///
+    /// # Errors
+    /// The error of `fill`; `EINVAL` if the buffer is shorter than `max`.
+    pub(crate) fn fill(
+        &mut self,
+        max: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<usize, Errno>,
+    ) -> Result<(), Errno> {
+        let end = self.len.saturating_add(max);
+        let filled = fill(self.buffer.get_mut(self.len..end).ok_or(Errno::INVAL)?)?;
+        self.len += filled.min(max);
+        Ok(())
+    }
+
+    /// Adds a word of 32 bits.
+    ///
+    /// # Errors
+    /// As [`Body::bytes`]. The same holds for the methods below.
+    pub(crate) fn u32(&mut self, word: u32) -> Result<(), Errno> {
+        self.bytes(&word.to_ne_bytes())
+    }
+
+    /// Adds a word of 64 bits.
+    pub(crate) fn u64(&mut self, word: u64) -> Result<(), Errno> {
+        self.bytes(&word.to_ne_bytes())
+    }
+
+    /// Adds a `struct fuse_attr`.
+    pub(crate) fn attr(&mut self, attr: &Attr) -> Result<(), Errno> {
+        for word in [attr.ino, attr.size, attr.blocks] {
+            self.u64(word)?;
+        }
+        let times = [attr.atime, attr.mtime, attr.ctime];
+        times.iter().try_for_each(|time| self.u64(time.secs as u64))?;
+        times.iter().try_for_each(|time| self.u32(time.nanos))?;
+        // FUSE has only 32 bits for a device number. So the major number must have at most 12 bits.
+        let words = [attr.mode, attr.nlink, attr.uid, attr.gid, attr.rdev as u32, attr.blksize, 0];
+        words.iter().try_for_each(|&word| self.u32(word))
+    }
+
+    /// Adds a `struct fuse_attr_out`.
+    pub(crate) fn attr_out(&mut self, timeout: Duration, attr: &Attr) -> Result<(), Errno> {
+        self.u64(timeout.as_secs())?;
+        self.u32(timeout.subsec_nanos())?;
+        self.u32(0)?;
+        self.attr(attr)
+    }
+
+    /// Adds a `struct fuse_entry_out`.
+    pub(crate) fn entry_out(
+        &mut self,
+        (node, generation): (u64, u64),
+        timeouts: Timeouts,
+        attr: &Attr,
+    ) -> Result<(), Errno> {
+        self.u64(node)?;
+        self.u64(generation)?;
+        self.u64(timeouts.entry.as_secs())?;
+        self.u64(timeouts.attr.as_secs())?;
+        self.u32(timeouts.entry.subsec_nanos())?;
+        self.u32(timeouts.attr.subsec_nanos())?;
+        self.attr(attr)
+    }
+
+    /// Adds an entry that tells that there is no such name.
+    pub(crate) fn negative_entry(&mut self, timeout: Duration) -> Result<(), Errno> {
+        self.u64(0)?;
+        self.u64(0)?;
+        self.u64(timeout.as_secs())?;
+        self.u64(0)?;
+        self.u32(timeout.subsec_nanos())?;
+        self.bytes(&[0; ENTRY_BYTES - 36])
+    }
+
+    /// Adds a `struct fuse_open_out`.
+    pub(crate) fn open_out(&mut self, handle: u64, flags: u32) -> Result<(), Errno> {
+        self.u64(handle)?;
+        self.u32(flags)?;
+        self.u32(0)
+    }
+
+    /// Adds a `struct fuse_statfs_out`.
+    pub(crate) fn statfs_out(&mut self, fs: &StatFs) -> Result<(), Errno> {
+        for word in [fs.blocks, fs.bfree, fs.bavail, fs.files, fs.ffree] {
+            self.u64(word)?;
+        }
+        for word in [fs.bsize, fs.namelen, fs.bsize] {
+            self.u32(word)?;
+        }
+        self.bytes(&[0; 28])
+    }
+
+    /// Adds a `struct fuse_dirent` with its name and the padding behind it.
+    ///
+    /// # Errors
+    /// `EIO` if less than the whole entry fits into `limit` bytes of body. Then nothing is added.
+    pub(crate) fn dirent(
+        &mut self,
+        limit: usize,
+        ino: u64,
+        cookie: u64,
+        kind: FileKind,
+        name: &[u8],
+    ) -> Result<(), Errno> {
+        let bytes = (DIRENT_BYTES + name.len()).next_multiple_of(8);
+        if self.len + bytes > limit.min(self.buffer.len()) {
+            return Err(Errno::IO);
+        }
+        let padding = bytes - DIRENT_BYTES - name.len();
+        self.u64(ino)?;
+        self.u64(cookie)?;
+        self.u32(name.len() as u32)?;
+        self.u32(kind_number(kind))?;
+        self.bytes(name)?;
+        self.bytes(&[0; 8][..padding])
+    }
+
+    /// Adds a `struct fuse_direntplus`. `entry` is `None` for an entry without attributes.
+    ///
+    /// # Errors
+    /// As [`Body::dirent`].
+    pub(crate) fn direntplus(
+        &mut self,
+        limit: usize,
+        entry: Option<(u64, Timeouts, &Attr)>,
+        (ino, cookie, kind, name): (u64, u64, FileKind, &[u8]),
+    ) -> Result<(), Errno> {
+        let start = self.len;
+        let added = match entry {
+            Some((node, timeouts, attr)) => self.entry_out((node, attr.generation), timeouts, attr),
+            None => self.bytes(&[0; ENTRY_BYTES]),
+        };
+        let added = added.and_then(|()| self.dirent(limit, ino, cookie, kind, name));
+        if added.is_err() {
+            self.len = start;
+        }
+        added
+    }
+}
+
+/// Returns the number of a file type in a directory entry (`DT_REG` and so on).
+fn kind_number(kind: FileKind) -> u32 {
+    match kind {
+        FileKind::Fifo => 1,
+        FileKind::CharDevice => 2,
+        FileKind::Directory => 4,
+        FileKind::BlockDevice => 6,
+        FileKind::Regular => 8,
+        FileKind::Symlink => 10,
+        FileKind::Socket => 12,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structures_have_the_lengths_of_the_protocol() {
+        let mut buffer = [0; 512];
+        let attr = Attr::file(5, 10);
+        let second = Duration::from_secs(1);
+        let timeouts = Timeouts::fixed(second);
+        let mut length = |write: &dyn Fn(&mut Body<'_>) -> Result<(), Errno>| {
+            let mut body = Body::new(&mut buffer);
+            write(&mut body).unwrap();
+            body.len()
+        };
+        assert_eq!(length(&|body| body.attr(&attr)), 88);
+        assert_eq!(length(&|body| body.attr_out(second, &attr)), 104);
+        assert_eq!(length(&|body| body.entry_out((5, 1), timeouts, &attr)), ENTRY_BYTES);
+        assert_eq!(length(&|body| body.negative_entry(second)), ENTRY_BYTES);
+        assert_eq!(length(&|body| body.open_out(1, 2)), 16);
+        assert_eq!(length(&|body| body.statfs_out(&StatFs::default())), 80);
+        let dirent = |name: &[u8]| {
+            let mut buffer = [0; 512];
+            let mut body = Body::new(&mut buffer);
+            body.dirent(512, 5, 1, FileKind::Regular, name).map(|()| body.len())
+        };
+        assert_eq!(dirent(b"12345678"), Ok(32));
+        assert_eq!(dirent(b"123456789"), Ok(40));
+    }
+
+    #[test]
+    fn entry_that_does_not_fit_is_left_out_whole() {
+        let mut buffer = [0; 512];
+        let mut body = Body::new(&mut buffer);
+        let attr = Attr::file(5, 10);
+        let timeouts = Timeouts::fixed(Duration::ZERO);
+        let entry = Some((5, timeouts, &attr));
+        let named = |name: &'static [u8]| (5, 1, FileKind::Regular, name);
+        body.direntplus(200, entry, named(b"a")).unwrap();
+        assert_eq!(body.len(), 160);
+        assert_eq!(body.direntplus(319, entry, named(b"b")), Err(Errno::IO));
+        assert_eq!(body.len(), 160);
+        body.direntplus(320, entry, named(b"b")).unwrap();
+        assert_eq!(body.len(), 320);
+    }
+
+    #[test]
+    fn header_has_a_negative_error() {
+        let header = out_header(3, Some(Errno::NOENT), 0);
+        assert_eq!(header[..4], 16_u32.to_ne_bytes());
+        assert_eq!(header[4..8], (-2_i32).to_ne_bytes());
+        assert_eq!(header[8..], 3_u64.to_ne_bytes());
+        assert_eq!(out_header(3, None, 8)[..8], [24, 0, 0, 0, 0, 0, 0, 0]);
+    }
+}
