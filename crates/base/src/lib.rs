@@ -16,6 +16,7 @@
 //! | [`signal_is_ignored`] | the disposition of a signal |
 //! | [`heap`] | freed memory that goes back to the system |
 //! | [`file_handle`], [`sysv`] | system calls of the host that no well-kept crate has |
+//! | [`fuse_ring`], [`fuse_device`] | requests of a FUSE mount through io_uring |
 //! | [`setters!`] | setters of structs that may get more fields |
 //! | `tally` | counts the outcomes of a loom model |
 //!
@@ -27,12 +28,15 @@
 //! # Unsafe code
 //!
 //! Each file with unsafe code gives its reason at the top: `region`, `pair`, `futex`, `park`,
-//! `sysv`, `file_handle` and `heap`. No function of the interface is unsafe.
+//! `sysv`, `file_handle`, `heap`, `fuse_ring` with its `memory`, and `fuse_device`. No function of
+//! the interface is unsafe.
 
 mod budget;
 mod counter;
 mod errno;
 pub mod file_handle;
+pub mod fuse_device;
+pub mod fuse_ring;
 pub mod futex;
 pub mod heap;
 mod locks;

@@ -1,0 +1,491 @@
+//! FUSE over io_uring: requests arrive and replies leave in memory that the kernel knows.
+//!
+//! A server that reads `/dev/fuse` makes two system calls per request, and each one copies. With a
+//! ring one system call sends all finished replies and waits for the next requests.
+//!
+//! # How it works
+//!
+//! An *entry* is a header and a payload buffer. A REGISTER command tells the kernel about an entry,
+//! and completes when a request is in it. The server writes the reply into the same entry. A
+//! COMMIT_AND_FETCH command sends the reply, and completes with the next request. Each entry
+//! belongs to a queue, and the kernel has one queue per possible processor. It uses the rings only
+//! when each queue has an entry. A ring can serve several queues.
+//!
+//! [`FuseRing::wait`] also returns when another thread calls [`RingWaker::wake`]. A multishot poll
+//! of an eventfd(2) brings that event into the ring.
+//!
+//! FORGET and INTERRUPT never come through a ring, so a thread must still read `/dev/fuse`.
+//!
+//! # Invariants
+//!
+//! - F.1: an entry has at most one command in the kernel, and `owner` is `Kernel` or `Registering`
+//!   from the moment the command is queued until its completion is seen.
+//! - F.2: the kernel reads and writes the memory of an entry only while its `owner` is `Kernel` or
+//!   `Registering`. The methods reach the memory only in the state `Taken`.
+//! - F.3: the memory is unmapped only if no entry has a command in the kernel. Closing a ring does
+//!   not end its commands at once: a kernel thread cancels them later. So the drop of a ring with
+//!   such commands frees the pages, but keeps the address range for ever.
+//!
+//! # Limits
+//!
+//! A dropped ring loses the requests in its entries, and its queues get no service, until the
+//! connection ends. The kernel must be Linux 6.14 or newer, with the parameter `enable_uring` of
+//! its module `fuse`.
+//!
+//! Source: Linux `Documentation/filesystems/fuse/fuse-io-uring.rst`, `fs/fuse/dev_uring.c`,
+//! `include/uapi/linux/fuse.h`; io_uring_setup(2).
+#![expect(unsafe_code, reason = "the kernel reaches the memory of commands")]
+
+mod memory;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use io_uring::squeue::Entry128;
+use io_uring::types::Fixed;
+use io_uring::{IoUring, cqueue, opcode};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+
+use self::memory::Memory;
+use crate::fuse_device::check_is_fuse;
+
+/// `FUSE_IO_URING_CMD_REGISTER`.
+const REGISTER: u32 = 1;
+/// `FUSE_IO_URING_CMD_COMMIT_AND_FETCH`.
+const COMMIT_AND_FETCH: u32 = 2;
+/// How often an entry is registered before `EAGAIN` or `EINTR` counts as a failure.
+const TRIES_MAX: u8 = 16;
+
+/// Bytes of `struct fuse_in_header`.
+const IN_HEADER_BYTES: usize = 40;
+/// Bytes of `struct fuse_out_header`.
+const OUT_HEADER_BYTES: usize = 16;
+
+/// The registered files of a ring.
+const DEVICE: Fixed = Fixed(0);
+const WAKE: Fixed = Fixed(1);
+/// The user data of the poll of the eventfd(2). Other user data is the index of an entry.
+const WAKE_USER_DATA: u64 = u64::MAX;
+
+type Ring = IoUring<Entry128, cqueue::Entry>;
+
+/// An io_uring(7) with entries of a FUSE connection, for one thread.
+///
+/// A ring may be made on one thread and used on another. All calls of [`wait`](Self::wait) must
+/// come from the same thread.
+pub struct FuseRing {
+    // The ring is dropped before the memory.
+    ring: Ring,
+    memory: Memory,
+    entries: Box<[Entry]>,
+    /// The entries in the state `Ready`, oldest request first.
+    ready: VecDeque<u32>,
+    /// How many entries are not `Dead`.
+    live: usize,
+    /// The error of the last entry that died.
+    failure: Option<Errno>,
+    /// Whether the kernel has got commands.
+    is_started: bool,
+    is_woken: bool,
+    wake: Arc<OwnedFd>,
+}
+
+/// Wakes the thread that waits in [`FuseRing::wait`].
+#[derive(Clone, Debug)]
+pub struct RingWaker {
+    wake: Arc<OwnedFd>,
+}
+
+/// The result of [`FuseRing::wait`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waited {
+    /// Whether [`RingWaker::wake`] was called since the previous call.
+    pub is_woken: bool,
+}
+
+/// The permission to answer the request of an entry.
+///
+/// The request of an id that is dropped is never answered.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a request must be answered"]
+pub struct EntryId(u32);
+
+/// A request in the memory of its entry.
+#[derive(Debug)]
+pub struct RingRequest<'r> {
+    /// `struct fuse_in_header`.
+    pub header: &'r [u8; IN_HEADER_BYTES],
+    /// The fixed part of the request, followed by zeroes or by bytes of older requests.
+    pub op_in: &'r [u8; 128],
+    /// The whole buffer. The request is at its start, and the body of the reply goes there too.
+    pub payload: &'r mut [u8],
+    /// How many bytes of the payload belong to the request.
+    pub payload_len: usize,
+}
+
+/// An entry of a ring.
+struct Entry {
+    queue: u16,
+    owner: Owner,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    /// The REGISTER command is queued or in the kernel.
+    Registering { tries: u8 },
+    /// The COMMIT_AND_FETCH command is queued or in the kernel.
+    Kernel,
+    /// A request has arrived.
+    Ready,
+    /// The caller has an [`EntryId`].
+    Taken,
+    /// The command has failed, so no request arrives any more.
+    Dead,
+}
+
+impl FuseRing {
+    /// Makes a ring with `depth` entries for each of `queues`. The first [`wait`](Self::wait)
+    /// registers the entries.
+    ///
+    /// `device` is a FUSE device of a connection whose INIT is answered. `payload_bytes` is at
+    /// least the largest of 8192 bytes, `max_write` and the pages of `max_pages`.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if `device` is no FUSE device. `EINVAL` for no entries, or for sizes out of range.
+    /// `EPERM` and others as io_uring_setup(2); `ENOMEM`.
+    pub fn new(
+        device: BorrowedFd<'_>,
+        queues: &[u16],
+        depth: usize,
+        payload_bytes: usize,
+    ) -> io::Result<Self> {
+        check_is_fuse(device)?;
+        let count = queues.len().checked_mul(depth).ok_or(Errno::INVAL)?;
+        let memory = Memory::map(count, payload_bytes)?;
+        // One command for each entry, and one for the eventfd.
+        let commands = u32::try_from(count + 1).map_err(|_| Errno::INVAL)?;
+        let ring = set_up(commands.next_power_of_two())?;
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+        ring.submitter().register_files(&[device.as_raw_fd(), wake.as_raw_fd()])?;
+        let entries = queues.iter().flat_map(|queue| {
+            let entry = || Entry { queue: *queue, owner: Owner::Registering { tries: 0 } };
+            std::iter::repeat_with(entry).take(depth)
+        });
+        let mut made = Self {
+            ring,
+            memory,
+            entries: entries.collect(),
+            ready: VecDeque::with_capacity(count),
+            live: count,
+            failure: None,
+            is_started: false,
+            is_woken: false,
+            wake,
+        };
+        made.push_poll();
+        for index in 0..count {
+            made.push_register(index);
+        }
+        Ok(made)
+    }
+
+    /// Returns a waker for other threads.
+    #[must_use]
+    pub fn waker(&self) -> RingWaker {
+        RingWaker { wake: Arc::clone(&self.wake) }
+    }
+
+    /// Returns how many entries can still get requests. It is 0 after the end of the connection.
+    ///
+    /// The entry of a request that is not answered yet counts as live.
+    #[must_use]
+    pub fn live(&self) -> usize {
+        self.live
+    }
+
+    /// Returns the error of the last entry that died.
+    ///
+    /// `ENOTCONN` and `ECONNABORTED` mean the end of the connection. `EOPNOTSUPP` means that the
+    /// kernel does not allow rings, and `EINVAL` that it refused a queue or the payload size.
+    #[must_use]
+    pub fn failure(&self) -> Option<Errno> {
+        self.failure
+    }
+
+    /// Sends the queued replies, and waits for a request, for a wake, or for the end of an entry.
+    ///
+    /// Does not wait if a request is ready or if no entry is live. May return early without a
+    /// request, for example after a signal.
+    ///
+    /// # Errors
+    ///
+    /// `EEXIST` if an earlier call came from another thread; others as io_uring_enter(2).
+    pub fn wait(&mut self) -> io::Result<Waited> {
+        if !self.is_started {
+            self.is_started = true;
+            self.ring.submitter().register_enable_rings()?;
+        }
+        let has_news =
+            !self.ready.is_empty() || self.live == 0 || !self.ring.completion().is_empty();
+        if !has_news || !self.ring.submission().is_empty() {
+            match self.ring.submit_and_wait(usize::from(!has_news)).map_err(crate::errno_of) {
+                // After `EINTR`, `EBUSY` and `EAGAIN` the next call sends the remaining commands.
+                Ok(_) | Err(Errno::INTR | Errno::BUSY | Errno::AGAIN) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        self.collect();
+        Ok(Waited { is_woken: std::mem::take(&mut self.is_woken) })
+    }
+
+    /// Returns the next entry with a request, oldest first.
+    pub fn next_request(&mut self) -> Option<EntryId> {
+        let index = self.ready.pop_front()?;
+        self.entries[index as usize].owner = Owner::Taken;
+        Some(EntryId(index))
+    }
+
+    /// Returns the request of an entry.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the entry is of another ring and has no request here.
+    pub fn request(&mut self, entry: &EntryId) -> RingRequest<'_> {
+        let index = self.taken(entry);
+        // SAFETY: the entry is `Taken`, so the kernel does not own it (F.2). Only `reply` changes
+        // that, and the references end before, because they borrow `self`.
+        let (head, payload) = unsafe { self.memory.parts(index) };
+        let header = head.in_out.first_chunk().expect("a header is shorter");
+        let payload_len = (head.payload_bytes as usize).min(payload.len());
+        RingRequest { header, op_in: &head.op_in, payload, payload_len }
+    }
+
+    /// Queues the reply to the request of an entry. The next [`wait`](Self::wait) sends it.
+    ///
+    /// `outcome` is the number of bytes at the start of the payload that are the body of the reply,
+    /// or an error.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the body is longer than the payload, or if the entry is of another ring and has no
+    /// request here.
+    pub fn reply(&mut self, entry: EntryId, outcome: Result<usize, Errno>) {
+        let index = self.taken(&entry);
+        let body = outcome.unwrap_or(0);
+        assert!(body <= self.memory.payload_bytes(), "the body of a reply fits into the payload");
+        let error = outcome.err().map_or(0, |errno| -errno.raw_os_error());
+        // SAFETY: the entry is `Taken`, so the kernel does not own it (F.2). The reference ends
+        // before the command is queued.
+        let head = unsafe { self.memory.head_mut(index) };
+        let len = (OUT_HEADER_BYTES + body) as u32;
+        // The bytes 8 to 16 stay, since both headers have the id of the request there.
+        head.in_out[..4].copy_from_slice(&len.to_ne_bytes());
+        head.in_out[4..8].copy_from_slice(&error.to_ne_bytes());
+        head.payload_bytes = body as u32;
+        let commit_id = head.commit_id;
+        self.entries[index].owner = Owner::Kernel;
+        let command = self.command(index, COMMIT_AND_FETCH, commit_id).build();
+        self.push(command.user_data(index as u64));
+    }
+
+    /// Returns the index of an entry that the caller may use.
+    fn taken(&self, entry: &EntryId) -> usize {
+        let index = entry.0 as usize;
+        let owner = self.entries.get(index).map(|entry| entry.owner);
+        assert_eq!(owner, Some(Owner::Taken), "the entry is of another ring");
+        index
+    }
+
+    /// Takes the completions that have arrived.
+    fn collect(&mut self) {
+        loop {
+            let Some(done) = self.ring.completion().next() else { return };
+            if done.user_data() == WAKE_USER_DATA {
+                self.is_woken = true;
+                // The poll has ended, for example because the completion queue was full.
+                if !cqueue::more(done.flags()) {
+                    self.push_poll();
+                }
+            } else {
+                self.complete(done.user_data() as usize, done.result());
+            }
+        }
+    }
+
+    /// Handles the completion of the command of an entry.
+    fn complete(&mut self, index: usize, result: i32) {
+        if result == 0 {
+            self.entries[index].owner = Owner::Ready;
+            self.ready.push_back(index as u32);
+            return;
+        }
+        // No FUSE command has a positive result.
+        let errno = if result < 0 { Errno::from_raw_os_error(-result) } else { Errno::IO };
+        match self.entries[index].owner {
+            Owner::Registering { tries }
+                if tries < TRIES_MAX && matches!(errno, Errno::AGAIN | Errno::INTR) =>
+            {
+                self.entries[index].owner = Owner::Registering { tries: tries + 1 };
+                self.push_register(index);
+            }
+            _ => {
+                self.entries[index].owner = Owner::Dead;
+                self.failure = Some(errno);
+                self.live -= 1;
+            }
+        }
+    }
+
+    fn push_poll(&mut self) {
+        // Each write to the eventfd is an event. Its counter is never read, because it takes more
+        // writes than a machine can make until it is full.
+        let poll = opcode::PollAdd::new(WAKE, libc::POLLIN as u32).multi(true).build();
+        self.push(Entry128::from(poll.user_data(WAKE_USER_DATA)));
+    }
+
+    fn push_register(&mut self, index: usize) {
+        let (address, count) = self.memory.buffers(index);
+        let command = self.command(index, REGISTER, 0).addr(Some(address)).build();
+        let mut command = command.user_data(index as u64);
+        // `UringCmd80` has no setter for `len` of `struct io_uring_sqe`, the word at byte 24.
+        const _: () = assert!(size_of::<Entry128>() == 128 && align_of::<Entry128>() >= 4);
+        let len = (&raw mut command).cast::<u32>().wrapping_add(6);
+        // SAFETY: the word is inside `command`, whose layout is that of `struct io_uring_sqe`, as
+        // the kernel reads it.
+        unsafe { len.write(count) };
+        self.push(command);
+    }
+
+    /// Returns a command of the FUSE device with its `struct fuse_uring_cmd_req`.
+    fn command(&self, index: usize, operation: u32, commit_id: u64) -> opcode::UringCmd80 {
+        let mut request = [0; 80];
+        request[8..16].copy_from_slice(&commit_id.to_ne_bytes());
+        request[16..18].copy_from_slice(&self.entries[index].queue.to_ne_bytes());
+        opcode::UringCmd80::new(DEVICE, operation).cmd(request)
+    }
+
+    fn push(&mut self, command: Entry128) {
+        // SAFETY: (1) A poll has no memory. (2) The memory of the other commands is that of an
+        // entry, which stays mapped until they complete, or is abandoned (F.3). (3) Until then no
+        // reference to it is made, since the owner of the entry is the kernel (F.2).
+        let pushed = unsafe { self.ring.submission().push(&command) };
+        pushed.expect("the queue has space for one command per entry and the poll");
+    }
+}
+
+/// Makes a ring that is disabled until its thread enables it, so that the ring belongs to that
+/// thread and not to the one that made it.
+///
+/// With `DEFER_TASKRUN` the kernel fills in requests only while the thread waits, and so never
+/// interrupts it. A kernel that refuses these flags gets none.
+fn set_up(commands: u32) -> io::Result<Ring> {
+    let deferring = Ring::builder()
+        .setup_r_disabled()
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .build(commands);
+    match deferring {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            Ring::builder().setup_r_disabled().build(commands)
+        }
+        made => made,
+    }
+}
+
+impl Drop for FuseRing {
+    fn drop(&mut self) {
+        let is_kernels =
+            |entry: &Entry| matches!(entry.owner, Owner::Registering { .. } | Owner::Kernel);
+        // The kernel takes commands only in `wait`, so before it there are none.
+        if self.is_started && self.entries.iter().any(is_kernels) {
+            self.memory.abandon();
+        }
+    }
+}
+
+impl RingWaker {
+    /// Makes the current or the next [`FuseRing::wait`] return. Does nothing after the ring's end.
+    pub fn wake(&self) {
+        let written = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
+        debug_assert!(written.is_ok(), "{written:?}");
+    }
+}
+
+impl fmt::Debug for FuseRing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FuseRing")
+            .field("entries", &self.entries.len())
+            .field("live", &self.live)
+            .finish_non_exhaustive()
+    }
+}
+
+// Miri knows no io_uring.
+#[cfg(all(test, not(any(miri, corewalk_loom, corewalk_shuttle))))]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd as _;
+
+    use corewalk_testkit::require::has_fuse;
+
+    use super::*;
+
+    /// Returns a ring of a device that is not mounted, or `None` without `/dev/fuse`.
+    fn unmounted(depth: usize) -> Option<FuseRing> {
+        if !has_fuse() {
+            return None;
+        }
+        let device = File::options().read(true).write(true).open("/dev/fuse").expect("a device");
+        Some(FuseRing::new(device.as_fd(), &[0, 1], depth, 8192).expect("a ring"))
+    }
+
+    #[test]
+    fn ring_of_an_unmounted_device_has_no_live_entry() {
+        let Some(mut ring) = unmounted(3) else { return };
+        assert_eq!((ring.live(), ring.failure()), (6, None));
+        while ring.live() > 0 {
+            ring.wait().expect("a ring");
+        }
+        assert!(ring.failure().is_some());
+        assert_eq!(ring.next_request(), None);
+        // A dead ring does not wait.
+        assert_eq!(ring.wait().expect("a ring"), Waited { is_woken: false });
+        ring.waker().wake();
+    }
+
+    #[test]
+    fn ring_that_never_waited_is_dropped() {
+        drop(unmounted(1));
+    }
+
+    #[test]
+    fn entry_that_the_kernel_owns_is_refused() {
+        let Some(mut ring) = unmounted(1) else { return };
+        for index in [0, 1, 2, u32::MAX] {
+            let mut request = || assert_eq!(ring.request(&EntryId(index)).payload_len, 0);
+            let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut request));
+            assert!(refused.is_err(), "{index}");
+            let mut reply = || ring.reply(EntryId(index), Ok(0));
+            let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut reply));
+            assert!(refused.is_err(), "{index}");
+        }
+    }
+
+    #[test]
+    fn size_out_of_range_is_refused() {
+        let Some(_) = unmounted(1) else { return };
+        let device = File::options().read(true).write(true).open("/dev/fuse").expect("a device");
+        for (queues, depth, payload) in [(0, 1, 8192), (1, 0, 8192), (1, 1, 0), (2, 1, usize::MAX)]
+        {
+            let queues = [0, 1].get(..queues).expect("few");
+            let made = FuseRing::new(device.as_fd(), queues, depth, payload);
+            let errno = made.map_err(crate::errno_of).err();
+            assert_eq!(errno, Some(Errno::INVAL), "{queues:?} {depth} {payload}");
+        }
+    }
+}
