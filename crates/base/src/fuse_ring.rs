@@ -382,7 +382,9 @@ impl FuseRing {
 /// thread and not to the one that made it.
 ///
 /// With `DEFER_TASKRUN` the kernel fills in requests only while the thread waits, and so never
-/// interrupts it. A kernel that refuses these flags gets none.
+/// interrupts it. Two clients of two rings then took 18.5 us per lookup, on a virtual machine with
+/// two processors. `COOP_TASKRUN` took 19.4 us, no flag 20.3 us, and reads of `/dev/fuse` 25.0 us.
+/// A kernel that refuses the flags gets none.
 fn set_up(commands: u32) -> io::Result<Ring> {
     let deferring = Ring::builder()
         .setup_r_disabled()
