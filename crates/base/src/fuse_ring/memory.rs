@@ -20,8 +20,8 @@ use rustix::param::page_size;
 /// Bytes of the request header or reply header of an entry, and of the fixed part of a request.
 const PART_BYTES: usize = 128;
 
-/// The buffers that a REGISTER command names, in the layout of two `struct iovec`.
-type Buffers = [libc::iovec; 2];
+/// The number of buffers that a REGISTER command names: the header and the payload.
+const BUFFERS: usize = 2;
 
 /// The head of an entry. Its start is laid out like `struct fuse_uring_req_header`.
 #[repr(C)]
@@ -38,7 +38,7 @@ pub(super) struct Head {
     padding: u32,
     reserved: u64,
     /// Where the kernel finds the header and the payload.
-    buffers: Buffers,
+    buffers: [libc::iovec; BUFFERS],
 }
 
 /// Bytes of `struct fuse_uring_req_header`.
@@ -100,7 +100,7 @@ impl Memory {
     /// count.
     pub(super) fn buffers(&self, index: usize) -> (u64, u32) {
         let buffers = self.head_at(index).cast::<u8>().wrapping_add(HEADER_BYTES);
-        (buffers.expose_provenance() as u64, size_of::<Buffers>() as u32 / 16)
+        (buffers.expose_provenance() as u64, BUFFERS as u32)
     }
 
     /// Returns the head of an entry, to write to it.
