@@ -90,6 +90,13 @@ Options of corewalk:
                      processor and at least 8. A directory on a slow disk or on a network file
                      system may need more.
 
+  transport=auto|uring|dev|fuser
+                     how requests arrive: over io_uring, over /dev/fuse, or over /dev/fuse through
+                     the crate fuser. auto (default) is io_uring if the kernel offers it and threads
+                     is at most the number of processors, otherwise dev. The kernel offers io_uring
+                     since Linux 6.14, if root has written Y to
+                     /sys/module/fuse/parameters/enable_uring.
+
   SIZE   bytes, with k, m, g or t for a power of 1024, or with % for a share of the memory:
          4096, 64k, 10m, 50%. No fractions.
   COUNT  a number; nr_inodes also takes k, m, g and t

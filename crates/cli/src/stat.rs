@@ -34,6 +34,9 @@ Counters of each mount, since it was mounted:
   refused_forgets  FORGET requests for more references than the kernel had; 0 unless there is a bug
   panics           requests that panicked; 0 unless there is a bug
 
+How requests arrive:
+  transport        uring, dev or fuser (mount -o transport=), and why it is not uring
+
 Counters of a tmpfs:
   tmpfs_inodes       inodes; a further name of a file counts as one
   tmpfs_used_bytes   bytes that count towards size=
@@ -112,10 +115,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 /// Formats the counters of a mount: one line per counter, with name and value in two columns.
 fn table(counters: &Map<String, Value>) -> String {
     let width = counters.keys().map(String::len).max().unwrap_or(0);
-    let values: Vec<String> = counters.values().map(Value::to_string).collect();
-    let digits = values.iter().map(String::len).max().unwrap_or(0);
-    let lines = counters.keys().zip(&values);
-    lines.map(|(name, value)| format!("{name:width$}  {value:>digits$}\n")).collect()
+    let numbers = counters.values().filter(|value| value.is_number());
+    let digits = numbers.map(|number| number.to_string().len()).max().unwrap_or(0);
+    let line = |(name, value): (&String, &Value)| match value.as_str() {
+        Some(text) => format!("{name:width$}  {text}\n"),
+        None => format!("{name:width$}  {value:>digits$}\n", value = value.to_string()),
+    };
+    counters.iter().map(line).collect()
 }
 
 #[cfg(test)]
@@ -137,7 +143,8 @@ mod tests {
 
     #[test]
     fn table_keeps_order_and_aligns() {
-        let counters = serde_json::from_str(r#"{"misses":7,"a":1234}"#).expect("the text is JSON");
-        assert_eq!(table(&counters), "misses     7\na       1234\n");
+        let counters = serde_json::from_str(r#"{"misses":7,"a":1234,"b":"dev: text"}"#)
+            .expect("the text is JSON");
+        assert_eq!(table(&counters), "misses     7\na       1234\nb       dev: text\n");
     }
 }

@@ -46,7 +46,7 @@ use crate::offload::Offload;
 use crate::options::Ownership;
 use crate::server::Server;
 use crate::timeouts::Timeouts;
-use crate::wire::{Body, Features, Message, Opcode, OwnedMessage};
+use crate::wire::{Body, Features, Init, Message, Opcode, OwnedMessage};
 
 /// The pauses before the retries, during which forgets can arrive.
 const PAUSES: [Duration; 3] =
@@ -68,6 +68,7 @@ pub(crate) struct Dispatcher {
     opens_are_free: bool,
     /// True if the kernel may keep its cached pages and listings when a file is opened.
     keeps_cache: bool,
+    payload_bytes: usize,
     offload: Offload,
 }
 
@@ -83,11 +84,12 @@ pub(crate) enum Outcome {
 }
 
 impl Dispatcher {
-    /// Returns a dispatcher. `offered` are the features that the kernel has.
-    pub(crate) fn new(server: Arc<Server>, offered: Features) -> Dispatcher {
+    /// Returns a dispatcher for a connection that `init` has opened.
+    pub(crate) fn new(server: Arc<Server>, init: &Init) -> Dispatcher {
         Dispatcher {
             timeouts: Timeouts::of(&server),
-            opens_are_free: Features::opens_are_free(&server, offered),
+            opens_are_free: Features::opens_are_free(&server, init.offered),
+            payload_bytes: init.payload_bytes(server.options()),
             keeps_cache: server.options().ownership == Ownership::Exclusive,
             offload: Offload::default(),
             server,
@@ -95,8 +97,8 @@ impl Dispatcher {
     }
 
     /// Returns the length in bytes of the longest data of a request or an answer.
-    pub(crate) fn data_bytes_max(&self) -> usize {
-        self.server.options().write_bytes_max as usize
+    pub(crate) fn payload_bytes(&self) -> usize {
+        self.payload_bytes
     }
 
     /// Serves a request. The body of the answer is written into `buffer`.

@@ -44,7 +44,7 @@ use crate::notify::KernelCache;
 use crate::options::Options;
 use crate::server::Server;
 use crate::shrinker::Shrinker;
-use crate::transport;
+use crate::transport::{self, Transport};
 
 /// A mounted file system. Dropping the value unmounts it; see [`Mountpoint::unmount`].
 ///
@@ -65,6 +65,7 @@ pub struct Mount {
     server: Arc<Server>,
     point: Mountpoint,
     kernel: KernelCache,
+    transport: Transport,
     session: Option<JoinHandle<std::io::Result<()>>>,
     shrinker: Option<Shrinker>,
 }
@@ -135,7 +136,8 @@ impl Mount {
                     server,
                     point,
                     kernel,
-                    session: Some(session),
+                    transport: session.transport,
+                    session: Some(session.thread),
                     shrinker: Some(shrinker),
                 })
             }
@@ -154,6 +156,11 @@ impl Mount {
     /// Returns the value with which any thread can unmount the mount.
     pub fn point(&self) -> &Mountpoint {
         &self.point
+    }
+
+    /// Returns the way in which requests arrive. It is never [`Transport::Auto`].
+    pub fn transport(&self) -> Transport {
+        self.transport
     }
 
     /// Returns a handle of the kernel's cache of the mount. Use it to report changes that were not
@@ -239,7 +246,7 @@ fn start(
     server: &Arc<Server>,
     device: &Arc<Device>,
     mount: &MountOptions,
-) -> Result<JoinHandle<std::io::Result<()>>, MountError> {
+) -> Result<transport::Session, MountError> {
     let notified = Arc::clone(device);
     server.set_drop_attributes(Box::new(move |node| {
         // To drop attributes, the kernel does not lock the inode.

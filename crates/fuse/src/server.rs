@@ -49,7 +49,9 @@ use corewalk::{
 };
 
 use crate::credentials::{Caller, UserNamespace};
+use crate::mount::MountError;
 use crate::options::{Options, Ownership, Permissions};
+use crate::transport::Transport;
 use counters::Tallies;
 
 /// The node number of the root in the protocol.
@@ -91,6 +93,8 @@ pub struct Server {
     fsync_waits: bool,
     tallies: Tallies,
     drop_attributes: OnceLock<DropAttributes>,
+    /// The transport of the mount. If it is not the one that was preferred, the text says why.
+    transport: OnceLock<Box<str>>,
 }
 
 /// A function that makes the kernel drop its cached attributes of a node.
@@ -154,6 +158,7 @@ impl Server {
             fsync_waits,
             tallies: Tallies::default(),
             drop_attributes: OnceLock::new(),
+            transport: OnceLock::new(),
         })
     }
 
@@ -167,6 +172,16 @@ impl Server {
     /// set only once.
     pub(crate) fn set_drop_attributes(&self, drop_attributes: DropAttributes) {
         let is_first = self.drop_attributes.set(drop_attributes).is_ok();
+        debug_assert!(is_first, "a server is mounted once");
+    }
+
+    /// Notes the transport for [`XATTR_STAT`]. `why` says why a better transport is not used.
+    pub(crate) fn set_transport(&self, transport: Transport, why: Option<&MountError>) {
+        let text = match why {
+            Some(why) => format!("{}: {why}", transport.name()),
+            None => transport.name().to_owned(),
+        };
+        let is_first = self.transport.set(text.into()).is_ok();
         debug_assert!(is_first, "a server is mounted once");
     }
 

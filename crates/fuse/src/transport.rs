@@ -14,11 +14,13 @@
 
 mod device;
 mod fuser;
+mod uring;
 
 use std::io;
 use std::sync::Arc;
 
 use corewalk::{Errno, errno_of};
+use corewalk_base::fuse_device;
 use corewalk_base::primitives::thread::{self, JoinHandle};
 
 use crate::dispatch::Dispatcher;
@@ -32,11 +34,39 @@ use crate::wire::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Transport {
-    /// The device `/dev/fuse` (`transport=dev`).
+    /// io_uring if the kernel offers it, otherwise the device (`transport=auto`).
+    ///
+    /// Linux 6.14 and newer offer io_uring if the parameter `enable_uring` of the module `fuse` is
+    /// set. If a mount has more threads than the machine has processors, it uses the device. Such a
+    /// mount expects that requests wait, and on the device an idle thread takes the next request.
+    /// Over io_uring, only the threads of one processor can take it.
     #[default]
+    Auto,
+    /// Queues of io_uring, one for each processor (`transport=uring`). If the kernel does not offer
+    /// them, the mount fails.
+    Uring,
+    /// The device `/dev/fuse` (`transport=dev`).
     Device,
     /// The crate fuser (`transport=fuser`).
     Fuser,
+}
+
+impl Transport {
+    /// Returns the name that the option `transport=` has for this value.
+    pub fn name(self) -> &'static str {
+        match self {
+            Transport::Auto => "auto",
+            Transport::Uring => "uring",
+            Transport::Device => "dev",
+            Transport::Fuser => "fuser",
+        }
+    }
+
+    /// Returns the value with the name `name`.
+    pub fn from_name(name: &str) -> Option<Transport> {
+        let all = [Transport::Auto, Transport::Uring, Transport::Device, Transport::Fuser];
+        all.into_iter().find(|transport| transport.name() == name)
+    }
 }
 
 /// The length in bytes of the longest message without its data: the header, the fixed arguments and
@@ -45,8 +75,16 @@ const MESSAGE_BYTES: usize = 4096;
 /// The length of a request that opens a connection, in bytes, with a reserve for later versions.
 const INIT_BYTES: usize = 8192;
 
-/// Negotiates with the kernel, and starts the threads that serve requests. The returned thread ends
-/// when all others have ended.
+/// A running session.
+#[derive(Debug)]
+pub(crate) struct Session {
+    /// The transport that is used, which is never [`Transport::Auto`].
+    pub(crate) transport: Transport,
+    /// The thread that ends when all others have ended.
+    pub(crate) thread: JoinHandle<io::Result<()>>,
+}
+
+/// Negotiates with the kernel, and starts the threads that serve requests.
 ///
 /// # Errors
 /// A [`MountError`], in which case no thread runs.
@@ -54,34 +92,95 @@ pub(crate) fn start(
     server: &Arc<Server>,
     device: &Device,
     mount: &MountOptions,
-) -> Result<JoinHandle<io::Result<()>>, MountError> {
+) -> Result<Session, MountError> {
     if mount.transport == Transport::Fuser {
-        return fuser::start(server, device, mount);
+        let thread = fuser::start(server, device, mount)?;
+        server.set_transport(Transport::Fuser, None);
+        return Ok(Session { transport: Transport::Fuser, thread });
     }
-    let offered = negotiate(server, device)
-        .map_err(|error| MountError::System("negotiating with the kernel", error))?;
-    let dispatcher = Arc::new(Dispatcher::new(Arc::clone(server), offered));
-    let mut threads = Vec::new();
-    for _ in 0..mount.threads.max(1) {
-        let channel = device
-            .channel()
-            .map_err(|error| MountError::System("opening /dev/fuse", errno_of(error)))?;
-        threads.push(device::Thread::new(Arc::clone(&dispatcher), channel));
+    let (init, unique) = receive_init(device).map_err(negotiating)?;
+    let mut chosen = Features::choose(server, init.offered);
+    let (rings, why) = match rings(&init, server, device, mount) {
+        Ok(rings) => (rings, None),
+        Err(error) if mount.transport == Transport::Auto => {
+            log::info!("requests arrive over /dev/fuse: {error}");
+            (Vec::new(), Some(error))
+        }
+        Err(error) => {
+            let _ = device.write(&out_header(unique, Some(Errno::OPNOTSUPP), 0));
+            return Err(error);
+        }
+    };
+    let transport = match rings.is_empty() {
+        true => Transport::Device,
+        false => Transport::Uring,
+    };
+    if transport == Transport::Uring {
+        chosen = Features(chosen.0 | Features::OVER_IO_URING);
     }
-    spawn(move || run(threads)).map_err(|error| system("starting a thread", error))
+    send_init(device, server, &init, chosen, unique).map_err(negotiating)?;
+    let dispatcher = Arc::new(Dispatcher::new(Arc::clone(server), &init));
+    let channel = || {
+        let channel = device.channel().map_err(|error| system("opening /dev/fuse", error))?;
+        Ok(device::Thread::new(Arc::clone(&dispatcher), channel))
+    };
+    let mut threads: Vec<Thread> = Vec::new();
+    for queues in rings {
+        let thread = uring::Thread::new(queues, Arc::clone(&dispatcher), channel()?);
+        threads.push(Box::new(move || thread.run()));
+    }
+    // Beside rings, one thread is enough for the forgets.
+    let readers = if transport == Transport::Uring { 1 } else { mount.threads.max(1) };
+    for _ in 0..readers {
+        let thread = channel()?;
+        threads.push(Box::new(move || thread.run()));
+    }
+    let thread = spawn(move || run(threads)).map_err(|error| system("starting a thread", error))?;
+    server.set_transport(transport, why.as_ref());
+    Ok(Session { transport, thread })
 }
 
+/// A thread that does not run yet.
+type Thread = Box<dyn FnOnce() -> io::Result<()> + Send>;
+
 /// Runs `threads`, and returns when all have ended.
-fn run(threads: Vec<device::Thread>) -> io::Result<()> {
+fn run(threads: Vec<Thread>) -> io::Result<()> {
     let mut running = Vec::new();
     for thread in threads {
-        running.push(spawn(move || thread.run())?);
+        running.push(spawn(thread)?);
     }
     let ends: Vec<_> = running
         .into_iter()
         .map(|thread| thread.join().unwrap_or_else(|_| Err(Errno::IO.into())))
         .collect();
     ends.into_iter().collect()
+}
+
+/// Returns the rings for the threads of a mount. Returns none for a mount that does not want them.
+///
+/// # Errors
+/// A [`MountError`] if io_uring cannot be used.
+fn rings(
+    init: &Init,
+    server: &Server,
+    device: &Device,
+    mount: &MountOptions,
+) -> Result<Vec<uring::Queues>, MountError> {
+    if mount.transport == Transport::Device {
+        return Ok(Vec::new());
+    }
+    let threads = mount.threads.max(1);
+    let cpus = fuse_device::possible_cpus().map_or(0, usize::from);
+    if mount.transport == Transport::Auto && threads > cpus {
+        return Err(MountError::ManyThreads);
+    }
+    if init.offered.0 & Features::OVER_IO_URING == 0 {
+        return Err(MountError::NoUring);
+    }
+    // Make the rings before the answer. After the kernel has got the answer, it holds all requests
+    // back until each queue has an entry.
+    uring::rings(device, threads, init.payload_bytes(server.options()))
+        .map_err(|error| system("setting up io_uring", error))
 }
 
 fn spawn<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> io::Result<JoinHandle<T>> {
@@ -92,33 +191,50 @@ fn system(what: &'static str, error: io::Error) -> MountError {
     MountError::System(what, errno_of(error))
 }
 
-/// Answers the request that opens the connection. Returns the features that the kernel offers.
-fn negotiate(server: &Server, device: &Device) -> Result<Features, Errno> {
+fn negotiating(error: Errno) -> MountError {
+    MountError::System("negotiating with the kernel", error)
+}
+
+/// Reads the request that opens the connection. Also returns the number of the request.
+///
+/// # Errors
+/// `EPROTO` if the kernel is too old; `EIO` for another request; the errors of read(2).
+fn receive_init(device: &Device) -> Result<(Init, u64), Errno> {
     let mut request = vec![0; INIT_BYTES];
     loop {
         let len = device.read(&mut request)?;
         let message = Message::parse(&request[..len]).map_err(|_| Errno::PROTO)?;
         let unique = message.header.unique;
-        let refuse = |error| {
-            let _ = device.write(&out_header(unique, Some(error), 0));
-            Err(error)
+        let init = match message.header.opcode {
+            Opcode::INIT => Init::parse(message.args()),
+            _ => Err(Errno::IO),
         };
-        if message.header.opcode != Opcode::INIT {
-            return refuse(Errno::IO);
-        }
-        let init = match Init::parse(message.args()) {
-            Ok(init) => init,
-            Err(error) => return refuse(error),
-        };
-        let chosen = Features::choose(server, init.offered);
-        let mut buffer = [0; OUT_HEADER_BYTES + INIT_REPLY_BYTES];
-        let mut body = Body::new(&mut buffer[OUT_HEADER_BYTES..]);
-        init.reply(server.options(), chosen, &mut body)?;
-        buffer[..OUT_HEADER_BYTES].copy_from_slice(&out_header(unique, None, INIT_REPLY_BYTES));
-        device.write(&buffer)?;
-        // A kernel with a newer major version sends the request again, with our version.
-        if !init.is_newer() {
-            return Ok(init.offered);
+        match init {
+            // A kernel with a newer major version sends the request again, with our version.
+            Ok(init) if init.is_newer() => {
+                let answer = [&out_header(unique, None, 8)[..], &Init::VERSION].concat();
+                device.write(&answer)?;
+            }
+            Ok(init) => return Ok((init, unique)),
+            Err(error) => {
+                let _ = device.write(&out_header(unique, Some(error), 0));
+                return Err(error);
+            }
         }
     }
+}
+
+/// Answers the request that opens the connection.
+fn send_init(
+    device: &Device,
+    server: &Server,
+    init: &Init,
+    chosen: Features,
+    unique: u64,
+) -> Result<(), Errno> {
+    let mut buffer = [0; OUT_HEADER_BYTES + INIT_REPLY_BYTES];
+    let mut body = Body::new(&mut buffer[OUT_HEADER_BYTES..]);
+    init.reply(server.options(), chosen, &mut body)?;
+    buffer[..OUT_HEADER_BYTES].copy_from_slice(&out_header(unique, None, INIT_REPLY_BYTES));
+    device.write(&buffer)
 }

@@ -1,12 +1,12 @@
 //! The limit on open files (`RLIMIT_NOFILE`) of a server.
 //!
-//! Each server thread opens `/dev/fuse` for itself, after the file system is mounted. A failure at
+//! Each server thread opens `/dev/fuse` for itself, and maybe a ring, after the file system is mounted. A failure at
 //! that point would leave a mount that does not work. So the limit is checked before the mount.
 //!
 //! The soft limit is often 1024, because select(2) takes no higher descriptors. This program does
 //! not use select(2). So it raises the soft limit to the hard limit, as other servers do.
 //!
-//! Source: getrlimit(2); fuser 0.18 (`Session::run`).
+//! Source: getrlimit(2).
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -15,9 +15,11 @@ use crate::failure::Failure;
 /// Descriptors of a mount that belong to no thread. They are the standard streams, ten files of a
 /// store, the device, and a few short-lived ones.
 const SHARED: u64 = 24;
-/// Descriptors that one thread uses for a call on a directory of the host. They are the device, two
-/// directories, a file, and the directory that it lists.
-const PER_THREAD: usize = 5;
+/// Descriptors that one thread uses for requests: the device, a ring of io_uring, and an eventfd(2).
+const DEVICES: u64 = 3;
+/// Descriptors that one thread uses for a call on a directory of the host. They are those
+/// for requests, two directories, a file, and the directory that it lists.
+const PER_THREAD: usize = 7;
 
 /// Returns the number of descriptors that the server keeps for itself, so that open files of
 /// clients do not use them up.
@@ -39,7 +41,7 @@ pub(super) fn raise_limit(threads: usize) -> Result<(), Failure> {
             limit.current
         }
     };
-    let needed = threads as u64 + SHARED;
+    let needed = threads as u64 * DEVICES + SHARED;
     match open_max {
         Some(most) if most < needed => Err(Failure::Usage(format!(
             "threads={threads} needs {needed} open files, but the limit is {most} (ulimit -Hn); \

@@ -20,7 +20,9 @@ use std::time::Duration;
 
 use corewalk::tmpfs::TmpfsOptions;
 use corewalk::{Atime, AtimePolicy};
-use corewalk_fuse::{AllowedUsers, MountFlags, MountOptions, Options, ReaddirPlus, WriteCache};
+use corewalk_fuse::{
+    AllowedUsers, MountFlags, MountOptions, Options, ReaddirPlus, Transport, WriteCache,
+};
 use corewalk_hostfs::HostFsOptions;
 use corewalk_store::{NoSharing, StoreOptions};
 
@@ -296,6 +298,7 @@ impl Plan {
             "attr_timeout" => pending.timeouts[1] = Some(seconds(value)?),
             "negative_timeout" => pending.timeouts[2] = Some(seconds(value)?),
             "fsname" => self.mount.source = Some(value).filter(|name| !name.is_empty())?.into(),
+            "transport" => self.mount.transport = Transport::from_name(value)?,
             "threads" => {
                 let threads = number(value).filter(|count| (1..=THREADS_MAX).contains(count))?;
                 pending.threads = Some(threads as usize);
@@ -382,6 +385,7 @@ fn allowed(name: &str) -> Option<&'static str> {
         "mode" => "octal digits, such as 0755",
         "uid" | "gid" => "a number",
         "threads" => "a count from 1 to 1024",
+        "transport" => "auto, uring, dev or fuser",
         "readdirplus" => "yes, no or auto",
         "fsname" => "a name",
         _ => return None,
@@ -487,6 +491,7 @@ mod tests {
             "gid=a",
             "threads=0",
             "threads=1025",
+            "transport=tcp",
             "entry_timeout=-1",
             "entry_timeout=inf",
             "attr_timeout=nan",

@@ -10,13 +10,14 @@ use std::ffi::{CString, OsString};
 use std::fs::File;
 use std::io::{IoSliceMut, Read as _};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use corewalk::{Errno, errno_of};
+use corewalk_base::fuse_device;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::FdFlags;
 use rustix::mount::UnmountFlags;
@@ -63,6 +64,12 @@ pub(super) enum Force {
     None,
     /// Detach the mount: no path leads to it any more, and it ends when its last user closes it.
     Detach,
+}
+
+impl AsFd for Device {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
 }
 
 /// What happens to the cached pages of a node.
@@ -162,7 +169,13 @@ impl Device {
     /// # Errors
     /// `EMFILE`, `ENFILE`.
     pub(crate) fn channel(&self) -> std::io::Result<File> {
-        self.0.try_clone()
+        match fuse_device::clone_fuse_device(self.0.as_fd()) {
+            Ok(channel) => Ok(channel.into()),
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+                self.0.try_clone()
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Returns true if each thread can open a FUSE device of its own. If this user may not open

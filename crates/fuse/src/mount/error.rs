@@ -26,6 +26,10 @@ pub enum MountError {
     Denied(Errno),
     /// `/dev/fuse` does not exist.
     NoDevice,
+    /// The kernel does not offer FUSE over io_uring.
+    NoUring,
+    /// The mount has more threads than the machine has processors, so it does not use io_uring.
+    ManyThreads,
     /// This user needs fusermount3(1), which is not installed.
     NoFusermount,
     /// fusermount3(1) failed. The text is the first line of the message that it has printed.
@@ -49,6 +53,11 @@ impl fmt::Display for MountError {
             MountError::NoDevice => {
                 f.write_str("no /dev/fuse; load the kernel module with modprobe fuse")
             }
+            MountError::NoUring => f.write_str(
+                "the kernel offers no io_uring for FUSE; it needs Linux 6.14, and as root: echo Y > \
+                 /sys/module/fuse/parameters/enable_uring",
+            ),
+            MountError::ManyThreads => f.write_str("more threads than processors"),
             MountError::NoFusermount => {
                 f.write_str("no fusermount3, which is needed to mount without root; install fuse3")
             }

@@ -136,15 +136,23 @@ impl Counters {
     /// assert!(counters.to_json().contains("\"hits\":7"));
     /// ```
     pub fn to_json(&self) -> String {
-        self.to_json_with(&[])
+        self.to_json_with(&[], None)
     }
 
-    /// Returns one JSON object with these counters, followed by the counters of the back end.
-    pub(crate) fn to_json_with(self, own: &[(&'static str, u64)]) -> String {
+    /// Returns one JSON object with these counters, followed by the counters of the back end and by
+    /// the transport. `transport` contains no character that JSON would escape.
+    pub(crate) fn to_json_with(
+        self,
+        own: &[(&'static str, u64)],
+        transport: Option<&str>,
+    ) -> String {
         let mut json = String::from("{");
         for (at, (name, value)) in self.fields().chain(own.iter().copied()).enumerate() {
             let comma = if at == 0 { "" } else { "," };
             write!(json, "{comma}\"{name}\":{value}").expect("a string grows");
+        }
+        if let Some(transport) = transport {
+            write!(json, ",\"transport\":\"{transport}\"").expect("a string grows");
         }
         json.push('}');
         json

@@ -12,7 +12,8 @@ use super::{ROOT_NODE, Server};
 use crate::credentials::Caller;
 use crate::options::Permissions;
 
-/// The attribute of the root whose value is the counters as JSON.
+/// The attribute of the root whose value is the counters as JSON. The string `transport` says how
+/// requests arrive.
 pub const XATTR_STAT: &str = "user.corewalk.stat";
 /// The attribute of the root that evicts all unused entries from the cache when it is set. Only
 /// root and the owner of the root directory may set it.
@@ -44,7 +45,8 @@ impl Server {
         if node == ROOT_NODE && name == XATTR_STAT.as_bytes() {
             let mut own = Vec::new();
             self.vfs.backend_counters(&inode, &mut |name, value| own.push((name, value)));
-            return fit(self.counters().to_json_with(&own).into_bytes(), size);
+            let transport = self.transport.get().map(|text| &**text);
+            return fit(self.counters().to_json_with(&own, transport).into_bytes(), size);
         }
         fit(self.vfs.getxattr(&self.cred(caller), &inode, name)?, size)
     }

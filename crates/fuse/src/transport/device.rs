@@ -34,9 +34,9 @@ impl Thread {
     /// # Errors
     /// `ECONNABORTED` if the connection was aborted; other errors of read(2).
     pub(super) fn run(self) -> io::Result<()> {
-        let data_bytes = self.dispatcher.data_bytes_max();
-        let mut request = vec![0; MESSAGE_BYTES + data_bytes];
-        let mut answer = vec![0; OUT_HEADER_BYTES + data_bytes];
+        let payload_bytes = self.dispatcher.payload_bytes();
+        let mut request = vec![0; MESSAGE_BYTES + payload_bytes];
+        let mut answer = vec![0; OUT_HEADER_BYTES + payload_bytes];
         loop {
             match rustix::io::read(&self.channel, &mut request) {
                 Ok(len) => self.serve(&request[..len], &mut answer),

@@ -117,7 +117,7 @@ impl Features {
 /// The kernel's request that opens a connection. Analogous to `struct fuse_init_in`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Init {
-    pub(crate) major: u32,
+    major: u32,
     minor: u32,
     max_readahead: u32,
     pub(crate) offered: Features,
@@ -142,6 +142,22 @@ impl Init {
         Ok(Init { major, minor, max_readahead, offered })
     }
 
+    /// The body of the answer to a kernel with a newer major version.
+    pub(crate) const VERSION: [u8; 8] = {
+        let ([a, b, c, d], [e, f, g, h]) = (MAJOR.to_ne_bytes(), MINOR.to_ne_bytes());
+        [a, b, c, d, e, f, g, h]
+    };
+
+    /// Returns the length in bytes of the longest request or answer without its header.
+    pub(crate) fn payload_bytes(&self, options: &Options) -> usize {
+        (self.pages(options) * PAGE_BYTES) as usize
+    }
+
+    /// Returns the most pages of one request.
+    fn pages(&self, options: &Options) -> u32 {
+        options.write_bytes_max.max(self.max_readahead).div_ceil(PAGE_BYTES)
+    }
+
     /// Returns true if the kernel has a newer major version. It then repeats its request with the
     /// version of the answer.
     pub(crate) fn is_newer(&self) -> bool {
@@ -160,7 +176,6 @@ impl Init {
     ) -> Result<(), Errno> {
         let background = u32::from(options.background_max.max(1));
         let congested = background * 3 / 4;
-        let pages = options.write_bytes_max.max(self.max_readahead).div_ceil(PAGE_BYTES);
         body.u32(MAJOR)?;
         body.u32(self.minor.min(MINOR))?;
         body.u32(self.max_readahead)?;
@@ -169,7 +184,7 @@ impl Init {
         body.u32(options.write_bytes_max)?;
         // The unit of times, in nanoseconds.
         body.u32(1)?;
-        body.u32(pair(pages, 0))?;
+        body.u32(pair(self.pages(options), 0))?;
         body.u32((chosen.0 >> 32) as u32)?;
         body.bytes(&[0; INIT_REPLY_BYTES - 36])
     }

@@ -11,7 +11,7 @@ use corewalk_base::primitives::{
     thread,
     unmodelled::{AtomicU64, Ordering},
 };
-use corewalk_fuse::{AllowedUsers, Counters, Mount, MountOptions, Options, Server};
+use corewalk_fuse::{AllowedUsers, Counters, Mount, MountOptions, Options, Server, Transport};
 use corewalk_testkit::require::has_fuse;
 use rustix::mount::UnmountFlags;
 
@@ -145,9 +145,16 @@ impl Drop for Host {
     }
 }
 
+/// Returns the transport of all mounts, which the environment variable `COREWALK_TRANSPORT` chooses.
+pub(crate) fn transport() -> Transport {
+    std::env::var("COREWALK_TRANSPORT").map_or(Transport::Auto, |name| {
+        Transport::from_name(&name).expect("COREWALK_TRANSPORT is a transport")
+    })
+}
+
 /// Returns the mount options of the tests. If root runs the tests, all users may use the mount.
 pub(crate) fn mount_options() -> MountOptions {
-    let mut options = MountOptions::default();
+    let mut options = MountOptions::default().with_transport(transport());
     if rustix::process::geteuid().is_root() {
         options.users = AllowedUsers::Everyone;
     }

@@ -1,0 +1,241 @@
+//! Serving requests that arrive over io_uring.
+//!
+//! The kernel has a queue for each possible processor, and puts a request into the queue of the
+//! processor on which the calling process runs. Each thread has a ring, which serves one queue or
+//! several. The thread runs on the processors of its queues, so a request does not have to wake
+//! another processor.
+//!
+//! # Threads and entries
+//! An entry of a ring holds one request. With at most as many threads as processors, each queue has
+//! [`DEPTH`] entries, so that one system call fetches several requests. With more threads, several
+//! threads serve one queue, and each has one entry. Then a request never waits behind a slow one
+//! while another thread is idle.
+//!
+//! # Requests that run later
+//! An offload thread cannot use the ring. It puts its answer into a list and wakes the thread of the
+//! ring, which sends the answer.
+//!
+//! # The end of a ring
+//! When the connection ends, the kernel ends all commands. If the kernel refuses the rings, it sends
+//! all requests to the device. In both cases the thread continues on the device.
+//!
+//! Source: Linux `Documentation/filesystems/fuse/fuse-io-uring.rst`.
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use corewalk::Errno;
+use corewalk_base::fuse_ring::{EntryId, FuseRing, RingRequest, RingWaker};
+use corewalk_base::primitives::thread;
+use corewalk_base::{Mutex, fuse_device};
+use rustix::thread::CpuSet;
+
+use super::device;
+use crate::dispatch::{Dispatcher, Outcome};
+use crate::mount::Device;
+use crate::wire::Message;
+
+/// The number of entries of a queue that one thread serves.
+const DEPTH: usize = 8;
+/// The longest body of an answer to a request that has data or a name, in bytes. The longest one is
+/// the value of an extended attribute.
+const SCRATCH_BYTES: usize = 64 << 10;
+/// The pause after an error of io_uring.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// A ring with the queues that it serves.
+#[derive(Debug)]
+pub(super) struct Queues {
+    ring: FuseRing,
+    /// The numbers of the processors whose requests the ring gets.
+    cpus: Vec<u16>,
+}
+
+/// A thread that serves the requests of a ring.
+#[derive(Debug)]
+pub(super) struct Thread {
+    queues: Queues,
+    dispatcher: Arc<Dispatcher>,
+    /// The answers of offload threads.
+    finished: Arc<Finished>,
+    /// The thread that continues when the ring has ended.
+    successor: device::Thread,
+}
+
+/// Answers that offload threads pass to the thread of a ring.
+#[derive(Debug)]
+struct Finished {
+    /// Protected by its own mutex, which is never held together with another one.
+    answers: Mutex<Vec<(EntryId, Result<Box<[u8]>, Errno>)>>,
+    waker: RingWaker,
+}
+
+/// Returns rings for `threads` threads. Every queue of the kernel belongs to at least one of them.
+/// `payload_bytes` is the length of the longest request or answer without its header.
+///
+/// # Errors
+/// The errors of [`FuseRing::new`].
+pub(super) fn rings(
+    device: &Device,
+    threads: usize,
+    payload_bytes: usize,
+) -> io::Result<Vec<Queues>> {
+    let count = fuse_device::possible_cpus()?;
+    let depth = if threads > usize::from(count) { 1 } else { DEPTH };
+    (0..threads)
+        .map(|thread| {
+            let cpus = queues_of(thread, threads, count);
+            let ring = FuseRing::new(device.as_fd(), &cpus, depth, payload_bytes)?;
+            Ok(Queues { ring, cpus })
+        })
+        .collect()
+}
+
+/// Returns the queues that the thread number `thread` serves. There is a queue for each of `cpus`
+/// processors.
+fn queues_of(thread: usize, threads: usize, cpus: u16) -> Vec<u16> {
+    let first = (thread % usize::from(cpus)) as u16;
+    (first..cpus).step_by(threads.max(1)).collect()
+}
+
+impl Thread {
+    /// Returns a thread that does not run yet.
+    pub(super) fn new(
+        queues: Queues,
+        dispatcher: Arc<Dispatcher>,
+        successor: device::Thread,
+    ) -> Thread {
+        let finished = Finished { answers: Mutex::default(), waker: queues.ring.waker() };
+        Thread { queues, dispatcher, finished: Arc::new(finished), successor }
+    }
+
+    /// Serves requests until the connection ends.
+    ///
+    /// # Errors
+    /// As [`device::Thread::run`].
+    pub(super) fn run(mut self) -> io::Result<()> {
+        run_on(&self.queues.cpus);
+        let mut scratch = vec![0; SCRATCH_BYTES];
+        while self.queues.ring.live() > 0 {
+            match self.queues.ring.wait() {
+                Ok(waited) if waited.is_woken => self.send_finished(),
+                Ok(_) => {}
+                // Such as `ENOMEM`. The thread must not end, because no other one has its queues.
+                Err(error) => {
+                    log::error!("waiting for requests over io_uring: {error}");
+                    thread::sleep(PAUSE);
+                }
+            }
+            while let Some(entry) = self.queues.ring.next_request() {
+                self.serve(entry, &mut scratch);
+            }
+        }
+        if let Some(error) = self.queues.ring.failure().filter(|error| !is_end(*error)) {
+            log::warn!("io_uring has failed, so requests arrive over /dev/fuse: {error}");
+        }
+        drop(self.queues);
+        self.successor.run()
+    }
+
+    /// Serves one request.
+    fn serve(&mut self, entry: EntryId, scratch: &mut [u8]) {
+        let RingRequest { header, op_in, payload, payload_len } = self.queues.ring.request(&entry);
+        // An answer may be written where the request was only if the request has no names or data.
+        let (outcome, owned) = if payload_len == 0 {
+            match Message::parse_parts(header, op_in, &[]) {
+                Ok(message) => {
+                    let outcome = self.dispatcher.serve(&message, payload);
+                    (outcome, (outcome == Outcome::Later).then(|| message.to_owned()))
+                }
+                Err(_) => (malformed(), None),
+            }
+        } else {
+            match Message::parse_parts(header, op_in, &payload[..payload_len]) {
+                Ok(message) => {
+                    let outcome = self.dispatcher.serve(&message, scratch);
+                    let owned = (outcome == Outcome::Later).then(|| message.to_owned());
+                    if let Outcome::Answer(Ok(len)) = outcome {
+                        payload[..len].copy_from_slice(&scratch[..len]);
+                    }
+                    (outcome, owned)
+                }
+                Err(_) => (malformed(), None),
+            }
+        };
+        match (outcome, owned) {
+            (Outcome::Answer(result), _) => self.queues.ring.reply(entry, result),
+            (_, Some(message)) => {
+                let finished = Arc::clone(&self.finished);
+                self.dispatcher.serve_later(message, move |result| {
+                    finished.answers.lock().push((entry, result.map(Box::from)));
+                    finished.waker.wake();
+                });
+            }
+            // Only forgets get no answer, and the kernel sends them to the device. If one arrives
+            // here, an empty answer gives the entry back.
+            (_, None) => self.queues.ring.reply(entry, Ok(0)),
+        }
+    }
+
+    /// Sends the answers of offload threads.
+    fn send_finished(&mut self) {
+        let answers = std::mem::take(&mut *self.finished.answers.lock());
+        for (entry, result) in answers {
+            let payload = self.queues.ring.request(&entry).payload;
+            let result = result.map(|body| {
+                payload[..body.len()].copy_from_slice(&body);
+                body.len()
+            });
+            self.queues.ring.reply(entry, result);
+        }
+    }
+}
+
+fn malformed() -> Outcome {
+    log::error!("the kernel has sent a malformed request");
+    Outcome::Answer(Err(Errno::IO))
+}
+
+/// Returns true if a command failed because the connection has ended.
+fn is_end(error: Errno) -> bool {
+    matches!(error, Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED | Errno::NODEV)
+}
+
+/// Makes this thread run on those of `cpus` on which it may run now. If it may run on none of them,
+/// changes nothing.
+fn run_on(cpus: &[u16]) {
+    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
+    let mut set = CpuSet::new();
+    let cpus = cpus.iter().map(|&cpu| usize::from(cpu)).filter(|&cpu| cpu < CpuSet::MAX_CPU);
+    cpus.filter(|&cpu| allowed.is_set(cpu)).for_each(|cpu| set.set(cpu));
+    if set.count() > 0 {
+        // Ignore an error: the requests are served on any processor.
+        let _ = rustix::thread::sched_setaffinity(None, &set);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_queue_has_a_thread_and_every_thread_a_queue() {
+        for cpus in 1..9_u16 {
+            for threads in 1..20 {
+                let shares: Vec<_> =
+                    (0..threads).map(|thread| queues_of(thread, threads, cpus)).collect();
+                assert!(shares.iter().all(|share| !share.is_empty()));
+                let mut all: Vec<u16> = shares.concat();
+                all.sort_unstable();
+                if threads <= usize::from(cpus) {
+                    assert!(all.into_iter().eq(0..cpus), "each queue has one thread");
+                } else {
+                    all.dedup();
+                    assert!(all.into_iter().eq(0..cpus), "each queue has a thread");
+                }
+            }
+        }
+    }
+}
