@@ -294,6 +294,34 @@ pub(crate) fn tail(text: &str, count: usize) -> String {
     lines[lines.len().saturating_sub(count)..].join("\n")
 }
 
+/// Allows mounts to use FUSE over io_uring. Without root, or with a kernel before Linux 6.14, does
+/// nothing. Then the mounts use `/dev/fuse`.
+pub(crate) fn enable_uring() {
+    let _ = fs::write("/sys/module/fuse/parameters/enable_uring", "Y");
+}
+
+/// Runs the tests on real mounts over io_uring, and through the crate fuser. The step `tests` runs
+/// them over `/dev/fuse`.
+pub(crate) fn transports(root: &Path) -> Outcome {
+    enable_uring();
+    let file = "/sys/module/fuse/parameters/enable_uring";
+    if fs::read_to_string(file).map_or(true, |text| text.trim() != "Y") {
+        return Outcome::Skipped(format!("{file} is not Y"));
+    }
+    for transport in ["uring", "fuser"] {
+        let mut command = Command::new("cargo");
+        command.current_dir(root).env("COREWALK_TRANSPORT", transport);
+        // Select the whole workspace, as the step `tests` does. With the same features of all
+        // crates, cargo need not build anything again.
+        command.args(["test", "--workspace", "--test", "real"]);
+        let ended = process::run(&mut command, LIMIT);
+        if ended != Ended::Well {
+            return ended.outcome(&format!("cargo test with transport {transport}"));
+        }
+    }
+    Outcome::Passed
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

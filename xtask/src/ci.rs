@@ -76,6 +76,7 @@ pub(crate) fn run(root: &Path, extent: Extent, tests: Tests<'_>) -> Outcome {
         command.args(["test", "--workspace", "--test", "by_path", "--", "storm"]);
         process::run(&mut command, STEP_LIMIT).outcome("cargo test")
     });
+    tally.step("transports", || checks::transports(root));
     tally.step("crash", || checks::crash(root));
     tally.step("loom", || checks::loom(root));
     tally.step("shuttle", || checks::shuttle(root));

@@ -23,7 +23,40 @@ struct Long {
 
 const STEPS: &[(&str, &str)] = &[("COREWALK_DIFFERENTIAL_OPS", "1000000")];
 
-const LONG: [Long; 8] = [
+/// The suites of which some run over io_uring and others over `/dev/fuse`.
+const POSIX_SUITES: &[&str] = &[
+    "xtask",
+    "suites",
+    "xattr",
+    "pjdfstest",
+    "pjdfstest-server",
+    "pjdfstest-writeback",
+    "pjdfstest-host",
+    "pjdfstest-store",
+    "stress-ng",
+    "git",
+    "rsync",
+    "tar",
+    "sqlite",
+    "postgres",
+];
+
+const LONG: [Long; 11] = [
+    Long {
+        name: "suites over io_uring",
+        words: POSIX_SUITES,
+        variables: &[("COREWALK_TRANSPORT", "uring")],
+    },
+    Long {
+        name: "suites over /dev/fuse",
+        words: POSIX_SUITES,
+        variables: &[("COREWALK_TRANSPORT", "dev")],
+    },
+    Long {
+        name: "suites through fuser",
+        words: POSIX_SUITES,
+        variables: &[("COREWALK_TRANSPORT", "fuser")],
+    },
     Long {
         name: "ipc differential",
         words: &["test", "-p", "corewalk-ipc", "--test", "differential"],

@@ -242,6 +242,7 @@ pub(crate) fn run_one(root: &Path, name: &str) -> Outcome {
         .arg(this)
         .args(["suites", INSIDE, name])
         .current_dir(root);
+    checks::enable_uring();
     match process::run(&mut command, suite.limit) {
         Ended::Exit(SKIPPED_STATUS) => Outcome::Skipped("its output has the reason".to_owned()),
         ended => ended.outcome(name),

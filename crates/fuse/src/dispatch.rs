@@ -1,4 +1,4 @@
-//! Serves one request: reads its arguments, calls the [`Server`], and writes the body of the answer.
+//! Serves one request: reads its arguments, calls the [`Server`], and writes the answer.
 //!
 //! A transport reads a request and passes it to [`Dispatcher::serve`] on the thread that has read
 //! it. If the request has to wait, the result is [`Outcome::Later`]. Then the transport passes the

@@ -10,10 +10,11 @@
 //! - [`Server`] has one method per request. A method takes plain arguments and returns an answer or
 //!   an errno, so it does not depend on how requests arrive. All rules of the protocol are in
 //!   `Server`.
+//! - [`Mount`] mounts, runs the threads, and unmounts. If the cache is over its budget, `Mount`
+//!   asks the kernel to forget inodes. Requests arrive over io_uring or `/dev/fuse`
+//!   ([`Transport`]).
 //! - [`Adapter`] implements [`fuser::Filesystem`] by calling a [`Server`]. It is for programs that
 //!   already use fuser.
-//! - [`Mount`] mounts, runs the threads, and unmounts. If the cache is over its budget, `Mount`
-//!   asks the kernel to forget inodes.
 //!
 //! # Guarantees
 //! - S.1: each entry that the server hands out counts one lookup, and the kernel returns the count
@@ -24,14 +25,12 @@
 //! - S.4: the server holds no lock while it calls the back end. So a slow request delays only
 //!   callers that need its answer, and not the whole mount (traps P6 and P7).
 //!
-//! # Limits of fuser 0.18
-//! - fuser unmounts by path. If another mount has replaced the mount, fuser unmounts that one. So
-//!   [`Mount`] mounts and unmounts by itself, and unmounts only its own mount.
-//! - fuser computes wrong times before 1970 if they have a fraction. The adapter corrects them.
-//! - fuser does not pass on `FUSE_INTERRUPT`. So file locks stay in the kernel, where a signal can
-//!   interrupt a thread that waits for one.
-//! - fuser does not pass on `FUSE_TMPFILE`, `FUSE_STATX` and `FUSE_HANDLE_KILLPRIV_V2`. So
-//!   `O_TMPFILE` fails with `EOPNOTSUPP`, and statx(2) shows no creation time.
+//! # Limits
+//! - No request can be interrupted. So file locks stay in the kernel, where a signal can interrupt
+//!   a thread that waits for one.
+//! - statx(2) shows no creation time, since no back end reports one.
+//! - Through fuser 0.18, `O_TMPFILE` fails with `EOPNOTSUPP`. fuser computes wrong times before
+//!   1970 if they have a fraction. The adapter corrects them.
 //!
 //! Source: Linux `include/uapi/linux/fuse.h`, `Documentation/filesystems/fuse.rst`, fuse(4).
 //!

@@ -18,8 +18,8 @@
 //! of the mount then get `ENOTCONN`.
 //!
 //! # Lifetimes
-//! The threads that serve requests end when the connection ends. The shrinker thread is joined after
-//! them.
+//! The threads that serve requests end when the connection ends. The shrinker thread is joined
+//! after them.
 //!
 //! Source: mount(2), fusermount3(1), Linux `fs/fuse/inode.c` for the options.
 

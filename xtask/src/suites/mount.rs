@@ -29,15 +29,20 @@ use std::{
     time::Duration,
 };
 
-/// Mount options of most suites. All users may use the mount, device nodes and set-user-ID programs
-/// work in it, and four threads serve requests.
-pub(super) const OPTIONS: &str = "allow_other,dev,suid,threads=4";
+/// Mount options of most suites. All users may use the mount, and device nodes and set-user-ID
+/// programs work in it. Requests arrive over io_uring, if the kernel offers it.
+pub(super) const OPTIONS: &str = "allow_other,dev,suid";
 
-/// Mount options with which the server, and not the kernel, checks permissions.
-pub(super) const SERVER_PERMISSIONS: &str = "allow_other,dev,suid,no_default_permissions";
+/// Mount options with which the server, and not the kernel, checks permissions. Four threads read
+/// requests from `/dev/fuse`.
+pub(super) const SERVER_PERMISSIONS: &str =
+    "allow_other,dev,suid,no_default_permissions,threads=4,transport=dev";
 
 /// Mount options with which the kernel collects writes and times.
-pub(super) const WRITEBACK: &str = "allow_other,dev,suid,writeback_cache";
+pub(super) const WRITEBACK: &str = "allow_other,dev,suid,writeback_cache,transport=dev";
+
+/// The environment variable that sets the transport of all mounts of the suites.
+const TRANSPORT: &str = "COREWALK_TRANSPORT";
 
 /// The source of a mount.
 #[derive(Clone, Copy, Debug)]
@@ -160,6 +165,10 @@ impl Mount {
         let spawned = made.and_then(|()| File::create(&log)).and_then(|out| {
             let mut command = Command::new(&site.program);
             command.arg("mount").arg(&source).arg(&path).args(["-o", options]).process_group(0);
+            if let Ok(transport) = std::env::var(TRANSPORT) {
+                // If an option is given twice, the later one holds.
+                command.args(["-o", &format!("transport={transport}")]);
+            }
             command.stdin(Stdio::null()).stderr(out.try_clone()?).stdout(out).spawn()
         });
         let server = spawned

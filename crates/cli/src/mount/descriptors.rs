@@ -1,7 +1,8 @@
 //! The limit on open files (`RLIMIT_NOFILE`) of a server.
 //!
-//! Each server thread opens `/dev/fuse` for itself, and maybe a ring, after the file system is mounted. A failure at
-//! that point would leave a mount that does not work. So the limit is checked before the mount.
+//! Each server thread opens `/dev/fuse` for itself, and maybe a ring, after the file system is
+//! mounted. A failure at that point would leave a mount that does not work. So the limit is checked
+//! before the mount.
 //!
 //! The soft limit is often 1024, because select(2) takes no higher descriptors. This program does
 //! not use select(2). So it raises the soft limit to the hard limit, as other servers do.
@@ -15,7 +16,8 @@ use crate::failure::Failure;
 /// Descriptors of a mount that belong to no thread. They are the standard streams, ten files of a
 /// store, the device, and a few short-lived ones.
 const SHARED: u64 = 24;
-/// Descriptors that one thread uses for requests: the device, a ring of io_uring, and an eventfd(2).
+/// Descriptors that one thread uses for requests: the device, a ring of io_uring, and an
+/// eventfd(2).
 const DEVICES: u64 = 3;
 /// Descriptors that one thread uses for a call on a directory of the host. They are those
 /// for requests, two directories, a file, and the directory that it lists.

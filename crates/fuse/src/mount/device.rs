@@ -72,7 +72,7 @@ impl AsFd for Device {
     }
 }
 
-/// What happens to the cached pages of a node.
+/// Tells whether a notification also drops the cached pages of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pages {
     Keep,

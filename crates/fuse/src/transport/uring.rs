@@ -12,12 +12,12 @@
 //! while another thread is idle.
 //!
 //! # Requests that run later
-//! An offload thread cannot use the ring. It puts its answer into a list and wakes the thread of the
-//! ring, which sends the answer.
+//! An offload thread cannot use the ring. It puts its answer into a list and wakes the thread of
+//! the ring, which sends the answer.
 //!
 //! # The end of a ring
-//! When the connection ends, the kernel ends all commands. If the kernel refuses the rings, it sends
-//! all requests to the device. In both cases the thread continues on the device.
+//! When the connection ends, the kernel ends all commands. If the kernel refuses the rings, it
+//! sends all requests to the device. In both cases the thread continues on the device.
 //!
 //! Source: Linux `Documentation/filesystems/fuse/fuse-io-uring.rst`.
 
@@ -64,11 +64,14 @@ pub(super) struct Thread {
     successor: device::Thread,
 }
 
+/// The body of an answer, or an error.
+type Answer = Result<Box<[u8]>, Errno>;
+
 /// Answers that offload threads pass to the thread of a ring.
 #[derive(Debug)]
 struct Finished {
     /// Protected by its own mutex, which is never held together with another one.
-    answers: Mutex<Vec<(EntryId, Result<Box<[u8]>, Errno>)>>,
+    answers: Mutex<Vec<(EntryId, Answer)>>,
     waker: RingWaker,
 }
 

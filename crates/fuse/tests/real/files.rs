@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{Seek as _, SeekFrom, Write as _};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
@@ -9,12 +10,14 @@ use std::sync::Arc;
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{Errno, FileKind, FileSystem as _, Node, SetAttr};
-use corewalk_fuse::{Caller, NewFile, Options, Server, WriteCache};
+use corewalk_fuse::{Caller, NewFile, Options, Server, Transport, WriteCache};
 use corewalk_testkit::require::has_root;
-use rustix::fs::{FallocateFlags, SeekFrom as Look, Timespec, Timestamps, XattrFlags};
+use rustix::fs::{
+    AtFlags, CWD, FallocateFlags, Mode, OFlags, SeekFrom as Look, Timespec, Timestamps, XattrFlags,
+};
 
 use crate::hooked::Hooked;
-use crate::site::Site;
+use crate::site::{Site, transport};
 
 /// A system call that changes a file, and its name.
 type Change<'a> = (&'a str, &'a dyn Fn() -> Result<(), Errno>);
@@ -54,6 +57,34 @@ fn inodes_run_out_with_enospc() {
     let made = (0..10).take_while(|at| fs::write(site.path(&format!("f{at}")), "").is_ok()).count();
     assert!((4..=5).contains(&made), "{made}");
     assert_eq!(errno(fs::create_dir(site.path("d"))), Some(Errno::NOSPC));
+}
+
+/// open(2) with `O_TMPFILE` makes a file without a name, and linkat(2) gives it one. If it gets no
+/// name, it is gone after close(2).
+#[test]
+fn file_without_a_name_can_get_one() {
+    let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
+    let open = || {
+        let (flags, mode) = (OFlags::TMPFILE | OFlags::RDWR, Mode::RUSR | Mode::WUSR);
+        rustix::fs::open(site.root(), flags, mode).map(fs::File::from)
+    };
+    if transport() == Transport::Fuser {
+        assert_eq!(open().err(), Some(Errno::OPNOTSUPP));
+        return;
+    }
+    let mut file = open().expect("create the file");
+    file.write_all(b"text").expect("write the file");
+    assert_eq!(file.metadata().expect("stat the file").nlink(), 0);
+    assert_eq!(fs::read_dir(site.root()).expect("list the root").count(), 0);
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let flags = AtFlags::SYMLINK_FOLLOW;
+    rustix::fs::linkat(CWD, path, CWD, site.path("named"), flags).expect("name the file");
+    drop(file);
+    assert_eq!(fs::read(site.path("named")).expect("read the file"), b"text");
+    assert_eq!(fs::metadata(site.path("named")).expect("stat the file").nlink(), 1);
+    let before = site.counters().inodes;
+    drop(open().expect("create another file"));
+    site.wait_for("the file is gone", |counters| counters.inodes <= before);
 }
 
 #[test]

@@ -145,7 +145,7 @@ impl Drop for Host {
     }
 }
 
-/// Returns the transport of all mounts, which the environment variable `COREWALK_TRANSPORT` chooses.
+/// Returns the transport of all mounts. The environment variable `COREWALK_TRANSPORT` chooses it.
 pub(crate) fn transport() -> Transport {
     std::env::var("COREWALK_TRANSPORT").map_or(Transport::Auto, |name| {
         Transport::from_name(&name).expect("COREWALK_TRANSPORT is a transport")
