@@ -130,7 +130,7 @@ impl<'v> Shell<'v> {
             found => found?,
         };
         let file = file.inode();
-        let handle = self.vfs.open(&self.cred, &file, 0, May::WRITE)?;
+        let handle = self.vfs.open(&self.cred, &file, 0, May::WRITE)?.handle;
         let set = corewalk::SetAttr::default().with_size(0);
         let written = self
             .vfs
@@ -142,7 +142,7 @@ impl<'v> Shell<'v> {
 
     fn cat(&self, path: &[u8]) -> Result<Vec<u8>, Errno> {
         let file = self.walk(path)?.inode();
-        let handle = self.vfs.open(&self.cred, &file, 0, May::READ)?;
+        let handle = self.vfs.open(&self.cred, &file, 0, May::READ)?.handle;
         let mut text = vec![0; self.vfs.getattr(&file)?.size as usize];
         let read = self.vfs.read(&file, handle, 0, &mut text);
         self.vfs.release(&file, handle);

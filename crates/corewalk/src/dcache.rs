@@ -57,7 +57,7 @@ pub(crate) use reclaim::Hand;
 pub(crate) trait Host: Send + Sync {
     /// Tells the host that the cache has dropped an inode. The slot of the inode is free once this
     /// method returns.
-    fn forget(&self, superblock: u32, ino: u64, slot: InodeSlot);
+    fn forget(&self, superblock: u32, ino: u64, generation: u64, slot: InodeSlot);
 
     /// Asks the host to stop using the inode called `name`. The cache is over its budget, and
     /// cannot evict the name as long as the host uses the inode.
@@ -378,8 +378,9 @@ impl Dcache {
     pub(crate) fn put_inode(&self, inode: InodeSlot, n: u64) {
         if self.inodes.put(inode, n) {
             let (superblock, ino) = (self.inodes.superblock(inode), self.inodes.ino(inode));
+            let generation = self.inodes.generation(inode);
             let _end = EndOfInode { dcache: self, inode };
-            self.host.forget(superblock, ino, inode);
+            self.host.forget(superblock, ino, generation, inode);
         }
     }
 

@@ -37,7 +37,7 @@ pub enum Addressing {
     PathOnly,
 }
 
-/// The inode of a call.
+/// The file of a call: its inode, and the open file through which the call is made.
 ///
 /// A back end by number uses [`Node::ino`]. A back end by path says so in
 /// [`FileSystem::addressing`] and calls [`Node::path`]. The path is built only then.
@@ -55,6 +55,7 @@ pub struct Node<'a> {
     ino: u64,
     generation: Option<u64>,
     kind: FileKind,
+    handle: u64,
     source: Option<&'a dyn PathSource>,
 }
 
@@ -71,11 +72,11 @@ pub(crate) trait PathSource: Sync {
 impl<'a> Node<'a> {
     /// Returns a node without a path, to call a back end by number directly.
     pub fn detached(ino: u64, kind: FileKind) -> Node<'static> {
-        Node { ino, generation: None, kind, source: None }
+        Node { ino, generation: None, kind, handle: 0, source: None }
     }
 
     pub(crate) fn with_source(ino: u64, kind: FileKind, source: &'a dyn PathSource) -> Node<'a> {
-        Node { ino, generation: None, kind, source: Some(source) }
+        Node { ino, generation: None, kind, handle: 0, source: Some(source) }
     }
 
     pub(crate) fn with_generation(self, generation: u64) -> Node<'a> {
@@ -95,6 +96,17 @@ impl<'a> Node<'a> {
     /// Returns the kind of file.
     pub fn kind(self) -> FileKind {
         self.kind
+    }
+
+    /// Returns this node as the file of a call through the open file `handle`.
+    pub fn with_handle(self, handle: u64) -> Node<'a> {
+        Node { handle, ..self }
+    }
+
+    /// Returns the handle of the open file or directory through which the call is made. It is 0 if
+    /// the call is made through none, or if `open` has returned 0.
+    pub fn handle(self) -> u64 {
+        self.handle
     }
 
     /// Returns a path of this inode from the root of its file system: `/` for the root, `/a/b`
@@ -277,10 +289,62 @@ bitflags! {
     }
 }
 
+bitflags! {
+    /// How a server treats an open file. Analogous to FUSE's `FOPEN_*`, with the same numbers.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct OpenFlags: u32 {
+        /// The kernel does not cache the file's pages. Each read(2) and write(2) reaches the back
+        /// end with its own size, and may be short. Files whose size is not known need it, such as
+        /// those of `/proc`.
+        const DIRECT_IO = 1;
+        /// The kernel keeps its cached pages of earlier opens. Without this flag it drops them. For
+        /// a back end that only the mount changes, a server always sets this flag.
+        const KEEP_CACHE = 1 << 1;
+        /// The file has a position, but lseek(2) fails with `ESPIPE`.
+        const NONSEEKABLE = 1 << 2;
+        /// The file has no position, such as a pipe.
+        const STREAM = 1 << 4;
+        /// close(2) does not call `flush`.
+        const NOFLUSH = 1 << 5;
+        /// Several writes of a file with `DIRECT_IO` may run at the same time.
+        const PARALLEL_DIRECT_WRITES = 1 << 6;
+    }
+}
+
+/// An open file or directory, as `open` returns it.
+///
+/// # Examples
+/// ```
+/// use corewalk::{OpenFlags, Opened};
+///
+/// let opened = Opened::new(7).with_flags(OpenFlags::DIRECT_IO);
+/// assert_eq!((opened.handle, opened.flags), (7, OpenFlags::DIRECT_IO));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Opened {
+    /// The back end's handle.
+    pub handle: u64,
+    /// How a server treats the file.
+    pub flags: OpenFlags,
+}
+
+impl Opened {
+    /// Returns an open file without flags.
+    pub fn new(handle: u64) -> Opened {
+        Opened { handle, flags: OpenFlags::empty() }
+    }
+
+    corewalk_base::setters! {
+        with_flags: flags = OpenFlags;
+    }
+}
+
 /// A file system that corewalk serves.
 ///
-/// `open` returns a handle of 64 bits, which comes back in `read`, `write`, `append`, `fsync` and
-/// `release`. A back end without open state keeps the default `open` and ignores handles.
+/// `open` and `opendir` return a handle of 64 bits. Each call through the open file has it in
+/// [`Node::handle`], even `getattr` and `setattr`. A back end without open state keeps the default
+/// `open` and ignores handles.
 ///
 /// # What a back end may rely on
 /// - F.1: calls for one (directory, name) never overlap, lookups included. Calls for different
@@ -328,7 +392,7 @@ bitflags! {
 /// let root = Node::detached(fs.root()?.ino, FileKind::Directory);
 /// let made = fs.make(root, Name::new(b"f")?, &Make::new(0o644, 0, 0))?;
 /// let file = Node::detached(made.ino, FileKind::Regular);
-/// assert_eq!(fs.write(file, 0, 0, b"data")?, 4);
+/// assert_eq!(fs.write(file, 0, b"data")?, 4);
 /// assert_eq!(fs.getattr(file)?.size, 4);
 /// # Ok::<(), corewalk::Errno>(())
 /// ```
@@ -364,7 +428,7 @@ bitflags! {
 ///         Ok(())
 ///     }
 ///
-///     fn read(&self, _: Node<'_>, _: u64, at: u64, buf: &mut [u8]) -> Result<usize, Errno> {
+///     fn read(&self, _: Node<'_>, at: u64, buf: &mut [u8]) -> Result<usize, Errno> {
 ///         let rest = TEXT.get(at as usize..).unwrap_or_default();
 ///         let count = rest.len().min(buf.len());
 ///         buf[..count].copy_from_slice(&rest[..count]);
@@ -476,23 +540,11 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// Reads at `offset` into `buf` and returns the number of bytes. The number is smaller than the
     /// length of `buf` only at the end of the file.
-    fn read(
-        &self,
-        node: Node<'_>,
-        handle: u64,
-        offset: u64,
-        buf: &mut [u8],
-    ) -> Result<usize, Errno>;
+    fn read(&self, node: Node<'_>, offset: u64, buf: &mut [u8]) -> Result<usize, Errno>;
 
     /// Writes `bytes` at `offset` and returns the number of bytes. May fail with `ENOSPC` or
     /// `EFBIG`.
-    fn write(
-        &self,
-        node: Node<'_>,
-        handle: u64,
-        offset: u64,
-        bytes: &[u8],
-    ) -> Result<usize, Errno> {
+    fn write(&self, node: Node<'_>, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
         Err(Errno::ROFS)
     }
 
@@ -504,8 +556,8 @@ pub trait FileSystem: Send + Sync + 'static {
     /// only if other programs may change the files too. The default writes at `end`. The default is
     /// right if only the client changes the file, because the client serializes its appends. A back
     /// end whose files others change must find the end and write there in one step.
-    fn append(&self, node: Node<'_>, handle: u64, end: u64, bytes: &[u8]) -> Result<usize, Errno> {
-        self.write(node, handle, end, bytes)
+    fn append(&self, node: Node<'_>, end: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        self.write(node, end, bytes)
     }
 
     /// Adds the name `name` in `dir` for `node` and returns its attributes. May fail with `EMLINK`
@@ -524,9 +576,10 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Opens a file. `flags` are those of open(2) without the creation flags.
-    fn open(&self, node: Node<'_>, flags: u32) -> Result<u64, Errno> {
-        Ok(0)
+    /// Opens a file. `flags` are those of open(2) without the creation flags. A back end that
+    /// answers with [`OpenFlags`] also implements [`FileSystem::has_open_state`].
+    fn open(&self, node: Node<'_>, flags: u32) -> Result<Opened, Errno> {
+        Ok(Opened::default())
     }
 
     /// Returns true if the back end keeps state per open file. If false, a server may skip `open`
@@ -536,8 +589,25 @@ pub trait FileSystem: Send + Sync + 'static {
         false
     }
 
+    /// Tells the back end that a client closes a descriptor of an open file (close(2)). Its error
+    /// is that of close(2). One open file has several descriptors after dup(2) or fork(2), so there
+    /// may be several calls. `ENOSYS`, the default, means that the back end needs none of these
+    /// calls, and a server need not make them.
+    fn flush(&self, node: Node<'_>) -> Result<(), Errno> {
+        Err(Errno::NOSYS)
+    }
+
+    /// Opens a directory for a listing, for back ends that keep state per listing. The handle comes
+    /// back in `readdir` and `fsync`. Called only with [`FileSystem::has_open_state`].
+    fn opendir(&self, dir: Node<'_>) -> Result<Opened, Errno> {
+        Ok(Opened::default())
+    }
+
+    /// Closes a handle of `opendir`.
+    fn releasedir(&self, dir: Node<'_>) {}
+
     /// Closes a handle of `open`.
-    fn release(&self, node: Node<'_>, handle: u64) {}
+    fn release(&self, node: Node<'_>) {}
 
     /// Returns true if `fsync` may wait for a disk or another machine. A server then calls it from
     /// separate threads, and serves other requests meanwhile.
@@ -546,7 +616,7 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Makes data durable, and attributes unless `data_only`.
-    fn fsync(&self, node: Node<'_>, handle: u64, data_only: bool) -> Result<(), Errno> {
+    fn fsync(&self, node: Node<'_>, data_only: bool) -> Result<(), Errno> {
         Ok(())
     }
 
@@ -557,7 +627,6 @@ pub trait FileSystem: Send + Sync + 'static {
     fn fallocate(
         &self,
         node: Node<'_>,
-        handle: u64,
         offset: u64,
         len: u64,
         how: Fallocate,
@@ -565,8 +634,20 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::OPNOTSUPP)
     }
 
+    /// Copies up to `len` bytes from one file to another, and returns the number of copied bytes.
+    /// Each file comes with its offset. The ranges do not overlap. For `EOPNOTSUPP`, the default,
+    /// and for `EXDEV` a server reads and writes.
+    fn copy_file_range(
+        &self,
+        from: (Node<'_>, u64),
+        to: (Node<'_>, u64),
+        len: u64,
+    ) -> Result<u64, Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
     /// Returns the offset of the next data or hole at or behind `offset`. `ENXIO` behind the end.
-    fn seek(&self, node: Node<'_>, handle: u64, offset: u64, what: Seek) -> Result<u64, Errno> {
+    fn seek(&self, node: Node<'_>, offset: u64, what: Seek) -> Result<u64, Errno> {
         let size = self.getattr(node)?.size;
         match what {
             _ if offset >= size => Err(Errno::NXIO),
@@ -621,7 +702,7 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// Tells the back end that the cache has dropped an inode. This happens once for each time that
     /// the inode entered the cache (F.4).
-    fn forget(&self, ino: u64) {}
+    fn forget(&self, ino: u64, generation: u64) {}
 
     /// Does deferred work. A server calls it about once per second, from a thread that serves no
     /// requests. A server may leave these calls out, so only the memory use may depend on them.

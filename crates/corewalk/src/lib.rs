@@ -45,8 +45,8 @@ pub use corewalk_base::errno_of;
 pub use cred::{Caps, Cred, May};
 pub use dpath::PathKind;
 pub use fs::{
-    AclKind, Addressing, DirEntry, DirSink, Fallocate, FileSystem, Make, Node, RenameMode, Seek,
-    XattrMode,
+    AclKind, Addressing, DirEntry, DirSink, Fallocate, FileSystem, Make, Node, OpenFlags, Opened,
+    RenameMode, Seek, XattrMode,
 };
 pub use inode_table::{InodeTable, OwnedTableNode, TableNode};
 pub use name::{NAME_MAX, Name, PATH_MAX};

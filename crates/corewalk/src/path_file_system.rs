@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use crate::Errno;
 use crate::acl::Acl;
 use crate::attr::{Attr, FileKind, SetAttr, StatFs};
-use crate::fs::{AclKind, Fallocate, Make, RenameMode, Seek, XattrMode};
+use crate::fs::{AclKind, Fallocate, Make, OpenFlags, RenameMode, Seek, XattrMode};
 
 pub use layer::ByPath;
 
@@ -141,6 +141,13 @@ pub trait PathFileSystem: Send + Sync + 'static {
     #[doc(alias = "lookup")]
     fn getattr(&self, path: &Path) -> Result<Attr, Errno>;
 
+    /// Returns the attributes of an open file (fstat(2)). The default calls
+    /// [`PathFileSystem::getattr`].
+    #[doc(alias = "fgetattr")]
+    fn getattr_open(&self, path: &Path, file: &Self::File) -> Result<Attr, Errno> {
+        self.getattr(path)
+    }
+
     /// Passes all entries of the directory at `path` to `sink`, in any order. `.` and `..` may be
     /// left out.
     fn readdir(&self, path: &Path, sink: &mut dyn FnMut(PathEntry<'_>)) -> Result<(), Errno>;
@@ -151,6 +158,19 @@ pub trait PathFileSystem: Send + Sync + 'static {
     /// A call about a file that is not open, such as a write-back of the kernel's pages after the
     /// last close, opens the file for this call alone.
     fn open(&self, path: &Path, flags: u32) -> Result<Self::File, Errno>;
+
+    /// Returns how a server treats a file that was just opened.
+    fn open_flags(&self, file: &Self::File) -> OpenFlags {
+        OpenFlags::empty()
+    }
+
+    /// Tells the back end that a client closes a descriptor of an open file, as
+    /// [`FileSystem::flush`] does. When the last descriptor is closed, `file` is dropped later.
+    ///
+    /// [`FileSystem::flush`]: crate::FileSystem::flush
+    fn flush(&self, path: &Path, file: &Self::File) -> Result<(), Errno> {
+        Err(Errno::NOSYS)
+    }
 
     /// Reads at `offset` into `buf` and returns the number of bytes. The number is smaller than the
     /// length of `buf` only at the end of the file.
@@ -185,6 +205,18 @@ pub trait PathFileSystem: Send + Sync + 'static {
         bytes: &[u8],
     ) -> Result<usize, Errno> {
         self.write(path, file, end, bytes)
+    }
+
+    /// Copies up to `len` bytes from one open file to another, and returns the number of copied
+    /// bytes. Each file comes with its offset. The ranges do not overlap. For `EOPNOTSUPP`, the
+    /// default, a server reads and writes.
+    fn copy_file_range(
+        &self,
+        from: (&Self::File, u64),
+        to: (&Self::File, u64),
+        len: u64,
+    ) -> Result<u64, Errno> {
+        Err(Errno::OPNOTSUPP)
     }
 
     /// Changes attributes, all or none, and returns the new ones.

@@ -44,9 +44,9 @@
 //! let root = Node::detached(fs.root()?.ino, FileKind::Directory);
 //! let made = fs.make(root, Name::new(b"file")?, &Make::new(0o644, 0, 0))?;
 //! let file = Node::detached(made.ino, FileKind::Regular);
-//! assert_eq!(fs.write(file, 0, 0, b"hello")?, 5);
+//! assert_eq!(fs.write(file, 0, b"hello")?, 5);
 //! assert_eq!(fs.lookup(root, Name::new(b"file")?)?.size, 5);
-//! assert_eq!(fs.write(file, 0, 4096, b"more"), Err(Errno::NOSPC));
+//! assert_eq!(fs.write(file, 4096, b"more"), Err(Errno::NOSPC));
 //! # Ok::<(), Errno>(())
 //! ```
 
@@ -484,7 +484,7 @@ impl FileSystem for Tmpfs {
         }
     }
 
-    fn read(&self, node: Node<'_>, _: u64, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
+    fn read(&self, node: Node<'_>, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
         let content = {
             let table = self.table.enter();
             let inode = table.read(node.ino())?;
@@ -497,7 +497,7 @@ impl FileSystem for Tmpfs {
         Ok(content.map_or(0, |content| content.read().read(offset, buf)))
     }
 
-    fn write(&self, node: Node<'_>, _: u64, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
+    fn write(&self, node: Node<'_>, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
         let write = |content: &mut FileContent| content.write(offset, bytes, &self.space);
         let touch = |&count: &usize, inode: &mut Inode| {
             if count > 0 {
@@ -547,7 +547,6 @@ impl FileSystem for Tmpfs {
     fn fallocate(
         &self,
         node: Node<'_>,
-        _: u64,
         offset: u64,
         len: u64,
         how: Fallocate,
@@ -557,7 +556,7 @@ impl FileSystem for Tmpfs {
         self.retry_after_sharing(|| self.change_content(node.ino(), allocate, touch))
     }
 
-    fn seek(&self, node: Node<'_>, _: u64, offset: u64, what: Seek) -> Result<u64, Errno> {
+    fn seek(&self, node: Node<'_>, offset: u64, what: Seek) -> Result<u64, Errno> {
         let content = self.table.enter().read(node.ino())?.content()?.cloned();
         content.ok_or(Errno::NXIO)?.read().seek(offset, what)
     }
@@ -638,7 +637,7 @@ impl FileSystem for Tmpfs {
         Ok(directory.parent())
     }
 
-    fn forget(&self, ino: u64) {
+    fn forget(&self, ino: u64, _: u64) {
         self.discard(ino, |attributes| attributes.nlink == 0);
     }
 

@@ -322,7 +322,7 @@ impl Vfs {
             enter()
         });
         let Some(entered) = entered else {
-            self.supers.get(superblock).fs.forget(attr.ino);
+            self.supers.get(superblock).fs.forget(attr.ino, attr.generation);
             return Err(Errno::NOMEM);
         };
         let publish = || self.dcache.publish_root(entered.slot);
@@ -545,12 +545,12 @@ impl Supers {
 }
 
 impl Host for Arc<Supers> {
-    fn forget(&self, superblock: u32, ino: u64, slot: InodeSlot) {
+    fn forget(&self, superblock: u32, ino: u64, generation: u64, slot: InodeSlot) {
         let superblock = self.get(superblock);
         if let Some(hidden) = superblock.paths.as_ref().and_then(|paths| paths.forget(slot)) {
             superblock.remove_hidden(&hidden);
         }
-        hidden::contain_panic(|| superblock.fs.forget(ino));
+        hidden::contain_panic(|| superblock.fs.forget(ino, generation));
     }
 
     fn ask_to_forget(&self, superblock: u32, parent: u64, name: Name<'_>) {

@@ -192,7 +192,7 @@ fn file_closed_during_its_replacement_stays_until_forget() {
         let f = at(&vfs, "x/d/f").into_lookups();
         let closer: Body = Box::new(move |vfs| {
             let file = vfs.inode(f).unwrap();
-            let handle = vfs.open(&Cred::root(), &file, 0, May::READ).unwrap();
+            let handle = vfs.open(&Cred::root(), &file, 0, May::READ).unwrap().handle;
             vfs.release(&file, handle);
             assert_eq!(vfs.getattr(&file).map(|attr| attr.ino), Ok(f));
         });

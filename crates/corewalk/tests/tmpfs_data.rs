@@ -196,10 +196,10 @@ fn new_file(size_bytes: u64) -> (Tmpfs, Node<'static>) {
 
 /// Runs the operation `op` on the file and on the model. Both must give the same result.
 fn step(fs: &Tmpfs, file: Node<'_>, model: &mut Model, op: Op) -> Result<(), TestCaseError> {
-    let allocate = |offset, len, how| fs.fallocate(file, 0, offset as u64, len as u64, how);
+    let allocate = |offset, len, how| fs.fallocate(file, offset as u64, len as u64, how);
     match op {
         Op::Write(offset, len, byte) => {
-            let got = fs.write(file, 0, offset as u64, &vec![byte; len]);
+            let got = fs.write(file, offset as u64, &vec![byte; len]);
             prop_assert_eq!(got, model.write(offset, len, byte));
         }
         Op::Truncate(size) => {
@@ -231,7 +231,7 @@ fn step(fs: &Tmpfs, file: Node<'_>, model: &mut Model, op: Op) -> Result<(), Tes
         }
         Op::Read(offset, len) => {
             let mut buf = vec![0xaa; len];
-            let count = fs.read(file, 0, offset as u64, &mut buf).unwrap();
+            let count = fs.read(file, offset as u64, &mut buf).unwrap();
             let size = model.bytes.len();
             prop_assert_eq!(
                 &buf[..count],
@@ -240,7 +240,7 @@ fn step(fs: &Tmpfs, file: Node<'_>, model: &mut Model, op: Op) -> Result<(), Tes
         }
         Op::Seek(offset) => {
             for what in [Seek::Data, Seek::Hole] {
-                let got = fs.seek(file, 0, offset as u64, what);
+                let got = fs.seek(file, offset as u64, what);
                 prop_assert_eq!(got, model.seek(offset, what), "{:?}", what);
             }
         }
@@ -263,7 +263,7 @@ proptest! {
             prop_assert_eq!(fs.statfs().unwrap().bfree, (BUDGET - model.charged()) as u64);
         }
         let mut buf = vec![0xaa; model.bytes.len() + 10];
-        prop_assert_eq!(fs.read(file, 0, 0, &mut buf), Ok(model.bytes.len()));
+        prop_assert_eq!(fs.read(file, 0, &mut buf), Ok(model.bytes.len()));
         prop_assert!(buf[..model.bytes.len()] == model.bytes);
         for page in 0..=model.bytes.len() / PAGE {
             step(&fs, file, &mut model, Op::Seek(page * PAGE))?;
@@ -283,15 +283,15 @@ fn concurrent_writers_never_exceed_the_budget() {
         for _ in 0..2_000 {
             let offset = racer.rng.below(100 * PAGE as u64);
             let bytes = vec![1; racer.rng.index(5 * PAGE)];
-            let written = fs.write(file, 0, offset, &bytes);
+            let written = fs.write(file, offset, &bytes);
             assert!(written.is_ok() || written == Err(Errno::NOSPC), "{written:?}");
             // The reservations of the first file compete for the same space.
             let how = Fallocate::PUNCH_HOLE | Fallocate::KEEP_SIZE;
             if racer.rng.chance(1, 3) {
-                fs.fallocate(file, 0, racer.rng.below(1 << 18), 1 << 17, how).unwrap();
+                fs.fallocate(file, racer.rng.below(1 << 18), 1 << 17, how).unwrap();
             }
-            let _ = fs.fallocate(first, 0, offset, 8 * PAGE as u64, Fallocate::KEEP_SIZE);
-            fs.fallocate(first, 0, offset, 8 * PAGE as u64, how).unwrap();
+            let _ = fs.fallocate(first, offset, 8 * PAGE as u64, Fallocate::KEEP_SIZE);
+            fs.fallocate(first, offset, 8 * PAGE as u64, how).unwrap();
         }
         fs.getattr(file).unwrap().blocks / 8
     });
@@ -304,15 +304,15 @@ fn concurrent_writers_never_exceed_the_budget() {
 fn readers_see_whole_writes() {
     let (fs, file) = new_file(1 << 20);
     let len = 3 * PAGE;
-    fs.write(file, 0, 100, &vec![1; len]).unwrap();
+    fs.write(file, 100, &vec![1; len]).unwrap();
     let seed = corewalk_testkit::rng::Seed::choose();
     corewalk_testkit::race::run(4, seed, |racer| {
         for round in 0..500 {
             if racer.thread == 0 {
-                fs.write(file, 0, 100, &vec![round as u8; len]).unwrap();
+                fs.write(file, 100, &vec![round as u8; len]).unwrap();
             } else {
                 let mut buf = vec![0; len];
-                assert_eq!(fs.read(file, 0, 100, &mut buf), Ok(len));
+                assert_eq!(fs.read(file, 100, &mut buf), Ok(len));
                 assert!(buf.iter().all(|&byte| byte == buf[0]), "a write was seen in part");
             }
         }

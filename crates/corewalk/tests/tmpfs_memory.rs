@@ -45,7 +45,7 @@ fn make_and_remove(fs: &Tmpfs, files: u64) {
         let name = Name::new(name.as_bytes()).unwrap();
         let ino = fs.make(dir, name, &Make::new(0o644, 0, 0)).unwrap().ino;
         if i % WITH_BYTES == 0 {
-            fs.write(Node::detached(ino, FileKind::Regular), 0, 0, &[1; 8192]).unwrap();
+            fs.write(Node::detached(ino, FileKind::Regular), 0, &[1; 8192]).unwrap();
         }
     }
     fs.maintain();
@@ -55,7 +55,7 @@ fn make_and_remove(fs: &Tmpfs, files: u64) {
         let name = Name::new(name.as_bytes()).unwrap();
         let ino = fs.lookup(dir, name).unwrap().ino;
         fs.remove(dir, name, Node::detached(ino, FileKind::Regular)).unwrap();
-        fs.forget(ino);
+        fs.forget(ino, 0);
     }
 }
 

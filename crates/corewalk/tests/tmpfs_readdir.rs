@@ -26,7 +26,7 @@ fn remove(fs: &Tmpfs, name: &str) -> Result<(), Errno> {
     let name = Name::new(name.as_bytes()).unwrap();
     let ino = fs.lookup(dir(ROOT), name)?.ino;
     fs.remove(dir(ROOT), name, Node::detached(ino, FileKind::Regular))?;
-    fs.forget(ino);
+    fs.forget(ino, 0);
     Ok(())
 }
 

@@ -8,8 +8,8 @@
 //! # Requests that are turned off
 //! - If the server needs no open ([`Server::opens_are_free`]), the adapter answers the first open
 //!   with `ENOSYS`. After that the kernel sends neither open nor release.
-//! - The adapter always answers `flush` with `ENOSYS`, since no back end does anything when a file
-//!   descriptor is closed.
+//! - If the back end does nothing when a file descriptor is closed, the adapter answers the first
+//!   `flush` with `ENOSYS`. After that the kernel does not send it.
 //! - The adapter does not request file locks. So the kernel manages them itself, as for a local
 //!   file system.
 //! - If the kernel checks permissions, it also clears the set-user-ID bit of a changed file. It

@@ -18,7 +18,8 @@
 //! # Requests that are turned off
 //! - If the server needs no open ([`Server::opens_are_free`]), the first open gets `ENOSYS`. After
 //!   that the kernel sends neither open nor release.
-//! - `flush` gets `ENOSYS`, since no back end does anything when a descriptor is closed.
+//! - `flush` gets `ENOSYS` if the back end does nothing when a descriptor is closed. After that the
+//!   kernel does not send it.
 //! - An interrupt gets `ENOSYS`, since no request can be interrupted. File locks stay in the
 //!   kernel, where a signal can interrupt a thread that waits for one.
 //!
@@ -54,8 +55,6 @@ const PAUSES: [Duration; 3] =
 /// The longest body of an answer to a request that runs later, in bytes. The longest one is the
 /// answer to a creation.
 const LATER_BODY_BYTES: usize = 256;
-/// The flag of an answer to an open: the kernel keeps its cached pages of the file.
-const FOPEN_KEEP_CACHE: u32 = 1 << 1;
 /// The flag of an answer to an opendir: the kernel caches the entries of the directory.
 const FOPEN_CACHE_DIR: u32 = 1 << 3;
 
@@ -198,7 +197,9 @@ impl Dispatcher {
             Opcode::COPY_FILE_RANGE | Opcode::COPY_FILE_RANGE_64 => {
                 self.copy_file_range(message, body)
             }
-            Opcode::RELEASEDIR | Opcode::DESTROY => Ok(()),
+            Opcode::RELEASEDIR => self.releasedir(message),
+            Opcode::FLUSH => self.flush(message),
+            Opcode::DESTROY => Ok(()),
             Opcode::IOCTL => Err(Errno::NOTTY),
             // The kernel does not send the operation again after this error.
             _ => Err(Errno::NOSYS),

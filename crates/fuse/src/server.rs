@@ -121,18 +121,19 @@ pub struct EntryOut {
 pub struct Change {
     /// The new attributes.
     pub set: SetAttr,
-    /// True if the caller made the change through a file that is open for writing (ftruncate(2)).
-    pub through_handle: bool,
+    /// The handle of the open file through which the caller made the change (fchmod(2),
+    /// ftruncate(2)). A change of the size through a handle was checked when the file was opened.
+    pub handle: Option<u64>,
 }
 
 impl Change {
     /// Returns a change of the attributes in `set`. The change was not made through an open file.
     pub fn new(set: SetAttr) -> Change {
-        Change { set, through_handle: false }
+        Change { set, handle: None }
     }
 
     corewalk_base::setters! {
-        with_through_handle: through_handle = bool;
+        with_handle: handle = Option<u64>;
     }
 }
 
@@ -313,7 +314,15 @@ impl Server {
     /// # Errors
     /// `ESTALE`; the errors of the back end.
     pub fn getattr(&self, node: u64) -> Result<Attr, Errno> {
-        let attr = self.vfs.getattr(&self.inode(node)?)?;
+        self.getattr_through(node, 0)
+    }
+
+    /// Returns the attributes of `node` through the open file `handle` (fstat(2)).
+    ///
+    /// # Errors
+    /// The errors of [`Server::getattr`].
+    pub fn getattr_through(&self, node: u64, handle: u64) -> Result<Attr, Errno> {
+        let attr = self.vfs.getattr_through(&self.inode(node)?, handle)?;
         Ok(attr.with_ino(node))
     }
 
@@ -347,10 +356,10 @@ impl Server {
         }
         let attr = self.change(caller, &inode, |cred| {
             // The kernel has checked the permission when the file was opened.
-            let is_open = set.size.is_some() && change.through_handle;
+            let is_open = set.size.is_some() && change.handle.is_some();
             let more = if is_open { Caps::DAC_OVERRIDE } else { Caps::empty() };
             let cred = cred.clone().with_caps(cred.caps | more);
-            self.vfs.setattr(&cred, &inode, &set)
+            self.vfs.setattr_through(&cred, &inode, change.handle.unwrap_or(0), &set)
         })?;
         Ok(attr.with_ino(node))
     }

@@ -13,8 +13,10 @@
 use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
 
-use corewalk::{Atime, Errno, Fallocate, FileKind, Node, Seek};
-use rustix::fs::{FallocateFlags, OFlags, SeekFrom, fallocate, fdatasync, fsync, seek};
+use corewalk::{Atime, Errno, Fallocate, FileKind, Node, Opened, Seek};
+use rustix::fs::{
+    FallocateFlags, OFlags, SeekFrom, copy_file_range, fallocate, fdatasync, fsync, seek,
+};
 use rustix::io::{ReadWriteFlags, pread, pwrite, pwritev2};
 
 use crate::descriptors::SharedFd;
@@ -23,17 +25,17 @@ use crate::hostfs::{HostFs, reopen};
 impl HostFs {
     /// Opens a regular file and returns its handle. Returns handle 0 for files of other types,
     /// which need no open file on the host.
-    pub(crate) fn open_file(&self, node: Node<'_>, flags: u32) -> Result<u64, Errno> {
+    pub(crate) fn open_file(&self, node: Node<'_>, flags: u32) -> Result<Opened, Errno> {
         if node.kind() != FileKind::Regular {
-            return Ok(0);
+            return Ok(Opened::default());
         }
         let access = access_of(flags);
         if let Some(file) = self.descriptors.take_fresh(node.ino(), access) {
-            return Ok(self.descriptors.add_open(node.ino(), access, file));
+            return Ok(Opened::new(self.descriptors.add_open(node.ino(), access, file)));
         }
         self.descriptors.check_open_limit()?;
         let file = self.reopen_file(&*self.at(node)?, access)?;
-        Ok(self.descriptors.add_open(node.ino(), access, file))
+        Ok(Opened::new(self.descriptors.add_open(node.ino(), access, file)))
     }
 
     /// Opens the regular file behind `fd`, with `O_NOATIME` if the options say so.
@@ -43,16 +45,15 @@ impl HostFs {
         })
     }
 
-    /// Runs `call` with the open file that has this handle. If there is no such file, or its access
+    /// Runs `call` with the open file that has the node's handle. If there is no such file, or its access
     /// mode does not allow the call, opens the file again and runs `call` with the new descriptor.
     fn with_file<R>(
         &self,
         node: Node<'_>,
-        handle: u64,
         access: OFlags,
         mut call: impl FnMut(&SharedFd) -> Result<R, Errno>,
     ) -> Result<R, Errno> {
-        if let Some(file) = self.descriptors.get_open(node.ino(), handle) {
+        if let Some(file) = self.descriptors.get_open(node.ino(), node.handle()) {
             match call(&file) {
                 Err(Errno::BADF) => {}
                 other => return other,
@@ -65,11 +66,10 @@ impl HostFs {
     pub(crate) fn read_at(
         &self,
         node: Node<'_>,
-        handle: u64,
         offset: u64,
         buf: &mut [u8],
     ) -> Result<usize, Errno> {
-        self.with_file(node, handle, OFlags::RDONLY, |file| {
+        self.with_file(node, OFlags::RDONLY, |file| {
             let mut done = 0;
             while done < buf.len() {
                 match pread(file, &mut buf[done..], offset + done as u64) {
@@ -87,58 +87,72 @@ impl HostFs {
     pub(crate) fn write_at(
         &self,
         node: Node<'_>,
-        handle: u64,
         offset: u64,
         bytes: &[u8],
     ) -> Result<usize, Errno> {
-        self.with_file(node, handle, OFlags::WRONLY, |file| put_all(file, bytes, offset, put_at))
+        self.with_file(node, OFlags::WRONLY, |file| put_all(file, bytes, offset, put_at))
     }
 
     pub(crate) fn write_at_end(
         &self,
         node: Node<'_>,
-        handle: u64,
         end: u64,
         bytes: &[u8],
     ) -> Result<usize, Errno> {
-        self.with_file(node, handle, OFlags::WRONLY, |file| put_all(file, bytes, end, put_at_end))
+        self.with_file(node, OFlags::WRONLY, |file| put_all(file, bytes, end, put_at_end))
     }
 
-    pub(crate) fn sync(&self, node: Node<'_>, handle: u64, data_only: bool) -> Result<(), Errno> {
+    /// Copies a range without reading it into this process. The host may share the blocks.
+    pub(crate) fn copy_range(
+        &self,
+        from: (Node<'_>, u64),
+        to: (Node<'_>, u64),
+        len: u64,
+    ) -> Result<u64, Errno> {
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        self.with_file(from.0, OFlags::RDONLY, |source| {
+            self.with_file(to.0, OFlags::WRONLY, |target| {
+                let (mut at, mut target_at) = (from.1, to.1);
+                let copied = rustix::io::retry_on_intr(|| {
+                    copy_file_range(source, Some(&mut at), target, Some(&mut target_at), len)
+                })?;
+                Ok(copied as u64)
+            })
+        })
+    }
+
+    pub(crate) fn sync(&self, node: Node<'_>, data_only: bool) -> Result<(), Errno> {
         if !matches!(node.kind(), FileKind::Regular | FileKind::Directory) {
             return Ok(());
         }
-        self.with_file(node, handle, OFlags::RDONLY, |file| {
-            if data_only { fdatasync(file) } else { fsync(file) }
-        })
+        self.with_file(
+            node,
+            OFlags::RDONLY,
+            |file| {
+                if data_only { fdatasync(file) } else { fsync(file) }
+            },
+        )
     }
 
     pub(crate) fn allocate(
         &self,
         node: Node<'_>,
-        handle: u64,
         offset: u64,
         len: u64,
         how: Fallocate,
     ) -> Result<(), Errno> {
         let how = FallocateFlags::from_bits_retain(how.bits());
-        self.with_file(node, handle, OFlags::WRONLY, |file| fallocate(file, how, offset, len))
+        self.with_file(node, OFlags::WRONLY, |file| fallocate(file, how, offset, len))
     }
 
     /// Returns the offset of the next data or hole at or behind `offset`. lseek(2) moves the offset
     /// of the descriptor, but no other call uses that offset.
-    pub(crate) fn find_data(
-        &self,
-        node: Node<'_>,
-        handle: u64,
-        offset: u64,
-        what: Seek,
-    ) -> Result<u64, Errno> {
+    pub(crate) fn find_data(&self, node: Node<'_>, offset: u64, what: Seek) -> Result<u64, Errno> {
         let from = match what {
             Seek::Data => SeekFrom::Data(offset),
             Seek::Hole => SeekFrom::Hole(offset),
         };
-        self.with_file(node, handle, OFlags::RDONLY, |file| seek(file, from))
+        self.with_file(node, OFlags::RDONLY, |file| seek(file, from))
     }
 }
 

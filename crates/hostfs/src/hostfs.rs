@@ -16,7 +16,7 @@ use std::sync::Arc;
 use corewalk::acl::Acl;
 use corewalk::{
     AclKind, Addressing, AtimePolicy, Attr, DirSink, Errno, Fallocate, FileKind, FileSystem, Make,
-    Name, Node, RenameMode, Seek, SetAttr, StatFs, XattrMode,
+    Name, Node, Opened, RenameMode, Seek, SetAttr, StatFs, XattrMode,
 };
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, fstatfs, fstatvfs, open, statx};
 use rustix::process::{Resource, getegid, geteuid, getrlimit};
@@ -441,28 +441,16 @@ impl FileSystem for HostFs {
         self.list(dir, cookie, sink)
     }
 
-    fn read(
-        &self,
-        node: Node<'_>,
-        handle: u64,
-        offset: u64,
-        buf: &mut [u8],
-    ) -> Result<usize, Errno> {
-        self.read_at(node, handle, offset, buf)
+    fn read(&self, node: Node<'_>, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
+        self.read_at(node, offset, buf)
     }
 
-    fn write(
-        &self,
-        node: Node<'_>,
-        handle: u64,
-        offset: u64,
-        bytes: &[u8],
-    ) -> Result<usize, Errno> {
-        self.write_at(node, handle, offset, bytes)
+    fn write(&self, node: Node<'_>, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        self.write_at(node, offset, bytes)
     }
 
-    fn append(&self, node: Node<'_>, handle: u64, end: u64, bytes: &[u8]) -> Result<usize, Errno> {
-        self.write_at_end(node, handle, end, bytes)
+    fn append(&self, node: Node<'_>, end: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        self.write_at_end(node, end, bytes)
     }
 
     fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
@@ -478,7 +466,7 @@ impl FileSystem for HostFs {
         self.make_nameless(dir, what)
     }
 
-    fn open(&self, node: Node<'_>, flags: u32) -> Result<u64, Errno> {
+    fn open(&self, node: Node<'_>, flags: u32) -> Result<Opened, Errno> {
         self.open_file(node, flags)
     }
 
@@ -486,16 +474,16 @@ impl FileSystem for HostFs {
         true
     }
 
-    fn release(&self, node: Node<'_>, handle: u64) {
-        self.descriptors.close(node.ino(), handle);
+    fn release(&self, node: Node<'_>) {
+        self.descriptors.close(node.ino(), node.handle());
     }
 
     fn fsync_waits(&self) -> bool {
         true
     }
 
-    fn fsync(&self, node: Node<'_>, handle: u64, data_only: bool) -> Result<(), Errno> {
-        self.sync(node, handle, data_only)
+    fn fsync(&self, node: Node<'_>, data_only: bool) -> Result<(), Errno> {
+        self.sync(node, data_only)
     }
 
     fn statfs(&self) -> Result<StatFs, Errno> {
@@ -505,16 +493,24 @@ impl FileSystem for HostFs {
     fn fallocate(
         &self,
         node: Node<'_>,
-        handle: u64,
         offset: u64,
         len: u64,
         how: Fallocate,
     ) -> Result<(), Errno> {
-        self.allocate(node, handle, offset, len, how)
+        self.allocate(node, offset, len, how)
     }
 
-    fn seek(&self, node: Node<'_>, handle: u64, offset: u64, what: Seek) -> Result<u64, Errno> {
-        self.find_data(node, handle, offset, what)
+    fn copy_file_range(
+        &self,
+        from: (Node<'_>, u64),
+        to: (Node<'_>, u64),
+        len: u64,
+    ) -> Result<u64, Errno> {
+        self.copy_range(from, to, len)
+    }
+
+    fn seek(&self, node: Node<'_>, offset: u64, what: Seek) -> Result<u64, Errno> {
+        self.find_data(node, offset, what)
     }
 
     fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
@@ -556,7 +552,7 @@ impl FileSystem for HostFs {
         self.set_acl_of(self.at(node)?.as_fd(), kind, acl, mode)
     }
 
-    fn forget(&self, ino: u64) {
+    fn forget(&self, ino: u64, _: u64) {
         self.descriptors.forget(ino);
         if let Some(handles) = &self.handles {
             handles.forget(ino);
@@ -632,8 +628,8 @@ mod tests {
         };
         let is_fresh = |ino| fs.descriptors.take_fresh(ino, OFlags::WRONLY).is_some();
         let (a, b) = (make(b"a"), make(b"b"));
-        let reader = vfs.open(&cred, &a, 0, May::READ).unwrap();
-        let writer = vfs.open(&cred, &a, write, May::empty()).unwrap();
+        let reader = vfs.open(&cred, &a, 0, May::READ).unwrap().handle;
+        let writer = vfs.open(&cred, &a, write, May::empty()).unwrap().handle;
         assert!(!is_fresh(a.ino()));
         assert_eq!(vfs.write(&cred, &a, writer, 0, b"text"), Ok(4));
         assert_eq!(vfs.read(&a, reader, 0, &mut [0; 8]), Ok(4));

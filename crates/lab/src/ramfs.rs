@@ -93,11 +93,11 @@ impl FileSystem for Ramfs {
         Err(Errno::OPNOTSUPP)
     }
 
-    fn read(&self, _: Node<'_>, _: u64, _: u64, _: &mut [u8]) -> Result<usize, Errno> {
+    fn read(&self, _: Node<'_>, _: u64, _: &mut [u8]) -> Result<usize, Errno> {
         Err(Errno::OPNOTSUPP)
     }
 
-    fn write(&self, _: Node<'_>, _: u64, _: u64, _: &[u8]) -> Result<usize, Errno> {
+    fn write(&self, _: Node<'_>, _: u64, _: &[u8]) -> Result<usize, Errno> {
         Err(Errno::ROFS)
     }
 

@@ -41,21 +41,21 @@ fn main() -> Outcome<()> {
         Ok(Node::detached(made.ino, FileKind::Regular))
     };
     let steps: [(&str, &Step<'_>); 6] = [
-        ("store: make, fsync", &|name| Ok(store.fsync(make(&format!("{name}e"))?, 0, false)?)),
+        ("store: make, fsync", &|name| Ok(store.fsync(make(&format!("{name}e"))?, false)?)),
         ("store: make, write 4096, fsync", &|name| {
             let file = make(name)?;
-            store.write(file, 0, 0, &[7; 4096])?;
-            Ok(store.fsync(file, 0, false)?)
+            store.write(file, 0, &[7; 4096])?;
+            Ok(store.fsync(file, false)?)
         }),
         ("store: write 4096, fsync", &|name| {
             let file = find(name)?;
-            store.write(file, 0, 0, &[8; 4096])?;
-            Ok(store.fsync(file, 0, false)?)
+            store.write(file, 0, &[8; 4096])?;
+            Ok(store.fsync(file, false)?)
         }),
         ("store: write 4096, fdatasync", &|name| {
             let file = find(name)?;
-            store.write(file, 0, 0, &[9; 4096])?;
-            Ok(store.fsync(file, 0, true)?)
+            store.write(file, 0, &[9; 4096])?;
+            Ok(store.fsync(file, true)?)
         }),
         ("host: make, write 4096, fsync", &|name| {
             let file = File::create_new(host.join(name))?;

@@ -493,8 +493,8 @@ mod tests {
         let root = Node::detached(store.root().unwrap().ino, FileKind::Directory);
         let made = store.make(root, Name::new(b"file").unwrap(), &Make::new(0o644, 0, 0)).unwrap();
         let file = Node::detached(made.ino, FileKind::Regular);
-        store.write(file, 0, 2 * BLOCK_BYTES, &[1; 3 * BLOCK_BYTES as usize]).unwrap();
-        store.fallocate(file, 0, 8 * BLOCK_BYTES, 1, Fallocate::KEEP_SIZE).unwrap();
+        store.write(file, 2 * BLOCK_BYTES, &[1; 3 * BLOCK_BYTES as usize]).unwrap();
+        store.fallocate(file, 8 * BLOCK_BYTES, 1, Fallocate::KEEP_SIZE).unwrap();
         let view = &*store.journal.view();
         let inode = store.table.get(made.ino, view).unwrap();
         let mut content = inode.content.write();

@@ -320,7 +320,7 @@ impl FileSystem for Store {
         Ok(())
     }
 
-    fn read(&self, node: Node<'_>, _: u64, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
+    fn read(&self, node: Node<'_>, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
         let inode = self.inode(node)?;
         check_file(&inode)?;
         if !buf.is_empty() {
@@ -329,7 +329,7 @@ impl FileSystem for Store {
         self.loaded(&inode)?.read(&self.journal, offset, buf)
     }
 
-    fn write(&self, node: Node<'_>, _: u64, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
+    fn write(&self, node: Node<'_>, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
         let write = |content: &mut Content, tx: FileTx<'_>| content.write(tx, offset, bytes);
         let note = |&count: &usize, state: &mut State| {
             if count > 0 {
@@ -371,7 +371,7 @@ impl FileSystem for Store {
         true
     }
 
-    fn fsync(&self, node: Node<'_>, _: u64, data_only: bool) -> Result<(), Errno> {
+    fn fsync(&self, node: Node<'_>, data_only: bool) -> Result<(), Errno> {
         // If the inode is not in memory, all its changes are in its record. So load it from the
         // record.
         let inode = self.inode(node)?;
@@ -410,7 +410,6 @@ impl FileSystem for Store {
     fn fallocate(
         &self,
         node: Node<'_>,
-        _: u64,
         offset: u64,
         len: u64,
         how: Fallocate,
@@ -431,7 +430,7 @@ impl FileSystem for Store {
         })
     }
 
-    fn seek(&self, node: Node<'_>, _: u64, offset: u64, what: Seek) -> Result<u64, Errno> {
+    fn seek(&self, node: Node<'_>, offset: u64, what: Seek) -> Result<u64, Errno> {
         let inode = self.inode(node)?;
         check_file(&inode)?;
         self.loaded(&inode)?.seek(offset, what)
@@ -500,7 +499,7 @@ impl FileSystem for Store {
         self.with_room(|| self.change_acl(node, kind, acl, mode))
     }
 
-    fn forget(&self, ino: u64) {
+    fn forget(&self, ino: u64, _: u64) {
         self.forget_inode(ino);
     }
 
@@ -540,8 +539,8 @@ mod tests {
         let root = Node::detached(ROOT_INO, FileKind::Directory);
         type Change = fn(&Store, Node<'_>) -> Result<(), Errno>;
         let changes: [Change; 4] = [
-            |store, file| store.write(file, 0, 0, &[2; 5000]).map(drop),
-            |store, file| store.fallocate(file, 0, 0, 1 << 20, Fallocate::empty()),
+            |store, file| store.write(file, 0, &[2; 5000]).map(drop),
+            |store, file| store.fallocate(file, 0, 1 << 20, Fallocate::empty()),
             |store, file| store.setattr(file, &SetAttr::default().with_size(1)).map(drop),
             |store, file| store.setxattr(file, b"user.a", b"1", XattrMode::Set),
         ];
@@ -549,11 +548,11 @@ mod tests {
         for change in changes {
             let attr = store.make(root, name, &Make::new(0o644, 0, 0)).unwrap();
             let file = Node::detached(attr.ino, FileKind::Regular);
-            store.write(file, 0, 0, &[1; 5000]).unwrap();
+            store.write(file, 0, &[1; 5000]).unwrap();
             store.sync().unwrap();
             let inode = store.table.find(attr.ino).unwrap();
             store.remove(root, name, file).unwrap();
-            store.forget(attr.ino);
+            store.forget(attr.ino, attr.generation);
             // Put the inode back into the table of inodes in memory, as if a thread had looked the
             // inode up just before it was forgotten.
             store.table.insert(inode);
@@ -583,11 +582,11 @@ mod tests {
         };
         let remove = |name: &[u8], file: Node<'_>| {
             store.remove(root, Name::new(name).unwrap(), file).unwrap();
-            store.forget(file.ino());
+            store.forget(file.ino(), 0);
             store.sync().unwrap();
         };
         let file = make(b"large");
-        store.write(file, 0, 0, &vec![7; (blocks * BLOCK_BYTES) as usize]).unwrap();
+        store.write(file, 0, &vec![7; (blocks * BLOCK_BYTES) as usize]).unwrap();
         store.sync().unwrap();
         assert_eq!(store.room(host), Ok(host));
         remove(b"large", file);
@@ -595,7 +594,7 @@ mod tests {
 
         // Reserve a range without writing it. The host allocates no space for such a range.
         let file = make(b"kept");
-        store.fallocate(file, 0, 0, 1 << 28, Fallocate::KEEP_SIZE).unwrap();
+        store.fallocate(file, 0, 1 << 28, Fallocate::KEEP_SIZE).unwrap();
         assert_eq!(store.room(host), Ok(host));
         remove(b"kept", file);
         assert_eq!(store.room(host), Ok(host + blocks));

@@ -142,11 +142,11 @@ mod tests {
         let (first, second) = (made[0], made[SHARDS]);
         assert_eq!(first as usize % SHARDS, second as usize % SHARDS);
         let used = store.table.find(first);
-        store.forget(first);
-        store.forget(first);
+        store.forget(first, 0);
+        store.forget(first, 0);
         assert!(used.is_some() && is_there(first), "somebody has it");
         drop(used);
-        store.forget(second);
+        store.forget(second, 0);
         assert!(!is_there(first) && !is_there(second));
         // Both inodes are out of memory. The next use of the first one must read it again.
         assert_eq!(

@@ -74,10 +74,10 @@ fn written_at_3_of_6(options: Options, origin: WriteOrigin) -> String {
     let server = corewalk_fuse::Server::new(Arc::new(fs), options).expect("the server starts");
     let caller = Caller { uid: 0, gid: 0, pid: std::process::id() };
     let new = NewFile::new(0o644);
-    let (file, handle) =
+    let (file, opened) =
         server.create(caller, ROOT, b"f", &new, O_WRONLY | O_APPEND).expect("the file is created");
     append(&folder.path("f")).write_all(b"123456").expect("the write succeeds");
-    let written = server.write(caller, file.node, handle, 3, b"ab", origin);
+    let written = server.write(caller, file.node, opened.handle, 3, b"ab", origin);
     assert_eq!(written, Ok(2));
     fs::read_to_string(folder.path("f")).expect("the file can be read")
 }

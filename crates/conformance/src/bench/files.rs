@@ -20,13 +20,13 @@ pub(crate) struct OpenFile<'b> {
 impl Bench {
     /// Opens a file, for writing too if the back end can.
     pub(crate) fn open<'b>(&'b self, inode: &InodeRef<'b>) -> Checked<OpenFile<'b>> {
-        let handle = match self.vfs.open(&self.cred, inode, O_RDWR, May::READ | May::WRITE) {
+        let opened = match self.vfs.open(&self.cred, inode, O_RDWR, May::READ | May::WRITE) {
             Err(Errno::ROFS | Errno::ACCESS | Errno::PERM) => {
                 self.vfs.open(&self.cred, inode, 0, May::READ).must("open")?
             }
             opened => opened.must("open")?,
         };
-        Ok(OpenFile { bench: self, inode: inode.clone(), handle })
+        Ok(OpenFile { bench: self, inode: inode.clone(), handle: opened.handle })
     }
 
     /// Sets the size of a file.

@@ -21,7 +21,7 @@ pub(super) fn refusals(bench: &Bench) -> Checked {
     let file_mode = bench.new_file(S_IFREG | 0o644);
     let file = fs.make(root, name("file"), &file_mode).needs("make of a file")?;
     let node = Node::detached(file.ino, FileKind::Regular);
-    ensure_eq("the bytes of a write", fs.write(node, 0, 0, b"content").needs("write")?, 7)?;
+    ensure_eq("the bytes of a write", fs.write(node, 0, b"content").needs("write")?, 7)?;
     let again = fs.make(root, name("file"), &file_mode);
     again.must_fail("make of a taken name", &[Errno::EXIST])?;
     let other = fs.make(root, name("other"), &file_mode).must("make of a file")?;
@@ -33,7 +33,7 @@ pub(super) fn refusals(bench: &Bench) -> Checked {
     let found = fs.lookup(root, name("other")).must("lookup after a rename that failed")?;
     ensure_eq("the inode after a rename that failed", found.ino, other.ino)?;
     let mut buf = [0; 16];
-    let count = fs.read(node, 0, 0, &mut buf).must("read")?;
+    let count = fs.read(node, 0, &mut buf).must("read")?;
     ensure_bytes("the file after the calls that failed", &buf[..count], b"content")?;
     removed_directory(bench, root)
 }

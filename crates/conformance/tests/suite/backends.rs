@@ -92,7 +92,7 @@ impl FileSystem for Hello {
         Ok(())
     }
 
-    fn read(&self, _: Node<'_>, _: u64, at: u64, buf: &mut [u8]) -> Result<usize, Errno> {
+    fn read(&self, _: Node<'_>, at: u64, buf: &mut [u8]) -> Result<usize, Errno> {
         let rest = TEXT.get(at as usize..).unwrap_or_default();
         let count = rest.len().min(buf.len());
         buf[..count].copy_from_slice(&rest[..count]);

@@ -185,14 +185,14 @@ impl FileSystem for Flawed {
         let old = self.fs.getattr(node)?.size;
         if let (Flaw::OldBytes, Some(size)) = (self.flaw, set.size.filter(|size| *size < old)) {
             let mut bytes = vec![0; (old - size) as usize];
-            self.fs.read(node, 0, size, &mut bytes)?;
+            self.fs.read(node, size, &mut bytes)?;
             self.cut.lock().insert(node.ino(), bytes);
         }
         let attr = self.fs.setattr(node, set)?;
         if let (Flaw::OldBytes, Some(size)) = (self.flaw, set.size.filter(|size| *size > old)) {
             let bytes = self.cut.lock().remove(&node.ino()).unwrap_or_default();
             let len = bytes.len().min((size - old) as usize);
-            self.fs.write(node, 0, old, &bytes[..len])?;
+            self.fs.write(node, old, &bytes[..len])?;
         }
         Ok(self.shown(attr))
     }
@@ -273,25 +273,13 @@ impl FileSystem for Flawed {
         }
     }
 
-    fn read(
-        &self,
-        node: Node<'_>,
-        handle: u64,
-        offset: u64,
-        buf: &mut [u8],
-    ) -> Result<usize, Errno> {
+    fn read(&self, node: Node<'_>, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
         let len = if self.has(Flaw::ShortRead) { buf.len().min(4096) } else { buf.len() };
-        self.fs.read(self.file(node)?, handle, offset, &mut buf[..len])
+        self.fs.read(self.file(node)?, offset, &mut buf[..len])
     }
 
-    fn write(
-        &self,
-        node: Node<'_>,
-        handle: u64,
-        offset: u64,
-        bytes: &[u8],
-    ) -> Result<usize, Errno> {
-        self.fs.write(self.file(node)?, handle, offset, bytes)
+    fn write(&self, node: Node<'_>, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        self.fs.write(self.file(node)?, offset, bytes)
     }
 
     fn readlink(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
@@ -302,13 +290,13 @@ impl FileSystem for Flawed {
         self.fs.statfs()
     }
 
-    fn forget(&self, ino: u64) {
+    fn forget(&self, ino: u64, generation: u64) {
         let inner = self.inner(ino);
         if self.has(Flaw::ForgetLosesContent) {
             let file = Node::detached(inner, FileKind::Regular);
             let _ = self.fs.setattr(file, &SetAttr::default().with_size(0));
         }
-        self.fs.forget(inner);
+        self.fs.forget(inner, generation);
         let mut numbers = self.numbers.lock();
         if self.has(Flaw::ReusedNumber) && numbers.removed.remove(&ino) {
             numbers.shown.remove(&inner);

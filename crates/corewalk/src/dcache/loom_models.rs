@@ -27,7 +27,7 @@ pub(super) const B: &[u8] = b"bbbbbbbbbbbbbb";
 struct SilentHost;
 
 impl Host for SilentHost {
-    fn forget(&self, _superblock: u32, _ino: u64, _slot: InodeSlot) {}
+    fn forget(&self, _superblock: u32, _ino: u64, _generation: u64, _slot: InodeSlot) {}
 
     fn ask_to_forget(&self, _superblock: u32, _parent: u64, _name: Name<'_>) {}
 }

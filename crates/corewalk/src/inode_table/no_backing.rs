@@ -112,11 +112,11 @@ impl<T: Send + Sync + 'static> FileSystem for Arc<NoBacking<T>> {
         Ok(())
     }
 
-    fn read(&self, _: Node<'_>, _: u64, _: u64, _: &mut [u8]) -> Result<usize, Errno> {
+    fn read(&self, _: Node<'_>, _: u64, _: &mut [u8]) -> Result<usize, Errno> {
         Err(Errno::NOSYS)
     }
 
-    fn write(&self, _: Node<'_>, _: u64, _: u64, _: &[u8]) -> Result<usize, Errno> {
+    fn write(&self, _: Node<'_>, _: u64, _: &[u8]) -> Result<usize, Errno> {
         Err(Errno::NOSYS)
     }
 
@@ -124,7 +124,7 @@ impl<T: Send + Sync + 'static> FileSystem for Arc<NoBacking<T>> {
         Ok(StatFs::default())
     }
 
-    fn forget(&self, ino: u64) {
+    fn forget(&self, ino: u64, _: u64) {
         NoBacking::remove(self, ino);
     }
 }

@@ -13,7 +13,8 @@ use crate::Errno;
 use crate::acl::Acl;
 use crate::attr::{Attr, FileKind, SetAttr, StatFs};
 use crate::fs::{
-    AclKind, Addressing, DirSink, Fallocate, FileSystem, Make, Node, RenameMode, Seek, XattrMode,
+    AclKind, Addressing, DirSink, Fallocate, FileSystem, Make, Node, Opened, RenameMode, Seek,
+    XattrMode,
 };
 use crate::name::Name;
 
@@ -40,7 +41,7 @@ const NOT_PASSED: OFlags = OFlags::APPEND.union(OFlags::DIRECT);
 /// The documentation of [`PathFileSystem`] has one.
 pub struct ByPath<F: PathFileSystem> {
     fs: F,
-    files: Files<Opened<F::File>>,
+    files: Files<OpenFile<F::File>>,
     listings: Listings,
 }
 
@@ -61,12 +62,11 @@ impl<F: PathFileSystem> ByPath<F> {
     fn with_file<T>(
         &self,
         node: Node<'_>,
-        handle: u64,
         access: Access,
         call: impl FnOnce(&Path, &F::File) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
         let path = path_of(node)?;
-        match self.files.get(handle) {
+        match self.files.get(node.handle()) {
             Some(open) if [access as u32, O_RDWR].contains(&open.access) => call(&path, &open.file),
             _ => call(&path, &self.fs.open(&path, access as u32)?),
         }
@@ -74,7 +74,7 @@ impl<F: PathFileSystem> ByPath<F> {
 }
 
 /// An open file, with the access mode of open(2).
-struct Opened<T> {
+struct OpenFile<T> {
     access: u32,
     file: T,
 }
@@ -107,7 +107,10 @@ impl<F: PathFileSystem> FileSystem for ByPath<F> {
     }
 
     fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
-        self.fs.getattr(&path_of(node)?)
+        match self.files.get(node.handle()) {
+            Some(open) => self.fs.getattr_open(&path_of(node)?, &open.file),
+            None => self.fs.getattr(&path_of(node)?),
+        }
     }
 
     fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
@@ -149,64 +152,74 @@ impl<F: PathFileSystem> FileSystem for ByPath<F> {
         })
     }
 
-    fn open(&self, node: Node<'_>, flags: u32) -> Result<u64, Errno> {
+    fn open(&self, node: Node<'_>, flags: u32) -> Result<Opened, Errno> {
         if node.kind() != FileKind::Regular {
-            return Ok(0);
+            return Ok(Opened::default());
         }
         let file = self.fs.open(&path_of(node)?, flags & !NOT_PASSED.bits())?;
-        Ok(self.files.add(Opened { access: flags & O_ACCMODE, file }))
+        let open_flags = self.fs.open_flags(&file);
+        let handle = self.files.add(OpenFile { access: flags & O_ACCMODE, file });
+        Ok(Opened::new(handle).with_flags(open_flags))
     }
 
     fn has_open_state(&self) -> bool {
         true
     }
 
-    fn release(&self, _: Node<'_>, handle: u64) {
-        self.files.remove(handle);
+    fn release(&self, node: Node<'_>) {
+        self.files.remove(node.handle());
     }
 
-    fn read(
-        &self,
-        node: Node<'_>,
-        handle: u64,
-        offset: u64,
-        buf: &mut [u8],
-    ) -> Result<usize, Errno> {
+    fn read(&self, node: Node<'_>, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
         let read = |path: &Path, file: &_| self.fs.read(path, file, offset, buf);
-        self.with_file(node, handle, Access::Read, read)
+        self.with_file(node, Access::Read, read)
     }
 
-    fn write(
-        &self,
-        node: Node<'_>,
-        handle: u64,
-        offset: u64,
-        bytes: &[u8],
-    ) -> Result<usize, Errno> {
+    fn write(&self, node: Node<'_>, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
         let write = |path: &Path, file: &_| self.fs.write(path, file, offset, bytes);
-        self.with_file(node, handle, Access::Write, write)
+        self.with_file(node, Access::Write, write)
     }
 
-    fn append(&self, node: Node<'_>, handle: u64, end: u64, bytes: &[u8]) -> Result<usize, Errno> {
+    fn append(&self, node: Node<'_>, end: u64, bytes: &[u8]) -> Result<usize, Errno> {
         let append = |path: &Path, file: &_| self.fs.append(path, file, end, bytes);
-        self.with_file(node, handle, Access::Write, append)
+        self.with_file(node, Access::Write, append)
+    }
+
+    fn flush(&self, node: Node<'_>) -> Result<(), Errno> {
+        match self.files.get(node.handle()) {
+            Some(open) => self.fs.flush(&path_of(node)?, &open.file),
+            None => Ok(()),
+        }
+    }
+
+    fn copy_file_range(
+        &self,
+        from: (Node<'_>, u64),
+        to: (Node<'_>, u64),
+        len: u64,
+    ) -> Result<u64, Errno> {
+        let (Some(source), Some(target)) =
+            (self.files.get(from.0.handle()), self.files.get(to.0.handle()))
+        else {
+            return Err(Errno::OPNOTSUPP);
+        };
+        self.fs.copy_file_range((&source.file, from.1), (&target.file, to.1), len)
     }
 
     fn fsync_waits(&self) -> bool {
         self.fs.fsync_waits()
     }
 
-    fn fsync(&self, node: Node<'_>, handle: u64, data_only: bool) -> Result<(), Errno> {
+    fn fsync(&self, node: Node<'_>, data_only: bool) -> Result<(), Errno> {
         if node.kind() == FileKind::Directory {
             return self.fs.fsync_dir(&path_of(node)?, data_only);
         }
         // Sync the client's own open file, whatever its access mode. The back end may keep bytes
         // that are not written yet, and errors, in it.
-        match self.files.get(handle) {
+        match self.files.get(node.handle()) {
             Some(open) => self.fs.fsync(&path_of(node)?, &open.file, data_only),
-            None => self.with_file(node, 0, Access::Write, |path, file| {
-                self.fs.fsync(path, file, data_only)
-            }),
+            None => self
+                .with_file(node, Access::Write, |path, file| self.fs.fsync(path, file, data_only)),
         }
     }
 
@@ -221,18 +234,17 @@ impl<F: PathFileSystem> FileSystem for ByPath<F> {
     fn fallocate(
         &self,
         node: Node<'_>,
-        handle: u64,
         offset: u64,
         len: u64,
         how: Fallocate,
     ) -> Result<(), Errno> {
         let fallocate = |path: &Path, file: &_| self.fs.fallocate(path, file, offset, len, how);
-        self.with_file(node, handle, Access::Write, fallocate)
+        self.with_file(node, Access::Write, fallocate)
     }
 
-    fn seek(&self, node: Node<'_>, handle: u64, offset: u64, what: Seek) -> Result<u64, Errno> {
+    fn seek(&self, node: Node<'_>, offset: u64, what: Seek) -> Result<u64, Errno> {
         let seek = |path: &Path, file: &_| self.fs.seek(path, file, offset, what);
-        self.with_file(node, handle, Access::Read, seek)
+        self.with_file(node, Access::Read, seek)
     }
 
     fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {

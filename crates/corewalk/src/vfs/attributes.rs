@@ -101,11 +101,21 @@ impl Vfs {
     /// # Ok::<(), corewalk::Errno>(())
     /// ```
     pub fn getattr(&self, inode: &InodeRef<'_>) -> Result<Attr, Errno> {
+        self.getattr_through(inode, 0)
+    }
+
+    /// Returns attributes, as [`Vfs::getattr`] does, through the open file `handle` (fstat(2)).
+    ///
+    /// # Errors
+    /// The errors of [`Vfs::getattr`].
+    pub fn getattr_through(&self, inode: &InodeRef<'_>, handle: u64) -> Result<Attr, Errno> {
         let inodes = &self.dcache.inodes;
         let ticket = inodes.ticket(inode.slot);
         // The back end's link count may include the file's hidden name. Subtract it before the path
         // lock is released, because afterwards another thread may remove that name.
-        let attr = self.ask(inode, |fs, node| Ok(self.reported(inode.slot, fs.getattr(node)?)))?;
+        let attr = self.ask(inode, |fs, node| {
+            Ok(self.reported(inode.slot, fs.getattr(node.with_handle(handle))?))
+        })?;
         // The permission record must not be older than the attributes that a client gets. Ignore a
         // difference in `has_acl` alone, because the back end may report an ACL without having
         // looked for one.
@@ -156,9 +166,24 @@ impl Vfs {
     /// # Ok::<(), corewalk::Errno>(())
     /// ```
     pub fn setattr(&self, cred: &Cred, inode: &InodeRef<'_>, set: &SetAttr) -> Result<Attr, Errno> {
+        self.setattr_through(cred, inode, 0, set)
+    }
+
+    /// Changes attributes, as [`Vfs::setattr`] does, through the open file `handle` (fchmod(2),
+    /// ftruncate(2)).
+    ///
+    /// # Errors
+    /// The errors of [`Vfs::setattr`].
+    pub fn setattr_through(
+        &self,
+        cred: &Cred,
+        inode: &InodeRef<'_>,
+        handle: u64,
+        set: &SetAttr,
+    ) -> Result<Attr, Errno> {
         self.awaiting_removal(&[inode.slot], || {
             let attr_lock = self.lock_attributes(inode.slot);
-            self.setattr_locked(cred, inode, set, &attr_lock)
+            self.setattr_locked(cred, inode, handle, set, &attr_lock)
         })
     }
 
@@ -173,6 +198,7 @@ impl Vfs {
         &self,
         cred: &Cred,
         inode: &InodeRef<'_>,
+        handle: u64,
         size: u64,
         load_cred: impl FnOnce() -> Cred,
     ) -> Result<Attr, Errno> {
@@ -185,7 +211,7 @@ impl Vfs {
                 (cred.gid, cred.groups) = (caller.gid, caller.groups);
             }
             let set = SetAttr { size: Some(size), ..SetAttr::default() };
-            self.setattr_locked(&cred, inode, &set, &attr_lock)
+            self.setattr_locked(&cred, inode, handle, &set, &attr_lock)
         })
     }
 
@@ -199,6 +225,7 @@ impl Vfs {
         &self,
         cred: &Cred,
         inode: &InodeRef<'_>,
+        handle: u64,
         set: &SetAttr,
         attr_lock: &KeyGuard<'_>,
     ) -> Result<Attr, Errno> {
@@ -206,7 +233,7 @@ impl Vfs {
         let set = self.prepare(cred, inode, &perm, set, attr_lock)?;
         let change = || {
             self.with_inode(inode.slot, |fs, node| {
-                Ok(self.reported(inode.slot, fs.setattr(node, &set)?))
+                Ok(self.reported(inode.slot, fs.setattr(node.with_handle(handle), &set)?))
             })
         };
         match set.mode.is_none() && set.uid.is_none() && set.gid.is_none() {
@@ -311,7 +338,7 @@ impl Vfs {
         let cleared = without_set_id(cred, &perm);
         if cleared != perm.mode && !cred.has(Caps::FSETID) {
             let set = SetAttr { mode: Some(cleared), ..SetAttr::default() };
-            self.setattr_locked(&Cred::root(), inode, &set, &attr_lock)?;
+            self.setattr_locked(&Cred::root(), inode, 0, &set, &attr_lock)?;
         }
         Ok(attr_lock)
     }

@@ -11,7 +11,7 @@ use super::{InodeRef, Vfs};
 use crate::Errno;
 use crate::attr::{FileKind, StatFs, mode};
 use crate::cred::{Caps, Cred, May};
-use crate::fs::{Fallocate, FileSystem, Node, Seek, XattrMode};
+use crate::fs::{Fallocate, FileSystem, Node, Opened, Seek, XattrMode};
 
 /// The longest name of an extended attribute, in bytes (`XATTR_NAME_MAX`).
 const XATTR_NAME_MAX: usize = 255;
@@ -26,7 +26,7 @@ const CREATION_FLAGS: u32 =
     OFlags::CREATE.union(OFlags::EXCL).union(OFlags::NOCTTY).union(OFlags::TRUNC).bits();
 
 impl Vfs {
-    /// Opens a file with the permissions `what` and returns the back end's handle. `flags` are
+    /// Opens a file with the permissions `what` and returns the back end's answer. `flags` are
     /// those of open(2). The back end does not get the flags of a creation, so the caller truncates
     /// the file itself for `O_TRUNC`.
     ///
@@ -42,7 +42,7 @@ impl Vfs {
     /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
     /// let cred = Cred::root();
     /// let (file, _) = vfs.make(&cred, &vfs.root(), Name::new(b"f")?, Make::new(0o644, 0, 0))?;
-    /// let handle = vfs.open(&cred, &file, 2, May::READ | May::WRITE)?;
+    /// let handle = vfs.open(&cred, &file, 2, May::READ | May::WRITE)?.handle;
     /// assert_eq!(vfs.write(&cred, &file, handle, 0, b"data")?, 4);
     /// let mut buf = [0; 8];
     /// assert_eq!(vfs.read(&file, handle, 2, &mut buf)?, 2);
@@ -56,23 +56,90 @@ impl Vfs {
         inode: &InodeRef<'_>,
         flags: u32,
         what: May,
-    ) -> Result<u64, Errno> {
+    ) -> Result<Opened, Errno> {
         if inode.kind() == FileKind::Directory && what.contains(May::WRITE) {
             return Err(Errno::ISDIR);
         }
         let opening = Opening::of(inode);
-        let handle = self.ask(inode, |fs, node| {
+        let opened = self.ask(inode, |fs, node| {
             self.permission(cred, inode.slot, what)?;
             fs.open(node, flags & !CREATION_FLAGS)
         })?;
         std::mem::forget(opening);
-        Ok(handle)
+        Ok(opened)
+    }
+
+    /// Opens a directory for a listing by [`Vfs::readdir_through`]. The caller has checked the
+    /// permission.
+    ///
+    /// # Errors
+    /// `ENOTDIR`; the errors of the back end.
+    pub fn opendir(&self, dir: &InodeRef<'_>) -> Result<Opened, Errno> {
+        if dir.kind() != FileKind::Directory {
+            return Err(Errno::NOTDIR);
+        }
+        self.ask(dir, |fs, node| fs.opendir(node))
+    }
+
+    /// Closes a handle that [`Vfs::opendir`] returned.
+    pub fn releasedir(&self, dir: &InodeRef<'_>, handle: u64) {
+        let released = self.with_inode(dir.slot, |fs, node| {
+            fs.releasedir(node.with_handle(handle));
+            Ok(())
+        });
+        released.expect("a release has no errors");
+    }
+
+    /// Tells the back end that a client closes a descriptor of an open file.
+    ///
+    /// # Errors
+    /// `ENOSYS` if the back end needs no such calls; the other errors of the back end.
+    pub fn flush(&self, inode: &InodeRef<'_>, handle: u64) -> Result<(), Errno> {
+        self.ask(inode, |fs, node| fs.flush(node.with_handle(handle)))
+    }
+
+    /// Copies up to `len` bytes from one file to another without reading them, and returns the
+    /// number of copied bytes. Each file comes with its handle and its offset. The caller has
+    /// opened the first one for reading and the second one for writing. As [`Vfs::write`] does, a
+    /// copy clears set-user-ID and set-group-ID.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` if the back end cannot copy; `EXDEV` for files of two file systems; `EINVAL`
+    /// for anything but regular files, or for ranges of one file that overlap; the errors of the
+    /// back end.
+    pub fn copy_file_range(
+        &self,
+        cred: &Cred,
+        from: (&InodeRef<'_>, u64, u64),
+        to: (&InodeRef<'_>, u64, u64),
+        len: u64,
+    ) -> Result<u64, Errno> {
+        let ((source, source_handle, source_offset), (target, handle, offset)) = (from, to);
+        is_regular(source)?;
+        is_regular(target)?;
+        let inodes = &self.dcache.inodes;
+        if inodes.superblock(source.slot) != inodes.superblock(target.slot) {
+            return Err(Errno::XDEV);
+        }
+        if source.slot == target.slot && source_offset.abs_diff(offset) < len {
+            return Err(Errno::INVAL);
+        }
+        self.awaiting_removal(&[source.slot, target.slot], || {
+            let _locked = match cred.has(Caps::FSETID) {
+                true => None,
+                false => Some(self.clear_set_id(target, || cred)?),
+            };
+            let call = self.call(source.slot);
+            let (source, target) = (call.node(source.slot), call.node(target.slot));
+            let from = (source.node().with_handle(source_handle), source_offset);
+            call.fs().copy_file_range(from, (target.node().with_handle(handle), offset), len)
+        })
     }
 
     /// Closes a handle that [`Vfs::open`] returned.
     pub fn release(&self, inode: &InodeRef<'_>, handle: u64) {
         let released = self.with_inode(inode.slot, |fs, node| {
-            fs.release(node, handle);
+            fs.release(node.with_handle(handle));
             Ok(())
         });
         released.expect("a release has no errors");
@@ -92,7 +159,7 @@ impl Vfs {
         buf: &mut [u8],
     ) -> Result<usize, Errno> {
         is_regular(inode)?;
-        self.ask(inode, |fs, node| fs.read(node, handle, offset, buf))
+        self.ask(inode, |fs, node| fs.read(node.with_handle(handle), offset, buf))
     }
 
     /// Writes `bytes` at `offset` and returns the number of bytes. The caller has opened the file
@@ -113,7 +180,7 @@ impl Vfs {
     /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
     /// # let (cred, root, name) = (Cred::root(), vfs.root(), Name::new(b"f")?);
     /// # let (file, _) = vfs.make(&cred, &root, name, Make::new(0o100_644, 1000, 1000))?;
-    /// let handle = vfs.open(&cred, &file, 0, May::READ | May::WRITE)?;
+    /// let handle = vfs.open(&cred, &file, 0, May::READ | May::WRITE)?.handle;
     /// assert_eq!(vfs.write(&cred, &file, handle, 0, b"hello")?, 5);
     /// let mut buf = [0; 8];
     /// assert_eq!(vfs.read(&file, handle, 1, &mut buf)?, 4);
@@ -130,11 +197,13 @@ impl Vfs {
         bytes: &[u8],
     ) -> Result<usize, Errno> {
         if !cred.has(Caps::FSETID) {
-            let write = |fs: &dyn FileSystem, node: Node<'_>| fs.write(node, handle, offset, bytes);
+            let write = |fs: &dyn FileSystem, node: Node<'_>| {
+                fs.write(node.with_handle(handle), offset, bytes)
+            };
             return self.write_by(inode, bytes, || cred, write);
         }
         is_regular(inode)?;
-        self.ask(inode, |fs, node| fs.write(node, handle, offset, bytes))
+        self.ask(inode, |fs, node| fs.write(node.with_handle(handle), offset, bytes))
     }
 
     /// Writes as [`Vfs::write`] does, for a server that looks up the writer's credentials only if
@@ -152,7 +221,9 @@ impl Vfs {
         bytes: &[u8],
         load_cred: impl FnOnce() -> Cred,
     ) -> Result<usize, Errno> {
-        self.write_by(inode, bytes, load_cred, |fs, node| fs.write(node, handle, offset, bytes))
+        self.write_by(inode, bytes, load_cred, |fs, node| {
+            fs.write(node.with_handle(handle), offset, bytes)
+        })
     }
 
     fn write_by<C: Borrow<Cred>>(
@@ -203,11 +274,13 @@ impl Vfs {
         bytes: &[u8],
     ) -> Result<usize, Errno> {
         if !cred.has(Caps::FSETID) {
-            let append = |fs: &dyn FileSystem, node: Node<'_>| fs.append(node, handle, end, bytes);
+            let append = |fs: &dyn FileSystem, node: Node<'_>| {
+                fs.append(node.with_handle(handle), end, bytes)
+            };
             return self.write_by(inode, bytes, || cred, append);
         }
         is_regular(inode)?;
-        self.ask(inode, |fs, node| fs.append(node, handle, end, bytes))
+        self.ask(inode, |fs, node| fs.append(node.with_handle(handle), end, bytes))
     }
 
     /// Appends as [`Vfs::append`] does, but looks up the writer's credentials only if they are
@@ -223,7 +296,9 @@ impl Vfs {
         bytes: &[u8],
         load_cred: impl FnOnce() -> Cred,
     ) -> Result<usize, Errno> {
-        self.write_by(inode, bytes, load_cred, |fs, node| fs.append(node, handle, end, bytes))
+        self.write_by(inode, bytes, load_cred, |fs, node| {
+            fs.append(node.with_handle(handle), end, bytes)
+        })
     }
 
     /// Returns the inode number of a directory's parent. The parent of the root is the root.
@@ -272,7 +347,7 @@ impl Vfs {
     /// # Errors
     /// The errors of the back end.
     pub fn fsync(&self, inode: &InodeRef<'_>, handle: u64, what: Fsync) -> Result<(), Errno> {
-        self.ask(inode, |fs, node| fs.fsync(node, handle, what == Fsync::Data))
+        self.ask(inode, |fs, node| fs.fsync(node.with_handle(handle), what == Fsync::Data))
     }
 
     /// Returns the statfs(2) values of the inode's file system.
@@ -361,7 +436,7 @@ impl Vfs {
                 true => None,
                 false => Some(self.clear_set_id(inode, || cred)?),
             };
-            fs.fallocate(node, handle, offset, len, how)
+            fs.fallocate(node.with_handle(handle), offset, len, how)
         })
     }
 
@@ -397,7 +472,7 @@ impl Vfs {
             FileKind::Fifo => return Err(Errno::SPIPE),
             _ => return Err(Errno::INVAL),
         }
-        self.ask(inode, |fs, node| fs.seek(node, handle, offset, what))
+        self.ask(inode, |fs, node| fs.seek(node.with_handle(handle), offset, what))
     }
 
     /// Returns the value of an extended attribute.

@@ -15,7 +15,7 @@ use crate::Errno;
 use crate::attr::{Attr, FileKind};
 use crate::dcache::ListingMark;
 use crate::dentry::ParentKey;
-use crate::fs::{DirEntry, DirSink};
+use crate::fs::{DirEntry, DirSink, FileSystem, Node};
 use crate::name::Name;
 use crate::slot::InodeSlot;
 
@@ -50,6 +50,7 @@ use crate::slot::InodeSlot;
 /// ```
 pub struct Listing<'v> {
     directory: &'v InodeRef<'v>,
+    handle: u64,
     /// The attribute changes before the listing.
     changes: i64,
     /// None for a removed directory, which has no entries.
@@ -110,6 +111,21 @@ impl Vfs {
         cookie: u64,
         sink: &mut DirSink<'_>,
     ) -> Result<(), Errno> {
+        self.readdir_through(dir, 0, cookie, sink)
+    }
+
+    /// Reports a page of entries, as [`Vfs::readdir`] does, through the handle of an
+    /// [open directory](Vfs::opendir).
+    ///
+    /// # Errors
+    /// The errors of [`Vfs::readdir`].
+    pub fn readdir_through(
+        &self,
+        dir: &InodeRef<'_>,
+        handle: u64,
+        cookie: u64,
+        sink: &mut DirSink<'_>,
+    ) -> Result<(), Errno> {
         if dir.kind() != FileKind::Directory {
             return Err(Errno::NOTDIR);
         }
@@ -133,7 +149,10 @@ impl Vfs {
             };
             // A removed directory gives `ENOENT`, not `ESTALE`, so call `with_node`.
             self.awaiting_removal(&[dir.slot], || {
-                self.with_node(dir.slot, |fs, node| fs.readdir(node, cookie, &mut shown))
+                let list = |fs: &dyn FileSystem, node: Node<'_>| {
+                    fs.readdir(node.with_handle(handle), cookie, &mut shown)
+                };
+                self.with_node(dir.slot, list)
             })?;
             if is_shown || last == cookie {
                 return Ok(());
@@ -152,17 +171,23 @@ impl Vfs {
             let mark = self.dcache.listings.begin(dir.now.slot);
             Held { mark, key: dir.key(), dir }
         });
-        Listing { directory: dir, changes, held }
+        Listing { directory: dir, handle: 0, changes, held }
     }
 }
 
-impl Listing<'_> {
+impl<'v> Listing<'v> {
+    /// Returns this listing, through the handle of an [open directory](Vfs::opendir).
+    #[must_use]
+    pub fn through(self, handle: u64) -> Listing<'v> {
+        Listing { handle, ..self }
+    }
+
     /// Reports a page of entries, as [`Vfs::readdir`] does.
     ///
     /// # Errors
     /// The errors of [`Vfs::readdir`].
     pub fn read(&self, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
-        self.directory.vfs.readdir(self.directory, cookie, sink)
+        self.directory.vfs.readdir_through(self.directory, self.handle, cookie, sink)
     }
 
     /// Returns the inode of an entry that this listing has reported with the attributes `attr`, and

@@ -311,7 +311,7 @@ impl Vfs {
             enter()
         });
         let Some(entered) = entered else {
-            self.fs(near).forget(attr.ino);
+            self.fs(near).forget(attr.ino, attr.generation);
             return Err(Errno::NOMEM);
         };
         if let Some(stale) = entered.stale_generation {

@@ -185,7 +185,7 @@ fn file_removed_behind_the_cache_is_stale() {
 fn open_file_removed_behind_the_cache_is_stale() {
     let (_, fs, vfs) = gated();
     let (file, cred) = (make(&vfs, &vfs.root(), "f", 0o644), Cred::root());
-    let handle = vfs.open(&cred, &file, 2, May::READ | May::WRITE).unwrap();
+    let handle = vfs.open(&cred, &file, 2, May::READ | May::WRITE).unwrap().handle;
     fs.remove_outside("/", "f");
     assert_eq!(vfs.read(&file, handle, 0, &mut [0; 8]).err(), Some(Errno::STALE));
     assert_eq!(vfs.write(&cred, &file, handle, 0, b"lost").err(), Some(Errno::STALE));
@@ -235,11 +235,11 @@ impl FileSystem for Mistaken {
     ) -> Result<(), Errno> {
         self.0.readdir(dir, cookie, sink)
     }
-    fn read(&self, node: Node<'_>, fh: u64, at: u64, buf: &mut [u8]) -> Result<usize, Errno> {
-        self.0.read(node, fh, at, buf)
+    fn read(&self, node: Node<'_>, at: u64, buf: &mut [u8]) -> Result<usize, Errno> {
+        self.0.read(node, at, buf)
     }
-    fn write(&self, node: Node<'_>, fh: u64, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
-        self.0.write(node, fh, at, bytes)
+    fn write(&self, node: Node<'_>, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        self.0.write(node, at, bytes)
     }
     fn statfs(&self) -> Result<corewalk::StatFs, Errno> {
         self.0.statfs()

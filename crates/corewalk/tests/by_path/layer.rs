@@ -112,8 +112,8 @@ fn open_files_reach_the_back_end_until_they_are_closed() {
     // A client that creates and opens a file also passes the flags of the creation. A back end that
     // passed them on to open(2) would fail with `EEXIST`.
     let creation = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
-    let writer = vfs.open(&cred, &file, creation.bits(), May::WRITE).unwrap();
-    let reader = vfs.open(&cred, &file, 0, May::READ).unwrap();
+    let writer = vfs.open(&cred, &file, creation.bits(), May::WRITE).unwrap().handle;
+    let reader = vfs.open(&cred, &file, 0, May::READ).unwrap().handle;
     assert_ne!(writer, reader);
     assert_eq!((open(), vfs.write(&cred, &file, writer, 0, b"text")), (2, Ok(4)));
     vfs.remove(&cred, &root, name("f"), Removal::Unlink).unwrap();
@@ -222,7 +222,7 @@ fn open_file_is_one_file_after_an_invalidation_of_its_name() {
     let dir = make(&vfs, &root, "d", S_IFDIR | 0o755);
     let file = make(&vfs, &dir, "f", 0o644);
     let below = make(&vfs, &dir, "below", S_IFDIR | 0o755);
-    let handle = vfs.open(&cred, &file, 2, May::READ | May::WRITE).unwrap();
+    let handle = vfs.open(&cred, &file, 2, May::READ | May::WRITE).unwrap().handle;
     assert_eq!(vfs.write(&cred, &file, handle, 0, b"text"), Ok(4));
     let find = |dir: &InodeRef<'_>, text| vfs.lookup(&cred, dir, name(text)).map(|it| it.ino());
     assert_eq!(vfs.remove(&cred, &root, name("d"), Removal::Rmdir), Err(Errno::NOTEMPTY));
@@ -255,7 +255,7 @@ fn fsync_gets_the_file_that_the_client_has_open() {
     let cred = Cred::root();
     let file = make(&vfs, &vfs.root(), "f", 0o644);
     for (access, may) in [(1, May::WRITE), (0, May::READ), (2, May::READ | May::WRITE)] {
-        let handle = vfs.open(&cred, &file, access, may).unwrap();
+        let handle = vfs.open(&cred, &file, access, may).unwrap().handle;
         vfs.fsync(&file, handle, Fsync::All).unwrap();
         // ORDERING: Relaxed. One thread.
         let open = fs.get_ref().open_at_sync.load(Ordering::Relaxed);

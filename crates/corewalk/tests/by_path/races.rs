@@ -22,7 +22,8 @@ fn content(vfs: &Vfs, file: &InodeRef<'_>) -> Result<String, Errno> {
 }
 
 fn open(vfs: &Vfs, file: &InodeRef<'_>) -> Result<u64, Errno> {
-    vfs.open(&Cred::root(), file, 2, May::READ | May::WRITE)
+    let opened = vfs.open(&Cred::root(), file, 2, May::READ | May::WRITE)?;
+    Ok(opened.handle)
 }
 
 fn remove(vfs: &Vfs, text: &str) {

@@ -113,7 +113,7 @@ impl<'v> Storm<'v> {
     fn publish(&self, version: u64) {
         let (vfs, cred, dir) = (self.vfs, &self.cred, &self.dir);
         let (file, _) = vfs.make(cred, dir, name("new"), Make::new(0o644, 0, 0)).unwrap();
-        let handle = vfs.open(cred, &file, 1, May::WRITE).unwrap();
+        let handle = vfs.open(cred, &file, 1, May::WRITE).unwrap().handle;
         let text = format!("version {version} of it");
         assert_eq!(vfs.write(cred, &file, handle, 0, text.as_bytes()), Ok(text.len()));
         vfs.release(&file, handle);
@@ -132,7 +132,7 @@ impl<'v> Storm<'v> {
         let before = self.published.load(Ordering::Relaxed);
         let file = vfs.lookup(cred, &self.dir, name("current")).unwrap();
         assert_eq!(vfs.getattr(&file).unwrap().ino, file.ino());
-        let handle = vfs.open(cred, &file, 0, May::READ).unwrap();
+        let handle = vfs.open(cred, &file, 0, May::READ).unwrap().handle;
         let text = self.read(&file, handle);
         vfs.release(&file, handle);
         let version = text.strip_prefix("version ").and_then(|rest| rest.strip_suffix(" of it"));
@@ -154,7 +154,7 @@ impl<'v> Storm<'v> {
         let (vfs, cred, dir) = (self.vfs, &self.cred, &self.dir);
         let text = format!("made{turn}");
         let (file, _) = vfs.make(cred, dir, name(&text), Make::new(0o644, 0, 0)).unwrap();
-        let handle = vfs.open(cred, &file, 2, May::READ | May::WRITE).unwrap();
+        let handle = vfs.open(cred, &file, 2, May::READ | May::WRITE).unwrap().handle;
         assert_eq!(vfs.write(cred, &file, handle, 0, text.as_bytes()), Ok(text.len()));
         assert_eq!(vfs.lookup(cred, dir, name(&text)).unwrap().ino(), file.ino());
         if !turn.is_multiple_of(16) {

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use corewalk::attr::mode::{S_IFDIR, S_IFMT, S_IFREG};
 use corewalk::{
-    Addressing, Attr, DirEntry, DirSink, Errno, FileSystem, Make, Name, Node, RenameMode, SetAttr,
-    StatFs, Vfs,
+    Addressing, Attr, DirEntry, DirSink, Errno, FileSystem, Make, Name, Node, Opened, RenameMode,
+    SetAttr, StatFs, Vfs,
 };
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -302,7 +302,7 @@ impl FileSystem for PathTree {
         Ok(())
     }
 
-    fn read(&self, node: Node<'_>, _: u64, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
+    fn read(&self, node: Node<'_>, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
         self.with(node, |file| {
             let rest = file.bytes.get(offset as usize..).unwrap_or_default();
             let count = rest.len().min(buf.len());
@@ -311,7 +311,7 @@ impl FileSystem for PathTree {
         })
     }
 
-    fn write(&self, node: Node<'_>, _: u64, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
+    fn write(&self, node: Node<'_>, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
         self.with(node, |file| {
             let end = offset as usize + bytes.len();
             file.bytes.resize(file.bytes.len().max(end), 0);
@@ -320,8 +320,8 @@ impl FileSystem for PathTree {
         })
     }
 
-    fn open(&self, node: Node<'_>, _flags: u32) -> Result<u64, Errno> {
-        self.with(node, |_| Ok(7))
+    fn open(&self, node: Node<'_>, _flags: u32) -> Result<Opened, Errno> {
+        self.with(node, |_| Ok(Opened::new(7)))
     }
 
     fn statfs(&self) -> Result<StatFs, Errno> {

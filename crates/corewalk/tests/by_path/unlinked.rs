@@ -57,7 +57,7 @@ fn open_removed_file_is_usable_until_forget() {
     for links in BOTH {
         let (fs, vfs) = new(links);
         let file = make(&vfs, "f");
-        let handle = vfs.open(&Cred::root(), &file, 2, May::READ | May::WRITE).unwrap();
+        let handle = vfs.open(&Cred::root(), &file, 2, May::READ | May::WRITE).unwrap().handle;
         remove(&vfs, "f");
         assert_eq!(names(&vfs), [""; 0], "the hidden name is listed");
         assert_eq!(vfs.lookup(&Cred::root(), &vfs.root(), name("f")).err(), Some(Errno::NOENT));
@@ -80,7 +80,7 @@ fn open_removed_file_is_usable_until_forget() {
 fn unopened_file_is_removed_at_once() {
     let (fs, vfs) = new(Links::Yes);
     let file = make(&vfs, "f");
-    let handle = vfs.open(&Cred::root(), &file, 0, May::READ).unwrap();
+    let handle = vfs.open(&Cred::root(), &file, 0, May::READ).unwrap().handle;
     vfs.release(&file, handle);
     remove(&vfs, "f");
     assert_eq!(fs.names("/"), [""; 0]);
@@ -127,7 +127,7 @@ fn last_close_removes_the_hidden_name_of_a_named_file() {
     let (fs, vfs) = new(Links::Yes);
     let file = make(&vfs, "f");
     vfs.link(&Cred::root(), &file, &vfs.root(), name("g")).unwrap();
-    let handle = vfs.open(&Cred::root(), &file, 0, May::READ).unwrap();
+    let handle = vfs.open(&Cred::root(), &file, 0, May::READ).unwrap().handle;
     remove(&vfs, "f");
     assert_eq!((names(&vfs), vfs.getattr(&file).unwrap().nlink), (vec!["g".to_owned()], 1));
     vfs.release(&file, handle);

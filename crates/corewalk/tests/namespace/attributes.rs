@@ -125,13 +125,12 @@ fn truncation_clears_set_user_id_without_fsetid() {
     let (vfs, root) = (new(), Cred::root());
     let what = Make::new(S_IFREG | 0o4755, 0, 0);
     let (f, _) = vfs.make(&root, &vfs.root(), name("f"), what).unwrap();
-    let truncate =
-        |cred: &Cred, size, keeps| {
-            let attr = vfs.truncate_with_lazy_cred(cred, &f, size, || {
-                if keeps { Cred::root() } else { user() }
-            })?;
-            Ok((attr.size, attr.mode & 0o7777))
-        };
+    let truncate = |cred: &Cred, size, keeps| {
+        let attr = vfs.truncate_with_lazy_cred(cred, &f, 0, size, || {
+            if keeps { Cred::root() } else { user() }
+        })?;
+        Ok((attr.size, attr.mode & 0o7777))
+    };
     assert_eq!(truncate(&root, 7, true), Ok((7, 0o4755)));
     assert_eq!(truncate(&user(), 0, false), Err(Errno::ACCESS));
     assert_eq!(mode_of(&vfs, &f), 0o4755, "a refused truncation changed the mode");
@@ -139,10 +138,13 @@ fn truncation_clears_set_user_id_without_fsetid() {
     let nothing_to_keep =
         || -> Cred { panic!("the caller is looked up for a file without set-user-ID") };
     assert_eq!(
-        vfs.truncate_with_lazy_cred(&root, &f, 0, nothing_to_keep).map(|attr| attr.size),
+        vfs.truncate_with_lazy_cred(&root, &f, 0, 0, nothing_to_keep).map(|attr| attr.size),
         Ok(0)
     );
-    assert_eq!(vfs.truncate_with_lazy_cred(&root, &vfs.root(), 0, Cred::root), Err(Errno::ISDIR));
+    assert_eq!(
+        vfs.truncate_with_lazy_cred(&root, &vfs.root(), 0, 0, Cred::root),
+        Err(Errno::ISDIR)
+    );
 }
 
 /// A chmod during a write must not be lost, even if the server looks up the writer's credentials

@@ -167,18 +167,18 @@ impl<M: Hook> FileSystem for HookedTmpfs<M> {
         })
     }
 
-    fn read(&self, node: Node<'_>, handle: u64, at: u64, buf: &mut [u8]) -> Result<usize, Errno> {
-        self.inner.read(self.inside(node), handle, at, buf)
+    fn read(&self, node: Node<'_>, at: u64, buf: &mut [u8]) -> Result<usize, Errno> {
+        self.inner.read(self.inside(node).with_handle(node.handle()), at, buf)
     }
 
-    fn write(&self, node: Node<'_>, handle: u64, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
+    fn write(&self, node: Node<'_>, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
         self.at(Call::Write(node.ino()))?;
-        self.inner.write(self.inside(node), handle, at, bytes)
+        self.inner.write(self.inside(node).with_handle(node.handle()), at, bytes)
     }
 
-    fn append(&self, node: Node<'_>, handle: u64, end: u64, bytes: &[u8]) -> Result<usize, Errno> {
+    fn append(&self, node: Node<'_>, end: u64, bytes: &[u8]) -> Result<usize, Errno> {
         self.at(Call::Write(node.ino()))?;
-        self.inner.append(self.inside(node), handle, end, bytes)
+        self.inner.append(self.inside(node).with_handle(node.handle()), end, bytes)
     }
 
     fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
@@ -197,19 +197,12 @@ impl<M: Hook> FileSystem for HookedTmpfs<M> {
         self.inner.statfs()
     }
 
-    fn fallocate(
-        &self,
-        node: Node<'_>,
-        handle: u64,
-        at: u64,
-        len: u64,
-        how: Fallocate,
-    ) -> Result<(), Errno> {
-        self.inner.fallocate(self.inside(node), handle, at, len, how)
+    fn fallocate(&self, node: Node<'_>, at: u64, len: u64, how: Fallocate) -> Result<(), Errno> {
+        self.inner.fallocate(self.inside(node).with_handle(node.handle()), at, len, how)
     }
 
-    fn seek(&self, node: Node<'_>, handle: u64, at: u64, what: Seek) -> Result<u64, Errno> {
-        self.inner.seek(self.inside(node), handle, at, what)
+    fn seek(&self, node: Node<'_>, at: u64, what: Seek) -> Result<u64, Errno> {
+        self.inner.seek(self.inside(node).with_handle(node.handle()), at, what)
     }
 
     fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
@@ -250,9 +243,9 @@ impl<M: Hook> FileSystem for HookedTmpfs<M> {
         self.inner.set_acl(self.inside(node), kind, acl, mode)
     }
 
-    fn forget(&self, ino: u64) {
+    fn forget(&self, ino: u64, _: u64) {
         let _ = self.at(Call::Forget(ino));
-        self.inner.forget(self.hook.inside(ino));
+        self.inner.forget(self.hook.inside(ino), 0);
         let _ = self.at(Call::ForgetDone(ino));
     }
 }

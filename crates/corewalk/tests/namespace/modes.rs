@@ -221,7 +221,7 @@ fn ours(vfs: &Vfs, cred: &Cred, start: Start, op: Op, umask: u32) -> (Answer, Le
 
 fn through_namespace(vfs: &Vfs, cred: &Cred, f: &InodeRef<'_>, op: Op, umask: u32) -> Answer {
     let set = |set: SetAttr| vfs.setattr(cred, f, &set).map(|_| Vec::new());
-    let open = || vfs.open(cred, f, 0, May::WRITE);
+    let open = || vfs.open(cred, f, 0, May::WRITE).map(|opened| opened.handle);
     match op {
         Op::Write(bytes) => {
             open().and_then(|h| vfs.write(cred, f, h, 0, bytes)).map(|_| Vec::new())

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use corewalk::attr::mode;
-use corewalk::{Attr, Fsync, Removal, SetAttr};
+use corewalk::{Attr, Fsync, Opened, Removal, SetAttr};
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags,
     Generation, INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
@@ -93,19 +93,23 @@ fn attributes(timeouts: Timeouts, result: Result<Attr, Errno>, reply: ReplyAttr)
 fn created(
     timeouts: Timeouts,
     kept: FopenFlags,
-    result: Result<(EntryOut, u64), Errno>,
+    result: Result<(EntryOut, Opened), Errno>,
     reply: ReplyCreate,
 ) {
     match result {
-        Ok((entry, handle)) => reply.created(
+        Ok((entry, opened)) => reply.created(
             &timeouts.set_by(&entry.attr).shorter(),
             &convert::attr(&entry.attr),
             Generation(entry.generation),
-            FileHandle(handle),
-            kept,
+            FileHandle(opened.handle),
+            kept | flags_of(opened),
         ),
         Err(error) => reply.error(error),
     }
+}
+
+fn flags_of(opened: Opened) -> FopenFlags {
+    FopenFlags::from_bits_retain(opened.flags.bits())
 }
 
 fn caller(request: &Request) -> Caller {
@@ -158,9 +162,10 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        let timeouts = Timeouts::of(&self.server);
-        attributes(timeouts, self.guarded(|server| server.getattr(ino.0)), reply);
+    fn getattr(&self, _: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
+        let (timeouts, handle) = (Timeouts::of(&self.server), fh.map_or(0, |fh| fh.0));
+        let attr = self.guarded(|server| server.getattr_through(ino.0, handle));
+        attributes(timeouts, attr, reply);
     }
 
     fn setattr(
@@ -189,7 +194,7 @@ impl Filesystem for Adapter {
             .with_atime(atime.map(convert::set_time))
             .with_mtime(mtime.map(convert::set_time))
             .with_ctime(ctime.map(convert::timespec));
-        let change = Change::new(set).with_through_handle(fh.is_some());
+        let change = Change::new(set).with_handle(fh.map(|fh| fh.0));
         let caller = caller(request);
         let result = self.guarded(|server| server.setattr(caller, ino.0, change));
         let retry =
@@ -301,7 +306,7 @@ impl Filesystem for Adapter {
         let Opening::Asked(cached) = self.opening else { return reply.error(Errno::ENOSYS) };
         let caller = caller(request);
         match self.guarded(|server| server.open(caller, ino.0, flags.0 as u32)) {
-            Ok(handle) => reply.opened(FileHandle(handle), cached),
+            Ok(opened) => reply.opened(FileHandle(opened.handle), cached | flags_of(opened)),
             Err(error) => reply.error(error),
         }
     }
@@ -357,8 +362,8 @@ impl Filesystem for Adapter {
         self.answer_or_retry(count, retry, |count| written(count.map(|n| n as u64), reply));
     }
 
-    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        reply.error(Errno::ENOSYS);
+    fn flush(&self, _: &Request, ino: INodeNo, fh: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        empty(self.guarded(|server| server.flush(ino.0, fh.0)), reply);
     }
 
     fn release(
@@ -386,22 +391,33 @@ impl Filesystem for Adapter {
             false => cached | FopenFlags::FOPEN_CACHE_DIR,
         };
         match self.guarded(|server| server.opendir(caller, ino.0)) {
-            Ok(()) => reply.opened(FileHandle(0), flags),
+            Ok(opened) => reply.opened(FileHandle(opened.handle), flags | flags_of(opened)),
             Err(error) => reply.error(error),
         }
+    }
+
+    fn releasedir(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        _: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        empty(self.guarded(|server| server.releasedir(ino.0, fh.0)), reply);
     }
 
     fn readdir(
         &self,
         _: &Request,
         ino: INodeNo,
-        _: FileHandle,
+        fh: FileHandle,
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
         let mut taken = 0_usize;
         let listed = self.guarded(|server| {
-            server.readdir(ino.0, offset, &mut |entry| {
+            server.readdir(ino.0, fh.0, offset, &mut |entry| {
                 let kind = convert::kind(entry.kind);
                 let name = OsStr::from_bytes(entry.name);
                 if reply.add(INodeNo(entry.node), entry.cookie, kind, name) {
@@ -421,14 +437,14 @@ impl Filesystem for Adapter {
         &self,
         _: &Request,
         ino: INodeNo,
-        _: FileHandle,
+        fh: FileHandle,
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
         let mut taken = 0_usize;
         let timeouts = Timeouts::of(&self.server);
         let listed = self.guarded(|server| {
-            server.readdirplus(ino.0, offset, &mut |entry, attr| {
+            server.readdirplus(ino.0, fh.0, offset, &mut |entry, attr| {
                 // Node 0 means that the server's lookup of the name has failed. Send the entry
                 // without attributes. If a program uses the name, the kernel looks it up and gets
                 // the error of the lookup.
@@ -545,7 +561,7 @@ impl Filesystem for Adapter {
             Opening::Free => FopenFlags::FOPEN_KEEP_CACHE,
         };
         let result = self.guarded(|server| server.create(caller, parent.0, name, &new, flags));
-        let retry = || -> Retry<(EntryOut, u64)> {
+        let retry = || -> Retry<(EntryOut, Opened)> {
             let name = name.to_vec();
             let new = NewFile { mode, umask, ..NewFile::default() };
             Box::new(move |server| server.create(caller, parent.0, &name, &new, flags))

@@ -7,6 +7,9 @@ use super::Dispatcher;
 use crate::server::{Change, XattrAnswer};
 use crate::wire::{Body, Message, Opcode};
 
+/// The flag of a getattr request that has a valid handle (`FUSE_GETATTR_FH`).
+const GETATTR_HANDLE: u32 = 1;
+
 /// Tells which fields of a `struct fuse_setattr_in` are valid (`FATTR_MODE` and so on).
 struct Valid(u32);
 
@@ -41,7 +44,10 @@ impl Valid {
 
 impl Dispatcher {
     pub(super) fn getattr(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
-        let attr = self.server.getattr(message.header.node)?;
+        let mut args = message.args();
+        let (flags, _dummy, handle) = (args.u32()?, args.u32()?, args.u64()?);
+        let handle = if flags & GETATTR_HANDLE != 0 { handle } else { 0 };
+        let attr = self.server.getattr_through(message.header.node, handle)?;
         body.attr_out(self.timeouts.set_by(&attr).attr, &attr)
     }
 
@@ -49,7 +55,7 @@ impl Dispatcher {
         let header = message.header;
         let mut args = message.args();
         let (valid, _padding) = (Valid(args.u32()?), args.u32()?);
-        let (_handle, size, _lock_owner) = (args.u64()?, args.u64()?, args.u64()?);
+        let (handle, size, _lock_owner) = (args.u64()?, args.u64()?, args.u64()?);
         let secs = [args.u64()?, args.u64()?, args.u64()?];
         let nanos = [args.u32()?, args.u32()?, args.u32()?];
         let time = |index: usize| Timespec { secs: secs[index] as i64, nanos: nanos[index] };
@@ -63,7 +69,7 @@ impl Dispatcher {
             .with_atime(valid.time(Valid::ATIME, Valid::ATIME_NOW, time(0)))
             .with_mtime(valid.time(Valid::MTIME, Valid::MTIME_NOW, time(1)))
             .with_ctime(valid.field(Valid::CTIME, time(2)));
-        let change = Change::new(set).with_through_handle(valid.has(Valid::HANDLE));
+        let change = Change::new(set).with_handle(valid.field(Valid::HANDLE, handle));
         let attr = self.server.setattr(header.caller, header.node, change)?;
         body.attr_out(self.timeouts.set_by(&attr).attr, &attr)
     }

@@ -23,17 +23,25 @@ impl Dispatcher {
             return Err(Errno::NOSYS);
         }
         let header = message.header;
-        let handle = self.server.open(header.caller, header.node, message.args().u32()?)?;
-        body.open_out(handle, self.open_flags())
+        let opened = self.server.open(header.caller, header.node, message.args().u32()?)?;
+        body.open_out(opened.handle, self.open_flags(opened))
     }
 
     pub(super) fn opendir(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
         if self.opens_are_free {
             return Err(Errno::NOSYS);
         }
-        self.server.opendir(message.header.caller, message.header.node)?;
+        let opened = self.server.opendir(message.header.caller, message.header.node)?;
         let caches = if self.keeps_cache { FOPEN_CACHE_DIR } else { 0 };
-        body.open_out(0, self.open_flags() | caches)
+        body.open_out(opened.handle, self.open_flags(opened) | caches)
+    }
+
+    pub(super) fn releasedir(&self, message: &Message<'_>) -> Result<(), Errno> {
+        self.server.releasedir(message.header.node, message.args().u64()?)
+    }
+
+    pub(super) fn flush(&self, message: &Message<'_>) -> Result<(), Errno> {
+        self.server.flush(message.header.node, message.args().u64()?)
     }
 
     pub(super) fn release(&self, message: &Message<'_>) -> Result<(), Errno> {
@@ -73,8 +81,8 @@ impl Dispatcher {
     }
 
     pub(super) fn readdir(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
-        let Range { offset, size, .. } = Range::of(&mut message.args())?;
-        let listed = self.server.readdir(message.header.node, offset, &mut |entry| {
+        let Range { handle, offset, size } = Range::of(&mut message.args())?;
+        let listed = self.server.readdir(message.header.node, handle, offset, &mut |entry| {
             let (ino, cookie) = (entry.node, entry.cookie);
             match body.dirent(size as usize, ino, cookie, entry.kind, entry.name) {
                 Ok(()) => ControlFlow::Continue(()),
@@ -89,8 +97,9 @@ impl Dispatcher {
         message: &Message<'_>,
         body: &mut Body<'_>,
     ) -> Result<(), Errno> {
-        let Range { offset, size, .. } = Range::of(&mut message.args())?;
-        let listed = self.server.readdirplus(message.header.node, offset, &mut |entry, attr| {
+        let Range { handle, offset, size } = Range::of(&mut message.args())?;
+        let node = message.header.node;
+        let listed = self.server.readdirplus(node, handle, offset, &mut |entry, attr| {
             // Node 0 means that the server's lookup of the name has failed. Send the entry without
             // attributes. If a program uses the name, the kernel looks it up and gets the error of
             // the lookup.

@@ -1,9 +1,9 @@
 //! Requests about names: lookups, and requests that create, remove and rename files.
 
 use corewalk::attr::mode;
-use corewalk::{Errno, Removal};
+use corewalk::{Errno, OpenFlags, Opened, Removal};
 
-use super::{Dispatcher, FOPEN_KEEP_CACHE};
+use super::Dispatcher;
 use crate::server::{EntryOut, NewFile};
 use crate::wire::{Body, Message, Opcode};
 
@@ -69,9 +69,9 @@ impl Dispatcher {
         let (flags, mode, umask) = (args.u32()?, args.u32()?, args.u32()?);
         let new = NewFile::new(mode).with_umask(umask);
         let name = args.name()?;
-        let (entry, handle) = self.server.create(header.caller, header.node, name, &new, flags)?;
+        let (entry, opened) = self.server.create(header.caller, header.node, name, &new, flags)?;
         self.entry(&entry, body)?;
-        body.open_out(handle, self.open_flags())
+        body.open_out(opened.handle, self.open_flags(opened))
     }
 
     pub(super) fn tmpfile(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
@@ -79,14 +79,16 @@ impl Dispatcher {
         let mut args = message.args();
         let (flags, mode, umask) = (args.u32()?, args.u32()?, args.u32()?);
         let new = NewFile::new(mode).with_umask(umask);
-        let (entry, handle) = self.server.tmpfile(header.caller, header.node, &new, flags)?;
+        let (entry, opened) = self.server.tmpfile(header.caller, header.node, &new, flags)?;
         self.entry(&entry, body)?;
-        body.open_out(handle, self.open_flags())
+        body.open_out(opened.handle, self.open_flags(opened))
     }
 
     /// Returns the flags of an answer that opens a file.
-    pub(super) fn open_flags(&self) -> u32 {
-        if self.opens_are_free || self.keeps_cache { FOPEN_KEEP_CACHE } else { 0 }
+    pub(super) fn open_flags(&self, opened: Opened) -> u32 {
+        let keeps = self.opens_are_free || self.keeps_cache;
+        let keep = if keeps { OpenFlags::KEEP_CACHE } else { OpenFlags::empty() };
+        (opened.flags | keep).bits()
     }
 
     pub(super) fn link(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {

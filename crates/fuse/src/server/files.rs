@@ -1,6 +1,6 @@
 //! Requests that open, read, write and close files, or that read symbolic links. Also statfs.
 
-use corewalk::{Caps, Cred, Errno, Fallocate, Fsync, InodeRef, May, Seek, StatFs};
+use corewalk::{Caps, Cred, Errno, Fallocate, Fsync, InodeRef, May, Opened, Seek, StatFs};
 use rustix::fs::OFlags;
 
 use super::Server;
@@ -34,12 +34,12 @@ pub enum WriteOrigin {
 }
 
 impl Server {
-    /// Opens `node` with the open(2) flags `flags`, and returns the handle. `O_TRUNC` truncates the
-    /// file.
+    /// Opens `node` with the open(2) flags `flags`, and returns the back end's answer. `O_TRUNC`
+    /// truncates the file.
     ///
     /// # Errors
     /// `EACCES`; `EISDIR`; the errors of the back end.
-    pub fn open(&self, caller: Caller, node: u64, flags: u32) -> Result<u64, Errno> {
+    pub fn open(&self, caller: Caller, node: u64, flags: u32) -> Result<Opened, Errno> {
         // For an open for execution, read the current mode first, because the permission depends on
         // it. For a truncation, too, because it may have to clear set-user-ID and set-group-ID.
         let inode = match flags & (OPEN_FOR_EXEC | OFlags::TRUNC.bits()) {
@@ -49,19 +49,42 @@ impl Server {
         self.open_checked(caller, &self.cred(caller), &inode, flags)
     }
 
-    /// Checks that the caller may open a directory. Open directories have no state.
+    /// Opens a directory for a listing, and returns the back end's answer.
     ///
     /// # Errors
-    /// `EACCES`; `ENOTDIR`; `ESTALE`.
-    pub fn opendir(&self, caller: Caller, node: u64) -> Result<(), Errno> {
+    /// `EACCES`; `ENOTDIR`; `ESTALE`; the errors of the back end.
+    pub fn opendir(&self, caller: Caller, node: u64) -> Result<Opened, Errno> {
         let inode = self.inode(node)?;
         if inode.kind() != corewalk::FileKind::Directory {
             return Err(Errno::NOTDIR);
         }
-        match self.options.permissions {
-            Permissions::Kernel => Ok(()),
-            Permissions::Server => self.vfs.access(&self.cred(caller), &inode, May::READ),
+        if self.options.permissions == Permissions::Server {
+            self.vfs.access(&self.cred(caller), &inode, May::READ)?;
         }
+        match self.has_open_state {
+            true => self.vfs.opendir(&inode),
+            false => Ok(Opened::default()),
+        }
+    }
+
+    /// Closes a handle of [`Server::opendir`].
+    ///
+    /// # Errors
+    /// `ESTALE`.
+    pub fn releasedir(&self, node: u64, handle: u64) -> Result<(), Errno> {
+        let inode = self.inode(node)?;
+        if self.has_open_state {
+            self.vfs.releasedir(&inode, handle);
+        }
+        Ok(())
+    }
+
+    /// Tells the back end that a client closes a descriptor of an open file.
+    ///
+    /// # Errors
+    /// `ENOSYS` if the back end needs no such calls; the errors of the back end.
+    pub fn flush(&self, node: u64, handle: u64) -> Result<(), Errno> {
+        self.vfs.flush(&self.inode(node)?, handle)
     }
 
     /// Opens `inode` for `caller`. Checks the permissions with `cred`.
@@ -74,7 +97,7 @@ impl Server {
         cred: &Cred,
         inode: &InodeRef<'_>,
         flags: u32,
-    ) -> Result<u64, Errno> {
+    ) -> Result<Opened, Errno> {
         let has = |flag: OFlags| OFlags::from_bits_retain(flags).contains(flag);
         let mut may = match OFlags::from_bits_retain(flags) & OFlags::RWMODE {
             OFlags::WRONLY => May::WRITE,
@@ -85,16 +108,17 @@ impl Server {
         if has(OFlags::TRUNC) {
             may |= May::WRITE;
         }
-        let handle = self.vfs.open(cred, inode, flags, may)?;
+        let opened = self.vfs.open(cred, inode, flags, may)?;
         if has(OFlags::TRUNC) {
             let cred = cred.clone().with_caps(cred.caps | Caps::DAC_OVERRIDE);
             let who = || caller.resolve(self.namespace);
-            if let Err(error) = self.vfs.truncate_with_lazy_cred(&cred, inode, 0, who) {
+            let handle = opened.handle;
+            if let Err(error) = self.vfs.truncate_with_lazy_cred(&cred, inode, handle, 0, who) {
                 self.vfs.release(inode, handle);
                 return Err(error);
             }
         }
-        Ok(handle)
+        Ok(opened)
     }
 
     /// Closes a handle of [`Server::open`] or [`Server::create`].
@@ -279,8 +303,9 @@ impl Server {
     }
 
     /// Copies up to `len` bytes from one file to another, and returns the number of copied bytes.
-    /// Each file is given by node, handle and offset. One call copies at most 16 MiB, so that no
-    /// request takes too long.
+    /// Each file is given by node, handle and offset. If the back end cannot copy, or the server
+    /// checks permissions, the server reads and writes at most 16 MiB, so that no request takes too
+    /// long.
     ///
     /// # Errors
     /// The errors of [`Server::read`] and [`Server::write`], if nothing was copied.
@@ -293,6 +318,14 @@ impl Server {
     ) -> Result<u64, Errno> {
         let source = self.inode(from.0)?;
         let target = self.counted(to.0)?;
+        if self.options.permissions == Permissions::Kernel {
+            let (source, target) = ((&source, from.1, from.2), (&target, to.1, to.2));
+            let copy = |cred: &_| self.vfs.copy_file_range(cred, source, target, len);
+            match self.change(caller, target.0, copy) {
+                Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::XDEV) => {}
+                copied => return copied,
+            }
+        }
         let len = len.min(COPY_BYTES_MAX);
         let mut chunk = vec![0; COPY_CHUNK_BYTES.min(len as usize)];
         let mut done = 0;

@@ -91,7 +91,7 @@ impl Server {
     /// # let caller = Caller { uid: 0, gid: 0, pid: 0 };
     /// let _file = server.make(caller, 1, b"f", &NewFile::new(0o100_644))?;
     /// let mut names = vec![];
-    /// server.readdir(1, 0, &mut |entry| {
+    /// server.readdir(1, 0, 0, &mut |entry| {
     ///     names.push(entry.name.to_vec());
     ///     ControlFlow::Continue(())
     /// })?;
@@ -101,6 +101,7 @@ impl Server {
     pub fn readdir(
         &self,
         node: u64,
+        handle: u64,
         cookie: u64,
         sink: &mut dyn FnMut(Dirent<'_>) -> ControlFlow<()>,
     ) -> Result<(), Errno> {
@@ -115,19 +116,20 @@ impl Server {
             ControlFlow::Break(()) => Ok(()),
             ControlFlow::Continue(()) => {
                 let mut shift = Ok(());
-                let read = self.vfs.readdir(&dir, unshifted(cookie), &mut |entry| {
-                    let node = self.listed(entry.ino);
-                    match shifted(entry.cookie) {
-                        Ok(cookie) => {
-                            let name = entry.name.as_bytes();
-                            take(Dirent { name, node, kind: entry.kind, cookie })
+                let read =
+                    self.vfs.readdir_through(&dir, handle, unshifted(cookie), &mut |entry| {
+                        let node = self.listed(entry.ino);
+                        match shifted(entry.cookie) {
+                            Ok(cookie) => {
+                                let name = entry.name.as_bytes();
+                                take(Dirent { name, node, kind: entry.kind, cookie })
+                            }
+                            Err(error) => {
+                                shift = Err(error);
+                                ControlFlow::Break(())
+                            }
                         }
-                        Err(error) => {
-                            shift = Err(error);
-                            ControlFlow::Break(())
-                        }
-                    }
-                });
+                    });
                 read.and(shift)
             }
         };
@@ -143,6 +145,7 @@ impl Server {
     pub fn readdirplus(
         &self,
         node: u64,
+        handle: u64,
         cookie: u64,
         sink: &mut dyn FnMut(Dirent<'_>, &Attr) -> ControlFlow<()>,
     ) -> Result<(), Errno> {
@@ -163,7 +166,10 @@ impl Server {
         let mut names = Names::borrow();
         let mut cookie = unshifted(cookie);
         let result = loop {
-            let reported = self.report(&dir, cookie, &mut names, &mut take);
+            // A new listing for each page, since an entry is cached only if its directory has not
+            // changed since the listing began.
+            let listing = self.vfs.listing(&dir).through(handle);
+            let reported = self.report(&listing, &dir, cookie, &mut names, &mut take);
             match names.ends.last() {
                 // All names of this page were removed after the back end had listed them. Read the
                 // next page, because an empty answer would mean the end of the directory.
@@ -187,15 +193,15 @@ impl Server {
     /// to `sink`.
     fn report(
         &self,
+        listing: &Listing<'_>,
         dir: &InodeRef<'_>,
         cookie: u64,
         names: &mut Names,
         sink: &mut dyn FnMut(Dirent<'_>, &Attr) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, Errno> {
-        let listing = self.vfs.listing(dir);
-        names.collect(&listing, cookie)?;
+        names.collect(listing, cookie)?;
         for (name, listed) in names.iter() {
-            if self.report_one((dir, &listing), name, listed, sink)?.is_break() {
+            if self.report_one((dir, listing), name, listed, sink)?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
         }

@@ -1,7 +1,7 @@
 //! Requests that create, remove and rename files.
 
 use corewalk::attr::mode;
-use corewalk::{Cred, Errno, FileKind, InodeRef, Make, May, Name, Removal, RenameMode};
+use corewalk::{Cred, Errno, FileKind, InodeRef, Make, May, Name, Opened, Removal, RenameMode};
 use rustix::fs::OFlags;
 
 use super::{EntryOut, Server};
@@ -53,7 +53,7 @@ impl Server {
     }
 
     /// Creates a regular file, opens it with the open(2) flags `flags`, and also returns the
-    /// handle. The kernel may not know that the name already exists. In that case the server opens
+    /// back end's answer to the open. The kernel may not know that the name already exists. In that case the server opens
     /// the existing file, unless `O_EXCL` forbids it.
     ///
     /// # Errors
@@ -66,14 +66,14 @@ impl Server {
         name: &[u8],
         new: &NewFile<'_>,
         flags: u32,
-    ) -> Result<(EntryOut, u64), Errno> {
+    ) -> Result<(EntryOut, Opened), Errno> {
         let dir = self.inode_refreshed(parent)?;
         let new = NewFile { mode: mode::S_IFREG | new.mode & 0o7777, ..*new };
         let open = self.has_open_state.then_some(flags);
         match self.make_in(&self.cred_to_make(caller, &new), &dir, name, &new, open) {
             Ok((inode, attr)) => {
-                let handle = self.open_new(caller, &inode, flags)?;
-                Ok((self.hand_out(inode, attr)?, handle))
+                let opened = self.open_new(caller, &inode, flags)?;
+                Ok((self.hand_out(inode, attr)?, opened))
             }
             Err(Errno::EXIST) if flags & OFlags::EXCL.bits() == 0 => {
                 self.open_existing(caller, &dir, name, flags)
@@ -95,24 +95,24 @@ impl Server {
         dir: &InodeRef<'_>,
         name: &[u8],
         flags: u32,
-    ) -> Result<(EntryOut, u64), Errno> {
+    ) -> Result<(EntryOut, Opened), Errno> {
         let cred = caller.resolve(self.namespace);
         let inode = self.look_up(&cred, dir, self.name(name)?)?.inode;
         if inode.kind() != FileKind::Regular {
             return Err(Errno::STALE);
         }
-        let handle = self.open_checked(caller, &cred, &inode, flags)?;
+        let opened = self.open_checked(caller, &cred, &inode, flags)?;
         match self.vfs.getattr(&inode) {
-            Ok(attr) => Ok((self.hand_out(inode, attr)?, handle)),
+            Ok(attr) => Ok((self.hand_out(inode, attr)?, opened)),
             Err(error) => {
-                self.vfs.release(&inode, handle);
+                self.vfs.release(&inode, opened.handle);
                 Err(error)
             }
         }
     }
 
     /// Creates a regular file without a name (`O_TMPFILE`), opens it with the open(2) flags
-    /// `flags`, and also returns the handle.
+    /// `flags`, and also returns the back end's answer to the open.
     ///
     /// # Errors
     /// `EOPNOTSUPP` if the back end has no such files; the errors of [`Server::make`].
@@ -122,20 +122,20 @@ impl Server {
         parent: u64,
         new: &NewFile<'_>,
         flags: u32,
-    ) -> Result<(EntryOut, u64), Errno> {
+    ) -> Result<(EntryOut, Opened), Errno> {
         let dir = self.inode_refreshed(parent)?;
         let new = NewFile { mode: mode::S_IFREG | new.mode & 0o7777, ..*new };
         let make = Make::new(new.mode, caller.uid, caller.gid).with_umask(new.umask);
         let (inode, attr) = self.vfs.tmpfile(&self.cred_to_make(caller, &new), &dir, make)?;
-        let handle = self.open_new(caller, &inode, flags)?;
-        Ok((self.hand_out(inode, attr)?, handle))
+        let opened = self.open_new(caller, &inode, flags)?;
+        Ok((self.hand_out(inode, attr)?, opened))
     }
 
     /// Opens a file that the caller has just created. The caller may open it, whatever its mode.
-    fn open_new(&self, caller: Caller, inode: &InodeRef<'_>, flags: u32) -> Result<u64, Errno> {
+    fn open_new(&self, caller: Caller, inode: &InodeRef<'_>, flags: u32) -> Result<Opened, Errno> {
         match self.has_open_state {
             true => self.vfs.open(&caller.prechecked(), inode, flags, May::empty()),
-            false => Ok(0),
+            false => Ok(Opened::default()),
         }
     }
 

@@ -116,7 +116,7 @@ fn counts_agree_with_a_model_and_end_at_zero() {
                     server.rename(CALLER, (ROOT_NODE, name), to, flags).unwrap_or(());
                 }
                 3 => {
-                    let plus = server.readdirplus(ROOT_NODE, 0, &mut |entry, attr| {
+                    let plus = server.readdirplus(ROOT_NODE, 0, 0, &mut |entry, attr| {
                         if entry.name[0] == b'.' {
                             return ControlFlow::Continue(());
                         }
@@ -200,7 +200,7 @@ fn listing_continues_after_every_cookie() {
             names.push((entry.cookie, entry.name.to_vec(), entry.kind));
             ControlFlow::Continue(())
         };
-        server.readdir(ROOT_NODE, cookie, &mut sink).expect("list the directory");
+        server.readdir(ROOT_NODE, 0, cookie, &mut sink).expect("list the directory");
         names
     };
     let all = list(0);
@@ -224,7 +224,7 @@ fn listing_with_attributes_has_the_same_entries() {
     let held = server.counters().lookups;
     let mut plain = Vec::new();
     server
-        .readdir(ROOT_NODE, 0, &mut |entry| {
+        .readdir(ROOT_NODE, 0, 0, &mut |entry| {
             plain.push((entry.name.to_vec(), entry.cookie, entry.node));
             ControlFlow::Continue(())
         })
@@ -238,7 +238,7 @@ fn listing_with_attributes_has_the_same_entries() {
             cookie = entry.cookie;
             ControlFlow::Continue(())
         };
-        server.readdirplus(ROOT_NODE, from, &mut take).expect("list the directory");
+        server.readdirplus(ROOT_NODE, 0, from, &mut take).expect("list the directory");
         if plus.len() == before {
             break;
         }
@@ -261,10 +261,10 @@ fn listing_counts_only_taken_entries() {
         space -= 1;
         if space < 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    server.readdirplus(ROOT_NODE, 0, &mut sink).expect("list the directory");
+    server.readdirplus(ROOT_NODE, 0, 0, &mut sink).expect("list the directory");
     assert_eq!(server.counters().lookups, held + 10);
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        server.readdirplus(ROOT_NODE, 2, &mut |_, _| panic!("the sink fails"))
+        server.readdirplus(ROOT_NODE, 0, 2, &mut |_, _| panic!("the sink fails"))
     }));
     assert!(panicked.is_err());
     assert_eq!(server.counters().lookups, held + 10);
@@ -276,7 +276,7 @@ fn removed_directory_lists_itself_as_its_parent() {
     let dir = make(&server, ROOT_NODE, b"d", mode::S_IFDIR | 0o755).node;
     server.remove(CALLER, ROOT_NODE, b"d", Removal::Rmdir).expect("remove the name");
     let mut names = Vec::new();
-    let listed = server.readdir(dir, 0, &mut |entry| {
+    let listed = server.readdir(dir, 0, 0, &mut |entry| {
         names.push((entry.name.to_vec(), entry.node));
         ControlFlow::Continue(())
     });
@@ -418,12 +418,12 @@ fn server_permissions_are_checked_against_the_caller() {
     // The root directory is sticky, so another user may not remove the file.
     let removed = server.remove(other, ROOT_NODE, b"a", Removal::Unlink);
     assert_eq!(removed, Err(Errno::PERM));
-    let shrink = |through_handle| {
+    let shrink = |handle| {
         let set = SetAttr::default().with_size(0).with_mtime(SetTime::Now);
-        server.setattr(other, file, Change { set, through_handle }).map(|attr| attr.size)
+        server.setattr(other, file, Change { set, handle }).map(|attr| attr.size)
     };
-    assert_eq!(shrink(false), Err(Errno::ACCESS));
-    assert_eq!(shrink(true), Ok(0), "the permission was checked at open");
+    assert_eq!(shrink(None), Err(Errno::ACCESS));
+    assert_eq!(shrink(Some(0)), Ok(0), "the permission was checked at open");
 }
 
 #[test]
@@ -480,7 +480,7 @@ fn create_on_an_existing_file_checks_its_current_mode() {
         assert_eq!(server.write(CALLER, file, 0, 0, b"text", WriteOrigin::Call), Ok(4));
         let other = Caller { uid: 1001, gid: 1001, pid: 0 };
         let opened = server.open(other, file, 1).expect("open the file");
-        server.release(file, opened).expect("close the file");
+        server.release(file, opened.handle).expect("close the file");
         assert_eq!(server.lookup(other, ROOT_NODE, b"f"), Err(Errno::NOENT));
         let set = SetAttr::default().with_mode(0o600);
         fs.setattr(Node::detached(file, FileKind::Regular), &set).expect("change the attributes");
@@ -558,9 +558,7 @@ fn chmod_during_writes_by_another_user_is_not_lost() {
     let file = server.make(owner, ROOT_NODE, b"a", &new).expect("make the file").node;
     let chmod = |mode| {
         let set = SetAttr::default().with_mode(mode);
-        server
-            .setattr(owner, file, Change { set, through_handle: false })
-            .expect("change the attributes");
+        server.setattr(owner, file, Change { set, handle: None }).expect("change the attributes");
     };
     let (written, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
     // ORDERING: SeqCst. The increment must come after the write that it counts.
@@ -645,7 +643,7 @@ fn file_made_outside_of_the_group_of_its_directory_has_no_set_group_id() {
     let server = server();
     let dir = make(&server, ROOT_NODE, b"dir", mode::S_IFDIR | 0o777);
     let set = SetAttr::default().with_gid(42).with_mode(0o2777);
-    let change = Change { set, through_handle: false };
+    let change = Change { set, handle: None };
     server.setattr(CALLER, dir.node, change).expect("change the attributes");
     let other = Caller { uid: 7, gid: 7, pid: 0 };
     let new = |mode| NewFile { mode: mode::S_IFREG | mode, ..NewFile::default() };

@@ -45,6 +45,7 @@ opcodes! {
     GETXATTR = 22, 8;
     LISTXATTR = 23, 8;
     REMOVEXATTR = 24, 0;
+    FLUSH = 25, 24;
     INIT = 26, 16;
     OPENDIR = 27, 8;
     READDIR = 28, 40;

@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use corewalk::acl::Acl;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
-    AclKind, Attr, DirEntry, DirSink, Errno, Fallocate, FileSystem, Make, Name, Node, RenameMode,
-    Seek, SetAttr, StatFs, Ttl, XattrMode,
+    AclKind, Attr, DirEntry, DirSink, Errno, Fallocate, FileSystem, Make, Name, Node, Opened,
+    RenameMode, Seek, SetAttr, StatFs, Ttl, XattrMode,
 };
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 
@@ -191,34 +191,22 @@ impl FileSystem for Hooked {
         })
     }
 
-    fn read(
-        &self,
-        node: Node<'_>,
-        handle: u64,
-        offset: u64,
-        buf: &mut [u8],
-    ) -> Result<usize, Errno> {
+    fn read(&self, node: Node<'_>, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
         self.call("read", b"");
-        self.check(handle)?;
-        self.inner.read(self.node(node), handle, offset, buf)
+        self.check(node.handle())?;
+        self.inner.read(self.node(node), offset, buf)
     }
 
-    fn write(
-        &self,
-        node: Node<'_>,
-        handle: u64,
-        offset: u64,
-        bytes: &[u8],
-    ) -> Result<usize, Errno> {
-        self.check(handle)?;
+    fn write(&self, node: Node<'_>, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        self.check(node.handle())?;
         self.check_full()?;
-        self.inner.write(self.node(node), handle, offset, bytes)
+        self.inner.write(self.node(node), offset, bytes)
     }
 
-    fn append(&self, node: Node<'_>, handle: u64, end: u64, bytes: &[u8]) -> Result<usize, Errno> {
-        self.check(handle)?;
+    fn append(&self, node: Node<'_>, end: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        self.check(node.handle())?;
         self.check_full()?;
-        self.inner.append(self.node(node), handle, end, bytes)
+        self.inner.append(self.node(node), end, bytes)
     }
 
     fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
@@ -230,13 +218,13 @@ impl FileSystem for Hooked {
         self.inner.readlink(self.node(node))
     }
 
-    fn open(&self, _: Node<'_>, _: u32) -> Result<u64, Errno> {
+    fn open(&self, _: Node<'_>, _: u32) -> Result<Opened, Errno> {
         // ORDERING: Relaxed. A count.
         self.open.fetch_add(1, Ordering::Relaxed);
-        Ok(self.handle)
+        Ok(Opened::new(self.handle))
     }
 
-    fn release(&self, _: Node<'_>, _: u64) {
+    fn release(&self, _: Node<'_>) {
         // ORDERING: Relaxed. A count.
         self.open.fetch_sub(1, Ordering::Relaxed);
     }
@@ -249,7 +237,7 @@ impl FileSystem for Hooked {
         true
     }
 
-    fn fsync(&self, _: Node<'_>, _: u64, _: bool) -> Result<(), Errno> {
+    fn fsync(&self, _: Node<'_>, _: bool) -> Result<(), Errno> {
         self.call("fsync", b"");
         Ok(())
     }
@@ -261,16 +249,15 @@ impl FileSystem for Hooked {
     fn fallocate(
         &self,
         node: Node<'_>,
-        handle: u64,
         offset: u64,
         len: u64,
         how: Fallocate,
     ) -> Result<(), Errno> {
-        self.inner.fallocate(self.node(node), handle, offset, len, how)
+        self.inner.fallocate(self.node(node), offset, len, how)
     }
 
-    fn seek(&self, node: Node<'_>, handle: u64, offset: u64, what: Seek) -> Result<u64, Errno> {
-        self.inner.seek(self.node(node), handle, offset, what)
+    fn seek(&self, node: Node<'_>, offset: u64, what: Seek) -> Result<u64, Errno> {
+        self.inner.seek(self.node(node), offset, what)
     }
 
     fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
@@ -311,7 +298,7 @@ impl FileSystem for Hooked {
         self.inner.set_acl(self.node(node), kind, acl, mode)
     }
 
-    fn forget(&self, ino: u64) {
-        self.inner.forget(self.number(ino));
+    fn forget(&self, ino: u64, generation: u64) {
+        self.inner.forget(self.number(ino), generation);
     }
 }

@@ -169,7 +169,7 @@ fn invalidation_shows_changes_by_other_programs() {
         0
     );
     let node = Node::detached(made.ino, FileKind::Regular);
-    tmpfs.write(node, 0, 0, b"text").expect("write the file");
+    tmpfs.write(node, 0, b"text").expect("write the file");
     assert_eq!(fs::metadata(site.path("theirs")).expect("read the attributes").len(), 0);
     site.mount().kernel_cache().invalidate_inode(made.ino).expect("notify the kernel");
     assert_eq!(fs::read_to_string(site.path("theirs")).expect("read the file"), "text");

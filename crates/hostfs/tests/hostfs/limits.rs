@@ -122,8 +122,8 @@ fn open_files_of_one_client_leave_descriptors_to_all_calls() {
         );
         assert_eq!(vfs.read(&file, 0, 0, &mut [0; 8]), Ok(2));
     }
-    let (file, handle) = opened.pop().unwrap();
-    vfs.release(&file, handle);
+    let (file, last) = opened.pop().unwrap();
+    vfs.release(&file, last.handle);
     let (file, other) = (walk(&vfs, "d60/f").unwrap(), walk(&vfs, "d61/f").unwrap());
     assert!(open(&file).is_ok());
     assert_eq!(open(&other).err(), Some(Errno::NFILE));

@@ -186,7 +186,7 @@ fn data_is_read_and_written_with_and_without_a_handle() {
     let f = make(&vfs, "f").unwrap();
     let cred = Cred::root();
     assert_eq!(vfs.write(&cred, &f, 0, 3, b"without"), Ok(7));
-    let handle = vfs.open(&cred, &f, 2, May::READ | May::WRITE).unwrap();
+    let handle = vfs.open(&cred, &f, 2, May::READ | May::WRITE).unwrap().handle;
     assert_ne!(handle, 0);
     assert_eq!(vfs.write(&cred, &f, handle, 10, b"with"), Ok(4));
     let mut buf = [1; 32];
@@ -195,7 +195,7 @@ fn data_is_read_and_written_with_and_without_a_handle() {
     vfs.fsync(&f, handle, Fsync::All).unwrap();
     // A write with a read-only handle must succeed, because the writeback cache of a client makes
     // such writes.
-    let reader = vfs.open(&cred, &f, 0, May::READ).unwrap();
+    let reader = vfs.open(&cred, &f, 0, May::READ).unwrap().handle;
     assert_eq!(vfs.write(&cred, &f, reader, 0, b"abc"), Ok(3));
     // An append must go to the end of the file on the host. The client's own offset may be out of
     // date, so it must be ignored.
@@ -384,7 +384,8 @@ fn reads_without_atime_leave_access_times_of_the_host() {
         let vfs = with_options(dir.path(), HostFsOptions::default().with_atime(atime));
         assert_eq!(list(&vfs, "d", 10), Ok(vec!["f".to_owned()]));
         let file = walk(&vfs, "d/f").unwrap();
-        let handle = vfs.open(&Cred::root(), &file, OFlags::RDONLY.bits(), May::READ).unwrap();
+        let handle =
+            vfs.open(&Cred::root(), &file, OFlags::RDONLY.bits(), May::READ).unwrap().handle;
         for handle in [handle, 0] {
             assert_eq!(vfs.read(&file, handle, 0, &mut [0; 8]), Ok(4));
         }

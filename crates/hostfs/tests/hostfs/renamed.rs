@@ -49,7 +49,8 @@ fn held_directory_renamed_on_the_host_is_found_by_its_handle() {
     assert_eq!(vfs.getattr(&made).unwrap().ino, made.ino());
     let file = vfs.lookup(&Cred::root(), &held, name("file")).unwrap();
     assert_eq!((vfs.getattr(&file).unwrap().size, vfs.getattr(&deep).unwrap().size), (4, 6));
-    let read = vfs.open(&Cred::root(), &file, OFlags::RDONLY.bits(), corewalk::May::READ).unwrap();
+    let read =
+        vfs.open(&Cred::root(), &file, OFlags::RDONLY.bits(), corewalk::May::READ).unwrap().handle;
     let mut buf = [0; 8];
     assert_eq!(vfs.read(&file, read, 0, &mut buf), Ok(4));
     vfs.release(&file, read);

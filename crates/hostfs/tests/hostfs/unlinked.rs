@@ -65,7 +65,7 @@ fn orphans_beyond_the_bound_are_stale_unless_they_are_open() {
     let vfs = with_options(dir.path(), HostFsOptions::default().with_reusable(4).with_orphans(2));
     let cred = Cred::root();
     let files: Vec<_> = (0..4).map(|i| make(&vfs, &format!("f{i}")).unwrap()).collect();
-    let handle = vfs.open(&cred, &files[0], 2, May::READ | May::WRITE).unwrap();
+    let handle = vfs.open(&cred, &files[0], 2, May::READ | May::WRITE).unwrap().handle;
     for i in 0..4 {
         remove(&vfs, &format!("f{i}"), Removal::Unlink).unwrap();
     }

@@ -82,7 +82,7 @@ fn open_file_is_truncated_without_the_right_to_reopen_it() {
         let what = Make::new(S_IFREG | 0o400, uid, gid).with_open(flags);
         let (file, _) = vfs.make(&cred, &vfs.root(), name("f"), what).unwrap();
         let reader = vfs.open(&cred, &file, OFlags::RDONLY.bits(), May::READ);
-        let writer = vfs.open(&cred, &file, flags, May::empty()).unwrap();
+        let writer = vfs.open(&cred, &file, flags, May::empty()).unwrap().handle;
         assert_eq!(vfs.write(&cred, &file, writer, 0, b"text"), Ok(4));
         let truncate = |size| {
             let set = SetAttr::default().with_size(size);

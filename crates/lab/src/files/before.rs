@@ -135,7 +135,7 @@ impl User for &BeforeFiles {
         let Some(dentry) = self.dentries.walk(path) else { return false };
         let node = self.node(dentry, FileKind::Regular);
         let Ok(handle) = self.tmpfs.open(node, 0) else { return false };
-        self.tmpfs.release(node, handle);
+        self.tmpfs.release(node.with_handle(handle.handle));
         true
     }
 

@@ -83,8 +83,8 @@ impl<'v> User for OurUser<'v> {
 
     fn open_close(&self, path: &[u8]) -> bool {
         let (Some(inode), Ours { vfs, cred }) = (self.hold(path), self.ours) else { return false };
-        let Ok(handle) = vfs.open(cred, &inode, 0, May::READ) else { return false };
-        vfs.release(&inode, handle);
+        let Ok(opened) = vfs.open(cred, &inode, 0, May::READ) else { return false };
+        vfs.release(&inode, opened.handle);
         true
     }
 

@@ -32,7 +32,7 @@ pub(super) fn store(name: &str) -> PathBuf {
     };
     let dir = make(Node::detached(1, FileKind::Directory), "dir", 0o040_755);
     let file = make(dir, "file", 0o644);
-    store.write(file, 0, 0, &[1; 5000]).unwrap();
+    store.write(file, 0, &[1; 5000]).unwrap();
     store.setxattr(file, b"user.a", b"1", XattrMode::Set).unwrap();
     path
 }

@@ -63,14 +63,14 @@ fn directory_that_says_it_has_no_entries_loses_none() {
         let renamed = store.rename((root(), name("other")), (root(), name("dir")), moves[0]);
         assert_eq!(renamed, Err(Errno::IO));
         store.remove(root(), name("other"), Node::detached(other.ino, other.kind())).unwrap();
-        store.forget(other.ino);
+        store.forget(other.ino, other.generation);
         assert_eq!(store.lookup(dir(), name("file")).unwrap().ino, 3);
     };
     let size = inode(2, |dir| dir.size = 0);
     try_with("no-entries", size, of_dir, &[Finding::EntryCount(2, 0, 1)]);
     let of_root = |store: &Store| {
         store.remove(dir(), name("file"), file()).unwrap();
-        store.forget(3);
+        store.forget(3, 0);
         assert_eq!(store.remove(root(), name("dir"), dir()), Err(Errno::IO));
     };
     let size = inode(1, |root| root.size = 0);
@@ -81,7 +81,7 @@ fn directory_that_says_it_has_no_entries_loses_none() {
 fn directory_that_counts_no_subdirectories_loses_none() {
     let run = |store: &Store| {
         store.remove(dir(), name("file"), file()).unwrap();
-        store.forget(3);
+        store.forget(3, 0);
         // The root's stored count of subdirectories is wrongly 0. A rename within the root does not
         // change that count, so it succeeds. A removal would make the count negative, so it fails.
         store.rename((root(), name("dir")), (root(), name("x")), RenameMode::Replace).unwrap();
@@ -99,7 +99,7 @@ fn directory_that_counts_no_subdirectories_loses_none() {
         );
         store.rename((sub, name("dir")), (root(), name("dir")), RenameMode::Replace).unwrap();
         store.remove(root(), name("sub"), sub).unwrap();
-        store.forget(made.ino);
+        store.forget(made.ino, made.generation);
     };
     let nlink = inode(1, |root| root.nlink = 2);
     try_with("no-subdirectories", nlink, run, &[Finding::Links(1, 2, 3)]);
@@ -143,7 +143,7 @@ fn entry_of_another_kind_than_its_inode_stays() {
                     assert_fails(at, there, mode);
                 }
                 store.remove(there.0, there.1, Node::detached(made.ino, made.kind())).unwrap();
-                store.forget(made.ino);
+                store.forget(made.ino, made.generation);
             }
             assert!(!store.stats().is_read_only);
         }
@@ -235,8 +235,8 @@ fn blocks_that_are_used_twice_are_refused() {
 fn file_or_directory_that_cannot_be_counted_is_eio() {
     let far = Extent { physical: 9, len: 1, is_written: false };
     let run = |store: &Store| {
-        let insert = store.fallocate(file(), 0, 0, 4096, Fallocate::INSERT_RANGE);
-        assert_eq!((insert, store.read(file(), 0, 0, &mut [0])), (Err(Errno::IO), Err(Errno::IO)));
+        let insert = store.fallocate(file(), 0, 4096, Fallocate::INSERT_RANGE);
+        assert_eq!((insert, store.read(file(), 0, &mut [0])), (Err(Errno::IO), Err(Errno::IO)));
     };
     for logical in [u64::MAX, u64::MAX - 1, 4 * BLOCKS_MAX] {
         let change = |_: &Snapshot, _: &Secret| {

@@ -203,7 +203,7 @@ fn damaged_count_of_users_gives_no_room_twice() {
     assert_eq!(opened.space.used(), before - 1);
     opened.removexattr(others[0], b"user.a").unwrap();
     opened.remove(root, Name::new(b"n1").unwrap(), others[1]).unwrap();
-    opened.forget(others[1].ino());
+    opened.forget(others[1].ino(), 0);
     assert_eq!(opened.setxattr(others[2], b"user.a", b"2", XattrMode::Set), Err(Errno::IO));
     assert_eq!((opened.space.used(), opened.stats().is_read_only), (before - 1, false));
     drop(opened);

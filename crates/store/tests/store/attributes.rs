@@ -64,7 +64,7 @@ fn values_are_bounded_in_all() {
 #[test]
 fn size_set_again_frees_what_is_reserved_behind_it() {
     with_both(|fs, file, what| {
-        let reserve = || fs.fallocate(file, 0, 0, 1 << 16, Fallocate::KEEP_SIZE).unwrap();
+        let reserve = || fs.fallocate(file, 0, 1 << 16, Fallocate::KEEP_SIZE).unwrap();
         let cut = |size| {
             let set = SetAttr::default().with_size(size);
             fs.setattr(file, &set).map(|attr| (attr.size, attr.blocks))
@@ -73,12 +73,12 @@ fn size_set_again_frees_what_is_reserved_behind_it() {
         reserve();
         assert_eq!(cut(0), Ok((0, 0)), "{what}");
         assert_eq!(fs.statfs().unwrap().bfree, free, "{what}");
-        assert_eq!(fs.write(file, 0, 0, &[1; 100]), Ok(100));
+        assert_eq!(fs.write(file, 0, &[1; 100]), Ok(100));
         reserve();
         assert_eq!(cut(200), Ok((200, 128)), "{what}");
         assert_eq!(cut(200), Ok((200, 8)), "{what}");
         let mut bytes = [2; 200];
-        assert_eq!(fs.read(file, 0, 0, &mut bytes), Ok(200));
+        assert_eq!(fs.read(file, 0, &mut bytes), Ok(200));
         assert!(bytes[..100] == [1; 100] && bytes[100..] == [0; 100], "{what}");
     });
 }

@@ -64,7 +64,7 @@ fn store_that_was_mounted_again_is_refused_for_an_unreadable_block() {
     let store = disks.open(&quiet());
     let root = Node::detached(1, FileKind::Directory);
     store.make(root, Name::new(b"new").unwrap(), &Make::new(0o644, 0, 0)).unwrap();
-    store.fsync(root, 0, false).unwrap();
+    store.fsync(root, false).unwrap();
     assert_eq!(store.stats().logged_bytes, BLOCK, "an entry of one block");
     let expected = tree(&store);
     let contents = disks.killed().contents();

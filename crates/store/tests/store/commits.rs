@@ -88,15 +88,15 @@ fn sync_that_fails(is_log: bool) {
     let store = Store::open_devices(devices, &quiet()).unwrap();
     let file = make(&store, "a").unwrap();
     let len = if is_log { 5_000 } else { 100_000 };
-    store.write(file, 0, 0, &vec![1; len]).unwrap();
+    store.write(file, 0, &vec![1; len]).unwrap();
     store.sync().unwrap();
-    store.write(file, 0, 10, &vec![2; len - 10]).unwrap();
+    store.write(file, 10, &vec![2; len - 10]).unwrap();
     make(&store, "b").unwrap();
     slow.set(|state| state.0 = true);
     thread::scope(|scope| {
-        let first = scope.spawn(|| store.fsync(file, 0, true));
+        let first = scope.spawn(|| store.fsync(file, true));
         slow.changed.wait_while(&mut slow.state.lock(), |state| !state.1);
-        let others = [scope.spawn(|| store.sync()), scope.spawn(|| store.fsync(file, 0, true))];
+        let others = [scope.spawn(|| store.sync()), scope.spawn(|| store.fsync(file, true))];
         // Give the other threads time to start waiting for the sync. Their results must be the same
         // if they start later.
         thread::sleep(Duration::from_millis(20));
@@ -132,7 +132,7 @@ fn full_host_with_several_writers_is_enospc_only() {
                     let mut errors = 0;
                     for number in 0..2_000 {
                         let done = make(store, &format!("{writer}-{number}")).and_then(|file| {
-                            store.write(file, 0, 0, &vec![7; 1 + number * 97 % 60_000]).map(drop)
+                            store.write(file, 0, &vec![7; 1 + number * 97 % 60_000]).map(drop)
                         });
                         let synced = if number % 20 == 19 { store.sync() } else { Ok(()) };
                         for error in [done.err(), synced.err()].into_iter().flatten() {
@@ -200,7 +200,7 @@ fn commits_come_in_time() {
         let in_database = |stats: StoreStats| stats.commits - stats.logged_commits;
         if number > 0 {
             // A transaction in the log must reach the database as well, without a call of sync.
-            store.fsync(file, 0, false).unwrap();
+            store.fsync(file, false).unwrap();
         }
         while in_database(store.stats()) == in_database(before) {
             thread::yield_now();

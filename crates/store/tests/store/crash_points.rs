@@ -112,7 +112,7 @@ fn change_below(store: &Store, dir: Node<'_>, child: &[u8]) {
     if store.make(dir, child, &Make::new(0o644, 0, 0)).is_err() {
         let found = store.lookup(dir, child).unwrap();
         store.remove(dir, child, Node::detached(found.ino, found.kind())).unwrap();
-        store.forget(found.ino);
+        store.forget(found.ino, found.generation);
     }
 }
 
@@ -131,7 +131,7 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
     let mut write = |offset: u64, len: usize| {
         let tag = tags.next();
         since.0.insert((attr.ino, tag));
-        store.write(node, 0, offset, &vec![tag; len]).unwrap();
+        store.write(node, offset, &vec![tag; len]).unwrap();
     };
     match rng.below(12) {
         _ if attr.is_dir() => change_below(store, node, &name(100 + rng.below(6))),
@@ -152,7 +152,7 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
             }
             store.rename((root, this), (root, other), RenameMode::Replace).unwrap();
             if let Ok(target) = target {
-                store.forget(target.ino);
+                store.forget(target.ino, target.generation);
             }
         }
         5 => {
@@ -160,7 +160,7 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
             // In two of three cases, forget the removed file immediately. In the others the file
             // stays in use for some time, so it becomes an orphan (an inode without links).
             if rng.chance(2, 3) {
-                store.forget(attr.ino);
+                store.forget(attr.ino, attr.generation);
             }
         }
         6 => {
@@ -181,7 +181,7 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
                 since.0.insert((attr.ino, 0));
             }
             // Ignore the result: a collapse or insert behind the end of the file is refused.
-            let done = store.fallocate(node, 0, at, len, how);
+            let done = store.fallocate(node, at, len, how);
             assert!(done.is_ok() || is_moved, "{done:?}");
         }
         _ => {
@@ -212,7 +212,7 @@ fn load(disks: &Disks, seed: Seed, is_shared: bool) -> (Vec<Step>, Vec<Confirmed
             // An fsync of the root directory commits the whole transaction, because that
             // transaction has changed the directory.
             let root = Node::detached(1, FileKind::Directory);
-            store.fsync(root, 0, false).unwrap();
+            store.fsync(root, false).unwrap();
             store.sync().unwrap();
             confirmed.push(Confirmed::now(&store, log_len()));
         }
@@ -310,12 +310,12 @@ fn judge(
         let found = store.lookup(root, name).map_err(|errno| format!("{made}: {errno}"))?;
         let node = Node::detached(found.ino, FileKind::Regular);
         let mut bytes = vec![0; made.len()];
-        let read = store.read(node, 0, 0, &mut bytes);
+        let read = store.read(node, 0, &mut bytes);
         if read != Ok(made.len()) || bytes != made.as_bytes() {
             return Err(format!("{made}: {read:?}"));
         }
         store.remove(root, name, node).unwrap();
-        store.forget(found.ino);
+        store.forget(found.ino, found.generation);
     }
     let got = tree(&store);
     let last = confirmed.iter().rposition(|state| state.at <= point).unwrap_or(0);
@@ -462,7 +462,7 @@ fn count_unread(store: &Store, is_data: bool) -> Result<u32, String> {
                 return Ok(());
             }
             store.listxattr(node)?;
-            let read = store.read(node, 0, 0, &mut vec![0; attr.size as usize]);
+            let read = store.read(node, 0, &mut vec![0; attr.size as usize]);
             unread += u32::from(read == Err(Errno::IO));
             if is_data { Ok(()) } else { read.map(drop) }
         };

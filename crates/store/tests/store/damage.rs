@@ -34,9 +34,9 @@ fn load() -> ([Vec<u8>; 4], Vec<Entry>, Vec<Tree>) {
         let made = store.make(root, name, &Make::new(0o644, 0, 0)).unwrap();
         let file = Node::detached(made.ino, FileKind::Regular);
         if len > 0 {
-            store.write(file, 0, 0, &vec![number as u8 + 1; len]).unwrap();
+            store.write(file, 0, &vec![number as u8 + 1; len]).unwrap();
         }
-        store.fsync(file, 0, false).unwrap();
+        store.fsync(file, false).unwrap();
         trees.push(tree(&store));
     }
     assert_eq!(store.stats().logged_commits, 6);

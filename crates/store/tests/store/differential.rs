@@ -82,7 +82,7 @@ fn collect(fs: &dyn FileSystem, attr: Attr, path: Vec<u8>, tree: &mut Tree) {
     let bytes = match attr.kind() {
         FileKind::Regular => {
             let mut bytes = vec![0xee; attr.size as usize];
-            assert_eq!(fs.read(node, 0, 0, &mut bytes), Ok(bytes.len()));
+            assert_eq!(fs.read(node, 0, &mut bytes), Ok(bytes.len()));
             bytes
         }
         FileKind::Symlink => fs.readlink(node).unwrap(),
@@ -107,8 +107,8 @@ fn collect(fs: &dyn FileSystem, attr: Attr, path: Vec<u8>, tree: &mut Tree) {
 /// Returns the ranges of a file that have data.
 fn data_of(fs: &dyn FileSystem, node: Node<'_>) -> Vec<(u64, u64)> {
     let (mut all, mut at) = (Vec::new(), 0);
-    while let Ok(from) = fs.seek(node, 0, at, Seek::Data) {
-        at = fs.seek(node, 0, from, Seek::Hole).unwrap();
+    while let Ok(from) = fs.seek(node, at, Seek::Data) {
+        at = fs.seek(node, from, Seek::Hole).unwrap();
         all.push((from, at));
     }
     all
@@ -251,8 +251,8 @@ impl Run<'_> {
 
     /// Forgets an inode, which frees it if it has no links.
     fn forget(&mut self, found: Both) {
-        self.store.forget(found.store);
-        self.tmpfs.forget(found.tmpfs);
+        self.store.forget(found.store, 0);
+        self.tmpfs.forget(found.tmpfs, 0);
         let store = self.store.getattr(found.in_store());
         if self.same_attr("forget", store, self.tmpfs.getattr(found.in_tmpfs())).is_none() {
             self.dirs.retain(|dir| dir.store != found.store);
@@ -313,8 +313,8 @@ impl Run<'_> {
         match self.rng.below(10) {
             0..4 => {
                 let bytes = vec![self.rng.below(256) as u8; len as usize];
-                let got = store.write(s, 0, offset, &bytes);
-                self.same("write", got, tmpfs.write(t, 0, offset, &bytes));
+                let got = store.write(s, offset, &bytes);
+                self.same("write", got, tmpfs.write(t, offset, &bytes));
             }
             4 => {
                 // Truncate the file to a random size, and sometimes to its present size.
@@ -325,21 +325,21 @@ impl Run<'_> {
             }
             5 => {
                 let (mut a, mut b) = (vec![1; len as usize], vec![2; len as usize]);
-                let got = store.read(s, 0, offset, &mut a);
-                if let Some(n) = self.same("read", got, tmpfs.read(t, 0, offset, &mut b)) {
+                let got = store.read(s, offset, &mut a);
+                if let Some(n) = self.same("read", got, tmpfs.read(t, offset, &mut b)) {
                     assert_eq!(a[..n], b[..n], "bytes at {offset} of {file:?}");
                 }
             }
             6 => {
                 let what = if self.rng.chance(1, 2) { Seek::Data } else { Seek::Hole };
-                let got = store.seek(s, 0, offset, what);
-                self.same("seek", got, tmpfs.seek(t, 0, offset, what));
+                let got = store.seek(s, offset, what);
+                self.same("seek", got, tmpfs.seek(t, offset, what));
             }
             _ => {
                 let bits = [0, 1, 3, 8, 0x10, 0x11, 0x20, 0x40];
                 let how = Fallocate::from_bits_retain(*self.rng.pick(&bits));
-                let got = store.fallocate(s, 0, offset, len, how);
-                self.same("fallocate", got, tmpfs.fallocate(t, 0, offset, len, how));
+                let got = store.fallocate(s, offset, len, how);
+                self.same("fallocate", got, tmpfs.fallocate(t, offset, len, how));
             }
         }
         let got = store.getattr(s);

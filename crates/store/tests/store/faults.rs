@@ -31,7 +31,7 @@ fn fill(store: &Store, rng: &mut Rng) -> Vec<Errno> {
             number += 1;
             let value = rng.next_u64().to_le_bytes().repeat(60);
             store.setxattr(file, b"user.a", &value, XattrMode::Set)?;
-            store.write(file, 0, 0, &vec![7; 1 + rng.index(60_000)]).map(drop)
+            store.write(file, 0, &vec![7; 1 + rng.index(60_000)]).map(drop)
         });
         errnos.extend(done.err());
         if step % 50 == 49 {
@@ -58,8 +58,8 @@ fn full_host_is_enospc_and_loses_nothing() {
         let first = store.lookup(root(), name).unwrap();
         let first = Node::detached(first.ino, FileKind::Regular);
         store.remove(root(), name, first).unwrap();
-        store.forget(first.ino());
-        assert_eq!(store.fsync(root(), 0, false), Ok(()), "{room}");
+        store.forget(first.ino(), 0);
+        assert_eq!(store.fsync(root(), false), Ok(()), "{room}");
         let before = tree(&store);
         // End the store as a kill of its process would do. The host is still full at the next
         // mount.
@@ -73,7 +73,7 @@ fn full_host_is_enospc_and_loses_nothing() {
         // Give the host free space. From now on every call must succeed.
         disks.shared.lock().room = None;
         let file = make(&store, "again").unwrap();
-        assert_eq!(store.write(file, 0, 0, b"x"), Ok(1));
+        assert_eq!(store.write(file, 0, b"x"), Ok(1));
         assert_eq!(store.sync(), Ok(()));
     }
 }
@@ -116,18 +116,18 @@ fn size_and_inodes_are_limits() {
     let store = disks.open(&options);
     let (a, b) = (make(&store, "a").unwrap(), make(&store, "b").unwrap());
     assert_eq!(make(&store, "c").err(), Some(Errno::NOSPC));
-    assert_eq!(store.write(a, 0, 0, &[1; 9000]), Ok(9000));
-    assert_eq!(store.write(b, 0, 0, b"x"), Err(Errno::NOSPC));
+    assert_eq!(store.write(a, 0, &[1; 9000]), Ok(9000));
+    assert_eq!(store.write(b, 0, b"x"), Err(Errno::NOSPC));
     assert_eq!(store.setxattr(b, b"user.a", b"x", XattrMode::Set), Err(Errno::NOSPC));
     drop(store);
     let store = disks.open(&options);
     assert_eq!(store.statfs().map(|stat| (stat.bfree, stat.ffree)), Ok((0, 0)));
     let cut = SetAttr::default().with_size(1);
     store.setattr(a, &cut).unwrap();
-    assert_eq!(store.write(b, 0, 0, &[2; 9000]), Ok(8192));
+    assert_eq!(store.write(b, 0, &[2; 9000]), Ok(8192));
     assert_eq!(make(&store, "c").err(), Some(Errno::NOSPC));
     store.remove(root(), Name::new(b"b").unwrap(), b).unwrap();
-    store.forget(b.ino());
+    store.forget(b.ino(), 0);
     assert!(make(&store, "c").is_ok());
 }
 
@@ -138,7 +138,7 @@ fn failing_reads_are_eio_while_they_last() {
     let names: Vec<String> = (0..1_500).map(|number| format!("{number:0100}")).collect();
     for name in &names {
         let file = make(&store, name).unwrap();
-        store.write(file, 0, 0, &[5; 100]).unwrap();
+        store.write(file, 0, &[5; 100]).unwrap();
         store.setxattr(file, b"user.a", name.as_bytes(), XattrMode::Set).unwrap();
     }
     let before = tree(&store);
@@ -153,7 +153,7 @@ fn failing_reads_are_eio_while_they_last() {
         let name = Name::new(name.as_bytes()).unwrap();
         let results = [
             store.lookup(root(), name).map(drop),
-            store.read(file, 0, 0, &mut [0; 10]).map(drop),
+            store.read(file, 0, &mut [0; 10]).map(drop),
             store.getxattr(file, b"user.a").map(drop),
             store.readdir(root(), 0, &mut |_| std::ops::ControlFlow::Continue(())),
             store.remove(root(), name, file),
@@ -189,18 +189,18 @@ fn failing_writes_are_eio_then_read_only() {
     let disks = Disks::new();
     let store = disks.open(&quiet());
     let file = make(&store, "a").unwrap();
-    store.write(file, 0, 0, &[5; 5000]).unwrap();
+    store.write(file, 0, &[5; 5000]).unwrap();
     store.sync().unwrap();
     let before = tree(&store);
     disks.shared.lock().is_write_failing = true;
-    assert_eq!(store.write(file, 0, 9000, b"x"), Err(Errno::IO));
+    assert_eq!(store.write(file, 9000, b"x"), Err(Errno::IO));
     make(&store, "b").unwrap();
-    assert_eq!(store.fsync(file, 0, false), Err(Errno::IO));
-    assert_eq!(store.fsync(root(), 0, false), Err(Errno::IO));
+    assert_eq!(store.fsync(file, false), Err(Errno::IO));
+    assert_eq!(store.fsync(root(), false), Err(Errno::IO));
     assert_eq!(make(&store, "c").err(), Some(Errno::ROFS));
-    assert_eq!(store.write(file, 0, 0, b"x"), Err(Errno::ROFS));
+    assert_eq!(store.write(file, 0, b"x"), Err(Errno::ROFS));
     let mut bytes = [0; 5000];
-    assert_eq!(store.read(file, 0, 0, &mut bytes), Ok(5000), "reads go on");
+    assert_eq!(store.read(file, 0, &mut bytes), Ok(5000), "reads go on");
     disks.shared.lock().is_write_failing = false;
     drop(store);
     assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
@@ -217,7 +217,7 @@ fn forgets_while_reads_fail_are_done_later() {
     let mut files = Vec::new();
     for name in &names {
         let file = make(&store, name).unwrap();
-        store.write(file, 0, 0, &[5; 100]).unwrap();
+        store.write(file, 0, &[5; 100]).unwrap();
         let value = format!("{name:0900}");
         store.setxattr(file, b"user.a", value.as_bytes(), XattrMode::Set).unwrap();
         files.push(file);
@@ -228,10 +228,10 @@ fn forgets_while_reads_fail_are_done_later() {
         store.remove(root(), Name::new(name.as_bytes()).unwrap(), file).unwrap();
         // Load the extents of the file. Then `forget` has to read only the attribute block of the
         // file.
-        assert_eq!(store.read(file, 0, 0, &mut [0; 10]), Ok(10));
+        assert_eq!(store.read(file, 0, &mut [0; 10]), Ok(10));
     }
     disks.shared.lock().is_read_failing = true;
-    files.iter().for_each(|file| store.forget(file.ino()));
+    files.iter().for_each(|file| store.forget(file.ino(), 0));
     let failed = files.iter().filter(|&&file| store.getattr(file).is_ok()).count();
     assert!(failed > files.len() / 2, "{failed} could not be freed");
     assert!(!store.stats().is_read_only);
@@ -250,35 +250,35 @@ fn fsync_of_what_is_durable_costs_nothing() {
     let disks = Disks::new();
     let store = disks.open(&quiet());
     let file = make(&store, "a").unwrap();
-    store.write(file, 0, 0, &[5; 5000]).unwrap();
+    store.write(file, 0, &[5; 5000]).unwrap();
     let syncs = || disks.shared.lock().syncs;
     let (start, commits) = (syncs(), store.stats().commits);
-    store.fsync(file, 0, false).unwrap();
+    store.fsync(file, false).unwrap();
     let first = syncs() - start;
     assert_eq!((store.stats().commits - commits, first), (1, 1));
-    store.fsync(file, 0, false).unwrap();
+    store.fsync(file, false).unwrap();
     store.sync().unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (1, 1));
     // Overwrite data in place and make it durable in the log. A second fsync without a change must
     // not sync the data again.
-    store.write(file, 0, 100, b"abc").unwrap();
-    store.fsync(file, 0, true).unwrap();
-    store.fsync(file, 0, false).unwrap();
+    store.write(file, 100, b"abc").unwrap();
+    store.fsync(file, true).unwrap();
+    store.fsync(file, false).unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (2, 2));
     assert_eq!(store.stats().logged_commits, 2);
     // The next write is too large for the log, so its bytes go to the data device. The log has
     // older bytes for the same blocks, so the commit must also make the log void. Otherwise a
     // replay would put the older bytes back (guarantee J.6).
-    store.write(file, 0, 0, &[6; 200_000]).unwrap();
-    store.fsync(file, 0, false).unwrap();
+    store.write(file, 0, &[6; 200_000]).unwrap();
+    store.fsync(file, false).unwrap();
     assert_eq!((syncs() - start, store.stats().logged_commits), (4, 2));
     // The last fsync has made the log void. So the next fsync may sync file data without a log
     // entry.
-    store.write(file, 0, 0, &[7; 200_000]).unwrap();
-    store.fsync(file, 0, true).unwrap();
+    store.write(file, 0, &[7; 200_000]).unwrap();
+    store.fsync(file, true).unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (5, 3));
-    store.write(file, 0, 200_000, &[7; 200_000]).unwrap();
-    store.fsync(file, 0, true).unwrap();
+    store.write(file, 200_000, &[7; 200_000]).unwrap();
+    store.fsync(file, true).unwrap();
     assert_eq!((syncs() - start, store.stats().logged_commits), (7, 3));
     assert_eq!(store.stats().syncs, syncs() - start);
 }
@@ -359,21 +359,21 @@ fn older_bytes_of_the_log_do_not_come_back() {
         let disks = Disks::new();
         let store = disks.open(&quiet());
         let file = make(&store, "a").unwrap();
-        store.write(file, 0, 0, &[1; 200_000]).unwrap();
+        store.write(file, 0, &[1; 200_000]).unwrap();
         store.sync().unwrap();
         for byte in 2..9 {
             // First write bytes that go to the log. Then overwrite a part of them with a longer
             // write, which goes directly to the data device.
-            store.write(file, 0, 0, &[byte; 9_000]).unwrap();
-            store.fsync(file, 0, true).unwrap();
-            store.write(file, 0, 5_000, &vec![byte + 100; len]).unwrap();
-            store.fsync(file, 0, true).unwrap();
+            store.write(file, 0, &[byte; 9_000]).unwrap();
+            store.fsync(file, true).unwrap();
+            store.write(file, 5_000, &vec![byte + 100; len]).unwrap();
+            store.fsync(file, true).unwrap();
             // End the process, as a kill would do. The host goes on, so it still has the data that
             // was not synced.
             let again = Disks::with(disks.contents());
             let other = again.open(&quiet());
             let mut bytes = vec![0; 5_000 + len];
-            assert_eq!(other.read(file, 0, 0, &mut bytes), Ok(bytes.len()));
+            assert_eq!(other.read(file, 0, &mut bytes), Ok(bytes.len()));
             assert!(bytes[..5_000].iter().all(|&got| got == byte), "{byte}, {len}");
             assert!(bytes[5_000..].iter().all(|&got| got == byte + 100), "{byte}, {len}");
         }
@@ -389,7 +389,7 @@ fn fallocate_takes_no_more_than_the_host_has() {
     let file = make(&store, "a").unwrap();
     let host = store.statfs().unwrap();
     let len = host.bavail * 4096 + (64 << 30);
-    let allocate = |len| store.fallocate(file, 0, 0, len, Fallocate::empty());
+    let allocate = |len| store.fallocate(file, 0, len, Fallocate::empty());
     assert_eq!(allocate(len), Err(Errno::NOSPC));
     assert_eq!(store.getattr(file).unwrap().blocks, 0);
     assert_eq!(allocate(1 << 20), Ok(()));
@@ -418,7 +418,7 @@ fn size_and_mode_change_both_or_neither() {
     for node in [file, other] {
         store.set_acl(node, AclKind::Access, Some(&acl), Some(acl.mode())).unwrap();
     }
-    assert_eq!(store.write(file, 0, 0, &[1; 9000]), Ok(8192), "no room is left");
+    assert_eq!(store.write(file, 0, &[1; 9000]), Ok(8192), "no room is left");
     // chmod(2) changes the ACL of the file. The new ACL needs an attribute block of its own, and
     // the size limit of the store leaves no space for one.
     let set = SetAttr::default().with_size(10).with_mode(0o600);
@@ -426,7 +426,7 @@ fn size_and_mode_change_both_or_neither() {
     assert_eq!(store.setattr(file, &set), Err(Errno::NOSPC));
     assert_eq!(store.getattr(file), Ok(before));
     store.remove(root(), Name::new(b"b").unwrap(), other).unwrap();
-    store.forget(other.ino());
+    store.forget(other.ino(), 0);
     let after = store.setattr(file, &set).unwrap();
     assert_eq!((after.size, after.mode & 0o777), (10, 0o600));
 }
@@ -438,7 +438,7 @@ fn size_that_cannot_change_leaves_the_mode() {
     let disks = Disks::new();
     let store = disks.open(&quiet());
     let file = make(&store, "a").unwrap();
-    store.write(file, 0, 0, &[1; 100]).unwrap();
+    store.write(file, 0, &[1; 100]).unwrap();
     let before = store.getattr(file).unwrap();
     // To make the file longer, `setattr` must write zeros behind its old end. That write fails.
     let set = SetAttr::default().with_size(3000).with_mode(0o600);

@@ -61,18 +61,18 @@ fn bytes_whose_sync_failed_are_not_taken_for_durable() {
     add(&store, "file").unwrap();
     let found = store.lookup(root(), Name::new(b"file").unwrap()).unwrap();
     let file = Node::detached(found.ino, FileKind::Regular);
-    store.write(file, 0, 0, &[1; 200_000]).unwrap();
-    store.fsync(file, 0, false).unwrap();
-    store.write(file, 0, 0, &[2; 200_000]).unwrap();
+    store.write(file, 0, &[1; 200_000]).unwrap();
+    store.fsync(file, false).unwrap();
+    store.write(file, 0, &[2; 200_000]).unwrap();
     disks.shared.lock().syncs_fail_on = vec![DATA];
-    assert_eq!(store.fsync(file, 0, true), Err(Errno::IO));
+    assert_eq!(store.fsync(file, true), Err(Errno::IO));
     drop(store);
     disks.shared.lock().syncs_fail_on = vec![];
     let read = |disks: &Disks| {
         let store = disks.open(&quiet());
         let mut bytes = vec![0; 200_000];
-        assert_eq!(store.read(file, 0, 0, &mut bytes), Ok(200_000));
-        store.fsync(file, 0, false).unwrap();
+        assert_eq!(store.read(file, 0, &mut bytes), Ok(200_000));
+        store.fsync(file, false).unwrap();
         bytes
     };
     assert!(read(&disks) == [1; 200_000]);

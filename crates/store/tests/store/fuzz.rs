@@ -101,15 +101,15 @@ fn load() -> [Vec<u8>; 4] {
     for number in 0..20 {
         let file = make(dir, &format!("file{number}"), 0o100_644);
         store.setxattr(file, b"user.label", &[number / 8; 200], XattrMode::Set).unwrap();
-        store.write(file, 0, 5_000, &[number; 9_000]).unwrap();
+        store.write(file, 5_000, &[number; 9_000]).unwrap();
     }
     make(dir, "link", 0o120_777);
     store.sync().unwrap();
     // Make changes that are only in the log.
     for number in 0..5 {
         let file = make(root, &format!("logged{number}"), 0o100_600);
-        store.write(file, 0, 0, &vec![number; 1 << (3 * number)]).unwrap();
-        store.fsync(file, 0, false).unwrap();
+        store.write(file, 0, &vec![number; 1 << (3 * number)]).unwrap();
+        store.fsync(file, false).unwrap();
     }
     let (contents, logged) = (disks.contents(), store.stats().logged_commits);
     drop(store);
@@ -256,11 +256,11 @@ fn read_all(store: &Store, dir: Node<'_>, depth: usize) -> Result<(), Errno> {
             }
             match attr.kind() {
                 FileKind::Directory if depth < 4 => read_all(store, node, depth + 1)?,
-                FileKind::Regular => drop(store.read(node, 0, 0, &mut [0; 20_000])?),
+                FileKind::Regular => drop(store.read(node, 0, &mut [0; 20_000])?),
                 FileKind::Symlink => drop(store.readlink(node)?),
                 _ => {}
             }
-            store.forget(attr.ino);
+            store.forget(attr.ino, attr.generation);
             Ok(())
         };
         first_error = first_error.and(one());
@@ -275,14 +275,14 @@ fn change(store: &Store) {
     let made = store.make(root, name("new"), &Make::new(0o100_644, 1, 1));
     if let Ok(attr) = made {
         let file = Node::detached(attr.ino, FileKind::Regular);
-        let _ = store.write(file, 0, 0, &[7; 10_000]);
+        let _ = store.write(file, 0, &[7; 10_000]);
         let _ = store.setxattr(file, b"user.label", &[1; 200], XattrMode::Set);
         let _ = store.remove(root, name("new"), file);
-        store.forget(attr.ino);
+        store.forget(attr.ino, attr.generation);
     }
     if let Ok(attr) = store.lookup(root, name("logged1")) {
         let _ = store.remove(root, name("logged1"), Node::detached(attr.ino, attr.kind()));
-        store.forget(attr.ino);
+        store.forget(attr.ino, attr.generation);
     }
     let _ = store.sync();
 }

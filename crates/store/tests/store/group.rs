@@ -55,7 +55,7 @@ fn change(
     match rng.below(8) {
         0 => {
             store.remove(dir, name, file).unwrap();
-            store.forget(attr.ino);
+            store.forget(attr.ino, attr.generation);
             (Node::detached(dir.ino(), FileKind::Directory), None)
         }
         1 => {
@@ -65,7 +65,7 @@ fn change(
         }
         _ => {
             let len = if rng.chance(1, 10) { 70_000 } else { 1 + rng.index(6_000) };
-            store.write(file, 0, rng.below(12_000), &vec![tag; len]).unwrap();
+            store.write(file, rng.below(12_000), &vec![tag; len]).unwrap();
             (file, Some((attr.ino, tag)))
         }
     }
@@ -116,7 +116,7 @@ fn load(seed: Seed) -> (Vec<Step>, usize, Vec<Vec<State>>) {
                     let tree = tree_of(&*store, dir);
                     let numbers = numbers(&store, dir, &tree);
                     let confirmed_at = rng.chance(1, 2).then(|| {
-                        store.fsync(changed, 0, false).unwrap();
+                        store.fsync(changed, false).unwrap();
                         log_len()
                     });
                     states.push(State { tree, numbers, wrote, begun_at, confirmed_at });

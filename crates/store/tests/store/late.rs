@@ -41,7 +41,7 @@ fn set(store: &Store, node: Node<'_>, value: u64) -> Result<(), Errno> {
 fn remove(store: &Store, number: u64) {
     let (node, name) = (file(store, number), format!("f{number}"));
     store.remove(root(), Name::new(name.as_bytes()).unwrap(), node).unwrap();
-    store.forget(node.ino());
+    store.forget(node.ino(), 0);
 }
 
 /// Changes the attribute set of each file several times, so that the file is queued for
@@ -117,12 +117,12 @@ fn act(store: &mut Store, disks: &Disks, options: &StoreOptions, step: &Step) ->
             let [from, to] = [from, to].map(|number| format!("f{number}"));
             let [from, to] = [&from, &to].map(|name| Name::new(name.as_bytes()).unwrap());
             store.rename((root(), from), (root(), to), RenameMode::Replace).unwrap();
-            store.forget(target.ino());
+            store.forget(target.ino(), 0);
         }
         Step::Rename(..) => {}
-        Step::Evict(number) => store.forget(file(store, number).ino()),
+        Step::Evict(number) => store.forget(file(store, number).ino(), 0),
         Step::Share => store.share_xattrs(),
-        Step::Fsync(number) => store.fsync(file(store, number), 0, false).unwrap(),
+        Step::Fsync(number) => store.fsync(file(store, number), false).unwrap(),
         Step::Sync => store.sync().unwrap(),
         Step::Mount => {
             *store = Disks::new().open(&quiet());
@@ -205,7 +205,7 @@ fn files_that_change_often_are_shared_at_the_commit() {
     // Check the store as a crash would leave it. The running transaction is not committed, so its
     // blocks do not exist on disk.
     assert_eq!(fsck_devices(&disks.killed().devices()).unwrap().xattr_blocks, 0);
-    store.fsync(nodes[3], 0, false).unwrap();
+    store.fsync(nodes[3], false).unwrap();
     let stats = store.stats();
     assert_eq!((stats.xattr_waiting, stats.xattr_blocks, stats.xattr_users), (0, 2, 20));
     let report = fsck_devices(&disks.killed().devices()).unwrap();
@@ -319,14 +319,14 @@ fn deferred_sharing_makes_room_before_enospc() {
     assert_eq!((store.stats().xattr_waiting, store.stats().blocks), (8, 8));
     // The first write is cut to the two free blocks. The second write finds no free block, so
     // de-duplication must make room.
-    assert_eq!(store.write(nodes[0], 0, 0, &[1; 4 * 4096]), Ok(2 * 4096));
+    assert_eq!(store.write(nodes[0], 0, &[1; 4 * 4096]), Ok(2 * 4096));
     assert_eq!(store.stats().xattr_waiting, 8);
-    assert_eq!(store.write(nodes[0], 0, 8192, &[1; 2 * 4096]), Ok(2 * 4096));
+    assert_eq!(store.write(nodes[0], 8192, &[1; 2 * 4096]), Ok(2 * 4096));
     assert_eq!((store.stats().xattr_waiting, store.stats().blocks), (0, 5));
     // This write takes the last free blocks. De-duplication can free no further block. So storing
     // an attribute set with new content must fail. Storing a set that equals a shared set must
     // succeed.
-    assert_eq!(store.write(nodes[0], 0, 16_384, &[1; 5 * 4096]), Ok(5 * 4096));
+    assert_eq!(store.write(nodes[0], 16_384, &[1; 5 * 4096]), Ok(5 * 4096));
     assert_eq!(set(&store, nodes[1], 8), Err(Errno::NOSPC));
     remove(&store, 7);
     let new = file(&store, 9);
@@ -388,9 +388,9 @@ fn threads_that_share_late_leave_counts_that_are_exact() {
                     match rng.below(40) {
                         0 => remove(&store, number),
                         1 => drop(store.removexattr(node, b"user.a")),
-                        2 => store.forget(node.ino()),
+                        2 => store.forget(node.ino(), 0),
                         3 => store.share_xattrs(),
-                        4 => store.fsync(node, 0, false).unwrap(),
+                        4 => store.fsync(node, false).unwrap(),
                         _ => set(&store, node, rng.below(30)).unwrap(),
                     }
                 }

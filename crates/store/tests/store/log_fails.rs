@@ -24,8 +24,8 @@ pub(crate) fn add(store: &Store, name: &str) -> Result<(), Errno> {
         (Node::detached(1, FileKind::Directory), Name::new(name.as_bytes()).unwrap());
     let made = store.make(root, this, &Make::new(0o644, 0, 0))?;
     let file = Node::detached(made.ino, FileKind::Regular);
-    store.write(file, 0, 0, name.as_bytes())?;
-    store.fsync(file, 0, false)
+    store.write(file, 0, name.as_bytes())?;
+    store.fsync(file, false)
 }
 
 /// Returns the tree that the next mount finds after a crash in which the whole log was lost.
@@ -77,14 +77,14 @@ fn failure_of_the_log_and_of_the_rest_is_eio_then_read_only() {
                 (Node::detached(1, FileKind::Directory), Name::new(b"lost").unwrap());
             store.make(root, name, &Make::new(0o644, 0, 0)).unwrap();
             let first = store.lookup(root, Name::new(b"logged").unwrap()).unwrap();
-            store.write(Node::detached(first.ino, FileKind::Regular), 0, 0, b"LOGGED").unwrap();
+            store.write(Node::detached(first.ino, FileKind::Regular), 0, b"LOGGED").unwrap();
             // The data was written to the data device but not synced.
             let mut shared = disks.shared.lock();
             shared.syncs_fail_on = vec![other];
             set(&mut shared, vec![LOG, other]);
             drop(shared);
             for _ in 0..2 {
-                assert_eq!(store.fsync(root, 0, false), Err(Errno::IO));
+                assert_eq!(store.fsync(root, false), Err(Errno::IO));
             }
             assert_eq!(add(&store, "more"), Err(Errno::ROFS));
             assert!(store.stats().is_read_only);

@@ -28,7 +28,7 @@ fn add_to_database(store: &Store, name: &str) {
         let value = name.as_bytes().repeat(60_000 / name.len());
         store.setxattr(file, attribute.as_bytes(), &value, XattrMode::Set).unwrap();
     }
-    store.fsync(file, 0, false).unwrap();
+    store.fsync(file, false).unwrap();
     let after = store.stats();
     assert_eq!((after.commits, after.logged_commits), (before.commits + 1, before.logged_commits));
 }

@@ -35,7 +35,7 @@ fn is_noted(fs: &dyn FileSystem, atime: i64) -> [bool; 2] {
         let set = SetAttr::default().with_atime(SetTime::At(at));
         fs.setattr(node, &set).unwrap();
         match node.ino() == file {
-            true => drop(fs.read(node, 0, 0, &mut [0; 4]).unwrap()),
+            true => drop(fs.read(node, 0, &mut [0; 4]).unwrap()),
             false => fs.readdir(node, 0, &mut |_| ControlFlow::Continue(())).unwrap(),
         }
         fs.getattr(node).unwrap().atime != at
@@ -59,7 +59,7 @@ fn times_of_access_are_as_the_policy_says() {
         let all: [(&dyn FileSystem, &str); 2] = [(&store, "store"), (&tmpfs, "tmpfs")];
         for (fs, what) in all {
             let file = make(fs, "file", FileKind::Regular);
-            fs.write(file, 0, 0, b"bytes").unwrap();
+            fs.write(file, 0, b"bytes").unwrap();
             assert_eq!(is_noted(fs, old), expected_old, "{what} {atime:?}");
             assert_eq!(is_noted(fs, ahead), expected_ahead, "{what} {atime:?}");
         }
@@ -107,7 +107,7 @@ fn store_that_is_read_only_changes_nothing() {
     let store = disks.open(&quiet());
     let (file, gone) =
         (make(&store, "file", FileKind::Regular), make(&store, "gone", FileKind::Regular));
-    store.write(file, 0, 0, b"bytes").unwrap();
+    store.write(file, 0, b"bytes").unwrap();
     store.remove(root(&store), name("gone"), gone).unwrap();
     store.sync().unwrap();
     let before = tree(&store);
@@ -120,19 +120,19 @@ fn store_that_is_read_only_changes_nothing() {
     let value = XattrMode::Set;
     for result in [
         store.make(root, name("new"), &Make::new(0o644, 0, 0)).map(drop),
-        store.write(file, 0, 0, b"other").map(drop),
+        store.write(file, 0, b"other").map(drop),
         store.setattr(file, &SetAttr::default().with_mode(0o600)).map(drop),
         store.setxattr(file, b"user.a", b"", value),
         store.removexattr(file, b"user.a"),
         store.remove(root, name("file"), file),
         store.rename((root, name("file")), (root, name("new")), RenameMode::Replace),
         store.link(file, root, name("new")).map(drop),
-        store.fallocate(file, 0, 0, 4096, Fallocate::empty()),
+        store.fallocate(file, 0, 4096, Fallocate::empty()),
     ] {
         assert_eq!(result, Err(Errno::ROFS));
     }
     assert_eq!(tree(&store), before);
-    assert_eq!((store.sync(), store.fsync(file, 0, false)), (Ok(()), Ok(())));
+    assert_eq!((store.sync(), store.fsync(file, false)), (Ok(()), Ok(())));
     assert!(store.stats().is_read_only);
     drop(store);
     assert_eq!(fsck_devices(&disks.devices()).unwrap().orphans, 1, "kept");
@@ -171,15 +171,15 @@ fn range_is_collapsed_on_a_full_host() {
     let disks = Disks::new();
     let store = disks.open(&quiet());
     let file = make(&store, "file", FileKind::Regular);
-    store.write(file, 0, 0, &[7; 5 * 4096]).unwrap();
+    store.write(file, 0, &[7; 5 * 4096]).unwrap();
     drop(store);
     // Leave the host less free space than the reserve takes. Then the store counts as full.
     let room = disks.used();
     let disks = Disks::with(disks.contents());
     disks.shared.lock().room = Some(room.min(disks.used()));
     let store = disks.open(&quiet());
-    assert_eq!(store.write(file, 0, 0, b"x"), Err(Errno::NOSPC), "full host");
-    assert_eq!(store.fallocate(file, 0, 4096, 8192, Fallocate::COLLAPSE_RANGE), Ok(()));
+    assert_eq!(store.write(file, 0, b"x"), Err(Errno::NOSPC), "full host");
+    assert_eq!(store.fallocate(file, 4096, 8192, Fallocate::COLLAPSE_RANGE), Ok(()));
     assert_eq!(store.getattr(file).unwrap().size, 3 * 4096);
 }
 
@@ -193,13 +193,13 @@ fn range_that_needs_no_room_is_of_any_length() {
     let file = make(&store, "file", FileKind::Regular);
     // Choose a range that is longer than the host's whole file system.
     let len = (host.blocks + 16) * 4096;
-    store.write(file, 0, 3 * len, b"behind").unwrap();
+    store.write(file, 3 * len, b"behind").unwrap();
     let how = [Fallocate::COLLAPSE_RANGE, Fallocate::INSERT_RANGE];
-    assert_eq!(how.map(|how| store.fallocate(file, 0, 0, len, how)), [Ok(()); 2]);
+    assert_eq!(how.map(|how| store.fallocate(file, 0, len, how)), [Ok(()); 2]);
     let punch = Fallocate::PUNCH_HOLE | Fallocate::KEEP_SIZE;
-    assert_eq!(store.fallocate(file, 0, 0, len, punch), Ok(()));
+    assert_eq!(store.fallocate(file, 0, len, punch), Ok(()));
     let taking = [Fallocate::empty(), Fallocate::KEEP_SIZE, Fallocate::ZERO_RANGE];
-    assert_eq!(taking.map(|how| store.fallocate(file, 0, 0, len, how)), [Err(Errno::NOSPC); 3]);
+    assert_eq!(taking.map(|how| store.fallocate(file, 0, len, how)), [Err(Errno::NOSPC); 3]);
     drop(store);
     std::fs::remove_dir_all(&path).unwrap();
 }

@@ -62,7 +62,7 @@ fn add_files(store: &Store, round: usize) {
         }
         if number % 4 == 0 {
             let bytes = format!("file {number} of {round} ").repeat(150);
-            store.write(file, 0, 0, bytes.as_bytes()).unwrap();
+            store.write(file, 0, bytes.as_bytes()).unwrap();
         }
     }
 }
@@ -86,7 +86,7 @@ fn load() -> [Victim; 2] {
     store.sync().unwrap();
     let root = Node::detached(1, FileKind::Directory);
     store.make(root, Name::new(b"logged").unwrap(), &Make::new(0o644, 0, 0)).unwrap();
-    store.fsync(root, 0, false).unwrap();
+    store.fsync(root, false).unwrap();
     assert!(store.stats().logged_commits > 0);
     let killed = Victim { contents: disks.contents(), older, tree: tree(&store) };
     [closed, killed]
@@ -181,13 +181,13 @@ fn call_everything(store: &Store) -> Vec<(&'static str, Errno)> {
                     note("readlink", store.readlink(node).map(drop));
                 }
                 note("remove", store.remove(dir, name, node));
-                store.forget(attr.ino);
+                store.forget(attr.ino, attr.generation);
             }
             Err(errno) => note("make", Err(errno)),
         }
     }
     note("statfs", store.statfs().map(drop));
-    note("fsync", store.fsync(dir, 0, false));
+    note("fsync", store.fsync(dir, false));
     note("sync", store.sync());
     store.maintain();
     store.counters(&mut |_, _| ());
@@ -199,17 +199,17 @@ fn call_for_files(store: &Store, dir: Node<'_>, failed: &mut Vec<(&'static str, 
     let mut note = |what, result: Result<(), Errno>| failed.extend(result.err().map(|e| (what, e)));
     let [a, b, c] = [b"a", b"b", b"c"].map(|name| Name::new(name).unwrap());
     let make = Make::new(0o644, 3, 4);
-    note("tmpfile", store.tmpfile(dir, &make).map(|attr| store.forget(attr.ino)));
+    note("tmpfile", store.tmpfile(dir, &make).map(|attr| store.forget(attr.ino, attr.generation)));
     for name in [a, b] {
         let file = match store.make(dir, name, &make) {
             Ok(attr) => Node::detached(attr.ino, FileKind::Regular),
             Err(errno) => return note("create", Err(errno)),
         };
-        note("write", store.write(file, 0, 0, &[0xab; 70_000]).map(drop));
-        note("append", store.append(file, 0, 70_000, b"more").map(drop));
-        note("read", store.read(file, 0, 9, &mut [0; 5_000]).map(drop));
-        note("seek", store.seek(file, 0, 0, Seek::Hole).map(drop));
-        note("fallocate", store.fallocate(file, 0, 200_000, 9_000, Fallocate::from_bits_retain(1)));
+        note("write", store.write(file, 0, &[0xab; 70_000]).map(drop));
+        note("append", store.append(file, 70_000, b"more").map(drop));
+        note("read", store.read(file, 9, &mut [0; 5_000]).map(drop));
+        note("seek", store.seek(file, 0, Seek::Hole).map(drop));
+        note("fallocate", store.fallocate(file, 200_000, 9_000, Fallocate::from_bits_retain(1)));
         let set = SetAttr::default().with_size(50_000).with_mode(0o600);
         note("setattr", store.setattr(file, &set).map(drop));
         note("setxattr", store.setxattr(file, b"user.a", &[7; 300], XattrMode::Set));
@@ -220,8 +220,8 @@ fn call_for_files(store: &Store, dir: Node<'_>, failed: &mut Vec<(&'static str, 
         note("get_acl", store.get_acl(file, AclKind::Access).map(drop));
         let acl = corewalk::acl::Acl::from_mode(0o640);
         note("set_acl", store.set_acl(file, AclKind::Access, Some(&acl), Some(0o640)));
-        note("open", store.open(file, 0).map(|handle| store.release(file, handle)));
-        note("fsync", store.fsync(file, 0, true));
+        note("open", store.open(file, 0).map(|_| store.release(file)));
+        note("fsync", store.fsync(file, true));
         note("link", store.link(file, dir, c).map(drop));
         note("remove", store.remove(dir, c, file));
     }

@@ -74,7 +74,7 @@ fn store_that_lost_bytes_of_files_is_refused() {
     let store = folder.open().unwrap();
     let root = Node::detached(1, FileKind::Directory);
     let file = store.make(root, Name::new(b"file").unwrap(), &Make::new(0o644, 0, 0)).unwrap();
-    store.write(Node::detached(file.ino, file.kind()), 0, 0, &[7; 10_000]).unwrap();
+    store.write(Node::detached(file.ino, file.kind()), 0, &[7; 10_000]).unwrap();
     drop(store);
     let data = folder.0.join("data");
     let whole = fs::read(&data).unwrap();
@@ -95,8 +95,8 @@ fn check_of_a_directory_leaves_every_file_as_it_was() {
     let root = Node::detached(1, FileKind::Directory);
     let file = store.make(root, Name::new(b"file").unwrap(), &Make::new(0o644, 0, 0)).unwrap();
     let file = Node::detached(file.ino, file.kind());
-    store.write(file, 0, 0, &[7; 10_000]).unwrap();
-    store.fsync(file, 0, false).unwrap();
+    store.write(file, 0, &[7; 10_000]).unwrap();
+    store.fsync(file, false).unwrap();
     assert_eq!(store.stats().logged_commits, 1);
     let all = |folder: &Folder| -> BTreeMap<_, _> {
         let files = fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap());

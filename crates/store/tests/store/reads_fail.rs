@@ -35,7 +35,7 @@ fn count_found(store: &Store) -> usize {
     let found = (0..FILES).filter(|&number| {
         match store.lookup(root, Name::new(name(number).as_bytes()).unwrap()) {
             Ok(attr) => {
-                store.forget(attr.ino);
+                store.forget(attr.ino, attr.generation);
                 true
             }
             Err(errno) => {
@@ -85,20 +85,20 @@ fn change_after_a_failed_attempt_is_committed() {
     // Load the inode into memory, so that it can be changed while reads of the database fail.
     let first = store.lookup(root, Name::new(name(0).as_bytes()).unwrap()).unwrap();
     let first = Node::detached(first.ino, FileKind::Regular);
-    assert_eq!(store.read(first, 0, 0, &mut [0]), Ok(0));
+    assert_eq!(store.read(first, 0, &mut [0]), Ok(0));
     // Commit the access time that the read has changed.
     assert_eq!(store.sync(), Ok(()));
     disks.shared.lock().is_read_failing = true;
     assert!(count_found(&store) < FILES);
     assert_eq!(store.sync(), Ok(()));
     disks.shared.lock().is_read_failing = false;
-    store.write(first, 0, 0, b"kept").unwrap();
-    assert_eq!(store.fsync(first, 0, false), Ok(()));
+    store.write(first, 0, b"kept").unwrap();
+    assert_eq!(store.fsync(first, false), Ok(()));
     assert_eq!(count_found(&store), FILES);
     drop(store);
     let store = disks.open(&quiet());
     let mut bytes = [0; 4];
-    assert_eq!((store.read(first, 0, 0, &mut bytes), bytes), (Ok(4), *b"kept"));
+    assert_eq!((store.read(first, 0, &mut bytes), bytes), (Ok(4), *b"kept"));
 }
 
 /// A commit must succeed on a host whose reads failed and which is full now. The commit reopens the
@@ -124,7 +124,7 @@ fn commit_after_a_failed_read_has_the_reserve() {
     disks.shared.lock().room = Some(disks.used());
     // At the first sync after the failed read, the transaction must have records: those of the new
     // files. A sync of an empty transaction would only reopen the database.
-    assert_eq!(store.fsync(root, 0, false), Ok(()));
+    assert_eq!(store.fsync(root, false), Ok(()));
     let stats = store.stats();
     assert!(!stats.is_read_only && !stats.has_reserve, "the reserve was needed");
     assert_eq!(count_found(&store), FILES);

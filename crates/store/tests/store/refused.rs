@@ -24,8 +24,8 @@ fn add_large(store: &Store, name: &str) {
     let name = Name::new(name.as_bytes()).unwrap();
     let made = store.make(root, name, &Make::new(0o644, 0, 0)).unwrap();
     let file = Node::detached(made.ino, FileKind::Regular);
-    store.write(file, 0, 0, &vec![7; 1 << 20]).unwrap();
-    store.fsync(file, 0, false).unwrap();
+    store.write(file, 0, &vec![7; 1 << 20]).unwrap();
+    store.fsync(file, false).unwrap();
 }
 
 /// Returns a closed store with files.

@@ -28,8 +28,8 @@ fn killed(files: usize, options: &StoreOptions) -> ([Vec<u8>; 4], Tree) {
             Err(_) => store.make(root, name, &Make::new(0o644, 0, 0)).unwrap().ino,
         };
         let file = Node::detached(ino, FileKind::Regular);
-        store.write(file, 0, 0, &vec![1 + number as u8 % 250; 1 + number * 997 % 20_000]).unwrap();
-        store.fsync(file, 0, false).unwrap();
+        store.write(file, 0, &vec![1 + number as u8 % 250; 1 + number * 997 % 20_000]).unwrap();
+        store.fsync(file, false).unwrap();
     }
     let stats = store.stats();
     assert_eq!((stats.logged_commits, stats.commits), (files as u64, files as u64));

@@ -26,13 +26,13 @@ fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
         match rng.below(8) {
             0 => {
                 store.remove(dir, name, node).unwrap();
-                store.forget(attr.ino);
+                store.forget(attr.ino, attr.generation);
             }
             1 => {
                 let target = store.lookup(other, to);
                 store.rename((dir, name), (other, to), RenameMode::Replace).unwrap();
                 if let Ok(target) = target {
-                    store.forget(target.ino);
+                    store.forget(target.ino, target.generation);
                 }
             }
             2 => {
@@ -40,13 +40,13 @@ fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
                 assert!(linked.is_ok() || linked == Err(Errno::EXIST));
             }
             3 => {
-                store.write(node, 0, rng.below(30_000), &[thread as u8 + 1; 5_000]).unwrap();
+                store.write(node, rng.below(30_000), &[thread as u8 + 1; 5_000]).unwrap();
             }
             4 => {
                 let size = Some(rng.below(30_000));
                 store.setattr(node, &SetAttr::default().with_size(size)).unwrap();
             }
-            5 if step % 10 == 0 => store.fsync(node, 0, false).unwrap(),
+            5 if step % 10 == 0 => store.fsync(node, false).unwrap(),
             // All threads set the same few values. So their files often start and stop sharing an
             // attribute block.
             _ => {

@@ -34,7 +34,7 @@ fn make(fs: &Tmpfs, name: &str) -> u64 {
 
 fn unlink(fs: &Tmpfs, name: &str, ino: u64) {
     fs.remove(root(fs), Name::new(name.as_bytes()).unwrap(), file(ino)).unwrap();
-    fs.forget(ino);
+    fs.forget(ino, 0);
 }
 
 fn set(fs: &Tmpfs, ino: u64, name: &[u8], value: &[u8]) -> Result<(), Errno> {
