@@ -133,8 +133,11 @@ impl Dispatcher {
         let copied = self.server.copy_file_range(header.caller, from, to, args.u64()?)?;
         match header.opcode {
             Opcode::COPY_FILE_RANGE_64 => body.u64(copied),
-            // The number fits 32 bits, because the server copies at most 16 MiB at once.
-            _ => body.u64(copied.min(u64::from(u32::MAX))),
+            _ => {
+                // The number fits 32 bits, because the server copies at most 16 MiB at once.
+                body.u32(u32::try_from(copied).unwrap_or(u32::MAX))?;
+                body.u32(0)
+            }
         }
     }
 }
