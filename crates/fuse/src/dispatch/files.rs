@@ -41,7 +41,7 @@ impl Dispatcher {
     }
 
     pub(super) fn read(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
-        let Range { handle, offset, size } = Range::of(&mut message.args())?;
+        let Range { handle, offset, size } = Range::of(&mut message.args())?.checked()?;
         body.fill(size as usize, |buffer| {
             self.server.read(message.header.node, handle, offset, buffer)
         })
@@ -50,7 +50,7 @@ impl Dispatcher {
     pub(super) fn write(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
         let header = message.header;
         let mut args = message.args();
-        let Range { handle, offset, size } = Range::of(&mut args)?;
+        let Range { handle, offset, size } = Range::of(&mut args)?.checked()?;
         let (write_flags, _lock_owner, flags) = (args.u32()?, args.u64()?, args.u32()?);
         // Use the flags in the request, because fcntl(2) may have changed those of open(2).
         let appends = OFlags::from_bits_retain(flags).contains(OFlags::APPEND);
@@ -110,7 +110,7 @@ impl Dispatcher {
     pub(super) fn fallocate(&self, message: &Message<'_>) -> Result<(), Errno> {
         let header = message.header;
         let mut args = message.args();
-        let (handle, range) = (args.u64()?, (args.u64()?, args.u64()?));
+        let (handle, range) = (args.u64()?, (offset(args.u64()?)?, offset(args.u64()?)?));
         self.server.fallocate(header.caller, header.node, handle, range, args.u32()?)
     }
 
@@ -127,8 +127,8 @@ impl Dispatcher {
     ) -> Result<(), Errno> {
         let header = message.header;
         let mut args = message.args();
-        let (handle_in, offset_in) = (args.u64()?, args.u64()?);
-        let to = (args.u64()?, args.u64()?, args.u64()?);
+        let (handle_in, offset_in) = (args.u64()?, offset(args.u64()?)?);
+        let to = (args.u64()?, args.u64()?, offset(args.u64()?)?);
         let from = (header.node, handle_in, offset_in);
         let copied = self.server.copy_file_range(header.caller, from, to, args.u64()?)?;
         match header.opcode {
@@ -153,6 +153,23 @@ impl Range {
     fn of(args: &mut Args<'_>) -> Result<Range, Errno> {
         Ok(Range { handle: args.u64()?, offset: args.u64()?, size: args.u32()? })
     }
+
+    /// Returns the range of a file.
+    ///
+    /// # Errors
+    /// As those of [`offset`]. The offset of a listing is a cookie, which needs no check.
+    fn checked(self) -> Result<Range, Errno> {
+        offset(self.offset).map(|_| self)
+    }
+}
+
+/// Returns an offset or a length of a file.
+///
+/// # Errors
+/// `EINVAL` if it does not fit `loff_t`. Then the back end can add the length of the data without
+/// an overflow.
+fn offset(bytes: u64) -> Result<u64, Errno> {
+    if i64::try_from(bytes).is_ok() { Ok(bytes) } else { Err(Errno::INVAL) }
 }
 
 /// Returns the result of a listing. If entries were taken before an error, the result is a success.
