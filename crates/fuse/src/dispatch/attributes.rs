@@ -3,7 +3,7 @@
 use corewalk::attr::SetTime;
 use corewalk::{Errno, SetAttr, Timespec};
 
-use super::Dispatcher;
+use super::Requests;
 use crate::server::{Change, XattrAnswer};
 use crate::wire::{Body, Message, Opcode};
 
@@ -39,7 +39,7 @@ impl Valid {
     }
 }
 
-impl Dispatcher {
+impl Requests {
     pub(super) fn getattr(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
         let attr = self.server.getattr(message.header.node)?;
         body.attr_out(self.timeouts.set_by(&attr).attr, &attr)

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use corewalk::{Errno, Fsync};
 use rustix::fs::OFlags;
 
-use super::{Dispatcher, FOPEN_CACHE_DIR};
+use super::{FOPEN_CACHE_DIR, Requests};
 use crate::server::WriteOrigin;
 use crate::wire::{Args, Body, Message, Opcode};
 
@@ -17,7 +17,7 @@ const FSYNC_DATA: u32 = 1;
 /// (`FUSE_UNKNOWN_INO`). The C library skips an entry with the number 0.
 const UNKNOWN_INO: u64 = 0xffff_ffff;
 
-impl Dispatcher {
+impl Requests {
     pub(super) fn open(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
         if self.opens_are_free {
             return Err(Errno::NOSYS);
