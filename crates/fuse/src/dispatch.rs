@@ -217,3 +217,6 @@ impl Requests {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
