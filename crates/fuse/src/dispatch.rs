@@ -219,4 +219,6 @@ impl Requests {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;
