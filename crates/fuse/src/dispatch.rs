@@ -58,17 +58,25 @@ const LATER_BODY_BYTES: usize = 256;
 /// The flag of an answer to an opendir: the kernel caches the entries of the directory.
 const FOPEN_CACHE_DIR: u32 = 1 << 3;
 
-/// Serves requests.
+/// Serves requests. When it is dropped, it waits until all requests that run later have run.
 #[derive(Debug)]
 pub(crate) struct Dispatcher {
+    /// The offload threads share this part. They must not share the whole dispatcher, because a
+    /// thread that drops the last reference waits for all offload threads.
+    requests: Arc<Requests>,
+    payload_bytes: usize,
+    offload: Offload,
+}
+
+/// The function of each operation.
+#[derive(Debug)]
+struct Requests {
     server: Arc<Server>,
     timeouts: Timeouts,
     /// True if the kernel need not send opens.
     opens_are_free: bool,
     /// True if the kernel may keep its cached pages and listings when a file is opened.
     keeps_cache: bool,
-    payload_bytes: usize,
-    offload: Offload,
 }
 
 /// The result of serving a request.
@@ -85,14 +93,14 @@ pub(crate) enum Outcome {
 impl Dispatcher {
     /// Returns a dispatcher for a connection that `init` has opened.
     pub(crate) fn new(server: Arc<Server>, init: &Init) -> Dispatcher {
-        Dispatcher {
+        let payload_bytes = init.payload_bytes(server.options());
+        let requests = Requests {
             timeouts: Timeouts::of(&server),
             opens_are_free: Features::opens_are_free(&server, init.offered),
-            payload_bytes: init.payload_bytes(server.options()),
             keeps_cache: server.options().ownership == Ownership::Exclusive,
-            offload: Offload::default(),
             server,
-        }
+        };
+        Dispatcher { requests: Arc::new(requests), payload_bytes, offload: Offload::default() }
     }
 
     /// Returns the length in bytes of the longest data of a request or an answer.
@@ -105,14 +113,16 @@ impl Dispatcher {
         match message.header.opcode {
             Opcode::FORGET | Opcode::BATCH_FORGET => {
                 // Ignore the result: a forget has no answer, and `run` has counted a panic.
-                let _ = self.run(message, &mut Body::new(&mut []));
+                let _ = self.requests.run(message, &mut Body::new(&mut []));
                 Outcome::Silent
             }
             Opcode::NOTIFY_REPLY => Outcome::Silent,
-            Opcode::FSYNC | Opcode::FSYNCDIR if self.server.fsync_waits() => Outcome::Later,
+            Opcode::FSYNC | Opcode::FSYNCDIR if self.requests.server.fsync_waits() => {
+                Outcome::Later
+            }
             _ => {
                 let mut body = Body::new(buffer);
-                match self.run(message, &mut body) {
+                match self.requests.run(message, &mut body) {
                     Err(Errno::NOSPC) => Outcome::Later,
                     result => Outcome::Answer(result.map(|()| body.len())),
                 }
@@ -122,20 +132,22 @@ impl Dispatcher {
 
     /// Serves a request on an offload thread, and passes the body of the answer to `reply`.
     pub(crate) fn serve_later(
-        self: &Arc<Self>,
+        &self,
         message: OwnedMessage,
         reply: impl FnOnce(Result<&[u8], Errno>) + Send + 'static,
     ) {
-        let dispatcher = Arc::clone(self);
+        let requests = Arc::clone(&self.requests);
         self.offload.run(Box::new(move || {
             let mut buffer = [0; LATER_BODY_BYTES];
             let mut body = Body::new(&mut buffer);
-            let result = dispatcher.run_with_retries(&message.get(), &mut body);
+            let result = requests.run_with_retries(&message.get(), &mut body);
             let len = body.len();
             reply(result.map(|()| &buffer[..len]));
         }));
     }
+}
 
+impl Requests {
     fn run_with_retries(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
         if matches!(message.header.opcode, Opcode::FSYNC | Opcode::FSYNCDIR) {
             return self.run(message, body);
@@ -206,3 +218,8 @@ impl Dispatcher {
         }
     }
 }
+
+#[cfg(test)]
+mod fuzz;
+#[cfg(test)]
+mod tests;

@@ -50,6 +50,11 @@
 mod adapter;
 mod credentials;
 mod dispatch;
+/// The tmpfs with hooks of the tests on a real mount. Unit tests use only a part of it.
+#[cfg(test)]
+#[allow(dead_code)]
+#[path = "../tests/real/hooked.rs"]
+mod hooked;
 mod mount;
 mod notify;
 mod offload;

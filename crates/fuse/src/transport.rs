@@ -13,6 +13,8 @@
 //! because the mount is gone, or with `ECONNABORTED`, because the connection was aborted.
 
 mod device;
+#[cfg(test)]
+mod differential;
 mod fuser;
 mod uring;
 

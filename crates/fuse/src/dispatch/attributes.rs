@@ -3,7 +3,7 @@
 use corewalk::attr::SetTime;
 use corewalk::{Errno, SetAttr, Timespec};
 
-use super::Dispatcher;
+use super::Requests;
 use crate::server::{Change, XattrAnswer};
 use crate::wire::{Body, Message, Opcode};
 
@@ -42,7 +42,7 @@ impl Valid {
     }
 }
 
-impl Dispatcher {
+impl Requests {
     pub(super) fn getattr(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
         let mut args = message.args();
         let (flags, _dummy, handle) = (args.u32()?, args.u32()?, args.u64()?);

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use corewalk::{Errno, Fsync};
 use rustix::fs::OFlags;
 
-use super::{Dispatcher, FOPEN_CACHE_DIR};
+use super::{FOPEN_CACHE_DIR, Requests};
 use crate::server::WriteOrigin;
 use crate::wire::{Args, Body, Message, Opcode};
 
@@ -17,7 +17,7 @@ const FSYNC_DATA: u32 = 1;
 /// (`FUSE_UNKNOWN_INO`). The C library skips an entry with the number 0.
 const UNKNOWN_INO: u64 = 0xffff_ffff;
 
-impl Dispatcher {
+impl Requests {
     pub(super) fn open(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
         if self.opens_are_free {
             return Err(Errno::NOSYS);
@@ -49,7 +49,7 @@ impl Dispatcher {
     }
 
     pub(super) fn read(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
-        let Range { handle, offset, size } = Range::of(&mut message.args())?;
+        let Range { handle, offset, size } = Range::of(&mut message.args())?.checked()?;
         body.fill(size as usize, |buffer| {
             self.server.read(message.header.node, handle, offset, buffer)
         })
@@ -58,7 +58,7 @@ impl Dispatcher {
     pub(super) fn write(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
         let header = message.header;
         let mut args = message.args();
-        let Range { handle, offset, size } = Range::of(&mut args)?;
+        let Range { handle, offset, size } = Range::of(&mut args)?.checked()?;
         let (write_flags, _lock_owner, flags) = (args.u32()?, args.u64()?, args.u32()?);
         // Use the flags in the request, because fcntl(2) may have changed those of open(2).
         let appends = OFlags::from_bits_retain(flags).contains(OFlags::APPEND);
@@ -119,7 +119,7 @@ impl Dispatcher {
     pub(super) fn fallocate(&self, message: &Message<'_>) -> Result<(), Errno> {
         let header = message.header;
         let mut args = message.args();
-        let (handle, range) = (args.u64()?, (args.u64()?, args.u64()?));
+        let (handle, range) = (args.u64()?, (offset(args.u64()?)?, offset(args.u64()?)?));
         self.server.fallocate(header.caller, header.node, handle, range, args.u32()?)
     }
 
@@ -136,14 +136,17 @@ impl Dispatcher {
     ) -> Result<(), Errno> {
         let header = message.header;
         let mut args = message.args();
-        let (handle_in, offset_in) = (args.u64()?, args.u64()?);
-        let to = (args.u64()?, args.u64()?, args.u64()?);
+        let (handle_in, offset_in) = (args.u64()?, offset(args.u64()?)?);
+        let to = (args.u64()?, args.u64()?, offset(args.u64()?)?);
         let from = (header.node, handle_in, offset_in);
         let copied = self.server.copy_file_range(header.caller, from, to, args.u64()?)?;
         match header.opcode {
             Opcode::COPY_FILE_RANGE_64 => body.u64(copied),
-            // The number fits 32 bits, because the server copies at most 16 MiB at once.
-            _ => body.u64(copied.min(u64::from(u32::MAX))),
+            _ => {
+                // The number fits 32 bits, because the server copies at most 16 MiB at once.
+                body.u32(u32::try_from(copied).unwrap_or(u32::MAX))?;
+                body.u32(0)
+            }
         }
     }
 }
@@ -159,6 +162,23 @@ impl Range {
     fn of(args: &mut Args<'_>) -> Result<Range, Errno> {
         Ok(Range { handle: args.u64()?, offset: args.u64()?, size: args.u32()? })
     }
+
+    /// Returns the range of a file.
+    ///
+    /// # Errors
+    /// As those of [`offset`]. The offset of a listing is a cookie, which needs no check.
+    fn checked(self) -> Result<Range, Errno> {
+        offset(self.offset).map(|_| self)
+    }
+}
+
+/// Returns an offset or a length of a file.
+///
+/// # Errors
+/// `EINVAL` if it does not fit `loff_t`. Then the back end can add the length of the data without
+/// an overflow.
+fn offset(bytes: u64) -> Result<u64, Errno> {
+    if i64::try_from(bytes).is_ok() { Ok(bytes) } else { Err(Errno::INVAL) }
 }
 
 /// Returns the result of a listing. If entries were taken before an error, the result is a success.

@@ -3,11 +3,11 @@
 use corewalk::attr::mode;
 use corewalk::{Errno, OpenFlags, Opened, Removal};
 
-use super::Dispatcher;
+use super::Requests;
 use crate::server::{EntryOut, NewFile};
 use crate::wire::{Body, Message, Opcode};
 
-impl Dispatcher {
+impl Requests {
     pub(super) fn lookup(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
         let header = message.header;
         let name = message.args().name()?;

@@ -39,8 +39,10 @@ impl Thread {
         let mut answer = vec![0; OUT_HEADER_BYTES + payload_bytes];
         loop {
             match rustix::io::read(&self.channel, &mut request) {
+                // The device never delivers an empty message. A socket in place of the device does
+                // when its other end is closed.
+                Ok(0) | Err(Errno::NODEV) => return Ok(()),
                 Ok(len) => self.serve(&request[..len], &mut answer),
-                Err(Errno::NODEV) => return Ok(()),
                 // `ENOENT` means that the calling process has taken its request back.
                 Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
                 Err(error) => return Err(error.into()),
