@@ -217,6 +217,27 @@ impl FuseRing {
         self.failure
     }
 
+    /// Registers the entries, and returns without waiting for a request. The first
+    /// [`wait`](Self::wait) does the same. It must come from the same thread.
+    ///
+    /// # Errors
+    ///
+    /// The error of an entry that the kernel has refused; others as io_uring_enter(2).
+    pub fn register(&mut self) -> Result<(), Errno> {
+        self.enable().map_err(crate::errno_of)?;
+        self.ring.submit().map_err(crate::errno_of)?;
+        self.collect();
+        self.failure.map_or(Ok(()), Err)
+    }
+
+    fn enable(&mut self) -> io::Result<()> {
+        if !self.is_started {
+            self.ring.submitter().register_enable_rings()?;
+            self.is_started = true;
+        }
+        Ok(())
+    }
+
     /// Sends the queued replies, and waits for a request, for a wake, or for the end of an entry.
     ///
     /// Does not wait if a request is ready or if no entry is live. May return early without a
@@ -226,10 +247,7 @@ impl FuseRing {
     ///
     /// `EEXIST` if an earlier call came from another thread; others as io_uring_enter(2).
     pub fn wait(&mut self) -> io::Result<Waited> {
-        if !self.is_started {
-            self.is_started = true;
-            self.ring.submitter().register_enable_rings()?;
-        }
+        self.enable()?;
         let has_news =
             !self.ready.is_empty() || self.live == 0 || !self.ring.completion().is_empty();
         if !has_news || !self.ring.submission().is_empty() {

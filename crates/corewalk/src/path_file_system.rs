@@ -263,6 +263,13 @@ pub trait PathFileSystem: Send + Sync + 'static {
         Err(Errno::INVAL)
     }
 
+    /// Returns true if calls may wait long, as [`FileSystem::waits`] does.
+    ///
+    /// [`FileSystem::waits`]: crate::FileSystem::waits
+    fn waits(&self) -> bool {
+        true
+    }
+
     /// Returns true if [`PathFileSystem::fsync`] may wait for a disk or another machine. A server
     /// then calls it from separate threads.
     fn fsync_waits(&self) -> bool {

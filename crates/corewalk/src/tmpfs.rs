@@ -637,6 +637,10 @@ impl FileSystem for Tmpfs {
         Ok(directory.parent())
     }
 
+    fn waits(&self) -> bool {
+        false
+    }
+
     fn forget(&self, ino: u64, _: u64) {
         self.discard(ino, |attributes| attributes.nlink == 0);
     }

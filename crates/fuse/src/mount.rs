@@ -247,14 +247,16 @@ fn start(
     device: &Arc<Device>,
     mount: &MountOptions,
 ) -> Result<transport::Session, MountError> {
-    let notified = Arc::clone(device);
-    server.set_drop_attributes(Box::new(move |node| {
+    // The server may live longer than the mount, so it must not keep the device open.
+    let notified = Arc::downgrade(device);
+    let drop_attributes = Box::new(move |node| {
+        let Some(device) = notified.upgrade() else { return };
         // To drop attributes, the kernel does not lock the inode.
-        if let Err(error) = notified.notify_inval_inode(node, Pages::Keep) {
+        if let Err(error) = device.notify_inval_inode(node, Pages::Keep) {
             log::debug!("cannot make the kernel drop the attributes of node {node}: {error}");
         }
-    }));
-    transport::start(server, device, mount)
+    });
+    transport::start(server, device, mount, || server.set_drop_attributes(drop_attributes))
 }
 
 fn end(session: JoinHandle<std::io::Result<()>>) -> Result<(), MountError> {

@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use corewalk_base::primitives::thread;
 use corewalk_base::{Condvar, Mutex, MutexGuard};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Maximum number of threads of one pool.
 const THREADS_MAX: usize = 32;
@@ -27,9 +28,11 @@ const THREADS_MAX: usize = 32;
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 /// The pool of offload threads. When it is dropped, it waits until all queued jobs have run.
-#[derive(Default)]
 pub(crate) struct Offload {
     shared: Arc<Shared>,
+    /// The processors on which the threads run: those of the thread that has made the pool. A
+    /// thread that adds a job may be bound to fewer processors.
+    cpus: Option<CpuSet>,
     /// The offload threads that were started. Protected by its own mutex, which no thread holds
     /// together with the mutex of `Shared::queue`.
     threads: Mutex<Vec<thread::JoinHandle<()>>>,
@@ -56,6 +59,13 @@ struct Queue {
     is_closed: bool,
 }
 
+impl Default for Offload {
+    fn default() -> Offload {
+        let cpus = sched_getaffinity(None).ok();
+        Offload { shared: Arc::default(), cpus, threads: Mutex::default() }
+    }
+}
+
 impl Offload {
     /// Runs `job` on a thread of the pool. If the pool has no thread and cannot start one, runs it
     /// on the calling thread.
@@ -73,9 +83,16 @@ impl Offload {
     }
 
     fn start(&self) {
-        let shared = self.shared.clone();
+        let (shared, cpus) = (self.shared.clone(), self.cpus);
         let builder = thread::Builder::new().name("corewalk-offload".into());
-        match builder.spawn(move || shared.work()) {
+        let run = move || {
+            if let Some(cpus) = cpus {
+                // Ignore an error: the jobs can run on any processor.
+                let _ = sched_setaffinity(None, &cpus);
+            }
+            shared.work();
+        };
+        match builder.spawn(run) {
             Ok(thread) => self.threads.lock().push(thread),
             Err(error) => {
                 log::error!("cannot start a thread for a request that waits: {error}");
@@ -108,8 +125,8 @@ impl Shared {
     fn work_off(&self, queue: &mut MutexGuard<'_, Queue>) {
         while let Some(job) = queue.jobs.pop_front() {
             MutexGuard::unlocked(queue, || {
-                // Ignore a panic of a job: its dropped reply has answered `EIO`, and the panic hook
-                // has printed the message.
+                // Ignore a panic of a job, whose message the panic hook has printed. Jobs of the
+                // dispatcher do not panic, and a dropped reply of fuser answers `EIO`.
                 let _ = catch_unwind(AssertUnwindSafe(job));
             });
         }

@@ -49,9 +49,8 @@ use corewalk::{
 };
 
 use crate::credentials::{Caller, UserNamespace};
-use crate::mount::MountError;
 use crate::options::{Options, Ownership, Permissions};
-use crate::transport::Transport;
+use crate::transport::{NoRings, Transport};
 use counters::Tallies;
 
 /// The node number of the root in the protocol.
@@ -91,6 +90,7 @@ pub struct Server {
     namespace: Option<UserNamespace>,
     has_open_state: bool,
     fsync_waits: bool,
+    waits: bool,
     tallies: Tallies,
     drop_attributes: OnceLock<DropAttributes>,
     /// The transport of the mount. If it is not the one that was preferred, the text says why.
@@ -147,7 +147,7 @@ impl Server {
         // A back end by path cannot find an unlinked file. So corewalk keeps such a file until it
         // is closed, and for that it must know which files are open.
         let has_open_state = fs.has_open_state() || fs.addressing() == Addressing::PathOnly;
-        let fsync_waits = fs.fsync_waits();
+        let (fsync_waits, waits) = (fs.fsync_waits(), fs.waits());
         let vfs = Vfs::new(fs, options.vfs.clone())?;
         let root = vfs.root().ino();
         Ok(Server {
@@ -157,6 +157,7 @@ impl Server {
             namespace: UserNamespace::ours(),
             has_open_state,
             fsync_waits,
+            waits,
             tallies: Tallies::default(),
             drop_attributes: OnceLock::new(),
             transport: OnceLock::new(),
@@ -177,7 +178,7 @@ impl Server {
     }
 
     /// Notes the transport for [`XATTR_STAT`]. `why` says why a better transport is not used.
-    pub(crate) fn set_transport(&self, transport: Transport, why: Option<&MountError>) {
+    pub(crate) fn set_transport(&self, transport: Transport, why: Option<&NoRings>) {
         let text = match why {
             Some(why) => format!("{}: {why}", transport.name()),
             None => transport.name().to_owned(),
@@ -203,6 +204,12 @@ impl Server {
     /// should run it on a thread that reads no requests.
     pub fn fsync_waits(&self) -> bool {
         self.fsync_waits
+    }
+
+    /// Returns true if any request may wait for another machine or a slow device. Then a transport
+    /// should not bind requests to a thread.
+    pub fn waits(&self) -> bool {
+        self.waits
     }
 
     /// Returns the counters of the server and its cache.

@@ -12,19 +12,22 @@
 //! its end is the end of the connection. Each thread ends when its next read fails with `ENODEV`,
 //! because the mount is gone, or with `ECONNABORTED`, because the connection was aborted.
 
+mod crew;
 mod device;
 #[cfg(test)]
 mod differential;
 mod fuser;
 mod uring;
 
+use std::fmt;
 use std::io;
+use std::num::NonZero;
 use std::sync::Arc;
 
 use corewalk::{Errno, errno_of};
-use corewalk_base::fuse_device;
 use corewalk_base::primitives::thread::{self, JoinHandle};
 
+use self::crew::Crew;
 use crate::dispatch::Dispatcher;
 use crate::mount::{Device, MountError, MountOptions};
 use crate::server::Server;
@@ -39,9 +42,10 @@ pub enum Transport {
     /// io_uring if the kernel offers it, otherwise the device (`transport=auto`).
     ///
     /// Linux 6.14 and newer offer io_uring if the parameter `enable_uring` of the module `fuse` is
-    /// set. If a mount has more threads than the machine has processors, it uses the device. Such a
-    /// mount expects that requests wait, and on the device an idle thread takes the next request.
-    /// Over io_uring, only the threads of one processor can take it.
+    /// set. A mount whose requests may wait uses the device
+    /// ([`FileSystem::waits`](corewalk::FileSystem::waits)), and so does a mount with more threads
+    /// than processors. On the device an idle thread takes the next request. Over io_uring only the
+    /// threads of one processor can take it.
     #[default]
     Auto,
     /// Queues of io_uring, one for each processor (`transport=uring`). If the kernel does not offer
@@ -86,103 +90,127 @@ pub(crate) struct Session {
     pub(crate) thread: JoinHandle<io::Result<()>>,
 }
 
-/// Negotiates with the kernel, and starts the threads that serve requests.
+/// Tells why a mount does not use io_uring.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NoRings {
+    /// The mount asks for another transport.
+    Unwanted,
+    /// The kernel does not offer io_uring.
+    NotOffered,
+    /// The mount has more threads than the machine has processors.
+    ManyThreads,
+    /// Calls of the back end may wait.
+    Waits,
+    /// A system call failed. The text names the step that failed.
+    Failed(&'static str, Errno),
+}
+
+impl fmt::Display for NoRings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoRings::Unwanted => f.write_str("as requested"),
+            NoRings::NotOffered => MountError::NoUring.fmt(f),
+            NoRings::ManyThreads => f.write_str("more threads than processors"),
+            NoRings::Waits => f.write_str("the back end may wait"),
+            NoRings::Failed(what, error) => write!(f, "{what}: {error}"),
+        }
+    }
+}
+
+impl NoRings {
+    /// Returns the error of a mount that demands io_uring.
+    fn into_error(self) -> MountError {
+        match self {
+            NoRings::Failed(what, error) => MountError::System(what, error),
+            _ => MountError::NoUring,
+        }
+    }
+}
+
+/// Negotiates with the kernel, and starts the threads that serve requests. Calls `on_ready` before
+/// the first request is served.
 ///
 /// # Errors
-/// A [`MountError`], in which case no thread runs.
+/// A [`MountError`], in which case all threads end.
 pub(crate) fn start(
     server: &Arc<Server>,
     device: &Device,
     mount: &MountOptions,
+    on_ready: impl FnOnce(),
 ) -> Result<Session, MountError> {
     if mount.transport == Transport::Fuser {
-        let thread = fuser::start(server, device, mount)?;
+        let thread = fuser::start(server, device, mount, on_ready)?;
         server.set_transport(Transport::Fuser, None);
         return Ok(Session { transport: Transport::Fuser, thread });
     }
     let (init, unique) = receive_init(device).map_err(negotiating)?;
-    let mut chosen = Features::choose(server, init.offered);
-    let (rings, why) = match rings(&init, server, device, mount) {
+    let (rings, mut why) = match rings(&init, server, device, mount) {
         Ok(rings) => (rings, None),
-        Err(error) if mount.transport == Transport::Auto => {
-            log::info!("requests arrive over /dev/fuse: {error}");
-            (Vec::new(), Some(error))
-        }
-        Err(error) => {
+        Err(why) if mount.transport == Transport::Uring => {
             let _ = device.write(&out_header(unique, Some(Errno::OPNOTSUPP), 0));
-            return Err(error);
+            return Err(why.into_error());
         }
+        Err(why) => (Vec::new(), Some(why)),
     };
-    let transport = match rings.is_empty() {
-        true => Transport::Device,
-        false => Transport::Uring,
-    };
-    if transport == Transport::Uring {
+    let mut chosen = Features::choose(server, init.offered);
+    if why.is_none() {
         chosen = Features(chosen.0 | Features::OVER_IO_URING);
     }
-    send_init(device, server, &init, chosen, unique).map_err(negotiating)?;
+    // Start all threads before the answer. After the kernel has got it, a ring without a thread
+    // would hold up all requests.
     let dispatcher = Arc::new(Dispatcher::new(Arc::clone(server), &init));
-    let channel = || {
-        let channel = device.channel().map_err(|error| system("opening /dev/fuse", error))?;
-        Ok(device::Thread::new(Arc::clone(&dispatcher), channel))
-    };
-    let mut threads: Vec<Thread> = Vec::new();
-    for queues in rings {
-        let thread = uring::Thread::new(queues, Arc::clone(&dispatcher), channel()?);
-        threads.push(Box::new(move || thread.run()));
-    }
+    let mut crew = Crew::default();
     // Beside rings, one thread is enough for the forgets.
-    let readers = if transport == Transport::Uring { 1 } else { mount.threads.max(1) };
-    for _ in 0..readers {
-        let thread = channel()?;
-        threads.push(Box::new(move || thread.run()));
+    let readers = if why.is_none() { 1 } else { mount.threads.max(1) };
+    for queues in rings {
+        crew.add_ring(queues, reader(&dispatcher, device)?)?;
     }
-    let thread = spawn(move || run(threads)).map_err(|error| system("starting a thread", error))?;
+    for _ in 0..readers {
+        crew.add_reader(reader(&dispatcher, device)?)?;
+    }
+    send_init(device, server, &init, chosen, unique).map_err(negotiating)?;
+    on_ready();
+    if let Err(error) = crew.register() {
+        let failed = NoRings::Failed("registering with io_uring", error);
+        if mount.transport == Transport::Uring {
+            return Err(failed.into_error());
+        }
+        why = Some(failed);
+    }
+    let transport = if why.is_none() { Transport::Uring } else { Transport::Device };
+    let thread = crew.serve(transport)?;
+    log::debug!("requests arrive over {}", transport.name());
     server.set_transport(transport, why.as_ref());
     Ok(Session { transport, thread })
 }
 
-/// A thread that does not run yet.
-type Thread = Box<dyn FnOnce() -> io::Result<()> + Send>;
-
-/// Runs `threads`, and returns when all have ended.
-fn run(threads: Vec<Thread>) -> io::Result<()> {
-    let mut running = Vec::new();
-    for thread in threads {
-        running.push(spawn(thread)?);
-    }
-    let ends: Vec<_> = running
-        .into_iter()
-        .map(|thread| thread.join().unwrap_or_else(|_| Err(Errno::IO.into())))
-        .collect();
-    ends.into_iter().collect()
+fn reader(dispatcher: &Arc<Dispatcher>, device: &Device) -> Result<device::Thread, MountError> {
+    let channel = device.channel().map_err(|error| system("opening /dev/fuse", error))?;
+    Ok(device::Thread::new(Arc::clone(dispatcher), channel))
 }
 
-/// Returns the rings for the threads of a mount. Returns none for a mount that does not want them.
+/// Returns the rings for the threads of a mount.
 ///
 /// # Errors
-/// A [`MountError`] if io_uring cannot be used.
+/// The reason why the mount does not use io_uring.
 fn rings(
     init: &Init,
     server: &Server,
     device: &Device,
     mount: &MountOptions,
-) -> Result<Vec<uring::Queues>, MountError> {
-    if mount.transport == Transport::Device {
-        return Ok(Vec::new());
-    }
+) -> Result<Vec<uring::Queues>, NoRings> {
     let threads = mount.threads.max(1);
-    let cpus = fuse_device::possible_cpus().map_or(0, usize::from);
-    if mount.transport == Transport::Auto && threads > cpus {
-        return Err(MountError::ManyThreads);
+    let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+    let is_auto = mount.transport == Transport::Auto;
+    match () {
+        () if mount.transport == Transport::Device => return Err(NoRings::Unwanted),
+        () if init.offered.0 & Features::OVER_IO_URING == 0 => return Err(NoRings::NotOffered),
+        () if is_auto && server.waits() => return Err(NoRings::Waits),
+        () if is_auto && threads > cpus => return Err(NoRings::ManyThreads),
+        () => {}
     }
-    if init.offered.0 & Features::OVER_IO_URING == 0 {
-        return Err(MountError::NoUring);
-    }
-    // Make the rings before the answer. After the kernel has got the answer, it holds all requests
-    // back until each queue has an entry.
     uring::rings(device, threads, init.payload_bytes(server.options()))
-        .map_err(|error| system("setting up io_uring", error))
+        .map_err(|error| NoRings::Failed("setting up io_uring", errno_of(error)))
 }
 
 fn spawn<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> io::Result<JoinHandle<T>> {

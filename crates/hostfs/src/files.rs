@@ -45,8 +45,9 @@ impl HostFs {
         })
     }
 
-    /// Runs `call` with the open file that has the node's handle. If there is no such file, or its access
-    /// mode does not allow the call, opens the file again and runs `call` with the new descriptor.
+    /// Runs `call` with the open file that has the node's handle. If there is no such file, or its
+    /// access mode does not allow the call, opens the file again and runs `call` with the new
+    /// descriptor.
     fn with_file<R>(
         &self,
         node: Node<'_>,

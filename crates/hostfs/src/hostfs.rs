@@ -478,6 +478,12 @@ impl FileSystem for HostFs {
         self.descriptors.close(node.ino(), node.handle());
     }
 
+    /// The host finds most files in its caches, and a wait for a disk is short. For a directory on
+    /// a network file system, a mount needs more threads than processors.
+    fn waits(&self) -> bool {
+        false
+    }
+
     fn fsync_waits(&self) -> bool {
         true
     }

@@ -367,6 +367,11 @@ impl FileSystem for Store {
         }
     }
 
+    /// Most calls find their records in memory, and a wait for the disk is short.
+    fn waits(&self) -> bool {
+        false
+    }
+
     fn fsync_waits(&self) -> bool {
         true
     }

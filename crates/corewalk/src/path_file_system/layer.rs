@@ -206,6 +206,10 @@ impl<F: PathFileSystem> FileSystem for ByPath<F> {
         self.fs.copy_file_range((&source.file, from.1), (&target.file, to.1), len)
     }
 
+    fn waits(&self) -> bool {
+        self.fs.waits()
+    }
+
     fn fsync_waits(&self) -> bool {
         self.fs.fsync_waits()
     }

@@ -169,12 +169,9 @@ impl Device {
     /// # Errors
     /// `EMFILE`, `ENFILE`.
     pub(crate) fn channel(&self) -> std::io::Result<File> {
-        match fuse_device::clone_fuse_device(self.0.as_fd()) {
-            Ok(channel) => Ok(channel.into()),
-            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-                self.0.try_clone()
-            }
-            Err(error) => Err(error),
+        match self.can_be_cloned() {
+            true => fuse_device::clone_fuse_device(self.0.as_fd()).map(File::from),
+            false => self.0.try_clone(),
         }
     }
 

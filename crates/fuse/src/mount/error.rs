@@ -28,8 +28,6 @@ pub enum MountError {
     NoDevice,
     /// The kernel does not offer FUSE over io_uring.
     NoUring,
-    /// The mount has more threads than the machine has processors, so it does not use io_uring.
-    ManyThreads,
     /// This user needs fusermount3(1), which is not installed.
     NoFusermount,
     /// fusermount3(1) failed. The text is the first line of the message that it has printed.
@@ -57,7 +55,6 @@ impl fmt::Display for MountError {
                 "the kernel offers no io_uring for FUSE; it needs Linux 6.14, and as root: echo Y > \
                  /sys/module/fuse/parameters/enable_uring",
             ),
-            MountError::ManyThreads => f.write_str("more threads than processors"),
             MountError::NoFusermount => {
                 f.write_str("no fusermount3, which is needed to mount without root; install fuse3")
             }

@@ -52,9 +52,9 @@ impl Server {
         self.hand_out(inode, attr)
     }
 
-    /// Creates a regular file, opens it with the open(2) flags `flags`, and also returns the
-    /// back end's answer to the open. The kernel may not know that the name already exists. In that case the server opens
-    /// the existing file, unless `O_EXCL` forbids it.
+    /// Creates a regular file, opens it with the open(2) flags `flags`, and also returns the back
+    /// end's answer to the open. The kernel may not know that the name already exists. In that case
+    /// the server opens the existing file, unless `O_EXCL` forbids it.
     ///
     /// # Errors
     /// The errors of [`Server::make`] and [`Server::open`]; `ESTALE` if the existing file is not
@@ -127,6 +127,8 @@ impl Server {
         let new = NewFile { mode: mode::S_IFREG | new.mode & 0o7777, ..*new };
         let make = Make::new(new.mode, caller.uid, caller.gid).with_umask(new.umask);
         let (inode, attr) = self.vfs.tmpfile(&self.cred_to_make(caller, &new), &dir, make)?;
+        // The flag is about the creation. It contains `O_DIRECTORY`, but the file is no directory.
+        let flags = flags & !OFlags::TMPFILE.bits();
         let opened = self.open_new(caller, &inode, flags)?;
         Ok((self.hand_out(inode, attr)?, opened))
     }

@@ -29,6 +29,11 @@ impl Thread {
         Thread { dispatcher, channel: Arc::new(channel) }
     }
 
+    /// Returns the dispatcher that serves the requests.
+    pub(super) fn dispatcher(&self) -> &Arc<Dispatcher> {
+        &self.dispatcher
+    }
+
     /// Serves requests until the connection ends.
     ///
     /// # Errors

@@ -11,11 +11,13 @@ use crate::adapter::Adapter;
 use crate::mount::{AllowedUsers, Device, MountError, MountOptions};
 use crate::server::Server;
 
-/// Negotiates with the kernel, and starts fuser's threads.
+/// Negotiates with the kernel, and starts fuser's threads. Calls `on_ready` before they serve the
+/// first request.
 pub(super) fn start(
     server: &Arc<Server>,
     device: &Device,
     mount: &MountOptions,
+    on_ready: impl FnOnce(),
 ) -> Result<JoinHandle<io::Result<()>>, MountError> {
     let adapter = Adapter::with_server(Arc::clone(server));
     let mut config = fuser::Config::default();
@@ -28,5 +30,6 @@ pub(super) fn start(
     let descriptor = device.descriptor().map_err(|error| system("copying a descriptor", error))?;
     let session = Session::from_fd(adapter, descriptor, acl, config)
         .map_err(|error| system("negotiating with the kernel", error))?;
+    on_ready();
     spawn(move || session.run()).map_err(|error| system("starting a thread", error))
 }

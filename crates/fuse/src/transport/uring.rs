@@ -7,17 +7,18 @@
 //!
 //! # Threads and entries
 //! An entry of a ring holds one request. With at most as many threads as processors, each queue has
-//! [`DEPTH`] entries, so that one system call fetches several requests. With more threads, several
-//! threads serve one queue, and each has one entry. Then a request never waits behind a slow one
-//! while another thread is idle.
+//! [`DEPTH`] entries, so that a request can arrive while another one is served. With more threads,
+//! several threads serve one queue, and each has one entry. Then a request never waits behind a slow
+//! one while another thread of its processor is idle.
 //!
 //! # Requests that run later
 //! An offload thread cannot use the ring. It puts its answer into a list and wakes the thread of
 //! the ring, which sends the answer.
 //!
 //! # The end of a ring
-//! When the connection ends, the kernel ends all commands. If the kernel refuses the rings, it
-//! sends all requests to the device. In both cases the thread continues on the device.
+//! When the connection ends, the kernel ends all commands. Then the thread reads the device, which
+//! tells how the connection has ended. If the kernel refuses one ring, it uses none, and all
+//! threads read requests from the device.
 //!
 //! Source: Linux `Documentation/filesystems/fuse/fuse-io-uring.rst`.
 
@@ -104,14 +105,27 @@ fn queues_of(thread: usize, threads: usize, cpus: u16) -> Vec<u16> {
 }
 
 impl Thread {
-    /// Returns a thread that does not run yet.
-    pub(super) fn new(
-        queues: Queues,
-        dispatcher: Arc<Dispatcher>,
-        successor: device::Thread,
-    ) -> Thread {
+    /// Returns a thread that does not run yet. `successor` serves the device after the ring has
+    /// ended.
+    pub(super) fn new(queues: Queues, successor: device::Thread) -> Thread {
         let finished = Finished { answers: Mutex::default(), waker: queues.ring.waker() };
+        let dispatcher = Arc::clone(successor.dispatcher());
         Thread { queues, dispatcher, finished: Arc::new(finished), successor }
+    }
+
+    /// Registers the entries with the kernel. The thread that calls this method must also call
+    /// [`Thread::run`].
+    ///
+    /// # Errors
+    /// The error with which the kernel has refused an entry. Then it sends all requests to the
+    /// device.
+    pub(super) fn register(&mut self) -> Result<(), Errno> {
+        self.queues.ring.register()
+    }
+
+    /// Returns the thread that serves the device.
+    pub(super) fn into_successor(self) -> device::Thread {
+        self.successor
     }
 
     /// Serves requests until the connection ends.
@@ -119,9 +133,11 @@ impl Thread {
     /// # Errors
     /// As [`device::Thread::run`].
     pub(super) fn run(mut self) -> io::Result<()> {
-        run_on(&self.queues.cpus);
+        let before = run_on(&self.queues.cpus);
         let mut scratch = vec![0; SCRATCH_BYTES];
         while self.queues.ring.live() > 0 {
+            // Serve one request, and then send its answer before the next one. A slow request must
+            // not hold back the answer of the request before it.
             match self.queues.ring.wait() {
                 Ok(waited) if waited.is_woken => self.send_finished(),
                 Ok(_) => {}
@@ -131,14 +147,17 @@ impl Thread {
                     thread::sleep(PAUSE);
                 }
             }
-            while let Some(entry) = self.queues.ring.next_request() {
+            if let Some(entry) = self.queues.ring.next_request() {
                 self.serve(entry, &mut scratch);
             }
         }
         if let Some(error) = self.queues.ring.failure().filter(|error| !is_end(*error)) {
-            log::warn!("io_uring has failed, so requests arrive over /dev/fuse: {error}");
+            log::warn!("io_uring has failed: {error}");
         }
         drop(self.queues);
+        if let Some(before) = before {
+            set_affinity(&before);
+        }
         self.successor.run()
     }
 
@@ -206,17 +225,24 @@ fn is_end(error: Errno) -> bool {
     matches!(error, Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED | Errno::NODEV)
 }
 
-/// Makes this thread run on those of `cpus` on which it may run now. If it may run on none of them,
-/// changes nothing.
-fn run_on(cpus: &[u16]) {
-    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
+/// Makes this thread run on those of `cpus` on which it may run now, and returns the processors on
+/// which it could run before. If it may run on none of `cpus`, changes nothing and returns None.
+fn run_on(cpus: &[u16]) -> Option<CpuSet> {
+    let allowed = rustix::thread::sched_getaffinity(None).ok()?;
     let mut set = CpuSet::new();
     let cpus = cpus.iter().map(|&cpu| usize::from(cpu)).filter(|&cpu| cpu < CpuSet::MAX_CPU);
     cpus.filter(|&cpu| allowed.is_set(cpu)).for_each(|cpu| set.set(cpu));
-    if set.count() > 0 {
-        // Ignore an error: the requests are served on any processor.
-        let _ = rustix::thread::sched_setaffinity(None, &set);
+    if set.count() == 0 {
+        return None;
     }
+    set_affinity(&set);
+    Some(allowed)
+}
+
+/// Sets the processors on which this thread runs. Ignores an error, because the requests can be
+/// served on any processor.
+fn set_affinity(set: &CpuSet) {
+    let _ = rustix::thread::sched_setaffinity(None, set);
 }
 
 #[cfg(test)]

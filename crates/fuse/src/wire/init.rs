@@ -20,8 +20,9 @@ const MAJOR: u32 = 7;
 const MINOR: u32 = 45;
 /// The oldest minor version that this crate supports (Linux 5.4).
 const MINOR_MIN: u32 = 31;
-/// The page size with which the kernel counts the pages of a request, in bytes.
-const PAGE_BYTES: u32 = 4096;
+/// The least length that the kernel demands of a buffer for requests, in bytes
+/// (`FUSE_MIN_READ_BUFFER`).
+const PAYLOAD_BYTES_MIN: usize = 8192;
 /// The length of the body of the answer, in bytes (`struct fuse_init_out`).
 pub(crate) const INIT_REPLY_BYTES: usize = 64;
 
@@ -53,7 +54,6 @@ impl Features {
         PARALLEL_DIROPS = 18;
         HANDLE_KILLPRIV = 19;
         POSIX_ACL = 20;
-        ABORT_ERROR = 21;
         MAX_PAGES = 22;
         CACHE_SYMLINKS = 23;
         NO_OPENDIR_SUPPORT = 24;
@@ -68,7 +68,6 @@ impl Features {
             | Features::BIG_WRITES
             | Features::MAX_PAGES
             | Features::INIT_EXT
-            | Features::ABORT_ERROR
             | Features::PARALLEL_DIROPS
             | Features::CACHE_SYMLINKS
             | Features::DONT_MASK
@@ -150,12 +149,14 @@ impl Init {
 
     /// Returns the length in bytes of the longest request or answer without its header.
     pub(crate) fn payload_bytes(&self, options: &Options) -> usize {
-        (self.pages(options) * PAGE_BYTES) as usize
+        let bytes = self.pages(options) as usize * rustix::param::page_size();
+        bytes.max(PAYLOAD_BYTES_MIN)
     }
 
     /// Returns the most pages of one request.
     fn pages(&self, options: &Options) -> u32 {
-        options.write_bytes_max.max(self.max_readahead).div_ceil(PAGE_BYTES)
+        let bytes = options.write_bytes_max.max(self.max_readahead) as usize;
+        bytes.div_ceil(rustix::param::page_size()) as u32
     }
 
     /// Returns true if the kernel has a newer major version. It then repeats its request with the
@@ -235,7 +236,8 @@ mod tests {
         assert_eq!((word(0), word(1), word(2), word(3)), (7, 40, 131_072, 1));
         assert_eq!(buffer[16..20], [64_u16.to_ne_bytes(), 48_u16.to_ne_bytes()].concat());
         assert_eq!((word(5), word(6)), (1 << 20, 1));
-        assert_eq!(buffer[28..30], 256_u16.to_ne_bytes());
+        let pages = (1 << 20) / rustix::param::page_size();
+        assert_eq!(buffer[28..30], (pages as u16).to_ne_bytes());
         assert_eq!(word(8), 1 << 9);
     }
 

@@ -20,7 +20,9 @@ pub(crate) fn out_header(
     body_bytes: usize,
 ) -> [u8; OUT_HEADER_BYTES] {
     let mut bytes = [0; OUT_HEADER_BYTES];
-    let error = error.map_or(0, |error| -error.raw_os_error());
+    // The kernel accepts only the error numbers below 512.
+    let number = error.map_or(0, Errno::raw_os_error);
+    let error = -(if number < 512 { number } else { Errno::IO.raw_os_error() });
     bytes[..4].copy_from_slice(&((OUT_HEADER_BYTES + body_bytes) as u32).to_ne_bytes());
     bytes[4..8].copy_from_slice(&error.to_ne_bytes());
     bytes[8..].copy_from_slice(&unique.to_ne_bytes());
@@ -268,5 +270,7 @@ mod tests {
         assert_eq!(header[4..8], (-2_i32).to_ne_bytes());
         assert_eq!(header[8..], 3_u64.to_ne_bytes());
         assert_eq!(out_header(3, None, 8)[..8], [24, 0, 0, 0, 0, 0, 0, 0]);
+        let unknown = out_header(3, Some(Errno::from_raw_os_error(524)), 0);
+        assert_eq!(unknown[4..8], (-5_i32).to_ne_bytes());
     }
 }
