@@ -141,8 +141,8 @@ pub trait PathFileSystem: Send + Sync + 'static {
     #[doc(alias = "lookup")]
     fn getattr(&self, path: &Path) -> Result<Attr, Errno>;
 
-    /// Returns the attributes of an open file (fstat(2)). The default calls
-    /// [`PathFileSystem::getattr`].
+    /// Returns the attributes of an open file. The default calls [`PathFileSystem::getattr`]. Linux
+    /// passes the open file for an lseek(2) to the end, and not for an fstat(2).
     #[doc(alias = "fgetattr")]
     fn getattr_open(&self, path: &Path, file: &Self::File) -> Result<Attr, Errno> {
         self.getattr(path)

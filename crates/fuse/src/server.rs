@@ -324,7 +324,7 @@ impl Server {
         self.getattr_through(node, 0)
     }
 
-    /// Returns the attributes of `node` through the open file `handle` (fstat(2)).
+    /// Returns the attributes of `node` through the open file `handle`.
     ///
     /// # Errors
     /// The errors of [`Server::getattr`].

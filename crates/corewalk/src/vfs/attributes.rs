@@ -104,7 +104,7 @@ impl Vfs {
         self.getattr_through(inode, 0)
     }
 
-    /// Returns attributes, as [`Vfs::getattr`] does, through the open file `handle` (fstat(2)).
+    /// Returns attributes, as [`Vfs::getattr`] does, through the open file `handle`.
     ///
     /// # Errors
     /// The errors of [`Vfs::getattr`].

@@ -8,8 +8,8 @@
 //! # Threads and entries
 //! An entry of a ring holds one request. With at most as many threads as processors, each queue has
 //! [`DEPTH`] entries, so that a request can arrive while another one is served. With more threads,
-//! several threads serve one queue, and each has one entry. Then a request never waits behind a slow
-//! one while another thread of its processor is idle.
+//! several threads serve one queue, and each has one entry. Then a request never waits behind a
+//! slow one while another thread of its processor is idle.
 //!
 //! # Requests that run later
 //! An offload thread cannot use the ring. It puts its answer into a list and wakes the thread of

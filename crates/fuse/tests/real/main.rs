@@ -14,6 +14,7 @@ mod hooked;
 mod listing;
 mod mounting;
 mod names;
+mod open_files;
 mod shrinker;
 mod site;
 mod slow;
