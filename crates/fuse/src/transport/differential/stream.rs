@@ -370,7 +370,10 @@ impl Kernel {
             _ => self.rng.next_u64() as u32 & 0x7ff,
         };
         let sizes = [0, 1, 5000, 10_000, 20_000, 1 << 40, OFFSET_TOO_LARGE - 1, u64::MAX];
-        let request = Request::new(Opcode::SETATTR, self.node()).u32(valid).u32(0);
+        // The root keeps its owner and mode, because otherwise most later requests could fail.
+        let node = self.any(|_| true).filter(|_| !self.rng.chance(1, 20));
+        let node = node.unwrap_or_else(|| self.wrong_node());
+        let request = Request::new(Opcode::SETATTR, node).u32(valid).u32(0);
         let mut request = request.u64(self.file_handle()).u64(*self.rng.pick(&sizes)).u64(0);
         for _ in 0..3 {
             let secs: i64 =
