@@ -325,7 +325,6 @@ fn masked(mut answer: Vec<u8>, request: &Request, now_secs: u64) -> Vec<u8> {
 fn run(case: &Case, rng: Rng, stream: u64) -> Seen {
     let mut fronts = Fronts::open(case);
     let mut kernel = Kernel::new(rng, case.handle);
-    let mut failed = 0;
     for number in 0..case.requests {
         let request = kernel.next();
         let place = format!("case {:?}, stream {stream}, request {number}", case.name);
@@ -333,7 +332,6 @@ fn run(case: &Case, rng: Rng, stream: u64) -> Seen {
         if request.is_forget() {
             continue;
         }
-        failed += u64::from(reply::error(&answer).is_some());
         kernel.learn(request.opcode, &answer[OUT_HEADER_BYTES..]);
     }
     let place = format!("case {:?}, stream {stream}, at the end", case.name);
@@ -349,7 +347,6 @@ fn run(case: &Case, rng: Rng, stream: u64) -> Seen {
         let counters = front.server.counters();
         assert_eq!((counters.lookups, counters.panics), (0, 0), "{place}: {}", front.name);
     }
-    assert!(failed < case.requests * 3 / 4, "{place}: {failed} requests have failed");
     fronts.end(&place)
 }
 

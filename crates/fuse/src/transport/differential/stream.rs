@@ -23,7 +23,6 @@ const OFFSET_TOO_LARGE: u64 = 1 << 63;
 /// The largest number of nodes in one batch forget.
 const BATCH_MAX: u64 = 5;
 
-const FLUSH: Opcode = Opcode(25);
 const INTERRUPT: Opcode = Opcode(36);
 
 /// A request without its number.
@@ -104,7 +103,7 @@ pub(super) struct Kernel {
 type Kind = (u64, fn(&mut Kernel) -> Request);
 
 /// The kinds of requests.
-const KINDS: [Kind; 32] = [
+const KINDS: [Kind; 33] = [
     (12, Kernel::lookup),
     (6, Kernel::create),
     (6, Kernel::mknod),
@@ -131,6 +130,7 @@ const KINDS: [Kind; 32] = [
     (1, Kernel::opendir),
     (2, Kernel::release),
     (2, Kernel::fsync),
+    (1, Kernel::flush),
     (4, Kernel::forget),
     (2, Kernel::batch_forget),
     (1, Kernel::readlink),
@@ -370,7 +370,10 @@ impl Kernel {
             _ => self.rng.next_u64() as u32 & 0x7ff,
         };
         let sizes = [0, 1, 5000, 10_000, 20_000, 1 << 40, OFFSET_TOO_LARGE - 1, u64::MAX];
-        let request = Request::new(Opcode::SETATTR, self.node()).u32(valid).u32(0);
+        // The root keeps its owner and mode, because otherwise most later requests could fail.
+        let node = self.any(|_| true).filter(|_| !self.rng.chance(1, 20));
+        let node = node.unwrap_or_else(|| self.wrong_node());
+        let request = Request::new(Opcode::SETATTR, node).u32(valid).u32(0);
         let mut request = request.u64(self.file_handle()).u64(*self.rng.pick(&sizes)).u64(0);
         for _ in 0..3 {
             let secs: i64 =
@@ -402,7 +405,8 @@ impl Kernel {
             5 => *self.rng.pick(&[u64::MAX, i64::MAX as u64, i64::MAX as u64 - 1]),
             _ => self.cookie,
         };
-        let request = Request::new(opcode, self.dir()).u64(0).u64(cookie).u32(size);
+        let request = Request::new(opcode, self.dir()).u64(self.file_handle()).u64(cookie);
+        let request = request.u32(size);
         request.u32(0).u64(0).u32(0).u32(0)
     }
 
@@ -514,6 +518,10 @@ impl Kernel {
         Request::new(opcode, self.node()).u64(self.file_handle()).u32(flags).u32(0)
     }
 
+    fn flush(&mut self) -> Request {
+        Request::new(Opcode::FLUSH, self.file()).u64(self.file_handle()).u64(0).u64(0)
+    }
+
     /// Chooses lookups of a held node that the kernel returns. A tenth of the forgets are wrong.
     fn returned(&mut self) -> (u64, u64) {
         let Some(node) = self.any(|_| true).filter(|_| !self.rng.chance(1, 20)) else {
@@ -563,8 +571,7 @@ impl Kernel {
     /// Returns a request with an operation that the fronts do not serve.
     fn unknown(&mut self) -> Request {
         let opcode = match self.rng.below(3) {
-            0 => FLUSH,
-            1 => INTERRUPT,
+            0 => INTERRUPT,
             // Locks, bmap and poll; then syncfs, statx, and numbers that have no operation.
             _ => Opcode(*self.rng.pick(&[31, 32, 33, 37, 40, 50, 52, 7, 19, 1000, u32::MAX])),
         };
