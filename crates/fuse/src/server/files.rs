@@ -165,11 +165,11 @@ impl Server {
     /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     /// # let server = Server::new(fs, Options::exclusive())?;
     /// # let caller = Caller { uid: 0, gid: 0, pid: 0 };
-    /// let (file, handle) = server.create(caller, 1, b"f", &NewFile::new(0o644), 2)?;
-    /// server.write(caller, file.node, handle, 0, b"data", WriteOrigin::Call)?;
+    /// let (file, opened) = server.create(caller, 1, b"f", &NewFile::new(0o644), 2)?;
+    /// server.write(caller, file.node, opened.handle, 0, b"data", WriteOrigin::Call)?;
     /// let mut buf = [0; 8];
-    /// assert_eq!(server.read(file.node, handle, 2, &mut buf)?, 2);
-    /// server.release(file.node, handle)?;
+    /// assert_eq!(server.read(file.node, opened.handle, 2, &mut buf)?, 2);
+    /// server.release(file.node, opened.handle)?;
     /// # Ok::<(), corewalk::Errno>(())
     /// ```
     pub fn write(

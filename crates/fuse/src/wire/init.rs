@@ -20,9 +20,9 @@ const MAJOR: u32 = 7;
 const MINOR: u32 = 45;
 /// The oldest minor version that this crate supports (Linux 5.4).
 const MINOR_MIN: u32 = 31;
-/// The least length that the kernel demands of a buffer for requests, in bytes
-/// (`FUSE_MIN_READ_BUFFER`).
-const PAYLOAD_BYTES_MIN: usize = 8192;
+/// The least length of a buffer for requests and answers, in bytes: the largest value of an
+/// extended attribute. The kernel demands 8192 bytes.
+const PAYLOAD_BYTES_MIN: usize = 64 << 10;
 /// The length of the body of the answer, in bytes (`struct fuse_init_out`).
 pub(crate) const INIT_REPLY_BYTES: usize = 64;
 
