@@ -41,8 +41,9 @@ use corewalk::{Errno, FileSystem};
 use fuser::{FopenFlags, InitFlags, KernelConfig};
 
 use crate::offload::Offload;
-use crate::options::{Options, Ownership, Permissions, ReaddirPlus, WriteCache};
+use crate::options::{Options, Ownership};
 use crate::server::Server;
+use crate::wire::Features;
 
 /// Serves a corewalk file system through fuser.
 ///
@@ -112,51 +113,13 @@ impl Adapter {
     /// Requests those features from the kernel that the options need.
     fn negotiate(&mut self, config: &mut KernelConfig) {
         let options = self.server.options();
-        let mut wanted = vec![
-            InitFlags::FUSE_PARALLEL_DIROPS,
-            InitFlags::FUSE_CACHE_SYMLINKS,
-            InitFlags::FUSE_DONT_MASK,
-            InitFlags::FUSE_ASYNC_DIO,
-            InitFlags::FUSE_HAS_IOCTL_DIR,
-            // With this feature the kernel may look up `.` and `..`. It does so when a process
-            // opens a file handle of an inode that the kernel has forgotten.
-            InitFlags::FUSE_EXPORT_SUPPORT,
-        ];
-        match options.readdirplus {
-            ReaddirPlus::Never => {}
-            // Do not request listings with attributes if the entry timeout is 0. Then the kernel
-            // looks up each name again anyway, and does not use the attributes of a listing.
-            ReaddirPlus::Auto if options.entry_timeout.is_zero() => {}
-            ReaddirPlus::Auto => {
-                wanted.push(InitFlags::FUSE_DO_READDIRPLUS);
-                wanted.push(InitFlags::FUSE_READDIRPLUS_AUTO);
-            }
-            ReaddirPlus::Always => wanted.push(InitFlags::FUSE_DO_READDIRPLUS),
-        }
-        if options.write_cache == WriteCache::Back {
-            wanted.push(InitFlags::FUSE_WRITEBACK_CACHE);
-        }
-        if options.ownership == Ownership::Shared {
-            wanted.push(InitFlags::FUSE_AUTO_INVAL_DATA);
-        }
-        match options.permissions {
-            Permissions::Kernel => wanted.push(InitFlags::FUSE_POSIX_ACL),
-            Permissions::Server => wanted.push(InitFlags::FUSE_HANDLE_KILLPRIV),
-        }
-        let can_skip = config.capabilities().contains(InitFlags::FUSE_NO_OPEN_SUPPORT)
-            && config.capabilities().contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
-        if self.server.opens_are_free() && can_skip {
+        let offered = Features(config.capabilities().bits());
+        if Features::opens_are_free(&self.server, offered) {
             self.opening = Opening::Free;
-        } else {
-            // With this feature the kernel leaves `O_TRUNC` to the server's `open`, which checks
-            // the permission.
-            wanted.push(InitFlags::FUSE_ATOMIC_O_TRUNC);
         }
-        for feature in wanted {
-            if let Err(missing) = config.add_capabilities(feature) {
-                log::debug!("the kernel has no {missing:?}");
-            }
-        }
+        let chosen = Features::choose(&self.server, offered);
+        let added = config.add_capabilities(InitFlags::from_bits_retain(chosen.0));
+        debug_assert!(added.is_ok(), "only offered features are chosen");
         for result in [
             config.set_max_write(options.write_bytes_max).map(drop).map_err(drop),
             config.set_max_background(options.background_max.max(1)).map(drop).map_err(drop),
