@@ -12,9 +12,10 @@ use crate::source::{RustFile, has_word};
 use std::collections::BTreeMap;
 
 /// Files that may name the standard library's atomics and threads, each with the reason.
-const PRIMITIVES: [(&str, &str); 4] = [
+const PRIMITIVES: [(&str, &str); 5] = [
     ("crates/base/src/primitives.rs", "it switches between the real types and those of models"),
     ("crates/base/src/primitives/crash.rs", "its atomics stop their thread"),
+    ("crates/fuse/examples/watch.rs", "a program of a user has no internal crate"),
     ("crates/testkit/src/real.rs", "allocators and watchdogs run below and beside a model"),
     ("xtask/src/process.rs", "xtask uses the standard library only and has no models"),
 ];

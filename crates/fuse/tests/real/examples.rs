@@ -30,6 +30,9 @@ mod memory;
 #[path = "../../examples/table.rs"]
 #[expect(dead_code, reason = "the example's own main")]
 mod table;
+#[path = "../../examples/watch.rs"]
+#[expect(dead_code, reason = "the example's own main")]
+mod watching;
 
 /// Returns the sorted names in a directory.
 fn names(dir: &Path) -> Vec<String> {
@@ -276,4 +279,41 @@ fn table_follows_changes_of_the_host() {
         thread::yield_now();
     }
     assert_eq!(read(&point.join("d/f")), "a new version");
+}
+
+/// The kernel caches for a day, even that a name is missing. The example tells it of each change on
+/// the host.
+#[test]
+fn watch_shows_changes_on_the_host_at_once() {
+    let host = Host::new();
+    let (dir, below) = (host.path().join("dir"), host.path().join("dir/file"));
+    fs::create_dir(&dir).expect("make the folder");
+    fs::write(&below, "old").expect("write the file");
+    let watching = watching::Watch::new(host.path().to_owned()).expect("watch the folder");
+    let shown = ByPath::new(watching::Shown(host.path().to_owned()));
+    let Some(site) = Site::new(Arc::new(shown), Options::exclusive()) else { return };
+    let kernel = site.mount().kernel_cache().clone();
+    thread::spawn(move || {
+        let ended = watching.report_to(&kernel);
+        eprintln!("changes are not noticed any more: {ended:?}");
+    });
+    let eventually = |what: &str, holds: &dyn Fn() -> bool| {
+        let begin = Instant::now();
+        while !holds() {
+            assert!(begin.elapsed() < Duration::from_secs(20), "{what}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    };
+    assert_eq!(read(&site.path("dir/file")), "old");
+    assert!(!site.path("new").exists());
+    fs::write(&below, "longer").expect("write the file");
+    eventually("new content", &|| read(&site.path("dir/file")) == "longer");
+    fs::create_dir(host.path().join("new")).expect("make the folder");
+    eventually("a new folder", &|| site.path("new").is_dir());
+    assert!(!site.path("new/file").exists());
+    fs::write(host.path().join("new/file"), "").expect("write the file");
+    eventually("a file in a new folder", &|| site.path("new/file").exists());
+    fs::rename(&below, host.path().join("moved")).expect("rename the file");
+    eventually("a file that has moved", &|| site.path("moved").exists());
+    eventually("a name that is gone", &|| !site.path("dir/file").exists());
 }

@@ -1,0 +1,146 @@
+//! Shows a directory of the host, read-only. The kernel caches for a day, and learns of changes on
+//! the host by inotify(7).
+//!
+//! ```console
+//! mkdir /tmp/watch
+//! cargo run -p corewalk-fuse --example watch -- $HOME /tmp/watch
+//! ```
+//!
+//! A back end with notifications of its own, such as one for an object store, works the same way: a
+//! thread receives them and calls a [`KernelCache`].
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::{File, read_dir, symlink_metadata};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use corewalk::{Attr, ByPath, Errno, PathEntry, PathFileSystem, errno_of};
+use corewalk_fuse::{EndSignals, KernelCache, Mount, MountOptions, Options};
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+
+/// A directory of the host.
+pub(crate) struct Shown(pub(crate) PathBuf);
+
+impl PathFileSystem for Shown {
+    type File = File;
+
+    fn getattr(&self, path: &Path) -> Result<Attr, Errno> {
+        symlink_metadata(self.0.join(path)).map(|found| Attr::from(&found)).map_err(errno_of)
+    }
+
+    fn readdir(&self, path: &Path, sink: &mut dyn FnMut(PathEntry<'_>)) -> Result<(), Errno> {
+        for entry in read_dir(self.0.join(path)).map_err(errno_of)? {
+            let entry = entry.map_err(errno_of)?;
+            let kind = entry.file_type().map_err(errno_of)?.into();
+            sink(PathEntry::new(&entry.file_name(), kind));
+        }
+        Ok(())
+    }
+
+    fn readlink(&self, path: &Path) -> Result<PathBuf, Errno> {
+        std::fs::read_link(self.0.join(path)).map_err(errno_of)
+    }
+
+    fn open(&self, path: &Path, _flags: u32) -> Result<File, Errno> {
+        File::open(self.0.join(path)).map_err(errno_of)
+    }
+
+    fn read(&self, _: &Path, file: &File, at: u64, buf: &mut [u8]) -> Result<usize, Errno> {
+        let mut done = 0;
+        while done < buf.len() {
+            match file.read_at(&mut buf[done..], at + done as u64).map_err(errno_of)? {
+                0 => break,
+                count => done += count,
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// The directories that are watched.
+pub(crate) struct Watch {
+    inotify: OwnedFd,
+    root: PathBuf,
+    /// The path of each watched directory, relative to `root`, by the number of its watch.
+    directories: HashMap<i32, PathBuf>,
+}
+
+impl Watch {
+    /// Watches `root` and all directories below it.
+    pub(crate) fn new(root: PathBuf) -> Result<Watch, Errno> {
+        let inotify = inotify::init(CreateFlags::CLOEXEC)?;
+        let mut watch = Watch { inotify, root, directories: HashMap::new() };
+        watch.add(Path::new(""))?;
+        Ok(watch)
+    }
+
+    fn add(&mut self, directory: &Path) -> Result<(), Errno> {
+        let flags = WatchFlags::CREATE
+            | WatchFlags::DELETE
+            | WatchFlags::MOVE
+            | WatchFlags::MODIFY
+            | WatchFlags::ATTRIB
+            | WatchFlags::ONLYDIR;
+        let path = self.root.join(directory);
+        let number = inotify::add_watch(&self.inotify, &path, flags)?;
+        self.directories.insert(number, directory.to_owned());
+        for entry in read_dir(&path).map_err(errno_of)? {
+            let entry = entry.map_err(errno_of)?;
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                self.add(&directory.join(entry.file_name()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reports changes to the kernel until reading them fails.
+    pub(crate) fn report_to(mut self, kernel: &KernelCache) -> Result<(), Errno> {
+        // The buffer may have several events, so the reader outlives each of them.
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let inotify = self.inotify.try_clone().map_err(errno_of)?;
+        let mut reader = Reader::new(inotify, &mut buffer);
+        loop {
+            let event = reader.next()?;
+            let Some(directory) = self.directories.get(&event.wd()) else { continue };
+            let name =
+                event.file_name().map_or(OsStr::new(""), |name| OsStr::from_bytes(name.to_bytes()));
+            let (path, what) = (directory.join(name), event.events());
+            let is_name =
+                ReadFlags::CREATE | ReadFlags::DELETE | ReadFlags::MOVED_FROM | ReadFlags::MOVED_TO;
+            if !what.intersects(is_name) {
+                kernel.invalidate_inode_at(&path)?;
+                continue;
+            }
+            if what.contains(ReadFlags::ISDIR)
+                && what.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO)
+            {
+                // The directory may be gone again.
+                let _ = self.add(&path);
+            }
+            kernel.invalidate_entry_at(&path)?;
+        }
+    }
+}
+
+fn main() -> anyhow::Result<()> {
+    let words: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
+    let [from, point] = &words[..] else { anyhow::bail!("usage: watch DIRECTORY MOUNTPOINT") };
+    let signals = EndSignals::watch()?;
+    // Watch first, so that no change is missed between the first answer and the first watch.
+    let watch = Watch::new(from.clone())?;
+    let fs = Arc::new(ByPath::new(Shown(from.clone())));
+    let mount = Mount::new(fs, point, Options::exclusive(), &MountOptions::default())?;
+    let kernel = mount.kernel_cache().clone();
+    std::thread::spawn(move || {
+        let Err(error) = watch.report_to(&kernel) else { return };
+        eprintln!("changes are not noticed any more: {error}");
+    });
+    println!("serving on {}; end it with umount or Ctrl-C", point.display());
+    mount.wait_or_unmount(signals)?;
+    Ok(())
+}
