@@ -151,8 +151,9 @@ impl FuseRing {
     /// Makes a ring with `depth` entries for each of `queues`. The first [`wait`](Self::wait)
     /// registers the entries.
     ///
-    /// `device` is a FUSE device of a connection whose INIT is answered. `payload_bytes` is at
-    /// least the largest of 8192 bytes, `max_write` and the pages of `max_pages`.
+    /// `device` is a FUSE device of a connection. INIT must be answered before the first `wait` or
+    /// `register`. `payload_bytes` is at least the largest of 8192 bytes, `max_write` and the pages
+    /// of `max_pages`.
     ///
     /// # Errors
     ///
@@ -220,14 +221,27 @@ impl FuseRing {
     /// Registers the entries, and returns without waiting for a request. The first
     /// [`wait`](Self::wait) does the same. It must come from the same thread.
     ///
+    /// Returns true if each queue of this ring has an entry. If the kernel has refused all entries
+    /// of a queue ([`failure`](Self::failure)), it uses no ring.
+    ///
     /// # Errors
     ///
-    /// The error of an entry that the kernel has refused; others as io_uring_enter(2).
-    pub fn register(&mut self) -> Result<(), Errno> {
+    /// Those of io_uring_enter(2). Then the kernel has refused nothing, and waits for the entries.
+    pub fn register(&mut self) -> Result<bool, Errno> {
         self.enable().map_err(crate::errno_of)?;
-        self.ring.submit().map_err(crate::errno_of)?;
-        self.collect();
-        self.failure.map_or(Ok(()), Err)
+        while !self.ring.submission().is_empty() {
+            match self.ring.submit().map_err(crate::errno_of) {
+                Ok(_) | Err(Errno::INTR | Errno::BUSY | Errno::AGAIN) => {}
+                Err(error) => return Err(error),
+            }
+            // A refused entry may be registered again.
+            self.collect();
+        }
+        let has_entry = |queue| {
+            let of_queue = |entry: &&Entry| entry.queue == queue && entry.owner != Owner::Dead;
+            self.entries.iter().any(|entry| of_queue(&entry))
+        };
+        Ok(self.entries.iter().all(|entry| has_entry(entry.queue)))
     }
 
     fn enable(&mut self) -> io::Result<()> {

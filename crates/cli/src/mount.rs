@@ -82,6 +82,9 @@ Options of ext4(5), not for a directory of this machine:
                      fsync(2); default 5, which 0 stands for
 
 Options of corewalk:
+  birth_times        statx(2) shows when a file was made. It costs a request for each file whose
+                     birth time a program asks for, as every program in Rust does.
+  no_birth_times     statx(2) does not show it (default)
   create (default)   create the store if there is none
   no_create          for a store only: fail if there is none
   cache=SIZE         the most memory for cached names and attributes; default 256m
@@ -177,7 +180,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         daemon::leave_terminal();
     }
     let (source, plan) = arguments.plan()?;
-    descriptors::raise_limit(plan.mount.threads)?;
+    descriptors::raise_limit(&plan.mount)?;
     let opened = source.open(plan.tmpfs, &plan.store, plan.host)?;
     let path = &arguments.mountpoint;
     // Install the signal handlers before mounting. Otherwise a signal during mount(2) would leave

@@ -294,8 +294,8 @@ bitflags! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct OpenFlags: u32 {
         /// The kernel does not cache the file's pages. Each read(2) and write(2) reaches the back
-        /// end with its own size, and may be short. Files whose size is not known need it, such as
-        /// those of `/proc`.
+        /// end, which may read or write fewer bytes. mmap(2) with `MAP_SHARED` fails. Files whose
+        /// size is not known need this flag, such as those of `/proc`.
         const DIRECT_IO = 1;
         /// The kernel keeps its cached pages of earlier opens. Without this flag it drops them. For
         /// a back end that only the mount changes, a server always sets this flag.
@@ -304,7 +304,7 @@ bitflags! {
         const NONSEEKABLE = 1 << 2;
         /// The file has no position, such as a pipe.
         const STREAM = 1 << 4;
-        /// close(2) does not call `flush`.
+        /// The server does not call `flush` for this file.
         const NOFLUSH = 1 << 5;
         /// Several writes of a file with `DIRECT_IO` may run at the same time.
         const PARALLEL_DIRECT_WRITES = 1 << 6;
@@ -342,9 +342,10 @@ impl Opened {
 
 /// A file system that corewalk serves.
 ///
-/// `open` and `opendir` return a handle of 64 bits. Each call through the open file has it in
-/// [`Node::handle`], even `getattr` and `setattr`. A back end without open state keeps the default
-/// `open` and ignores handles.
+/// `open` and `opendir` return a handle of 64 bits. A call through the open file has it in
+/// [`Node::handle`]: `read`, `write`, `fsync`, `flush` and the like. `setattr` has it for
+/// ftruncate(2), and `getattr` in some cases. For fstat(2) and fchmod(2) Linux passes no handle. A
+/// back end without open state keeps the default `open` and ignores handles.
 ///
 /// # What a back end may rely on
 /// - F.1: calls for one (directory, name) never overlap, lookups included. Calls for different

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A back end with notifications of its own, such as one for an object store, works the same way: a
-//! thread receives them and calls a [`KernelCache`].
+//! thread receives them and calls a [`KernelCache`]. inotify(7) reports no writes through mmap(2).
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -34,8 +34,7 @@ impl PathFileSystem for Shown {
     }
 
     fn readdir(&self, path: &Path, sink: &mut dyn FnMut(PathEntry<'_>)) -> Result<(), Errno> {
-        for entry in read_dir(self.0.join(path)).map_err(errno_of)? {
-            let entry = entry.map_err(errno_of)?;
+        for entry in read_dir(self.0.join(path)).map_err(errno_of)?.flatten() {
             let kind = entry.file_type().map_err(errno_of)?.into();
             sink(PathEntry::new(&entry.file_name(), kind));
         }
@@ -75,27 +74,24 @@ impl Watch {
     pub(crate) fn new(root: PathBuf) -> Result<Watch, Errno> {
         let inotify = inotify::init(CreateFlags::CLOEXEC)?;
         let mut watch = Watch { inotify, root, directories: HashMap::new() };
-        watch.add(Path::new(""))?;
+        watch.add(Path::new(""));
         Ok(watch)
     }
 
-    fn add(&mut self, directory: &Path) -> Result<(), Errno> {
-        let flags = WatchFlags::CREATE
-            | WatchFlags::DELETE
-            | WatchFlags::MOVE
-            | WatchFlags::MODIFY
-            | WatchFlags::ATTRIB
-            | WatchFlags::ONLYDIR;
+    /// Watches a directory and those below it. Leaves out a directory that cannot be read.
+    fn add(&mut self, directory: &Path) {
+        let no_changes = WatchFlags::ACCESS | WatchFlags::OPEN | WatchFlags::CLOSE;
+        let flags = (WatchFlags::ALL_EVENTS - no_changes) | WatchFlags::ONLYDIR;
         let path = self.root.join(directory);
-        let number = inotify::add_watch(&self.inotify, &path, flags)?;
-        self.directories.insert(number, directory.to_owned());
-        for entry in read_dir(&path).map_err(errno_of)? {
-            let entry = entry.map_err(errno_of)?;
+        match inotify::add_watch(&self.inotify, &path, flags) {
+            Ok(number) => drop(self.directories.insert(number, directory.to_owned())),
+            Err(error) => return eprintln!("cannot watch {}: {error}", path.display()),
+        }
+        for entry in read_dir(&path).into_iter().flatten().flatten() {
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                self.add(&directory.join(entry.file_name()))?;
+                self.add(&directory.join(entry.file_name()));
             }
         }
-        Ok(())
     }
 
     /// Reports changes to the kernel until reading them fails.
@@ -106,24 +102,33 @@ impl Watch {
         let mut reader = Reader::new(inotify, &mut buffer);
         loop {
             let event = reader.next()?;
-            let Some(directory) = self.directories.get(&event.wd()) else { continue };
-            let name =
-                event.file_name().map_or(OsStr::new(""), |name| OsStr::from_bytes(name.to_bytes()));
-            let (path, what) = (directory.join(name), event.events());
-            let is_name =
-                ReadFlags::CREATE | ReadFlags::DELETE | ReadFlags::MOVED_FROM | ReadFlags::MOVED_TO;
-            if !what.intersects(is_name) {
-                kernel.invalidate_inode_at(&path)?;
+            let what = event.events();
+            if what.contains(ReadFlags::QUEUE_OVERFLOW) {
+                // Changes were lost. So look for new directories, and drop all names.
+                self.add(Path::new(""));
+                for entry in read_dir(&self.root).map_err(errno_of)?.flatten() {
+                    tell(kernel.invalidate_entry_at(Path::new(&entry.file_name())));
+                }
                 continue;
             }
-            if what.contains(ReadFlags::ISDIR)
-                && what.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO)
-            {
-                // The directory may be gone again.
-                let _ = self.add(&path);
+            let Some(directory) = self.directories.get(&event.wd()) else { continue };
+            let name = event.file_name().map_or(&b""[..], |name| name.to_bytes());
+            let path = directory.join(OsStr::from_bytes(name));
+            let is_new = what.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO);
+            if is_new && what.contains(ReadFlags::ISDIR) {
+                self.add(&path);
             }
-            kernel.invalidate_entry_at(&path)?;
+            tell(match what.intersects(ReadFlags::MODIFY | ReadFlags::ATTRIB) {
+                true => kernel.invalidate_inode_at(&path),
+                false => kernel.invalidate_entry_at(&path),
+            });
         }
+    }
+}
+
+fn tell(result: Result<(), Errno>) {
+    if let Err(error) = result {
+        eprintln!("the kernel may show old files: {error}");
     }
 }
 
@@ -136,10 +141,7 @@ fn main() -> anyhow::Result<()> {
     let fs = Arc::new(ByPath::new(Shown(from.clone())));
     let mount = Mount::new(fs, point, Options::exclusive(), &MountOptions::default())?;
     let kernel = mount.kernel_cache().clone();
-    std::thread::spawn(move || {
-        let Err(error) = watch.report_to(&kernel) else { return };
-        eprintln!("changes are not noticed any more: {error}");
-    });
+    std::thread::spawn(move || tell(watch.report_to(&kernel)));
     println!("serving on {}; end it with umount or Ctrl-C", point.display());
     mount.wait_or_unmount(signals)?;
     Ok(())

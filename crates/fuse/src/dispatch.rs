@@ -55,6 +55,8 @@ const PAUSES: [Duration; 3] =
 /// The longest body of an answer to a request that runs later, in bytes. The longest one is the
 /// answer to a creation.
 const LATER_BODY_BYTES: usize = 256;
+/// The first error number that the kernel does not accept in an answer.
+const ERRNO_END: i32 = 512;
 /// The flag of an answer to an opendir: the kernel caches the entries of the directory.
 const FOPEN_CACHE_DIR: u32 = 1 << 3;
 
@@ -186,16 +188,19 @@ impl Requests {
         last
     }
 
-    /// Runs a request. If it panics, returns `EIO`.
+    /// Runs a request. If it panics, returns `EIO`. Also returns `EIO` for an error number that the
+    /// kernel does not accept.
     fn run(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
         let run = AssertUnwindSafe(|| self.dispatch(message, &mut *body));
-        catch_unwind(run).unwrap_or_else(|_| {
-            // The panic hook has already printed the message.
-            self.server.count_panic();
-            let lists = matches!(message.header.opcode, Opcode::READDIR | Opcode::READDIRPLUS);
-            // The server has counted the entries that are in the answer (D.2).
-            if lists && body.len() > 0 { Ok(()) } else { Err(Errno::IO) }
-        })
+        catch_unwind(run)
+            .unwrap_or_else(|_| {
+                // The panic hook has already printed the message.
+                self.server.count_panic();
+                let lists = matches!(message.header.opcode, Opcode::READDIR | Opcode::READDIRPLUS);
+                // The server has counted the entries that are in the answer (D.2).
+                if lists && body.len() > 0 { Ok(()) } else { Err(Errno::IO) }
+            })
+            .map_err(|error| if error.raw_os_error() < ERRNO_END { error } else { Errno::IO })
     }
 
     /// Calls the function of an operation.
@@ -205,6 +210,7 @@ impl Requests {
             Opcode::FORGET => self.forget(message),
             Opcode::BATCH_FORGET => self.batch_forget(message),
             Opcode::GETATTR => self.getattr(message, body),
+            Opcode::STATX if self.server.options().birth_times => self.statx(message, body),
             Opcode::SETATTR => self.setattr(message, body),
             Opcode::READLINK => self.readlink(message, body),
             Opcode::SYMLINK => self.symlink(message, body),

@@ -28,9 +28,8 @@
 //! # Limits
 //! - No request can be interrupted. So file locks stay in the kernel, where a signal can interrupt
 //!   a thread that waits for one.
-//! - statx(2) shows no creation time, since no back end reports one.
-//! - Through fuser 0.18, `O_TMPFILE` fails with `EOPNOTSUPP`. fuser computes wrong times before
-//!   1970 if they have a fraction. The adapter corrects them.
+//! - Through fuser 0.18, `O_TMPFILE` fails with `EOPNOTSUPP`, and statx(2) shows no birth time.
+//!   fuser computes wrong times before 1970 if they have a fraction. The adapter corrects them.
 //!
 //! Source: Linux `include/uapi/linux/fuse.h`, `Documentation/filesystems/fuse.rst`, fuse(4).
 //!
@@ -74,6 +73,11 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/using/by-path.md")]
 struct ByPathGuide;
+
+/// Runs the programs in the guide for authors of file systems as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/using/writing.md")]
+struct WritingGuide;
 
 pub use adapter::Adapter;
 pub use credentials::Caller;

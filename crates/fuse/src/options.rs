@@ -65,6 +65,10 @@ pub struct Options {
     /// Maximum number of background requests (read-ahead, writeback, release) that the kernel sends
     /// before it waits for an answer.
     pub background_max: u16,
+    /// Whether statx(2) shows the time of creation. By default it does not, because the kernel does
+    /// not get this time with the other attributes. It sends one more request for each file whose
+    /// time of creation a program asks for. Rust's `std::fs::metadata` always asks for it.
+    pub birth_times: bool,
     /// The options of the namespace and its cache.
     pub vfs: VfsOptions,
 }
@@ -137,6 +141,7 @@ impl Options {
         with_negative_timeout: negative_timeout = Duration;
         with_write_bytes_max: write_bytes_max = u32;
         with_background_max: background_max = u16;
+        with_birth_times: birth_times = bool;
         with_vfs: vfs = VfsOptions;
     }
 
@@ -169,6 +174,7 @@ impl Options {
             negative_timeout: Duration::ZERO,
             write_bytes_max: 1 << 20,
             background_max: 64,
+            birth_times: false,
             vfs: VfsOptions::default(),
         }
     }

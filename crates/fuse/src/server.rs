@@ -121,8 +121,8 @@ pub struct EntryOut {
 pub struct Change {
     /// The new attributes.
     pub set: SetAttr,
-    /// The handle of the open file through which the caller made the change (fchmod(2),
-    /// ftruncate(2)). A change of the size through a handle was checked when the file was opened.
+    /// The handle of the open file through which the caller made the change, as by ftruncate(2).
+    /// The permission for it was checked when the file was opened.
     pub handle: Option<u64>,
 }
 

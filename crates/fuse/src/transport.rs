@@ -36,6 +36,15 @@ use crate::wire::{
 };
 
 /// The way in which requests arrive.
+///
+/// # Examples
+/// ```
+/// use corewalk_fuse::{MountOptions, Transport};
+///
+/// let options = MountOptions::default().with_transport(Transport::Device);
+/// assert_eq!(options.transport.name(), "dev");
+/// assert_eq!(Transport::from_name("uring"), Some(Transport::Uring));
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Transport {
@@ -170,12 +179,13 @@ pub(crate) fn start(
     }
     send_init(device, server, &init, chosen, unique).map_err(negotiating)?;
     on_ready();
-    if let Err(error) = crew.register() {
-        let failed = NoRings::Failed("registering with io_uring", error);
-        if mount.transport == Transport::Uring {
-            return Err(failed.into_error());
+    let registering = "registering with io_uring";
+    match crew.register().map_err(|error| MountError::System(registering, error))? {
+        None => {}
+        Some(error) if mount.transport == Transport::Uring => {
+            return Err(MountError::System(registering, error));
         }
-        why = Some(failed);
+        Some(error) => why = Some(NoRings::Failed(registering, error)),
     }
     let transport = if why.is_none() { Transport::Uring } else { Transport::Device };
     let thread = crew.serve(transport)?;

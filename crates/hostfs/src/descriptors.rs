@@ -10,9 +10,8 @@
 //! A descriptor keeps its inode alive, so the host gives the inode number to no other file. An
 //! orphan (an inode without names that is still in use) whose descriptor was evicted can still be
 //! reached if the file is open. The host may give the number of an evicted orphan to a second file
-//! while the cache still uses the first. `forget` cannot tell these two files apart, since it gets
-//! only the number. So if both files have lost their last names, the first `forget` drops the
-//! descriptors of both.
+//! while the cache still uses the first. `forget` does not tell these two files apart. So if both
+//! files have lost their last names, the first `forget` drops the descriptors of both.
 //!
 //! # Locks
 //! One mutex protects all kinds of descriptors, since a search for a descriptor looks at each kind.

@@ -44,8 +44,8 @@
 //! let root = Node::detached(store.root()?.ino, FileKind::Directory);
 //! let made = store.make(root, Name::new(b"file")?, &Make::new(0o644, 0, 0))?;
 //! let file = Node::detached(made.ino, FileKind::Regular);
-//! store.write(file, 0, 0, b"kept")?;
-//! store.fsync(file, 0, false)?;
+//! store.write(file, 0, b"kept")?;
+//! store.fsync(file, false)?;
 //! drop(store);
 //!
 //! assert!(fsck(&dir)?.findings.is_empty());

@@ -120,7 +120,7 @@ impl Plan {
         plan.check_supported(source, &pending.not_for_host)?;
         plan.pass_flags_to_back_ends();
         plan.mount.threads = pending.threads.unwrap_or_else(|| plan.default_threads(source));
-        plan.host.reserved = reserved(plan.mount.threads);
+        plan.host.reserved = reserved(&plan.mount);
         Ok(plan)
     }
 
@@ -273,6 +273,8 @@ impl Plan {
             }
             "create" => self.store.is_made = true,
             NO_CREATE => self.store.is_made = false,
+            "birth_times" => self.server.birth_times = true,
+            "no_birth_times" => self.server.birth_times = false,
             "writeback_cache" => self.server.write_cache = WriteCache::Back,
             "no_writeback_cache" => self.server.write_cache = WriteCache::Through,
             word if WITHOUT_EFFECT.contains(&word) || is_for_other_programs(word) => {}

@@ -169,8 +169,8 @@ impl Vfs {
         self.setattr_through(cred, inode, 0, set)
     }
 
-    /// Changes attributes, as [`Vfs::setattr`] does, through the open file `handle` (fchmod(2),
-    /// ftruncate(2)).
+    /// Changes attributes, as [`Vfs::setattr`] does, through the open file `handle`, as
+    /// ftruncate(2) does.
     ///
     /// # Errors
     /// The errors of [`Vfs::setattr`].

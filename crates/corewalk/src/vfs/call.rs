@@ -60,10 +60,16 @@ impl Vfs {
         inode: InodeSlot,
         question: impl FnOnce(&dyn FileSystem, Node<'_>) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
-        self.with_node(inode, question).map_err(|error| match error {
+        self.with_node(inode, question).map_err(|error| self.stale_if_gone(inode, error))
+    }
+
+    /// Returns `ESTALE` for an `ENOENT` of a back end by path, and any other error as it is.
+    #[inline]
+    pub(super) fn stale_if_gone(&self, inode: InodeSlot, error: Errno) -> Errno {
+        match error {
             Errno::NOENT if self.superblock(inode).paths.is_some() => Errno::STALE,
             error => error,
-        })
+        }
     }
 
     /// Starts a call of the back end of `inode`.

@@ -74,6 +74,25 @@ impl Vfs {
     ///
     /// # Errors
     /// `ENOTDIR`; the errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::ops::ControlFlow;
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Vfs, VfsOptions};
+    /// # let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
+    /// let root = vfs.root();
+    /// let handle = vfs.opendir(&root)?.handle;
+    /// let mut names = 0;
+    /// vfs.readdir_through(&root, handle, 0, &mut |_| {
+    ///     names += 1;
+    ///     ControlFlow::Continue(())
+    /// })?;
+    /// vfs.releasedir(&root, handle);
+    /// assert_eq!(names, 0);
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn opendir(&self, dir: &InodeRef<'_>) -> Result<Opened, Errno> {
         if dir.kind() != FileKind::Directory {
             return Err(Errno::NOTDIR);
@@ -107,6 +126,31 @@ impl Vfs {
     /// `EOPNOTSUPP` if the back end cannot copy; `EXDEV` for files of two file systems; `EINVAL`
     /// for anything but regular files, or for ranges of one file that overlap; the errors of the
     /// back end.
+    ///
+    /// # Examples
+    /// A tmpfs cannot copy, so the caller reads and writes:
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, Make, Name, Vfs, VfsOptions};
+    /// # let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
+    /// # let (cred, root) = (Cred::root(), vfs.root());
+    /// # let make = |name: &'static [u8]| {
+    /// #     vfs.make(&cred, &root, Name::new(name)?, Make::new(0o644, 0, 0)).map(|made| made.0)
+    /// # };
+    /// let (from, to) = (make(b"from")?, make(b"to")?);
+    /// vfs.write(&cred, &from, 0, 0, b"text")?;
+    /// let copied = match vfs.copy_file_range(&cred, (&from, 0, 0), (&to, 0, 0), 4) {
+    ///     Err(Errno::OPNOTSUPP) => {
+    ///         let mut bytes = [0; 4];
+    ///         let count = vfs.read(&from, 0, 0, &mut bytes)?;
+    ///         vfs.write(&cred, &to, 0, 0, &bytes[..count])? as u64
+    ///     }
+    ///     copied => copied?,
+    /// };
+    /// assert_eq!(copied, 4);
+    /// # Ok::<(), Errno>(())
+    /// ```
     pub fn copy_file_range(
         &self,
         cred: &Cred,
@@ -124,6 +168,7 @@ impl Vfs {
         if source.slot == target.slot && source_offset.abs_diff(offset) < len {
             return Err(Errno::INVAL);
         }
+        let slot = source.slot;
         self.awaiting_removal(&[source.slot, target.slot], || {
             let _locked = match cred.has(Caps::FSETID) {
                 true => None,
@@ -132,7 +177,10 @@ impl Vfs {
             let call = self.call(source.slot);
             let (source, target) = (call.node(source.slot), call.node(target.slot));
             let from = (source.node().with_handle(source_handle), source_offset);
-            call.fs().copy_file_range(from, (target.node().with_handle(handle), offset), len)
+            let to = (target.node().with_handle(handle), offset);
+            call.fs()
+                .copy_file_range(from, to, len)
+                .map_err(|error| self.stale_if_gone(slot, error))
         })
     }
 

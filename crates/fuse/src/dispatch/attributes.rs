@@ -51,6 +51,15 @@ impl Requests {
         body.attr_out(self.timeouts.set_by(&attr).attr, &attr)
     }
 
+    /// Answers a request for attributes with the time of creation.
+    pub(super) fn statx(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
+        let mut args = message.args();
+        let (flags, _reserved, handle) = (args.u32()?, args.u32()?, args.u64()?);
+        let handle = if flags & GETATTR_HANDLE != 0 { handle } else { 0 };
+        let attr = self.server.getattr_through(message.header.node, handle)?;
+        body.statx_out(self.timeouts.set_by(&attr).attr, &attr)
+    }
+
     pub(super) fn setattr(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
         let header = message.header;
         let mut args = message.args();

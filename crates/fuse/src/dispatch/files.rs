@@ -143,7 +143,7 @@ impl Requests {
         match header.opcode {
             Opcode::COPY_FILE_RANGE_64 => body.u64(copied),
             _ => {
-                // The number fits 32 bits, because the kernel limits the length of this operation.
+                // The number fits 32 bits, because the server copies at most 128 MiB at once.
                 body.u32(u32::try_from(copied).unwrap_or(u32::MAX))?;
                 body.u32(0)
             }

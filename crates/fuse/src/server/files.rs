@@ -12,6 +12,9 @@ const OPEN_FOR_EXEC: u32 = 0x20;
 /// Maximum number of bytes that one request copies. After a short copy the caller continues with
 /// the next request.
 const COPY_BYTES_MAX: u64 = 16 << 20;
+/// Maximum number of bytes that the back end copies for one request, so that it does not hold up
+/// other requests for long.
+const BACK_END_COPY_BYTES_MAX: u64 = 128 << 20;
 /// The bytes that are copied in one step.
 const COPY_CHUNK_BYTES: usize = 128 << 10;
 
@@ -320,6 +323,9 @@ impl Server {
         let target = self.counted(to.0)?;
         if self.options.permissions == Permissions::Kernel {
             let (source, target) = ((&source, from.1, from.2), (&target, to.1, to.2));
+            // The back end need not check whether the end of a range overflows.
+            let left = (i64::MAX as u64).saturating_sub(from.2.max(to.2));
+            let len = len.min(BACK_END_COPY_BYTES_MAX).min(left);
             let copy = |cred: &_| self.vfs.copy_file_range(cred, source, target, len);
             match self.change(caller, target.0, copy) {
                 Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::XDEV) => {}

@@ -73,7 +73,7 @@ impl Server {
         match self.make_in(&self.cred_to_make(caller, &new), &dir, name, &new, open) {
             Ok((inode, attr)) => {
                 let opened = self.open_new(caller, &inode, flags)?;
-                Ok((self.hand_out(inode, attr)?, opened))
+                self.hand_out_open(inode, attr, opened)
             }
             Err(Errno::EXIST) if flags & OFlags::EXCL.bits() == 0 => {
                 self.open_existing(caller, &dir, name, flags)
@@ -103,7 +103,7 @@ impl Server {
         }
         let opened = self.open_checked(caller, &cred, &inode, flags)?;
         match self.vfs.getattr(&inode) {
-            Ok(attr) => Ok((self.hand_out(inode, attr)?, opened)),
+            Ok(attr) => self.hand_out_open(inode, attr, opened),
             Err(error) => {
                 self.vfs.release(&inode, opened.handle);
                 Err(error)
@@ -130,7 +130,21 @@ impl Server {
         // The flag is about the creation. It contains `O_DIRECTORY`, but the file is no directory.
         let flags = flags & !OFlags::TMPFILE.bits();
         let opened = self.open_new(caller, &inode, flags)?;
-        Ok((self.hand_out(inode, attr)?, opened))
+        self.hand_out_open(inode, attr, opened)
+    }
+
+    /// Hands out the entry of an open file. If that fails, closes the file.
+    fn hand_out_open(
+        &self,
+        inode: InodeRef<'_>,
+        attr: corewalk::Attr,
+        opened: Opened,
+    ) -> Result<(EntryOut, Opened), Errno> {
+        let entry = self.hand_out(inode.clone(), attr);
+        if entry.is_err() && self.has_open_state {
+            self.vfs.release(&inode, opened.handle);
+        }
+        Ok((entry?, opened))
     }
 
     /// Opens a file that the caller has just created. The caller may open it, whatever its mode.

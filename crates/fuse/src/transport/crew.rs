@@ -10,6 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use corewalk::Errno;
 use corewalk_base::primitives::thread::JoinHandle;
 
+use super::uring::Registered;
 use super::{Transport, device, spawn, system, uring};
 use crate::mount::MountError;
 
@@ -19,7 +20,7 @@ pub(super) struct Crew {
     threads: Vec<JoinHandle<io::Result<()>>>,
     orders: Vec<Sender<Order>>,
     /// One receiver for each thread with a ring, for the result of `Order::Register`.
-    reports: Vec<Receiver<Result<(), Errno>>>,
+    reports: Vec<Receiver<Registered>>,
 }
 
 /// An order to a thread that waits.
@@ -85,15 +86,22 @@ impl Crew {
         Ok(())
     }
 
-    /// Registers the entries of all rings with the kernel.
+    /// Registers the entries of all rings with the kernel. Returns the error of the first ring that
+    /// was refused, after which the kernel sends all requests to the device.
     ///
     /// # Errors
-    /// The first error of a ring. Then the kernel sends all requests to the device.
-    pub(super) fn register(&mut self) -> Result<(), Errno> {
+    /// The first error of a system call. Then the kernel holds all requests back.
+    pub(super) fn register(&mut self) -> Result<Option<Errno>, Errno> {
         self.order(Order::Register);
-        let results: Vec<_> =
-            self.reports.iter().map(|report| report.recv().unwrap_or(Err(Errno::IO))).collect();
-        results.into_iter().collect()
+        let mut refused = None;
+        for report in &self.reports {
+            match report.recv().unwrap_or(Registered::Failed(Errno::IO)) {
+                Registered::Done => {}
+                Registered::Refused(error) => refused = refused.or(Some(error)),
+                Registered::Failed(error) => return Err(error),
+            }
+        }
+        Ok(refused)
     }
 
     /// Lets all threads serve requests. The returned thread ends when all others have ended.

@@ -17,8 +17,8 @@
 //!
 //! # The end of a ring
 //! When the connection ends, the kernel ends all commands. Then the thread reads the device, which
-//! tells how the connection has ended. If the kernel refuses one ring, it uses none, and all
-//! threads read requests from the device.
+//! tells how the connection has ended. If the kernel refuses all entries of one queue, it uses no
+//! ring, and all threads read requests from the device.
 //!
 //! Source: Linux `Documentation/filesystems/fuse/fuse-io-uring.rst`.
 
@@ -63,6 +63,17 @@ pub(super) struct Thread {
     finished: Arc<Finished>,
     /// The thread that continues when the ring has ended.
     successor: device::Thread,
+}
+
+/// The result of the registration of a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Registered {
+    /// The kernel has an entry of each queue.
+    Done,
+    /// The kernel has refused all entries of a queue. Then it sends all requests to the device.
+    Refused(Errno),
+    /// A system call has failed. The kernel waits for the entries, and holds all requests back.
+    Failed(Errno),
 }
 
 /// The body of an answer, or an error.
@@ -115,12 +126,12 @@ impl Thread {
 
     /// Registers the entries with the kernel. The thread that calls this method must also call
     /// [`Thread::run`].
-    ///
-    /// # Errors
-    /// The error with which the kernel has refused an entry. Then it sends all requests to the
-    /// device.
-    pub(super) fn register(&mut self) -> Result<(), Errno> {
-        self.queues.ring.register()
+    pub(super) fn register(&mut self) -> Registered {
+        match self.queues.ring.register() {
+            Ok(true) => Registered::Done,
+            Ok(false) => Registered::Refused(self.queues.ring.failure().unwrap_or(Errno::IO)),
+            Err(error) => Registered::Failed(error),
+        }
     }
 
     /// Returns the thread that serves the device.

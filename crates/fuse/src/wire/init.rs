@@ -3,8 +3,8 @@
 //! # Features that are not chosen
 //! - File locks. So the kernel manages them itself, as for a local file system.
 //! - `FUSE_SPLICE_*`: no transport splices.
-//! - `FUSE_HANDLE_KILLPRIV_V2`: with `FUSE_HANDLE_KILLPRIV` the server decides by itself when it
-//!   clears set-user-ID and set-group-ID bits.
+//! - `FUSE_HANDLE_KILLPRIV_V2`: the server would have to clear set-user-ID and set-group-ID by the
+//!   flags of the kernel. The kernel clears most of them itself.
 //!
 //! Source: Linux `fs/fuse/inode.c` (`process_init_reply`).
 

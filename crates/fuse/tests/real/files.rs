@@ -13,7 +13,8 @@ use corewalk::{Errno, FileKind, FileSystem as _, Node, SetAttr};
 use corewalk_fuse::{Caller, NewFile, Options, Server, Transport, WriteCache};
 use corewalk_testkit::require::has_root;
 use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, Mode, OFlags, SeekFrom as Look, Timespec, Timestamps, XattrFlags,
+    AtFlags, CWD, FallocateFlags, Mode, OFlags, SeekFrom as Look, StatxFlags, Timespec, Timestamps,
+    XattrFlags,
 };
 
 use crate::hooked::Hooked;
@@ -85,6 +86,32 @@ fn file_without_a_name_can_get_one() {
     let before = site.counters().inodes;
     drop(open().expect("create another file"));
     site.wait_for("the file is gone", |counters| counters.inodes <= before);
+}
+
+/// statx(2) shows the time of creation if the mount asks for it. Later changes of the file do not
+/// change it.
+#[test]
+fn statx_shows_the_birth_time() {
+    let Some(site) = Site::tmpfs(Options::exclusive().with_birth_times(true)) else { return };
+    let path = site.path("file");
+    fs::write(&path, "x").expect("write the file");
+    let statx = || {
+        let mask = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+        rustix::fs::statx(CWD, &path, AtFlags::empty(), mask).expect("read the attributes")
+    };
+    let first = statx();
+    if transport() == Transport::Fuser {
+        assert_eq!(first.stx_mask & StatxFlags::BTIME.bits(), 0);
+        return;
+    }
+    assert_ne!(first.stx_mask & StatxFlags::BTIME.bits(), 0);
+    let changed = first.stx_ctime;
+    assert_eq!((first.stx_btime.tv_sec - changed.tv_sec).abs() / 60, 0, "the file is new");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).expect("chmod");
+    let second = statx();
+    let time = |stat: &rustix::fs::Statx| (stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec);
+    assert_eq!(time(&second), time(&first));
+    assert_eq!((second.stx_mode & 0o777, second.stx_size, second.stx_nlink), (0o640, 1, 1));
 }
 
 #[test]
