@@ -169,11 +169,9 @@ pub(crate) fn make_path<U: User>(user: &U, path: &str) -> anyhow::Result<U::Node
     let mut below = String::new();
     for name in path.split('/').filter(|name| !name.is_empty()) {
         below = format!("{below}/{name}");
-        if user.resolve(below.as_bytes()).is_none() {
-            let made = user.make(&dir, name.as_bytes(), FileKind::Directory);
-            made.with_context(|| format!("{below} was not made"))?;
-        }
-        dir = user.open_dir(below.as_bytes()).context("a directory is missing")?;
+        // This fails if the directory exists.
+        let _ = user.make(&dir, name.as_bytes(), FileKind::Directory);
+        dir = user.open_dir(below.as_bytes()).with_context(|| format!("{below} was not made"))?;
     }
     Ok(dir)
 }

@@ -58,7 +58,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use clap::builder::{RangedU64ValueParser, TypedValueParser};
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand};
 use serde::{Deserialize, Serialize};
 
@@ -153,7 +153,8 @@ struct Pace {
     #[arg(long)]
     quick: bool,
     /// Thread counts (process counts in tables of mounts), such as 1,2,4.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = thread_counts())]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    #[arg(value_parser = RangedU64ValueParser::<usize>::new().range(1..=THREADS_MAX))]
     threads: Vec<usize>,
     /// Seconds that each variant is measured per row, over all rounds.
     #[arg(long, value_name = "S", value_parser = seconds)]
@@ -163,10 +164,6 @@ struct Pace {
 /// Returns the table with this name. clap reports an unknown name and exits with status 2.
 fn table_of(word: &str) -> Result<&'static Table, String> {
     table::find(word).ok_or_else(|| format!("there is no table `{word}`; `list` names them"))
-}
-
-fn thread_counts() -> impl TypedValueParser<Value = usize> {
-    RangedU64ValueParser::new().range(1..=THREADS_MAX)
 }
 
 fn seconds(word: &str) -> Result<f64, String> {

@@ -111,7 +111,7 @@ impl Mounted {
         // From here on it is taken down whatever happens.
         let mut mounted = Mounted { variant, directory, server: Some(server) };
         let start = Instant::now();
-        while !mounted.is_mounted() {
+        while mounted.terms().is_err() {
             let server = mounted.server.as_mut().expect("it was just started");
             if let Some(status) = server.try_wait()? {
                 bail!("{variant} ended before it had mounted: {status}");
@@ -167,13 +167,9 @@ impl Mounted {
         tasks.flatten().filter_map(number).filter_map(Pid::from_raw).collect()
     }
 
-    fn is_mounted(&self) -> bool {
-        self.terms().is_ok()
-    }
-
     /// Unmounts the directory: by umount2(2) if that is permitted, otherwise by fusermount3(1).
     fn unmount(&self) {
-        if unmount(&self.directory, UnmountFlags::DETACH).is_err() && self.is_mounted() {
+        if unmount(&self.directory, UnmountFlags::DETACH).is_err() && self.terms().is_ok() {
             let _ = Command::new("fusermount3")
                 .args(["-u", "-z"])
                 .arg(&self.directory)

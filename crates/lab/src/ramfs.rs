@@ -15,7 +15,7 @@
 
 use std::ops::Range;
 
-use corewalk::{Attr, DirSink, Errno, FileSystem, Make, Name, Node, RenameMode, SetAttr, StatFs};
+use corewalk::{Attr, DirSink, Errno, FileSystem, Make, Name, Node, RenameMode, StatFs};
 use corewalk_base::primitives::{
     SHARDS, shard_index,
     unmodelled::{AtomicU64, Ordering},
@@ -68,10 +68,6 @@ impl FileSystem for Ramfs {
         Ok(Attr::new(node.ino(), mode_of(node.kind())))
     }
 
-    fn setattr(&self, _node: Node<'_>, _set: &SetAttr) -> Result<Attr, Errno> {
-        Err(Errno::ROFS)
-    }
-
     fn make(&self, _dir: Node<'_>, _name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
         Ok(Attr::new(self.next_ino(), what.mode))
     }
@@ -95,10 +91,6 @@ impl FileSystem for Ramfs {
 
     fn read(&self, _: Node<'_>, _: u64, _: &mut [u8]) -> Result<usize, Errno> {
         Err(Errno::OPNOTSUPP)
-    }
-
-    fn write(&self, _: Node<'_>, _: u64, _: &[u8]) -> Result<usize, Errno> {
-        Err(Errno::ROFS)
     }
 
     fn statfs(&self) -> Result<StatFs, Errno> {

@@ -32,11 +32,7 @@ const WATCH: Duration = Duration::from_secs(1);
 /// # Errors
 /// An error for a source tree with changed files, for a table that fails, and for a file that
 /// cannot be written.
-pub(crate) fn record(
-    tables: &[&'static Table],
-    settings: &Settings,
-    folder: &Path,
-) -> anyhow::Result<()> {
+pub(crate) fn record(tables: &[&Table], settings: &Settings, folder: &Path) -> anyhow::Result<()> {
     let commit = Machine::here().commit;
     let is_clean = settings.size == Size::Quick || !commit.ends_with("-dirty");
     ensure!(is_clean, "files were changed since commit {commit}: commit them first");

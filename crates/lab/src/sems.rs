@@ -34,6 +34,8 @@ use corewalk_ipc::{
     SemId, Task,
 };
 
+use crate::samples::Cell;
+
 /// A variant that offers semaphore sets, numbered from 0 in the order in which they are made.
 pub(crate) trait Sems: Sync {
     /// Returns the name in the rows.
@@ -207,6 +209,19 @@ impl Ours {
         let cred = Cred::user(user.as_raw(), group.as_raw());
         let user = namespace.register(cred, std::process::id())?;
         Ok(Ours { users: vec![user], sets: vec![], queues: vec![], namespace })
+    }
+
+    /// Returns a new namespace for one slice of round trips: with two users in this process, or in
+    /// `file` if the answering side is a process.
+    ///
+    /// # Errors
+    /// Those of [`Ours::new`] and [`Ours::open`].
+    pub(crate) fn for_slice(cell: &Cell, file: &Path) -> anyhow::Result<Ours> {
+        if cell.word("workers") == "threads" {
+            return Ours::new(2);
+        }
+        let _ = std::fs::remove_file(file);
+        Ours::open(file)
     }
 
     /// Returns the namespace with the sets that another process made, from the identifier of each

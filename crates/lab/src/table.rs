@@ -44,6 +44,7 @@ pub(crate) use shape::Claim;
 use shape::Stated;
 
 use crate::machine::cores;
+use crate::peer::check_interrupt;
 use crate::samples::{Row, Samples};
 use crate::sems::apart;
 
@@ -59,6 +60,7 @@ mod prelude {
     pub(super) use super::{STATED, Settings, Size, Table, sized};
     pub(super) use crate::cpus;
     pub(super) use crate::crew::{self, Laps, Pinning, Slice, Turn};
+    pub(super) use crate::ours::Ours;
     pub(super) use crate::peer::Scratch;
     pub(super) use crate::questions::{Op, Rng, Tally};
     pub(super) use crate::samples::{Metric, Params, Row, Samples};
@@ -164,7 +166,9 @@ impl Table {
     /// As the function `run` of the table.
     pub(crate) fn measure(&self, settings: &Settings) -> anyhow::Result<Samples> {
         let mut samples = Samples::default();
-        let run = Run::begin(self.name, (self.sweeps)(settings), settings)?;
+        let run = Run { table: self.name, settings, sweeps: (self.sweeps)(settings) };
+        // From now on the run notices an interrupt.
+        check_interrupt()?;
         apart(|| (self.run)(&run, &mut samples))?;
         Ok(samples)
     }

@@ -71,15 +71,8 @@ impl Namespace for Linux {
     }
 
     fn lookup(&self, parent: u64, name: &[u8]) -> Option<u64> {
-        Some(
-            statat(
-                self.directories[parent as usize - 1].as_ref()?,
-                name,
-                AtFlags::SYMLINK_NOFOLLOW,
-            )
-            .ok()?
-            .st_ino,
-        )
+        let directory = self.directories[parent as usize - 1].as_ref()?;
+        Some(statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).ok()?.st_ino)
     }
 
     fn path(&self, ino: u64) -> Option<Vec<u8>> {

@@ -37,10 +37,8 @@ const NO_TIMEOUTS: &str = "entry_timeout=0,attr_timeout=0,negative_timeout=0";
 /// An error if that program does not exist.
 pub(crate) fn ours(threads: usize, source: &OsStr, point: &Path) -> anyhow::Result<Command> {
     let me = std::env::current_exe().context("the lab does not know its own file")?;
-    let file = match std::env::var_os("COREWALK_BIN") {
-        Some(file) => PathBuf::from(file),
-        None => me.with_file_name("corewalk"),
-    };
+    let named = std::env::var_os("COREWALK_BIN").map(PathBuf::from);
+    let file = named.unwrap_or_else(|| me.with_file_name("corewalk"));
     ensure!(
         file.is_file(),
         "there is no {}: build it (cargo build --release -p corewalk-cli) or set COREWALK_BIN",

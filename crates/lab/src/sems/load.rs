@@ -61,13 +61,7 @@ impl Load {
     }
 
     /// Works as worker number `worker`.
-    pub(crate) fn work<S: Sems>(
-        &self,
-        sems: &S,
-        set: usize,
-        worker: usize,
-        turn: Turn<'_>,
-    ) -> Laps {
+    pub(crate) fn work(&self, sems: &impl Sems, set: usize, worker: usize, turn: Turn<'_>) -> Laps {
         let flags = if self.has_undo { SemFlags::UNDO } else { SemFlags::empty() };
         let (own, count) = (self.own(worker), self.sems);
         let mut rng = Rng(worker as u64 + 1);

@@ -25,7 +25,6 @@ use super::prelude::*;
 use crate::before::{Before, Dentries, Design, filled};
 use crate::corpus::Corpus;
 use crate::job::{self, User};
-use crate::ours::Ours;
 
 /// Numbers of users.
 const USERS: (&[usize], &[usize]) = (&[1, 2], &[1, 2, 3, 4, 8, 16, 32]);

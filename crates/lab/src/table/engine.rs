@@ -135,20 +135,7 @@ impl Sweep {
     }
 }
 
-impl<'a> Run<'a> {
-    /// Begins a run of `table`, which from now on notices an interrupt.
-    ///
-    /// # Errors
-    /// If signals cannot be watched.
-    pub(super) fn begin(
-        table: &'static str,
-        sweeps: Vec<Sweep>,
-        settings: &'a Settings,
-    ) -> anyhow::Result<Run<'a>> {
-        check_interrupt()?;
-        Ok(Run { table, settings, sweeps })
-    }
-
+impl Run<'_> {
     /// Visits each cell with each variant in each round. The order of the variants changes from
     /// round to round.
     ///
@@ -321,7 +308,7 @@ mod tests {
     #[test]
     fn every_variant_is_in_every_cell_once_per_round() {
         let settings = quick::settings();
-        let run = Run::begin("engine", vec![], &settings).unwrap();
+        let run = Run { table: "engine", settings: &settings, sweeps: vec![] };
         let mut seen = vec![];
         let visited = run.each(&sweep(&["a", "b"], 3), 3, |visit| {
             let name = visit.cell.word("name").to_owned();
@@ -344,7 +331,7 @@ mod tests {
     #[test]
     fn more_variants_than_declared_and_a_failed_visit_end_the_run() {
         let settings = quick::settings();
-        let run = Run::begin("engine", vec![], &settings).unwrap();
+        let run = Run { table: "engine", settings: &settings, sweeps: vec![] };
         let error = run.each(&sweep(&["a"], 1), 2, |_| Ok(())).unwrap_err().to_string();
         assert!(error.contains("2 variants are too many"), "{error}");
         assert!(run.each(&sweep(&["a"], 1), 1, |_| anyhow::bail!("a wrong answer")).is_err());

@@ -40,7 +40,6 @@
 
 use super::prelude::*;
 use crate::files::{Files, Host, User, make_path};
-use crate::ours::Ours;
 use corewalk_base::CachePadded;
 use corewalk_base::primitives::hint;
 use corewalk_sync::Lockref;

@@ -56,20 +56,16 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     drop(forest);
     names::cold(run, &run.sweeps[3], samples)?;
     samples.add_scaling(|variant, params| variant != BEST_MAP && params["op"] == "walk");
-    measure_memory(run.settings, entries, samples)
+    measure_memory(run, entries, samples)
 }
 
 /// Measures the bytes per entry of each variant, each in a new process.
-fn measure_memory(
-    settings: &Settings,
-    entries: usize,
-    samples: &mut Samples,
-) -> anyhow::Result<()> {
-    let Some(program) = &settings.program else { return Ok(()) };
+fn measure_memory(run: &Run<'_>, entries: usize, samples: &mut Samples) -> anyhow::Result<()> {
+    let Some(program) = &run.settings.program else { return Ok(()) };
     let resident = Cell::default().with("entries", entries);
     let arenas = resident.with("of", "arenas");
     // It hardly varies.
-    for round in 0..sized(settings.size, (1, 3)) {
+    for round in 0..sized(run.settings.size, (1, 3)) {
         for variant in VARIANTS {
             let (all, of_arenas) = memory::measure_apart(program, variant, entries)?;
             for (params, bytes) in [(&resident, all), (&arenas, of_arenas)] {

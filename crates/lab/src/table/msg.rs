@@ -27,11 +27,11 @@
 //! queues must be empty at the end.
 
 use super::prelude::*;
+use super::wakeup::axes;
 use crate::pingpong::{self, QueuePair};
 use crate::queues::{Linux, Queues, pairs};
 use crate::sems::Ours;
 use crate::worker::{Objects, Place, Workers};
-use std::fs;
 
 /// The baseline of all rows.
 const BASELINE: &str = "linux";
@@ -77,16 +77,10 @@ fn all_pairs(settings: &Settings) -> Vec<Cell> {
 
 /// Returns the cells of round trips.
 fn all_blocked(settings: &Settings) -> Vec<Cell> {
-    let cpus: Vec<usize> = (1..=cpus::each().len().min(2)).collect();
-    let workers = ["threads", "processes"];
-    let workers = &workers[..1 + usize::from(settings.program.is_some())];
-    cells(&[
-        ("threads", values(&[2])),
-        ("bytes", values(&[pingpong::BYTES])),
-        ("queue", values(&["blocked"])),
-        ("workers", values(workers)),
-        ("cpus", values(&cpus)),
-    ])
+    let [workers, cpus] = axes(settings);
+    let (threads, bytes) = (values(&[2]), values(&[pingpong::BYTES]));
+    let queue = ("queue", values(&["blocked"]));
+    cells(&[("threads", threads), ("bytes", bytes), queue, workers, cpus])
 }
 
 fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
@@ -112,14 +106,8 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
         round_trips(run, &queues, cell, time, Place::Host, &queues.ids())
     });
     let of_ours: Measure<'_> = Box::new(|cell, time| {
-        if cell.word("workers") == "threads" {
-            let queues = Ours::new(1)?.with_queues(2)?;
-            return round_trips(run, &queues, cell, time, Place::Host, &[]);
-        }
         let file = folder.path().join("blocked");
-        // Each slice has a namespace of its own.
-        let _ = fs::remove_file(&file);
-        let queues = Ours::open(&file)?.with_queues(2)?;
+        let queues = Ours::for_slice(cell, &file)?.with_queues(2)?;
         round_trips(run, &queues, cell, time, Place::Namespace(&file), &queues.raw_ids())
     });
     run.measure(&run.sweeps[1], &[(BASELINE, of_linux), (OURS, of_ours)], samples)

@@ -32,7 +32,6 @@
 use super::prelude::*;
 use crate::baseline::{Cwd, Namespace};
 use crate::before::{Before, Dentries, Design, make_file, make_path};
-use crate::ours::Ours;
 use crate::race::{self, Outcome, Reader, Writer};
 use std::os::unix::ffi::OsStrExt as _;
 

@@ -29,7 +29,6 @@ use super::prelude::*;
 use crate::baseline::Namespace;
 use crate::before::timed::Counting;
 use crate::before::{Before, Dentries, Design, make_file, make_path};
-use crate::ours::Ours;
 use crate::race::{self, Outcome, Reader, Writer};
 
 /// Readers and writers of `redo-size`.

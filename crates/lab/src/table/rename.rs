@@ -29,7 +29,6 @@
 
 use super::prelude::*;
 use crate::files::{Files, User, make_path};
-use crate::ours::Ours;
 
 /// The variant that all are compared with.
 const BASELINE: &str = "linux";

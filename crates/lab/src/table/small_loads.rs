@@ -111,7 +111,7 @@ fn part(of: usize, thread: usize) -> usize {
 }
 
 /// Looks at every name in one directory after the other.
-fn find_size<U: User>(user: &U, plan: &Plan, thread: usize, turn: Turn<'_>) -> Laps {
+fn find_size(user: &impl User, plan: &Plan, thread: usize, turn: Turn<'_>) -> Laps {
     let mut list = List::default();
     let mut next = plan.directories.iter().cycle().skip(part(plan.directories.len(), thread));
     turn.run_jobs(move || {
@@ -134,7 +134,7 @@ fn find_size<U: User>(user: &U, plan: &Plan, thread: usize, turn: Turn<'_>) -> L
 }
 
 /// Translates open files.
-fn cat_maps<U: User>(user: &U, plan: &Plan, turn: Turn<'_>) -> Laps {
+fn cat_maps(user: &impl User, plan: &Plan, turn: Turn<'_>) -> Laps {
     let every = (plan.files.len() / MAPPED).max(1);
     let mapped: Vec<_> = plan.files.iter().step_by(every).take(MAPPED).collect();
     let held: Vec<_> = mapped.iter().map(|path| user.hold(path)).collect();
@@ -145,13 +145,7 @@ fn cat_maps<U: User>(user: &U, plan: &Plan, turn: Turn<'_>) -> Laps {
 }
 
 /// Reads the attributes of one known file after the other.
-fn git_diff<U: User>(
-    user: &U,
-    plan: &Plan,
-    numbers: &[u64],
-    thread: usize,
-    turn: Turn<'_>,
-) -> Laps {
+fn git_diff(user: &impl User, plan: &Plan, numbers: &[u64], thread: usize, turn: Turn<'_>) -> Laps {
     let first = part(plan.files.len(), thread);
     turn.run(move |number| {
         let at = (first + number as usize) % plan.files.len();

@@ -26,7 +26,6 @@ use super::prelude::*;
 use crate::pingpong::{self, SemPair};
 use crate::sems::{Linux, Ours, Sems, check};
 use crate::worker::{Objects, Place, Workers};
-use std::fs;
 
 /// The baseline of all rows.
 const BASELINE: &str = "linux";
@@ -40,21 +39,20 @@ const CROWDS: (&[usize], &[usize]) = (&[8], &[8, 100, 400]);
 pub(super) const TABLE: Table = Table { name: "wakeup", other_claims: STATED, sweeps, run };
 
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
-    let cpus = cpus::each().len().min(2);
-    let workers = &["threads", "processes"][..1 + usize::from(settings.program.is_some())];
-    let cells = all_cells(sized(settings.size, CROWDS), workers, &[1, 2][..cpus]);
-    vec![Sweep::new(cells, 2, BASELINE, SHARE_OF_TIME)]
+    let [workers, cpus] = axes(settings);
+    let of = |workers, waiters| cells(&[workers, ("waiters", values(waiters)), cpus.clone()]);
+    // Pairs of threads and of processes, and crowds of threads.
+    let crowds = of(("workers", values(&["threads"])), sized(settings.size, CROWDS));
+    let all = [of(workers, &[1]), crowds].concat();
+    vec![Sweep::new(all, 2, BASELINE, SHARE_OF_TIME)]
 }
 
-/// Returns all cells: pairs of threads and of processes, and crowds of threads.
-fn all_cells(crowds: &[usize], workers: &[&str], cpus: &[usize]) -> Vec<Cell> {
-    let of = |workers: &[&str], waiters: &[usize]| {
-        let (workers, waiters) = (values(workers), values(waiters));
-        cells(&[("workers", workers), ("waiters", waiters), ("cpus", values(cpus))])
-    };
-    let mut all = of(workers, &[1]);
-    all.extend(of(&["threads"], crowds));
-    all
+/// Returns the parameters `workers` and `cpus` of round trips, with their values. A unit test has
+/// no processes.
+pub(super) fn axes(settings: &Settings) -> [(&'static str, Vec<Value>); 2] {
+    let kinds = 1 + usize::from(settings.program.is_some());
+    let cpus = cpus::each().len().min(2);
+    [("workers", values(&["threads", "processes"][..kinds])), ("cpus", values(&[1, 2][..cpus]))]
 }
 
 fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
@@ -62,13 +60,8 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     let of_linux: Measure<'_> =
         Box::new(|cell, time| round_trips(run, Linux::default(), cell, time, Place::Host));
     let of_ours: Measure<'_> = Box::new(|cell, time| {
-        if cell.word("workers") == "threads" {
-            return round_trips(run, Ours::new(2)?, cell, time, Place::Host);
-        }
         let file = folder.path().join("namespace");
-        // Each slice has a namespace of its own.
-        let _ = fs::remove_file(&file);
-        round_trips(run, Ours::open(&file)?, cell, time, Place::Namespace(&file))
+        round_trips(run, Ours::for_slice(cell, &file)?, cell, time, Place::Namespace(&file))
     });
     run.measure(&run.sweeps[0], &[(BASELINE, of_linux), (OURS, of_ours)], samples)
 }
