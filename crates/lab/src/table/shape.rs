@@ -68,6 +68,9 @@ enum Of {
     Figure(f64, Cited),
     /// The ratios of corewalk's throughput in all rows whose parameters match one of these sets.
     Cells(Vec<At>),
+    /// The medians of the first variant's throughput over those of the second variant, in all rows
+    /// whose parameters match one of these sets.
+    Over(&'static str, &'static str, Vec<At>),
     /// The rows of a variant whose parameters match one of these sets.
     Losses(&'static str, Vec<At>),
 }
@@ -93,6 +96,17 @@ impl Stated {
             Of::Cells(sets) => {
                 let rates = rates(rows, |params| is_any(params, sets));
                 return Claim::in_every_cell(&words, &rates, bound);
+            }
+            Of::Over(variant, other, sets) => {
+                let is_meant = |row: &&Row| {
+                    row.variant == *variant
+                        && row.metric == "ops_per_s"
+                        && is_any(&row.params, sets)
+                };
+                let factors = rows.iter().filter(is_meant).filter_map(|row| {
+                    Some((row.median / of_variant(rows, row, other)?.median, row))
+                });
+                return Claim::in_every_cell(&words, &factors.collect::<Vec<_>>(), bound);
             }
             Of::Losses(variant, sets) => {
                 let is_meant = |row: &&Row| {
@@ -208,6 +222,13 @@ fn is_loss(row: &Row) -> bool {
     })
 }
 
+/// Returns the row of `variant` with the metric and the parameters of `row`.
+pub(super) fn of_variant<'a>(rows: &'a [Row], row: &Row, variant: &str) -> Option<&'a Row> {
+    rows.iter().find(|other| {
+        other.variant == variant && other.metric == row.metric && other.params == row.params
+    })
+}
+
 /// Returns the row of `variant` and `metric` with exactly these parameters.
 pub(super) fn find<'a>(
     rows: &'a [Row],
@@ -264,6 +285,36 @@ mod tests {
         assert_eq!(line(None), "claim: two threads over one, at least x1.8: not measured");
         let word = |factor| Claim::within("its time", Some(factor), Bound::Most(1.3)).word();
         assert_eq!((word(1.31), word(1.3)), ("not-held", "held"));
+    }
+
+    #[test]
+    fn one_variant_over_another_is_the_worst_factor_of_the_cells_with_both() {
+        let mut samples = Samples::default();
+        for (variant, op, value) in [
+            ("corewalk", "stat", 30.0),
+            ("corewalk", "create", 50.0),
+            ("corewalk", "unlink", 1.0),
+            ("dev", "stat", 10.0),
+            ("dev", "create", 20.0),
+        ] {
+            let params = Params::from([("op", op.into())]);
+            samples.add(0, variant, &params, (Metric::OPS_PER_SECOND, value), "linux");
+        }
+        let rows = samples.rows();
+        let claim = |sets: &str, least: f64| {
+            let stated = format!(
+                r#"{{"words": "w", "bound": {{"least": {least}}},
+                "of": {{"over": ["corewalk", "dev", {sets}]}}}}"#
+            );
+            serde_json::from_str::<Stated>(stated.leak()).unwrap().test(&rows).to_string()
+        };
+        let held = "claim: w, at least x2.5 in every cell: held (x2.50 at op=create; 2 of 2 cells)";
+        assert_eq!(claim("[[]]", 2.5), held);
+        assert!(claim("[[]]", 2.6).ends_with("not held (x2.50 at op=create; 1 of 2 cells)"));
+        assert!(
+            claim(r#"[[["op", "stat"]]]"#, 2.6).ends_with("held (x3.00 at op=stat; 1 of 1 cells)")
+        );
+        assert!(claim(r#"[[["op", "unlink"]]]"#, 1.0).ends_with("not measured"));
     }
 
     /// Returns a row with `users` users and a spread of a tenth.

@@ -40,16 +40,11 @@ pub(super) fn of(rows: &[Row]) -> Vec<Claim> {
 fn of_store(rows: &[Row], store: &str, place: &str, time_max: f64) -> Vec<Claim> {
     let ours = rates(rows, store);
     // Both are held against the same baseline in the same rounds.
-    let over = |row: &Row, variant: &str| {
-        let is_it = |other: &&Row| {
-            other.variant == variant && other.metric == row.metric && other.params == row.params
-        };
-        Some(row.ratio? / rows.iter().find(is_it)?.ratio?)
-    };
-    let number = |row: &Row, key: &str| row.params[key].as_u64();
-    let few = ours.iter().filter(|(_, row)| number(row, "values") <= Some(FEW_VALUES));
-    let most = ours.iter().filter_map(|(_, row)| number(row, "processes")).max();
-    let crowded = ours.iter().filter(|(_, row)| number(row, "processes") == most);
+    let over =
+        |row: &Row, variant: &str| Some(row.ratio? / shape::of_variant(rows, row, variant)?.ratio?);
+    let few = ours.iter().filter(|(_, row)| number(row, "values") <= FEW_VALUES);
+    let most = ours.iter().map(|(_, row)| number(row, "processes")).max();
+    let crowded = ours.iter().filter(|(_, row)| Some(number(row, "processes")) == most);
     let before = crowded.filter_map(|(_, row)| Some((over(row, OF_DOCUMENT[0])?, *row)));
     let best = ours.iter().filter_map(|(_, row)| {
         let factors = OF_DOCUMENT.iter().filter_map(|variant| over(row, variant));
