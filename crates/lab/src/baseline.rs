@@ -130,12 +130,13 @@ pub(crate) fn components(path: &[u8]) -> impl Iterator<Item = &[u8]> {
 mod tests {
     use super::*;
     use crate::corpus::Corpus;
-    use crate::ours::Ours;
+    use crate::ours::{OurTable, Ours};
 
     /// Returns every variant that holds its own names.
     fn all(corpus: &Corpus) -> Vec<Box<dyn Namespace>> {
         vec![
             Box::new(Ours::load(corpus).expect("the tree fits")),
+            Box::new(OurTable::load(corpus).expect("the tree fits")),
             Box::new(RwLockAhash::load(corpus)),
             Box::new(LibfuseNode::load(corpus)),
         ]

@@ -37,7 +37,7 @@ use rustix::thread::disable_transparent_huge_pages;
 
 use crate::baseline::{LibfuseNode, Namespace, RwLockAhash, dashmap_path, papaya_path, scc_path};
 use crate::corpus::Corpus;
-use crate::ours::Ours;
+use crate::ours::{OurTable, Ours};
 
 /// Returns the loaded table of `variant`.
 ///
@@ -46,6 +46,7 @@ use crate::ours::Ours;
 pub(crate) fn load(variant: &str, corpus: &Corpus) -> anyhow::Result<Box<dyn Namespace>> {
     Ok(match variant {
         "corewalk" => Box::new(Ours::load(corpus)?),
+        "corewalk-table" => Box::new(OurTable::load(corpus)?),
         "rwlock-ahash" => Box::new(RwLockAhash::load(corpus)),
         "libfuse-node" => Box::new(LibfuseNode::load(corpus)),
         "dashmap-path" => dashmap_path(corpus),
@@ -136,7 +137,7 @@ mod tests {
             "memory::tests::resident_memory_of_every_table_is_what_allocators_handed_out";
         match role() {
             Some(variant) => check_against_the_allocator(&variant),
-            None => ["corewalk", "rwlock-ahash", "libfuse-node"]
+            None => ["corewalk", "corewalk-table", "rwlock-ahash", "libfuse-node"]
                 .into_iter()
                 .for_each(|variant| Reexec::test(NAME).role(variant).run().assert_success()),
         }

@@ -1,4 +1,5 @@
-//! corewalk itself as a variant.
+//! corewalk itself as a variant: the whole library ([`Ours`]), and its inode table alone
+//! ([`OurTable`]).
 //!
 //! A lookup takes a parent's inode number and a name. It returns an inode number and adds one
 //! reference for the client. The FUSE server makes this call too, and reads the attributes from the
@@ -6,20 +7,26 @@
 //! and stay in the cache, which evicts none. The cache counts its calls of the file system below.
 //! There must be none during a measurement.
 //!
-//! Source: `corewalk::vfs`.
+//! The inode table is for a server that stores and finds its files itself. It checks no
+//! permissions, and has no call for a path. So a walk looks up one name after the other, and
+//! references each node on the way. Each entry has one lookup of the client, as in the other tables
+//! of inodes.
+//!
+//! Source: `corewalk::vfs`, `corewalk::InodeTable`.
 
 use std::sync::Arc;
 
+use anyhow::ensure;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
-    Cred, FileKind, FileSystem, FsStruct, InodeRef, Make, Name, Removal, RenameMode, Stats, Vfs,
-    VfsOptions, WalkFlags,
+    Cred, FileKind, FileSystem, FsStruct, InodeRef, InodeTable, Make, Name, Removal, RenameMode,
+    Stats, Vfs, VfsOptions, WalkFlags,
 };
 
-use crate::baseline::Namespace;
+use crate::baseline::{Namespace, components};
 use crate::before::timed::timed_if_moved;
 use crate::before::{Dentries, filled};
-use crate::corpus::Corpus;
+use crate::corpus::{Corpus, ROOT};
 use crate::crew::{Laps, Turn};
 use crate::job::User;
 use crate::questions::Questions;
@@ -36,6 +43,9 @@ pub(crate) struct Ours {
     pub(crate) cred: Cred,
 }
 
+/// The inode table alone, without data for the inodes.
+pub(crate) struct OurTable(InodeTable<()>);
+
 impl Ours {
     /// Returns a namespace in which all of `corpus` is cached.
     ///
@@ -51,7 +61,7 @@ impl Ours {
     /// # Errors
     /// If the namespace cannot be made.
     pub(crate) fn empty(capacity: usize) -> anyhow::Result<Ours> {
-        Ours::over(Arc::new(Ramfs::new()), u32::try_from(4 * capacity + 65_536)?)
+        Ours::over(Arc::new(Ramfs::new()), entries_max(capacity)?)
     }
 
     /// Returns a namespace over an empty tmpfs.
@@ -63,9 +73,7 @@ impl Ours {
     }
 
     fn over(fs: Arc<dyn FileSystem>, entries_max: u32) -> anyhow::Result<Ours> {
-        let options =
-            VfsOptions::default().with_cache_bytes(CACHE_BYTES).with_entries_max(entries_max);
-        Ok(Ours { vfs: Vfs::new(fs, options)?, cred: Cred::prechecked(0, 0) })
+        Ok(Ours { vfs: Vfs::new(fs, options(entries_max))?, cred: Cred::prechecked(0, 0) })
     }
 
     /// Returns a root and a working directory, as a process has them. A thread takes these
@@ -113,6 +121,15 @@ impl Ours {
         let (Ok(old), Ok(new)) = (Name::new(from.1), Name::new(to.1)) else { return false };
         self.vfs.rename(&self.cred, (from.0, old), (to.0, new), mode).is_ok()
     }
+}
+
+/// Returns how many entries a cache for `capacity` names may have.
+fn entries_max(capacity: usize) -> anyhow::Result<u32> {
+    Ok(u32::try_from(4 * capacity + 65_536)?)
+}
+
+fn options(entries_max: u32) -> VfsOptions {
+    VfsOptions::default().with_cache_bytes(CACHE_BYTES).with_entries_max(entries_max)
 }
 
 /// Returns the type bits and permission bits of a new file.
@@ -178,5 +195,46 @@ impl Dentries for Ours {
         let at = self.fs_struct();
         let open = |path: &[u8]| Some(self.find(&at, path)?.ino());
         user.work(self, turn, |path| self.resolve(&at, path), open)
+    }
+}
+
+impl OurTable {
+    /// Returns a table with all entries of `corpus`. Each entry has one lookup.
+    ///
+    /// # Errors
+    /// If the table cannot be made.
+    pub(crate) fn load(corpus: &Corpus) -> anyhow::Result<OurTable> {
+        let table = InodeTable::new((), options(entries_max(corpus.len())?))?;
+        for ino in corpus.inodes().filter(|&ino| ino != ROOT) {
+            let (parent, name) = (table.get(corpus.parent(ino))?, Name::new(corpus.name(ino))?);
+            let entered = table.entered(&parent, name, corpus.kind(ino), ())?.into_lookups();
+            ensure!(entered == ino, "entries are numbered in turn");
+        }
+        Ok(OurTable(table))
+    }
+}
+
+impl Namespace for OurTable {
+    fn variant(&self) -> &'static str {
+        "corewalk-table"
+    }
+
+    #[inline]
+    fn lookup(&self, parent: u64, name: &[u8]) -> Option<u64> {
+        Some(self.0.child(parent, name).ok()?.into_lookups())
+    }
+
+    #[inline]
+    fn path(&self, ino: u64) -> Option<Vec<u8>> {
+        self.0.path(ino).ok()
+    }
+
+    #[inline]
+    fn walk(&self, path: &[u8]) -> Option<u64> {
+        components(path).try_fold(ROOT, |dir, name| Some(self.0.child(dir, name).ok()?.ino()))
+    }
+
+    fn stats(&self) -> Stats {
+        self.0.stats()
     }
 }

@@ -31,7 +31,7 @@ pub(super) const BASELINE: &str = "rwlock-ahash";
 /// The baseline of cold walks: the fastest of [`MAPS`] in each round.
 pub(super) const BEST_MAP: &str = "best-path-map";
 /// Variants that hold the names of the tree.
-pub(super) const VARIANTS: [&str; 3] = ["corewalk", BASELINE, "libfuse-node"];
+pub(super) const VARIANTS: [&str; 4] = ["corewalk", "corewalk-table", BASELINE, "libfuse-node"];
 /// Maps from whole paths.
 pub(super) const MAPS: [&str; 3] = ["dashmap-path", "papaya-path", "scc-path"];
 /// Entries of the tree, and of the large one.
