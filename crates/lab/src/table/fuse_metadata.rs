@@ -4,38 +4,38 @@
 //! Each process makes, stats, lists, renames and removes empty files in its own directory, and sets
 //! an attribute of 1 KiB (`setxattr`). Then it writes a few files of 4 KiB with one fsync(2) each:
 //! new files (`create+fsync`) and existing ones (`write+fsync`). Units: operations per second of
-//! wall time, all processes together, and nanoseconds of processor time per operation, of the
-//! clients and the server.
+//! wall time, and nanoseconds of processor time per operation, of the clients and the server.
 //!
 //! | variant | server | files are in |
 //! |---|---|---|
-//! | `corewalk` | `corewalk mount tmpfs` | its own memory |
+//! | `corewalk` | `corewalk mount tmpfs` with the default, `-o transport=auto` | its own memory |
+//! | `corewalk-dev` | the same with `-o transport=dev` | its own memory |
+//! | `corewalk-fuser` | the same with `-o transport=fuser` | its own memory |
 //! | `corewalk-hostfs` | `corewalk mount DIRECTORY` | the host's tmpfs |
 //! | `corewalk-store` | `corewalk mount store:DIRECTORY` | a directory of the disk |
 //! | `bindfs` | bindfs | the host's tmpfs |
 //! | `linux` | none: shows what a server costs | the host's tmpfs |
 //! | `linux-ext4` | none | the disk of the store, if it has an ext4 |
 //!
+//! The default uses io_uring only if [`ENABLE_URING`] is `Y`, which no kernel sets by itself. So
+//! the table writes `Y` there before it mounts, if it may, and leaves it. Otherwise, and before
+//! Linux 6.14, `corewalk` is the same as `corewalk-dev`.
+//!
 //! # Alike for all
-//! - All timeouts are 0, so the kernel asks the server each time.
-//! - The kernel checks permissions (`default_permissions`). A mount without these checks is not
-//!   measured.
-//! - A server for one process has one thread, and a server for several has several
-//!   (`peer/programs`). So every server is mounted twice. A single client shares a processor with
-//!   the server, since to wake an idle processor costs more than the request.
+//! - All timeouts are 0, and the kernel checks permissions (`peer/programs`). A mount without these
+//!   checks is not measured.
+//! - A server for one process has one thread, and a server for several has several. So every server
+//!   is mounted twice. A single client shares a processor with the server, since to wake an idle
+//!   processor costs more than the request.
 //!
 //! # Not alike
-//! - `corewalk` keeps the files itself, but bindfs makes system calls to the host. Compare bindfs
-//!   with `corewalk-hostfs`.
-//! - bindfs resolves a path for each request and lists without attributes (no READDIRPLUS).
-//! - Only on a disk does fsync(2) have work to do. Compare `corewalk-store` with `linux-ext4`
-//!   there.
+//! - bindfs makes system calls to the host, so compare it with `corewalk-hostfs`. bindfs resolves a
+//!   path for each request and lists without attributes (no READDIRPLUS).
+//! - Only on a disk does fsync(2) have work to do. Compare `corewalk-store` with `linux-ext4`.
 //!
 //! A FUSE request costs 5 to 50 microseconds, and a lookup in memory 0.05 to 0.3. So this table
-//! cannot show the gain of fast lookups. It shows that a mount loses nothing.
-//!
-//! Each client checks its answers (`client`). All mounts exist at the same time. They are removed
-//! at the end, also after an error or a signal.
+//! shows not the gain of fast lookups, but that a mount loses nothing. Each client checks its
+//! answers (`client`). All mounts are removed at the end, also after an error or a signal.
 //!
 //! Source: mdtest (<https://github.com/hpc/ior>) for the phases, except for renames and attributes.
 
@@ -52,6 +52,11 @@ use std::path::Path;
 const BASELINE: &str = "bindfs";
 /// The variant that must work.
 const OURS: &str = "corewalk";
+/// The variants like [`OURS`] whose transport is named, with that mount option.
+const TRANSPORTS: [(&str, &str); 2] =
+    [("corewalk-dev", "transport=dev"), ("corewalk-fuser", "transport=fuser")];
+/// The file in which root allows FUSE over io_uring.
+const ENABLE_URING: &str = "/sys/module/fuse/parameters/enable_uring";
 /// The variant without a server: a directory on the disk on which [`STORE`] keeps its files.
 const LINUX_EXT4: &str = "linux-ext4";
 /// The variant that keeps its files on a disk.
@@ -63,8 +68,8 @@ const SHARE: f64 = 0.6;
 /// The least and the most files of one process.
 const FILES: [usize; 2] = [50, 20_000];
 /// The number of mounts, and how many of them are measured with a given number of clients.
-const MOUNTS: usize = 10;
-const SERVING: usize = 6;
+const MOUNTS: usize = 14;
+const SERVING: usize = 8;
 /// The type of an ext4 in statfs(2).
 const EXT4_MAGIC: u64 = 0xef53;
 
@@ -152,19 +157,24 @@ fn mounts(
     source: &Scratch,
     disk: &Scratch,
 ) -> anyhow::Result<Vec<(Serves, Mounted)>> {
+    // Without the permission `OURS` does without io_uring.
+    let _ = std::fs::write(ENABLE_URING, "Y");
     let mut mounts = vec![];
-    for variant in [OURS, "corewalk-hostfs", STORE, BASELINE] {
+    for variant in [OURS, TRANSPORTS[0].0, TRANSPORTS[1].0, "corewalk-hostfs", STORE, BASELINE] {
+        let transport = TRANSPORTS.iter().find(|(name, _)| *name == variant);
         for (serves, threads) in [(1..=1, 1), (2..=usize::MAX, cores().max(2))] {
             let folder = format!("{variant}-{threads}");
             let point = scratch.folder(&folder)?;
             let below: OsString = match variant {
-                OURS => "tmpfs".into(),
+                _ if variant == OURS || transport.is_some() => "tmpfs".into(),
                 STORE => format!("store:{}", disk.folder(&folder)?.display()).into(),
                 _ => source.folder(&folder)?.into(),
             };
             let find = if variant == BASELINE { peer::bindfs } else { peer::ours };
-            let program = find(threads, &below, &point);
-            let mounted = program.and_then(|program| Mounted::start(variant, program, point));
+            let mounted = find(threads, &below, &point).and_then(|mut program| {
+                program.args(transport.iter().flat_map(|(_, option)| ["-o", option]));
+                Mounted::start(variant, program, point)
+            });
             match mounted {
                 Ok(mounted) => mounts.push((serves, mounted)),
                 Err(error) => {
