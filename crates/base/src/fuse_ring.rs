@@ -465,17 +465,24 @@ mod tests {
     use std::fs::File;
     use std::os::fd::AsFd as _;
 
-    use corewalk_testkit::require::has_fuse;
+    use corewalk_testkit::require::{Need, has_fuse, skip};
 
     use super::*;
 
-    /// Returns a ring of a device that is not mounted, or `None` without `/dev/fuse`.
+    /// Returns a ring of a device that is not mounted. Returns `None` without `/dev/fuse`, or on a
+    /// machine without io_uring, such as an emulated one.
     fn unmounted(depth: usize) -> Option<FuseRing> {
         if !has_fuse() {
             return None;
         }
         let device = File::options().read(true).write(true).open("/dev/fuse").expect("a device");
-        Some(FuseRing::new(device.as_fd(), &[0, 1], depth, 8192).expect("a ring"))
+        match FuseRing::new(device.as_fd(), &[0, 1], depth, 8192) {
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                skip(Need::Machine, "no io_uring");
+                None
+            }
+            ring => Some(ring.expect("a ring")),
+        }
     }
 
     #[test]

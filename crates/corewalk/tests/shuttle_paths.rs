@@ -160,9 +160,9 @@ fn file_opened_during_its_removal_is_read_or_gone() {
             let file = vfs.inode(f).unwrap();
             match vfs.open(&Cred::root(), &file, 0, May::READ) {
                 Err(error) => assert_eq!(error, Errno::STALE),
-                Ok(handle) => {
-                    assert_eq!(vfs.read(&file, handle, 0, &mut [0; 8]), Ok(0));
-                    vfs.release(&file, handle);
+                Ok(opened) => {
+                    assert_eq!(vfs.read(&file, opened.handle, 0, &mut [0; 8]), Ok(0));
+                    vfs.release(&file, opened.handle);
                 }
             }
             drop(file);

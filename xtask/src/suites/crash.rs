@@ -6,7 +6,7 @@
 //!
 //! Source: `fuse(4)`, by which requests on a lost connection fail with ENOTCONN or ECONNABORTED.
 
-use super::mount::{Mount, OPTIONS, Site};
+use super::mount::{DEVICE, Mount, OPTIONS, Site};
 use crate::{
     Outcome,
     process::{self, Ended},
@@ -70,13 +70,41 @@ fn wait_ready(user: &mut std::process::Child) -> Result<(), Outcome> {
 }
 
 /// Stops the server with SIGSTOP. Checks that the abort of the connection ends a client's waiting
-/// call, and that the mount can be detached.
+/// call, and that the mount can be detached. Over io_uring the kernel hands a request to a thread
+/// of the server, and the abort waits for that thread. So there the kill of the server must end the
+/// call.
 pub(super) fn hang(site: &Site) -> Outcome {
-    check_hang(site).unwrap_or_else(|outcome| outcome)
+    let checked = check_hang(site).and_then(|_| check_killed(site));
+    checked.unwrap_or_else(|outcome| outcome)
+}
+
+fn check_killed(site: &Site) -> Result<Outcome, Outcome> {
+    let mut mount = Mount::start(site, OPTIONS)?;
+    mount.signal_server("STOP");
+    let mut command = Command::new("mkdir");
+    command.arg(mount.path.join("never")).stdin(Stdio::null()).stderr(Stdio::null());
+    let spawned = command.spawn();
+    let mut client =
+        spawned.map_err(|error| Outcome::Failed(format!("cannot start a client: {error}")))?;
+    if process::poll(&mut client, Duration::from_secs(1)).is_some() {
+        return Err(Outcome::Failed("a stopped server answered".to_owned()));
+    }
+    if mount.kill_server() == Ended::Stuck {
+        return Err(Outcome::Failed("a stopped server cannot be killed".to_owned()));
+    }
+    match process::wait(&mut client, SHORT) {
+        Ended::Exit(_) => {}
+        ended => return Err(Outcome::Failed(format!("a client of a killed server: {ended:?}"))),
+    }
+    mount.detach();
+    match mount.is_mounted() {
+        true => Err(Outcome::Failed("the hung mount cannot be detached".to_owned())),
+        false => Ok(Outcome::Passed),
+    }
 }
 
 fn check_hang(site: &Site) -> Result<Outcome, Outcome> {
-    let mut mount = Mount::start(site, OPTIONS)?;
+    let mut mount = Mount::start(site, DEVICE)?;
     mount.signal_server("STOP");
     let mut command = Command::new("mkdir");
     command.arg(mount.path.join("never"));

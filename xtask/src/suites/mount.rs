@@ -33,6 +33,9 @@ use std::{
 /// programs work in it. Requests arrive over io_uring, if the kernel offers it.
 pub(super) const OPTIONS: &str = "allow_other,dev,suid";
 
+/// Like [`OPTIONS`], but requests arrive over `/dev/fuse`.
+pub(super) const DEVICE: &str = "allow_other,dev,suid,transport=dev";
+
 /// Mount options with which the server, and not the kernel, checks permissions. Four threads read
 /// requests from `/dev/fuse`.
 pub(super) const SERVER_PERMISSIONS: &str =
