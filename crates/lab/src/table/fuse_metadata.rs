@@ -127,7 +127,11 @@ fn session(
 ) -> anyhow::Result<Vec<Slice>> {
     let first = cpus::each()[0];
     let is_alone = processes == 1;
-    mount.pin(&if is_alone { cpus::one(first) } else { cpus::all()? });
+    // A server for several clients places its threads itself: a ring of io_uring belongs to a
+    // processor, and so does the thread that serves it.
+    if is_alone {
+        mount.pin(&cpus::one(first));
+    }
     let files = files(run.settings).to_string();
     let start = |n: usize| {
         let directory = mount.directory.join(format!("client-{n}"));
