@@ -181,18 +181,13 @@ pub(crate) fn work(directory: &Path, files: usize, cpu: Option<usize>) -> anyhow
 }
 
 /// Does a phase.
-fn run(
-    phase: &str,
-    directory: &Path,
-    names: &[PathBuf],
-    renamed: &[PathBuf],
-) -> anyhow::Result<()> {
+fn run(phase: &str, folder: &Path, names: &[PathBuf], renamed: &[PathBuf]) -> anyhow::Result<()> {
     let synced = || &names[..operations(phase, names.len())];
     match phase {
         "create" => names.iter().try_for_each(|name| File::create_new(name).map(drop))?,
         "stat" => names.iter().try_for_each(|name| check(name))?,
         "readdir+stat" => {
-            let listed = list(directory)?;
+            let listed = list(folder)?;
             ensure!(listed.len() == names.len(), "{} files listed", listed.len());
             listed.iter().try_for_each(|name| check(name))?;
         }
