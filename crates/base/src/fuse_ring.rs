@@ -57,7 +57,7 @@ use crate::fuse_device::check_is_fuse;
 const REGISTER: u32 = 1;
 /// `FUSE_IO_URING_CMD_COMMIT_AND_FETCH`.
 const COMMIT_AND_FETCH: u32 = 2;
-/// How often an entry is registered before `EAGAIN` or `EINTR` counts as a failure.
+/// How often the registration of an entry is repeated after `EAGAIN` or `EINTR`.
 const TRIES_MAX: u8 = 16;
 
 /// Bytes of `struct fuse_in_header`.
@@ -88,7 +88,7 @@ pub struct FuseRing {
     live: usize,
     /// The error of the last entry that died.
     failure: Option<Errno>,
-    /// Whether the kernel has got commands.
+    /// Whether `enable` has enabled the ring, so that the kernel may have commands.
     is_started: bool,
     is_woken: bool,
     wake: Arc<OwnedFd>,
@@ -218,15 +218,17 @@ impl FuseRing {
         self.failure
     }
 
-    /// Registers the entries, and returns without waiting for a request. The first
-    /// [`wait`](Self::wait) does the same. It must come from the same thread.
+    /// Registers the entries, and returns without waiting for a request. Without this call the
+    /// first [`wait`](Self::wait) registers them. All calls of `register` and `wait` must come from
+    /// one thread.
     ///
     /// Returns true if each queue of this ring has an entry. If the kernel has refused all entries
     /// of a queue ([`failure`](Self::failure)), it uses no ring.
     ///
     /// # Errors
     ///
-    /// Those of io_uring_enter(2). Then the kernel has refused nothing, and waits for the entries.
+    /// Those of io_uring_enter(2). Then some entries are not registered, and the kernel may hold
+    /// all requests back until they are.
     pub fn register(&mut self) -> Result<bool, Errno> {
         self.enable().map_err(crate::errno_of)?;
         while !self.ring.submission().is_empty() {
@@ -286,7 +288,8 @@ impl FuseRing {
     ///
     /// # Panics
     ///
-    /// Panics if the entry is of another ring and has no request here.
+    /// Panics if this ring has no taken entry with the index of `entry`. Then `entry` comes from
+    /// another ring.
     pub fn request(&mut self, entry: &EntryId) -> RingRequest<'_> {
         let index = self.taken(entry);
         // SAFETY: the entry is `Taken`, so the kernel does not own it (F.2). Only `reply` changes
@@ -339,7 +342,8 @@ impl FuseRing {
             let Some(done) = self.ring.completion().next() else { return };
             if done.user_data() == WAKE_USER_DATA {
                 self.is_woken = true;
-                // The poll has ended, for example because the completion queue was full.
+                // Without the flag `MORE` the poll has ended, for example because the completion
+                // queue was full.
                 if !cqueue::more(done.flags()) {
                     self.push_poll();
                 }
@@ -416,7 +420,8 @@ impl FuseRing {
 /// With `DEFER_TASKRUN` the kernel fills in requests only while the thread waits, and so never
 /// interrupts it. Two clients of two rings then took 18.5 us per lookup, on a virtual machine with
 /// two processors. `COOP_TASKRUN` took 19.4 us, no flag 20.3 us, and reads of `/dev/fuse` 25.0 us.
-/// A kernel that refuses the flags gets none.
+/// If the kernel refuses the
+/// flags, the ring is made with `R_DISABLED` only.
 fn set_up(commands: u32) -> io::Result<Ring> {
     let deferring = Ring::builder()
         .setup_r_disabled()
@@ -435,7 +440,7 @@ impl Drop for FuseRing {
     fn drop(&mut self) {
         let is_kernels =
             |entry: &Entry| matches!(entry.owner, Owner::Registering { .. } | Owner::Kernel);
-        // The kernel takes commands only in `wait`, so before it there are none.
+        // The kernel gets commands only after `enable`, which `register` and `wait` call.
         if self.is_started && self.entries.iter().any(is_kernels) {
             self.memory.abandon();
         }

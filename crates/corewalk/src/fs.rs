@@ -297,14 +297,15 @@ bitflags! {
         /// end, which may read or write fewer bytes. mmap(2) with `MAP_SHARED` fails. Files whose
         /// size is not known need this flag, such as those of `/proc`.
         const DIRECT_IO = 1;
-        /// The kernel keeps its cached pages of earlier opens. Without this flag it drops them. For
-        /// a back end that only the mount changes, a server always sets this flag.
+        /// The kernel keeps its cached pages of earlier opens. Without this flag it drops them. If
+        /// only this mount changes the files, a server always sets this flag.
         const KEEP_CACHE = 1 << 1;
         /// The file has a position, but lseek(2) fails with `ESPIPE`.
         const NONSEEKABLE = 1 << 2;
         /// The file has no position, such as a pipe.
         const STREAM = 1 << 4;
-        /// The server does not call `flush` for this file.
+        /// The kernel sends no `flush` for this file. A kernel with a write-back cache ignores this
+        /// flag.
         const NOFLUSH = 1 << 5;
         /// Several writes of a file with `DIRECT_IO` may run at the same time.
         const PARALLEL_DIRECT_WRITES = 1 << 6;
@@ -540,7 +541,8 @@ pub trait FileSystem: Send + Sync + 'static {
     fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno>;
 
     /// Reads at `offset` into `buf` and returns the number of bytes. The number is smaller than the
-    /// length of `buf` only at the end of the file.
+    /// length of `buf` only at the end of the file, or if the file is open with
+    /// [`OpenFlags::DIRECT_IO`].
     fn read(&self, node: Node<'_>, offset: u64, buf: &mut [u8]) -> Result<usize, Errno>;
 
     /// Writes `bytes` at `offset` and returns the number of bytes. May fail with `ENOSPC` or
@@ -590,16 +592,17 @@ pub trait FileSystem: Send + Sync + 'static {
         false
     }
 
-    /// Tells the back end that a client closes a descriptor of an open file (close(2)). Its error
-    /// is that of close(2). One open file has several descriptors after dup(2) or fork(2), so there
-    /// may be several calls. `ENOSYS`, the default, means that the back end needs none of these
-    /// calls, and a server need not make them.
+    /// Tells the back end that a client closes a descriptor of an open file. close(2) fails with
+    /// the error of this method. One open file has several descriptors after dup(2) or fork(2), so
+    /// there may be several calls. `ENOSYS`, the default, means that the back end needs no such
+    /// call for any file. Then a server need not make these calls.
     fn flush(&self, node: Node<'_>) -> Result<(), Errno> {
         Err(Errno::NOSYS)
     }
 
-    /// Opens a directory for a listing, for back ends that keep state per listing. The handle comes
-    /// back in `readdir` and `fsync`. Called only with [`FileSystem::has_open_state`].
+    /// Opens a directory for a listing, for back ends that keep state per listing. `readdir`,
+    /// `fsync` and `releasedir` get the handle in [`Node::handle`]. A server may skip this call
+    /// under the conditions of [`FileSystem::has_open_state`].
     fn opendir(&self, dir: Node<'_>) -> Result<Opened, Errno> {
         Ok(Opened::default())
     }

@@ -96,7 +96,7 @@ impl Watch {
 
     /// Reports changes to the kernel until reading them fails.
     pub(crate) fn report_to(mut self, kernel: &KernelCache) -> Result<(), Errno> {
-        // The buffer may have several events, so the reader outlives each of them.
+        // Make one reader for the whole loop, because its buffer may hold several events.
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let inotify = self.inotify.try_clone().map_err(errno_of)?;
         let mut reader = Reader::new(inotify, &mut buffer);
@@ -104,7 +104,8 @@ impl Watch {
             let event = reader.next()?;
             let what = event.events();
             if what.contains(ReadFlags::QUEUE_OVERFLOW) {
-                // Changes were lost. So look for new directories, and drop all names.
+                // Events were lost. So watch new directories, and drop each name that the root has
+                // now, with everything below it.
                 self.add(Path::new(""));
                 for entry in read_dir(&self.root).map_err(errno_of)?.flatten() {
                     tell(kernel.invalidate_entry_at(Path::new(&entry.file_name())));

@@ -1,9 +1,9 @@
 //! Serves one request: reads its arguments, calls the [`Server`], and writes the answer.
 //!
 //! A transport reads a request and passes it to [`Dispatcher::serve`] on the thread that has read
-//! it. If the request has to wait, the result is [`Outcome::Later`]. Then the transport passes the
-//! request to [`Dispatcher::serve_later`], which serves it on an offload thread. So a request that
-//! waits for a disk does not keep a transport's thread from reading other requests.
+//! it. For the requests listed below, the result may be [`Outcome::Later`]. Then the transport
+//! passes the request to [`Dispatcher::serve_later`], which serves it on an offload thread.
+//! Meanwhile the transport's thread reads other requests.
 //!
 //! # Requests that may run later
 //! - fsync(2), if the back end says that it waits.
@@ -13,7 +13,8 @@
 //!   `ENOSPC`. To avoid that, the dispatcher repeats such a request a few times, with a pause
 //!   before each time.
 //!
-//! A calling process waits for its answer, so the requests of one process keep their order.
+//! A thread in a system call waits for the answer, so the system calls of one thread keep their
+//! order.
 //!
 //! # Requests that are turned off
 //! - If the server needs no open ([`Server::opens_are_free`]), the first open gets `ENOSYS`. After
@@ -24,11 +25,12 @@
 //!   kernel, where a signal can interrupt a thread that waits for one.
 //!
 //! # Guarantees
-//! - D.1: every request gets exactly one answer, except a forget, which gets none.
-//! - D.2: the server counts exactly the entries that an answer contains. If a listing fails half
-//!   way, the answer contains the entries before the failure.
-//! - D.3: a request that panics gets `EIO`. The cache and the back end keep their own state
-//!   consistent (F.2 of [`corewalk::FileSystem`]'s rules).
+//! - D.1: every request gets exactly one answer. A forget and a `FUSE_NOTIFY_REPLY` get none.
+//! - D.2: the server counts one lookup for each inode that an answer gives to the kernel, and no
+//!   other lookup. If a listing fails half way, the answer contains the entries before the failure.
+//! - D.3: a request that panics gets `EIO`. A listing that panics after an entry succeeds with its
+//!   entries (D.2). The cache and the back end keep their own state consistent (F.2 of
+//!   [`corewalk::FileSystem`]'s rules).
 //!
 //! Source: Linux `fs/fuse/dev.c`, `dir.c`, `file.c`.
 
@@ -70,7 +72,7 @@ pub(crate) struct Dispatcher {
     offload: Offload,
 }
 
-/// The function of each operation.
+/// Runs requests. Each operation has a method, which reads the arguments and calls the server.
 #[derive(Debug)]
 struct Requests {
     server: Arc<Server>,

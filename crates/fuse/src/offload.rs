@@ -1,14 +1,15 @@
-//! Offload threads. They handle requests that wait for a disk or another machine.
+//! Offload threads. They serve fsync(2), and repeat requests that found no space.
 //!
 //! A mount should have as many threads that read requests as there are processors. The kernel wakes
 //! these threads in turn. With one thread more, a request and the process that waits for it run on
 //! different processors each time. Then the request takes up to three times as long. But a thread
-//! that waits for a disk reads no requests. So a reading thread passes each request that may have
-//! to wait to an offload thread, which also sends the answer.
+//! that waits for a disk reads no requests. So a reading thread passes such a request to an
+//! offload thread, which also sends the answer. Other requests run on the reading thread, even if
+//! the back end waits ([`FileSystem::waits`](corewalk::FileSystem::waits)).
 //!
 //! If no thread of the pool is idle, the pool starts another one, up to a limit. Threads stay until
-//! the pool is dropped. If all are busy, requests wait in a queue. A calling process waits for its
-//! answer, so the requests of one process keep their order.
+//! the pool is dropped. If all are busy, requests wait in a queue. A thread in a system call
+//! waits for the answer, so the system calls of one thread keep their order.
 //!
 //! Source: Linux `fs/fuse/dev.c` (`fuse_dev_do_read`, `wait_event_interruptible_exclusive`).
 
@@ -24,7 +25,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// Maximum number of threads of one pool.
 const THREADS_MAX: usize = 32;
 
-/// The rest of a request, including the answer.
+/// Serves a request and sends the answer.
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 /// The pool of offload threads. When it is dropped, it waits until all queued jobs have run.

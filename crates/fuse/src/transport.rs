@@ -84,8 +84,8 @@ impl Transport {
     }
 }
 
-/// The length in bytes of the longest message without its data: the header, the fixed arguments and
-/// the names.
+/// Space for the header, the fixed arguments and the names of a message, in bytes. The target of a
+/// symbolic link may use the space for data.
 const MESSAGE_BYTES: usize = 4096;
 /// The length of a request that opens a connection, in bytes, with a reserve for later versions.
 const INIT_BYTES: usize = 8192;

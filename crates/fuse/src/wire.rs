@@ -89,8 +89,8 @@ impl<'a> Message<'a> {
     /// Splits a message that a FUSE device has delivered.
     ///
     /// # Errors
-    /// `EIO` if the message is shorter than its operation requires. The number of the request is
-    /// `None` if the message has not even a header.
+    /// The number of the request, if the message is shorter than its operation requires. `None` if
+    /// the message is shorter than a header. The transport answers `EIO`.
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<Message<'a>, Option<u64>> {
         let (header, args) = bytes.split_at_checked(IN_HEADER_BYTES).ok_or(None)?;
         let header = Header::parse(header).map_err(|_| None)?;

@@ -96,8 +96,8 @@ impl Memory {
         self.payload_bytes
     }
 
-    /// Returns the address of the buffers that the REGISTER command of an entry names, and their
-    /// count.
+    /// Returns the address and the length of the array of `struct iovec` for the REGISTER command
+    /// of an entry.
     pub(super) fn buffers(&self, index: usize) -> (u64, u32) {
         let buffers = self.head_at(index).cast::<u8>().wrapping_add(HEADER_BYTES);
         (buffers.expose_provenance() as u64, BUFFERS as u32)

@@ -1,7 +1,7 @@
 //! A fuzz test of messages. A message may have any bytes, as if the kernel had sent them.
 //!
-//! The dispatcher must not panic. Every request except a forget must get an answer, and the answer
-//! must fit the buffer of the transport.
+//! The dispatcher must not panic. Every request that D.1 does not exempt must get an answer, and
+//! the answer must fit the buffer of the transport.
 
 use std::sync::mpsc::channel;
 
@@ -95,7 +95,7 @@ fn run(input: &[u8]) -> Result<(u32, Result<(), i32>), &'static str> {
     let parts = Message::parse_parts(header, &op_in, rest);
     assert_eq!(parts, Ok(message));
     let _ = serve(&dispatcher, message, &mut buffer);
-    // The kernel never splits a message at another place.
+    // Split the message where the kernel never splits it. Even then the dispatcher must not panic.
     let (fixed, rest) = args.split_at(args.len() / 2);
     if let Ok(message) = Message::parse_parts(header, fixed, rest) {
         let _ = serve(&dispatcher, message, &mut buffer[..100]);

@@ -33,7 +33,8 @@ enum Order {
 }
 
 impl Crew {
-    /// Starts a thread that serves a ring. `successor` serves the device if the ring is not used.
+    /// Starts a thread that serves a ring. `successor` serves the device after the ring has ended,
+    /// or if the ring is not used.
     ///
     /// # Errors
     /// A [`MountError`] if the thread cannot be started.
@@ -86,11 +87,12 @@ impl Crew {
         Ok(())
     }
 
-    /// Registers the entries of all rings with the kernel. Returns the error of the first ring that
-    /// was refused, after which the kernel sends all requests to the device.
+    /// Registers the entries of all rings with the kernel. Returns the error of the first refused
+    /// ring, if there is one. In that case the kernel sends all requests to the device.
     ///
     /// # Errors
-    /// The first error of a system call. Then the kernel holds all requests back.
+    /// The first error of a system call. Then the kernel delivers no requests, because it still
+    /// waits for entries.
     pub(super) fn register(&mut self) -> Result<Option<Errno>, Errno> {
         self.order(Order::Register);
         let mut refused = None;

@@ -182,7 +182,8 @@ fn only_timeouts_differ(opcode: Opcode, ours: &[u8], fuser: &[u8]) -> bool {
     without_timeouts(ours) == without_timeouts(fuser) && timeouts(fuser) == [entry.min(attr); 2]
 }
 
-/// Returns true if two listings differ only in entries without a node, apart from timeouts.
+/// Returns true if two listings have equal names, types and cookies, and fuser has a node where the
+/// dispatcher has none. All other nodes must be equal. Attributes and timeouts are not compared.
 fn only_failed_entries_differ(ours: &[u8], fuser: &[u8]) -> bool {
     let opcode = Opcode::READDIRPLUS;
     if [ours, fuser].iter().any(|answer| reply::error(answer).is_some()) {
@@ -351,7 +352,8 @@ fn run(case: &Case, rng: Rng, stream: u64) -> Seen {
 }
 
 fn tmpfs() -> Arc<dyn FileSystem> {
-    // Shared sets of attributes are found at times that the clock determines.
+    // Turn off the sharing of equal extended attributes. The clock decides when tmpfs finds equal
+    // sets, so the fronts could differ in the used space.
     Arc::new(Tmpfs::new(TmpfsOptions::default().with_share_xattrs(false)))
 }
 

@@ -8,8 +8,8 @@
 //! # Threads and entries
 //! An entry of a ring holds one request. With at most as many threads as processors, each queue has
 //! [`DEPTH`] entries, so that a request can arrive while another one is served. With more threads,
-//! several threads serve one queue, and each has one entry. Then a request never waits behind a
-//! slow one while another thread of its processor is idle.
+//! each thread serves one queue with one entry, and some queues have several threads. Then a
+//! request never waits behind a slow one while another thread of its processor is idle.
 //!
 //! # Requests that run later
 //! An offload thread cannot use the ring. It puts its answer into a list and wakes the thread of
@@ -61,7 +61,7 @@ pub(super) struct Thread {
     dispatcher: Arc<Dispatcher>,
     /// The answers of offload threads.
     finished: Arc<Finished>,
-    /// The thread that continues when the ring has ended.
+    /// Serves the device after the ring has ended, or if the ring is not used.
     successor: device::Thread,
 }
 
@@ -117,7 +117,7 @@ fn queues_of(thread: usize, threads: usize, cpus: u16) -> Vec<u16> {
 
 impl Thread {
     /// Returns a thread that does not run yet. `successor` serves the device after the ring has
-    /// ended.
+    /// ended, or if the ring is not used.
     pub(super) fn new(queues: Queues, successor: device::Thread) -> Thread {
         let finished = Finished { answers: Mutex::default(), waker: queues.ring.waker() };
         let dispatcher = Arc::clone(successor.dispatcher());
@@ -152,7 +152,8 @@ impl Thread {
             match self.queues.ring.wait() {
                 Ok(waited) if waited.is_woken => self.send_finished(),
                 Ok(_) => {}
-                // Such as `ENOMEM`. The thread must not end, because no other one has its queues.
+                // For example `ENOMEM`. The thread must not end, because no other thread may serve
+                // its queues.
                 Err(error) => {
                     log::error!("waiting for requests over io_uring: {error}");
                     thread::sleep(PAUSE);
@@ -175,7 +176,9 @@ impl Thread {
     /// Serves one request.
     fn serve(&mut self, entry: EntryId, scratch: &mut [u8]) {
         let RingRequest { header, op_in, payload, payload_len } = self.queues.ring.request(&entry);
-        // An answer may be written where the request was only if the request has no names or data.
+        // The payload holds the names and data of the request, and then the body of the answer. The
+        // dispatcher reads the request while it writes the body. So the body goes to `scratch` if
+        // the request has names or data.
         let (outcome, owned) = if payload_len == 0 {
             match Message::parse_parts(header, op_in, &[]) {
                 Ok(message) => {
@@ -206,8 +209,8 @@ impl Thread {
                     finished.waker.wake();
                 });
             }
-            // Only forgets get no answer, and the kernel sends them to the device. If one arrives
-            // here, an empty answer gives the entry back.
+            // The kernel sends requests without an answer to the device. If one arrives here all
+            // the same, an empty answer returns the entry to the kernel.
             (_, None) => self.queues.ring.reply(entry, Ok(0)),
         }
     }

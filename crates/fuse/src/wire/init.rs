@@ -3,8 +3,9 @@
 //! # Features that are not chosen
 //! - File locks. So the kernel manages them itself, as for a local file system.
 //! - `FUSE_SPLICE_*`: no transport splices.
-//! - `FUSE_HANDLE_KILLPRIV_V2`: the server would have to clear set-user-ID and set-group-ID by the
-//!   flags of the kernel. The kernel clears most of them itself.
+//! - `FUSE_HANDLE_KILLPRIV_V2`: a flag in each request would tell the server whether to clear
+//!   set-user-ID and set-group-ID. Without it, a kernel that checks permissions clears most of
+//!   these bits. If the server checks permissions, `FUSE_HANDLE_KILLPRIV` leaves all of them to it.
 //!
 //! Source: Linux `fs/fuse/inode.c` (`process_init_reply`).
 

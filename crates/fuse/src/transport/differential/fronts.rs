@@ -44,7 +44,8 @@ pub(super) struct Front {
     kernel: OwnedFd,
     thread: JoinHandle<()>,
     numbers: Numbers,
-    /// True if the front gets the parts of a message one by one.
+    /// True if the length of the fixed arguments precedes each message, so that the front can split
+    /// the message into its parts.
     gets_parts: bool,
 }
 

@@ -522,7 +522,8 @@ impl Kernel {
         Request::new(Opcode::FLUSH, self.file()).u64(self.file_handle()).u64(0).u64(0)
     }
 
-    /// Chooses lookups of a held node that the kernel returns. A tenth of the forgets are wrong.
+    /// Returns a node, and the number of its lookups that a forget takes back. A tenth of these
+    /// pairs have a wrong node or a count that is too large.
     fn returned(&mut self) -> (u64, u64) {
         let Some(node) = self.any(|_| true).filter(|_| !self.rng.chance(1, 20)) else {
             let node = self.wrong_node();
