@@ -16,8 +16,7 @@ use parking_lot::Mutex;
 const CAPACITY: u64 = 1 << 30;
 /// The attributes and the content of a file. The content of a symbolic link is its target.
 type File = (Attr, Vec<u8>);
-/// All files by path. Paths are sorted by component, so the files below a directory follow directly
-/// after it.
+/// All files by path. The files below a directory follow directly after it.
 type Files = BTreeMap<PathBuf, File>;
 
 pub(crate) struct Memory(Mutex<Files>);
@@ -37,8 +36,7 @@ fn free_bytes(files: &Files) -> u64 {
     CAPACITY.saturating_sub(files.values().map(|(attr, _)| attr.size).sum())
 }
 
-/// Makes the changes of `set` to the file at `path`, and sets its change time. If the file grows,
-/// its new bytes are zeros.
+/// Makes the changes of `set` to the file at `path`, and sets its change time.
 fn change<'f>(files: &'f mut Files, path: &Path, set: &SetAttr) -> Result<&'f mut File, Errno> {
     let free = set.size.map_or(0, |_| free_bytes(files));
     let file = files.get_mut(path).ok_or(Errno::NOENT)?;
@@ -51,8 +49,7 @@ fn change<'f>(files: &'f mut Files, path: &Path, set: &SetAttr) -> Result<&'f mu
     Ok(file)
 }
 
-/// Sets the modification time and the change time of the parent directory of `path`, in which a
-/// name was made, removed or renamed.
+/// Sets the times of the parent directory of `path`, because its names have changed.
 fn touch_parent(files: &mut Files, path: &Path) -> Result<(), Errno> {
     let parent = path.parent().ok_or(Errno::NOENT)?;
     change(files, parent, &SetAttr::default().with_mtime(SetTime::Now)).map(drop)

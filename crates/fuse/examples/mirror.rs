@@ -13,9 +13,8 @@ use std::os::unix::fs::{DirEntryExt as _, FileExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use corewalk::attr::mode::{S_IFDIR, S_IFLNK, S_IFMT};
 use corewalk::{Attr, ByPath, Errno, Make, PathEntry, PathFileSystem, RenameMode};
-use corewalk::{SetAttr, StatFs, errno_of};
+use corewalk::{SetAttr, StatFs, attr::mode, errno_of};
 use corewalk_fuse::{AllowedUsers, MountOptions, Options, serve};
 use rustix::fs::{self, AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
 
@@ -36,15 +35,13 @@ impl PathFileSystem for Mirror {
     type File = File;
 
     fn getattr(&self, path: &Path) -> Result<Attr, Errno> {
-        // The attributes include the inode number on the host, so two hard links are one file in
-        // the mount, too.
+        // With the inode numbers of the host, two hard links are one file in the mount, too.
         symlink_metadata(self.at(path)).map(|found| Attr::from(&found)).map_err(errno_of)
     }
 
     fn setattr(&self, path: &Path, set: &SetAttr) -> Result<Attr, Errno> {
         let at = self.at(path);
-        // Set the size first, because the host may refuse it. In that case no other attribute must
-        // have been changed.
+        // Set the size first. If the host refuses it, no other attribute may change.
         if let Some(size) = set.size {
             fs::ftruncate(self.open_as(path, OFlags::WRONLY)?, size)?;
         }
@@ -53,7 +50,7 @@ impl PathFileSystem for Mirror {
             fs::chownat(CWD, &at, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
         }
         if let Some(mode) = set.mode {
-            fs::chmod(&at, Mode::from_raw_mode(mode & !S_IFMT))?;
+            fs::chmod(&at, Mode::from_raw_mode(mode & !mode::S_IFMT))?;
         }
         if set.atime.is_some() || set.mtime.is_some() {
             fs::utimensat(CWD, &at, &set.timestamps(), AtFlags::SYMLINK_NOFOLLOW)?;
@@ -62,15 +59,15 @@ impl PathFileSystem for Mirror {
     }
 
     fn make(&self, path: &Path, what: &Make<'_>) -> Result<Attr, Errno> {
-        let (at, mode) = (self.at(path), Mode::from_raw_mode(what.mode & !S_IFMT));
-        match what.mode & S_IFMT {
-            S_IFDIR => fs::mkdir(&at, mode)?,
-            S_IFLNK => fs::symlink(what.target, &at)?,
+        let (at, mode) = (self.at(path), Mode::from_raw_mode(what.mode & !mode::S_IFMT));
+        match what.mode & mode::S_IFMT {
+            mode::S_IFDIR => fs::mkdir(&at, mode)?,
+            mode::S_IFLNK => fs::symlink(what.target, &at)?,
             kind => fs::mknodat(CWD, &at, FileType::from_raw_mode(kind), mode, what.rdev)?,
         }
         let (uid, gid) = (Uid::from_raw(what.uid), Gid::from_raw(what.gid));
         fs::chownat(CWD, &at, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
-        if what.mode & S_IFMT != S_IFLNK {
+        if what.mode & mode::S_IFMT != mode::S_IFLNK {
             // Set the mode again, because the umask of this process may have cleared bits of it.
             fs::chmod(&at, mode)?;
         }

@@ -6,8 +6,7 @@
 //! cargo run -p corewalk-fuse --example table -- /usr /tmp/table
 //! ```
 //!
-//! The server handles requests, attributes and reads. The table keeps the inode numbers, the names,
-//! the paths and the lookups that the kernel holds.
+//! The table keeps the inode numbers, the names, the paths and the lookups that the kernel holds.
 
 use std::fs::{self, File, Metadata};
 use std::os::unix::fs::{DirEntryExt as _, FileExt as _, MetadataExt as _};

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use corewalk::attr::mode::S_IFDIR;
 use corewalk::{
-    ByPath, Cred, DirEntry, Errno, FileKind, Fsync, InodeRef, Make, May, Name, Removal, RenameMode,
-    Vfs, VfsOptions,
+    ByPath, Cred, DirEntry, Errno, FileKind, Fsync, InodeRef, Make, May, Name, OpenFlags, Removal,
+    RenameMode, Vfs, VfsOptions,
 };
-use corewalk_base::primitives::atomic::Ordering;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::OFlags;
 
@@ -132,6 +132,35 @@ fn open_files_reach_the_back_end_until_they_are_closed() {
     assert_eq!(open(), 0);
     drop(file);
     assert_eq!(fs.get_ref().names("/"), [""; 0]);
+}
+
+#[test]
+fn calls_on_an_open_file_get_the_value_of_its_open() {
+    let (fs, vfs) = new();
+    let (cred, root) = (Cred::root(), vfs.root());
+    let [a, b] = ["a", "b"].map(|text| make(&vfs, &root, text, 0o644));
+    let reader = vfs.open(&cred, &a, 0, May::READ).unwrap();
+    let writer = vfs.open(&cred, &b, OFlags::WRONLY.bits(), May::WRITE).unwrap();
+    assert_eq!([reader.flags, writer.flags], [OpenFlags::KEEP_CACHE, OpenFlags::DIRECT_IO]);
+    // ORDERING: Relaxed. One thread.
+    let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+    let before = load(&fs.get_ref().getattrs_open);
+    vfs.getattr(&a).unwrap();
+    assert_eq!(load(&fs.get_ref().getattrs_open), before);
+    vfs.getattr_through(&a, reader.handle).unwrap();
+    assert_eq!(load(&fs.get_ref().getattrs_open), before + 1);
+    // The layer asks the back end only for a file that is open.
+    assert_eq!(vfs.flush(&a, 0), Ok(()));
+    assert_eq!(load(&fs.get_ref().flushes), 0);
+    assert_eq!(vfs.flush(&a, reader.handle), Err(Errno::NOSPC));
+    assert_eq!(load(&fs.get_ref().flushes), 1);
+    assert_eq!(vfs.write(&cred, &a, 0, 0, b"content"), Ok(7));
+    let copy = |from, to| vfs.copy_file_range(&cred, (&a, from, 2), (&b, to, 1), 100);
+    assert_eq!(copy(reader.handle, writer.handle), Ok(5));
+    assert_eq!(fs.get_ref().content("b").unwrap(), b"\0ntent");
+    assert_eq!(copy(0, writer.handle), Err(Errno::OPNOTSUPP));
+    vfs.release(&a, reader.handle);
+    vfs.release(&b, writer.handle);
 }
 
 /// Traps T48, P13: an entry that exists during a whole pass is listed exactly once.

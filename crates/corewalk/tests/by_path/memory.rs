@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use corewalk::attr::mode::{S_IFDIR, S_IFMT, S_IFREG};
 use corewalk::{
-    Attr, ByPath, Errno, FileKind, Make, PathEntry, PathFileSystem, RenameMode, SetAttr,
+    Attr, ByPath, Errno, FileKind, Make, OpenFlags, PathEntry, PathFileSystem, RenameMode, SetAttr,
 };
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -25,6 +25,10 @@ pub(crate) struct Memory {
     pub(crate) open: Arc<AtomicU64>,
     /// The number of calls of `readdir`.
     pub(crate) listings: AtomicU64,
+    /// The number of calls of `flush`.
+    pub(crate) flushes: AtomicU64,
+    /// The number of calls of `getattr_open`.
+    pub(crate) getattrs_open: AtomicU64,
     /// The number of open files at the time of the last fsync.
     pub(crate) open_at_sync: AtomicU64,
 }
@@ -40,6 +44,8 @@ struct File {
 /// An open file. Its access mode is that of open(2).
 pub(crate) struct Open {
     access: u32,
+    /// The path at the time of the open.
+    path: PathBuf,
     count: Arc<AtomicU64>,
 }
 
@@ -53,6 +59,8 @@ impl Memory {
             rename,
             open: Arc::default(),
             listings: AtomicU64::new(0),
+            flushes: AtomicU64::new(0),
+            getattrs_open: AtomicU64::new(0),
             open_at_sync: AtomicU64::new(u64::MAX),
         })
     }
@@ -131,6 +139,12 @@ impl PathFileSystem for Memory {
         self.with(path, |file| Ok(file.attr()))
     }
 
+    fn getattr_open(&self, path: &Path, _: &Open) -> Result<Attr, Errno> {
+        // ORDERING: Relaxed. Statistic.
+        self.getattrs_open.fetch_add(1, Ordering::Relaxed);
+        self.getattr(path)
+    }
+
     fn readdir(&self, path: &Path, sink: &mut dyn FnMut(PathEntry<'_>)) -> Result<(), Errno> {
         self.pause(self.call);
         // ORDERING: Relaxed. Statistic.
@@ -153,8 +167,32 @@ impl PathFileSystem for Memory {
             }
             // ORDERING: Relaxed. Statistic.
             self.open.fetch_add(1, Ordering::Relaxed);
-            Ok(Open { access: flags & 3, count: self.open.clone() })
+            Ok(Open { access: flags & 3, path: path.to_owned(), count: self.open.clone() })
         })
+    }
+
+    fn open_flags(&self, open: &Open) -> OpenFlags {
+        match open.access {
+            0 => OpenFlags::KEEP_CACHE,
+            _ => OpenFlags::DIRECT_IO,
+        }
+    }
+
+    fn flush(&self, _: &Path, _: &Open) -> Result<(), Errno> {
+        // ORDERING: Relaxed. Statistic.
+        self.flushes.fetch_add(1, Ordering::Relaxed);
+        Err(Errno::NOSPC)
+    }
+
+    fn copy_file_range(
+        &self,
+        (source, at): (&Open, u64),
+        (target, to): (&Open, u64),
+        len: u64,
+    ) -> Result<u64, Errno> {
+        let mut bytes = vec![0; len as usize];
+        let count = self.read(&source.path, source, at, &mut bytes)?;
+        Ok(self.write(&target.path, target, to, &bytes[..count])? as u64)
     }
 
     fn read(&self, path: &Path, open: &Open, at: u64, buf: &mut [u8]) -> Result<usize, Errno> {

@@ -140,8 +140,11 @@ impl Server {
         attr: corewalk::Attr,
         opened: Opened,
     ) -> Result<(EntryOut, Opened), Errno> {
+        if !self.has_open_state {
+            return Ok((self.hand_out(inode, attr)?, opened));
+        }
         let entry = self.hand_out(inode.clone(), attr);
-        if entry.is_err() && self.has_open_state {
+        if entry.is_err() {
             self.vfs.release(&inode, opened.handle);
         }
         Ok((entry?, opened))
