@@ -2,12 +2,12 @@
 //! (`traps`), clippy and unit tests.
 //!
 //! A changed file is one that differs from the merge base with the main branch, committed or not.
-//! It belongs to the crate in whose directory it is. Clippy checks the changed crates and all
-//! crates that depend on them. The task also runs the unit tests of the changed crates, and the
-//! test files in `tests/` that have changed.
+//! It belongs to the crate whose directory contains it. Clippy checks the changed crates and all
+//! crates that depend on them. `check` also runs the unit tests of the changed crates, and the
+//! changed test files in `tests/`.
 //!
-//! The check is meant for the time between two edits. It covers less than `ci`: no models (tests
-//! under a model checker), no mounts, and no tests of dependent crates.
+//! The check is meant to run between two edits. It covers less than `ci`: no models (tests under a
+//! model checker), no mounts, and no tests of dependent crates.
 //!
 //! Source: `CONTRIBUTING.md`.
 
@@ -23,7 +23,7 @@ use std::{
     process::Command,
 };
 
-/// The possible names of the main branch, of which the first existing one is used.
+/// The possible names of the main branch. The first name that exists in this repository is used.
 const MAIN: [&str; 2] = ["origin/main", "main"];
 
 /// Files whose change affects all crates.
@@ -69,7 +69,7 @@ struct Package {
     name: String,
     /// The directory of the crate, relative to the root of the repository, with a slash at the end.
     folder: String,
-    /// The first words of all lines in the crate's manifest, among which are the names of its
+    /// The first word of each line in the crate's manifest. These words include the names of all
     /// dependencies.
     dependencies: Vec<String>,
     has_library: bool,
@@ -81,7 +81,7 @@ struct Package {
 struct Plan {
     /// The packages for clippy.
     linted: BTreeSet<String>,
-    /// The packages to test, each with the arguments for cargo that select its test targets.
+    /// The packages to test. Each has the cargo arguments that select the test targets to run.
     tested: Vec<(String, Vec<String>)>,
 }
 
@@ -109,8 +109,8 @@ impl Plan {
 }
 
 impl Package {
-    /// Returns the arguments for cargo that select the unit tests of the crate, and those test
-    /// targets in its `tests/` that have changed.
+    /// Returns the cargo arguments that select the unit tests of the crate, and its changed test
+    /// targets in `tests/`.
     fn targets(&self, files: &[String]) -> Vec<String> {
         let mut targets = Vec::new();
         targets.extend(self.has_library.then(|| "--lib".to_owned()));

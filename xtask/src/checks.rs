@@ -1,9 +1,10 @@
 //! Checks that build the workspace in a special way: for models, miri, ThreadSanitizer and 64-bit
 //! ARM.
 //!
-//! Each check has its own target directory, so that one check does not make another one rebuild
-//! anything. A crate has models if one of its files names the cfg of the model checker. A check
-//! that runs no test fails. Otherwise models that are not compiled any more would go unnoticed.
+//! Each check builds into a target directory of its own, so that no check makes another one build
+//! again. The checks with loom and shuttle run for each crate that has code only for these model
+//! checkers. A check fails if it runs no test. Otherwise models that are not compiled any more
+//! would go unnoticed.
 //!
 //! `docs/developing/testing.md` describes the limits of each tool.
 //!
@@ -36,8 +37,8 @@ const ARM_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-mbc
 
 /// The crates with unsafe code whose unit tests run under miri.
 const UNSAFE_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-testkit"];
-/// The module of `corewalk-testkit` whose tests miri leaves out. It has no unsafe code, and its
-/// tests took two fifths of miri's time.
+/// The module of `corewalk-testkit` whose tests do not run under miri. The module has no unsafe
+/// code. Its tests took two fifths of the time of all tests under miri.
 const SAFE_MODULE: &str = "linearize::tests::";
 
 /// Runs the models under loom.
@@ -45,8 +46,8 @@ pub(crate) fn loom(root: &Path) -> Outcome {
     models(root, "corewalk_loom", "loom_")
 }
 
-/// Runs the models of the name cache under loom, with one preemption more per schedule than
-/// [`loom`].
+/// Runs the loom models of the name cache. In each explored schedule, loom allows one preemption
+/// more than in the shorter check [`loom`].
 pub(crate) fn loom_long(root: &Path) -> Outcome {
     let mut command = models_of(root, "corewalk_loom", "corewalk");
     command.args(["--lib", "loom_"]).env("COREWALK_LOOM_MORE_PREEMPTIONS", "1");
@@ -162,8 +163,8 @@ pub(crate) fn aarch64(root: &Path) -> Outcome {
     tests_ran(&mut tests, root, "aarch64")
 }
 
-/// Compiles each crate that has models for the model checker `cfg`, and runs its models. The models
-/// of a library are those tests whose names contain `filter`.
+/// Compiles each crate that has models for the model checker `cfg`, and runs its models. In a
+/// library, the models are the tests whose names contain `filter`.
 fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
     let found = match model_targets(root, cfg) {
         Ok(found) => found,
@@ -205,14 +206,15 @@ fn models_of(root: &Path, cfg: &str, package: &str) -> Command {
 /// The cargo target that contains the models of a crate.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ModelTarget {
-    /// The library of a crate. Its models are in modules whose names start with the name of the
-    /// model checker.
+    /// The library of a crate. Its models (tests under a model checker) are in modules whose names
+    /// start with the name of the model checker.
     Library,
     /// A file in `tests/` with this name, which contains only models.
     Test(String),
 }
 
-/// Returns each package that has models under `cfg`, and the target that contains them.
+/// Returns each package that has models (tests under a model checker) under `cfg`, and the cargo
+/// target that contains them.
 fn model_targets(root: &Path, cfg: &str) -> std::io::Result<Vec<(String, ModelTarget)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(root.join("crates"))? {
@@ -233,7 +235,8 @@ fn model_targets(root: &Path, cfg: &str) -> std::io::Result<Vec<(String, ModelTa
     Ok(found)
 }
 
-/// Returns true if `file` has models. A file that uses the cfg only to select types has no models.
+/// Returns true if `file` has models, which are tests under the model checker of `cfg`. A file that
+/// uses `cfg` only to select types has no models.
 fn has_models(file: &RustFile, cfg: &str) -> bool {
     let code: String = file.code().split_whitespace().collect();
     let inside = format!("#[cfg(all(test,{cfg}");
@@ -243,8 +246,8 @@ fn has_models(file: &RustFile, cfg: &str) -> bool {
 fn cargo(root: &Path, target: &str) -> Command {
     let mut command = Command::new("cargo");
     command.current_dir(root).env("CARGO_TARGET_DIR", target_folder(root).join(target));
-    // Remove `RUSTUP_TOOLCHAIN`, which would force the toolchain of xtask on a check that needs
-    // another one.
+    // Remove the variable `RUSTUP_TOOLCHAIN`. It would make every check use the toolchain of xtask,
+    // but some checks need another one.
     command.env_remove("RUSTUP_TOOLCHAIN").env_remove("RUSTFLAGS");
     command
 }
@@ -294,8 +297,8 @@ pub(crate) fn tail(text: &str, count: usize) -> String {
     lines[lines.len().saturating_sub(count)..].join("\n")
 }
 
-/// Allows mounts to use FUSE over io_uring. Without root, or with a kernel before Linux 6.14, does
-/// nothing. Then the mounts use `/dev/fuse`.
+/// Allows mounts to use FUSE over io_uring. Does nothing without root, or if the kernel is older
+/// than Linux 6.14. In these cases mounts use `/dev/fuse`.
 pub(crate) fn enable_uring() {
     let _ = fs::write("/sys/module/fuse/parameters/enable_uring", "Y");
 }
@@ -311,8 +314,8 @@ pub(crate) fn transports(root: &Path) -> Outcome {
     for transport in ["uring", "fuser"] {
         let mut command = Command::new("cargo");
         command.current_dir(root).env("COREWALK_TRANSPORT", transport);
-        // Select the whole workspace, as the step `tests` does. With the same features of all
-        // crates, cargo need not build anything again.
+        // Select the whole workspace, as the step `tests` does. Then cargo uses the same features
+        // of all crates, and need not build them again.
         command.args(["test", "--workspace", "--test", "real"]);
         let ended = process::run(&mut command, LIMIT);
         if ended != Ended::Well {

@@ -1,8 +1,8 @@
 //! The development tasks of this repository: `cargo xtask TASK`.
 //!
-//! The steps of continuous integration are in this program, and not in the configuration of a
-//! service. So they run in the same way on a developer's machine. Each task is a module. It prints
-//! its progress and returns an [`Outcome`].
+//! The steps of continuous integration are in this program, and not in the configuration of a CI
+//! service. So they run in the same way on a developer's machine. Each task of the program is a
+//! module, which prints its progress and returns an [`Outcome`].
 //!
 //! This program uses only the standard library. It must build in seconds, and must not add
 //! dependencies to the workspace.

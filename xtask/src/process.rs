@@ -35,7 +35,7 @@ pub(crate) enum Ended {
     Signal(i32),
     /// The process was killed after its time limit.
     TimedOut,
-    /// The process was killed but did not end, because it is blocked in the kernel.
+    /// The process got SIGKILL but has not ended, because it is blocked in the kernel.
     Stuck,
     /// The process could not be started.
     NotStarted,
@@ -50,8 +50,8 @@ impl Ended {
         }
     }
 
-    /// Returns the outcome of a command with the name `what`. Exit status 0 is a pass, and any
-    /// other end is a failure.
+    /// Returns the outcome of a command. Exit status 0 is a pass, and any other end is a failure.
+    /// `what` names the command in messages.
     pub(crate) fn outcome(self, what: &str) -> Outcome {
         match self {
             Self::Well => Outcome::Passed,
@@ -117,13 +117,14 @@ pub(crate) fn poll(child: &mut Child, limit: Duration) -> Option<Ended> {
 /// Kills `child` and its process group, and waits for it.
 pub(crate) fn kill(child: &mut Child) -> Ended {
     signal(&format!("-{}", child.id()), "KILL");
-    // Kill the child by its own pid too, because it may not be the leader of a process group.
+    // Kill the child by its own pid as well as by its process group, because it may not be the
+    // leader of a process group.
     let _ = child.kill();
     poll(child, KILL_TIMEOUT).unwrap_or(Ended::Stuck)
 }
 
-/// Sends the signal `name` to the process `target`. If `target` starts with `-`, it is a process
-/// group.
+/// Sends the signal `name` to `target`. `target` is a pid, or a process group with a `-` before its
+/// number.
 pub(crate) fn signal(target: &str, name: &str) {
     let sent = Command::new("kill").args(["-s", name, "--", target]).stderr(Stdio::null()).status();
     // Ignore an error: it means that the target has already ended.

@@ -51,8 +51,8 @@ pub(crate) fn licences(root: &Path) -> Outcome {
     process::run(&mut deny, STEP_LIMIT).outcome("cargo deny")
 }
 
-/// Compares the public interfaces with those of the last release. If a change needs a new major
-/// version, the check fails unless the manifest has one.
+/// Compares the public interfaces with those of the last release. If an incompatible change needs a
+/// new major version, the check fails unless the manifest has that version.
 pub(crate) fn interfaces(root: &Path) -> Outcome {
     let Some(tag) = last_release(root) else {
         return Outcome::Skipped("there is no release to compare with".to_owned());
@@ -66,8 +66,8 @@ pub(crate) fn interfaces(root: &Path) -> Outcome {
     process::run(&mut compare, STEP_LIMIT).outcome("cargo semver-checks")
 }
 
-/// Builds all published crates from their packages. So a file that is missing in a package makes
-/// the build fail.
+/// Builds all published crates from their packages. If a file is missing in a package, the build
+/// fails.
 pub(crate) fn packages(root: &Path) -> Outcome {
     let mut words = vec!["publish", "--dry-run", "--workspace"];
     UNPUBLISHED.iter().for_each(|name| words.extend(["--exclude", name]));

@@ -1,9 +1,9 @@
-//! Rust files for tidy. Each line is split into code and comment.
+//! Reads the Rust files that tidy checks, and splits each line into code and comment.
 //!
 //! A rule about code must ignore comments and strings, and a rule about comments must ignore code.
-//! That needs no parser. A scanner suffices that knows Rust's comments, strings, raw strings and
-//! character literals. The scanner keeps line numbers. It drops the content of strings, so that bad
-//! code in a test of tidy is not a finding.
+//! For that, tidy needs no parser. It has a scanner that knows Rust's comments, strings, raw
+//! strings and character literals. The scanner keeps line numbers. It drops the content of strings,
+//! so that bad code in a test of tidy is not a finding.
 //!
 //! # Limits
 //!
@@ -51,7 +51,7 @@ impl RustFile {
         Self { path: path.to_owned(), lines: Scanner::new(text).scan() }
     }
 
-    /// Returns the code of the file, with a line break after each line.
+    /// Returns the code of the file without its comments. Each line ends with a line break.
     pub(crate) fn code(&self) -> String {
         self.lines.iter().flat_map(|line| [line.code.as_str(), "\n"]).collect()
     }
@@ -218,8 +218,8 @@ impl Scanner {
         before.is_some_and(|letter| letter.is_alphanumeric() || *letter == '_')
     }
 
-    /// If a raw string starts at the current position, returns how many `#` are before its quote.
-    /// Otherwise returns None.
+    /// If a raw string starts at the current position, returns the number of `#` before its opening
+    /// quote. Otherwise returns None.
     fn raw_hashes(&self) -> Option<usize> {
         let prefix = match (self.peek(0)?, self.peek(1)?) {
             ('r', _) => 1,

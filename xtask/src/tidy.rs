@@ -13,7 +13,8 @@
 //! | `layers` | dependencies between crates and between modules, crates that may have unsafe code |
 //!
 //! A rule is a function that takes a file, or all files, and returns findings. The tests of each
-//! rule have a bad sample, in which it must find something, and a good one, in which it must not.
+//! rule have a bad sample, in which the rule must find something, and a good sample, in which it
+//! must find nothing.
 //!
 //! Source: `docs/developing/style.md`; TigerBeetle's `tidy.zig`.
 

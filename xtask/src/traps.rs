@@ -7,8 +7,7 @@
 //! T12: why it cannot happen.`. All tests that `docs/developing/races.md` names must exist.
 //!
 //! A test is a function with `#[test]`, or an item with a `compile_fail` example in its
-//! documentation. A doc comment of another item may mention a trap, but that does not cover the
-//! trap.
+//! documentation. The doc comment of any other item may mention a trap, but does not cover it.
 //!
 //! Source: `docs/developing/traps.md`.
 
@@ -23,17 +22,19 @@ use std::{
     path::Path,
 };
 
-/// The traps that tests or arguments must cover. All other traps are about parts of the project
-/// that do not exist yet.
+/// The traps (numbered bugs of other systems) that this project must cover, by a test or by a
+/// written reason. All other traps are about parts of the project that do not exist yet.
 const DEMANDED: [(char, RangeInclusive<u32>); 5] =
     [('T', 1..=51), ('T', 54..=57), ('P', 1..=13), ('I', 1..=18), ('X', 1..=10)];
 
 const RACES: &str = "docs/developing/races.md";
 
-/// The directory of this program. Its tests contain samples of doc comments, which cover no trap.
+/// The directory of xtask. Its tests contain samples of doc comments that cite traps, but these do
+/// not count as tests of the traps.
 const OWN_FOLDER: &str = "xtask/";
 
-/// The mode of the task: whether it fails if a trap has neither a test nor an argument.
+/// Tells whether the command `traps` fails if a trap (a known bug of other systems) is open. An
+/// open trap has neither a test nor a written reason why it cannot happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Strictness {
     /// List all traps, the open ones included.
@@ -45,9 +46,9 @@ pub(crate) enum Strictness {
 /// The letter and the number of a trap, for example T13.
 type Trap = (char, u32);
 
-/// Prints the tests, or the argument, of each trap. With [`Strictness::Demand`], prints only the
-/// traps that have neither. Other checks run before it, and a long table would push their output
-/// off the screen.
+/// Prints the tests of each trap (known bug), or the written argument that covers it. With
+/// [`Strictness::Demand`], prints only the traps without a test and without an argument. A long
+/// table would push the output of earlier checks off the screen.
 pub(crate) fn run(root: &Path, strictness: Strictness) -> Outcome {
     let files = match source::collect_rust(root) {
         Ok(files) => files,
@@ -118,8 +119,8 @@ fn citations(file: &RustFile) -> Vec<(Trap, String)> {
     found
 }
 
-/// Returns true if the line has only a comment. Such a line may stand between a doc comment and its
-/// item.
+/// Returns true if the line contains only a comment. Such a line may stand between a doc comment
+/// and its item.
 fn is_between(line: &Line) -> bool {
     line.code.trim().is_empty() && !line.comment.is_empty()
 }
@@ -150,8 +151,8 @@ fn cited(docs: &str) -> Vec<Trap> {
     traps
 }
 
-/// Returns the traps for which `races` has an argument. `races` is the text of
-/// `docs/developing/races.md`.
+/// Returns the traps for which `races` gives the reason why they cannot happen here. `races` is the
+/// text of `docs/developing/races.md`.
 fn argued(races: &str) -> BTreeMap<Trap, String> {
     let line = |line: &str| {
         let (names, why) = line.strip_prefix("- ")?.split_once(": ")?;
@@ -165,8 +166,8 @@ fn argued(races: &str) -> BTreeMap<Trap, String> {
         .collect()
 }
 
-/// Returns the tests that `races` names in backticks, but that no file defines. A name with at
-/// least three underscores counts as the name of a test.
+/// Returns the names of tests that occur in backticks in `races`, but that no file defines. A name
+/// with at least three underscores counts as the name of a test.
 fn missing_tests(races: &str, files: &[RustFile]) -> Vec<String> {
     let defined: BTreeSet<&str> = files
         .iter()

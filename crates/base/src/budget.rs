@@ -1,9 +1,10 @@
 //! A count of used bytes, blocks or inodes, with or without a limit.
 //!
-//! A file system must not grow beyond its size, and must report at any time how much is left. With
-//! a limit the count is one word that every caller of `take` writes, because only an exact count
-//! can refuse exactly. Without a limit the count is spread over cache lines, so threads that change
-//! it do not contend.
+//! A file system must not grow beyond its size, and must report at any time how much space is left.
+//! So it counts the units (bytes, blocks or inodes) in use. If there is a limit, the count is one
+//! atomic word, because the limit can be kept exactly only with an exact count. Every call of
+//! `take` writes this word. Without a limit, the count is spread over several cache lines, so that
+//! threads do not contend for one line.
 //!
 //! # Guarantees
 //!
@@ -14,8 +15,9 @@
 //!
 //! # Limits
 //!
-//! A budget never waits until another thread gives units back: the caller gets `ENOSPC` at once, as
-//! in the kernel's tmpfs. It has no locks, and its atomic words order no other memory.
+//! A budget never makes its caller wait until another thread gives units back. The caller gets
+//! `ENOSPC` at once, as in the kernel's tmpfs. A budget has no locks, and its atomic operations
+//! order no accesses to other memory.
 //!
 //! Analogous to the block and inode counts of Linux's `struct shmem_sb_info`.
 //!
@@ -28,7 +30,8 @@ use std::fmt;
 
 /// A count of used units, with or without a limit.
 ///
-/// The caller gives back each amount once, when it removes the object for which it took the amount.
+/// A caller takes units (bytes, blocks or inodes) from the budget for each object that it makes.
+/// When it removes the object, it gives the same number of units back, exactly once.
 ///
 /// # Examples
 ///
@@ -49,8 +52,8 @@ enum Kind {
 }
 
 impl Budget {
-    /// Returns a budget of which `used` units are already taken. `limit` is None for a budget
-    /// without a limit.
+    /// Returns a budget with `used` units already taken. `limit` is None for a budget without a
+    /// limit.
     #[must_use]
     pub fn new(limit: Option<u64>, used: u64) -> Budget {
         Budget(match limit {
@@ -69,7 +72,8 @@ impl Budget {
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if the limit does not allow `amount` more. Taking 0 always succeeds.
+    /// `ENOSPC` if the budget's limit does not allow `amount` more units. Taking 0 units always
+    /// succeeds.
     pub fn take(&self, amount: u64) -> Result<(), Errno> {
         if self.take_up_to(1, amount) == 1 { Ok(()) } else { Err(Errno::NOSPC) }
     }
@@ -119,8 +123,8 @@ impl Budget {
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if the limit does not allow `after` instead of `before`. In that case the budget is
-    /// unchanged.
+    /// `ENOSPC` if `after` is above `before`, and the budget's limit does not allow the difference.
+    /// In that case the count of units in use does not change.
     ///
     /// # Examples
     ///
@@ -140,24 +144,26 @@ impl Budget {
         self.take(after - before)
     }
 
-    /// Returns the used amount. It is exact if no other thread takes or gives back an amount
-    /// meanwhile.
+    /// Returns how many units (bytes, blocks or inodes) of the budget are in use. The number is
+    /// exact if no other thread takes or gives back units during the call.
     #[must_use]
     pub fn used(&self) -> u64 {
         match &self.0 {
             // `sum` reads the shards of the counter one after the other. If other threads change
-            // shards meanwhile, the sum may be negative.
+            // shards during the call, the sum may be negative.
             Kind::Unlimited { used } => used.sum().max(0) as u64,
             // ORDERING: Relaxed. A statistic.
             Kind::Limited { used, .. } => used.load(Ordering::Relaxed),
         }
     }
 
-    /// Returns how often a call was granted less than it asked for.
+    /// Returns the number of refusals: how many calls got fewer units of the budget than they asked
+    /// for.
     ///
-    /// If a larger operation returns `ENOSPC`, its caller compares the results of `refusals` from
-    /// before and after the operation. Equal numbers mean that this budget did not cause the error.
-    /// Unequal numbers prove nothing, because other threads may have been refused meanwhile.
+    /// Suppose that an operation takes units from several budgets and fails with `ENOSPC`. To find
+    /// the budget that refused, compare each budget's number of refusals before and after the
+    /// operation. If the two numbers are equal, that budget refused nothing. If they differ, it may
+    /// have refused another thread instead.
     ///
     /// # Examples
     ///
@@ -241,9 +247,9 @@ mod loom_models {
     use crate::primitives::{Arc, thread};
     use crate::tally::{Tally, assert_all_reached};
 
-    /// Runs two threads that each take 2 units of a budget of 3 with `take`. The model checks that
-    /// exactly one of the threads gets its units. Returns in how many runs the budget refused the
-    /// spawned thread, and in how many it did not.
+    /// A model of two threads that each take 2 units of a budget of 3 with `take`. It checks that
+    /// exactly one thread gets its units. Returns how often the spawned thread was refused, and how
+    /// often it got its units.
     fn two_at_the_limit(take: fn(&Budget) -> bool) -> [usize; 2] {
         Tally::of(move |tally| {
             let budget = Arc::new(Budget::new(Some(3), 0));
@@ -267,7 +273,8 @@ mod loom_models {
     }
 
     /// Control (a variant with the bug must fail): a `take` that checks the limit in one step and
-    /// counts in another. So both threads may succeed.
+    /// counts the units in another. Between the two steps of one thread, the other thread may take
+    /// its units. Then both threads get their units, although the limit allows only one of them.
     #[test]
     #[should_panic(expected = "U.1: ")]
     fn control_take_in_two_steps_is_caught() {

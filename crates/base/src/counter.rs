@@ -8,15 +8,15 @@
 //! # Guarantees
 //!
 //! - `sum` is exact if no thread is inside `add`, and if every `add` happens before the call of
-//!   `sum`. A join ensures that, or a lock that both threads take.
+//!   `sum`. A join of the adding threads ensures that, or a lock that all threads take.
 //! - While other threads add positive amounts only, `sum` returns a value between the counter's
-//!   values before and after the call. With mixed signs it may return a value that the counter
-//!   never had. A caller that must not see a negative sum clamps it.
+//!   values before and after the call. If they also add negative amounts, it may return a value
+//!   that the counter never had. A caller that must not see a negative sum clamps it.
 //!
 //! # Limits
 //!
-//! The counter is no reference count: no decision may rest on a sum of zero while other threads
-//! add. So no protocol depends on the counter, and model checkers need not see its words. It
+//! The counter cannot serve as a reference count: while other threads add, a sum of zero means
+//! nothing. So no protocol depends on the counter, and model checkers need not see its words. It
 //! therefore uses the atomics of `std` in every build, and may be a `static`.
 //!
 //! Analogous to Linux's `struct percpu_counter`.

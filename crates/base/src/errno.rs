@@ -1,15 +1,15 @@
 //! The errno of an error of the standard library.
 //!
 //! `Errno` and `std::io::Error` both belong to other crates, so this crate cannot implement `From`
-//! between them. [`errno_of`](crate::errno_of) is a function instead. The other direction,
-//! `From<Errno> for std::io::Error`, is in `rustix`.
+//! between them. It has the function [`errno_of`](crate::errno_of) instead. The conversion in the
+//! other direction, `From<Errno> for std::io::Error`, is in `rustix`.
 
 use std::borrow::Borrow;
 use std::io::{Error, ErrorKind};
 
 use rustix::io::Errno;
 
-/// The errno of each kind of `io::Error`, for errors that carry no OS error number.
+/// Maps the kind of an `io::Error` to an errno. It is used for errors without an OS error number.
 const KINDS: [(ErrorKind, Errno); 20] = [
     (ErrorKind::AlreadyExists, Errno::EXIST),
     (ErrorKind::CrossesDevices, Errno::XDEV),
@@ -33,8 +33,8 @@ const KINDS: [(ErrorKind, Errno); 20] = [
     (ErrorKind::WouldBlock, Errno::AGAIN),
 ];
 
-/// Returns the errno of `error`: its OS error number if it has one, otherwise the errno of its
-/// kind. Returns `EIO` if the kind has no errno.
+/// Returns the errno of `error`. It is the OS error number of `error`, if there is one. Otherwise
+/// it is the errno of the error's kind, or `EIO` for a kind without an errno.
 ///
 /// # Examples
 /// ```
@@ -65,8 +65,8 @@ mod tests {
 
     #[test]
     fn number_of_an_error_comes_before_its_kind() {
-        // `EPERM` and `EACCES` have the same kind. So `errno_of` must use the error number, if
-        // there is one, and not the kind.
+        // `EPERM` and `EACCES` have the same `io::ErrorKind`. So `errno_of` must use the OS error
+        // number, if there is one, and not the kind.
         assert_eq!(errno_of(Error::from(Errno::PERM)), Errno::PERM);
         assert_eq!(errno_of(Error::from(ErrorKind::PermissionDenied)), Errno::ACCESS);
     }

@@ -2,13 +2,13 @@
 //!
 //! A handle names a file of a mounted file system for the file's whole life. It survives renames,
 //! and works while no process has the file open. File servers identify files by handles and reopen
-//! them. No well-kept crate has the system calls name_to_handle_at(2) and open_by_handle_at(2). The
-//! other crates of this workspace forbid unsafe code, so the calls are here.
+//! them. No maintained crate wraps the system calls name_to_handle_at(2) and open_by_handle_at(2).
+//! The other crates of this workspace forbid unsafe code, so the calls are here.
 //!
 //! # Limits
 //!
-//! The handle has no parent (`AT_HANDLE_CONNECTABLE`), and handles that cannot be opened
-//! (`AT_HANDLE_FID`) are not supported.
+//! Two kinds of handles are not supported: connectable handles, which also name the parent
+//! directory (`AT_HANDLE_CONNECTABLE`), and handles that cannot be opened (`AT_HANDLE_FID`).
 //!
 //! Source: open_by_handle_at(2).
 #![expect(unsafe_code, reason = "libc has no declaration of these system calls")]
@@ -22,7 +22,8 @@ use rustix::io::Errno;
 /// The longest handle, in bytes (`MAX_HANDLE_SZ`).
 const BYTES_MAX: usize = 128;
 
-/// The name of a file within its file system. It has the layout of `struct file_handle`.
+/// A file handle: an opaque identifier of a file within its file system. It has the layout of
+/// `struct file_handle`.
 ///
 /// # Examples
 /// ```
@@ -48,11 +49,11 @@ pub struct FileHandle {
 impl FileHandle {
     /// Returns the handle of `name` in the directory `dir`. A symbolic link is not followed.
     ///
-    /// With an empty `name`, returns the handle of the file behind `dir`.
+    /// If `name` is empty, returns the handle of the file to which the descriptor `dir` refers.
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` if the file system has no handles; `ENOENT` and others as openat(2).
+    /// `EOPNOTSUPP` if the file system has no handles. `ENOENT` and other errors as in openat(2).
     pub fn of(dir: BorrowedFd<'_>, name: &[u8]) -> Result<FileHandle, Errno> {
         let flags = if name.is_empty() { libc::AT_EMPTY_PATH } else { 0 };
         let name = CString::new(name).map_err(|_| Errno::INVAL)?;
@@ -74,7 +75,7 @@ impl FileHandle {
         if done == 0 { Ok(handle) } else { Err(last_error()) }
     }
 
-    /// Returns a handle with the type of this handle and with the bytes `bytes`.
+    /// Returns a handle with the type of this handle and the content `bytes`.
     ///
     /// # Panics
     ///
@@ -96,13 +97,13 @@ impl FileHandle {
         &self.bytes[..self.len as usize]
     }
 
-    /// Opens the file of this handle with `flags` of open(2). `mount` is any file on the same file
-    /// system.
+    /// Opens the file of this handle with `flags` of open(2). `mount` is any open file on the same
+    /// file system.
     ///
     /// # Errors
     ///
-    /// `ESTALE` if the file no longer exists; `EPERM` without `CAP_DAC_READ_SEARCH`; others as
-    /// open(2).
+    /// `ESTALE` if the file no longer exists. `EPERM` if the caller lacks `CAP_DAC_READ_SEARCH`.
+    /// Other errors as in open(2).
     pub fn open(&self, mount: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
         let flags = (flags | OFlags::CLOEXEC).bits() as libc::c_int;
         // SAFETY: (1) `mount` is open. (2) `self` is laid out like `struct file_handle`, and `len`

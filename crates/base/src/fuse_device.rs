@@ -1,4 +1,5 @@
-//! The FUSE device as a ring needs it: checked, cloned, and with one queue for each processor.
+//! The functions on the FUSE device that a FUSE ring needs. They check and clone the device, and
+//! count the possible processors, each of which has a queue.
 //!
 //! Source: Linux `fs/fuse/dev.c` (`fuse_dev_ioctl_clone`) and `fs/fuse/dev_uring.c`.
 #![expect(unsafe_code, reason = "an ioctl takes a pointer")]
@@ -22,29 +23,33 @@ const CLONE: rustix::ioctl::Opcode = opcode::read::<u32>(229, 0);
 
 /// Opens `/dev/fuse` again, for the connection of the descriptor `mounted`.
 ///
-/// Threads with a descriptor each do not contend for the reference count of one open file.
+/// Each thread should have a descriptor of its own. Otherwise all threads contend for the reference
+/// count of one open file description.
 ///
 /// # Errors
 ///
-/// `EINVAL` if `mounted` is no FUSE device, or has no connection; others as open(2).
+/// `EINVAL` if `mounted` is no FUSE device, or has no connection. Other errors as in open(2).
 pub fn clone_fuse_device(mounted: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let device = open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let number = mounted.as_raw_fd() as u32;
-    // SAFETY: `FUSE_DEV_IOC_CLONE` reads a `u32` through the pointer, in spite of the direction
-    // that its number encodes.
+    // SAFETY: the kernel reads a `u32` through the pointer that it gets with `FUSE_DEV_IOC_CLONE`.
+    // (The bits of this ioctl number claim that the kernel writes the `u32`.)
     let clone = unsafe { Setter::<CLONE, u32>::new(number) };
-    // SAFETY: the call only reads a descriptor number. A number that is no FUSE device is refused.
+    // SAFETY: the call only reads a descriptor number. The kernel refuses a number that is no FUSE
+    // device.
     unsafe { ioctl(device.as_fd(), clone) }?;
     Ok(device)
 }
 
-/// Returns the number of possible processors, which is the number of queues of a FUSE ring.
+/// Returns the number of possible processors. A FUSE ring has one queue for each of them.
 ///
-/// The count leaves out missing processor numbers. For the processors 0, 2 and 3 it is 3.
+/// The result is a count, and not the highest processor number plus 1, because the numbers may have
+/// gaps. For example, with the processors 0, 2 and 3 the result is 3.
 ///
 /// # Errors
 ///
-/// As read(2) of `/sys/devices/system/cpu/possible`; `InvalidData` if it is no list of ranges.
+/// The errors of reading `/sys/devices/system/cpu/possible`; `InvalidData` if its content is no
+/// list of ranges.
 pub fn possible_cpus() -> io::Result<u16> {
     let list = fs::read_to_string(POSSIBLE)?;
     count_of(list.trim()).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
@@ -62,7 +67,8 @@ pub(crate) fn check_is_fuse(device: BorrowedFd<'_>) -> Result<(), Errno> {
     if is_fuse { Ok(()) } else { Err(Errno::NODEV) }
 }
 
-/// Returns the count of numbers in a list of ranges such as `0,2-3`, or `None` if it is no list.
+/// Returns how many numbers are in a list of ranges: 3 for `0,2-3`. Returns `None` if `list` is not
+/// such a list.
 fn count_of(list: &str) -> Option<u16> {
     list.split(',').try_fold(0_u16, |count, range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));

@@ -1,7 +1,8 @@
-//! FUSE over io_uring: requests arrive and replies leave in memory that the kernel knows.
+//! FUSE over io_uring. Requests arrive, and replies leave, in memory that was registered with the
+//! kernel.
 //!
-//! A server that reads `/dev/fuse` makes two system calls per request, and each one copies. With a
-//! ring one system call sends all finished replies and waits for the next requests.
+//! A server that reads `/dev/fuse` makes two system calls per request, and each call copies data.
+//! With a ring, one system call sends all finished replies and waits for the next requests.
 //!
 //! # How it works
 //!
@@ -11,26 +12,28 @@
 //! belongs to a queue, and the kernel has one queue per possible processor. It uses the rings only
 //! when each queue has an entry. A ring can serve several queues.
 //!
-//! [`FuseRing::wait`] also returns when another thread calls [`RingWaker::wake`]. A multishot poll
-//! of an eventfd(2) brings that event into the ring.
+//! [`FuseRing::wait`] also returns when another thread calls [`RingWaker::wake`], which writes to
+//! an eventfd(2). The ring has a multishot poll command on that eventfd.
 //!
 //! FORGET and INTERRUPT never come through a ring, so a thread must still read `/dev/fuse`.
 //!
 //! # Invariants
 //!
-//! - F.1: an entry has at most one command in the kernel, and `owner` is `Kernel` or `Registering`
-//!   from the moment the command is queued until its completion is seen.
+//! - F.1: an entry has at most one command in the kernel. From the moment when the command is
+//!   queued until the server reads its completion, `owner` is `Kernel` or `Registering`.
 //! - F.2: the kernel reads and writes the memory of an entry only while its `owner` is `Kernel` or
 //!   `Registering`. The methods reach the memory only in the state `Taken`.
 //! - F.3: the memory is unmapped only if no entry has a command in the kernel. Closing a ring does
-//!   not end its commands at once: a kernel thread cancels them later. So the drop of a ring with
-//!   such commands frees the pages, but keeps the address range for ever.
+//!   not end its commands at once: a kernel thread cancels them later. So if a ring is dropped
+//!   while it has such commands, the pages are freed, but the address range stays reserved for
+//!   ever.
 //!
 //! # Limits
 //!
-//! A dropped ring loses the requests in its entries, and its queues get no service, until the
-//! connection ends. The kernel must be Linux 6.14 or newer, with the parameter `enable_uring` of
-//! its module `fuse`.
+//! A ring must not be dropped before the FUSE connection ends. Otherwise the requests in the
+//! entries of this ring never get a reply. Later requests in the kernel's queues that this ring
+//! served get none either. Rings need Linux 6.14 or newer, with the parameter `enable_uring` of the
+//! kernel module `fuse` set.
 //!
 //! Source: Linux `Documentation/filesystems/fuse/fuse-io-uring.rst`, `fs/fuse/dev_uring.c`,
 //! `include/uapi/linux/fuse.h`; io_uring_setup(2).
@@ -57,7 +60,8 @@ use crate::fuse_device::check_is_fuse;
 const REGISTER: u32 = 1;
 /// `FUSE_IO_URING_CMD_COMMIT_AND_FETCH`.
 const COMMIT_AND_FETCH: u32 = 2;
-/// How often the registration of an entry is repeated after `EAGAIN` or `EINTR`.
+/// Maximum number of retries for one ring entry, if its REGISTER command fails with `EAGAIN` or
+/// `EINTR`.
 const TRIES_MAX: u8 = 16;
 
 /// Bytes of `struct fuse_in_header`.
@@ -68,15 +72,16 @@ const OUT_HEADER_BYTES: usize = 16;
 /// The registered files of a ring.
 const DEVICE: Fixed = Fixed(0);
 const WAKE: Fixed = Fixed(1);
-/// The user data of the poll of the eventfd(2). Other user data is the index of an entry.
+/// Marks the completions of the poll command on the waker's eventfd(2). The user data of any other
+/// command is the index of an entry.
 const WAKE_USER_DATA: u64 = u64::MAX;
 
 type Ring = IoUring<Entry128, cqueue::Entry>;
 
 /// An io_uring(7) with entries of a FUSE connection, for one thread.
 ///
-/// A ring may be made on one thread and used on another. All calls of [`wait`](Self::wait) must
-/// come from the same thread.
+/// A ring may be made on one thread and used on another thread. But all calls of
+/// [`wait`](Self::wait) must come from one thread.
 pub struct FuseRing {
     // The ring is dropped before the memory.
     ring: Ring,
@@ -88,7 +93,8 @@ pub struct FuseRing {
     live: usize,
     /// The error of the last entry that died.
     failure: Option<Errno>,
-    /// Whether `enable` has enabled the ring, so that the kernel may have commands.
+    /// True after `enable` has enabled the ring. From then on the kernel may have commands of this
+    /// ring.
     is_started: bool,
     is_woken: bool,
     wake: Arc<OwnedFd>,
@@ -119,9 +125,11 @@ pub struct EntryId(u32);
 pub struct RingRequest<'r> {
     /// `struct fuse_in_header`.
     pub header: &'r [u8; IN_HEADER_BYTES],
-    /// The fixed part of the request, followed by zeroes or by bytes of older requests.
+    /// The fixed part of the request (such as `struct fuse_open_in`). If that part is shorter than
+    /// 128 bytes, the rest of the array is zeroes, or bytes of older requests.
     pub op_in: &'r [u8; 128],
-    /// The whole buffer. The request is at its start, and the body of the reply goes there too.
+    /// The whole payload buffer. At its start is the payload of the request, which the body of the
+    /// reply overwrites.
     pub payload: &'r mut [u8],
     /// How many bytes of the payload belong to the request.
     pub payload_len: usize,
@@ -148,17 +156,19 @@ enum Owner {
 }
 
 impl FuseRing {
-    /// Makes a ring with `depth` entries for each of `queues`. The first [`wait`](Self::wait)
-    /// registers the entries.
+    /// Makes a ring that serves the kernel's request queues in `queues`, with `depth` entries for
+    /// each of them. An entry is a buffer for one request and its reply. The first
+    /// [`wait`](Self::wait) registers the entries with the kernel.
     ///
-    /// `device` is a FUSE device of a connection. INIT must be answered before the first `wait` or
-    /// `register`. `payload_bytes` is at least the largest of 8192 bytes, `max_write` and the pages
-    /// of `max_pages`.
+    /// `device` is a FUSE device of a connection. The server must have answered the INIT request
+    /// before the first `wait` or `register`. `payload_bytes` must be at least 8192, at least
+    /// `max_write` bytes, and at least the bytes of `max_pages` pages. `max_write` and `max_pages`
+    /// are fields of the INIT reply.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if `device` is no FUSE device. `EINVAL` for no entries, or for sizes out of range.
-    /// `EPERM` and others as io_uring_setup(2); `ENOMEM`.
+    /// `ENODEV` if `device` is no FUSE device. `EINVAL` if there are no entries, or if a size is
+    /// out of range. `ENOMEM`. `EPERM` and other errors of io_uring_setup(2).
     pub fn new(
         device: BorrowedFd<'_>,
         queues: &[u16],
@@ -201,9 +211,11 @@ impl FuseRing {
         RingWaker { wake: Arc::clone(&self.wake) }
     }
 
-    /// Returns how many entries can still get requests. It is 0 after the end of the connection.
+    /// Returns the number of live entries of the ring. After the end of the FUSE connection it is
+    /// 0.
     ///
-    /// The entry of a request that is not answered yet counts as live.
+    /// An entry of the ring is live if it can still get requests, or if it contains a request that
+    /// has no reply yet.
     #[must_use]
     pub fn live(&self) -> usize {
         self.live
@@ -211,24 +223,26 @@ impl FuseRing {
 
     /// Returns the error of the last entry that died.
     ///
-    /// `ENOTCONN` and `ECONNABORTED` mean the end of the connection. `EOPNOTSUPP` means that the
-    /// kernel does not allow rings, and `EINVAL` that it refused a queue or the payload size.
+    /// The errors `ENOTCONN` and `ECONNABORTED` mean that the connection has ended. `EOPNOTSUPP`
+    /// means that the kernel does not allow rings, and `EINVAL` that it refused a queue or the
+    /// payload size.
     #[must_use]
     pub fn failure(&self) -> Option<Errno> {
         self.failure
     }
 
-    /// Registers the entries, and returns without waiting for a request. Without this call the
-    /// first [`wait`](Self::wait) registers them. All calls of `register` and `wait` must come from
-    /// one thread.
+    /// Registers the ring's entries with the kernel, and returns without waiting for a request.
+    /// Without this call the first [`wait`](Self::wait) registers them. All calls of `register` and
+    /// `wait` must come from one thread.
     ///
     /// Returns true if each queue of this ring has an entry. If the kernel has refused all entries
-    /// of a queue ([`failure`](Self::failure)), it uses no ring.
+    /// of a queue ([`failure`](Self::failure)), the kernel uses no ring at all.
     ///
     /// # Errors
     ///
-    /// Those of io_uring_enter(2). Then some entries are not registered, and the kernel may hold
-    /// all requests back until they are.
+    /// The errors of io_uring_enter(2). After an error, it is possible that the kernel does not
+    /// know some of the ring's entries. Then the kernel may hold back all requests until a later
+    /// `register` or `wait` has registered these entries.
     pub fn register(&mut self) -> Result<bool, Errno> {
         self.enable().map_err(crate::errno_of)?;
         while !self.ring.submission().is_empty() {
@@ -254,21 +268,25 @@ impl FuseRing {
         Ok(())
     }
 
-    /// Sends the queued replies, and waits for a request, for a wake, or for the end of an entry.
+    /// Sends the queued replies to the kernel. Then waits for one of three events: a request
+    /// arrives, another thread calls [`RingWaker::wake`], or an entry of the ring fails. A failed
+    /// entry gets no more requests.
     ///
-    /// Does not wait if a request is ready or if no entry is live. May return early without a
-    /// request, for example after a signal.
+    /// The call does not wait if a request has already arrived, or if all entries of the ring have
+    /// failed. It may return early without a request, for example after a signal.
     ///
     /// # Errors
     ///
-    /// `EEXIST` if an earlier call came from another thread; others as io_uring_enter(2).
+    /// `EEXIST` if an earlier call of `wait` came from another thread. Other errors of
+    /// io_uring_enter(2).
     pub fn wait(&mut self) -> io::Result<Waited> {
         self.enable()?;
         let has_news =
             !self.ready.is_empty() || self.live == 0 || !self.ring.completion().is_empty();
         if !has_news || !self.ring.submission().is_empty() {
             match self.ring.submit_and_wait(usize::from(!has_news)).map_err(crate::errno_of) {
-                // After `EINTR`, `EBUSY` and `EAGAIN` the next call sends the remaining commands.
+                // After `EINTR`, `EBUSY` or `EAGAIN`, replies to the kernel may still be queued in
+                // the ring. The next call of `wait` sends them.
                 Ok(_) | Err(Errno::INTR | Errno::BUSY | Errno::AGAIN) => {}
                 Err(errno) => return Err(errno.into()),
             }
@@ -288,27 +306,29 @@ impl FuseRing {
     ///
     /// # Panics
     ///
-    /// Panics if this ring has no taken entry with the index of `entry`. Then `entry` comes from
-    /// another ring.
+    /// Panics if `entry` comes from another ring. There is one exception: if the entry with the
+    /// same index of this ring is taken, the method returns the request of that entry.
     pub fn request(&mut self, entry: &EntryId) -> RingRequest<'_> {
         let index = self.taken(entry);
-        // SAFETY: the entry is `Taken`, so the kernel does not own it (F.2). Only `reply` changes
-        // that, and the references end before, because they borrow `self`.
+        // SAFETY: the ring's entry is in the state `Taken`, so the kernel does not access its
+        // memory (F.2). Only `reply` ends this state. The references that this method returns
+        // borrow `self`, so they end before any call of `reply`.
         let (head, payload) = unsafe { self.memory.parts(index) };
         let header = head.in_out.first_chunk().expect("a header is shorter");
         let payload_len = (head.payload_bytes as usize).min(payload.len());
         RingRequest { header, op_in: &head.op_in, payload, payload_len }
     }
 
-    /// Queues the reply to the request of an entry. The next [`wait`](Self::wait) sends it.
+    /// Queues the reply to the request in a ring entry. The next [`wait`](Self::wait) sends the
+    /// reply to the kernel.
     ///
-    /// `outcome` is the number of bytes at the start of the payload that are the body of the reply,
-    /// or an error.
+    /// `outcome` is an error, or the length of the reply's body in bytes. The body is at the start
+    /// of the payload.
     ///
     /// # Panics
     ///
-    /// Panics if the body is longer than the payload, or if the entry is of another ring and has no
-    /// request here.
+    /// Panics if the reply's body is longer than the payload buffer of an entry. Also panics if
+    /// `entry` comes from another ring, like [`request`](Self::request).
     pub fn reply(&mut self, entry: EntryId, outcome: Result<usize, Errno>) {
         let index = self.taken(&entry);
         let body = outcome.unwrap_or(0);
@@ -318,7 +338,8 @@ impl FuseRing {
         // before the command is queued.
         let head = unsafe { self.memory.head_mut(index) };
         let len = (OUT_HEADER_BYTES + body) as u32;
-        // The bytes 8 to 16 stay, since both headers have the id of the request there.
+        // Do not write the bytes 8 to 15. There the request's header has the id of the request, and
+        // the reply's header needs the same id at the same place.
         head.in_out[..4].copy_from_slice(&len.to_ne_bytes());
         head.in_out[4..8].copy_from_slice(&error.to_ne_bytes());
         head.payload_bytes = body as u32;
@@ -342,8 +363,8 @@ impl FuseRing {
             let Some(done) = self.ring.completion().next() else { return };
             if done.user_data() == WAKE_USER_DATA {
                 self.is_woken = true;
-                // Without the flag `MORE` the poll has ended, for example because the completion
-                // queue was full.
+                // A completion without the flag `MORE` means that the kernel has ended the poll,
+                // for example because the completion queue was full. So start the poll again.
                 if !cqueue::more(done.flags()) {
                     self.push_poll();
                 }
@@ -378,8 +399,9 @@ impl FuseRing {
     }
 
     fn push_poll(&mut self) {
-        // Each write to the eventfd is an event. Its counter is never read, because it takes more
-        // writes than a machine can make until it is full.
+        // A multishot poll completes once for each write to the eventfd, even if the eventfd is
+        // never read. So no code reads it, and its counter only grows. The counter cannot overflow,
+        // because that takes more writes than a machine can make.
         let poll = opcode::PollAdd::new(WAKE, libc::POLLIN as u32).multi(true).build();
         self.push(Entry128::from(poll.user_data(WAKE_USER_DATA)));
     }
@@ -388,7 +410,8 @@ impl FuseRing {
         let (address, count) = self.memory.buffers(index);
         let command = self.command(index, REGISTER, 0).addr(Some(address)).build();
         let mut command = command.user_data(index as u64);
-        // `UringCmd80` has no setter for `len` of `struct io_uring_sqe`, the word at byte 24.
+        // Set the field `len` of `struct io_uring_sqe`, the word at byte 24, through a pointer.
+        // `UringCmd80` has no setter for it.
         const _: () = assert!(size_of::<Entry128>() == 128 && align_of::<Entry128>() >= 4);
         let len = (&raw mut command).cast::<u32>().wrapping_add(6);
         // SAFETY: the word is inside `command`, whose layout is that of `struct io_uring_sqe`, as
@@ -406,22 +429,24 @@ impl FuseRing {
     }
 
     fn push(&mut self, command: Entry128) {
-        // SAFETY: (1) A poll has no memory. (2) The memory of the other commands is that of an
-        // entry, which stays mapped until they complete, or is abandoned (F.3). (3) Until then no
-        // reference to it is made, since the owner of the entry is the kernel (F.2).
+        // SAFETY: (1) A poll command names no memory. (2) All other commands name the memory of an
+        // entry. It stays mapped until the command completes, or is abandoned (F.3). (3) Until then
+        // no reference to it is made, since the owner of the entry is the kernel (F.2).
         let pushed = unsafe { self.ring.submission().push(&command) };
         pushed.expect("the queue has space for one command per entry and the poll");
     }
 }
 
-/// Makes a ring that is disabled until its thread enables it, so that the ring belongs to that
-/// thread and not to the one that made it.
+/// Makes a ring that is disabled at first. A ring belongs to the thread that enables it, and not to
+/// the thread that made it.
 ///
-/// With `DEFER_TASKRUN` the kernel fills in requests only while the thread waits, and so never
-/// interrupts it. Two clients of two rings then took 18.5 us per lookup, on a virtual machine with
-/// two processors. `COOP_TASKRUN` took 19.4 us, no flag 20.3 us, and reads of `/dev/fuse` 25.0 us.
-/// If the kernel refuses the
-/// flags, the ring is made with `R_DISABLED` only.
+/// With the flag `DEFER_TASKRUN` the kernel writes requests into the ring's entries only while the
+/// ring's thread waits in the kernel. So the kernel never interrupts that thread. Measured time of
+/// a lookup (two clients, two rings, a virtual machine with two processors): 18.5 us with
+/// `DEFER_TASKRUN`, 19.4 us with `COOP_TASKRUN`, and 20.3 us without these two flags. Without
+/// rings, with reads of `/dev/fuse`, a lookup took 25.0 us.
+///
+/// If the kernel knows no `DEFER_TASKRUN` or `SINGLE_ISSUER`, the ring is made without both flags.
 fn set_up(commands: u32) -> io::Result<Ring> {
     let deferring = Ring::builder()
         .setup_r_disabled()
@@ -440,7 +465,8 @@ impl Drop for FuseRing {
     fn drop(&mut self) {
         let is_kernels =
             |entry: &Entry| matches!(entry.owner, Owner::Registering { .. } | Owner::Kernel);
-        // The kernel gets commands only after `enable`, which `register` and `wait` call.
+        // Before `enable` is called, the kernel does not read the commands in the ring. So it does
+        // not know the memory of the ring's entries, and that memory can be unmapped.
         if self.is_started && self.entries.iter().any(is_kernels) {
             self.memory.abandon();
         }
@@ -448,7 +474,8 @@ impl Drop for FuseRing {
 }
 
 impl RingWaker {
-    /// Makes the current or the next [`FuseRing::wait`] return. Does nothing after the ring's end.
+    /// Makes the current or the next [`FuseRing::wait`] return. Does nothing if the ring was
+    /// dropped.
     pub fn wake(&self) {
         let written = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
         debug_assert!(written.is_ok(), "{written:?}");
@@ -474,8 +501,8 @@ mod tests {
 
     use super::*;
 
-    /// Returns a ring of a device that is not mounted. Returns `None` without `/dev/fuse`, or on a
-    /// machine without io_uring, such as an emulated one.
+    /// Returns a [`FuseRing`] on an open `/dev/fuse` that belongs to no mount. Returns `None` if
+    /// this machine has no `/dev/fuse` or no io_uring.
     fn unmounted(depth: usize) -> Option<FuseRing> {
         if !has_fuse() {
             return None;

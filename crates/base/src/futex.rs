@@ -1,7 +1,9 @@
-//! Sleeping on the low half of a word that other processes may share.
+//! Functions with which a thread sleeps until another thread changes an atomic word. Other
+//! processes may map the memory of the word.
 //!
-//! [`crate::park`] keeps its queue in this process. A word in a mapping of several processes needs
-//! the kernel's queue: futex(2), on the low 32 bits of the word.
+//! The functions of [`crate::park`] keep their queue of sleepers in this process. For a word in
+//! memory that several processes map, the queue must be in the kernel. So this module uses
+//! futex(2), on the low 32 bits of the word.
 //!
 //! A wait always has a deadline. Without one, the kernel would restart the wait after a signal
 //! handler with `SA_RESTART`, but semop(2) must then return `EINTR`. Under a model checker a wait
@@ -9,8 +11,9 @@
 //!
 //! # Rules
 //!
-//! - A wait may end although no thread has woken it. So the caller reads the word again.
-//! - The waker changes the word before it wakes.
+//! - A wait may return although no thread has woken the sleeper. So the caller must read the word
+//!   again.
+//! - A thread that wakes sleepers must change the word first.
 //!
 //! Source: futex(2), signal(7) "Interruption of system calls".
 #![cfg_attr(
@@ -30,8 +33,8 @@ pub enum Scope {
 /// The reason for the end of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// Another thread woke the sleeper, or the word did not have the value for which `wait` sleeps.
-    /// A wait may also end in this way for no reason.
+    /// Another thread woke the waiting thread, or the word did not have the expected value when the
+    /// wait began. A spurious wake-up, which has no reason, is also reported as `Woken`.
     Woken,
     /// The deadline has passed.
     TimedOut,
@@ -74,11 +77,12 @@ mod imp {
         Deadline { monotonic_ns: ns }
     }
 
-    /// Sleeps if the low half of `word` is `value`, until another thread wakes it or until
+    /// If the low half of `word` is `value`, sleeps until another thread wakes this thread or until
     /// `deadline`.
     pub fn wait(word: &AtomicU64, value: u32, deadline: Deadline, scope: Scope) -> Ended {
-        // Pass a deadline even for `NEVER`. Without a deadline the kernel would resume the wait
-        // after a signal handler with `SA_RESTART`, but each handler must end the wait.
+        // Pass a timeout to the kernel even for the deadline `NEVER`. Without a timeout the kernel
+        // would resume the wait after a signal handler with `SA_RESTART`, but each handler must end
+        // the wait.
         let until = Timespec {
             tv_sec: (deadline.monotonic_ns / NS_PER_S).cast_signed(),
             tv_nsec: (deadline.monotonic_ns % NS_PER_S).cast_signed(),

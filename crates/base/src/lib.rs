@@ -1,7 +1,7 @@
 //! The internal base of the corewalk crates.
 //!
-//! Its interface may change in any version. Programs use `corewalk-sync` and the crates above
-//! instead.
+//! The interface of this crate may change in any version. Programs use `corewalk-sync` and the
+//! crates that build on it instead.
 //!
 //! | item | use |
 //! |---|---|
@@ -27,9 +27,9 @@
 //!
 //! # Unsafe code
 //!
-//! Each file with unsafe code gives its reason at the top: `region`, `pair`, `futex`, `park`,
-//! `sysv`, `file_handle`, `heap`, `fuse_ring` with its `memory`, and `fuse_device`. No function of
-//! the interface is unsafe.
+//! Each file with unsafe code gives the reason for it at the top: `region`, `pair`, `futex`,
+//! `park`, `sysv`, `file_handle`, `heap`, `fuse_ring` with its `memory`, and `fuse_device`. No
+//! function of the interface is unsafe.
 
 mod budget;
 mod counter;

@@ -1,11 +1,11 @@
-//! Parking locks: `Mutex`, `RwLock`, `Condvar`, with the same calls on the machine and under a
-//! model checker.
+//! Parking locks: `Mutex`, `RwLock` and `Condvar`. They have the same interface in a normal build
+//! and under a model checker.
 //!
-//! On the machine these are the locks of `parking_lot`. They spin briefly and then sleep, so
+//! In a normal build these are the locks of `parking_lot`. They spin briefly and then sleep, so
 //! threads that wait for a preempted lock holder use no processor time. They have no poisoning, so
 //! a panic of a lock holder does not turn every later call into an error. Under loom and shuttle
-//! they are thin wrappers around the locks of the model checker. A protocol is therefore written
-//! once for both.
+//! they are thin wrappers around the locks of the model checker. So a protocol is written only
+//! once.
 //!
 //! # Fairness
 //!
@@ -16,8 +16,8 @@
 //!
 //! # Limits
 //!
-//! The wrappers have only the calls that modelled code uses. They have no timed waits and no
-//! upgrade, and a guard stays on its thread.
+//! The wrappers around the model checkers' locks have only the calls that modelled code uses. They
+//! have no timed waits and no upgrade, and a guard stays on its thread.
 //!
 //! Source: `parking_lot` 0.12 (`src/rwlock.rs` documents the policy); WTF::Lock.
 
@@ -40,8 +40,8 @@ mod modelled {
         result.unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Returns the guard that a model checker's `try_lock` and similar calls return, even if the
-    /// lock is poisoned. Returns None if another thread holds the lock.
+    /// Returns the guard of a successful `try_lock` or similar call of a model checker's lock, even
+    /// if the lock is poisoned. Returns None if another thread holds the lock.
     fn unpoison_try<G>(result: Result<G, std::sync::TryLockError<G>>) -> Option<G> {
         match result {
             Ok(guard) => Some(guard),

@@ -1,16 +1,18 @@
-//! Two atomic words in one register, which compare a whole cache line in fewer instructions.
+//! Pairs of atomic words in one register. With them, a comparison of a whole cache line takes fewer
+//! instructions.
 //!
-//! A lock-free reader compares a name, or eight tags, with shared words and then validates them.
-//! For each word it needs a load, an exclusive or and an or, all of which wait for the same cache
-//! line. Two or three lookups in flight fill the processor's buffer of waiting instructions. Then
-//! the buffer limits the lookups, not the memory. Registers of two words halve the number of
+//! A lock-free lookup compares a name, or the eight 16-bit tags in a line of a hash index, with
+//! words in shared memory. Then it validates what it has read. For each word it executes a load, an
+//! exclusive or and an or. All three wait for the same cache line. With two or three lookups in
+//! flight, these instructions fill the processor's reorder buffer. Then the buffer, and not the
+//! memory, limits the speed. A 128-bit register, which holds two words, halves the number of
 //! instructions.
 //!
 //! # Guarantees
 //!
-//! - W.1: each word of a pair is loaded like [`AtomicU64::load`], with the ordering that its method
-//!   documents. The two words may be loaded at different instants. `half_of` returns a half of a
-//!   word that was loaded in this way.
+//! - W.1: each of the two words is loaded like [`AtomicU64::load`], with the ordering that the
+//!   loading method documents. The two words may be loaded at different instants. `half_of` returns
+//!   32 bits of a word, as if it had loaded the whole word with [`AtomicU64::load`].
 //!
 //! # Mechanism
 //!
@@ -104,16 +106,17 @@ impl WordPair {
         chosen::is_zero(self.0)
     }
 
-    /// Compares each of the sixteen bytes of the pair with `byte`. Bit i of the result is set if
-    /// byte i is equal. Byte 0 is the lowest byte of the first word.
+    /// Compares each of the sixteen bytes of the two words with `byte`. Bit i of the result is set
+    /// if byte i equals `byte`. Byte 0 is the lowest byte of the first word.
     #[inline(always)]
     #[must_use]
     pub fn bytes_equal(self, byte: u8) -> u32 {
         chosen::bytes_equal(self.0, byte)
     }
 
-    /// Compares each of the eight lanes of 16 bits of the pair with `lane`. Returns the set of
-    /// equal lanes. Lane 0 is the lowest lane of the first word.
+    /// Compares each of the eight lanes (groups of 16 bits) of the two words with `lane`. Returns
+    /// the set of the lanes that are equal to `lane`. Lane 0 is the lowest 16 bits of the first
+    /// word.
     #[inline(always)]
     #[must_use]
     pub fn lanes_equal(self, lane: u16) -> Lanes {
@@ -125,7 +128,8 @@ impl WordPair {
 ///
 /// # Invariants
 ///
-/// Bit 2 * i is set for each lane i of the set, with i below 8. No other bit is set.
+/// Each lane has a number below 8. If lane i is in the set, bit 2 * i of the struct's `u32` is set.
+/// No other bit is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lanes(u32);
 
@@ -158,9 +162,9 @@ impl Lane {
         self.0 as usize / 2
     }
 
-    /// Returns 32 bits of `words`: the half word whose number is that of this lane. The eight half
-    /// words are numbered from 0, and the lower half of each word comes first. The half word is
-    /// loaded with `Acquire`.
+    /// Returns one 32-bit half of a word in `words`: the half with the same number as this lane.
+    /// The eight halves are numbered from 0, and the lower half of each word comes first. The half
+    /// is loaded with `Acquire`.
     #[inline(always)]
     #[must_use]
     pub fn half_of(self, words: &[AtomicU64; 4]) -> u32 {
@@ -254,10 +258,11 @@ mod sse2 {
     #[inline(always)]
     pub(super) fn half_of(words: &[AtomicU64; 4], twice: u32) -> u32 {
         let half;
-        // SAFETY: `twice` is at most 14 (invariant of `Lane`), so the four bytes lie behind the
-        // reference and are readable. They are half of one aligned word, which the processor reads
-        // whole. So the instruction reads memory like a load of that word. No later access moves
-        // before it, as in `load_acquire`.
+        // SAFETY: the instruction loads four bytes of `words`, at the byte offset 2 * `twice`.
+        // `twice` is at most 14 (invariant of `Lane`), so these bytes are inside the array. They
+        // are one half of an aligned word. The processor reads an aligned word whole, so the
+        // instruction has the same effect as an atomic load of that word. As in `load_acquire`, the
+        // processor does not move later accesses before it.
         unsafe {
             asm!("mov {:e}, dword ptr [{} + 2 * {}]", out(reg) half, in(reg) words.as_ptr(),
                 in(reg) u64::from(twice), options(nostack, preserves_flags));
@@ -346,8 +351,8 @@ mod tests {
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
-            // Keep only a few random bits of each lane, so that some lanes of two random words are
-            // equal.
+            // Keep only a few random bits of each group of 16 bits. Then random groups are often
+            // equal, so the comparisons are tested with equal groups too.
             random & 0x0003_0001_0003_0001
         };
         for _ in 0..if cfg!(miri) { 20 } else { 10_000 } {

@@ -1,9 +1,9 @@
 //! Sleeping on the address of an atomic word, within one process.
 //!
 //! A user-space thread that holds a lock can be preempted at any instruction, for a whole time
-//! slice. A waiting thread that spins meanwhile takes the processor that the lock holder needs.
-//! That is trap T30. So every wait of this workspace spins a bounded number of rounds and then
-//! sleeps here.
+//! slice. If a waiting thread spins during that time, it uses the processor that the lock holder
+//! needs (trap T30). So every wait of this workspace spins a bounded number of rounds and then
+//! sleeps in this module.
 //!
 //! The queue of sleepers is keyed by the word's address and lives outside the word, as in futex(2).
 //! [`wait`] checks the word once more under the lock of the queue, after it has queued its thread.
@@ -12,14 +12,14 @@
 //!
 //! # Rules
 //!
-//! - A wait may end without a reason. The caller reads the word again, in a loop.
-//! - The waker changes the word before it wakes.
-//! - One purpose per word: only `Lockref` wakes the words of a `Lockref`.
+//! - A wait may end without a reason. So the caller must read the word again, in a loop.
+//! - The waker must change the word before it wakes.
+//! - Each word has one purpose. For example, only `Lockref` wakes the words of a `Lockref`.
 //!
 //! # Rejected
 //!
-//! A closure as the condition, as in `parking_lot_core::park`, would run user code under the lock
-//! of the queue.
+//! The condition of a wait is a mask and a value, and not a closure as in `parking_lot_core::park`.
+//! A closure would run user code under the lock of the queue.
 //!
 //! Source: futex(2); WebKit's ParkingLot; `parking_lot_core`.
 #![cfg_attr(
@@ -32,22 +32,26 @@
 
 use crate::primitives::atomic::{AtomicU64, Ordering};
 
-/// The kind of a thread that sleeps on the word of a lock.
+/// The reason why a thread sleeps on the word of a lock. It decides which sleepers [`unlock`]
+/// wakes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sleeper {
-    /// The sleeper takes the lock when it wakes. Its own unlock then wakes the other sleepers.
+    /// The sleeper wants the lock, and takes it after it is woken. When it unlocks the lock later,
+    /// it wakes the other sleepers. So an `unlock` wakes only one `Locker`.
     Locker,
-    /// The sleeper only waits until the lock is free, and does not take the lock. So it wakes no
-    /// other thread.
+    /// The sleeper only waits until the lock is free, and does not take it. So it never calls
+    /// `unlock`, which would wake the other sleepers. For this reason an `unlock` wakes every
+    /// `Passer`.
     Passer,
 }
 
-/// Sleeps while `word & mask == value`, until another thread wakes it. It may also return early.
+/// Sleeps while `word & mask == value`, until another thread wakes this thread. The call may also
+/// return early.
 pub fn wait(word: &AtomicU64, mask: u64, value: u64) {
     wait_as(word, mask, value, Sleeper::Passer);
 }
 
-/// Wakes every thread that sleeps on `word`. The caller has changed the word before.
+/// Wakes every thread that sleeps on `word`. The caller must have changed the word before.
 pub fn wake_all(word: &AtomicU64) {
     imp::wake_all(word);
 }
@@ -59,8 +63,8 @@ pub fn wait_as(word: &AtomicU64, mask: u64, value: u64, sleeper: Sleeper) {
 
 /// Clears the bit `locked` of `word`. Wakes one [`Sleeper::Locker`], and every [`Sleeper::Passer`].
 ///
-/// The call also clears the bit `waiters`, unless another `Locker` still sleeps. If the bit stays
-/// set, the next holder of the lock must call `unlock` as well.
+/// `unlock` also clears the bit `waiters`, unless another thread of the kind `Locker` still sleeps
+/// on `word`. If the bit stays set, the next holder of the lock must call `unlock` as well.
 pub fn unlock(word: &AtomicU64, locked: u64, waiters: u64) {
     imp::unlock(word, locked, waiters);
 }
@@ -105,7 +109,8 @@ mod imp {
     }
 
     pub(super) fn wake_all(word: &AtomicU64) {
-        // SAFETY: the key is the address of a word that the caller borrows, and no callback runs.
+        // SAFETY: the key of the queue is the address of a word that the caller borrows.
+        // `unpark_all` takes no callback that could panic.
         unsafe {
             parking_lot_core::unpark_all(key(word), DEFAULT_UNPARK_TOKEN);
         }
@@ -119,15 +124,17 @@ mod imp {
             }
             FilterOp::Unpark
         };
-        // SAFETY: the closures neither panic nor call into parking_lot: `pick` compares tokens, and
-        // the other makes one atomic operation. The key is the address of a word that the caller
-        // borrows.
+        // SAFETY: the closures neither panic nor call into parking_lot. `pick` compares tokens, and
+        // the other closure makes one atomic operation. The key is the address of a word that the
+        // caller borrows.
         unsafe {
             parking_lot_core::unpark_filter(key(word), pick, |result| {
                 let clear = if result.have_more_threads { locked } else { locked | waiters };
-                // ORDERING(lockref-unlock): Release. The next holder of the lock sees the writes of
-                // this holder. This closure runs under the lock of the queue. So a thread that is
-                // about to sleep is already in the queue, or it sees the cleared bits.
+                // ORDERING(lockref-unlock): Release. The next thread that takes the lock sees the
+                // writes that this thread made under it. parking_lot runs this closure under the
+                // mutex of the word's wait queue. A thread that wants to sleep checks the word
+                // under the same mutex. So it is in the wait queue before this store, or its check
+                // sees the cleared bits and it does not sleep.
                 word.fetch_and(!clear, Ordering::Release);
                 DEFAULT_UNPARK_TOKEN
             });
@@ -195,9 +202,9 @@ mod tests {
         let word = Arc::new(AtomicU64::new(0));
         let turns = |word: &AtomicU64, mine: u64| {
             for _ in 0..ROUNDS {
-                // ORDERING(park-turn): Acquire. Pairs with the `fetch_add` by which the other
-                // thread ends its turn. This thread then sees the other thread's stores from that
-                // turn.
+                // ORDERING(park-turn): Acquire. In this test two threads take turns in a loop. The
+                // load pairs with the `fetch_add` with which the other thread ends its turn. So
+                // this thread sees the stores that the other thread made during that turn.
                 while word.load(Ordering::Acquire) % 2 != mine {
                     wait(word, 1, 1 - mine);
                 }

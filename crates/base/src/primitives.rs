@@ -16,9 +16,9 @@
 //!
 //! # Rules
 //!
-//! - `unmodelled` is for bookkeeping that no protocol depends on: statistics, and tallies of a
-//!   model's outcomes. No model checker sees the words of `unmodelled`.
-//! - Locks and blocking calls are in `locks` and `park`.
+//! - The module `unmodelled` has atomic words for bookkeeping on which no protocol depends:
+//!   statistics, and tallies of a model's outcomes. No model checker sees these words.
+//! - The modules `locks` and `park` have the locks and the blocking calls.
 //!
 //! Source: the same switch in haphazard (`src/sync.rs`) and in mountpoint-s3-fs (`src/sync.rs`).
 
@@ -92,12 +92,12 @@ pub const IS_MODEL: bool = cfg!(any(corewalk_loom, corewalk_shuttle));
 
 /// Number of shards; a power of two.
 ///
-/// A structure with one cache line per shard takes 2 KiB. More shards would help only if more than
-/// 32 threads ran at once. Under a model checker there are two shards, of which every thread uses
-/// the first.
+/// A structure with one cache line for each of the 32 shards takes 2 KiB. More shards would help
+/// only if more than 32 threads ran at once. Under a model checker there are two shards, and every
+/// thread uses the first one.
 pub const SHARDS: usize = if IS_MODEL { 2 } else { 32 };
 
-/// Returns true if a panic is unwinding this thread. This also works in a model.
+/// Returns true if a panic is unwinding this thread. The function also works under a model checker.
 #[must_use]
 pub fn is_panicking() -> bool {
     std::thread::panicking()

@@ -1,4 +1,5 @@
-//! A region of cache lines that is reached by bounds-checked numbers only.
+//! A region of memory, divided into cache lines. Callers name a line by its number, and every
+//! number is checked against the size of the region.
 //!
 //! Processes that share a mapping cannot store pointers in it and cannot trust it, because another
 //! process may write anything at any time. So a region hands out only atomic words, in lines of
@@ -6,22 +7,25 @@
 //! line, which no protocol relies on. A hostile number then reads and writes garbage there, and
 //! fast paths need no error path.
 //!
-//! The memory keeps its type: it never shrinks, and only the drop unmaps it. A caller that found a
-//! line once may read it at any later time, and must check that the line still belongs to the same
+//! A region is type-stable memory: each cache line always consists of atomic words, and the region
+//! never shrinks. Only the drop of the region unmaps it. So a caller may keep the number of a line
+//! and read the line at any later time. It must then check that the line still belongs to the same
 //! object.
 //!
 //! # Invariants
 //!
-//! - R.1: `base` is the start of a readable and writable mapping of `lines` lines, at least one.
+//! - R.1: `base` is the start of a readable and writable mapping of `lines` cache lines. `lines` is
+//!   at least 1.
 //! - R.2: the words are only ever accessed as `AtomicU64`.
 //!
 //! # Limits
 //!
-//! A region does not record which lines are in use. With `MAP_NORESERVE` a lack of memory shows
-//! only when a line is first touched, so callers limit their use. If another process truncates the
-//! mapped file, an access beyond the new end of the file raises `SIGBUS`. A memfd with
-//! `F_SEAL_SHRINK` cannot be truncated. The first access to a line raises `SIGBUS` also when the
-//! file system is full, so a caller reserves such lines first ([`Region::reserve`]).
+//! A region does not record which of its cache lines are in use. Private memory is mapped with
+//! `MAP_NORESERVE`. So a lack of memory shows only when a line is first touched, and callers limit
+//! how many lines they use. If another process truncates the mapped file, an access beyond the new
+//! end of the file raises `SIGBUS`. A memfd with `F_SEAL_SHRINK` cannot be truncated. If the file
+//! system of the mapped file is full, the first access to a line also raises `SIGBUS`. So a caller
+//! reserves the lines of a file before their first use ([`Region::reserve`]).
 //!
 //! Source: mmap(2), madvise(2) `MADV_POPULATE_WRITE`; userspace-rcu's rule that type-stable memory
 //! needs no grace period.
@@ -70,8 +74,8 @@ mod mapped {
     pub struct Region {
         base: NonNull<Line>,
         lines: u32,
-        /// True if the file system of the mapped file may become full. It is false for a memfd,
-        /// which has no such limit.
+        /// True if the file system of the mapped file may become full. A memfd has no such limit,
+        /// so for a memfd the field is false.
         is_limited: bool,
     }
 
@@ -102,14 +106,14 @@ mod mapped {
 
         /// Maps the first `lines` lines of a file, shared with every process that maps it.
         ///
-        /// Other processes may write any value into the lines at any time, so the caller must not
-        /// trust the values that it reads.
+        /// Other processes may write any value into the mapped cache lines at any time. So the
+        /// caller must not trust the values that it reads.
         ///
         /// # Errors
         ///
-        /// `EINVAL` if `lines` is 0, or if the file is shorter than the lines. `EACCES` if the file
-        /// is not open for reading and writing. `ENODEV` if it cannot be mapped. `ENOMEM` if there
-        /// is no address space left.
+        /// `EINVAL` if `lines` is 0, or if the file is shorter than `lines` cache lines of 64
+        /// bytes. `EACCES` if the file is not open for reading and writing. `ENODEV` if the file
+        /// cannot be mapped. `ENOMEM` if there is no address space left.
         ///
         /// # Examples
         ///
@@ -148,16 +152,17 @@ mod mapped {
             Ok(Self { base: base.cast(), lines, is_limited })
         }
 
-        /// Reserves memory for lines, so that no later access to them by any process raises
-        /// `SIGBUS`. It skips lines that are out of range.
+        /// Reserves memory for the cache lines whose numbers are in `lines`. After that, no access
+        /// to these lines by any process raises `SIGBUS`. Ignores numbers that are out of range.
         ///
-        /// The call does nothing for private memory, or if the file system has no limit. On a
-        /// kernel before 5.14, which cannot reserve, it does nothing either.
+        /// Private memory needs no reservation, and a file in a file system without a limit needs
+        /// none either. In these cases the method does nothing. It also does nothing on a kernel
+        /// before 5.14, which cannot reserve memory.
         ///
         /// # Errors
         ///
-        /// `ENOSPC` if the file system is full; `ENOMEM` if there is no memory. After an error,
-        /// some of the lines may be reserved and others not.
+        /// `ENOSPC` if the file system is full; `ENOMEM` if the machine has no memory left. After
+        /// an error, some of the cache lines in `lines` may have reserved memory and others not.
         ///
         /// # Examples
         ///
@@ -179,19 +184,21 @@ mod mapped {
             }
             // SAFETY: `first` is below `end`, which is inside the mapping (R.1).
             let start = unsafe { self.base.as_ptr().byte_add(first) };
-            // SAFETY: the range is a part of the mapping, including the whole last page. The advice
-            // only causes write faults, which change no word.
+            // SAFETY: the pages from `start` on that contain the cache lines to reserve are inside
+            // the mapping. madvise(2) with `MADV_POPULATE_WRITE` only allocates memory for these
+            // pages, and changes none of their words.
             match unsafe { mm::madvise(start.cast(), end - first, Advice::LinuxPopulateWrite) } {
                 // `EINVAL` means that the kernel does not know the advice.
                 Ok(()) | Err(Errno::INVAL) => Ok(()),
-                // `EFAULT` means that a write to the page would have raised `SIGBUS`: the file
-                // system is full.
+                // `EFAULT` means that a write to a page of the mapped file would have raised
+                // `SIGBUS`. The reason is that the file system of this file is full.
                 Err(Errno::FAULT) => Err(Errno::NOSPC.into()),
                 Err(errno) => Err(errno.into()),
             }
         }
 
-        /// Returns line `index`, or the scratch line if `index` is out of range.
+        /// Returns the cache line with the number `index`. If `index` is out of range, returns line
+        /// 0, the scratch line, whose content no caller relies on.
         #[inline]
         #[must_use]
         pub fn line(&self, index: u32) -> &Line {
@@ -277,7 +284,8 @@ mod boxed {
             Err(rustix::io::Errno::NOSYS.into())
         }
 
-        /// Does nothing. The lines are a boxed slice, so all of them have memory from the start.
+        /// Does nothing. In this build the cache lines are a boxed slice, so their memory is
+        /// allocated from the start.
         ///
         /// # Errors
         ///
@@ -286,7 +294,8 @@ mod boxed {
             Ok(())
         }
 
-        /// Returns line `index`, or the scratch line if `index` is out of range.
+        /// Returns the cache line with the number `index`. If `index` is out of range, returns line
+        /// 0, the scratch line, whose content no caller relies on.
         #[must_use]
         pub fn line(&self, index: u32) -> &Line {
             self.lines.get(index as usize).unwrap_or(&self.lines[0])

@@ -1,7 +1,7 @@
 //! The host kernel's own System V IPC, as safe calls.
 //!
 //! A benchmark compares user-space semaphores and messages with those of the kernel, in one
-//! program. No well-kept crate has these system calls. The other crates of this workspace forbid
+//! program. No maintained crate wraps these system calls. The other crates of this workspace forbid
 //! unsafe code, so the calls are here.
 //!
 //! Dropping a [`SemSet`] or [`MsgQueue`] removes the object, unless it came from `attach`. The
@@ -10,8 +10,9 @@
 //!
 //! # Limits
 //!
-//! This module leaves out keys, permissions of other users and most `ctl` commands, because no
-//! measurement needs them. `corewalk-ipc` has them.
+//! This module does only what measurements need. Objects have no IPC keys (each is `IPC_PRIVATE`),
+//! and only their owner may use them. There are only a few commands of semctl(2) and msgctl(2). The
+//! crate `corewalk-ipc` has all of these.
 //!
 //! Source: semget(2), semop(2), semctl(2), msgop(2), unshare(2).
 #![expect(unsafe_code, reason = "libc declares these system calls as unsafe")]
@@ -210,12 +211,13 @@ impl MsgQueue {
     #[inline]
     pub fn send(&self, message: &[u64], bytes: usize) -> Result<(), Errno> {
         assert!(TYPE_BYTES + bytes <= size_of_val(message), "the text is longer than the buffer");
-        // SAFETY: the buffer holds the type and `bytes` bytes, and the kernel only reads it.
+        // SAFETY: the buffer holds the message's type and `bytes` bytes of text. The kernel only
+        // reads the buffer.
         check(unsafe { libc::msgsnd(self.id, message.as_ptr().cast(), bytes, 0) }).map(drop)
     }
 
-    /// Receives the first message of type `kind`, or the first of any type if `kind` is 0. Waits if
-    /// there is none.
+    /// Receives the first message of type `kind`, or the first message of any type if `kind` is 0.
+    /// Waits if there is no such message.
     ///
     /// Returns the length of its text, which is at most `bytes`.
     ///
@@ -230,18 +232,19 @@ impl MsgQueue {
     pub fn receive(&self, message: &mut [u64], bytes: usize, kind: i32) -> Result<usize, Errno> {
         assert!(TYPE_BYTES + bytes <= size_of_val(message), "there is no room for the text");
         let (buffer, kind) = (message.as_mut_ptr().cast(), libc::c_long::from(kind));
-        // SAFETY: the buffer has room for the type and `bytes` bytes, and any bits are valid words.
+        // SAFETY: the buffer has room for the message's type and `bytes` bytes of text. Its words
+        // are `u64`, so the kernel may store any bits in them.
         let got = unsafe { libc::msgrcv(self.id, buffer, bytes, kind, 0) };
         usize::try_from(got).map_err(|_| last_error())
     }
 
-    /// Returns true if the queue has no message. If the first message has no text, the call removes
-    /// it and returns false.
+    /// Returns true if the queue has no message. Has one side effect: if the first message has no
+    /// text, the call removes it and returns false.
     ///
     /// # Errors
     ///
-    /// The errors of msgrcv(2), except for `ENOMSG` and `E2BIG`, which tell whether there is a
-    /// message.
+    /// The errors of msgrcv(2), except for `ENOMSG` (the queue is empty) and `E2BIG` (the first
+    /// message has a text). For these two, the method returns true and false.
     pub fn is_empty(&self) -> Result<bool, Errno> {
         let mut kind = [0_u64; 1];
         let buffer = kind.as_mut_ptr().cast();

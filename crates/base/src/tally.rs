@@ -5,15 +5,16 @@
 //! every model of this workspace counts its outcomes and asserts that each expected one was
 //! reached.
 //!
-//! The counts are not part of the model. They persist from run to run and add no step to a
-//! schedule.
+//! The counts of outcomes are not part of the model. They persist from one run of the model to the
+//! next. When a model increments a count, loom sees no operation, so there are no additional
+//! schedules.
 //!
 //! Source: loom issues 166 and 392.
 
 use crate::primitives::unmodelled::{Arc, AtomicUsize, Ordering};
 
-/// The environment variable with a number that [`Tally::of_bounded`] adds to its limit on the
-/// preemptions per schedule.
+/// The environment variable that allows [`Tally::of_bounded`] more preemptions per schedule. Its
+/// value is added to the argument `preemptions`.
 const MORE_PREEMPTIONS: &str = "COREWALK_LOOM_MORE_PREEMPTIONS";
 
 /// The size in words of the stack on which [`Tally::of_bounded`] runs a model.
@@ -36,8 +37,8 @@ impl<const N: usize> Tally<N> {
     }
 
     /// Runs `model` as [`Tally::of`] does, but only in schedules with at most `preemptions`
-    /// preemptions. A preemption is a switch away from a thread that could go on. Use this function
-    /// for models with too many steps for [`Tally::of`].
+    /// preemptions. A preemption is a switch away from a thread that could continue. Use this
+    /// function for models with too many steps for [`Tally::of`].
     ///
     /// # Panics
     ///

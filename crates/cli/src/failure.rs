@@ -15,8 +15,9 @@ pub(crate) enum Failure {
     Usage(String),
     /// The command line is valid, but the command failed. Exit status 1.
     Failed(String),
-    /// The command has failed, and it has exit statuses of its own. For example, `fsck` has those
-    /// of fsck(8). The fields are the exit status and the line to print.
+    /// The command has failed, and its exit statuses differ from those of other subcommands. For
+    /// example, `fsck` has the exit statuses of fsck(8). The fields are the exit status and the
+    /// line to print.
     Command(u8, String),
     /// The command has failed, and this process or its child has already printed why. The field is
     /// the exit status.
@@ -49,12 +50,12 @@ impl Failure {
     }
 }
 
-/// Runs the closure `step` and suppresses the messages of panics. Use it for a `step` that catches
-/// panics and turns them into a result.
+/// Runs the closure `step`, and suppresses the messages of panics. Use this function for a `step`
+/// that catches panics and turns them into a result.
 ///
-/// If a panic leaves `step`, the result is a failure with the message and the code location of the
-/// panic. The panic hook belongs to the whole process. So while `step` runs, panics of other
-/// threads print no message either.
+/// If `step` panics and does not catch the panic, the result is a failure with the message and the
+/// code location of the panic. The panic hook belongs to the whole process. So while `step` runs,
+/// panics of other threads print no message either.
 pub(crate) fn without_panic_messages<R>(step: impl FnOnce() -> R) -> Result<R, Failure> {
     let last = Arc::new(Mutex::new(String::new()));
     let hook = take_hook();
@@ -72,7 +73,8 @@ pub(crate) fn without_panic_messages<R>(step: impl FnOnce() -> R) -> Result<R, F
     })
 }
 
-/// Returns the text as one line. Line breaks, which a path in the text may contain, become `\n`.
+/// Returns the text as one line. A line break in the text, for example in a path, is replaced by
+/// `\n`.
 fn one_line(text: &str) -> String {
     text.trim_end().replace('\n', "\\n")
 }

@@ -1,8 +1,8 @@
 //! `corewalk fsck`: checks a store that is not mounted.
 //!
-//! The exit statuses are those of fsck(8), even for a command line that clap does not accept. In
-//! fsck(8), the usual status 1 would mean "errors corrected", and 2 "the system should be
-//! rebooted".
+//! The exit statuses are those of fsck(8), even if the command line is invalid. The statuses of the
+//! other subcommands would mislead: in fsck(8), 1 means "errors corrected", and 2 means "the system
+//! should be rebooted".
 //!
 //! If a process has the store open, the check waits up to 5 seconds, as a mount does. The process
 //! may be the server of a mount that was just unmounted, and may end soon.
@@ -63,7 +63,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if report.findings.is_empty() { Ok(()) } else { Err(Failure::Reported(ERRORS_LEFT)) }
 }
 
-/// Returns `failure` with exit status 8, which fsck(8) has for an operational error.
+/// Returns `failure` with exit status 8, which means an operational error in fsck(8).
 fn operational(failure: Failure) -> Failure {
     match failure {
         Failure::Failed(line) => Failure::Command(OPERATIONAL, line),

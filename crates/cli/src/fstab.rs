@@ -1,15 +1,16 @@
 //! `mount.corewalk`: the program as an external helper of mount(8), for lines of fstab(5).
 //!
 //! If the kernel does not know a file system type TYPE, mount(8) runs `/sbin/mount.TYPE SPEC DIR
-//! [-sfnv] [-o OPTIONS] [-t TYPE]`. To use this program so, link `/sbin/mount.corewalk` to it. Then
-//! `mount -t corewalk store:/srv/s /mnt`, or a line of fstab with that type, does the same as
-//! `corewalk mount --daemon`. Like mount(8), the helper prints only errors. With `-v` it also
-//! prints a line when the mount is ready. With `-f` it only checks the command line.
+//! [-sfnv] [-o OPTIONS] [-t TYPE]`. To make this program the helper for the type `corewalk`, make
+//! `/sbin/mount.corewalk` a link to the program. Then `mount -t corewalk store:/srv/s /mnt`, or a
+//! line of fstab(5) with the type `corewalk`, does the same as `corewalk mount --daemon`. Like
+//! mount(8), the helper prints only errors. With `-v` it also prints a line when the mount is
+//! ready. With `-f` it only checks the command line.
 //!
 //! # Exit status
 //!
-//! The exit statuses are those of mount(8), which passes them on: 1 for an invalid command line, 32
-//! if the mount failed.
+//! The exit statuses are those of mount(8): 1 for an invalid command line, and 32 if the mount
+//! failed. mount(8) passes the exit status of its helper on.
 //!
 //! Source: mount(8) "External helpers" and "Exit status".
 
@@ -59,7 +60,8 @@ struct Arguments {
     is_verbose: bool,
 }
 
-/// Returns true if this process was started by a name such as `mount.corewalk`, as mount(8) does.
+/// Returns true if this process was started under a name such as `mount.corewalk`, as mount(8)
+/// starts its helpers.
 pub(crate) fn is_called() -> bool {
     let name = std::env::args_os().next().unwrap_or_default();
     Path::new(&name).file_name().is_some_and(|name| name.as_bytes().starts_with(NAME_PREFIX))
@@ -96,8 +98,9 @@ fn with_status_of_mount(failure: Failure) -> Failure {
     match failure {
         Failure::Usage(line) => Failure::Command(USAGE, line),
         Failure::Failed(line) | Failure::Command(_, line) => Failure::Command(FAILED, line),
-        // The background process has already printed its error. Its exit status is one of `corewalk
-        // mount`, so translate it to the one that mount(8) has for the same failure.
+        // The background process has already printed its error. It has ended with an exit status of
+        // `corewalk mount`, so translate that status to the one that mount(8) has for the same
+        // failure.
         Failure::Reported(2) => Failure::Reported(USAGE),
         Failure::Reported(_) => Failure::Reported(FAILED),
     }

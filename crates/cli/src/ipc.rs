@@ -32,7 +32,7 @@ enum Command {
     /// Runs a command in a namespace: its semaphores, message queues and, with --shm, its shared
     /// memory are those of the namespace instead of the kernel's.
     Exec(exec::Arguments),
-    /// Lists the objects of a namespace, as ipcs(1) does, or the namespaces.
+    /// Lists the objects of a namespace, as ipcs(1) does, or the user's namespaces.
     Ls(ls::Arguments),
     /// Removes objects of a namespace, as ipcrm(1) does, or a whole namespace.
     Rm(rm::Arguments),

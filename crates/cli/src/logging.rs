@@ -1,5 +1,5 @@
-//! The log on standard error. It has warnings and errors of this workspace's crates, and messages
-//! of panics.
+//! The log on standard error. It contains the warnings and errors of this workspace's crates, and
+//! the messages of panics.
 //!
 //! Logging never blocks the server. Each record is one line of at most `LINE_BYTES_MAX` bytes,
 //! without a backtrace. If standard error cannot take a line at once, the line is dropped.
@@ -17,8 +17,8 @@ use std::sync::Mutex;
 use log::{LevelFilter, Log, Metadata, Record};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// The longest line in bytes, with its line break. It is below `PIPE_BUF` (pipe(7)), so a pipe that
-/// poll(2) reports as writable takes the whole line.
+/// Maximum length of a log message in bytes, with its line break. It is below `PIPE_BUF` (pipe(7)).
+/// So if poll(2) reports a pipe as writable, the pipe takes the whole message.
 const LINE_BYTES_MAX: usize = 512;
 
 struct Stderr;

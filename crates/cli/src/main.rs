@@ -32,8 +32,8 @@ use corewalk_base::primitives::thread;
 
 use failure::Failure;
 
-/// Stack size of the thread that runs the command, in bytes. The first thread is not used, because
-/// its stack has the size of `ulimit -s`, which may be too small.
+/// Stack size of the thread that runs the command, in bytes. The command does not run on the first
+/// thread, because the stack of that thread has the size of `ulimit -s`, which may be too small.
 const STACK_BYTES: usize = 8 << 20;
 
 /// The end of the help of the program.
@@ -69,8 +69,8 @@ enum Command {
 
 fn main() -> ExitCode {
     match thread::Builder::new().stack_size(STACK_BYTES).spawn(run) {
-        // The thread of the command has panicked, and the log has the message. Rust's exit status
-        // after a panic is 101.
+        // The thread that runs the command has panicked, and the panic message is in the log.
+        // Return 101, the exit status of Rust programs after a panic.
         Ok(command) => command.join().unwrap_or(ExitCode::from(101)),
         Err(error) => Failure::of("cannot start a thread", error).report(),
     }
@@ -122,8 +122,8 @@ fn refuse(error: &clap::Error, status: u8) -> ExitCode {
     }
 }
 
-/// Returns the first paragraph of an error message of clap as one line. Only that paragraph names
-/// the mistake. The other paragraphs are hints and the usage.
+/// Returns the first paragraph of an error message of clap as one line. Only this paragraph names
+/// the mistake. The rest of the message consists of hints and the usage.
 fn first_paragraph(message: &str) -> String {
     let paragraph = message.split("\n\n").next().unwrap_or_default();
     let words = paragraph.strip_prefix("error: ").unwrap_or(paragraph);

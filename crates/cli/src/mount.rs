@@ -130,8 +130,8 @@ Exit status: 0 if the mount was unmounted in order (with --daemon: if the mount 
 pub(crate) struct Arguments {
     /// The file system to mount: tmpfs, store:DIR, or a directory (a path with a / in it).
     source: OsString,
-    /// The directory to mount it on. If it does not exist, it is created, and removed when the
-    /// mount ends.
+    /// The directory to mount the file system on. If it does not exist, it is created, and removed
+    /// when the mount ends.
     mountpoint: PathBuf,
     /// Options, separated by commas. The end of the --help text lists them.
     #[arg(short = 'o', value_name = "OPTIONS")]
@@ -210,8 +210,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         daemon::detach();
     }
     let served = mount.wait_or_unmount(signals);
-    // Sync the store even if the mount was only detached. Programs with open files in the detached
-    // mount cannot reach the server any more.
+    // Sync the store even after a lazy unmount, when programs may still have files of the mount
+    // open. Their later writes cannot reach the store, because the server has ended.
     let synced = opened.store.map_or(Ok(()), |store| store.sync());
     drop(created);
     synced.map_err(|error| {
@@ -234,9 +234,9 @@ fn announce(source: &OsStr, path: &Path) -> Result<(), Failure> {
 
 /// A mount point that this command has created. Dropping the value removes the directory.
 ///
-/// The directory is found through a descriptor of its parent, so renames of directories above it do
-/// no harm. If its name leads to another directory when the value is dropped, that directory is not
-/// removed.
+/// The drop removes the directory through a descriptor of its parent. So it finds the directory
+/// even if directories above have been renamed. If the name then leads to another directory, the
+/// drop removes nothing.
 struct CreatedMountpoint {
     parent: OwnedFd,
     path: PathBuf,

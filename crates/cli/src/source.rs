@@ -42,7 +42,7 @@ pub(crate) enum Source {
 /// An open source.
 pub(crate) struct Opened {
     pub(crate) fs: Arc<dyn FileSystem>,
-    /// The store, if the file system is a store. The server syncs it at the end.
+    /// The store, if the file system is a store. The server syncs it when the mount ends.
     pub(crate) store: Option<Arc<Store>>,
 }
 
@@ -50,7 +50,8 @@ impl Source {
     /// Parses the SOURCE argument.
     ///
     /// # Errors
-    /// A usage error for an unknown source. A failure for a directory that does not exist.
+    /// A usage error ([`Failure::Usage`]) for an unknown source. [`Failure::Failed`] for a host
+    /// directory that does not exist.
     pub(crate) fn parse(word: &OsStr) -> Result<Source, Failure> {
         let bytes = word.as_bytes();
         if bytes == b"tmpfs" {
@@ -97,8 +98,8 @@ impl Source {
         }
     }
 
-    /// Returns the server's default options for this source. They decide how long the kernel may
-    /// cache names and attributes.
+    /// Returns the default server options for a mount of this file system. They decide how long the
+    /// kernel may cache names and attributes.
     pub(crate) fn server_options(self) -> Options {
         match self {
             // All changes of a tmpfs or a store come through this mount, so the kernel may cache
@@ -113,7 +114,8 @@ impl Source {
     /// Opens the file system.
     ///
     /// # Errors
-    /// The error of the host for a directory, or the error of the store.
+    /// If the source is a host directory, the errno of opening it. If the source is a store, the
+    /// error of opening the store. A tmpfs causes no error.
     pub(crate) fn open(
         self,
         tmpfs: TmpfsOptions,

@@ -1,8 +1,8 @@
 //! How a check judges the answers of a back end.
 //!
 //! A check returns early with a [`Stop`], if the back end lacks a feature or an answer is wrong.
-//! [`Answer::needs`] is for a call that a back end may not support. [`Answer::must`] is for a call
-//! that has no reason to fail. [`Answer::must_fail`] is for a call that a right back end refuses.
+//! [`Answer::needs`] is for a call that a back end may leave unsupported. [`Answer::must`] is for a
+//! call that must succeed. [`Answer::must_fail`] is for a call that a correct back end refuses.
 
 use std::fmt::Debug;
 
@@ -48,14 +48,14 @@ impl Stop {
 
 /// Judges the result of a call.
 pub(crate) trait Answer<T> {
-    /// Returns the value. If the back end does not support the call, the check ends as skipped. Any
-    /// other error fails the check.
+    /// Returns the value of a successful call. If the back end does not support the call, the check
+    /// ends as skipped. Any other error fails the check.
     fn needs(self, call: &str) -> Checked<T>;
 
     /// Returns the value. Each error fails the check.
     fn must(self, call: &str) -> Checked<T>;
 
-    /// Fails the check, unless the call failed with one of the errors `wanted`.
+    /// Fails the check, unless the back end refused the call with one of the errors `wanted`.
     fn must_fail(self, call: &str, wanted: &[Errno]) -> Checked;
 }
 
@@ -84,7 +84,7 @@ impl<T> Answer<T> for Result<T, Errno> {
     }
 }
 
-/// Returns true if a back end answers with `error` to a call that it does not implement.
+/// Returns true if `error` is one that a back end returns for a call that it does not implement.
 pub(crate) fn is_unsupported(error: Errno) -> bool {
     [Errno::ROFS, Errno::OPNOTSUPP, Errno::NOSYS].contains(&error)
 }
@@ -99,7 +99,8 @@ pub(crate) fn ensure_eq<T: PartialEq + Debug>(what: &str, found: T, wanted: T) -
     ensure(found == wanted, || format!("{what} is {found:?} instead of {wanted:?}"))
 }
 
-/// Fails the check, unless the bytes are equal. The text names the first wrong byte.
+/// Fails the check, unless the two byte strings are equal. The failure message names the first byte
+/// that differs.
 pub(crate) fn ensure_bytes(what: &str, found: &[u8], wanted: &[u8]) -> Checked {
     if found == wanted {
         return Ok(());
@@ -114,7 +115,8 @@ pub(crate) fn ensure_bytes(what: &str, found: &[u8], wanted: &[u8]) -> Checked {
     }
 }
 
-/// Fails the check, unless the names are equal. The text names the first difference.
+/// Fails the check, unless the two lists of names are equal. The failure message names the first
+/// difference.
 pub(crate) fn ensure_names(what: &str, found: &[String], wanted: &[String]) -> Checked {
     if found == wanted {
         return Ok(());

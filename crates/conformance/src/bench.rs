@@ -1,5 +1,5 @@
-//! The bench of one check: a fresh back end below a cache, with short methods for the calls that
-//! checks often make.
+//! The test bench of one check: a fresh back end below a cache, with short methods for the calls
+//! that checks often make.
 
 mod files;
 mod listing;
@@ -52,8 +52,8 @@ impl Bench {
         Ok(Bench { vfs, fs, cred, settings })
     }
 
-    /// Returns a random number generator, seeded by the seed of the suite and by `stream`. Each
-    /// `stream` gives another sequence.
+    /// Returns a random number generator, seeded by the seed of the suite and by `stream`.
+    /// Different values of `stream` give different sequences.
     pub(crate) fn rng(&self, stream: u64) -> fastrand::Rng {
         fastrand::Rng::with_seed(self.settings.seed ^ stream.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
@@ -62,7 +62,7 @@ impl Bench {
         self.fs.addressing() == Addressing::Number
     }
 
-    /// Evicts all unused entries, so that the next calls reach the back end.
+    /// Evicts all unused entries from the cache, so that the next calls reach the back end.
     pub(crate) fn cool(&self) {
         self.vfs.prune();
     }
@@ -71,7 +71,8 @@ impl Bench {
         self.vfs.root()
     }
 
-    /// Returns the description of a new file, with this mode and the owner of the suite.
+    /// Returns the arguments for making a file with the permission bits `mode`. The owner is the
+    /// one in the suite's settings.
     pub(crate) fn new_file(&self, mode: u32) -> Make<'static> {
         Make::new(mode, self.settings.owner.0, self.settings.owner.1)
     }
@@ -152,7 +153,7 @@ impl Bench {
     }
 
     /// Fails the check, unless the name `text` in `dir` leads to a regular file with this content.
-    /// Evicts the cache first, so that the back end answers.
+    /// Evicts the cache first, so that the answer comes from the back end and not from the cache.
     pub(crate) fn has_content(&self, dir: &InodeRef<'_>, text: &str, wanted: &[u8]) -> Checked {
         self.cool();
         let file = self.find(dir, text)?;

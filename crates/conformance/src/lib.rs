@@ -2,9 +2,9 @@
 //!
 //! An author of a [`FileSystem`](corewalk::FileSystem) makes a [`Suite`] and runs it. The suite
 //! makes a fresh back end for each check. A check calls the back end through a
-//! [`Vfs`](corewalk::Vfs), as a server does, so it also tests back ends by path. Before a call that
-//! the cache could answer, the check evicts all unused entries. A few checks call a back end by
-//! number directly.
+//! [`Vfs`](corewalk::Vfs), as a server does, so it also tests back ends that find files by path.
+//! Before a call that the cache could answer, the check evicts all unused entries. A few checks
+//! call a back end directly, if it finds files by inode number.
 //!
 //! # Outcomes
 //! - A check *passes* if all answers are those that the documentation of `FileSystem` demands.
@@ -15,10 +15,10 @@
 //!   end within the time limit.
 //!
 //! # Limits
-//! - Nothing is killed, so durability after a crash is not tested.
+//! - No process is killed, so durability after a crash is not tested.
 //! - All calls come from the suite. Changes by other programs are not tested.
-//! - The schedule of the threads in the check `storm` is that of the machine. A seed repeats the
-//!   calls of each thread, but not their order.
+//! - The suite does not control how the threads of the check `storm` are scheduled. A seed repeats
+//!   the calls of each thread, but not the order of calls from different threads.
 //!
 //! # Examples
 //! ```

@@ -8,7 +8,8 @@ use std::fmt;
 pub enum Outcome {
     /// All answers were right.
     Passed,
-    /// An answer was wrong, a call panicked, or the check did not end. The text says which.
+    /// The check found an error: a wrong answer, a panic, or a call that did not end. The text says
+    /// which.
     Failed(String),
     /// The back end lacks a feature, or the suite leaves the check out. The text gives the reason.
     Skipped(String),

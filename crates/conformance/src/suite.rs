@@ -1,8 +1,8 @@
 //! The entry point: which checks run, and with which settings.
 //!
 //! Each check runs on a thread of its own. So the suite notices a check that never ends, reports
-//! it, and goes on. The thread of such a check is left behind, with its back end. A check that
-//! panics ends its thread, and the suite reports the message of the panic.
+//! it, and goes on. The suite does not end the thread of such a check, and does not drop its back
+//! end. A check that panics ends its thread, and the suite reports the message of the panic.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -19,9 +19,11 @@ use crate::report::{Outcome, Report};
 
 /// The calls of the check `storm`, unless [`Suite::with_operations`] sets another number.
 const OPERATIONS: u64 = 20_000;
-/// The threads of the check `storm`: one of each role, and a second reader.
+/// The default number of threads of the check `storm`. Each of its five roles, such as writer and
+/// reader, has one thread. The sixth thread is a second publisher.
 const THREADS: usize = 6;
-/// The time limit of a check. It must be longer than any check takes over a slow disk.
+/// The default time limit of one check. Even with a back end on a slow disk, no check takes that
+/// long.
 const TIME_LIMIT: Duration = Duration::from_secs(600);
 
 /// A test suite for one back end.
@@ -66,7 +68,8 @@ impl<'a> Suite<'a> {
         }
     }
 
-    /// Returns the name of each check, and a sentence about it, in the order in which they run.
+    /// Returns the name of each check with a sentence that describes it, in the order in which the
+    /// checks run.
     ///
     /// # Examples
     /// ```
@@ -90,7 +93,8 @@ impl<'a> Suite<'a> {
         self
     }
 
-    /// Sets the seed of all random choices. The default is the time. A report has the seed.
+    /// Sets the seed of all random choices. The default is made from the time. The report of a run
+    /// has the seed.
     #[must_use]
     pub fn with_seed(mut self, seed: u64) -> Suite<'a> {
         self.settings.seed = seed;
@@ -119,7 +123,8 @@ impl<'a> Suite<'a> {
         self
     }
 
-    /// Leaves a check out. The report says that it was skipped, and why.
+    /// Leaves the check with this name out. The report then says that the check was skipped, and
+    /// why.
     #[must_use]
     pub fn except(mut self, check: &str, why: &str) -> Suite<'a> {
         self.except.push((check.to_owned(), why.to_owned()));
@@ -154,8 +159,9 @@ impl<'a> Suite<'a> {
         let (fs, settings) = ((self.make)(), self.settings);
         let (sender, ended) = channel::<()>();
         let work = move || -> Checked {
-            // When this closure ends, even by a panic, it drops the sender. Then the receiver gets
-            // an error, by which the suite knows that the check has ended.
+            // The closure owns the sender of a channel. When it ends, even by a panic, the sender
+            // is dropped. Then the receiver gets an error, which tells the suite that the check has
+            // ended.
             let _sender = sender;
             (check.run)(&Bench::new(fs, settings)?)
         };

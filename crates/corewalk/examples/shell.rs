@@ -36,8 +36,8 @@ umount DIR        unmounts it
 path INO          prints a path of the inode with this number
 ";
 
-/// The state of a session. It holds a reference on its working directory, so the directory stays
-/// usable if it is renamed.
+/// The shell that reads commands: its credentials and its working directory. It holds a reference
+/// on that directory, so the directory stays usable if it is renamed.
 struct Shell<'v> {
     vfs: &'v Vfs,
     cred: Cred,

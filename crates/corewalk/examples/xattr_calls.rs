@@ -261,8 +261,9 @@ impl Script {
         say("fremove", fremovexattr(&fd, "user.gone"));
     }
 
-    /// Calls lsetxattr, lgetxattr, llistxattr and lremovexattr for symbolic links and for their
-    /// targets.
+    /// Calls functions for extended attributes on two symbolic links, of which one is dangling. The
+    /// functions with `l` in front (such as lsetxattr) use the link itself. The others use its
+    /// target.
     fn links(&self) {
         let (link, dangling) = (self.at("link"), self.at("dangling"));
         say("set through a link", setxattr(&link, "user.through", b"1", SET));

@@ -7,9 +7,10 @@
 //! xattr_sharing label [FILES]               time to label each file, label it again, and read it
 //! ```
 //!
-//! In the workload, each thread sets an attribute of its own F files in random order, to one of V
-//! random values. The commands `time` and `label` compare a tmpfs with sharing and one without, in
-//! turn, for nine rounds in one process. They print medians.
+//! In the workload, each thread has F files of its own. It sets an attribute of these files, in
+//! random order, to one of V random values. The commands `time` and `label` run nine rounds in one
+//! process. Each round measures a tmpfs that shares equal sets and a tmpfs that does not. They
+//! print the medians of the rounds.
 //!
 //! Source: Kara, "ext\[24\]: MBCache rewrite", December 2015 (xattr-bench).
 
@@ -71,8 +72,8 @@ impl Bench {
         Bench { fs, files, values: (0..load.values).map(value).collect() }
     }
 
-    /// Each thread sets `sets` attributes. Returns the time of setting one attribute, in
-    /// nanoseconds.
+    /// Starts several threads, each of which sets `sets` attributes. Returns the time of setting
+    /// one attribute, in nanoseconds.
     fn round(&self, round: usize, sets: usize) -> f64 {
         let start = Instant::now();
         thread::scope(|scope| {

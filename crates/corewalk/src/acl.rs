@@ -6,11 +6,12 @@
 //! inheritance can rely on them.
 //!
 //! # Mechanism
-//! The entries are a small slice, sorted by tag and then by id, which is the order of the checks in
-//! acl(5). The entries of the owner, the owning group and others mirror the permission bits. With a
-//! mask entry, the group bits mirror the mask. The mask bounds every named user, the owning group
-//! and every named group. The stored form is version 2 of the `system.posix_acl_*` attributes: a
-//! little-endian `u32` version, then per entry `u16` tag, `u16` permission, `u32` id.
+//! The entries are a small slice, sorted by tag and then by id. acl(5) checks permissions in this
+//! order. The entries of the owner, the owning group and others mirror the permission bits of the
+//! mode. If the ACL has a mask entry, the group bits of the mode mirror the mask instead. The mask
+//! limits the permissions of named users, of the owning group and of named groups. The stored form
+//! is version 2 of the `system.posix_acl_*` attributes: a little-endian `u32` version, then per
+//! entry `u16` tag, `u16` permission, `u32` id.
 //!
 //! # Invariants
 //! - A.1: there is exactly one entry each for owner, owning group and others. There is at most one
@@ -19,8 +20,9 @@
 //! - A.3: entries without an id have the id `u32::MAX`, so equal lists compare equal.
 //!
 //! # Differences
-//! Linux lets a list name a user twice and uses the first entry. acl(5) forbids that, and so does
-//! this type (`EINVAL`). Entries may come in any order. The type has no locks.
+//! Linux accepts an ACL that names the same user twice, and uses the first of the two entries.
+//! acl(5) forbids such an ACL, and this type refuses it with `EINVAL`. Entries may come in any
+//! order. The type has no locks.
 //!
 //! Source: acl(5); POSIX.1e draft 17; Linux `include/uapi/linux/posix_acl_xattr.h`.
 //!
@@ -86,8 +88,9 @@ impl Acl {
     /// Returns the ACL with these entries, which may come in any order.
     ///
     /// # Errors
-    /// `EINVAL` if an entry is missing or superfluous (A.1 of the module documentation), or if an
-    /// entry is a duplicate or out of range (A.2).
+    /// `EINVAL` if the ACL lacks a required entry, or has an entry that it must not have (A.1 of
+    /// the module documentation). `EINVAL` also if an entry occurs twice or has a value out of
+    /// range (A.2).
     pub fn new(entries: impl IntoIterator<Item = Entry>) -> Result<Acl, Errno> {
         let mut entries: Vec<Entry> =
             entries.into_iter().map(|e| Entry::new(e.tag, e.perm, e.id)).collect();
@@ -163,7 +166,8 @@ impl Acl {
         u32::from(user) << 6 | u32::from(group) << 3 | u32::from(other)
     }
 
-    /// Returns the permission bits that are equivalent to this ACL, or None if it has a mask.
+    /// Returns the permission bits that are equivalent to this ACL. Returns None if the ACL has a
+    /// mask, because permission bits alone cannot express a mask.
     #[doc(alias = "posix_acl_equiv_mode")]
     pub fn equivalent_mode(&self) -> Option<u32> {
         match self.perm_of(Tag::Mask) {
@@ -172,8 +176,9 @@ impl Acl {
         }
     }
 
-    /// Changes the ACL as chmod(2) does. The owner, the mask (or the owning group without a mask)
-    /// and others get the permission bits of `mode`.
+    /// Changes the ACL as chmod(2) does: the three classes of permission bits in `mode` replace the
+    /// permissions of the owner, of the mask, and of others. Without a mask, the group bits replace
+    /// those of the owning group.
     #[doc(alias = "posix_acl_chmod")]
     pub fn chmod(&mut self, mode: u32) {
         let group = self.group_class();
@@ -259,8 +264,8 @@ impl Acl {
         self.entries.iter().find(|e| e.tag == tag).map(|e| e.perm)
     }
 
-    /// Returns the tag of the entry that the group bits of the mode mirror: the mask, or the owning
-    /// group if there is no mask.
+    /// Returns the tag of the ACL entry that the mode's group bits mirror: the mask, or the owning
+    /// group if the ACL has no mask.
     fn group_class(&self) -> Tag {
         self.perm_of(Tag::Mask).map_or(Tag::GroupObj, |_| Tag::Mask)
     }
@@ -298,8 +303,8 @@ impl Entry {
     }
 }
 
-/// The class of users that an ACL entry is for. The number of a tag is also its number in the
-/// stored form.
+/// The tag of an ACL entry: the class of users to which the entry applies. The numbers of the
+/// variants are also the numbers in the stored form of an ACL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u16)]
 pub enum Tag {
@@ -330,9 +335,9 @@ impl Tag {
     }
 }
 
-/// Returns the shift of the permission bits of `tag` in the mode: 6, 3 or 0. Returns None if the
-/// mode has no bits for `tag`. `group` is the tag whose permissions the group bits mirror: the
-/// mask, or the owning group.
+/// Returns how far the mode's permission bits for `tag` are shifted: 6 for the owner, 3 for the
+/// group, 0 for others. Returns None if the mode has no bits for `tag`. `group` is the tag to which
+/// the mode's group bits belong: the mask if the ACL has one, otherwise the owning group.
 fn class_shift(tag: Tag, group: Tag) -> Option<u32> {
     match tag {
         Tag::UserObj => Some(6),
@@ -484,7 +489,8 @@ mod tests {
     #[test]
     fn check_follows_acl5() {
         let acl = named();
-        // Each row is (uid, groups, want, allowed). The file's owner is 1, and its group is 10.
+        // Each row is a permission check: the process's user id and groups, the wanted permissions,
+        // and whether the ACL allows them. The file's owner is 1, and its group is 10.
         let table: [(u32, &[u32], u32, bool); 17] = [
             (1, &[], 7, true),
             (1, &[10], 7, true),

@@ -46,9 +46,9 @@ pub enum Atime {
     Relative,
     /// Never (`noatime`).
     Never,
-    /// Update at each read that reaches the file system (`strictatime`). On a FUSE mount the kernel
-    /// answers some reads and listings from its own cache. Such reads and listings do not update
-    /// the access time.
+    /// Update the access time at each read that reaches the file system (`strictatime`). On a FUSE
+    /// mount the kernel answers some reads and directory listings from its own cache. Those do not
+    /// reach the file system, so they do not update the access time.
     Strict,
 }
 
@@ -207,7 +207,8 @@ pub struct Attr {
     /// The inode number. No two existing inodes have the same number. A back end that has no
     /// numbers reports 0 for every file, and the cache numbers the files.
     pub ino: u64,
-    /// The generation. No other file of the mount ever gets the same `ino` and generation.
+    /// The generation of the inode number. No other file of the mount ever gets the same inode
+    /// number with the same generation.
     pub generation: u64,
     /// File type and permission bits.
     pub mode: u32,
@@ -240,13 +241,14 @@ pub struct Attr {
     pub ttl: Ttl,
 }
 
-/// How long a client, such as the kernel, may use an answer before it asks again. `None` means the
-/// default of the server's options. These times bind only clients: the cache itself keeps names
-/// until they change or are invalidated.
+/// How long a client, such as the kernel, may use a name or attributes before it asks the server
+/// again. `None` means the default in the server's options. These times bind only clients: the
+/// server's own dentry cache keeps names until they change or are invalidated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ttl {
-    /// How long a client may use the name under which the inode was found. Only attributes that are
-    /// reported with a name (`lookup`, `make`, `link`, `readdir`) have this time.
+    /// How long a client may use the name under which it found the inode. The field has a meaning
+    /// only in attributes that are reported together with a name (by `lookup`, `make`, `link` and
+    /// `readdir`).
     pub entry: Option<Duration>,
     /// For the attributes.
     pub attr: Option<Duration>,
@@ -323,8 +325,9 @@ impl Attr {
         Attr { atime: time, mtime: time, ctime: time, btime: time, ..self }
     }
 
-    /// Makes the changes of `set` at the time `now`. A new size also changes the number of blocks
-    /// and the modification time. A back end that keeps an `Attr` per file calls this in `setattr`.
+    /// Applies the attribute changes in `set`, at the time `now`. A new size also changes the
+    /// number of blocks and the modification time. A back end that keeps an `Attr` per file calls
+    /// this method in its `setattr`.
     ///
     /// # Examples
     /// ```
@@ -392,8 +395,8 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     /// New modification time.
     pub mtime: Option<SetTime>,
-    /// New change time. A kernel that keeps change times itself (FUSE writeback cache) sets this
-    /// field. If the field is None, the back end sets the change time.
+    /// New change time. A FUSE kernel with a writeback cache keeps change times itself, and sets
+    /// this field. If the field is None, the back end sets the change time.
     pub ctime: Option<Timespec>,
 }
 
@@ -408,10 +411,11 @@ impl SetAttr {
         with_ctime: ctime = impl Into<Option<Timespec>>;
     }
 
-    /// Returns the access time, the modification time and the change time of a file after this
-    /// change at the time `now`. `before` are its access time and its modification time before the
-    /// change. A new size sets the modification time to `now`, unless the field `mtime` has another
-    /// time. The change time is `now`, unless the field `ctime` has another time.
+    /// Returns the access, modification and change times of a file after the changes in `self`.
+    /// `before` has its access time and its modification time before the changes, and `now` is the
+    /// time of the changes. A new size sets the modification time to `now`, unless the field
+    /// `mtime` gives another time. The change time becomes `now`, unless the field `ctime` gives
+    /// another time.
     ///
     /// # Examples
     /// ```

@@ -15,8 +15,8 @@ bitflags! {
     pub struct Caps: u32 {
         /// Change the owner of any file.
         const CHOWN = 1;
-        /// Read and write any file. Execute any file that the owner, its group or others may
-        /// execute.
+        /// The right to read and write any file, whatever its permission bits. Also the right to
+        /// execute any file that has an execute bit for the owner, the group or others.
         const DAC_OVERRIDE = 1 << 1;
         /// Read any file, search any directory.
         const DAC_READ_SEARCH = 1 << 2;

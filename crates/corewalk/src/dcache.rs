@@ -1,30 +1,32 @@
 //! The dentry cache: the known names of each directory.
 //!
-//! A lookup hashes (number of the directory, name), scans one cache line of the hash table and
-//! compares one dentry. It takes no lock and writes nothing. A thread that changes a name holds the
-//! in-lookup lock of the name (`key_lock`). It calls the back end first, and then changes the
-//! cache. Readers see a change at one instant: the end of a write section, or for a new name the
-//! entry into the table.
+//! To look up a name, a thread hashes the directory's number and the name, scans one cache line of
+//! the hash table, and compares one dentry. It takes no lock and writes nothing. A thread that
+//! changes a name holds the name's in-lookup lock (`key_lock`). It calls the back end first, and
+//! then changes the cache. Readers see a new name when it is inserted in the hash table. They see
+//! any other change when the dentry's seqlock write section ends.
 //!
-//! A child stores the slot and the child generation of its directory as its parent key. So one
-//! increment of the generation invalidates a directory of any size: no lookup finds the children
-//! any more. Later, reclaim evicts such a stale child, or a thread that enters the child's name
-//! again puts the child back. That thread finds the stale child, because the hash of a name does
-//! not depend on the generation.
+//! Each directory has a counter, its child generation. The dentry of a child stores a parent key:
+//! the slot number of its directory, and the child generation that the directory had then. No
+//! lookup finds a dentry with an old parent key. So one increment of the counter invalidates all
+//! names in a directory. Their dentries are stale then, and are evicted later. If a thread adds
+//! such a name to the cache again, it gives the stale dentry the current key. It finds the stale
+//! dentry by the hash of the name, which does not depend on the child generation.
 //!
 //! # Guarantees
-//! - C.1: a cached answer comes from the last committed change, or from a fill that overlapped no
-//!   change, invalidation or removal (traps T15, T25, P12).
+//! - C.1: a cached answer comes from the last committed change of the name, or from a fill (an
+//!   answer of the back end that is added to the cache). No change, invalidation or removal of the
+//!   name overlapped that fill (traps T15, T25, P12).
 //! - C.2: a rename appears at one instant. No reader misses both names, or finds two files under
 //!   one name (traps T12, T13).
-//! - C.3: no thread waits for a dying entry (trap T47). No back end is called under the lock of a
-//!   dentry, an inode or a table. The last reference to an inode is dropped outside of all locks
-//!   (trap T50).
+//! - C.3: no thread busy-waits for a dying dentry or inode (trap T47). No back end is
+//!   called under the lock of a dentry, an inode or a table. The last reference to an inode is
+//!   dropped outside of all locks (trap T50).
 //!
 //! # Lock order
-//! In-lookup locks, `topology`, dentry locks (by slot), an inode's lock. A thread that locks a
-//! stripe of the table holds no dentry lock, because a lookup under the stripe's lock may wait for
-//! a dentry's writer.
+//! Locks are taken in this order: in-lookup locks, `topology`, dentry locks (by slot), an inode's
+//! lock. A thread that locks a stripe of the table (a group of buckets) holds no dentry lock,
+//! because a lookup under the stripe's lock may wait for the writer of a dentry.
 //!
 //! Source: Linux `fs/dcache.c`, path-lookup.rst; documents 001 and 003.
 
@@ -52,15 +54,17 @@ pub(crate) use change::{DentryInode, Mounted};
 pub(crate) use listings::{ListingMark, Listings};
 pub(crate) use reclaim::Hand;
 
-/// The owner of the dentry cache. The cache tells this host which inodes the cache has dropped. It
-/// asks the host to stop using inodes when memory is short.
+/// The owner of the dentry cache, called its host. The cache tells the host which inodes it has
+/// dropped. When memory is short, the cache asks the host to drop its references on inodes.
 pub(crate) trait Host: Send + Sync {
-    /// Tells the host that the cache has dropped an inode. The slot of the inode is free once this
-    /// method returns.
+    /// Tells the host (the owner of the cache) that the cache has dropped an inode. The slot of the
+    /// inode is free once this method returns.
     fn forget(&self, superblock: u32, ino: u64, generation: u64, slot: InodeSlot);
 
-    /// Asks the host to stop using the inode called `name`. The cache is over its budget, and
-    /// cannot evict the name as long as the host uses the inode.
+    /// Asks the host (the owner of the cache) to drop its references on the inode of one name. The
+    /// name is `name` in the directory with the inode number `parent`. The cache asks because it is
+    /// over its memory budget. It cannot evict the name's dentry while the host holds references on
+    /// the inode.
     fn ask_to_forget(&self, superblock: u32, parent: u64, name: Name<'_>);
 }
 
@@ -72,8 +76,9 @@ pub(crate) struct Dcache {
     pub(crate) inodes: Inodes,
     /// The index of the dentries by name.
     table: Table<OfDentry>,
-    /// The in-lookup locks of names. Only the holder of the lock of a name enters a dentry under
-    /// the name, or moves a dentry to that name. Analogous to Linux's `in_lookup_hashtable`.
+    /// The in-lookup locks of names. To add a dentry under a name, or to move a dentry to a name, a
+    /// thread must hold the in-lookup lock of that name. Analogous to Linux's
+    /// `in_lookup_hashtable`.
     pub(crate) in_lookup: KeyLocks,
     /// The counts of directory listings in progress, and of the name changes during them.
     pub(crate) listings: Listings,
@@ -114,7 +119,7 @@ pub(crate) struct Directory {
 /// The directory of a component that is looked up.
 #[derive(Clone, Copy)]
 pub(crate) struct LookupParent {
-    /// The number that stands for the directory in the hashes of its children.
+    /// The directory's number, which is mixed into the hashes of its children's names.
     pub(crate) id: u64,
     /// The current key of its children.
     pub(crate) key: ParentKey,
@@ -157,14 +162,15 @@ impl Dcache {
     }
 
     /// Returns the parent key that the children of a directory have now: the directory's slot and
-    /// its child generation. The caller holds a reference on the directory's dentry. A removed
-    /// directory gets another child generation, so no lookup finds its children.
+    /// its child generation. The caller holds a reference on the directory's dentry. When a
+    /// directory is removed, its child generation changes, so no lookup finds its former children.
     #[inline]
     pub(crate) fn key_of_held(&self, slot: DentrySlot) -> ParentKey {
         ParentKey::new(slot, self.dentries.child_generation_now(slot))
     }
 
-    /// Returns the directory in `slot`, or None if the slot has no directory.
+    /// Returns the directory whose dentry is in `slot`. Returns None if that slot holds no dentry
+    /// of a directory.
     pub(crate) fn directory(&self, slot: DentrySlot) -> Option<Directory> {
         loop {
             let seen = self.dentries.snapshot(slot);
@@ -178,8 +184,8 @@ impl Dcache {
         }
     }
 
-    /// Returns the dentry of a name. The lookup takes no lock, so None does not prove that the name
-    /// has no dentry. Use [`Dcache::find_exact`] for such a proof.
+    /// Looks up the dentry of a name without a lock. So None does not prove that the name has no
+    /// dentry. Use [`Dcache::find_exact`] for such a proof.
     #[inline]
     pub(crate) fn find(
         &self,
@@ -192,9 +198,9 @@ impl Dcache {
         })
     }
 
-    /// Looks up a component of a path, as [`Dcache::find`] does. It finds only plain dentries:
-    /// neither symbolic links nor mount points. Returns the dentry's slot and a snapshot of the
-    /// dentry, which the caller validates.
+    /// Looks up a component of a path, as [`Dcache::find`] does. Finds only plain dentries, which
+    /// are neither symbolic links nor mount points. Returns the dentry's slot and an unvalidated
+    /// snapshot of the dentry. The caller validates the snapshot.
     pub(crate) fn find_plain(
         &self,
         parent: LookupParent,
@@ -212,10 +218,10 @@ impl Dcache {
         })
     }
 
-    /// Like [`Dcache::find_plain`], but looks only at the first entry whose tag (16 bits of the
-    /// hash) matches. The dentry found must have the flags in `needed`. Before the cache line of
-    /// the dentry is loaded, calls `before` with its slot. So the caller can prefetch other cache
-    /// lines in parallel.
+    /// Like [`Dcache::find_plain`], but compares only one dentry: that of the first entry in the
+    /// hash bucket that has the name's tag (16 bits of the hash). The dentry must have the flags in
+    /// `needed`. Calls `before` with the dentry's slot before it loads the dentry, so that the
+    /// caller can prefetch other cache lines in parallel.
     #[inline(always)]
     pub(crate) fn find_at_once(
         &self,
@@ -241,8 +247,8 @@ impl Dcache {
         self.table.extent()
     }
 
-    /// Returns the dentry of a name. If the caller holds the in-lookup lock of the name, None
-    /// proves that the name has no dentry.
+    /// Looks up the dentry of a name under the lock of the name's hash bucket. If the caller also
+    /// holds the name's in-lookup lock, None proves that the name has no dentry.
     pub(crate) fn find_exact(
         &self,
         key: ParentKey,
@@ -253,14 +259,16 @@ impl Dcache {
             .find(|slot| self.dentries.compare(slot, key, lookup_key).map(|seen| (slot, seen)))
     }
 
-    /// Returns the slot of the inode called `name` in the directory `ino` of the first file system,
-    /// with a reference. The function does not look the directory up. Instead it checks that the
-    /// child which it finds is in this directory. Returns None if the name is not cached, is
-    /// negative, or changes meanwhile, for example. Then the caller looks the directory up first.
+    /// Returns the inode called `name` in the directory with the inode number `ino`, in the
+    /// namespace's root file system. Takes a reference on the inode. The caller need not look the
+    /// directory up before: the function finds the child by its hash, and then checks that its
+    /// parent has the number `ino`. Returns None if the name is not cached, is negative, or changes
+    /// meanwhile. In that case the caller looks up the directory, and then the name in it.
     ///
-    /// The answer is valid at the instant at which the parent's generation is loaded. The child's
-    /// dentry is read before that load, and is validated after the reference was taken. So the
-    /// dentry did not change in between.
+    /// The answer is right for one instant of the call: the instant at which the function loads the
+    /// parent's child generation. (Each invalidation of the directory increments this counter.)
+    /// Before that instant, the function reads the child's dentry. After it, the function takes the
+    /// reference on the inode, and checks that the child's dentry has not changed since.
     #[inline]
     pub(crate) fn get_by_ino(&self, ino: u64, name: &[u8]) -> Option<InodeSlot> {
         let lookup_key = LookupKey::new(Name::unchecked(name), &self.keys);
@@ -293,19 +301,21 @@ impl Dcache {
         None
     }
 
-    /// Returns true if `key`, the parent key of a child in the first file system, is the key of the
-    /// directory with the number `ino`. The caller validates the child, and a child holds a
-    /// reference on its parent. So the inode number of the parent cannot change (invariants D.3 and
-    /// D.4). The answer is valid at the instant at which the parent's generation is loaded. A
-    /// removed directory has another generation, so its flags need no check.
+    /// Returns true if `key` is the current parent key of the directory with the inode number `ino`
+    /// in the root file system. `key` was read from a child's dentry, which the caller validates
+    /// afterwards. If that succeeds, the answer was right at the instant when this function loaded
+    /// the child generation. The child held a reference on its parent then, so the parent's inode
+    /// number could not change (invariants D.3 and D.4). A removal of the directory changes the
+    /// child generation, so the function need not check for it.
     #[inline]
     fn is_parent(&self, key: ParentKey, ino: u64) -> bool {
         let now = self.dentries.line(key.parent()).directory_words();
         now.ino == ino && now.child_generation as u32 == key.0 as u32
     }
 
-    /// Returns the key of a name's in-lookup lock. The key does not contain the directory's child
-    /// generation. So a name has the same lock before and after an invalidation.
+    /// Returns the key that identifies the in-lookup lock of a name. The key does not contain the
+    /// child generation of the directory. So a name keeps the same lock when its directory is
+    /// invalidated.
     pub(crate) fn in_lookup_key(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) -> u64 {
         lookup_key.hash.child(u64::from(directory.get()) << 32)
     }
@@ -315,8 +325,8 @@ impl Dcache {
         name_hash.child(self.dentries.directory_id(parent)) as u32
     }
 
-    /// Returns the hash under which the table lists the dentry in `slot`, whose content is `image`.
-    /// The caller holds the dentry's lock or owns the dentry.
+    /// Returns the hash under which the table lists the dentry in `slot`. `image` is the dentry's
+    /// content. The caller holds the dentry's lock, or no other thread can find the dentry.
     fn hash_of(&self, slot: DentrySlot, image: &Image) -> u32 {
         let mut copy = NameCopy::new();
         self.dentries.copy_name(slot, image.body, &mut copy);
@@ -326,7 +336,8 @@ impl Dcache {
 
     // References.
 
-    /// Takes a reference on a dentry. Fails if the dentry has changed since `seq`.
+    /// Takes a reference on a dentry. Returns false if the dentry has changed since its sequence
+    /// was `seq`.
     pub(crate) fn get(&self, slot: DentrySlot, seq: Seq) -> bool {
         if !self.dentries.lockref(slot).get_not_dead() {
             return false;
@@ -339,7 +350,8 @@ impl Dcache {
         false
     }
 
-    /// Takes a reference on the inode of a dentry. Fails if the dentry has changed since `seq`.
+    /// Takes a reference on the inode of the dentry in `slot`. Returns false if the dentry has
+    /// changed since its sequence was `seq`.
     #[inline]
     pub(crate) fn get_inode(&self, slot: DentrySlot, seq: Seq, inode: InodeSlot) -> bool {
         if !self.inodes.lockref(inode).get_not_dead() {
@@ -352,9 +364,9 @@ impl Dcache {
         false
     }
 
-    /// Drops a reference on a dentry. An unhashed dentry dies with its last reference, and drops
-    /// its own reference on its parent. A loop does this, not a recursion, because the tree may be
-    /// deep (trap T43).
+    /// Drops a reference on a dentry. When the last reference on an unhashed dentry is dropped, the
+    /// dentry is freed, and its reference on its parent is dropped. This function walks up the
+    /// parents in a loop and not by recursion, because the tree may be deep (trap T43).
     pub(crate) fn put(&self, slot: DentrySlot) {
         let mut slot = slot;
         while !slot.is_none() {
@@ -374,7 +386,8 @@ impl Dcache {
         }
     }
 
-    /// Drops `n` references on an inode, and tells the host if they were the last.
+    /// Drops `n` references on an inode. If they were the last references, tells the host that the
+    /// cache has dropped the inode.
     pub(crate) fn put_inode(&self, inode: InodeSlot, n: u64) {
         if self.inodes.put(inode, n) {
             let (superblock, ino) = (self.inodes.superblock(inode), self.inodes.ino(inode));
@@ -418,8 +431,8 @@ impl Dcache {
         }
     }
 
-    /// Returns the slot of the parent of a dentry, and the sequence under which the dentry was
-    /// read. The root is its own parent.
+    /// Returns the slot of a dentry's parent, and the sequence of the dentry at which the parent
+    /// was read. The root is its own parent.
     pub(crate) fn parent(&self, slot: DentrySlot) -> (DentrySlot, Seq) {
         loop {
             let seen = self.dentries.snapshot(slot);
@@ -429,7 +442,8 @@ impl Dcache {
         }
     }
 
-    /// Returns the slot of the parent and the name of a dentry. Both are of the same instant.
+    /// Returns the slot of a dentry's parent, and the name of the dentry. The dentry had this
+    /// parent and this name at the same instant.
     pub(crate) fn name_of(&self, slot: DentrySlot) -> (DentrySlot, NameCopy) {
         let mut copy = NameCopy::new();
         loop {
@@ -459,14 +473,14 @@ impl Dcache {
 
     // Statistics.
 
-    /// Returns the bytes of the cache: dentries, inodes, names and tables in use.
+    /// Returns the memory that the cache uses, in bytes: dentries, inodes, names and hash tables.
     pub(crate) fn bytes(&self) -> u64 {
         self.dentries.bytes(inode::WORDS) + self.inodes.table_bytes() + self.table.bytes()
     }
 }
 
-/// A guard that frees the slot of an inode when the guard is dropped, even if the back end has
-/// panicked.
+/// A guard that frees the slot of a dead inode when the guard is dropped. So the slot is freed even
+/// if the back end panics in `forget`.
 struct EndOfInode<'a> {
     dcache: &'a Dcache,
     inode: InodeSlot,
@@ -483,8 +497,8 @@ pub(crate) fn full<T>(slot: Option<T>) -> Result<T, Errno> {
     slot.ok_or(Errno::NOMEM)
 }
 
-/// Returns the body for an unhashed dentry: without the flag [`Flags::HASHED`] and without an
-/// inode.
+/// Returns the body word of a dentry that becomes unhashed: `body` without the flag
+/// [`Flags::HASHED`] and without an inode.
 fn unhashed(body: Body) -> Body {
     body.with_flags(body.flags() - Flags::HASHED).with_inode(InodeSlot::NONE)
 }

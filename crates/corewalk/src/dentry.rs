@@ -1,10 +1,10 @@
 //! The dentry: a name in a directory, in one cache line that readers copy without a lock.
 //!
-//! Analogous to Linux's `struct dentry`. A dentry lives in a slot of eight words that is never
-//! unmapped, so each word that a reader can reach is valid memory. The sequence in word 0 tells
-//! whether the words that were read belong together. So a reader detects a torn name, and needs no
-//! lock. The reference count and the state of reclaim lie in a second record on another cache line
-//! ([`Cold`]), which the walk does not touch.
+//! Analogous to Linux's `struct dentry`. A dentry lives in a slot of eight words. The memory of
+//! slots is never unmapped, so a reader can always load a word of any slot. Word 0 is the dentry's
+//! sequence (a seqlock): it tells a reader whether the words that it has read belong together. So a
+//! reader detects a torn name, and needs no lock. The reference count and the state of reclaim are
+//! in a second record on another cache line ([`Cold`]), which a path walk does not touch.
 //!
 //! ```text
 //! word 0  sequence: odd while the dentry changes; never repeats, also not when the slot is reused
@@ -12,24 +12,25 @@
 //! word 2  body: inode slot << 32 | name length << 24 | superblock << 8 | flags
 //! 3 .. 7  name words; for a directory word 6 is its inode number, word 7 its child generation
 //! ```
-//! The module `lookup_key` defines the name words. If a name does not fit, its last word refers to
-//! a longer, equally stable slot.
+//! The module `lookup_key` defines the words of a name. If a name does not fit into the dentry, the
+//! last name word refers to a slot for long names, whose memory is never unmapped either.
 //!
-//! A slot has two halves: one for a dentry, and one for an inode (module `inode`). The inode of a
-//! name lies in the slot of that name whenever it can. With the slot number from the index, a
-//! lookup can prefetch the inode's count in parallel with the dentry. The two halves live and die
-//! separately: names are removed, inodes have several names, negative dentries have no inode. The
-//! slot is freed when both halves are free.
+//! A slot has two halves: one for a dentry, and one for an inode (module `inode`). Whenever
+//! possible, the dentry and the inode of a name are in the same slot. So when a lookup knows the
+//! slot number from the hash table, it can prefetch the inode's reference count in parallel with
+//! the dentry. The two halves are allocated and freed separately: names are removed, an inode may
+//! have several names, and a negative dentry has no inode. The slot is freed when both halves are
+//! free.
 //!
 //! # Invariants
-//! - D.1: words 1 to 7 change only inside a write section of word 0. The writer holds the lock of
-//!   the cold record, or owns a slot that no other thread can find yet.
-//! - D.2: a dentry with [`Flags::HASHED`] has exactly one entry in the table under its name, except
-//!   during a rename.
-//! - D.3: the inode number and the superblock of a directory dentry do not change while it lives.
-//! - D.4: a dentry holds a reference on its parent dentry from birth to death. While it is hashed
-//!   (a root: always) it holds one on its inode. So the slots of its parent and its inode are not
-//!   reused meanwhile.
+//! - D.1: words 1 to 7 of a slot change only inside a seqlock write section of word 0. The writer
+//!   holds the dentry's lock, or owns a slot that no other thread can find yet.
+//! - D.2: a dentry with [`Flags::HASHED`] has exactly one entry in the hash table under its name,
+//!   except during a rename.
+//! - D.3: the inode number and the superblock of a directory's dentry do not change while it lives.
+//! - D.4: a dentry holds a reference on its parent dentry from birth to death. A hashed dentry also
+//!   holds a reference on its inode. A root's dentry holds one from birth to death. While a dentry
+//!   holds a reference, the slot to which the reference leads is not reused.
 //!
 //! Source: Linux `struct dentry`, `d_seq`; documents 001 and 003; Boehm, MSPC 2012.
 
@@ -54,8 +55,8 @@ pub(crate) use parent_key::ParentKey;
 /// Number of name words in the dentry itself: 40 bytes, or 24 bytes for a directory. Loom models
 /// use fewer words, so that they have fewer steps.
 pub(crate) const INLINE_WORDS: usize = if cfg!(corewalk_loom) { 3 } else { 5 };
-/// In the dentry of a directory, this many of the last name words store the inode number and the
-/// child generation instead of the name.
+/// The number of words at the end of a directory's dentry that hold its inode number and its child
+/// generation. In other dentries these words hold a part of the name.
 const DIRECTORY_WORDS: usize = 2;
 /// Name words that fit in the dentry of a directory.
 pub(crate) const DIRECTORY_ROOM: usize = INLINE_WORDS - DIRECTORY_WORDS;
@@ -65,19 +66,20 @@ pub(crate) const WORDS: usize = 3 + INLINE_WORDS;
 const PAIRS: usize = (WORDS - 2) / 2;
 /// Words of a cold record.
 const COLD_WORDS: usize = 2;
-/// Number of words of the slots that store the rest of a long name, by size class. Of 100,000 names
-/// below /usr, 14 % are long. The smallest class, half a cache line, holds 91 % of those; the
-/// second holds nearly all others.
+/// The number of words in a slot for the rest of a long name, for each of three size classes. Of
+/// 100,000 names below /usr, 14 % are long. The smallest class, half a cache line, holds 91 % of
+/// those; the second holds nearly all others.
 const LONG_WORDS: [usize; 3] = if cfg!(corewalk_loom) { [1, 1, 2] } else { [4, 8, 32] };
-/// Shift of the size class in the reference to the slot of a long name. The slot number is in the
-/// bits below.
+/// A dentry refers to the slot of its long name with one word: the size class shifted left by this
+/// number of bits, and the slot number in the bits below.
 const LONG_SIZE_SHIFT: u32 = 32;
 
-/// The slots of one namespace: dentries with their cold records and long names. The cold records
-/// also tell which halves of a slot (dentry, inode) are in use.
+/// The slots of one namespace, with their dentries and long names. A slot has two halves, one for a
+/// dentry and one for an inode. Each slot also has a cold record, which path walks do not read. It
+/// holds the reference count, and tells which halves are in use.
 pub(crate) struct Dentries {
-    /// Words 1 to 7 of a dentry are protected by the lock of its cold record (D.1). Readers take no
-    /// lock: they validate with the sequence in word 0.
+    /// Words 1 to 7 of a dentry are protected by its lock (D.1), which is in the slot's record in
+    /// `cold`. Readers take no lock: they validate with the sequence in word 0.
     hot: SlotArena<WORDS>,
     /// The lockref and the cold word of each slot.
     cold: SlotArena<COLD_WORDS>,
@@ -88,7 +90,8 @@ pub(crate) struct Dentries {
     count: ShardedCounter,
 }
 
-/// The new content of a dentry, built before the write section that stores it.
+/// A copy of a dentry's parent key, body word and name words. A thread builds a new image first,
+/// and then begins the write section that stores it in the dentry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Image {
     pub(crate) key: ParentKey,
@@ -97,7 +100,7 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// Returns the reference to the slot of a long name. Returns 0 if the name is short.
+    /// Returns the word that refers to the slot of a long name. Returns 0 if the name is short.
     fn long(&self) -> u64 {
         if self.body.flags().contains(Flags::LONG) { self.words[long_at(self.body)] } else { 0 }
     }
@@ -118,15 +121,16 @@ impl Image {
     }
 }
 
-/// The inode number and the child generation of a directory. They are in the last two name words of
-/// its dentry, so its name has fewer inline words.
+/// The inode number and the child generation of a directory. A directory's dentry stores them in
+/// its last two words. Other dentries store a part of the name there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DirectoryWords {
     pub(crate) ino: u64,
     pub(crate) child_generation: u64,
 }
 
-/// A snapshot: the first three words of a dentry, and the sequence under which they were read.
+/// A snapshot of a dentry: its parent key and its body word, and the sequence at which they were
+/// read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Snapshot {
     pub(crate) seq: Seq,
@@ -153,7 +157,7 @@ impl Dentries {
         self.hot.get(slot.get())
     }
 
-    /// Returns the cache line of a dentry, for readers that load words of it several times.
+    /// Returns the cache line of a dentry, for a reader that loads several of its words.
     #[inline]
     pub(crate) fn line(&self, slot: DentrySlot) -> Line<'_> {
         Line(self.words(slot))
@@ -170,22 +174,22 @@ impl Dentries {
         SeqCount::from_word(&self.words(slot)[0])
     }
 
-    /// Returns a snapshot under an even sequence. The caller validates it with
-    /// [`Dentries::is_unchanged`].
+    /// Returns a snapshot of the dentry in `slot`, read at an even sequence. The caller validates
+    /// it with [`Dentries::is_unchanged`].
     #[inline]
     pub(crate) fn snapshot(&self, slot: DentrySlot) -> Snapshot {
         let words = self.words(slot);
         let seq = self.stable_seq(slot);
-        // ORDERING: Relaxed. The words are data of a sequence section. The sequence tells whether a
-        // read was torn.
+        // ORDERING: Relaxed. The sequence protects this word: the reader's validation tells whether
+        // the read was torn.
         let key = ParentKey(words[1].load(Ordering::Relaxed));
         // ORDERING: Relaxed. As above.
         let body = Body(words[2].load(Ordering::Relaxed));
         Snapshot { seq, key, body }
     }
 
-    /// Returns an even sequence. If a writer is slow, the reader sleeps on the dentry's lock, which
-    /// the writer holds (trap T30).
+    /// Returns the sequence of a dentry once it is even. While a slow writer keeps it odd, the
+    /// reader sleeps on the dentry's lock, which the writer holds (trap T30).
     #[inline]
     pub(crate) fn stable_seq(&self, slot: DentrySlot) -> Seq {
         let seq = self.line(slot).seq();
@@ -202,8 +206,8 @@ impl Dentries {
             corewalk_base::primitives::hint::spin_loop();
         }
         loop {
-            // Write sections run under the dentry's lock. So when this thread gets the lock, the
-            // slow section has ended.
+            // The sequence is odd, so a write section has begun. Its writer holds the dentry's lock
+            // until the section ends. So take the lock to wait for that.
             drop(self.lockref(slot).lock());
             let seq = self.line(slot).seq();
             if !seq.is_odd() {
@@ -217,16 +221,17 @@ impl Dentries {
         !self.seq(slot).read_retry(seq.0)
     }
 
-    /// Returns zero if no write section has begun since the even sequence `seq`. A reader of
-    /// several dentries calls [`SeqCount::end_of_reads`] first. Then it combines the results, and
-    /// branches once.
+    /// Returns zero if no write section of the dentry has begun since its sequence was `seq`, an
+    /// even number. A reader that validates several dentries calls [`SeqCount::end_of_reads`] once,
+    /// and then this function per dentry. The reader combines the results, so that it branches only
+    /// once.
     #[inline(always)]
     pub(crate) fn difference(&self, slot: DentrySlot, seq: Seq) -> u64 {
         self.seq(slot).difference(seq.0)
     }
 
-    /// Returns a snapshot of the dentry in `slot` if it has the name `lookup_key` under the parent
-    /// key `key`. Reads the dentry again if it changes meanwhile.
+    /// Returns a snapshot of the dentry in `slot` if it has the name `lookup_key` and the parent
+    /// key `key`. If the dentry changes during the comparison, compares again.
     #[inline]
     pub(crate) fn compare(
         &self,
@@ -259,8 +264,9 @@ impl Dentries {
         }
         let reference = load(&words[3 + inline]);
         let wanted = words_of(name.len() - 8 * inline);
-        // `store_long` pads the rest of a name to all words of the smallest long slot. So for a
-        // slot of that size compare all words, with a fixed length.
+        // `store_long` fills all words of a slot of the smallest size class, even if the name needs
+        // fewer. So for that class compare all words of the slot, because a comparison of a fixed
+        // length is faster.
         let wanted = wanted.max(LONG_WORDS[0]);
         let Some(stored) = self.rest_of(reference).get(..wanted) else { return false };
         let mut compare = |stored: &[AtomicU64]| {
@@ -275,9 +281,9 @@ impl Dentries {
         difference == 0
     }
 
-    /// Returns the words of the long slot to which `reference` leads. A torn read may yield other
-    /// bytes as the reference. The reader's validation then fails, but even such a reference must
-    /// not lead out of the arena.
+    /// Returns the words of the long-name slot that `reference` refers to. After a torn read,
+    /// `reference` may be arbitrary bytes. The caller's validation then fails. But before that, the
+    /// arbitrary bytes must not lead out of the arena's memory.
     fn rest_of(&self, reference: u64) -> &[AtomicU64] {
         let slot = reference as u32;
         if slot >= self.large.max_slots() {
@@ -290,7 +296,8 @@ impl Dentries {
         }
     }
 
-    /// Copies the name into `out`. The caller validates the copy with the dentry's sequence.
+    /// Copies the name of a dentry into `out`. The caller validates the copy with the dentry's
+    /// sequence.
     pub(crate) fn copy_name(&self, slot: DentrySlot, body: Body, out: &mut NameCopy) {
         let words = self.words(slot);
         out.len = body.len();
@@ -310,42 +317,45 @@ impl Dentries {
         let wanted = words_of(out.len);
         (0..inline.min(wanted)).for_each(|i| put(i, &words[3 + i]));
         if body.flags().contains(Flags::LONG) {
-            // ORDERING: Relaxed. The word is data of a sequence section. A torn read may yield
-            // bytes that are no reference, so the result is checked.
+            // ORDERING: Relaxed. The caller validates this word with the dentry's sequence
+            // afterwards. Before that, the word may have any bits, so `rest_of` checks that it
+            // refers to a slot.
             let rest = self.rest_of(words[3 + inline].load(Ordering::Relaxed));
             let wanted = wanted.saturating_sub(inline).min(rest.len());
             rest[..wanted].iter().enumerate().for_each(|(i, word)| put(inline + i, word));
         }
     }
 
-    /// Returns the child generation of a directory. The caller validates it with the sequence of
-    /// the directory's dentry.
+    /// Returns the child generation of the directory in `slot` (a counter of the directory's
+    /// invalidations). The caller validates the dentry's sequence afterwards.
     #[inline]
     pub(crate) fn child_generation(&self, slot: DentrySlot) -> u64 {
         // ORDERING: Relaxed. Data of a sequence section.
         self.words(slot)[WORDS - 1].load(Ordering::Relaxed)
     }
 
-    /// Returns the child generation of a directory. It is a single word, so the caller needs no
-    /// validation. The caller's later loads happen after this load.
+    /// Returns the current child generation of the directory in `slot` (a counter of the
+    /// directory's invalidations). It is a single word that cannot be torn, so the caller needs no
+    /// validation. No later load of the caller happens before this load.
     #[inline]
     pub(crate) fn child_generation_now(&self, slot: DentrySlot) -> u64 {
         // ORDERING: Acquire. Pairs with the release fence of the write section that stored this
-        // generation. If the caller asks the back end later, the answer contains the change that
-        // raised the generation.
+        // generation. An invalidation increments the generation because the back end has changed.
+        // If this thread sees the new generation and then asks the back end, the answer contains
+        // that change.
         self.words(slot)[WORDS - 1].load(Ordering::Acquire)
     }
 
-    /// Returns the inode number and the child generation of a directory. The caller validates them
-    /// with the sequence of the directory's dentry.
+    /// Returns the inode number and the child generation of the directory in `slot`. The caller
+    /// validates them with the dentry's sequence.
     #[inline]
     pub(crate) fn directory_words(&self, slot: DentrySlot) -> DirectoryWords {
         self.line(slot).directory_words()
     }
 
-    /// Returns the number that stands for a directory in the hashes of its children. The number
-    /// does not change while the directory's dentry lives (D.3), for example because a thread holds
-    /// a reference on it.
+    /// Returns the number of a directory that is mixed into the hashes of its children's names. The
+    /// number does not change while the directory's dentry lives (D.3). For example, a reference
+    /// keeps the dentry alive.
     #[inline]
     pub(crate) fn directory_id(&self, slot: DentrySlot) -> u64 {
         let words = self.words(slot);
@@ -355,11 +365,11 @@ impl Dentries {
         directory_id(body.superblock(), words[WORDS - 2].load(Ordering::Relaxed))
     }
 
-    /// Returns the content of the dentry. The caller holds the dentry's lock, or no other thread
-    /// can find the dentry.
+    /// Returns the content of the dentry in `slot`. The caller holds the dentry's lock, or no other
+    /// thread can find the dentry.
     pub(crate) fn image(&self, slot: DentrySlot) -> Image {
         let words = self.words(slot);
-        // ORDERING: Relaxed. The words cannot change under the lock that the caller holds.
+        // ORDERING: Relaxed. The caller's lock excludes changes of these words.
         let load = |i: usize| words[i].load(Ordering::Relaxed);
         Image {
             key: ParentKey(load(1)),
@@ -380,8 +390,9 @@ impl Dentries {
         self.cold_of(slot.get())
     }
 
-    /// Returns the cold word of a slot: its generation, halves in use, referenced bit and alias
-    /// chain. The dentry half and the inode half share this word.
+    /// Returns the cold word of a slot. It holds the slot's generation, the referenced bit, and a
+    /// bit for each half (dentry or inode) that is in use. It also holds the slot of the next
+    /// dentry of the same inode.
     #[inline]
     fn cold_of(&self, slot: u32) -> Cold<'_> {
         Cold::of(&self.cold.get(slot)[1])
@@ -389,9 +400,10 @@ impl Dentries {
 
     // Writing.
 
-    /// Allocates a slot for a dentry, without references. Uses the slot of the inode `beside` if
-    /// its dentry half is free, otherwise a slot of `group`. `beside` may be none; otherwise the
-    /// caller holds a reference on that inode. Returns None if no slot is left.
+    /// Allocates a dentry. A slot has two halves, one for a dentry and one for an inode. `beside`
+    /// is the dentry's inode, on which the caller holds a reference, or none. If the dentry half of
+    /// this inode's slot is free, the dentry goes there. Otherwise it goes into a new slot, among
+    /// the slots of `group`. Returns None if no slot is left.
     pub(crate) fn alloc(&self, beside: InodeSlot, group: Group) -> Option<DentrySlot> {
         self.count.add(1);
         let slot = self.alloc_half(Half::Dentry, beside.get(), group);
@@ -401,17 +413,18 @@ impl Dentries {
         slot.map(DentrySlot::new)
     }
 
-    /// Frees the dentry half of a slot. The sequence of the slot stays, and the next dentry in the
-    /// slot continues it.
+    /// Frees a dentry: the half of its slot that is for dentries. The other half may still hold an
+    /// inode. The slot keeps its sequence, so the sequence of the next dentry in this slot starts
+    /// from there.
     pub(crate) fn free(&self, slot: DentrySlot) {
         self.count.add(-1);
         self.free_half(Half::Dentry, slot.get());
     }
 
-    /// Allocates a slot for an inode. Uses the slot of the dentry `beside` if its inode half is
-    /// free, otherwise a slot of `group`. `beside` may be none; otherwise the caller holds a
-    /// reference on that dentry. For [`Group::Few`], a slot of the group is preferred to the slot
-    /// of `beside`.
+    /// Allocates an inode. A slot has two halves, one for a dentry and one for an inode. `beside`
+    /// is a dentry of the inode, on which the caller holds a reference, or none. If the inode half
+    /// of this dentry's slot is free, the inode goes there. Otherwise it goes into a new slot,
+    /// among the slots of `group`. For [`Group::Few`] (directories), a new slot is tried first.
     pub(crate) fn alloc_inode(&self, beside: DentrySlot, group: Group) -> Option<InodeSlot> {
         let alloc = |beside: DentrySlot| self.alloc_half(Half::Inode, beside.get(), group);
         let slot = match group {
@@ -426,11 +439,12 @@ impl Dentries {
         self.free_half(Half::Inode, slot.get());
     }
 
-    /// Allocates a half of the slot `beside` if that half is free. Otherwise allocates a half of a
-    /// slot of `group`. `beside` is 0 if the caller has no preferred slot.
+    /// Allocates one of the two halves of a slot, for a dentry or for an inode. Takes that half of
+    /// the slot `beside` if it is free, otherwise a half of a new slot of `group`. `beside` is 0 if
+    /// the caller has no preferred slot.
     fn alloc_half(&self, half: Half, beside: u32, group: Group) -> Option<u32> {
-        // The caller keeps the other half of `beside` in use. So no other thread can allocate the
-        // slot.
+        // A slot has a half for a dentry and a half for an inode. The caller asks for one half of
+        // the slot `beside` and keeps the other half in use. So this slot is not freed meanwhile.
         if beside != 0 && self.cold_of(beside).take(half) {
             return Some(beside);
         }
@@ -447,9 +461,10 @@ impl Dentries {
         }
     }
 
-    /// Builds the image of a dentry called `name`, and stores the rest of a long name. If `inode`
-    /// is `InodeSlot::NONE`, the dentry is negative. The caller stores the image or gives it to
-    /// [`Dentries::drop_image`]. Returns None if no slot is left for a long name.
+    /// Builds the content of a dentry called `name`. If the name is long, allocates a slot for the
+    /// rest of it. If `inode` is `InodeSlot::NONE`, the dentry is negative. The caller stores the
+    /// content in a dentry or passes it to [`Dentries::drop_image`]. Returns None if no slot is
+    /// left for a long name.
     pub(crate) fn new_image(
         &self,
         key: ParentKey,
@@ -474,8 +489,8 @@ impl Dentries {
         Some(Image { key, body: Body::new(superblock, inode, name.len(), flags), words })
     }
 
-    /// Stores `image` as the content of a dentry, and returns the previous content. The caller is
-    /// inside a write section (D.1).
+    /// Stores `image` as the content of a dentry, and returns the dentry's previous content. The
+    /// caller is inside the dentry's write section (D.1).
     pub(crate) fn store(&self, slot: DentrySlot, image: &Image) -> Image {
         let before = self.image(slot);
         let words = self.words(slot);
@@ -490,26 +505,28 @@ impl Dentries {
         before
     }
 
-    /// Stores a new parent key and changes nothing else. The caller is inside a write section.
+    /// Stores a new parent key in a dentry. The caller is inside the dentry's write section.
     pub(crate) fn store_key(&self, slot: DentrySlot, key: ParentKey) {
         // ORDERING: Relaxed. Data of a sequence section.
         self.words(slot)[1].store(key.0, Ordering::Relaxed);
     }
 
-    /// Stores a new body word and changes nothing else. The caller is inside a write section.
+    /// Stores a new body word (inode slot, length of the name, superblock and flags) in a dentry.
+    /// The caller is inside the dentry's write section.
     pub(crate) fn store_body(&self, slot: DentrySlot, body: Body) {
         // ORDERING: Relaxed. Data of a sequence section.
         self.words(slot)[2].store(body.0, Ordering::Relaxed);
     }
 
-    /// Stores a new child generation. The caller is inside a write section.
+    /// Stores a new child generation in a directory's dentry. The caller is inside the dentry's
+    /// write section.
     pub(crate) fn store_child_generation(&self, slot: DentrySlot, child_generation: u64) {
         // ORDERING: Relaxed. Data of a sequence section.
         self.words(slot)[WORDS - 1].store(child_generation, Ordering::Relaxed);
     }
 
-    /// Frees the slot of the image's long name, if it has one. At the time of the call no dentry
-    /// uses the image.
+    /// Frees the slot of the long name that `image` refers to, if there is one. When this function
+    /// is called, no dentry contains `image` any more.
     pub(crate) fn drop_image(&self, image: &Image) {
         match image.long() {
             0 => {}
@@ -521,7 +538,8 @@ impl Dentries {
         }
     }
 
-    /// Stores the words of `name` from byte `start` on in a long slot.
+    /// Stores the bytes of `name` from `start` on in a new slot for long names. Returns the word
+    /// that refers to that slot, or None if no slot is left.
     fn store_long(&self, name: &[u8], start: usize) -> Option<u64> {
         let wanted = words_of(name.len() - start);
         let size = LONG_WORDS.iter().position(|&words| wanted <= words)?;
@@ -532,20 +550,21 @@ impl Dentries {
         }?;
         let reference = ((size as u64) << LONG_SIZE_SHIFT) | u64::from(slot);
         let words = self.rest_of(reference);
-        // ORDERING: Release fence. The slot may have held the name of another dentry. That dentry's
-        // write section ended before the slot was freed. So a reader that sees a word stored below
-        // also sees the changed sequence of that dentry. Pairs with the Acquire fence in
-        // `SeqCount::read_retry`.
+        // ORDERING: Release fence. Pairs with the Acquire fence in `SeqCount::read_retry`. The slot
+        // may have held the name of another dentry before. That dentry's sequence changed before
+        // the slot was freed. So if a reader of the old name sees a word stored below, its
+        // validation also sees the changed sequence.
         fence(Ordering::Release);
         for (i, word) in words[..wanted.max(LONG_WORDS[0])].iter().enumerate() {
-            // ORDERING: Relaxed. The dentry that refers to the slot publishes the words.
+            // ORDERING: Relaxed. The words become visible to readers through the dentry that will
+            // refer to the slot.
             word.store(name_word(name, start + 8 * i), Ordering::Relaxed);
         }
         Some(reference)
     }
 
-    /// Returns the bytes of long names and of slots in use. Each slot has `inode_words` more words
-    /// for its inode half.
+    /// Returns the memory of the slots in use and of their long names, in bytes. `inode_words` is
+    /// the number of words that a slot has for an inode, besides the words for a dentry.
     pub(crate) fn bytes(&self, inode_words: usize) -> u64 {
         8 * (self.hot.in_use() * (WORDS + COLD_WORDS + inode_words) as u64
             + self.small.in_use() * LONG_WORDS[0] as u64
@@ -568,8 +587,8 @@ impl Dentries {
 pub(crate) struct Line<'a>(&'a [AtomicU64; WORDS]);
 
 impl Line<'_> {
-    /// Returns a snapshot without waiting. If a writer is inside its section, the sequence of the
-    /// snapshot is odd, and its validation always fails.
+    /// Returns a snapshot without waiting for a writer. If a writer is inside its write section,
+    /// the sequence in the snapshot is odd, and the validation of the snapshot always fails.
     #[inline]
     pub(crate) fn snapshot_now(&self) -> Snapshot {
         let seq = self.seq();
@@ -597,8 +616,8 @@ impl Line<'_> {
         !SeqCount::from_word(&self.0[0]).read_retry(seq.0)
     }
 
-    /// Returns true if the dentry is hashed and has the name `lookup_key`. The caller validates the
-    /// answer with the dentry's sequence.
+    /// Returns true if the dentry is hashed and has the name `lookup_key`. The dentry may change
+    /// during the comparison. So the caller validates the dentry's sequence afterwards.
     #[inline(always)]
     pub(crate) fn is_named(
         &self,
@@ -606,8 +625,8 @@ impl Line<'_> {
         lookup_key: &LookupKey<'_>,
         dentries: &Dentries,
     ) -> bool {
-        // Branch on the length of the lookup key, not on that of the dentry's name. The processor
-        // knows the lookup key before the cache line of the dentry arrives.
+        // Branch on the length of the lookup key, not on the length in the dentry. The processor
+        // knows the lookup key already, while the dentry's cache line may still be on its way.
         if !lookup_key.is_long() {
             let (pairs, _) = self.0.as_chunks::<2>();
             // ORDERING: Relaxed. Data of a sequence section.
@@ -621,22 +640,24 @@ impl Line<'_> {
                 return true;
             }
         }
-        // The dentry of a directory has fewer inline words than that of a file. So a name of few
-        // bytes may still be in a long slot.
+        // The comparison above finds only a name that is stored in the dentry itself. The rest of a
+        // longer name is in a slot for long names. A directory's dentry has room for fewer bytes
+        // than other dentries, so it needs such a slot for shorter names too. If this dentry has
+        // such a slot, compare with the name there.
         let len = lookup_key.name.as_bytes().len();
         let is_long = seen.body.flags().contains(LONG_NAMED) && seen.body.len() == len;
         is_long && dentries.is_named_at_length(self, seen.body, lookup_key.name.as_bytes())
     }
 
-    /// Returns a snapshot of the dentry if it has the name `lookup_key` under the parent key `key`,
-    /// and is plain: neither a symbolic link nor a mount point. The caller validates the snapshot
-    /// with its sequence.
+    /// Returns a snapshot of the dentry if it has the name `lookup_key` and the parent key `key`,
+    /// and is neither a symbolic link nor a mount point. The caller validates the snapshot.
     #[inline(always)]
     pub(crate) fn plain(&self, key: ParentKey, lookup_key: &ShortLookupKey) -> Option<Snapshot> {
         let seq = self.seq();
         // ORDERING: Relaxed. Data of a sequence section.
         let word = |i: usize| self.0[i].load(Ordering::Relaxed);
-        // Load one word at a time, so that a word occupies a register only for its comparison.
+        // Load each word of the dentry just before the comparison with a word of the lookup key. So
+        // the loaded word occupies a register only for a short time.
         if word(1) != key.0 {
             return None;
         }
@@ -646,8 +667,8 @@ impl Line<'_> {
         is_it.then_some(Snapshot { seq, key, body })
     }
 
-    /// Returns the name words. In a directory, the last two are its inode number and its child
-    /// generation.
+    /// Returns the name words of a dentry. In a directory's dentry, the last two are the inode
+    /// number and the child generation.
     #[inline]
     pub(crate) fn name_words(&self) -> [u64; INLINE_WORDS] {
         // ORDERING: Relaxed. Data of a sequence section.
@@ -681,8 +702,9 @@ impl NameCopy {
     }
 }
 
-/// Returns the group of slots for the name and the inode of a file. Directories are few, and the
-/// walk of each path reads some. So the slots of directories have pages of their own.
+/// Returns the group of slots for the dentry and the inode of a file. Directories have a group of
+/// their own, and thus memory pages of their own, because they are few and every path walk reads
+/// some of them.
 pub(crate) fn group_of(kind: FileKind) -> Group {
     match kind {
         FileKind::Directory => Group::Few,
@@ -699,12 +721,14 @@ pub(crate) fn kind_flags(kind: FileKind) -> Flags {
     }
 }
 
-/// Returns the index of the name word that refers to a long name.
+/// Returns the index of the name word that refers to a slot for long names, if the dentry has such
+/// a slot. It is the last name word, which does not hold a part of the name then.
 fn long_at(body: Body) -> usize {
     INLINE_WORDS - 1 - if body.is_directory() { DIRECTORY_WORDS } else { 0 }
 }
 
-/// Returns the number that stands for a directory in the hashes of its children.
+/// Returns a number that identifies a directory by its superblock and inode number. It is part of
+/// the hashes of the names in the directory.
 #[inline]
 pub(crate) fn directory_id(superblock: u32, ino: u64) -> u64 {
     ino.wrapping_add(u64::from(superblock) << 48)
@@ -719,8 +743,8 @@ mod tests {
     use crate::hash::HashKeys;
     use crate::name::Name;
 
-    /// A dentry must match the name that was stored in it, whatever its length, and must match no
-    /// other name.
+    /// Checks that a dentry matches the name that was stored in it, for each length of the name,
+    /// and that it does not match any other name.
     #[test]
     fn dentry_has_its_name_and_no_other() {
         let dentries = Dentries::new(4).unwrap();

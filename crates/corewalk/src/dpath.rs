@@ -1,15 +1,14 @@
 //! Path translation: from a dentry to its pathname, as a snapshot.
 //!
-//! A pass of a translation collects the names up to the root, each with its sequence in a read set,
-//! and then validates the read set. If it is valid, all names existed together at the instant
-//! between the collection and the validation, so the path existed (traps T1, T8, P8). There is no
-//! global rename sequence, so only a change of the dentry or of an ancestor makes a pass fail.
-//! After a few passes the translation takes the lock `topology` shared, which keeps directories in
-//! place, and locks the leaf (the dentry that it translates). So no storm of renames can make it
-//! retry for ever, which is trap T9.
+//! A translation makes passes over the path. A pass collects the names from the dentry up to the
+//! root, and adds each dentry with its sequence to a read set. Then it validates the read set. If
+//! no sequence has changed, all names existed together at the instant between the collection and
+//! the validation, so the path existed (traps T1, T8, P8). There is no global rename sequence, so a
+//! pass fails only if the dentry or an ancestor changes. After a few failed passes, the translation
+//! takes the lock `topology` shared, which keeps directories in place, and locks the dentry itself.
+//! So a storm of renames cannot make it retry for ever (trap T9).
 //!
-//! The result includes the kind of path, from which the formattings of d_path and getcwd follow
-//! (trap T11).
+//! The result includes the kind of path. The texts of d_path and getcwd depend on it (trap T11).
 //!
 //! Source: document 001 and its review; Linux `fs/d_path.c`.
 
@@ -26,8 +25,9 @@ pub(crate) use path_buffer::PathBuffer;
 
 /// Passes without a lock.
 const OPTIMISTIC_PASSES: u32 = 4;
-/// A translation into a caller's buffer allocates nothing. If a path has more than `STEPS` names, a
-/// second attempt uses a read set of this many names, on the stack.
+/// A translation into a buffer of the caller must not allocate memory. If a path has more than
+/// `STEPS` names, the translation starts again with a larger read set on the stack, for `DEEP`
+/// names.
 const DEEP: usize = 1024;
 
 /// Names of an inode that are translated besides the first.
@@ -38,12 +38,13 @@ const OTHER_PATHS_MAX: usize = 8;
 pub enum PathKind {
     /// The path leads from the root to the dentry, and every name on it exists.
     Linked,
-    /// The dentry has been removed. The path is the one that it had before.
+    /// The dentry has been removed. The path consists of the names that led to the dentry before
+    /// its removal.
     Unlinked,
-    /// The dentry is not below the root that the caller passed. The path starts at the root of the
-    /// namespace.
+    /// The dentry is not below the root that the caller passed, so the path starts at the root of
+    /// the namespace instead.
     OutsideRoot,
-    /// The dentry is in a tree that is not mounted. The path starts at the top of that tree.
+    /// The dentry is in a tree that is not mounted. The path starts at the root of that tree.
     Unreachable,
 }
 
@@ -52,8 +53,9 @@ pub enum PathKind {
 pub(crate) enum Route<'m> {
     /// From the dentry to the root of its file system.
     Names(DentrySlot),
-    /// The route from a dentry in a mount up to a root. The root is given as the number of its
-    /// mount and its dentry. If no root is given, the route ends at the root of the namespace.
+    /// From a dentry in a mount up to a root, across mount points. The first field holds the mount
+    /// and the dentry. The second field holds the number of the root's mount, and the root's
+    /// dentry. If the second field is None, the route ends at the root of the namespace.
     Mounts((&'m Mount, DentrySlot), Option<(u64, DentrySlot)>),
 }
 
@@ -75,8 +77,8 @@ impl Route<'_> {
 }
 
 impl<const N: usize> PathBuffer<'_, N> {
-    /// Collects a path that existed at one instant. The caller holds a reference on the leaf, the
-    /// dentry at which `route` begins.
+    /// Collects the names of a path such that all of them existed at one instant. The caller holds
+    /// a reference on the dentry at which `route` begins.
     pub(crate) fn collect(&mut self, dcache: &Dcache, route: Route<'_>) {
         for _ in 0..OPTIMISTIC_PASSES {
             self.clear();
@@ -100,9 +102,10 @@ impl<const N: usize> PathBuffer<'_, N> {
     }
 }
 
-/// Writes a path that existed at one instant to the end of `buf`, and returns where it begins. The
-/// caller holds a reference on the leaf, the dentry at which `route` begins. The function allocates
-/// nothing.
+/// Translates a dentry to its path and writes the path to the end of `buf`. Returns the index at
+/// which the path begins, and the kind of path. All names of the path existed at one instant. The
+/// caller holds a reference on the dentry at which `route` begins. The function allocates no
+/// memory.
 ///
 /// # Errors
 /// `ENAMETOOLONG` if the path does not fit.
@@ -134,7 +137,7 @@ fn deep_path_into(
     Ok((buffer.into_buffer()?, kind))
 }
 
-/// Appends to `out` a path of an inode, which starts at the root of the inode's file system. The
+/// Appends a path of an inode to `out`. The path starts at the root of the inode's file system. The
 /// path of that root itself is `/`.
 ///
 /// # Errors
@@ -155,8 +158,8 @@ pub(crate) fn append_inode_path(
             return Ok(());
         }
         if dcache.inodes.alias(inode) == alias {
-            // `alias` may be a name in a removed directory, and such a name has no path. So try the
-            // inode's other names.
+            // The inode's first alias is in a removed directory, for example, and has no path. So
+            // try the inode's other aliases.
             let other = other_inode_paths(dcache, inode).into_iter().next();
             out.extend_from_slice(&other.ok_or(Errno::NOENT)?);
             return Ok(());
@@ -164,8 +167,8 @@ pub(crate) fn append_inode_path(
     }
 }
 
-/// Returns paths of an inode by its other names: all but the name that [`append_inode_path`] tries
-/// first.
+/// Returns more paths of an inode: those by its other names. The first name, which
+/// [`append_inode_path`] uses, is left out.
 pub(crate) fn other_inode_paths(dcache: &Dcache, inode: InodeSlot) -> Vec<Vec<u8>> {
     let aliases = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
     let mut buffer = PathBuffer::new();
@@ -176,8 +179,8 @@ pub(crate) fn other_inode_paths(dcache: &Dcache, inode: InodeSlot) -> Vec<Vec<u8
     aliases.into_iter().filter_map(path).collect()
 }
 
-/// Collects the names from a dentry to the root. Returns false if the dentry is not an alias of the
-/// inode, or not below the root.
+/// Collects the names from the dentry `alias` up to the root. Returns false if the dentry does not
+/// refer to `inode`, or is not below the root.
 fn collect_alias(
     dcache: &Dcache,
     alias: DentrySlot,
@@ -195,16 +198,17 @@ fn collect_alias(
     is_alias && buffer.kind == PathKind::Linked
 }
 
-/// A path of an inode, together with all inodes on it, from the inode itself to the root.
+/// A path of an inode, together with the inodes of all dentries on this path. The first one is the
+/// inode itself, and the last one is the root.
 pub(crate) struct Chain {
     pub(crate) path: Vec<u8>,
     pub(crate) inodes: Vec<InodeSlot>,
 }
 
 /// Returns a path of an inode from the root of its file system, together with the inodes on that
-/// path. All of them are from one instant. The caller holds a reference on the inode. Unless the
-/// inode is a directory, the caller also holds one of its names. The function neither takes nor
-/// drops a reference on a dentry.
+/// path. The path and the inodes belonged together at one instant. The caller holds a reference on
+/// the inode. If the inode is no directory, the caller also keeps one of its names in the cache
+/// (see [`hold_name`]). The function neither takes nor drops a reference on a dentry.
 ///
 /// # Errors
 /// `ENOENT` if the inode has no name.
@@ -212,8 +216,8 @@ pub(crate) fn chain_of_inode(dcache: &Dcache, inode: InodeSlot) -> Result<Chain,
     names_of(dcache, inode, |name| chain_of_name(dcache, name, inode)).ok_or(Errno::NOENT)
 }
 
-/// Returns an alias of an inode that is linked below the root, with a reference. Returns None if
-/// the inode has no such alias.
+/// Returns an alias of an inode, with a reference that keeps the alias in the cache. The alias is
+/// linked below the root. Returns None if the inode has no such alias.
 pub(crate) fn hold_name(dcache: &Dcache, inode: InodeSlot) -> Option<DentrySlot> {
     names_of(dcache, inode, |name| {
         if !dcache.dentries.lockref(name).get_not_dead() {
@@ -227,7 +231,8 @@ pub(crate) fn hold_name(dcache: &Dcache, inode: InodeSlot) -> Option<DentrySlot>
     })
 }
 
-/// Calls `look` with one dentry of an inode after another, and returns its first result.
+/// Calls `look` with each dentry of an inode in turn, until `look` returns Some. Returns that
+/// result.
 fn names_of<T>(
     dcache: &Dcache,
     inode: InodeSlot,
@@ -242,16 +247,16 @@ fn names_of<T>(
             return Some(found);
         }
         if dcache.inodes.alias(inode) == first {
-            // `first` may be a name in a removed directory, and such a name has no path. So try the
-            // inode's other names.
+            // The dentry `first` is in a removed directory, for example, and has no path. So try
+            // the inode's other dentries.
             let others = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
             return others.into_iter().find_map(look);
         }
     }
 }
 
-/// Returns the path to the dentry `name`. Returns None if the dentry is not an alias of the inode,
-/// or not below the root.
+/// Returns the path of the dentry `name`, with the inodes on the path. Returns None if the dentry
+/// does not refer to `inode`, or is not below the root.
 pub(crate) fn chain_of_name(dcache: &Dcache, name: DentrySlot, inode: InodeSlot) -> Option<Chain> {
     let mut buffer = PathBuffer::new();
     let mut passes = 0;
@@ -259,8 +264,8 @@ pub(crate) fn chain_of_name(dcache: &Dcache, name: DentrySlot, inode: InodeSlot)
         let _still = (passes >= OPTIMISTIC_PASSES).then(|| dcache.topology.read_shared());
         buffer.clear();
         buffer.prepend(dcache, name, DentrySlot::NONE, Pass::Optimistic);
-        // A slot of the path may get another dentry meanwhile. That changes its sequence, so the
-        // validation below fails.
+        // The slot of a dentry on the path may be reused before this thread reads the dentry's
+        // inode. That changes the slot's sequence, so `is_unchanged` below returns false.
         let inode_of = |slot| dcache.dentries.snapshot(slot).body.inode();
         let inodes: Vec<InodeSlot> = buffer.slots().map(inode_of).collect();
         if buffer.is_unchanged(dcache) {
@@ -272,11 +277,12 @@ pub(crate) fn chain_of_name(dcache: &Dcache, name: DentrySlot, inode: InodeSlot)
     }
 }
 
-/// Returns the path of the inode numbered `ino` in the root's file system. Takes no reference.
-/// Returns None if a name on the path changes meanwhile, or the inode is not cached. Then the
-/// caller takes a reference on the inode and translates its path with [`append_inode_path`].
+/// Returns a path of the inode with the number `ino` in the root file system, without taking a
+/// reference. Returns None if the inode is not cached, or if a name on the path changes meanwhile.
+/// If the result is None, the caller takes a reference on the inode and calls
+/// [`append_inode_path`].
 pub(crate) fn path_of_ino(dcache: &Dcache, ino: u64) -> Option<Vec<u8>> {
-    // The inode's name is usually in the same slot, so prefetch its dentry.
+    // An inode's dentry is usually in the same slot as the inode, so prefetch that dentry.
     let inode = dcache.inodes.peek(0, ino, |slot| dcache.dentries.prefetch(slot.dentry_half()))?;
     let alias = dcache.inodes.alias(inode);
     if alias.is_none() {
@@ -284,8 +290,9 @@ pub(crate) fn path_of_ino(dcache: &Dcache, ino: u64) -> Option<Vec<u8>> {
     }
     let mut buffer = PathBuffer::new();
     buffer.prepend(dcache, alias, DentrySlot::NONE, Pass::Optimistic);
-    // A dentry holds a reference on its inode. So if the path validates, the inode had the number
-    // `ino` at the validated instant.
+    // A hashed dentry holds a reference on its inode. `is_unchanged` below validates the path's
+    // dentries. If it returns true, the inode was alive when the next two lines read it, and its
+    // number was `ino`.
     let leaf = dcache.dentries.line(alias).snapshot_now().body;
     let is_it = leaf.inode() == inode && dcache.inodes.is(inode, 0, ino);
     if !buffer.is_unchanged(dcache) {

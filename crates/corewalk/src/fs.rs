@@ -1,11 +1,12 @@
 //! The interface to a back end: the trait that a file system implements.
 //!
-//! A [`FileSystem`] stores files. It is asked for one name at a time. The caller does path walks,
-//! permission checks, negative entries, mounts and reference counts. Six methods are required, five
-//! more make changes, and the others have a useful default. The example `hello` of
-//! `corewalk-fuse` is a complete back end.
+//! A [`FileSystem`] is a back end that stores files. Its methods get one name at a time. The caller
+//! of the back end handles path walks, permission checks, negative dentries, mounts and reference
+//! counts. Six methods are required, five more make changes, and the others have a useful default.
+//! The example `hello` of `corewalk-fuse` is a complete back end.
 //!
-//! The documentation of [`FileSystem`] has the rules (F.1 to F.6), since this module is private.
+//! The documentation of [`FileSystem`] contains the rules F.1 to F.6, because this module is
+//! private.
 //!
 //! Source: Linux `struct inode_operations`. Traps P6 and P7 cite bugs of other implementations.
 
@@ -25,22 +26,25 @@ pub enum Addressing {
     /// The back end finds a file by its inode number. [`Node::path`] fails with `EOPNOTSUPP`.
     #[default]
     Number,
-    /// The back end finds a file by its path, as long as the file has a name. The back end itself
-    /// must keep a file without a name usable until `forget` (F.4), for example by an open
-    /// descriptor.
+    /// The back end finds a file by its path, while the file has a name. After the last name is
+    /// removed, the back end itself must keep the file usable until `forget` (F.4), for example
+    /// with an open descriptor.
     Path,
-    /// The back end finds a file by its path alone. An unlinked open file gets a hidden name in the
-    /// root directory until it is closed. A file that a rename replaces gets a hidden name until it
-    /// is forgotten. The back end sees a `rename` or a `link` to the hidden name, and later a
-    /// `remove`. If the back end refuses both `rename` and `link`, the file is removed at once, and
-    /// later calls for it fail with `ESTALE`.
+    /// The back end finds a file only by its path. So a file must keep a name while it is in use.
+    /// If an open file is unlinked, it gets a hidden name in the root directory until it is closed.
+    /// If a rename replaces a file, the file gets a hidden name until it is forgotten. For this,
+    /// the back end gets a `rename` or a `link` to the hidden name, and later a `remove`. If it
+    /// refuses both `rename` and `link`, the file is removed at once, and later calls for the file
+    /// fail with `ESTALE`.
     PathOnly,
 }
 
-/// The file of a call: its inode, and the open file through which the call is made.
+/// The file that a call to the back end is about: its inode, and the open file through which the
+/// call is made.
 ///
-/// A back end by number uses [`Node::ino`]. A back end by path says so in
-/// [`FileSystem::addressing`] and calls [`Node::path`]. The path is built only then.
+/// A back end that finds files by number uses [`Node::ino`]. A back end that finds files by path
+/// says so in [`FileSystem::addressing`] and calls [`Node::path`]. The path is built only if this
+/// method is called.
 ///
 /// # Examples
 /// ```
@@ -61,8 +65,8 @@ pub struct Node<'a> {
 
 /// The source of a [`Node`]'s path.
 pub(crate) trait PathSource: Sync {
-    /// Returns the path from the root of the file system, such as `/a/b`. It stays valid until the
-    /// call of the back end returns.
+    /// Returns the path of the file from the root of its file system, such as `/a/b`. The path
+    /// stays valid until the back end's call returns.
     fn path(&self) -> Result<Vec<u8>, Errno>;
 
     /// Returns paths by other names. Each was valid at some instant.
@@ -70,7 +74,8 @@ pub(crate) trait PathSource: Sync {
 }
 
 impl<'a> Node<'a> {
-    /// Returns a node without a path, to call a back end by number directly.
+    /// Returns a node that knows its inode number, but no path. A test can use it to call a back
+    /// end directly, if that back end finds its files by number.
     pub fn detached(ino: u64, kind: FileKind) -> Node<'static> {
         Node { ino, generation: None, kind, handle: 0, source: None }
     }
@@ -88,7 +93,8 @@ impl<'a> Node<'a> {
         self.ino
     }
 
-    /// Returns the generation that the back end assigned; None for a detached node.
+    /// Returns the generation of the inode number that the back end assigned. None for a node from
+    /// [`Node::detached`].
     pub fn generation(self) -> Option<u64> {
         self.generation
     }
@@ -98,33 +104,33 @@ impl<'a> Node<'a> {
         self.kind
     }
 
-    /// Returns this node as the file of a call through the open file `handle`.
+    /// Returns this node for a call that is made through the open file with the handle `handle`.
     pub fn with_handle(self, handle: u64) -> Node<'a> {
         Node { handle, ..self }
     }
 
     /// Returns the handle of the open file or directory through which the call is made. It is 0 if
-    /// the call is made through none, or if `open` has returned 0.
+    /// the call is not made through an open file, or if the back end's `open` has returned 0.
     pub fn handle(self) -> u64 {
         self.handle
     }
 
     /// Returns a path of this inode from the root of its file system: `/` for the root, `/a/b`
-    /// below it. The path stays valid until the call returns (F.6). Renames of this file and of the
-    /// directories above it wait until then. If such a rename already runs, this method waits for
-    /// it.
+    /// below it. The path stays valid until the back end's call returns (F.6). Until then, renames
+    /// of this file and of the directories above it wait. If such a rename is already in progress,
+    /// this method waits for it.
     ///
     /// # Errors
-    /// `ENOENT` if the inode has no name any more, or for a detached node; `EOPNOTSUPP` for a back
-    /// end by number.
+    /// `ENOENT` if the inode has no name any more, or if the node comes from [`Node::detached`].
+    /// `EOPNOTSUPP` if the back end has declared that it finds its files by inode number.
     pub fn path(self) -> Result<Vec<u8>, Errno> {
         self.source.ok_or(Errno::NOENT)?.path()
     }
 
-    /// Returns up to 8 paths by other cached names of this inode. Each path was valid at some
-    /// instant, but a rename may make it invalid before the back end uses it. If other programs
-    /// rename the files of a back end, [`Node::path`] may lead to another file. Then the back end
-    /// tries these paths.
+    /// Returns up to 8 more paths of this inode, by its other cached names. A back end tries them
+    /// if [`Node::path`] leads to another file, because another program has renamed files in the
+    /// meantime. Each path was valid at some instant, but a rename may make it invalid before the
+    /// back end uses it.
     pub fn other_paths(self) -> Vec<Vec<u8>> {
         self.source.map_or_else(Vec::new, PathSource::other_paths)
     }
@@ -148,11 +154,11 @@ impl std::fmt::Debug for Node<'_> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Make<'a> {
-    /// Type bits and permission bits. When the back end gets them, umask, ACL inheritance and
-    /// set-group-ID rules are already applied.
+    /// Type bits and permission bits. When a back end gets them, the umask, ACL inheritance and the
+    /// rules for the set-group-ID bit have already been applied.
     pub mode: u32,
-    /// The permission bits to clear (umask(2)). The namespace clears them in `mode`, unless the
-    /// directory has a default ACL. A back end ignores this field.
+    /// The permission bits to clear (umask(2)). They are cleared in `mode` before the back end is
+    /// called, unless the directory has a default ACL. A back end ignores this field.
     pub umask: u32,
     /// The owner.
     pub uid: u32,
@@ -162,13 +168,14 @@ pub struct Make<'a> {
     pub rdev: u64,
     /// The target of a symbolic link; empty otherwise.
     pub target: &'a [u8],
-    /// The inherited access ACL, if the directory has a default ACL that `mode` cannot express.
+    /// The access ACL that the file inherits from the default ACL of the directory. None if there
+    /// is no default ACL, or if `mode` alone expresses the access ACL.
     pub access_acl: Option<Acl>,
     /// The inherited default ACL of a new directory.
     pub default_acl: Option<Acl>,
-    /// The flags of open(2), if the caller opens the file right after creation. A back end that can
-    /// create and open in one call may do so. It then keeps the open file for the following call of
-    /// `open`.
+    /// The flags of open(2), if the caller opens the file right after its creation. A back end may
+    /// use them to create and open the file in one step. It then keeps the open file for the call
+    /// of `open` that follows.
     pub open: Option<u32>,
 }
 
@@ -202,8 +209,7 @@ pub enum RenameMode {
     Exchange,
 }
 
-/// Tells whether a call that sets an extended attribute may create it, and whether it may replace
-/// it.
+/// Whether setting an extended attribute may create the attribute, and whether it may replace it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XattrMode {
     /// Create or replace.
@@ -242,18 +248,19 @@ pub struct DirEntry<'a> {
     pub ino: u64,
     /// File type.
     pub kind: FileKind,
-    /// The position after this entry. It is unique within the directory and never 0. It stays valid
-    /// however the directory changes (traps T48, P13).
+    /// The position in the directory after this entry. It is unique within the directory and never
+    /// 0. It stays valid however the directory changes (traps T48, P13).
     pub cookie: u64,
-    /// The attributes, as `lookup` of the name would return them. With them, a listing that needs
-    /// attributes calls no `lookup`. Most listings do not need them. So a back end reports them
-    /// only if they cost no extra work, for example because another machine has sent them.
+    /// The attributes that a `lookup` of the name would return. If they are given, a listing that
+    /// needs attributes does not call `lookup`. Most listings need no attributes. So a back end
+    /// reports attributes only if they cost no extra work, for example because they came with the
+    /// names from a server.
     pub attr: Option<Attr>,
 }
 
 impl<'a> DirEntry<'a> {
-    /// Returns the entry `name`, a file of `kind` with number `ino`, without attributes. A listing
-    /// that continues after this entry passes `cookie`.
+    /// Returns a directory entry without attributes. `ino` and `kind` are those of the file with
+    /// the name `name`. A listing that continues after this entry passes `cookie` to `readdir`.
     pub fn new(name: Name<'a>, ino: u64, kind: FileKind, cookie: u64) -> DirEntry<'a> {
         DirEntry { name, ino, kind, cookie, attr: None }
     }
@@ -268,8 +275,8 @@ impl<'a> DirEntry<'a> {
     }
 }
 
-/// Receives directory entries. `Break` means that the buffer is full, so the entry was not taken
-/// and must be reported again.
+/// Receives directory entries from `readdir`. `Break` means that the buffer is full. The buffer
+/// does not contain the last entry, so that entry must be reported again.
 pub type DirSink<'a> = dyn FnMut(DirEntry<'_>) -> ControlFlow<()> + 'a;
 
 bitflags! {
@@ -294,11 +301,13 @@ bitflags! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct OpenFlags: u32 {
         /// The kernel does not cache the file's pages. Each read(2) and write(2) reaches the back
-        /// end, which may read or write fewer bytes. mmap(2) with `MAP_SHARED` fails. Files whose
-        /// size is not known need this flag, such as those of `/proc`.
+        /// end, which may read or write fewer bytes than requested. mmap(2) with `MAP_SHARED`
+        /// fails. Files whose size is not known in advance need this flag, such as those of
+        /// `/proc`.
         const DIRECT_IO = 1;
-        /// The kernel keeps its cached pages of earlier opens. Without this flag it drops them. If
-        /// only this mount changes the files, a server always sets this flag.
+        /// Tells the kernel to keep the pages of the file that it has cached already. If the flag
+        /// is not set, the kernel drops these pages when the file is opened. If only this mount
+        /// changes the files, a server always sets this flag.
         const KEEP_CACHE = 1 << 1;
         /// The file has a position, but lseek(2) fails with `ESPIPE`.
         const NONSEEKABLE = 1 << 2;
@@ -343,46 +352,48 @@ impl Opened {
 
 /// A file system that corewalk serves.
 ///
-/// `open` and `opendir` return a handle of 64 bits. A call through the open file has it in
-/// [`Node::handle`]: `read`, `write`, `fsync`, `flush` and the like. `setattr` has it for
-/// ftruncate(2), and `getattr` in some cases. For fstat(2) and fchmod(2) Linux passes no handle. A
-/// back end without open state keeps the default `open` and ignores handles.
+/// `open` and `opendir` return a handle of 64 bits. Calls that are made through the open file get
+/// this handle in [`Node::handle`]: `read`, `write`, `fsync`, `flush` and so on. `setattr` gets it
+/// for ftruncate(2), and `getattr` gets it in some cases. For fstat(2) and fchmod(2) Linux passes
+/// no handle. A back end without open state keeps the default `open` and ignores handles.
 ///
 /// # What a back end may rely on
-/// - F.1: calls for one (directory, name) never overlap, lookups included. Calls for different
-///   names do overlap.
-/// - F.2: during a call the caller holds only locks of the names and inodes that the call is about,
-///   and path locks (F.6). So a slow call delays only operations that need its answer. A panic in a
-///   call reaches the caller, and waiting threads go on. A panic in a `forget` during unwinding is
-///   caught.
-/// - F.3: permissions are checked, names are valid, and the kind of file fits the call: `rmdir`
-///   gets a directory, `read` a regular file.
-/// - F.4: `forget` is called once each time an inode enters the cache, after its last use. An inode
-///   enters the cache when `root`, `lookup`, `make`, `link` or `by_number` returns it and the cache
-///   does not have it. It may also enter when `readdir` reports it with attributes. An inode
-///   without links stays usable until `forget`. Two generations of one number are two inodes; each
-///   is forgotten, in any order.
+/// - F.1: two calls for the same name in the same directory never overlap, lookups included. Calls
+///   for different names may overlap.
+/// - F.2: during a call, the caller holds only in-lookup and attribute locks of the names and
+///   inodes that the call is about, and path locks (F.6). So a slow call delays only operations
+///   that need its answer. A panic in a call reaches the caller, and waiting threads go on. A panic
+///   in a `forget` during unwinding is caught.
+/// - F.3: permissions are checked, names are valid, and the kind of file fits the call. For
+///   example, `read` gets a regular file.
+/// - F.4: each time an inode enters the cache, `forget` is called once, after the last use of the
+///   inode. An inode enters the cache when `root`, `lookup`, `make`, `link` or `by_number` returns
+///   it and the cache does not have it. It may also enter when `readdir` reports it with
+///   attributes. An inode without links stays usable until `forget`. Two generations of one number
+///   are two inodes. Each of them is forgotten, in any order.
 /// - F.5: calls of `setattr` and `set_acl` for one inode do not overlap.
-/// - F.6: a path from [`Node::path`] stays valid until the call returns. Meanwhile the back end
-///   gets no rename or removal of that file or of a directory above it. If such a call runs, `path`
-///   waits for it. Renames elsewhere are not delayed (trap X1).
+/// - F.6: a path from [`Node::path`] stays valid until the call returns. Until then, the back end
+///   gets no rename or removal of that file or of a directory above it. If such a rename or removal
+///   is already in progress, `path` waits for it. Renames of other files are not delayed (trap X1).
 ///
 /// # What a back end must do
-/// - It never reuses a pair (`ino`, `generation`) for another file within the mount. Otherwise a
-///   stale handle would reach the other file (trap P11). A back end without inode numbers reports
-///   0, for all of its files. Then the cache numbers the files, and no file has two names.
+/// - It never reuses a pair of `ino` and `generation` for another file within the mount. Otherwise
+///   an old file handle would lead to the new file (trap P11). A back end without inode numbers
+///   reports 0 for all of its files. Then the cache numbers the files, and no file may have two
+///   names.
 /// - A call that fails changes nothing.
-/// - If `readdir` reports attributes, the inode is usable without a `lookup`. The cache may drop
-///   the report without a `forget`. So a back end that keeps state per looked-up inode reports
-///   none.
+/// - If `readdir` reports an entry with attributes, later calls may use its inode without a
+///   `lookup`. The cache may also ignore the reported attributes, without a `forget`. So a back end
+///   that keeps state per looked-up inode reports no attributes.
 /// - During a call, the back end must not call the `Vfs` for the names of that call, nor change the
-///   attributes of its inode. Between [`Node::path`] and the end of the call it must not call the
-///   `Vfs` at all.
+///   attributes of its inode through the `Vfs`. Between [`Node::path`] and the end of the call it
+///   must not call the `Vfs` at all.
 ///
 /// # Errors
-/// Any method may return `EIO` if the storage fails, and `ESTALE` for an inode that is gone. A back
-/// end by path may return the `ENOENT` that it gets for the path of such an inode. The caller turns
-/// it into `ESTALE`. Each method names only the errors that the caller cannot detect itself.
+/// Any method may return `EIO` if the storage fails, and `ESTALE` for an inode that does not exist
+/// any more. A back end by path gets `ENOENT` for the path of such an inode. It may return that
+/// error, and the caller turns it into `ESTALE`. Each method lists only the errors that the caller
+/// cannot detect itself.
 ///
 /// # Examples
 /// A server or a test calls a back end through the trait:
@@ -399,7 +410,8 @@ impl Opened {
 /// # Ok::<(), corewalk::Errno>(())
 /// ```
 ///
-/// A back end that is read-only implements six methods. The changes are `EROFS` by default:
+/// A read-only back end implements six methods. The methods that make changes return `EROFS` by
+/// default:
 /// ```
 /// use corewalk::{Attr, Cred, DirEntry, DirSink, Errno, FileSystem, Make, Name, Node};
 /// use corewalk::{Removal, RenameMode, SetAttr, StatFs, Vfs, VfsOptions};
@@ -461,7 +473,8 @@ impl Opened {
 /// ```
 #[allow(unused_variables)]
 pub trait FileSystem: Send + Sync + 'static {
-    /// Returns how the back end identifies files. Called once, when the file system is mounted.
+    /// Returns how the back end identifies files. The method is called once, when the file system
+    /// is mounted.
     fn addressing(&self) -> Addressing {
         Addressing::Number
     }
@@ -469,24 +482,25 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Returns the attributes of the root directory.
     fn root(&self) -> Result<Attr, Errno>;
 
-    /// Looks up `name` in `dir`. `ENOENT` if there is no such name.
+    /// Looks up `name` in the directory `dir`, and returns the attributes of the file. `ENOENT` if
+    /// there is no such name.
     fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno>;
 
-    /// Returns the attributes of the inode with this number, for a client with a file handle. The
-    /// cache may have no name of the inode. `ESTALE` if there is no such inode, or it has no name
-    /// any more.
+    /// Returns the attributes of the inode with the number `ino`, for a client with a file handle.
+    /// The cache may know no name of this inode. `ESTALE` if the inode does not exist, or has no
+    /// name any more.
     ///
-    /// If `generation` is given, the inode must have it. FUSE gives none: the back end returns the
-    /// current inode of the number, and the kernel compares the generation. A back end that
-    /// implements this method gets calls for [nodes](Node) without a path, and must also implement
-    /// [`FileSystem::parent`].
+    /// If `generation` is given, the inode must have this generation. For a FUSE client it is None:
+    /// the back end returns the current inode with this number, and the kernel compares the
+    /// generation. If a back end implements this method, its other methods may get [nodes](Node)
+    /// without a path. Such a back end must also implement [`FileSystem::parent`].
     #[doc(alias = "fh_to_dentry")]
     fn by_number(&self, ino: u64, generation: Option<u64>) -> Result<Attr, Errno> {
         Err(Errno::STALE)
     }
 
-    /// Returns the inode number of the parent of directory `dir`. The parent of the root is the
-    /// root. Called only for inodes from [`FileSystem::by_number`]. `ESTALE` for a removed
+    /// Returns the inode number of the parent of the directory `dir`. The parent of the root is the
+    /// root itself. Called only for inodes from [`FileSystem::by_number`]. `ESTALE` for a removed
     /// directory.
     #[doc(alias = "get_parent")]
     fn parent(&self, dir: Node<'_>) -> Result<u64, Errno> {
@@ -496,32 +510,34 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Returns the attributes of `node`. The caller ignores their generation.
     fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno>;
 
-    /// Changes attributes, all or none, and returns the new ones. A new mode also changes an access
-    /// ACL, as chmod(2) does. A new size may fail with `EFBIG` or `ENOSPC`.
+    /// Makes all changes of attributes in `set`, or none of them, and returns the new attributes. A
+    /// new mode also changes an access ACL, as chmod(2) does. A new size may fail with `EFBIG` or
+    /// `ENOSPC`.
     fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
         Err(Errno::ROFS)
     }
 
-    /// Makes a new file of any kind. Fails with `EEXIST` or `ENOSPC`, or with `ENOENT` if `dir` was
-    /// removed.
+    /// Makes a new file of any kind. May fail with `EEXIST` or `ENOSPC`, or with `ENOENT` if `dir`
+    /// was removed.
     fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
         Err(Errno::ROFS)
     }
 
-    /// Removes the name of `node`. `ENOTEMPTY` for a directory that is not empty. No file can be
-    /// made in a removed directory.
+    /// Removes the name `name` of `node` in `dir`. `ENOTEMPTY` for a directory that is not empty.
+    /// After a directory is removed, no file can be made in it.
     fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno> {
         Err(Errno::ROFS)
     }
 
-    /// Renames `from` to `to` in the way that `mode` names. The caller has excluded loops, also
-    /// with concurrent renames, and has checked kinds, `.` and `..`. `ENOTEMPTY` for a target
-    /// directory that is not empty.
+    /// Renames `from` to `to`. `mode` tells how to treat an existing target. The caller has already
+    /// checked that the rename makes no loop of directories, that the kinds of files fit, and that
+    /// no name is `.` or `..`. `ENOTEMPTY` for a target directory that is not empty.
     ///
-    /// The caller also tries [`RenameMode::NoReplace`] first for a plain rename, if the cache does
-    /// not know whether `to` exists. If that call fails with `EEXIST`, the caller looks `to` up and
-    /// calls again. It does the same on `EINVAL` or `ENOSYS`, the errors of a back end without this
-    /// mode.
+    /// For a rename with [`RenameMode::Replace`], the caller may not know from the cache whether
+    /// `to` exists. Then it calls `rename` with [`RenameMode::NoReplace`] first. If that call fails
+    /// with `EEXIST`, the caller looks `to` up and calls `rename` with [`RenameMode::Replace`]. It
+    /// does the same after `EINVAL` or `ENOSYS`, which a back end without [`RenameMode::NoReplace`]
+    /// returns.
     fn rename(
         &self,
         from: (Node<'_>, Name<'_>),
@@ -531,40 +547,43 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::ROFS)
     }
 
-    /// Reports the entries of `dir` behind `cookie` in a fixed order, until the end or until `sink`
-    /// breaks. Cookie 0 is the start. An entry that exists during a whole listing, from cookie 0 to
-    /// the end, is reported exactly once, however other entries change.
+    /// Reports the entries of `dir` after the position `cookie` to `sink`, in a fixed order. Stops
+    /// at the end, or when `sink` returns `Break`. Cookie 0 is the start. An entry that exists
+    /// during a whole listing, from cookie 0 to the end, is reported exactly once, however other
+    /// entries change.
     ///
-    /// The back end may return after any entry, for example at the end of a page of its storage.
-    /// The caller then calls again with the last cookie. A call that reports no entry means the end
-    /// of the directory.
+    /// `readdir` may return after any entry, for example at the end of a block of the back end's
+    /// storage. The caller then calls `readdir` again with the cookie of the last entry. If a call
+    /// reports no entry, the listing is complete.
     fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno>;
 
-    /// Reads at `offset` into `buf` and returns the number of bytes. The number is smaller than the
-    /// length of `buf` only at the end of the file, or if the file is open with
+    /// Reads at `offset` into `buf` and returns the number of bytes read. The back end fills `buf`
+    /// completely, except at the end of the file or if the file is open with
     /// [`OpenFlags::DIRECT_IO`].
     fn read(&self, node: Node<'_>, offset: u64, buf: &mut [u8]) -> Result<usize, Errno>;
 
-    /// Writes `bytes` at `offset` and returns the number of bytes. May fail with `ENOSPC` or
-    /// `EFBIG`.
+    /// Writes `bytes` at `offset` and returns the number of bytes written. May fail with `ENOSPC`
+    /// or `EFBIG`.
     fn write(&self, node: Node<'_>, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
         Err(Errno::ROFS)
     }
 
-    /// Writes `bytes` at the current end of the file (`O_APPEND`) and returns the number of bytes.
-    /// `end` is the end that the client knows. May fail with `ENOSPC` or `EFBIG`.
+    /// Writes `bytes` at the current end of the file (`O_APPEND`) and returns the number of bytes
+    /// written. `end` is the end of the file as far as the client knows. May fail with `ENOSPC` or
+    /// `EFBIG`.
     ///
-    /// Appending is a property of the call, not of the open file: fcntl(2) can change it, and the
-    /// client's writeback through the same handle has its own offsets. A server calls this method
-    /// only if other programs may change the files too. The default writes at `end`. The default is
-    /// right if only the client changes the file, because the client serializes its appends. A back
-    /// end whose files others change must find the end and write there in one step.
+    /// A server calls this method only if other programs may change the files too. The default
+    /// writes at `end`, which is right if only this client changes the file, because the client
+    /// serializes its appends. A back end whose files others change must find the end and write
+    /// there in one step. Appending is a property of the call and not of the open file. fcntl(2)
+    /// can change `O_APPEND` of an open file, and the client's writeback through the same handle
+    /// has its own offsets.
     fn append(&self, node: Node<'_>, end: u64, bytes: &[u8]) -> Result<usize, Errno> {
         self.write(node, end, bytes)
     }
 
-    /// Adds the name `name` in `dir` for `node` and returns its attributes. May fail with `EMLINK`
-    /// or `EEXIST`.
+    /// Adds the name `name` in `dir` for the file `node`, and returns the attributes of the file.
+    /// May fail with `EMLINK` or `EEXIST`.
     fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
         Err(Errno::PERM)
     }
@@ -574,35 +593,36 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::INVAL)
     }
 
-    /// Makes a regular file without a name (`O_TMPFILE`). `link` can give it one.
+    /// Makes a regular file without a name (`O_TMPFILE`). A later call of `link` can give the file
+    /// a name.
     fn tmpfile(&self, dir: Node<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
         Err(Errno::OPNOTSUPP)
     }
 
     /// Opens a file. `flags` are those of open(2) without the creation flags. A back end that
-    /// answers with [`OpenFlags`] also implements [`FileSystem::has_open_state`].
+    /// returns [`OpenFlags`] must also implement [`FileSystem::has_open_state`].
     fn open(&self, node: Node<'_>, flags: u32) -> Result<Opened, Errno> {
         Ok(Opened::default())
     }
 
-    /// Returns true if the back end keeps state per open file. If false, a server may skip `open`
-    /// and `release`, unless [`FileSystem::addressing`] is [`Addressing::PathOnly`]. With that
-    /// addressing the namespace must know which files are open.
+    /// Returns true if the back end keeps state per open file. If it does not, a server may skip
+    /// `open` and `release`. A server never skips them for a back end with
+    /// [`Addressing::PathOnly`], because then the namespace must know which files are open.
     fn has_open_state(&self) -> bool {
         false
     }
 
-    /// Tells the back end that a client closes a descriptor of an open file. close(2) fails with
-    /// the error of this method. One open file has several descriptors after dup(2) or fork(2), so
-    /// there may be several calls. `ENOSYS`, the default, means that the back end needs no such
-    /// call for any file. Then a server need not make these calls.
+    /// Called when a client closes a descriptor of an open file. An error of this method becomes
+    /// the error of close(2). After dup(2) or fork(2) an open file has several descriptors, so this
+    /// method may be called several times for it. The default is `ENOSYS`: the back end needs no
+    /// such call for any file, and a server may skip these calls.
     fn flush(&self, node: Node<'_>) -> Result<(), Errno> {
         Err(Errno::NOSYS)
     }
 
-    /// Opens a directory for a listing, for back ends that keep state per listing. `readdir`,
-    /// `fsync` and `releasedir` get the handle in [`Node::handle`]. A server may skip this call
-    /// under the conditions of [`FileSystem::has_open_state`].
+    /// Opens a directory for a listing. A back end that keeps state per listing implements this
+    /// method. `readdir`, `fsync` and `releasedir` get the returned handle in [`Node::handle`]. A
+    /// server may skip this call under the conditions of [`FileSystem::has_open_state`].
     fn opendir(&self, dir: Node<'_>) -> Result<Opened, Errno> {
         Ok(Opened::default())
     }
@@ -613,9 +633,10 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Closes a handle of `open`.
     fn release(&self, node: Node<'_>) {}
 
-    /// Returns true if calls may wait long, for example for another machine. A server then lets any
-    /// idle thread take the next request. If false, a server may bind the requests of a processor
-    /// to one thread, which is faster. `fsync` does not count ([`FileSystem::fsync_waits`]).
+    /// Returns true if calls of the back end may wait long, for example for another machine. A
+    /// server then lets any idle thread take the next request. If this method returns false, a
+    /// server may bind the requests of a processor to one thread, which is faster. Waiting in
+    /// `fsync` does not count here, but in [`FileSystem::fsync_waits`].
     fn waits(&self) -> bool {
         true
     }
@@ -646,8 +667,9 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Copies up to `len` bytes from one file to another, and returns the number of copied bytes.
-    /// Each file comes with its offset. The ranges do not overlap. For `EOPNOTSUPP`, the default,
-    /// and for `EXDEV` a server reads and writes.
+    /// Each file is given with the offset of its range, and the two ranges do not overlap. If this
+    /// method returns `EOPNOTSUPP`, the default, or `EXDEV`, a server copies with `read` and
+    /// `write`.
     fn copy_file_range(
         &self,
         from: (Node<'_>, u64),
@@ -657,7 +679,8 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Returns the offset of the next data or hole at or behind `offset`. `ENXIO` behind the end.
+    /// Returns the offset of the first data or hole at `offset` or after it. `ENXIO` if `offset` is
+    /// behind the end of the file.
     fn seek(&self, node: Node<'_>, offset: u64, what: Seek) -> Result<u64, Errno> {
         let size = self.getattr(node)?.size;
         match what {
@@ -667,7 +690,7 @@ pub trait FileSystem: Send + Sync + 'static {
         }
     }
 
-    /// Returns the value of an extended attribute. `ENODATA` if there is none.
+    /// Returns the value of an extended attribute. `ENODATA` if the file has no such attribute.
     fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
         Err(Errno::OPNOTSUPP)
     }
@@ -693,14 +716,15 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Returns the access or default ACL of `node`, or None if the mode expresses it. The caller
-    /// reads the `system.posix_acl_*` attributes with this method.
+    /// Returns the access ACL or the default ACL of `node`. None if there is no such ACL, or if the
+    /// mode alone expresses it. The caller uses this method to answer reads of the
+    /// `system.posix_acl_*` attributes.
     fn get_acl(&self, node: Node<'_>, kind: AclKind) -> Result<Option<Acl>, Errno> {
         Ok(None)
     }
 
-    /// Sets an ACL, or removes it with None. An access ACL comes with the mode that it implies. The
-    /// back end changes the ACL and the mode in one step.
+    /// Sets an ACL of a file. If `acl` is None, removes the ACL. With an access ACL, `mode` is the
+    /// mode that the ACL implies. The back end changes the ACL and the mode in one step.
     fn set_acl(
         &self,
         node: Node<'_>,
@@ -711,12 +735,13 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Tells the back end that the cache has dropped an inode. This happens once for each time that
-    /// the inode entered the cache (F.4).
+    /// Called when the cache has dropped an inode. This happens once for each time that the inode
+    /// entered the cache (F.4).
     fn forget(&self, ino: u64, generation: u64) {}
 
-    /// Does deferred work. A server calls it about once per second, from a thread that serves no
-    /// requests. A server may leave these calls out, so only the memory use may depend on them.
+    /// Does deferred work of the back end. A server calls this method about once per second, from a
+    /// thread that serves no requests. A server need not call it at all. So a back end must also
+    /// work without the calls, but may use more memory then.
     fn maintain(&self) {}
 
     /// Calls `sink` with each counter of the back end: its name and its value.

@@ -1,24 +1,25 @@
 //! Keyed hashes of names and inode numbers.
 //!
-//! Every [`HashKeys`] has a random seed, so a client that chooses names cannot choose buckets (trap
-//! T54). A fixed seed makes runs repeatable. A name alone is hashed to two words ([`NameHash`]).
-//! One multiplication then mixes these words with the number of the directory. So a walk hashes
-//! each component before it knows the directory. The processor overlaps this hash with the lookup
-//! of the directory.
+//! Every [`HashKeys`] has a random seed, so a client that chooses names cannot choose hash buckets
+//! (trap T54). With a fixed seed, runs are repeatable. The hash of a name alone has two words
+//! ([`NameHash`]). One multiplication then mixes these words with the number of the directory. So a
+//! walk can hash a component before it knows the component's directory, and the processor overlaps
+//! the hash with the lookup of that directory.
 //!
-//! The mixing follows the folded multiply of wyhash and foldhash. The hash takes the words by which
-//! names are compared, and each factor contains a secret. foldhash 0.2 multiplies the words of a
-//! long input with a public constant, so an attacker can construct names that collide under every
-//! key.
+//! The mixing follows the folded multiply of wyhash and foldhash. Its input is the words of a name,
+//! in the same form in which dentries store them. Each factor of a product contains a secret.
+//! foldhash 0.2, in contrast, multiplies the words of a long input by a public constant. So an
+//! attacker can construct names that collide under every seed.
 //!
-//! The tables index with 32 bits. A collision costs one comparison with a dentry of another name.
+//! The hash tables use 32 bits of the hash. If two names collide, a lookup compares one more
+//! dentry.
 
 use std::hash::BuildHasher;
 
 use crate::name::name_word;
 
-/// Number of words at the beginning of a name that [`HashKeys::short_name`] hashes. A name with
-/// more words is hashed in further steps.
+/// [`HashKeys::short_name`] hashes this number of words at the beginning of a name. If the name has
+/// more words, further steps hash them.
 pub(crate) const SHORT_WORDS: usize = 3;
 
 /// The secrets of the hashes of one namespace.
@@ -29,7 +30,8 @@ pub(crate) struct HashKeys {
     inodes: u64,
 }
 
-/// The hash of a name, without its directory. Both words contain a secret.
+/// The hash of a name without its directory. It has two words, and a secret of the [`HashKeys`] is
+/// mixed into each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NameHash {
     first: u64,
@@ -50,8 +52,9 @@ impl HashKeys {
         }
     }
 
-    /// Returns the hash of the name alone. `words` are the first words of the name. If the name has
-    /// at most [`SHORT_WORDS`] words, the later ones of `words` have no effect on the hash.
+    /// Returns the hash of a name, without its directory. `words` are the first words of the name.
+    /// If the name has at most [`SHORT_WORDS`] words, only the first [`SHORT_WORDS`] elements of
+    /// `words` affect the hash.
     #[inline(always)]
     pub(crate) fn name<const N: usize>(&self, name: &[u8], words: &[u64; N]) -> NameHash {
         let [.., k2, k3, _, _] = self.names;
@@ -61,28 +64,30 @@ impl HashKeys {
             Some(word) => fold(word ^ k2, words[N - 1] ^ k3),
             None => 0,
         };
-        // The compiler turns this `if` into a select instruction. The processor would often
-        // mispredict a branch on the length.
+        // The compiler turns this `if` into a select instruction. A branch on the length would
+        // often be mispredicted.
         let more = if name.len() > 8 * SHORT_WORDS { more } else { 0 };
         let hash = NameHash { second: short.second ^ more, ..short };
         if name.len() > 8 * N { self.rest::<N>(hash, name) } else { hash }
     }
 
-    /// Returns the hash of a name of `len` bytes, as [`HashKeys::name`] does. The name has at most
-    /// [`SHORT_WORDS`] words.
+    /// Returns the same hash of a name as [`HashKeys::name`], for a name of at most [`SHORT_WORDS`]
+    /// words. `len` is the length of the name in bytes.
     #[inline(always)]
     pub(crate) fn short_name(&self, len: usize, words: [u64; SHORT_WORDS]) -> NameHash {
         let [k0, k1, _, _, k4, k5] = self.names;
         let first = fold(words[0] ^ k0, words[1] ^ k1);
-        // `NameHash::child` adds the number of the directory, which is often small. Multiply the
-        // length by a secret factor, so that the number and the length do not cancel out.
+        // `NameHash::child` adds the number of the directory, which is often a small number like
+        // the length. Multiply the length by a secret, so that the two numbers cannot cancel each
+        // other out.
         let first = first.wrapping_add((len as u64).wrapping_mul(k4));
         NameHash { first, second: words[2] ^ k5 }
     }
 
-    /// Returns the hash of a long name. `start` is the hash of its length and its first words.
-    /// Nearly all long names have at most four more words. These are hashed without a branch on the
-    /// length. Both factors of each product contain a secret, so no client can make a factor 0.
+    /// Returns the hash of a long name. `start` is the hash of its length and its first words. The
+    /// next four words, which suffice for nearly all long names, are hashed without a branch on the
+    /// length. The hash consists of products. Both factors of each product contain a secret, so a
+    /// client cannot choose a name that makes a factor 0.
     #[inline(never)]
     fn rest<const N: usize>(&self, start: NameHash, name: &[u8]) -> NameHash {
         let mut hash = self.four(start.first, name, 8 * N);
@@ -109,7 +114,8 @@ impl HashKeys {
 }
 
 impl NameHash {
-    /// Returns the hash of the name in the directory with the number `id`.
+    /// Returns the hash of the name in one directory: the hash of the name alone, mixed with `id`,
+    /// the number of the directory.
     #[inline(always)]
     pub(crate) fn child(self, id: u64) -> u64 {
         fold(id.wrapping_add(self.first), self.second)

@@ -1,29 +1,33 @@
-//! The inode cache: the permissions of an inode for the walk, and its reference count.
+//! The inode cache. For each inode it holds the permissions, which path walks check, and the
+//! reference count.
 //!
-//! Analogous to Linux's `struct inode`. An inode has two records on different cache lines. A walk
-//! reads the permission record: mode, owner, ACL flag, dentries. Changes of attributes and of names
-//! write that record. Taking and dropping a reference writes the reference record: count and
-//! number. So taking a reference does not disturb a walk. The reference record is small, so many of
-//! them fit the processor's caches.
+//! Analogous to Linux's `struct inode`. An inode has two records on different cache lines. Path
+//! walks read the permission record: mode, owner, ACL flag, and the inode's dentries. Only changes
+//! of attributes and of names write it. Taking and dropping a reference writes the reference
+//! record: reference count and inode number. So taking a reference does not disturb path walks. The
+//! reference record is small, so that many of them fit the processor's caches.
 //!
-//! Inodes have no slots of their own: each takes the inode half of a slot of the dentries.
+//! Inodes have no slots of their own. Each slot has two halves: one for a dentry, and one for an
+//! inode (module `dentry`). The two records of an inode belong to the second half.
 //!
-//! The back end owns the attributes, and the permission record is a copy of them. A change of
-//! attributes marks the record unknown before it calls the back end. A thread that finds the record
-//! unknown takes a ticket (the version of the record) and asks the back end. It installs the answer
-//! only if no change has begun since it took the ticket, and none still runs.
+//! The back end owns the attributes, and the permission record is a copy of them. A thread that
+//! changes attributes marks the record as unknown before it calls the back end. A thread that finds
+//! the record unknown takes a ticket (the record's version), asks the back end for the attributes,
+//! and stores them in the record. It stores them only if no change has begun since it took the
+//! ticket, and none is in progress.
 //!
 //! # Invariants
-//! - I.1: among live inodes, an inode number of a superblock is in the table at most once.
-//! - I.2: the reference count is at least the number of dentries that refer to the inode.
+//! - I.1: the table lists at most one live inode for each inode number of a superblock.
+//! - I.2: the reference count of an inode is at least the number of dentries that refer to it.
 //! - I.3: a reader that takes a reference through a dentry validates the dentry afterwards. A
-//!   reader that takes one through the table checks the number afterwards.
+//!   reader that takes one through the table checks the inode number afterwards.
 //!
 //! # Locks
-//! The lock of an inode (in its lockref) protects the alias chain and the writes to the permission
-//! record. It is taken inside a dentry's lock, never around one. The list of stale generations
-//! (inodes whose number another inode has now) is locked inside a stripe of the table, and around
-//! an inode's lock.
+//! The lock of an inode (in its lockref) protects the chain of its dentries and all writes to its
+//! permission record. A thread that needs both a dentry's lock and an inode's lock takes the
+//! dentry's lock first. The list of stale generations (inodes whose number another inode has now)
+//! has a mutex. A thread that takes this mutex may hold the lock of a stripe of the inode table,
+//! but no inode's lock.
 //!
 //! Source: Linux `struct inode`, `iget5_locked`; trap T16 (state and pointer in one word).
 
@@ -48,8 +52,8 @@ const PERM_WORDS: usize = 4;
 /// Words of the two records.
 pub(crate) const WORDS: usize = REF_WORDS + PERM_WORDS;
 
-/// The mode word of the permission record: `version << 17 | acl << 16 | mode`. The version is odd
-/// while the attributes are unknown.
+/// The first word of the permission record: `version << 17 | acl << 16 | mode`. While the
+/// attributes are unknown, the version is odd.
 const MODE_MASK: u64 = 0xffff;
 const HAS_ACL: u64 = 1 << 16;
 const VERSION_SHIFT: u32 = 17;
@@ -58,7 +62,7 @@ const MODE: usize = 0;
 const OWNER: usize = 1;
 
 /// The state word of the permission record: `alias << 32 | superblock << 16 | referenced << 15 |
-/// changes`. `changes` is the number of running attribute changes.
+/// changes`. `changes` is the number of attribute changes in progress.
 const STATE: usize = 2;
 const CHANGES_MASK: u64 = 0x7fff;
 const REFERENCED: u64 = 1 << 15;
@@ -86,20 +90,22 @@ impl Perm {
 
 /// The inodes of one namespace. Analogous to Linux's `inode_hashtable`.
 pub(crate) struct Inodes {
-    /// Reference records. An inode number changes only in a slot that no other thread uses.
+    /// For each inode, its lockref (lock and reference count) and its inode number. The number
+    /// changes only while no other thread uses the slot.
     refs: SlotArena<REF_WORDS>,
-    /// Permission records, with the head of the alias chain. Written under the lock of the inode's
-    /// lockref.
+    /// For each inode, a record of its permissions, its generation and the slot of its first
+    /// dentry. Written under the inode's lock.
     perm: SlotArena<PERM_WORDS>,
     table: Table<OfInode>,
     keys: HashKeys,
     stale_generations: StaleGenerations,
     count: ShardedCounter,
-    /// The number of attribute changes that have begun, plus the number of those that have ended.
-    /// If it changes during a fill, the fill does not trust the attributes in its answer.
+    /// A count that each attribute change increments twice, when it begins and when it ends. If the
+    /// count changes while the back end's answer to a lookup is being cached, the attributes in the
+    /// back end's answer may be too old, and are not stored.
     changes: ShardedCounter,
-    /// A thread holds this mutex while it clears the number of a dead inode. Then the thread
-    /// notifies the condition variable `gone`.
+    /// The mutex of the condition variable `gone`. A thread that frees a dead inode holds this
+    /// mutex while it clears the inode's number.
     dying: Mutex<()>,
     /// Waited on under `dying`.
     gone: Condvar,
@@ -109,13 +115,13 @@ pub(crate) struct Inodes {
 pub(crate) struct Entered {
     /// The inode, with a reference for the caller.
     pub(crate) slot: InodeSlot,
-    /// The older inode with the same number and another generation, if `slot` has replaced it in
-    /// the table. The caller gets a reference on it.
+    /// The inode that the inode in `slot` has replaced in the table, if there was one. It has the
+    /// same number and another generation. The caller gets a reference on it.
     pub(crate) stale_generation: Option<InodeSlot>,
 }
 
-/// The version of the permission record at which an attribute change, or a question to the back
-/// end, began.
+/// The version of the permission record when an attribute change began, or when a thread began to
+/// ask the back end for the attributes.
 #[must_use]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket(u64);
@@ -161,14 +167,16 @@ impl Inodes {
     /// Returns the inode number of the back end.
     #[inline]
     pub(crate) fn ino(&self, slot: InodeSlot) -> u64 {
-        // ORDERING: Relaxed. The number is fixed if the caller holds a reference. Otherwise the
-        // caller validates the dentry that led to the inode.
+        // ORDERING: Relaxed. If the caller holds a reference on the inode, the inode number cannot
+        // change. If the caller holds none, it validates the dentry that led to the inode. The
+        // validation fails if the slot has another inode now.
         self.ref_words(slot)[1].load(Ordering::Relaxed)
     }
 
     pub(crate) fn generation(&self, slot: InodeSlot) -> u64 {
-        // ORDERING: Relaxed. The generation is fixed if the caller holds a reference. Otherwise the
-        // caller validates the dentry that led to the inode.
+        // ORDERING: Relaxed. If the caller holds a reference on the inode, the inode's generation
+        // cannot change. If the caller holds none, it validates the dentry that led to the inode.
+        // The validation fails if the slot has another inode now.
         self.perm_words(slot)[GENERATION].load(Ordering::Relaxed)
     }
 
@@ -177,11 +185,12 @@ impl Inodes {
         (self.perm_words(slot)[STATE].load(Ordering::Relaxed) >> 16) as u32 & 0xffff
     }
 
-    /// Returns the slot of a dentry of the inode. The slot is none if the inode has no dentry.
+    /// Returns the slot of the inode's first alias, that is, of one of its dentries. The slot is
+    /// none if the inode has no dentry.
     #[inline]
     pub(crate) fn alias(&self, slot: InodeSlot) -> DentrySlot {
-        // ORDERING(alias): Acquire. Pairs with the store in `set_alias`. The dentry was filled
-        // before it became an alias, so a reader that sees the alias sees the filled dentry.
+        // ORDERING(alias): Acquire. Pairs with the store in `set_alias`. A dentry is filled before
+        // it becomes an alias. So a reader that loads the alias also sees the filled dentry.
         DentrySlot::new((self.perm_words(slot)[STATE].load(Ordering::Acquire) >> 32) as u32)
     }
 
@@ -204,15 +213,17 @@ impl Inodes {
             && word.fetch_and(!REFERENCED, Ordering::Relaxed) & REFERENCED != 0
     }
 
-    /// Makes the permissions unknown, because another program may have changed them in the back
-    /// end.
+    /// Marks the permissions of an inode as unknown, because another program may have changed them
+    /// in the back end.
     pub(crate) fn invalidate(&self, slot: InodeSlot) {
         let ticket = self.begin_change(slot);
         self.end_change(slot, ticket, None);
     }
 
-    /// If the cache has the inode with this number, returns its slot with a reference. If the slot
-    /// was reused before the reference was taken, `stray` gets the slot and drops that reference.
+    /// Looks an inode up by its number, and returns its slot with a reference. Returns None if the
+    /// inode is not cached. If the slot is reused just before the reference is taken, the reference
+    /// is on a wrong inode. Then `stray` is called with the slot, to drop that reference, and the
+    /// lookup is repeated.
     pub(crate) fn get(
         &self,
         superblock: u32,
@@ -224,13 +235,13 @@ impl Inodes {
             if !self.is(slot, superblock, ino) || !self.lockref(slot).get_not_dead() {
                 return None;
             }
-            // Another inode may have taken the slot before this thread took the reference (trap
-            // T55).
+            // Check the inode number again under the reference. The slot may have been reused
+            // before the reference was taken (trap T55).
             Some(if self.is(slot, superblock, ino) { Ok(slot) } else { Err(slot) })
         };
         loop {
-            // A miss without a lock proves nothing (T.1 of `table`). So repeat the lookup under the
-            // stripe's lock.
+            // A lookup without a lock may miss an entry (T.1 of `table`). So after a miss repeat
+            // the lookup under the lock of the hash table's stripe.
             let found =
                 self.table.find(hash, probe).or_else(|| self.table.lock(hash).find(probe))?;
             match found {
@@ -240,9 +251,10 @@ impl Inodes {
         }
     }
 
-    /// Returns the slots of the inodes with this number and a stale generation, with a reference on
-    /// each. The caller calls [`Inodes::get`] first. Otherwise it could miss an inode that moves
-    /// from the table to the list of stale generations in between.
+    /// Returns the inodes with the number `ino` that other inodes have replaced in the table, with
+    /// a reference on each. The caller first calls [`Inodes::get`], which searches the table. In
+    /// the other order it could miss an inode that moves from the table to the list of stale
+    /// generations between the two calls.
     #[inline]
     pub(crate) fn stale_generations(&self, superblock: u32, ino: u64) -> Vec<InodeSlot> {
         self.stale_generations.get(superblock, ino, |slot| self.lockref(slot).get_not_dead())
@@ -253,10 +265,10 @@ impl Inodes {
         self.stale_generations.alone(work)
     }
 
-    /// Returns the slot of the inode with this number, without a reference. After reading through
-    /// the slot, the caller checks with [`Inodes::is`] that the slot still has that inode. `before`
-    /// is called with each slot that may match, before it is read. None does not prove that the
-    /// cache lacks the inode.
+    /// Returns the slot of the inode with the number `ino`, without a reference. When the caller
+    /// has read what it needs through the slot, it checks with [`Inodes::is`] that the slot still
+    /// holds that inode. `before` is called with the slot of each candidate before the candidate is
+    /// read. None does not prove that the inode is not cached.
     #[inline]
     pub(crate) fn peek(
         &self,
@@ -277,10 +289,12 @@ impl Inodes {
         !slot.is_none() && self.ino(slot) == ino && self.superblock(slot) == superblock
     }
 
-    /// Returns the inode that `attr` describes, with a reference for the caller. If the inode is
-    /// new, enters it, in the slot of the dentry `beside` if possible. `beside` may be none.
-    /// Otherwise the caller holds a reference on that dentry. `changes_before` is
-    /// [`Inodes::changes`] from before the back end was asked. Returns None if no slot is left.
+    /// Returns the inode that `attr` describes, with a reference for the caller. If the cache does
+    /// not have the inode, adds it, if possible in the slot of the dentry `beside`. `beside` is
+    /// none, or a dentry on which the caller holds a reference. `changes_before` is the value that
+    /// [`Inodes::changes`] had before the back end was asked. If it has another value now, `attr`
+    /// may be out of date, and the permissions of a new inode count as unknown. Returns None if no
+    /// slot is left.
     pub(crate) fn get_or_insert(
         &self,
         dentries: &Dentries,
@@ -291,8 +305,8 @@ impl Inodes {
         changes_before: i64,
     ) -> Option<Entered> {
         let (hash, group) = (self.keys.inode(superblock, attr.ino) as u32, group_of(attr.kind()));
-        // An entry leaves the table before its slot is freed. So a slot that is found under the
-        // stripe's lock keeps its inode as long as the lock is held.
+        // A dead inode leaves the table before its slot is freed. So an inode that is found under
+        // the stripe's lock keeps its slot until that lock is released.
         let (mut stripe, slot, stale_generation) = loop {
             let stripe = self.table.lock(hash);
             let found = stripe.find(|slot| self.is(slot, superblock, attr.ino).then_some(slot));
@@ -326,7 +340,8 @@ impl Inodes {
         Some(Entered { slot, stale_generation })
     }
 
-    /// Fills a slot that no other thread can find, with one reference for the caller.
+    /// Initializes an inode in a slot that no other thread can find yet. The inode starts with one
+    /// reference, which belongs to the caller.
     fn begin_life(&self, superblock: u32, slot: InodeSlot, attr: &Attr, perm: Perm, known: bool) {
         self.count.add(1);
         self.refs.extend_to(slot.get());
@@ -334,9 +349,10 @@ impl Inodes {
         let mut guard = self.lockref(slot).lock();
         guard.revive();
         guard.add(1);
-        // ORDERING: Release fence. The former content of a dentry may have referred to this slot. A
-        // reader that finds the new number through that content also sees that the dentry's
-        // sequence has changed. Pairs with the Acquire fence in `SeqCount::read_retry`.
+        // ORDERING: Release fence. Pairs with the Acquire fence in `SeqCount::read_retry`. A reader
+        // may have found this slot in a dentry that has changed since. If the reader sees the new
+        // inode number, which is stored below, its validation also sees that the dentry's sequence
+        // has changed.
         fence(Ordering::Release);
         // ORDERING: Relaxed. Published by the table entry.
         self.ref_words(slot)[1].store(attr.ino, Ordering::Relaxed);
@@ -348,8 +364,8 @@ impl Inodes {
         self.store_perm(slot, perm, known);
     }
 
-    /// Drops `n` references. Returns true if they were the last. The inode is then dead, and the
-    /// caller tells the back end and calls [`Inodes::free`].
+    /// Drops `n` references on an inode. Returns true if no reference is left. In that case the
+    /// inode is dead. The caller tells the back end to forget it, and calls [`Inodes::free`].
     #[must_use]
     pub(crate) fn put(&self, slot: InodeSlot, n: u64) -> bool {
         if n > 1 {
@@ -365,9 +381,9 @@ impl Inodes {
         true
     }
 
-    /// Frees the slot of a dead inode, after the back end has been told. Only then can the number
-    /// be entered again. So the back end learns of the death of an inode before its number is used
-    /// again.
+    /// Frees the slot of a dead inode. The caller has already told the back end that the inode was
+    /// dropped. Until this call, an inode with the same number cannot enter the table. So the back
+    /// end learns of the end of one inode before the number appears again.
     pub(crate) fn free(&self, slot: InodeSlot, dentries: &Dentries) {
         let (superblock, ino) = (self.superblock(slot), self.ino(slot));
         let was_there = self.table.lock(self.keys.inode(superblock, ino) as u32).remove(slot);
@@ -376,8 +392,9 @@ impl Inodes {
             self.stale_generations.remove(superblock, ino, slot);
         }
         let gone = self.dying.lock();
-        // ORDERING: Relaxed. `wait_until_gone` reads the number under the mutex `dying` too. Other
-        // readers check the lockref, which tells them that the inode is dead.
+        // ORDERING: Relaxed. This store clears the inode number. `wait_until_gone` also reads the
+        // inode number under the mutex `dying`. Other readers check the lockref, which says that
+        // the inode is dead.
         self.ref_words(slot)[1].store(0, Ordering::Relaxed);
         drop(gone);
         self.gone.notify_all();
@@ -385,7 +402,8 @@ impl Inodes {
         dentries.free_inode(slot);
     }
 
-    /// Waits until the back end has been told of the death of an inode.
+    /// Waits until a dead inode is freed. At that time, the back end has been told that the inode
+    /// was dropped.
     #[cold]
     fn wait_until_gone(&self, slot: InodeSlot, superblock: u32, ino: u64) {
         let mut dying = self.dying.lock();
@@ -403,8 +421,8 @@ impl Inodes {
         self.set_alias(slot, dentry);
     }
 
-    /// Moves a dentry to the head of the inode's aliases, because the back end has just confirmed
-    /// its name. Nothing happens if the dentry is not an alias.
+    /// Makes a dentry the first alias of an inode, because the back end has just confirmed the
+    /// dentry's name. Does nothing if the dentry is not an alias of the inode.
     pub(crate) fn prefer_alias(&self, slot: InodeSlot, dentry: DentrySlot, dentries: &Dentries) {
         if self.alias(slot) == dentry {
             return;
@@ -416,8 +434,9 @@ impl Inodes {
         }
     }
 
-    /// Returns up to `max` aliases of the inode after its first alias, without references. When the
-    /// caller has taken a reference on an alias, it checks that the alias is still valid.
+    /// Returns up to `max` aliases of an inode, without its first alias. Takes no references on
+    /// them. So a caller that takes a reference on one of them checks afterwards that it is still
+    /// an alias.
     pub(crate) fn other_aliases(
         &self,
         slot: InodeSlot,
@@ -429,7 +448,7 @@ impl Inodes {
         std::iter::successors(self.alias(slot).some(), next).skip(1).take(max).collect()
     }
 
-    /// Returns true if the inode still has an alias that is older than `dentry`.
+    /// Returns true if the inode has an alias that was added before `dentry`.
     pub(crate) fn has_older_alias(
         &self,
         slot: InodeSlot,
@@ -440,7 +459,8 @@ impl Inodes {
         !dentries.cold(dentry).next_alias().is_none()
     }
 
-    /// Returns true if `dentry` is the only alias of the inode, and the inode has other users.
+    /// Returns true if `dentry` is the only alias of the inode, and the inode has references
+    /// besides that of the dentry.
     pub(crate) fn is_only_alias_in_use(
         &self,
         slot: InodeSlot,
@@ -451,10 +471,10 @@ impl Inodes {
         self.is_only_alias_in_use_locked(slot, dentry, dentries, &guard)
     }
 
-    /// Works like [`Inodes::remove_alias`]. But if the dentry is the only alias of an inode that
-    /// has other users, keeps the alias and returns false. The check and the removal are one step.
-    /// Otherwise two threads that remove the last two aliases could each see the other alias, and
-    /// remove both.
+    /// Removes `dentry` from the aliases of an inode, unless it is the only alias of an inode with
+    /// other users. In that case the alias stays, and the result is false. The check and the
+    /// removal happen under one lock. Otherwise two threads that remove the last two aliases could
+    /// each see the other alias, and remove both.
     pub(crate) fn remove_alias_unless_needed(
         &self,
         slot: InodeSlot,
@@ -487,8 +507,8 @@ impl Inodes {
         self.remove_alias_locked(slot, dentry, dentries, &guard);
     }
 
-    /// Does the work of [`Inodes::remove_alias`]. The caller holds the inode's lock. Returns false
-    /// if `dentry` is not an alias.
+    /// Removes `dentry` from the aliases of an inode whose lock the caller holds. Returns false if
+    /// `dentry` is not an alias of the inode.
     pub(crate) fn remove_alias_locked(
         &self,
         slot: InodeSlot,
@@ -515,8 +535,9 @@ impl Inodes {
     }
 
     fn set_alias(&self, slot: InodeSlot, dentry: DentrySlot) {
-        // ORDERING(alias): Release. Pairs with the load in `alias`: a reader that sees the alias
-        // sees its filled dentry. The update keeps a referenced bit that another thread sets.
+        // ORDERING(alias): Release. Pairs with the load in `alias`, so that a reader that loads the
+        // alias sees the filled dentry. The atomic update preserves the referenced bit, which
+        // another thread may set at the same time.
         let _ = self.perm_words(slot)[STATE].fetch_update(
             Ordering::Release,
             // ORDERING: Relaxed. Under the inode's lock.
@@ -527,18 +548,20 @@ impl Inodes {
 
     // Permissions.
 
-    /// Returns the permission record, or None if it is unknown. The caller validates the dentry
-    /// that led to the inode.
+    /// Returns the permissions of an inode, or None if they are unknown. If the caller holds no
+    /// reference on the inode, it validates the dentry that led to the inode.
     #[inline]
     pub(crate) fn perm(&self, slot: InodeSlot) -> Option<Perm> {
         let words = self.perm_words(slot);
-        // ORDERING(perm): Acquire. Pairs with the store of the version. The owner was stored before
-        // the version, so the load below sees that owner or a newer one.
+        // ORDERING(perm): Acquire. Pairs with the store of the version in `store_perm_version`. The
+        // owner was stored before the version. So the load below sees the owner of this version, or
+        // a newer one.
         let first = words[MODE].load(Ordering::Acquire);
         // ORDERING: Relaxed. Data of a section that the version covers.
         let owner = words[OWNER].load(Ordering::Relaxed);
-        // ORDERING(perm-unknown): Acquire fence. Pairs with the fence in `mark_unknown`. A reader
-        // that has seen a newer owner also sees the odd version that was stored before it.
+        // ORDERING(perm-unknown): Acquire fence. Pairs with the fence in `mark_unknown`. A writer
+        // makes the record's version odd before it stores a new owner. So if the load of `owner`
+        // has seen a new owner, the load of `again` sees another version than `first`.
         fence(Ordering::Acquire);
         // ORDERING: Relaxed. Ordered by the fence.
         let again = words[MODE].load(Ordering::Relaxed);
@@ -552,8 +575,8 @@ impl Inodes {
 
     /// Returns the kind of file, which never changes.
     pub(crate) fn kind(&self, slot: InodeSlot) -> FileKind {
-        // ORDERING: Relaxed. The type bits of the mode do not change as long as the caller holds a
-        // reference.
+        // ORDERING: Relaxed. The caller holds a reference, so the type bits of the mode do not
+        // change.
         let mode = self.perm_words(slot)[MODE].load(Ordering::Relaxed) & MODE_MASK;
         FileKind::from_mode(mode as u32).unwrap_or(FileKind::Regular)
     }
@@ -566,12 +589,14 @@ impl Inodes {
         mode & mode::S_IFMT == mode::S_IFDIR
     }
 
-    /// Returns a count that each attribute change raises twice: when it begins and when it ends.
+    /// Returns the count that each attribute change increments twice: when it begins and when it
+    /// ends.
     pub(crate) fn changes(&self) -> i64 {
         self.changes.sum()
     }
 
-    /// Marks the attributes unknown, before the back end is asked to change them.
+    /// Begins a change of attributes: marks the permissions as unknown. The caller calls the back
+    /// end afterwards.
     pub(crate) fn begin_change(&self, slot: InodeSlot) -> Ticket {
         self.changes.add(1);
         let _guard = self.lockref(slot).lock();
@@ -580,51 +605,57 @@ impl Inodes {
         self.mark_unknown(slot)
     }
 
-    /// Ends a change. `perm` is the answer of the back end. Afterwards the permissions are known if
-    /// the back end has answered and no other change overlapped this one.
+    /// Ends a change of attributes. `perm` contains the permissions in the back end's answer, or
+    /// None if the call has failed. The permissions are known afterwards if there is an answer, and
+    /// if no other change overlapped this one.
     pub(crate) fn end_change(&self, slot: InodeSlot, ticket: Ticket, perm: Option<Perm>) {
         let _guard = self.lockref(slot).lock();
         // ORDERING: Relaxed. Under the inode's lock.
         self.perm_words(slot)[STATE].fetch_sub(1, Ordering::Relaxed);
-        // A fill that overlaps this attribute change may have got its answer from the back end
-        // before the change. So raise `changes`: then the fill does not trust its answer.
+        // A lookup may have got attributes from before this change as an answer of the back end.
+        // Increment `changes`, so that the lookup does not store them.
         self.changes.add(1);
         if !perm.is_some_and(|perm| self.install_locked(slot, ticket, perm)) {
-            // The back end gave no answer, or another change overlapped this one. Then the order of
-            // the two changes in the back end is unknown. Make all outstanding tickets invalid, so
-            // that no older answer is installed.
+            // The back end has failed, or two changes of this inode overlapped. If they overlapped,
+            // it is unknown which one the back end made last. So mark the permissions as unknown. A
+            // thread that asked the back end earlier can then no longer store the answer.
             let _ = self.mark_unknown(slot);
         }
     }
 
-    /// Returns a ticket. The caller takes it before it asks the back end for the unknown
-    /// permissions, and passes it to [`Inodes::install`] with the answer.
+    /// Returns a ticket for asking the back end for the permissions of an inode. The caller takes
+    /// it before it asks, and passes it to [`Inodes::install`] together with the answer.
     pub(crate) fn ticket(&self, slot: InodeSlot) -> Ticket {
-        // ORDERING(perm): Acquire. The question to the back end happens after this load. So a
-        // change that begins after the question makes the ticket invalid.
+        // ORDERING(perm): Acquire. The ticket is the version of the permission record. Acquire
+        // keeps this load before the caller's question to the back end. So a change that begins
+        // after the question increments the version after this load. The ticket is then out of
+        // date, and the answer is not stored.
         Ticket(self.perm_words(slot)[MODE].load(Ordering::Acquire) >> VERSION_SHIFT)
     }
 
-    /// Installs the answer of the back end, unless a change has begun since the ticket was taken.
+    /// Stores `perm`, an answer of the back end, in the permission record. Stores nothing if a
+    /// change has begun since `ticket` was taken, which was before the back end was asked.
     pub(crate) fn install(&self, slot: InodeSlot, ticket: Ticket, perm: Perm) {
         let _guard = self.lockref(slot).lock();
         self.install_locked(slot, ticket, perm);
     }
 
-    /// Works like [`Inodes::install`], for an answer that came with a name. The caller asked for
-    /// the name before it knew the inode, so it could not take a ticket. `changes_before` is
-    /// [`Inodes::changes`] from before the back end was asked.
+    /// Stores the permissions that the back end has answered to the lookup of a name. Before the
+    /// answer, the inode was not known. So the caller could not take a [`Ticket`], as for
+    /// [`Inodes::install`]. Instead it passes `changes_before`, the value of [`Inodes::changes`]
+    /// before it asked the back end. If attributes have changed since, the function stores nothing.
     pub(crate) fn install_unless_changed(&self, slot: InodeSlot, changes_before: i64, perm: Perm) {
         let _guard = self.lockref(slot).lock();
-        // A change first raises `changes` and then takes the inode's lock, which this thread holds.
-        // So a change that this check misses marks the permissions unknown after the installation.
+        // A change of attributes first increments `changes`, and then takes the inode's lock to
+        // mark the permissions as unknown. This thread holds that lock. So if the comparison misses
+        // a change, that change marks the permissions as unknown later.
         if self.changes() == changes_before {
             let ticket = self.ticket(slot);
             self.install_locked(slot, ticket, perm);
         }
     }
 
-    /// Returns true if the permissions are known and let every caller search the directory. The
+    /// Returns true if the permissions of a directory are known and let every caller search it. The
     /// caller holds the inode's lock.
     pub(crate) fn is_searchable(&self, slot: InodeSlot, _guard: &LockrefGuard<'_>) -> bool {
         self.perm(slot).is_some_and(|perm| perm.is_searchable_by_all())
@@ -642,25 +673,26 @@ impl Inodes {
         is_current
     }
 
-    /// Makes the version odd and different from all earlier ones. The caller holds the inode's
-    /// lock.
+    /// Marks the permissions as unknown: sets the version of the permission record to the next odd
+    /// number. The caller holds the inode's lock.
     fn mark_unknown(&self, slot: InodeSlot) -> Ticket {
         let word = &self.perm_words(slot)[MODE];
         // ORDERING: Relaxed. Under the inode's lock.
         let before = word.load(Ordering::Relaxed);
         let version = ((before >> VERSION_SHIFT) + 1) | 1;
         let rest = before & (MODE_MASK | HAS_ACL);
-        // ORDERING: Relaxed. The fence below orders this store of the version before the later
-        // store of the owner.
+        // ORDERING: Relaxed. The fence below orders this store before the later store to the word
+        // [`OWNER`].
         word.store((version << VERSION_SHIFT) | rest, Ordering::Relaxed);
-        // ORDERING(perm-unknown): Release fence. Pairs with the fence in `perm`, so that a reader
-        // that sees a newer owner also sees this odd version.
+        // ORDERING(perm-unknown): Release fence. Pairs with the fence in `perm`. A reader that sees
+        // an owner stored after this fence also sees the odd version. So it does not use that
+        // owner.
         fence(Ordering::Release);
         Ticket(version & (u64::MAX >> VERSION_SHIFT))
     }
 
-    /// Stores the permissions of an inode that begins its life. The version continues from that of
-    /// the last inode in the slot.
+    /// Stores the permissions of a new inode. The version of the permission record continues from
+    /// that of the slot's last inode. So a slot never has the same version twice.
     fn store_perm(&self, slot: InodeSlot, perm: Perm, known: bool) {
         let Ticket(version) = self.mark_unknown(slot);
         self.store_perm_version(slot, perm, version + u64::from(known));
@@ -672,8 +704,8 @@ impl Inodes {
         words[OWNER].store((u64::from(perm.uid) << 32) | u64::from(perm.gid), Ordering::Relaxed);
         let acl = if perm.has_acl { HAS_ACL } else { 0 };
         let first = (version << VERSION_SHIFT) | acl | u64::from(perm.mode & 0xffff);
-        // ORDERING(perm): Release. Pairs with the load in `perm`, so that a reader that sees this
-        // version also sees the owner stored above.
+        // ORDERING(perm): Release. Pairs with the load in `perm`. A reader that sees the version
+        // stored here also sees the owner stored above.
         words[MODE].store(first, Ordering::Release);
     }
 
@@ -683,7 +715,8 @@ impl Inodes {
         self.count.sum().max(0) as u64
     }
 
-    /// Returns the bytes of the inode table. [`Dentries::bytes`] counts the bytes of the slots.
+    /// Returns the memory of the hash table of inodes, in bytes. [`Dentries::bytes`] counts the
+    /// memory of their slots.
     pub(crate) fn table_bytes(&self) -> u64 {
         self.table.bytes()
     }

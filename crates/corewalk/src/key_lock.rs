@@ -1,33 +1,36 @@
 //! Locks by key: the in-lookup lock of a name, and the attribute lock of an inode.
 //!
-//! At most one thread at a time asks the back end about a (directory, name). That thread is a
-//! lookup that fills the cache, or an operation that creates, removes or renames the name. The
-//! thread holds the in-lookup lock of the name, and the other threads wait for the lock. Readers of
-//! cached names never look at the lock, and other names are not affected. The guard releases the
-//! lock when its holder returns, fails or panics. Trap T24 is a holder that ends without a release.
+//! At most one thread at a time asks the back end about a name in a directory. That thread looks
+//! the name up for the cache, or creates, removes or renames the name. It holds the in-lookup lock
+//! of the name, and other threads that need the back end's answer wait for this lock. Lookups of
+//! cached names do not use the lock, and other names are not affected. A guard releases the lock
+//! when its holder returns, fails or panics, so no holder can end without a release (trap T24).
 //!
-//! An invalidation that arrives during the call of the back end must not wait for the call. Instead
-//! it cancels the fill: the holder must not cache the answer, which may be stale (trap T25).
+//! An invalidation of a name may arrive while the holder of its in-lookup lock waits for the back
+//! end. The invalidation must not wait too. Instead it cancels the fill: it forbids the lock's
+//! holder to cache the back end's answer, which may be stale (trap T25).
 //!
 //! # How it works
-//! A shard is an atomic word, and a list under a mutex. If a shard has only one lock, the word
-//! contains its key: one compare-exchange takes the lock, and another one releases it. A thread
-//! that finds another key in the word moves that key to the list first, and leaves [`LISTED`] in
-//! the word. A thread that must wait, and a thread that cancels a fill, do the same. From then on
-//! everything happens under the mutex, until the list is empty and the word is 0 again.
+//! The locks are spread over shards. A shard is an atomic word, and a list under a mutex. If a
+//! shard has only one locked key, the key is in the word. Then one compare-exchange takes the lock,
+//! and another one releases it. Three operations need the list: locking a second key, waiting for a
+//! locked key, and cancelling a fill. They move the key from the word to the list, and set the word
+//! to [`LISTED`]. From then on everything happens under the mutex, until the list is empty and the
+//! word is 0 again.
 //!
 //! # Invariants
-//! - K.1: the word is 0 (no lock is held), a key with [`ALONE`] (the only lock), or [`LISTED`] (all
-//!   locks are in the list). The word changes to [`LISTED`], and from there to 0, only under the
-//!   mutex.
-//! - K.2: a lock whose fill is cancelled is in the list. So a compare-exchange of its key in the
-//!   word succeeds only if the fill is not cancelled. A later `cancel_fill` sees everything that
-//!   the holder did before such an exchange.
+//! - K.1: a shard's word has one of three values: 0 (no key is locked), a key with [`ALONE`] (only
+//!   this key is locked), or [`LISTED`] (all locked keys are in the list). The word changes to
+//!   [`LISTED`], and from there to 0, only under the mutex.
+//! - K.2: to cancel the fill of a lock's holder, an invalidation moves the lock's key to the list.
+//!   So if the holder finds its key in the word, its fill is not cancelled. It checks that with a
+//!   compare-exchange. A later `cancel_fill` sees everything that the holder did before this
+//!   compare-exchange.
 //!
 //! # Locks
-//! The mutex of a shard is a leaf: no other lock is taken under it. In-lookup locks are taken
-//! before any dentry lock, two of them in the order of their keys. So renames do not deadlock (trap
-//! P9).
+//! While a thread holds the mutex of a shard, it takes no other lock. In-lookup locks are taken
+//! before any dentry lock. A rename takes two in-lookup locks in the order of their keys, so
+//! renames do not deadlock (trap P9).
 //!
 //! Source: Linux `d_alloc_parallel`, `d_wait_lookup`; the traps T21 to T25.
 
@@ -35,34 +38,37 @@ use corewalk_base::primitives::IS_MODEL;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::{Condvar, Mutex, OwnLine};
 
-/// Number of shards for locks that every change takes. It is much larger than the number of
-/// threads, so two threads that work on different names seldom write the same cache line.
+/// Number of shards for locks that every change of a name takes. The number is much larger than the
+/// number of threads, so two threads that work on different names seldom write to the same cache
+/// line.
 pub(crate) const SHARDS_MANY: usize = if IS_MODEL { 2 } else { 512 };
 /// Shards for locks that are taken seldom.
 pub(crate) const SHARDS_FEW: usize = if IS_MODEL { 2 } else { 64 };
 
-/// If this bit of a shard's word is set, the word contains the key of the shard's only lock.
+/// If this bit of a shard's word is set, exactly one lock of the shard is held. The other bits of
+/// the word are the key of this lock.
 const ALONE: u64 = 1;
 /// The locks of the shard are in its list.
 const LISTED: u64 = 2;
-/// The bits of a key for which a shard's word has no room. Two keys that differ only in these bits
+/// The bits of a key that a shard's word cannot store. Two keys that differ only in these bits
 /// share a lock.
 const NO_KEY: u64 = ALONE | LISTED;
 
-/// The in-lookup locks of a namespace, or its attribute locks. The owner of a `KeyLocks` says what
-/// its locks protect.
+/// A set of locks by key, such as the in-lookup locks of a namespace or its attribute locks. The
+/// documentation of the field that contains the set says what its locks protect.
 pub(crate) struct KeyLocks {
     shards: Box<[OwnLine<Shard>]>,
 }
 
 /// The locks of the keys that hash to this shard.
 struct Shard {
-    /// 0, the key of the shard's only lock, or [`LISTED`] (invariant K.1).
+    /// 0 if no lock of the shard is held. The key with [`ALONE`] if one lock is held. [`LISTED`] if
+    /// the keys of the held locks are in `held` (invariant K.1).
     word: AtomicU64,
     /// The holders while `word` is [`LISTED`]. Protected by its own mutex.
     held: Mutex<Vec<Holder>>,
-    /// Notified when a thread releases a lock that other threads wait for. The waiting threads use
-    /// this variable with the mutex of `held`.
+    /// Waiting threads sleep on this condition variable, with the mutex of `held`. A thread
+    /// notifies it when it releases a lock for which others wait.
     released: Condvar,
 }
 
@@ -116,8 +122,8 @@ impl KeyLocks {
         self.shard(key).try_acquire(key).then(|| KeyGuard { locks: self, keys: [key, 0] })
     }
 
-    /// Cancels the fill of the thread that holds the lock of `key`. Does nothing if no thread holds
-    /// that lock.
+    /// Forbids the holder of the lock of `key` to cache the answer of its current call of the back
+    /// end. The call may be in progress or finished. Does nothing if no thread holds the lock.
     pub(crate) fn cancel_fill(&self, key: u64) {
         let key = key_of(key);
         let shard = self.shard(key);
@@ -171,18 +177,20 @@ impl Shard {
     /// Takes the lock of `key` if the shard holds no lock.
     #[inline]
     fn take_alone(&self, key: u64) -> bool {
-        // ORDERING(key-lock): Acquire. Pairs with the release of the lock, so that the new holder
-        // sees everything that the last holder did.
-        // ORDERING: Relaxed on failure, because this thread then takes the mutex.
+        // ORDERING(key-lock): Acquire. Pairs with the release of the lock. The new holder sees
+        // everything that the last holder did.
+        // ORDERING: Relaxed if the compare-exchange fails, because the caller then takes the
+        // shard's mutex.
         self.word.compare_exchange(0, key | ALONE, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     /// Releases the lock of `key`.
     #[inline]
     fn release(&self, key: u64) {
-        // ORDERING(key-lock): Release. Pairs with the acquisition of the lock, so that the next
-        // holder sees everything that this holder did.
-        // ORDERING: Relaxed on failure, because this thread then takes the mutex.
+        // ORDERING(key-lock): Release. Pairs with the acquisition of the lock. The next holder of
+        // this lock sees everything that this holder did.
+        // ORDERING: Relaxed if the compare-exchange fails, because this thread then takes the
+        // shard's mutex.
         let given =
             self.word.compare_exchange(key | ALONE, 0, Ordering::Release, Ordering::Relaxed);
         if given.is_err() {
@@ -204,12 +212,14 @@ impl Shard {
 
     #[inline]
     fn is_fill_cancelled(&self, key: u64) -> bool {
-        // Use a compare-exchange and not a load. Then a later `cancel_fill` sees everything that
-        // the holder did before the compare-exchange (K.2). So the holder sees the cancellation, or
-        // the cancelling thread sees the holder's change.
-        // ORDERING(key-lock): Release. A thread that later takes the lock, or cancels its fill,
-        // sees everything that the holder did before.
-        // ORDERING: Relaxed on failure, because this thread then takes the mutex.
+        // This thread holds the lock of `key` and has begun to change the cache. Either it must see
+        // that its fill is cancelled, or the cancelling thread must see that the change has begun.
+        // A plain load does not suffice: it could run before other threads see that the change has
+        // begun. So use a compare-exchange (K.2).
+        // ORDERING(key-lock): Release. A thread that later takes the lock, or cancels this thread's
+        // fill, sees everything that this thread did before.
+        // ORDERING: Relaxed if the compare-exchange fails, because this thread then takes the
+        // shard's mutex.
         let is_alone = self.word.compare_exchange(
             key | ALONE,
             key | ALONE,
@@ -219,13 +229,13 @@ impl Shard {
         is_alone.is_err() && self.held.lock().iter().any(|h| h.key == key && h.is_fill_cancelled)
     }
 
-    /// Moves the lock whose key is in the word, if there is one, to the list. Afterwards the word
-    /// is [`LISTED`].
+    /// Sets the word of this shard to [`LISTED`]. If the word contained the key of a held lock,
+    /// adds this key to the list `held`.
     fn list(&self, held: &mut Vec<Holder>) {
-        // ORDERING(key-lock): Acquire. Pairs with `release`, so that this thread sees everything
-        // done under those locks of the shard that were already released. If this thread moves a
-        // lock to the list, it also sees what the holder of that lock did before its last
-        // compare-exchange of the word (K.2).
+        // ORDERING(key-lock): Acquire. Pairs with `release`: this thread sees everything that other
+        // threads did under locks of this shard that they have released. Also pairs with the
+        // compare-exchange in `is_fill_cancelled`. If the word contains the key of a held lock,
+        // this thread sees what its holder did before that compare-exchange (K.2).
         let before = self.word.swap(LISTED, Ordering::Acquire);
         if before & ALONE != 0 {
             held.push(Holder { key: before & !NO_KEY, is_fill_cancelled: false, waiters: 0 });
@@ -235,20 +245,23 @@ impl Shard {
     /// Resets the word to 0 if no lock is held.
     fn unlist(&self, held: &[Holder]) {
         if held.is_empty() {
-            // ORDERING(key-lock): Release. Pairs with the acquisition of a lock, so that the next
-            // holder sees everything done under the locks that were in the list.
+            // ORDERING(key-lock): Release. Pairs with the acquisition in `take_alone`. All locks
+            // that were in the list `held` are released. The next holder sees everything that was
+            // done under them.
             self.word.store(0, Ordering::Release);
         }
     }
 }
 
 impl KeyGuard<'_> {
-    /// Returns true if the answer to a fill under this lock must not be cached.
+    /// Returns true if an invalidation has forbidden this lock's holder to cache the back end's
+    /// answer (has cancelled its fill).
     ///
-    /// The caller makes this call inside the step that makes its change visible: under a stripe's
-    /// lock, or in a dentry's write section. A `cancel_fill` after this call sees everything that
-    /// the caller did before, so it sees that the step has begun. So the cancelling thread's lookup
-    /// of the name waits for the end of the step, and finds the change.
+    /// The lock's holder calls this function inside the critical section in which it changes the
+    /// name in the cache. This section is under the lock of the hash table's stripe, or is a
+    /// dentry's write section. Suppose that the function returns false, and that an invalidation
+    /// cancels the fill afterwards. The invalidation then looks the name up. Its lookup waits until
+    /// the critical section has ended, and so finds the holder's change.
     #[inline]
     pub(crate) fn is_fill_cancelled(&self) -> bool {
         self.keys.iter().any(|&key| key != 0 && self.locks.shard(key).is_fill_cancelled(key))

@@ -1,19 +1,20 @@
 //! A dentry cache and path walk for user space, with an interface for the file systems below.
 //!
-//! A file server in user space keeps a table of names and inodes. It must get lookup, forget and
-//! rename right under concurrency. This crate is that table: lookups take no lock, renames block no
-//! reader, memory is bounded, and a back end implements one trait.
+//! A file server in user space keeps a table of names and inodes, and lookup, forget and rename
+//! must be right under concurrency. This crate is that table. Lookups take no lock, renames block
+//! no reader, memory is bounded, and a back end implements one trait.
 //!
-//! - A back end implements [`FileSystem`]; [`tmpfs`] is one in memory.
+//! - A back end implements [`FileSystem`]. [`tmpfs`] is a back end in memory.
 //! - A back end that knows files only by path implements [`PathFileSystem`] instead.
 //! - A server calls [`Vfs`], by inode or by path.
 //! - A server that stores and finds its files itself uses only the table, an [`InodeTable`].
 //! - ARCHITECTURE.md in the repository explains the mechanisms and lists the guarantees.
 //!
 //! # Lock order
-//! In-lookup locks of names, the attribute lock of an inode, path locks, `topology`, dentry locks,
-//! the lock of an inode. Stripe locks of the tables and arena shards are leaves. During a call of a
-//! [`FileSystem`] only in-lookup locks, attribute locks and path locks are held.
+//! Locks are taken in this order: in-lookup locks of names, the attribute lock of an inode, path
+//! locks, `topology`, dentry locks, the lock of an inode. Under the lock of a table's stripe or of
+//! an arena's shard, no further lock is taken. During a call of a [`FileSystem`] only in-lookup
+//! locks, attribute locks and path locks are held.
 
 #![forbid(unsafe_code)]
 

@@ -1,36 +1,39 @@
 //! Mounts: file systems attached to directories of other file systems.
 //!
-//! The mount table is one immutable value behind an RCU cell. A walk reads it only at a dentry with
-//! the flag for mount points, or at the root of a mount. A change copies the table. Mounts and
-//! unmounts are rare, and one lock serialises them.
+//! The mount table is an immutable value behind an RCU cell. Path walks read it only at a dentry
+//! that is marked as a mount point, or at the root of a mount. A thread that mounts or unmounts
+//! copies the table. Mounts and unmounts are rare, so one lock serialises them.
 //!
 //! # Lifetime of a mount
 //!
-//! Each mount but the root mount counts its users: the table, and every [`PathRef`] into it. An
-//! unmount marks the mount dead in the step that checks for other users. From then on no walk can
-//! end in the mount. A walk in progress is not a user: its pointer keeps the memory of the mount
-//! valid, but does not keep the file system mounted. When the walk ends, or goes up to the parent
-//! mount, it checks that the mount is alive. If the mount is dead, the walk begins again. (Counting
-//! pointers instead would include those of retired tables, and would miss walks that are just
-//! entering a mount.)
+//! Each mount counts its users: the mount table, and every [`PathRef`] into the mount. (The root
+//! mount has no such count.) In one step, an unmount checks that there are no other users, and
+//! marks the mount dead. From then on no walk can end in the mount. A walk in progress is not a
+//! user. Its pointer keeps the memory of the mount valid, but does not keep the file system
+//! mounted. When the walk ends, or goes up to the parent mount, it checks that the mount is alive.
+//! If the mount is dead, the walk begins again.
+//!
+//! The number of pointers to a mount could not replace the count of users. It would include
+//! pointers in old versions of the mount table, and would not include walks that are about to enter
+//! the mount.
 //!
 //! # Invariants
 //! - M.1: a live mount keeps a reference on its mount point, and keeps its parent mount alive. So a
 //!   mount with another mount in it is not unmounted.
-//! - M.2: a mount point has a name, or is a root. `Vfs::mount` (`path/mounting`) marks it under the
-//!   in-lookup lock of its name. A removal or a rename of the name checks the mark under the same
-//!   lock.
+//! - M.2: a mount point has a name, or is a root. `Vfs::mount` (`path/mounting`) marks the mount
+//!   point under the in-lookup lock of its name. A removal or a rename of the name checks the mark
+//!   under the same lock.
 //!
 //! # Locks
-//! The in-lookup lock of the mount point's name, then the mutex `change`, then the lock of a
-//! mount's count or of a dentry. No back end is called under `change`.
+//! Locks are taken in this order: the in-lookup lock of the mount point's name, the mutex `change`,
+//! the lock of a mount's count or of a dentry. No back end is called under `change`.
 //!
 //! # What it refuses
 //!
-//! The module refuses a second mount on the same directory of the same mount, and the unmount of a
-//! mount in use (there is no lazy unmount). An unmounted file system stays as long as the
-//! namespace, with the entry of its root, because its inodes may be in use. So a namespace accepts
-//! at most 1024 file systems during its life.
+//! A second mount on the same directory of the same mount is refused. So is the unmount of a mount
+//! in use, because there is no lazy unmount. After an unmount, the file system and the dentry of
+//! its root stay until the namespace is dropped, because inodes of the file system may be in use.
+//! So a namespace accepts at most 1024 file systems during its life.
 //!
 //! Source: mount(2), umount(2); Linux `fs/namespace.c` (`mount_hashtable`, `mnt_parent`,
 //! `propagate_mount_busy`, `legitimize_mnt`).
@@ -52,11 +55,11 @@ pub(crate) struct Mount {
     pub(crate) id: u64,
     /// The root dentry, on which the mount has a reference.
     pub(crate) root: DentrySlot,
-    /// The mount point: a mount and a dentry in it, with a reference on each. It is None for the
+    /// The mount point: the parent mount and a dentry in it, with a reference on each. None for the
     /// root mount.
     pub(crate) point: Option<(Arc<Mount>, DentrySlot)>,
-    /// The number of users: the table, if the mount is in it, and each [`MountRef`]. The users of
-    /// the root mount are not counted, because it is never unmounted.
+    /// The number of users: one for the mount table while the mount is in it, and one per
+    /// [`MountRef`]. The root mount does not count its users, because it is never unmounted.
     users: Lockref,
 }
 
@@ -72,7 +75,7 @@ impl Mount {
     }
 }
 
-/// A counted reference on a mount. As long as a thread holds it, the mount is not unmounted.
+/// A counted reference on a mount. While a thread holds one, an unmount of the mount fails.
 pub(crate) struct MountRef(Arc<Mount>);
 
 impl MountRef {
@@ -112,12 +115,13 @@ pub(crate) struct Mounts {
     root: OnceLock<Arc<Mount>>,
     /// Readers are in an RCU section. Written under `change`.
     table: RcuCell<Table>,
-    /// The id of the last mount. The mutex also protects the stores to `table` and the flags
-    /// `Flags::MOUNTED` of mount points.
+    /// The id of the last mount. The mutex also protects all stores to `table`, and the flag
+    /// `Flags::MOUNTED` of all dentries.
     change: Mutex<u64>,
 }
 
-/// The mounts by mount point. A mount point is the number of a mount, and a dentry in that mount.
+/// The mounts by mount point. A mount point is given by the number of a mount and a dentry in that
+/// mount.
 type Table = HashMap<(u64, DentrySlot), Arc<Mount>>;
 
 impl Mounts {
@@ -125,7 +129,8 @@ impl Mounts {
         Mounts { root: OnceLock::new(), table: RcuCell::new(Table::new()), change: Mutex::new(0) }
     }
 
-    /// Sets the root mount, once. The mount takes over the caller's reference on the dentry.
+    /// Sets the root mount of the namespace. Called once. The mount takes over the caller's
+    /// reference on the dentry.
     pub(crate) fn set_root(&self, dentry: DentrySlot) {
         let root = Arc::new(Mount { id: 0, root: dentry, point: None, users: Lockref::new(1) });
         assert!(self.root.set(root).is_ok(), "the root is mounted once");
@@ -152,19 +157,19 @@ impl Mounts {
         self.table.read(guard).get(&(mount.id, dentry)).filter(|mount| !mount.is_dead())
     }
 
-    /// Returns true if something is mounted on a dentry of a mount.
+    /// Returns true if the dentry `dentry` of the mount `mount` is a mount point.
     pub(crate) fn is_taken(&self, mount: &Mount, dentry: DentrySlot) -> bool {
         let guard = corewalk_sync::rcu::read_lock();
         self.table.read(&guard).contains_key(&(mount.id, dentry))
     }
 
-    /// Mounts the file system with the root dentry `root` on the dentry `point` of the mount
-    /// `parent`. The new mount takes over the caller's reference on `root`. `mark` runs once the
-    /// mount is in the table, under the mutex `change`. `mark` takes the mount's reference on
-    /// `point` and marks the dentry as a mount point.
+    /// Mounts a file system. `root` is the dentry of its root. The mount point is the dentry
+    /// `point` in the mount `parent`. The new mount takes over the caller's reference on `root`.
+    /// Calls `mark` under the mutex `change`, once the mount is in the table. `mark` takes the
+    /// mount's reference on `point`, and marks that dentry as a mount point.
     ///
     /// # Errors
-    /// `EBUSY` if something is mounted on `point` already. Then nothing has changed.
+    /// `EBUSY` if something is mounted on `point` already. Then nothing changes.
     pub(crate) fn add(
         &self,
         parent: &Arc<Mount>,
@@ -174,8 +179,8 @@ impl Mounts {
     ) -> Result<(), Errno> {
         let mut last = self.change.lock();
         if self.is_taken(parent, point) {
-            // A mount on a root takes no in-lookup lock, because a root has no name. So another
-            // thread may have mounted on `point` meanwhile.
+            // If `point` is a root, the caller holds no in-lookup lock, because a root has no name.
+            // So another thread may have mounted on `point` meanwhile.
             return Err(Errno::BUSY);
         }
         *last += 1;
@@ -191,12 +196,14 @@ impl Mounts {
         Ok(())
     }
 
-    /// Unmounts `mount`, on which the caller holds the only [`MountRef`]. `unmark` runs once the
-    /// mount has left the table, under the mutex `change`. `unmark` removes the mark of the mount
-    /// point. The caller then drops the references of the mount on its mount point and on its root.
+    /// Unmounts `mount`. The caller holds the only [`MountRef`] of it. Calls `unmark` under the
+    /// mutex `change`, once the mount has left the table. `unmark` removes the mark of the mount
+    /// point. The caller then drops the references that the mount held on its mount point and on
+    /// its root.
     ///
     /// # Errors
-    /// `EBUSY` if the mount has other users, or has a mount in it; `EINVAL` for the root mount.
+    /// `EBUSY` if the mount has other users, or if something is mounted in it. `EINVAL` for the
+    /// root mount.
     pub(crate) fn remove(&self, mount: &Mount, unmark: impl FnOnce()) -> Result<(), Errno> {
         let Some((parent, point)) = &mount.point else { return Err(Errno::INVAL) };
         let change = self.change.lock();
@@ -204,7 +211,8 @@ impl Mounts {
             return Err(Errno::BUSY);
         }
         let mut users = mount.users.lock();
-        // Two users are normal: the table and the path of the caller.
+        // The mount table and the caller's path each count as a user of the mount. Only further
+        // users prevent the unmount.
         if users.count() > 2 {
             return Err(Errno::BUSY);
         }

@@ -1,7 +1,7 @@
 //! One component of a path.
 //!
-//! A [`Name`] is checked once, when it is made. From then on every layer trusts it: it has 1 to 255
-//! bytes without `/` and NUL, and is neither `.` nor `..`.
+//! A [`Name`] is checked when it is made. From then on all code relies on the check: the name has 1
+//! to 255 bytes, contains neither `/` nor NUL, and is neither `.` nor `..`.
 //!
 //! Source: path_resolution(7); `NAME_MAX` of limits.h.
 
@@ -57,9 +57,9 @@ impl<'a> Name<'a> {
         }
     }
 
-    /// Returns `bytes` as a name without a check, for a lookup in the cache. The cache has no
-    /// invalid name, so the lookup of one misses. A caller that passes the bytes to a back end uses
-    /// [`Name::new`].
+    /// Returns `bytes` as a name without the checks, for a lookup in the cache. The cache contains
+    /// no invalid name, so the lookup of an invalid name finds nothing. Before a caller passes the
+    /// bytes to a back end, it must check them with [`Name::new`].
     #[inline]
     pub(crate) fn unchecked(bytes: &'a [u8]) -> Name<'a> {
         Name(bytes)
@@ -79,18 +79,18 @@ impl fmt::Debug for Name<'_> {
 
 /// A word of eight bytes, each of which is 1.
 const LANES: u64 = 0x0101_0101_0101_0101;
-/// Number of words of a name that are checked without a branch on the length. Most names have no
-/// more words.
+/// This number of words of a name is checked without a branch on the name's length. Most names are
+/// not longer.
 const USUAL_WORDS: usize = 5;
 
-/// Returns a word whose lowest set bit is the upper bit of the first zero byte in `word`. Returns 0
-/// if `word` has no zero byte.
+/// Finds the first zero byte in `word`. In the result, the lowest set bit is the highest bit of
+/// that byte. Returns 0 if `word` has no zero byte.
 #[inline]
 fn zeroes(word: u64) -> u64 {
     word.wrapping_sub(LANES) & !word & (0x80 * LANES)
 }
 
-/// Returns at most eight bytes as a little-endian word. If there are fewer, the upper bytes of the
+/// Returns up to eight bytes as a little-endian word. If `bytes` is shorter, the upper bytes of the
 /// word are zeroes.
 #[inline]
 pub(crate) fn padded(bytes: &[u8]) -> u64 {
@@ -102,8 +102,9 @@ pub(crate) fn padded(bytes: &[u8]) -> u64 {
     };
     match len {
         0 => 0,
-        // For one or two bytes, several of these reads get the same byte. Combining a byte with
-        // itself changes nothing.
+        // Read the first, the middle and the last byte of `bytes`. If `len` is 1 or 2, some of
+        // these are the same byte. That does no harm, because the OR of a byte with itself is that
+        // byte.
         1..4 => byte(0) | byte(len / 2) | byte(len - 1),
         4..8 => four(0) | four(len - 4),
         _ => eight(bytes, 0),
@@ -116,8 +117,8 @@ pub(crate) fn eight(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(*bytes[at..].first_chunk().expect("eight bytes before the end"))
 }
 
-/// Returns the eight bytes of a name from byte `at` on. If fewer bytes are left, returns the last
-/// eight bytes of the name.
+/// Returns eight bytes of a name as a word, from byte `at` on. If fewer than eight bytes follow
+/// `at`, returns the last eight bytes of the name instead.
 ///
 /// # Panics
 /// Panics if the name has fewer than eight bytes.
@@ -126,18 +127,20 @@ pub(crate) fn name_word(name: &[u8], at: usize) -> u64 {
     eight(name, at.min(name.len() - 8))
 }
 
-/// Returns the first words of a name. If the name is shorter than a word, each word is the name
-/// padded with zeroes. Lengths of names are hard to predict, so the only branch on the length
-/// recognises names shorter than a word.
+/// Returns the first `N` words of a name, of eight bytes each. If the name is shorter than eight
+/// bytes, each of these words is the whole name, padded with zeroes. Branches on the length of a
+/// name are often mispredicted. So this function has only one, which tests for names shorter than
+/// eight bytes.
 #[inline(always)]
 pub(crate) fn name_words<const N: usize>(name: &[u8]) -> [u64; N] {
     let Some(last) = name.len().checked_sub(8) else { return [padded(name); N] };
     std::array::from_fn(|i| eight(name, last.min(8 * i)))
 }
 
-/// Returns true if there is a `/` or a NUL in `bytes`. Lengths of names are hard to predict, so
-/// most names are checked without a branch on the length. The check tests eight bytes at a time.
-/// For a short name, it tests the last eight bytes several times.
+/// Returns true if `bytes` contains a `/` or a NUL. Tests words of eight bytes. Branches on the
+/// length of a name are often mispredicted. So the function tests a fixed number of words, which
+/// suffices for names of usual length. If a name has fewer words, its last eight bytes are tested
+/// several times.
 #[inline]
 fn has_slash_or_nul(bytes: &[u8]) -> bool {
     let bad = |word: u64| zeroes(word) | zeroes(word ^ (u64::from(b'/') * LANES));
@@ -150,13 +153,14 @@ fn has_slash_or_nul(bytes: &[u8]) -> bool {
     usual != 0 || rest.iter().any(|&byte| byte == b'/' || byte == 0)
 }
 
-/// Number of bytes of a path that one search for slashes covers.
+/// The number of bytes of a path in which one call of `slashes_in` finds all slashes.
 const GROUP: usize = 64;
 
 /// The slashes of a path, found sixteen bytes at a time.
 pub(crate) struct Slashes<'a> {
     path: &'a [u8],
-    /// The slashes that `next` has not returned yet. Bit i stands for a slash at `from + i`.
+    /// The slashes that were found and that `next` has not returned yet. Bit i stands for a slash
+    /// at byte `from + i`.
     found: u64,
     from: usize,
 }
@@ -168,7 +172,8 @@ impl<'a> Slashes<'a> {
         Slashes { path, found: slashes_in(path, from), from }
     }
 
-    /// Returns the position of the next slash, or the length of the path if there is none.
+    /// Returns the index of the next slash in the path, or the length of the path if no slash is
+    /// left.
     #[inline(always)]
     pub(crate) fn next(&mut self) -> usize {
         while self.found == 0 {
@@ -185,7 +190,8 @@ impl<'a> Slashes<'a> {
     }
 }
 
-/// Returns a word in which bit i is set if byte i is a `/`, for the [`GROUP`] bytes from `from` on.
+/// Searches [`GROUP`] bytes of `path` for slashes, from byte `from` on. In the result, bit i is set
+/// if byte `from + i` is a `/`.
 #[inline(always)]
 fn slashes_in(path: &[u8], from: usize) -> u64 {
     let slashes = |bytes: &[u8; 16]| {
@@ -197,7 +203,7 @@ fn slashes_in(path: &[u8], from: usize) -> u64 {
         return (0..4).fold(0, |found, i| found | (slashes(&sixteens[i]) << (16 * i)));
     }
     let Some(last) = path.last_chunk() else {
-        // The path has fewer than sixteen bytes, so fill them up with zeroes.
+        // The whole path has fewer than sixteen bytes, so fill up to sixteen with zeroes.
         let pair = match path.len().checked_sub(8) {
             Some(rest) => {
                 let second = eight(path, rest).unbounded_shr(64 - 8 * rest as u32);
@@ -210,7 +216,8 @@ fn slashes_in(path: &[u8], from: usize) -> u64 {
     let (sixteens, fewer) = rest.as_chunks();
     let found = sixteens.iter().enumerate();
     let found = found.fold(0, |found, (i, bytes)| found | (slashes(bytes) << (16 * i)));
-    // The last sixteen bytes overlap bytes that were searched before. So shift out the overlap.
+    // The last sixteen bytes of the path begin with bytes that the line above has searched already.
+    // So shift out the bits that stand for these bytes.
     let again = slashes(last).unbounded_shr(16 - fewer.len() as u32);
     found | again.unbounded_shl(16 * sixteens.len() as u32)
 }

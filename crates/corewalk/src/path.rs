@@ -1,4 +1,4 @@
-//! A place in the namespace: a mount and a dentry, with references on both.
+//! A place in the namespace: a mount and a dentry in it, with a reference on each.
 
 mod formatting;
 mod mounting;
@@ -13,8 +13,8 @@ use crate::mount::MountRef;
 use crate::slot::DentrySlot;
 use crate::vfs::{InodeRef, Vfs};
 
-/// A place in a namespace (a mount and a dentry) with counted references, such as a root, a working
-/// directory or an open file.
+/// A place in a namespace, such as a root directory, a working directory or an open file. It is a
+/// mount and a dentry in it, and holds a reference on each.
 ///
 /// Analogous to Linux's `struct path`.
 ///
@@ -40,8 +40,8 @@ pub struct PathRef<'v> {
     pub(crate) vfs: &'v Vfs,
     pub(crate) mount: MountRef,
     pub(crate) dentry: DentrySlot,
-    /// The inode, with a reference of its own, because the dentry loses its inode when the name is
-    /// removed.
+    /// The inode of `dentry`. This value holds its own reference on the inode, because the dentry
+    /// loses its inode when the name is removed.
     pub(crate) inode: InodeRef<'v>,
 }
 
@@ -51,14 +51,14 @@ impl<'v> PathRef<'v> {
         self.inode.clone()
     }
 
-    /// Returns the path from `root` at one instant, and the kind of path. The path of `root` itself
-    /// is `/` and [`PathKind::Linked`], a path below is `/a/b`. The mounts on the path are those of
-    /// the same instant.
+    /// Returns the path of this mount and dentry as seen from `root`, and the kind of path. The
+    /// path of `root` itself is `/`, and a path below it has the form `/a/b`. Both have the kind
+    /// [`PathKind::Linked`]. All names and mounts on the path existed at the same instant.
     ///
-    /// The call first collects the names without a lock, at most four times. This fails only if the
-    /// place or an ancestor changes meanwhile. After four failures the call collects the names
-    /// under a lock that keeps all directories in place. Several calls can hold this lock at the
-    /// same time.
+    /// This method collects the names without a lock, at most four times. An attempt fails only if
+    /// the dentry or one of its ancestors changes meanwhile. After four failures, the method
+    /// collects the names under a shared lock that keeps all directories in place. Several calls
+    /// can hold this lock at the same time.
     #[must_use]
     pub fn path_of(&self, root: &PathRef<'_>) -> (Vec<u8>, PathKind) {
         let mut buffer = PathBuffer::new();
@@ -66,16 +66,16 @@ impl<'v> PathRef<'v> {
         (buffer.whole().to_vec(), buffer.kind)
     }
 
-    /// Like [`PathRef::path_of`], but writes the path to the end of `buf`. The bytes before the
-    /// path may be overwritten. The call allocates nothing, however long the path is. At its end
-    /// the call checks that no name of the path has changed, and keeps a list of the names for this
-    /// check. If the path has more names than fit in the list, the call tries again with a list of
-    /// 1024 names. For a path of even more names, the call takes the lock that keeps all
-    /// directories in place.
+    /// Like [`PathRef::path_of`], but writes the path to the end of `buf`, and allocates no memory,
+    /// however long the path is. The bytes before the path may be overwritten. The call keeps a
+    /// list of the path's names on the stack, to check at the end that none of them has changed. If
+    /// the path has more names than this list can hold, the call tries again with a list of 1024
+    /// names. For a path of even more names, the call takes the lock that keeps all directories in
+    /// place.
     ///
     /// # Errors
-    /// `ENAMETOOLONG` if the path does not fit. No NUL follows the path, so a buffer of its length
-    /// suffices.
+    /// `ENAMETOOLONG` if the path does not fit in `buf`. No NUL follows the path, so a buffer as
+    /// long as the path suffices.
     ///
     /// # Examples
     /// ```
@@ -99,8 +99,8 @@ impl<'v> PathRef<'v> {
         Ok((&buf[start..], kind))
     }
 
-    /// Returns true if this place is the place `of` or is below it, at one instant. Mount points
-    /// may lie between the two places.
+    /// Returns true if this mount and dentry is `of`, or is below `of`, at some instant during the
+    /// call. There may be mount points between the two.
     #[must_use]
     pub fn is_subdir(&self, of: &PathRef<'_>) -> bool {
         let mut buffer = PathBuffer::new();
@@ -109,14 +109,14 @@ impl<'v> PathRef<'v> {
             && buffer.top == of.dentry
     }
 
-    /// Returns the route of a path translation from this place to `root`. If `root` is None, the
-    /// route ends at the root of the namespace.
+    /// Returns the route from this mount and dentry up to `root`, for a path translation. If `root`
+    /// is None, the route goes up to the root of the namespace.
     fn route(&self, root: Option<&PathRef<'_>>) -> Route<'_> {
         Route::Mounts((&self.mount, self.dentry), root.map(|root| (root.mount.id, root.dentry)))
     }
 
-    /// Returns an identifier of the place: the slot of the dentry and its generation. The
-    /// identifier holds no reference.
+    /// Returns an identifier of the dentry: the number of its slot, and the slot's generation. The
+    /// identifier is no reference, so the dentry may be evicted meanwhile.
     pub fn id(&self) -> (u32, u32) {
         (self.dentry.get(), self.vfs.dcache.dentries.cold(self.dentry).generation())
     }

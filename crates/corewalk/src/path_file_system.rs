@@ -1,9 +1,10 @@
 //! The interface to a back end that knows its files only by path.
 //!
-//! [`PathFileSystem`] is the form of libfuse's high-level interface and of `fuse_mt`. [`ByPath`]
-//! makes a [`FileSystem`](crate::FileSystem) of it:
-//! - `files` keeps the open files, and gives each a handle.
-//! - `listings` gives each name of a directory a cookie, so a back end only reports names.
+//! [`PathFileSystem`] is like libfuse's high-level interface and like `fuse_mt`. [`ByPath`] turns
+//! it into a [`FileSystem`](crate::FileSystem):
+//! - The module `files` keeps the open files and gives each of them a handle.
+//! - The module `listings` gives each name in a directory a cookie, so a back end reports only
+//!   names.
 //! - The cache numbers the files, keeps paths valid during a call (F.6), and gives an unlinked open
 //!   file a hidden name ([`Addressing::PathOnly`](crate::Addressing::PathOnly)).
 //!
@@ -41,7 +42,8 @@ pub struct PathEntry<'a> {
     pub kind: FileKind,
     /// The inode number, if the back end has numbers; otherwise 0.
     pub ino: u64,
-    /// The attributes, if the back end has them at hand. With them, `ls -l` calls no `getattr`.
+    /// The attributes of the file, if the back end knows them at no extra cost. If they are given,
+    /// `ls -l` needs no `getattr` for the file.
     pub attr: Option<Attr>,
 }
 
@@ -60,30 +62,31 @@ impl<'a> PathEntry<'a> {
 /// A file system whose methods take paths. [`ByPath`] serves it.
 ///
 /// A path is relative to the root of the file system, and has no `.`, `..` or empty components. The
-/// root itself is the empty path. So `directory.join(path)` is the file's place in a directory of
-/// the host. Four methods are required, six more make changes, and the others have a useful
-/// default.
+/// root itself is the empty path. So a back end that serves a directory of the host finds the file
+/// at `directory.join(path)`. Four methods are required, six more make changes, and the others have
+/// a useful default.
 ///
 /// # What a back end may rely on
-/// - A path leads to the same file until the call returns: the cache makes no rename or removal of
-///   the file, or of a directory above it, meanwhile. So no call fails because of a rename.
+/// - A path leads to the same file until the call returns. Until then, the cache does not rename or
+///   remove the file, or a directory above it. So no call fails because of a rename.
 /// - A file that is removed or replaced while it is open stays usable. The cache first renames it
 ///   to a hidden name in the root directory, and removes that name when the file is closed.
-/// - Permissions are checked, umask, ACLs and set-group-ID rules are applied, and names are valid.
-///   The back end must run with the rights to make each change.
-/// - Two calls for the same name never overlap; all other calls do.
-/// - The calls on an open file get the back end's [`PathFileSystem::File`]. A call without an open
-///   file that fits opens the path again, so all open files of a path must show the same bytes.
+/// - Permissions have been checked, names are valid, and the umask, ACLs and the rules for the
+///   set-group-ID bit have been applied. The back end must run with the rights to make each change.
+/// - Two calls for the same name never overlap. All other calls may.
+/// - A call on an open file gets the back end's [`PathFileSystem::File`]. If no suitable open file
+///   exists, the path is opened again for the call. So all open files of a path must show the same
+///   bytes.
 ///
 /// # Inode numbers
 /// A back end leaves [`Attr::ino`] at 0, and the cache numbers the files. A back end whose files
-/// have hard links must report its own numbers, for all of its files. Two paths with one number and
-/// one generation are two names of one file.
+/// have hard links must report inode numbers of its own, for all of its files. Two paths with the
+/// same number and the same generation are two names of one file.
 ///
 /// # Errors
-/// Any method may return `EIO` if the storage fails, and `ENOENT` for a file that is gone. The
-/// default of a change is `EROFS`. [`errno_of`](crate::errno_of) gives the errno of an error of the
-/// standard library.
+/// Any method may return `EIO` if the storage fails, and `ENOENT` if the file has been removed. The
+/// default implementation of each method that makes changes returns `EROFS`.
+/// [`errno_of`](crate::errno_of) converts an error of the standard library to an errno.
 ///
 /// # Examples
 /// ```
@@ -132,12 +135,12 @@ impl<'a> PathEntry<'a> {
 /// ```
 #[allow(unused_variables)]
 pub trait PathFileSystem: Send + Sync + 'static {
-    /// The back end's state of an open file, `()` if it has none. It is dropped when the file is
+    /// The back end's state of an open file; `()` if it needs none. It is dropped when the file is
     /// closed.
     type File: Send + Sync + 'static;
 
-    /// Returns the attributes of the file at `path`, and does not follow a symbolic link. `ENOENT`
-    /// if there is none.
+    /// Returns the attributes of the file at `path`. A symbolic link is not followed. `ENOENT` if
+    /// there is no such file.
     #[doc(alias = "lookup")]
     fn getattr(&self, path: &Path) -> Result<Attr, Errno>;
 
@@ -148,15 +151,15 @@ pub trait PathFileSystem: Send + Sync + 'static {
         self.getattr(path)
     }
 
-    /// Passes all entries of the directory at `path` to `sink`, in any order. `.` and `..` may be
-    /// left out.
+    /// Passes all entries of the directory at `path` to `sink`, in any order. The back end may
+    /// leave out `.` and `..`.
     fn readdir(&self, path: &Path, sink: &mut dyn FnMut(PathEntry<'_>)) -> Result<(), Errno>;
 
     /// Opens the regular file at `path`. `flags` are those of open(2) without the
     /// creation flags, `O_APPEND` and `O_DIRECT`.
     ///
-    /// A call about a file that is not open, such as a write-back of the kernel's pages after the
-    /// last close, opens the file for this call alone.
+    /// A call may be about a file that is not open, for example when the kernel writes pages back
+    /// after the last close. Then the file is opened for this call alone.
     fn open(&self, path: &Path, flags: u32) -> Result<Self::File, Errno>;
 
     /// Returns how a server treats a file that was just opened.
@@ -164,16 +167,16 @@ pub trait PathFileSystem: Send + Sync + 'static {
         OpenFlags::empty()
     }
 
-    /// Tells the back end that a client closes a descriptor of an open file, as
-    /// [`FileSystem::flush`] does. When the last descriptor is closed, `file` is dropped later.
+    /// Called when a client closes a descriptor of an open file, like [`FileSystem::flush`]. After
+    /// the last descriptor is closed, `file` is dropped some time later.
     ///
     /// [`FileSystem::flush`]: crate::FileSystem::flush
     fn flush(&self, path: &Path, file: &Self::File) -> Result<(), Errno> {
         Err(Errno::NOSYS)
     }
 
-    /// Reads at `offset` into `buf` and returns the number of bytes. The number is smaller than the
-    /// length of `buf` only at the end of the file.
+    /// Reads at `offset` into `buf` and returns the number of bytes read. The back end fills `buf`
+    /// completely, except at the end of the file.
     fn read(
         &self,
         path: &Path,
@@ -193,8 +196,9 @@ pub trait PathFileSystem: Send + Sync + 'static {
         Err(Errno::ROFS)
     }
 
-    /// Writes `bytes` at the end of the file (`O_APPEND`), as [`FileSystem::append`] does. `end` is
-    /// the end that the client knows. Override it if other programs append to the files.
+    /// Writes `bytes` at the end of the file (`O_APPEND`), like [`FileSystem::append`]. `end` is
+    /// the end of the file as far as the client knows. A back end whose files other programs append
+    /// to must implement this method.
     ///
     /// [`FileSystem::append`]: crate::FileSystem::append
     fn append(
@@ -208,8 +212,8 @@ pub trait PathFileSystem: Send + Sync + 'static {
     }
 
     /// Copies up to `len` bytes from one open file to another, and returns the number of copied
-    /// bytes. Each file comes with its offset. The ranges do not overlap. For `EOPNOTSUPP`, the
-    /// default, a server reads and writes.
+    /// bytes. Each file is given with the offset of its range, and the two ranges do not overlap.
+    /// If this method returns `EOPNOTSUPP`, the default, a server copies with `read` and `write`.
     fn copy_file_range(
         &self,
         from: (&Self::File, u64),
@@ -228,7 +232,8 @@ pub trait PathFileSystem: Send + Sync + 'static {
         Err(Errno::ROFS)
     }
 
-    /// Makes a file of any kind at `path` and returns its attributes. `EEXIST` if there is one.
+    /// Makes a file of any kind at `path` and returns its attributes. `EEXIST` if a file exists at
+    /// `path`.
     #[doc(alias = "mkdir")]
     #[doc(alias = "mknod")]
     #[doc(alias = "symlink")]
@@ -247,13 +252,15 @@ pub trait PathFileSystem: Send + Sync + 'static {
         Err(Errno::ROFS)
     }
 
-    /// Renames `from` to `to` in the way that `mode` names. A back end without
-    /// [`RenameMode::NoReplace`] or [`RenameMode::Exchange`] returns `EINVAL` for it.
+    /// Renames `from` to `to`. `mode` tells how to treat an existing target. A back end that does
+    /// not support [`RenameMode::NoReplace`] or [`RenameMode::Exchange`] returns `EINVAL` for that
+    /// mode.
     fn rename(&self, from: &Path, to: &Path, mode: RenameMode) -> Result<(), Errno> {
         Err(Errno::ROFS)
     }
 
-    /// Adds the name `to` for the file at `from`, and returns its attributes.
+    /// Makes a hard link: adds the name `to` for the file at `from`, and returns the file's
+    /// attributes.
     fn link(&self, from: &Path, to: &Path) -> Result<Attr, Errno> {
         Err(Errno::PERM)
     }
@@ -304,7 +311,8 @@ pub trait PathFileSystem: Send + Sync + 'static {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Returns the offset of the next data or hole at or behind `offset`. `ENXIO` behind the end.
+    /// Returns the offset of the first data or hole at `offset` or after it. `ENXIO` if `offset` is
+    /// behind the end of the file.
     #[doc(alias = "lseek")]
     fn seek(&self, path: &Path, file: &Self::File, offset: u64, what: Seek) -> Result<u64, Errno> {
         let size = self.getattr(path)?.size;
@@ -315,7 +323,7 @@ pub trait PathFileSystem: Send + Sync + 'static {
         }
     }
 
-    /// Returns the value of an extended attribute. `ENODATA` if there is none.
+    /// Returns the value of an extended attribute. `ENODATA` if the file has no such attribute.
     fn getxattr(&self, path: &Path, name: &OsStr) -> Result<Vec<u8>, Errno> {
         Err(Errno::OPNOTSUPP)
     }
@@ -341,13 +349,13 @@ pub trait PathFileSystem: Send + Sync + 'static {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Returns an ACL of the file, or None if its mode expresses the ACL.
+    /// Returns an ACL of the file. None if there is no such ACL, or if the mode alone expresses it.
     fn get_acl(&self, path: &Path, kind: AclKind) -> Result<Option<Acl>, Errno> {
         Ok(None)
     }
 
-    /// Sets an ACL, or removes it with None. An access ACL comes with the mode that it implies, and
-    /// the back end changes the two at once.
+    /// Sets an ACL of the file. If `acl` is None, removes the ACL. With an access ACL, `mode` is
+    /// the mode that the ACL implies. The back end changes both in one step.
     fn set_acl(
         &self,
         path: &Path,

@@ -1,7 +1,8 @@
-//! A read set: the dentries that a reader has used, each with the sequence that the reader saw.
+//! A read set: the dentries that a reader has used, each with the sequence that the dentry had when
+//! the reader read it.
 //!
-//! The reader validates the read set at its end. If no sequence has changed, all dentries that the
-//! reader used existed together at the instant between its last read and the validation (trap T8).
+//! The reader validates the read set when it has finished. If no sequence has changed, all dentries
+//! that it used existed together at the instant between its last read and the validation (trap T8).
 
 use corewalk_sync::SeqCount;
 
@@ -20,7 +21,8 @@ pub(crate) struct ReadSet<const N: usize = STEPS> {
     growth: Growth,
 }
 
-/// Tells whether a read set may allocate memory for more steps than it has inline.
+/// A read set has an inline array of steps: the dentries of a path with their sequences. This value
+/// tells whether the read set may allocate memory for more steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Growth {
     /// It may.
@@ -68,8 +70,8 @@ impl<const N: usize> ReadSet<N> {
         InlineSteps { len: self.len, read_set: self }
     }
 
-    /// Returns true if the read set had no room for some of the dentries. Such a read set does not
-    /// prove that nothing has changed.
+    /// Returns true if the read set had no room for some of the dentries. Then its validation does
+    /// not cover everything that the reader has used.
     pub(crate) fn is_truncated(&self) -> bool {
         self.growth == Growth::Refused && self.len > N
     }
@@ -90,11 +92,12 @@ impl<const N: usize> ReadSet<N> {
         self.len
     }
 
-    /// Returns true if no dentry of the read set has changed since it was added.
+    /// Returns true if no dentry in this set has changed since it was added to the set.
     #[inline]
     pub(crate) fn is_unchanged(&self, dentries: &Dentries) -> bool {
-        // Nearly always all steps are unchanged, so combine the results and branch once. A step
-        // with an odd sequence was read during a write section, so it never validates.
+        // `difference` compares a dentry's sequence now with its sequence in the set. Nearly always
+        // all are equal, so combine the results for all dentries and branch once. An odd sequence
+        // means that the dentry was read during a write section. In that case the result is false.
         SeqCount::end_of_reads();
         let len = self.len.min(N);
         let (mut differ, mut odd) = (0, 0);
@@ -110,11 +113,12 @@ impl<const N: usize> ReadSet<N> {
     }
 }
 
-/// The inline steps of a read set (dentries with their sequences), to which a fast path appends.
-/// Dropping this value stores the new length.
+/// The inline array of a read set, to which the fast path of a walk appends dentries with their
+/// sequences. When this value is dropped, the new length is stored in the read set.
 pub(crate) struct InlineSteps<'a, const N: usize = STEPS> {
     read_set: &'a mut ReadSet<N>,
-    /// A copy of the read set's length. The compiler can keep the copy in a register.
+    /// The number of dentries in the read set. It is a copy, which the compiler can keep in a
+    /// register.
     len: usize,
 }
 
@@ -153,8 +157,9 @@ impl<const N: usize> Drop for InlineSteps<'_, N> {
 mod tests {
     use super::*;
 
-    /// Trap T8: a validation must cover all steps of the current pass and no others. This includes
-    /// steps that needed an allocation.
+    /// Trap T8: a validation of a read set must notice a change of any dentry in the set, and must
+    /// ignore all other dentries. The test changes one dentry after another. Some of them are not
+    /// in the set's inline array, but in its vector.
     #[test]
     fn change_of_any_step_is_seen() {
         let dentries = Dentries::new(64).unwrap();
@@ -178,8 +183,9 @@ mod tests {
         }
     }
 
-    /// A step under an odd sequence must never validate. Such a sequence was read while a writer
-    /// changed the dentry, so the words that were read may be torn.
+    /// Checks that a read set never validates if it has a dentry with an odd sequence. A reader
+    /// gets an odd sequence while a writer changes the dentry, so the words that it reads then may
+    /// be torn.
     #[test]
     fn step_under_an_odd_sequence_never_validates() {
         let dentries = Dentries::new(64).unwrap();

@@ -1,12 +1,13 @@
-//! The numbers of the cache: the slot of a dentry, the slot of an inode, and a sequence.
+//! The number types of the cache: the slot of a dentry, the slot of an inode, and the sequence of a
+//! dentry.
 //!
-//! A slot has room for a dentry and for an inode (`dentry`), so a number alone could mean either of
-//! them. These types tell which of the two is meant, at no cost. The raw numbers appear only in
-//! packed words, in atomics and in calls of the arena.
+//! A slot has room for a dentry and an inode (module `dentry`), so a bare slot number could mean
+//! either of them. These types tell which one is meant, at no cost at run time. Bare numbers appear
+//! only in packed words, in atomics and in calls of the slot arena.
 
 use std::marker::PhantomData;
 
-/// The number of a slot in which a `K` lives. Slot 0 is never used.
+/// The number of a slot that holds a `K`, which is a dentry or an inode. Slot 0 is never used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub(crate) struct Slot<K> {
@@ -27,7 +28,7 @@ pub(crate) type DentrySlot = Slot<OfDentry>;
 /// The slot of an inode.
 pub(crate) type InodeSlot = Slot<OfInode>;
 
-/// The sequence of a dentry, as a reader saw it. It is odd if the dentry was inside a write
+/// The sequence of a dentry when a reader read it. If it is odd, a writer was inside its write
 /// section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]

@@ -1,9 +1,10 @@
 //! The growable index: a multimap from a 32-bit hash to a slot number.
 //!
-//! A bucket is one cache line of eight entries. Readers take no lock and write nothing. They
-//! compare eight tags at once, and follow a link only if the bucket has overflowed. A hit is a
-//! hint, which the dentry or inode in the slot confirms. A miss proves nothing: a thread that acts
-//! on a miss first repeats the lookup under the bucket's lock.
+//! The index is a hash table. A bucket is one cache line of eight entries. An entry has a slot
+//! number, and a tag of 16 bits of the hash. Readers take no lock and write nothing. They compare
+//! eight tags at once, and follow a link to another cache line only if the bucket has overflowed. A
+//! tag may match by chance, so the reader checks the dentry or inode in the slot. A reader may also
+//! miss an entry. So a thread that acts on a miss first repeats the lookup under the bucket's lock.
 //!
 //! ```text
 //! word 0, 1  tags: the upper 16 bits of the hash of entries 0 to 3 and 4 to 7
@@ -12,23 +13,25 @@
 //! word 7     link: the next overflow line; 0 is none
 //! ```
 //!
-//! The table grows by linear hashing: it splits one bucket at a time, in order. So no insert moves
-//! more than one bucket, and no reader looks in two tables. A split needs only the lines of the
-//! bucket, not the slots. Buckets live in a [`SlotArena`], whose memory never moves.
+//! The table grows by linear hashing: it splits one bucket at a time, in order. So an insertion
+//! never has to move the entries of the whole table, and no reader looks in two tables. A split
+//! reads only the cache lines of the bucket, and not the dentries or inodes in the slots. Buckets
+//! live in a [`SlotArena`], whose memory never moves.
 //!
 //! # Guarantees
-//! - T.1: a reader that starts after `insert` returned, and ends before `remove` is called, sees
-//!   the entry. It may miss the entry if the bucket is split meanwhile, or if an overflow line of
-//!   the bucket is reused. So a miss proves nothing, unless the lookup was made under the stripe's
-//!   lock (in a `Stripe`).
-//! - T.2: a lookup under the stripe's lock finds every entry of the stripe, even if a thread splits
-//!   one of its buckets.
+//! - T.1: a reader that starts after `insert` has returned, and ends before `remove` is called,
+//!   sees the entry, with two exceptions. It may miss the entry if the bucket is split meanwhile,
+//!   or if an overflow line of the bucket is reused. So a miss proves nothing, unless the lookup
+//!   was made under the stripe's lock (in a `Stripe`).
+//! - T.2: a lookup under the stripe's lock finds every entry of the stripe, even if the stripe's
+//!   buckets were split.
 //!
 //! # Locks
-//! A stripe lock covers all buckets whose numbers end in the same bits, so it covers both halves of
-//! a split. `grow` is taken before a stripe lock, never inside one.
+//! Buckets are divided into stripes with one lock each. The buckets of a stripe have numbers that
+//! end in the same bits, so when a bucket is split, both halves are in the same stripe. `grow` is
+//! taken before a stripe's lock, never after it.
 //!
-//! Source: Litwin, "Linear hashing", VLDB 1980; DLHT (HPDC 2024) for the bucket of one line.
+//! Source: Litwin, "Linear hashing", VLDB 1980; DLHT (HPDC 2024) for buckets of one cache line.
 
 use std::marker::PhantomData;
 
@@ -38,8 +41,8 @@ use corewalk_sync::SlotArena;
 
 use crate::slot::Slot;
 
-/// The number of stripes, the groups of buckets that share one lock. It is also the number of
-/// buckets in the smallest table. A power of two.
+/// The number of stripes. A stripe is a group of buckets that share one lock. The smallest table
+/// has one bucket per stripe. A power of two.
 #[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
 const STRIPES: u32 = 256;
 #[cfg(all(corewalk_shuttle, not(corewalk_loom)))]
@@ -54,11 +57,13 @@ const ENTRIES: usize = 8;
 const RESTS: usize = 2;
 const SLOTS: usize = 3;
 const LINK: usize = 7;
-/// The number of low bits of a hash that are the same for all entries of a bucket, in a table of
-/// any size.
+/// The lowest bits of a hash are the number of its stripe (a group of buckets that share one lock).
+/// This is the number of these bits. All entries of a bucket are in one stripe, so they have the
+/// same lowest bits.
 const STRIPE_BITS: u32 = STRIPES.trailing_zeros();
 
-/// A multimap from a hash to the slot of a `K`. Its readers store nothing.
+/// A hash table that maps a 32-bit hash to slot numbers of objects of the type `K`. A hash may have
+/// several slots. A lookup without a lock writes no memory.
 pub(crate) struct Table<K> {
     /// Buckets in use: [`STRIPES`] to the capacity. Only grows.
     size: Size,
@@ -67,38 +72,39 @@ pub(crate) struct Table<K> {
     /// The overflow lines: cache lines that continue a full bucket. A line is written under the
     /// lock of the stripe whose bucket uses it.
     overflow: SlotArena<WORDS>,
-    /// The table grows when a stripe (a group of buckets with one lock) has more entries per bucket
-    /// than this number. At that time the mean of all stripes is about one entry per bucket less.
+    /// Maximum average number of entries per bucket in a stripe (a group of buckets with one lock).
+    /// If one stripe has more, the table grows. The fullest stripe decides, so the average of the
+    /// whole table is then lower, by about one entry per bucket.
     load: u32,
-    /// Each lock protects the state of its stripe and the entries of the stripe's buckets. The
-    /// numbers of these buckets end in the bits of the stripe's number.
+    /// Each lock protects the state of its stripe, and the entries in all buckets of the stripe.
+    /// The numbers of these buckets end in the bits of the stripe's number.
     stripes: Box<[OwnLine<Mutex<StripeState>>]>,
     /// Held during a split. Protects the stores to `size`.
     grow: Mutex<()>,
     kind: PhantomData<K>,
 }
 
-/// The size of a table, as a reader loaded it. With an old size the reader may miss an entry. A
-/// miss proves nothing, so this does no harm.
+/// The size of a table when a reader loaded it. If the table grows meanwhile, the reader may miss
+/// an entry. That does no harm, because a miss without a lock proves nothing.
 #[derive(Clone, Copy)]
 pub(crate) struct Extent {
     buckets: u32,
     mask: u32,
 }
 
-/// The size of the table in one word. The lower half is the number of buckets, and the upper half
-/// is the mask of the next power of two. So a reader needs a single load to find the bucket of a
-/// hash.
+/// The size of the table in one word, so that a reader finds the bucket of a hash with a single
+/// load. The lower half is the number of buckets. The upper half is a mask: the smallest power of
+/// two that is at least the number of buckets, minus 1.
 struct Size(AtomicU64);
 
-/// The state of a stripe. The stripe's lock protects it, and also the stripe's buckets.
+/// The state of a stripe. It is protected by the stripe's lock, like the stripe's buckets.
 struct StripeState {
     /// Entries in all buckets of the stripe.
     entries: u32,
 }
 
-/// A locked stripe: the buckets that share one lock. A lookup in a locked stripe is exact, and its
-/// entries can be changed.
+/// A locked stripe (a group of buckets that share one lock). A lookup in it misses no entry.
+/// Entries can be inserted and removed.
 pub(crate) struct Stripe<'a, K> {
     table: &'a Table<K>,
     hash: u32,
@@ -106,8 +112,9 @@ pub(crate) struct Stripe<'a, K> {
 }
 
 impl<K: Copy> Table<K> {
-    /// Returns an empty table for at most `entries_max` entries. It grows at `load` entries per
-    /// bucket: 7 takes the least memory, 6 or less avoids overflow lines.
+    /// Returns an empty table for at most `entries_max` entries. It grows when it has `load`
+    /// entries per bucket. A load of 7 takes the least memory, and a load of 6 or less avoids
+    /// overflow lines.
     pub(crate) fn new(
         name: &'static str,
         entries_max: u32,
@@ -129,17 +136,18 @@ impl<K: Copy> Table<K> {
         })
     }
 
-    /// Returns the size of the table, for readers that look for several hashes.
+    /// Returns the current size of the table. A reader can use the result to look up several
+    /// hashes, even if the table grows meanwhile.
     #[inline]
     pub(crate) fn extent(&self) -> Extent {
-        // ORDERING(table-size): Acquire. Pairs with the store in `split`, so that a reader of the
-        // larger size sees the bucket that the split filled.
+        // ORDERING(table-size): Acquire. Pairs with the store in `split`. A reader that loads the
+        // larger size also sees the new bucket that the split has filled.
         Extent::of(self.size.0.load(Ordering::Acquire))
     }
 
-    /// Calls `probe` with each slot that may be stored under `hash`, until `probe` returns Some. A
-    /// slot may have another hash with the same tag, so `probe` checks it. `probe` may be called
-    /// with [`Slot::NONE`].
+    /// Calls `probe` with each slot that the table may have for `hash`, until `probe` returns Some.
+    /// Only the tag of an entry is compared, so `probe` must check that the slot holds what the
+    /// caller wants. `probe` may be called with [`Slot::NONE`].
     #[inline]
     pub(crate) fn find<R>(
         &self,
@@ -162,8 +170,8 @@ impl<K: Copy> Table<K> {
         }
     }
 
-    /// Returns the first slot that may be stored under `hash` in the first cache line of its
-    /// bucket. `extent` is a current or an earlier size of the table.
+    /// Looks only in the first cache line of a bucket. Returns the slot of the first entry there
+    /// whose tag matches `hash`. `extent` is the size of the table, or an earlier size.
     #[inline(always)]
     pub(crate) fn first_within(&self, extent: Extent, hash: u32) -> Option<Slot<K>> {
         let line = self.buckets.get(extent.bucket_of(hash));
@@ -176,13 +184,14 @@ impl<K: Copy> Table<K> {
         Stripe { table: self, hash, state }
     }
 
-    /// Enters `slot` under `hash`, and splits a bucket if the stripe then has too many entries.
+    /// Inserts `slot` under `hash`. If a stripe (a group of buckets with one lock) now has too many
+    /// entries, the table grows by a bucket split.
     pub(crate) fn insert(&self, hash: u32, slot: Slot<K>) {
         self.insert_if(hash, slot, |_| Some(()));
     }
 
-    /// Enters `slot` if `look` returns Some. `look` runs under the stripe's lock, before any lookup
-    /// can find the new entry.
+    /// Inserts `slot` under `hash` if `look` returns Some. `look` runs under the stripe's lock,
+    /// before a lookup can find the new entry.
     pub(crate) fn insert_if<R>(
         &self,
         hash: u32,
@@ -224,8 +233,8 @@ impl<K: Copy> Table<K> {
         (u64::from(self.size.get()) + self.overflow.in_use()) * (WORDS as u64) * 8
     }
 
-    /// Splits one bucket. The caller holds the mutex `grow`. Returns false if the table is at its
-    /// capacity.
+    /// Splits one bucket in two: the next one in the order of linear hashing. The caller holds the
+    /// mutex `grow`. Returns false if the table cannot grow any more.
     fn split(&self) -> bool {
         let new = self.size.get();
         if new >= self.buckets.max_slots() {
@@ -235,17 +244,18 @@ impl<K: Copy> Table<K> {
         self.buckets.extend_to(new);
         let stripe = self.lock(old);
         let wide = Size::word(new + 1);
-        // Store the moved entries in the new bucket, then publish the size, then remove them from
-        // the old bucket. So readers of either size find the entries. A reader that loaded the old
-        // size before the split may miss an entry, which proves nothing (T.1).
+        // First store the moved entries in the new bucket, then publish the size, then remove the
+        // entries from the old bucket. So a reader finds them with the old size until they are
+        // removed, and with the new size afterwards. A reader that still uses the old size after
+        // the removal may miss an entry, which T.1 allows.
         stripe.each_entry(old, |line, entry| {
             let hash = hash_of(line, entry, old);
             if bucket_of(hash, wide) == new {
                 stripe.push_into(new, hash, slot_of(line, entry));
             }
         });
-        // ORDERING(table-size): Release. Pairs with `extent`, so that a reader of the larger size
-        // sees the filled bucket.
+        // ORDERING(table-size): Release. Pairs with the load of the size in `extent`. A reader that
+        // loads the larger size also sees the entries in the new bucket.
         self.size.0.store(wide, Ordering::Release);
         stripe.each_entry(old, |line, entry| {
             if bucket_of(hash_of(line, entry, old), wide) == new {
@@ -258,8 +268,8 @@ impl<K: Copy> Table<K> {
 }
 
 impl<K: Copy> Stripe<'_, K> {
-    /// Calls `probe` with each slot under the hash. The result is exact, because the stripe is
-    /// locked.
+    /// Calls `probe` with each slot that the table may have for the hash `self.hash`, until `probe`
+    /// returns Some. The stripe (group of buckets) of this hash is locked, so no entry is missed.
     pub(crate) fn find<R>(&self, probe: impl FnMut(Slot<K>) -> Option<R>) -> Option<R> {
         self.table.find(self.hash, probe)
     }
@@ -298,9 +308,10 @@ impl<K: Copy> Stripe<'_, K> {
         if (0..ENTRIES).all(|entry| slot_of(line, entry) == 0)
             && let Some(index) = self.link_of(before)
         {
-            // A reader that is about to read the freed line finds it empty, or in use for another
-            // bucket. The entries of another bucket do not match the reader's hash.
-            // ORDERING: Relaxed. Links change only under the stripe's lock.
+            // The overflow line `line` is freed while readers may still follow a link to it. Such a
+            // reader finds it empty, or in use for another bucket. The entries of another bucket do
+            // not match the reader's hash.
+            // ORDERING: Relaxed. Links change only under the lock of the bucket's stripe.
             before[LINK].store(line[LINK].load(Ordering::Relaxed), Ordering::Relaxed);
             self.table.overflow.free(index);
         }
@@ -309,15 +320,16 @@ impl<K: Copy> Stripe<'_, K> {
     /// Returns true if the stripe holds more entries than its load.
     pub(crate) fn needs_split(&self) -> bool {
         let buckets = self.table.size.get();
-        // Tolerate a few entries more than the load allows. That is normal, especially in a small
-        // table.
+        // Tolerate a few entries more than `load` per bucket, because hashes are unevenly spread,
+        // especially in a small table.
         self.state.entries > (buckets / STRIPES) * self.table.load + ENTRIES as u32
     }
 
-    /// Returns the bucket of the hash. It is stable while the stripe is locked.
+    /// Returns the number of the bucket for the hash `self.hash`. This number does not change while
+    /// the stripe (group of buckets) is locked.
     fn bucket(&self) -> u32 {
-        // ORDERING: Relaxed. Only a thread with this stripe's lock splits a bucket of the stripe.
-        // Splits of other buckets change the size, but not the bucket of this hash.
+        // ORDERING: Relaxed. A split of a bucket of this stripe needs the stripe's lock, which this
+        // thread holds. Splits of other buckets change the size, but not the bucket of this hash.
         bucket_of(self.hash, self.table.size.0.load(Ordering::Relaxed))
     }
 
@@ -327,7 +339,8 @@ impl<K: Copy> Stripe<'_, K> {
         (link != 0).then_some(link)
     }
 
-    /// Stores an entry at a free position of `bucket`, or in a new overflow line.
+    /// Stores a new entry at a free position of `bucket`. If all cache lines of the bucket are
+    /// full, stores the entry in a new overflow line (a further cache line of the bucket).
     fn push_into(&self, bucket: u32, hash: u32, slot: u32) {
         let mut line = self.table.buckets.get(bucket);
         loop {
@@ -341,22 +354,25 @@ impl<K: Copy> Stripe<'_, K> {
         }
     }
 
-    /// Links a new overflow line with one entry to a full line.
+    /// Allocates an overflow line (a further cache line of a bucket) and stores one entry in it.
+    /// Then links it to `line`, the last cache line that the bucket had so far.
     fn link_overflow(&self, line: &Line, hash: u32, slot: u32) {
         let index = self.table.overflow.alloc().expect("as many overflow lines as buckets");
         let fresh = self.table.overflow.get(index);
         for word in fresh {
-            // ORDERING: Relaxed. The store of the link below publishes the line. A reader may still
-            // use the line for its earlier bucket and miss an entry, which proves nothing (T.1).
+            // ORDERING: Relaxed. The store of the link below makes the line visible to readers.
+            // Another bucket may have freed this line, and its readers may still be there. Such a
+            // reader may miss an entry, which guarantee T.1 allows.
             word.store(0, Ordering::Relaxed);
         }
         store_entry(fresh, 0, hash, slot);
-        // ORDERING(table-link): Release. Pairs with `Table::find`, so that a reader that follows
-        // the link sees the filled line.
+        // ORDERING(table-link): Release. Pairs with `Table::find`. A reader that follows the link
+        // also sees the entry that was stored in the new overflow line.
         line[LINK].store(u64::from(index), Ordering::Release);
     }
 
-    /// Calls `each` with the line and the index of each entry of `bucket`.
+    /// Calls `each` for each entry of `bucket`, with the cache line of the entry and the entry's
+    /// index in it.
     fn each_entry(&self, bucket: u32, each: impl Fn(&Line, usize)) {
         let mut line = self.table.buckets.get(bucket);
         loop {
@@ -368,8 +384,8 @@ impl<K: Copy> Stripe<'_, K> {
         }
     }
 
-    /// Moves entries of a bucket from overflow lines to free positions of its first line, and frees
-    /// empty overflow lines.
+    /// Moves entries of a bucket from its overflow lines (its second and further cache lines) to
+    /// free positions in its first cache line. Frees the overflow lines that become empty.
     fn close_ranks(&self, bucket: u32) {
         let first = self.table.buckets.get(bucket);
         while let Some(index) = self.link_of(first) {
@@ -378,8 +394,8 @@ impl<K: Copy> Stripe<'_, K> {
                 let Some(free) = (0..ENTRIES).find(|&place| slot_of(first, place) == 0) else {
                     return;
                 };
-                // Store the entry at its new position before it leaves the old one. So at each
-                // instant it is in at least one position.
+                // Store the entry at its new position before removing it from the old one. So it is
+                // in at least one position at each instant.
                 store_entry(first, free, hash_of(line, entry, bucket), slot_of(line, entry));
                 store_slot(line, entry, 0);
             }
@@ -410,13 +426,13 @@ impl Size {
     }
 
     fn get(&self) -> u32 {
-        // ORDERING: Relaxed. The size changes only under the mutex `grow`. Other threads use the
-        // size only as a hint.
+        // ORDERING: Relaxed. The size changes only under the mutex `grow`. Threads without the
+        // mutex use it only as a hint.
         self.0.load(Ordering::Relaxed) as u32
     }
 }
 
-/// Returns the bucket of `hash` in a table of the size `size`.
+/// Returns the number of the bucket of `hash`, in a table of the size `size`.
 #[inline(always)]
 fn bucket_of(hash: u32, size: u64) -> u32 {
     Extent::of(size).bucket_of(hash)
@@ -426,9 +442,9 @@ fn bucket_of(hash: u32, size: u64) -> u32 {
 #[inline(always)]
 fn matches(line: &Line, hash: u32) -> Lanes {
     let tags = line.first_chunk().expect("a line has more than two words");
-    // ORDERING(table-entry): Acquire. Pairs with `store_entry`. The slot number and the slot's
-    // content were stored before the tag, so a reader that sees the tag sees the number and the
-    // content.
+    // ORDERING(table-entry): Acquire. Pairs with `store_entry`, which stores an entry's tag (16
+    // bits of its hash) last. So a reader that sees the tag also sees the entry's slot number and
+    // the content of that slot.
     WordPair::load_acquire(tags).lanes_equal((hash >> 16) as u16)
 }
 
@@ -436,21 +452,23 @@ fn matches(line: &Line, hash: u32) -> Lanes {
 #[inline(always)]
 fn slot_at(line: &Line, lane: Lane) -> u32 {
     let slots = line[SLOTS..].first_chunk().expect("there are four words of slots");
-    // ORDERING(table-slot): Acquire. Pairs with the store of the slot number in `store_slot`. A
-    // reader may see the slot number before it sees the tag of the entry. The slot's content was
-    // stored before the number, so the reader sees that content too.
+    // ORDERING(table-slot): Acquire. Pairs with the store of the slot number in `store_slot`. An
+    // entry's slot number is stored before its tag (16 bits of its hash). If a removed entry left
+    // an equal tag, a reader sees the slot number before the tag is stored. It still sees the
+    // slot's content, which was stored before the slot number.
     lane.half_of(slots)
 }
 
-/// Returns the slot of an entry. The caller holds the stripe's lock.
+/// Returns the slot number of entry number `entry` in a cache line of a bucket. The caller holds
+/// the lock of the bucket's stripe.
 fn slot_of(line: &Line, entry: usize) -> u32 {
     // ORDERING: Relaxed. Written only under the stripe's lock.
     let pair = line[SLOTS + entry / 2].load(Ordering::Relaxed);
     (pair >> (32 * (entry % 2))) as u32
 }
 
-/// Returns the eight bits of an entry's hash that are in neither its tag nor the number of its
-/// stripe. The caller holds the stripe's lock.
+/// Returns the eight bits of an entry's hash that neither the tag nor the stripe's number contains.
+/// The caller holds the lock of the stripe.
 fn rest_of(line: &Line, entry: usize) -> u8 {
     // ORDERING: Relaxed. Read under the stripe's lock only.
     (line[RESTS].load(Ordering::Relaxed) >> (8 * entry)) as u8
@@ -460,7 +478,9 @@ fn rest(hash: u32) -> u8 {
     (hash >> STRIPE_BITS) as u8
 }
 
-/// Returns the bits of an entry's hash that a split needs. The caller holds the stripe's lock.
+/// Rebuilds the hash of an entry, as far as a bucket split needs it. The upper 16 bits are the
+/// entry's tag. The eight bits that the cache line stores besides the tag come next. The low bits
+/// come from the number of the bucket. The caller holds the lock of the bucket's stripe.
 fn hash_of(line: &Line, entry: usize, bucket: u32) -> u32 {
     // ORDERING: Relaxed. Written only under the stripe's lock.
     let tag = (line[entry / 4].load(Ordering::Relaxed) >> (16 * (entry % 4))) as u16;
@@ -468,7 +488,9 @@ fn hash_of(line: &Line, entry: usize, bucket: u32) -> u32 {
     (u32::from(tag) << 16) | (u32::from(rest_of(line, entry)) << STRIPE_BITS) | low
 }
 
-/// Stores an entry. The tag comes last, so a reader that finds the tag also finds the slot number.
+/// Stores a hash and a slot number as entry number `entry` of `line`, a cache line of a bucket. The
+/// tag (16 bits of the hash) is stored last. So a reader that finds the tag also finds the slot
+/// number.
 fn store_entry(line: &Line, entry: usize, hash: u32, slot: u32) {
     store_slot(line, entry, slot);
     let rests = &line[RESTS];
@@ -481,19 +503,20 @@ fn store_entry(line: &Line, entry: usize, hash: u32, slot: u32) {
     let (shift, mask) = (16 * (entry % 4), 0xffff << (16 * (entry % 4)));
     // ORDERING: Relaxed. Written only under the stripe's lock.
     let word = tags.load(Ordering::Relaxed) & !mask;
-    // ORDERING(table-entry): Release. Pairs with `matches`, so that a reader that finds the tag
-    // also sees the slot number and the slot's content.
+    // ORDERING(table-entry): Release. Pairs with `matches`. A reader that finds the tag also sees
+    // the slot number and the content of the slot.
     tags.store(word | (u64::from(hash >> 16) << shift), Ordering::Release);
 }
 
-/// Stores the slot of an entry; 0 removes the entry. The caller holds the stripe's lock.
+/// Stores a slot number as entry number `entry` in a cache line of a bucket. The number 0 removes
+/// the entry. The caller holds the lock of the bucket's stripe.
 fn store_slot(line: &Line, entry: usize, slot: u32) {
     let pair = &line[SLOTS + entry / 2];
     let (shift, mask) = (32 * (entry % 2), 0xffff_ffff << (32 * (entry % 2)));
     // ORDERING: Relaxed. Written only under the stripe's lock.
     let word = pair.load(Ordering::Relaxed) & !mask;
-    // ORDERING(table-slot): Release. Pairs with `slot_at`, so that a reader that sees the slot
-    // number also sees the slot's content.
+    // ORDERING(table-slot): Release. Pairs with `slot_at`. A reader that sees the slot number also
+    // sees the content of the slot.
     pair.store(word | (u64::from(slot) << shift), Ordering::Release);
 }
 

@@ -15,12 +15,12 @@
 //! budgets (`budget`) limit bytes and inodes; without limits each thread has counters of its own.
 //!
 //! # Lock order
-//! Locks are taken in this order: the bytes of one file; directories in ascending order of their
-//! slots; one inode that is not a directory. Then comes the lock of a shared set of attributes. The
-//! locks of the free lists of slots and of the queue of deferred de-duplication come last. `names`
-//! shows that this order prevents deadlock. The lock that lets one thread at a time de-duplicate
-//! the queued sets comes before all of these locks. No lock is held while the caller's sink runs in
-//! `readdir`; the directory's lock is held only while one batch of entries is copied.
+//! A thread takes locks in this order, which prevents deadlock (see `names`): (1) the lock that
+//! lets one thread at a time de-duplicate the queued sets of attributes; (2) the bytes of one file;
+//! (3) directories, in ascending order of their slots; (4) one inode that is not a directory; (5)
+//! the slot of a shared set of attributes; (6) a free list of slots, or the queue of sets that wait
+//! for de-duplication. `readdir` holds no lock while the caller's sink runs. It holds the lock of
+//! the directory only while it copies one batch of entries.
 //!
 //! # Differences from Linux
 //! - `FALLOC_FL_ZERO_RANGE`, `FALLOC_FL_COLLAPSE_RANGE` and `FALLOC_FL_INSERT_RANGE` work.
@@ -98,7 +98,7 @@ const UNLIMITED_INODES: u64 = 1 << 40;
 /// # Invariants
 /// - S.1: `space` is the memory of all pages, long link targets and extended attributes, in bytes.
 /// - S.2: `inodes` is the number of inodes in `table` without the root directory, plus one for each
-///   name beyond the first of an inode.
+///   further name of an inode that has several names.
 #[doc(alias = "shmem")]
 pub struct Tmpfs {
     table: InodeTable,
@@ -247,13 +247,13 @@ impl Tmpfs {
     }
 
     /// Runs `step`. If `step` fails for lack of space in the budget `space`, de-duplicates all
-    /// queued sets and runs `step` again. `step` must hold no lock when it fails. An `ENOSPC` for
-    /// too many attribute names or too many inodes is not about `space`, and de-duplication does
-    /// not help against it.
+    /// queued sets of extended attributes and runs `step` again. `step` must hold no lock when it
+    /// fails. If `step` fails with `ENOSPC` for too many attribute names or too many inodes, it
+    /// does not run again. De-duplication would not help.
     fn retry_after_sharing<T>(&self, step: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
-        // If no set was queued before `step` and none is now, a retry is useless. If the queue was
-        // emptied during `step`, another thread has de-duplicated, so a retry may find enough
-        // space.
+        // De-duplication can free space only if a set of attributes is queued before or after
+        // `step`. If the queue was emptied during `step`, another thread has de-duplicated. Then a
+        // retry may find enough space.
         let (refusals, queued) = (self.space.refusals(), self.xattrs.queued());
         match step() {
             Err(Errno::NOSPC)
@@ -291,8 +291,8 @@ impl Tmpfs {
         self.xattrs.change(&mut inode.attributes.xattrs, ino, change, changed, now, &self.space)
     }
 
-    /// Frees an inode and its slot if `is_wanted` returns true for it, and returns its charges to
-    /// the budgets.
+    /// Frees an inode and its slot if `is_wanted` returns true for the inode. Gives the bytes and
+    /// the inode back to the budgets to which they were charged.
     fn discard(&self, ino: u64, is_wanted: impl FnOnce(&Attributes) -> bool) {
         let table = self.table.enter();
         let Ok(slot) = table.write(ino) else { return };
@@ -394,13 +394,14 @@ impl Tmpfs {
         if most.saturating_sub(bytes) >= TRIM_BYTES.max(bytes / 8) {
             // ORDERING: Relaxed. As above.
             self.bytes_max.store(bytes, Ordering::Relaxed);
-            // Wait for an RCU grace period, after which the freed slots are in the allocator.
+            // Wait for an RCU grace period. After it, the memory of the freed slots is back in the
+            // allocator.
             rcu::synchronize();
             heap::give_back_freed();
         }
     }
 
-    /// Updates the access time after a read of `inode`, and releases its lock.
+    /// Updates the access time of `inode` after a read. Releases the lock of `inode`.
     fn note_read(&self, table: &Entered<'_>, inode: RwLockReadGuard<'_, Inode>) {
         let ino = inode.ino();
         if inode.attributes.is_atime_updated(self.atime.of(inode.kind()), now()) {

@@ -13,9 +13,9 @@
 //! - V.2: a lookup that the cache answers takes no lock.
 //! - V.3: a slow call of the back end delays only operations on the same name. A slow change of
 //!   attributes, and a slow write that clears set-user-ID, delay only other operations on the same
-//!   inode. Two exceptions: before an operation fails because its file is gone, it waits for
-//!   operations on the name of that file. With a back end by path, calls and renames wait for each
-//!   other as F.6 of `FileSystem` says.
+//!   inode. There are two exceptions. First, before an operation fails because its file is gone, it
+//!   waits for operations on the name of that file. Second, a back end may find files by path. Then
+//!   a call and a rename on the call's path wait for each other (rule F.6 of `FileSystem`).
 
 mod attributes;
 mod by_number;
@@ -112,8 +112,9 @@ impl Default for VfsOptions {
 
 /// A callback for memory pressure in the cache.
 ///
-/// The namespace calls it on a thread that serves a request. A FUSE server therefore wakes another
-/// thread, which calls [`Vfs::reclaim`] and asks the kernel to forget inodes.
+/// The namespace calls `please_forget` on a thread that serves a request, so the callback must not
+/// do long work. A FUSE server wakes another thread, which calls [`Vfs::reclaim`] and asks the
+/// kernel to forget inodes.
 ///
 /// # Examples
 /// ```
@@ -137,12 +138,13 @@ impl Default for VfsOptions {
 /// # Ok::<(), corewalk::Errno>(())
 /// ```
 pub trait Pressure: Send + Sync {
-    /// Reports the entry `name` of the directory `parent`. Only the client's lookups of its inode
-    /// keep this entry in the cache.
+    /// Called when reclaim cannot evict the entry `name` of the directory `parent`, because the
+    /// client still holds lookups of its inode. The server should make the client forget the inode.
     fn please_forget(&self, parent: u64, name: Name<'_>);
 }
 
-/// A pinned entry. Only the client's lookups of its inode keep it in the cache.
+/// A cache entry that is unused except for the client's lookups of its inode. Reclaim can evict it
+/// only when the client has forgotten the inode.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Pinned<'a> {
@@ -158,7 +160,8 @@ pub struct Pinned<'a> {
     pub name: Name<'a>,
 }
 
-/// The slot of an entry in the cache. Another entry may reuse the slot at any time.
+/// The slot of a dentry in the cache. If the dentry is evicted, another one may reuse the slot at
+/// any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryId(DentrySlot);
 
@@ -234,8 +237,9 @@ impl Vfs {
             pressure: OnceLock::new(),
         });
         let host = Box::new(Arc::clone(&supers));
-        // Slot numbers must fit into 30 bits, because each dentry record stores the slot of its
-        // inode's next alias in 30 bits (`dentry::cold`).
+        // Slot numbers must fit into 30 bits. The reason is that the dentries of an inode form a
+        // list. Each dentry record stores the slot number of the next dentry in 30 bits
+        // (`dentry::cold`).
         let entries_max = options.entries_max.clamp(1024, 1 << 30);
         let dcache = Dcache::new(entries_max, options.hash_seed, host).map_err(|_| Errno::NOMEM)?;
         dcache.set_budget(options.cache_bytes);
@@ -274,11 +278,13 @@ impl Vfs {
         root
     }
 
-    /// Returns the inode with this number in the root's file system. The inode must be in use: a
-    /// client has looked it up and not forgotten it.
+    /// Returns the inode with this inode number in the file system that is mounted at the
+    /// namespace's root. Works only for an inode in use: a client has looked it up and not
+    /// forgotten it.
     ///
     /// # Errors
-    /// `ESTALE` if it is not in use; `ENFILE` at more than 2^27 references to it.
+    /// `ESTALE` if no inode in use has this number; `ENFILE` at more than 2^27 references to the
+    /// inode.
     pub fn inode(&self, ino: u64) -> Result<InodeRef<'_>, Errno> {
         self.in_use(ino).ok_or(Errno::STALE)?.unless_saturated()
     }
@@ -358,8 +364,8 @@ impl Vfs {
 
 impl Drop for Vfs {
     fn drop(&mut self) {
-        // Remove the hidden names, under which a back end by path keeps unlinked files until the
-        // client forgets them.
+        // A back end that finds files only by path keeps an unlinked file under a hidden name until
+        // the client forgets the file. Remove these hidden names.
         for superblock in self.supers.list.iter().map_while(OnceLock::get) {
             let hidden = superblock.paths.as_ref().map_or_else(Vec::new, Paths::take_all_hidden);
             hidden.iter().for_each(|hidden| superblock.remove_hidden(hidden));
@@ -396,11 +402,11 @@ pub struct Stats {
     pub refused_fills: u64,
     /// Entries evicted.
     pub reclaimed: u64,
-    /// Failed passes (attempts without a lock) of walks and path translations. A pass fails if a
-    /// dentry that it has used changes before its end.
+    /// Failed lock-free attempts of walks and path translations. An attempt fails if a dentry that
+    /// it has read changes before the attempt ends.
     pub retries: u64,
-    /// Walks that fell back to ref-walk, and path translations that blocked renames of directories,
-    /// each after repeated failed passes.
+    /// The number of walks and path translations that gave up after several failed lock-free
+    /// attempts. The walks fell back to ref-walk. The translations blocked renames of directories.
     pub fallbacks: u64,
     /// Renames and exchanges.
     pub renames: u64,
@@ -454,18 +460,20 @@ impl<'v> InodeRef<'v> {
     pub fn into_lookups(self) -> u64 {
         let ino = self.ino();
         let lockref = self.vfs.dcache.inodes.lockref(self.slot);
-        // Several threads may make this check before any of them adds its lookup. The bits for
-        // lookups still cannot overflow, because `LOOKUPS_MAX` is half of their range.
+        // Several threads may pass the comparison with `LOOKUPS_MAX` before any of them adds its
+        // lookup. The bits that count lookups still cannot overflow, because they can count twice
+        // as many.
         if lockref.count() < LOOKUPS_MAX * LOOKUP {
-            // One lookup counts `LOOKUP` units. The caller's reference already counts one unit and
-            // turns into the lookup, so add the rest.
+            // In the inode's reference count, a plain reference counts 1 and a client's lookup
+            // counts `LOOKUP`. To turn the caller's reference into a lookup, add the difference.
             lockref.get_many(LOOKUP - 1);
             std::mem::forget(self);
         }
         ino
     }
 
-    /// Returns the reference, or drops it if the count is above its limit.
+    /// Returns this reference unchanged, unless the inode has too many references. In that case
+    /// drops this reference and fails.
     ///
     /// # Errors
     /// `ENFILE` above the limit of references.
@@ -607,8 +615,9 @@ mod tests {
         assert!(batches[0].iter().all(|batch| !batches[1].contains(batch)), "{batches:?}");
     }
 
-    /// Trap T15: a name that another file has taken must refer to the new file alone. In this test
-    /// the cache does not have the name, and the back end reports the new file for it.
+    /// Trap T15: after another file has taken over a name, the name must lead to this file only. In
+    /// this test a new file is entered under the name `old`, as if the cache had no dentry of this
+    /// name. The earlier dentry must not be found any more.
     #[test]
     fn name_that_another_file_has_taken_leads_to_the_new_file() {
         let vfs = new();
@@ -651,9 +660,9 @@ mod tests {
         assert_eq!(inode_of(moved), []);
     }
 
-    /// Trap T32: each invalidation of a directory increments its child generation, a count that
-    /// each cached name below it also stores. If the count wraps around, names that were cached
-    /// before must not be found. Only the bits of the count that cached names store wrap around.
+    /// Trap T32: a directory counts its invalidations, and each cached name stores the lower half
+    /// of this count. A name is found only if it has the current count. When the lower half wraps
+    /// around, names that were cached long before must not be found.
     #[test]
     fn name_from_before_a_generation_wrap_is_not_found() {
         let vfs = new();

@@ -1,21 +1,23 @@
 //! The path walk: from a pathname to a place.
 //!
-//! A walk starts in **rcu-walk**. It looks each component up without a lock, a reference or a
-//! store, and adds each dentry with its sequence to a read set. At its end it validates the read
-//! set. If that is valid, all names existed at one instant, so the answer is that of this instant.
-//! (Linux's rcu-walk does not promise that for a whole path.) A walk may block at names that are
-//! not cached, symbolic links, and unknown permissions. Before such a step it takes a reference on
-//! its dentry, and afterwards it continues in rcu-walk.
+//! A walk starts in **rcu-walk** mode. It looks up each component without a lock, a reference or a
+//! store, and adds each dentry with its sequence to a read set. When the walk ends, it validates
+//! the read set. If no dentry has changed, all names existed at one instant, so the answer is that
+//! of this instant. (Linux's rcu-walk does not promise that for a whole path.) A walk may have to
+//! block, at a name that is not cached, a symbolic link, or unknown permissions. Before that it
+//! takes a reference on the current dentry, and afterwards it continues in rcu-walk mode.
 //!
-//! A walk that fails its validation repeatedly becomes a **ref-walk**. It holds a reference at each
-//! step and needs no validation, so it always ends. Both modes make the same decisions. But the
-//! answer of a ref-walk combines several instants, one per component, as every walk on Linux does.
+//! A walk whose validation fails repeatedly becomes a **ref-walk**. In this mode it holds a
+//! reference at each step and needs no validation, so it always ends. Both modes make the same
+//! decisions. But a ref-walk looks up the components of a path one after the other, not all at one
+//! instant. On Linux, both modes do so.
 //!
 //! # Confined walks
-//! With [`WalkFlags::BENEATH`] or [`WalkFlags::IN_ROOT`] the result is below the root of the walk
-//! at the instant of the answer, even if directories are moved out of that root (trap T20). The
-//! read set includes the directories from the result up to the root of the walk. A ref-walk takes
-//! `topology` shared while it checks these directories, so none of them moves.
+//! With [`WalkFlags::BENEATH`] or [`WalkFlags::IN_ROOT`] the result of a walk is below the walk's
+//! root at the instant of the answer. That holds even if directories are moved out of that root
+//! during the walk (trap T20). To ensure it, the read set also includes the directories between the
+//! result and the root. A ref-walk checks these directories while it holds `topology` shared, so
+//! that none of them moves.
 //!
 //! Source: path_resolution(7), openat2(2), Linux path-lookup.rst.
 
@@ -37,7 +39,7 @@ use crate::read_set::{Growth, ReadSet};
 use crate::slot::DentrySlot;
 use crate::vfs::{DentryAndInode, Vfs};
 
-/// Maximum number of symbolic links that one walk follows. If the path has one more, the walk fails
+/// The maximum number of symbolic links that one walk follows. If a path has more, the walk fails
 /// with `ELOOP`, as on Linux.
 pub const SYMLINKS_MAX: u32 = 40;
 /// Number of passes in rcu-walk before the walk becomes a ref-walk.
@@ -68,7 +70,7 @@ bitflags! {
     }
 }
 
-/// The root and the working directory at which a caller's paths start.
+/// The root directory and the working directory of a caller, at which its paths start.
 ///
 /// # Examples
 /// ```
@@ -87,28 +89,28 @@ bitflags! {
 #[doc(alias = "fs_struct")]
 #[derive(Clone, Debug)]
 pub struct FsStruct<'v> {
-    /// The place to which `/` leads, and above which `..` does not go.
+    /// The directory at which absolute paths start. `..` does not lead above it.
     pub root: PathRef<'v>,
     /// The place at which relative paths start.
     pub cwd: PathRef<'v>,
 }
 
-/// The place that a walk found, without a reference. It can be compared with the result of a later
-/// walk.
+/// The file or directory to which a walk has led, without a reference on it. A caller can compare
+/// it with the result of a later walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Resolved {
     /// The inode number.
     pub ino: u64,
-    /// The slot of the dentry and its sequence. If both are equal in the results of two walks, the
-    /// dentry has not changed between the walks.
+    /// The slot and the sequence of the dentry. If two walks return the same slot and the same
+    /// sequence, the dentry has not changed between the two walks.
     pub dentry: (u32, u64),
 }
 
 /// The reason that a pass ended without an answer.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// A dentry changed while it was read, so the walk must begin again.
+    /// A dentry changed while the walk read it, so the walk must begin again.
     Retry,
     /// The answer is this error.
     Fail(Errno),
@@ -136,16 +138,16 @@ pub(crate) struct Walk<'v, 'a> {
     pub(crate) flags: WalkFlags,
     pub(crate) root: &'a PathRef<'v>,
     pub(crate) mode: Mode,
-    /// The mount. Its reference is counted only if the walk has crossed a mount point, because
-    /// counting stores to shared memory.
+    /// The mount in which the walk is. The walk takes a counted reference on it only after it has
+    /// crossed a mount point, because counting writes shared memory.
     pub(crate) mount: Cow<'a, Arc<Mount>>,
     pub(crate) dentry: DentrySlot,
     /// The snapshot of the dentry.
     pub(crate) seen: crate::dentry::Snapshot,
     /// The reference on `dentry`, if there is one.
     pub(crate) hold: Option<DentryAndInode<'v>>,
-    /// The dentries that the walk has passed. The set is borrowed and not a part of the `Walk`,
-    /// because it is large and a `Walk` is moved.
+    /// The dentries that the walk has passed, with their sequences. The read set is borrowed
+    /// because it is large, and a `Walk` is moved.
     read_set: &'a mut ReadSet,
     pub(crate) links: u32,
 }
@@ -154,11 +156,12 @@ impl Vfs {
     /// Returns the place that `path` leads to.
     ///
     /// # Errors
-    /// - `ENOENT`, also for an empty path; `ENOTDIR`; `EACCES`.
-    /// - `ELOOP` for more than 40 symbolic links, or for one that the flags forbid.
+    /// - `ENOENT` (also for an empty path), `ENOTDIR`, `EACCES`.
+    /// - `ELOOP` if the path has more than 40 symbolic links, or a symbolic link that the flags
+    ///   forbid.
     /// - `ENAMETOOLONG` for a component over 255 bytes, or a path of 4096 bytes and more.
     /// - `EXDEV` for a path that leaves the directory or the mount to which the flags confine it.
-    /// - `EAGAIN` with the flag [`WalkFlags::CACHED`], if the back end would have to be asked.
+    /// - `EAGAIN` with the flag [`WalkFlags::CACHED`], if the walk would have to ask the back end.
     /// - The errors of the back end.
     ///
     /// # Examples
@@ -188,8 +191,8 @@ impl Vfs {
         self.passes(cred, at, path, flags, |walk| walk.end_in_path())
     }
 
-    /// Returns the place that `path` leads to, without taking a reference. If the cache has all
-    /// that the walk needs, the walk writes no shared memory. The errors are those of
+    /// Returns the file or directory to which `path` leads, without taking a reference on it. If
+    /// everything that the walk needs is cached, the walk writes no shared memory. Fails like
     /// [`Vfs::walk`].
     ///
     /// # Examples
@@ -215,8 +218,9 @@ impl Vfs {
         self.passes(cred, at, path, flags, |walk| walk.end_resolved())
     }
 
-    /// Returns the directory of the last component of `path`, and that component, for operations
-    /// that make, remove or rename a name. A `/` behind the component is dropped.
+    /// Splits `path` at its last component, for operations that make, remove or rename a name.
+    /// Returns the directory that contains the last component, and the component. A `/` after the
+    /// last component is dropped.
     ///
     /// # Errors
     /// The errors of [`Vfs::walk`]. `EINVAL` if the last component is `.`, and `EBUSY` for `..` or
@@ -306,8 +310,8 @@ impl<'v, 'a> Walk<'v, 'a> {
     ) -> Walk<'v, 'a> {
         let mut seen = vfs.dcache.dentries.snapshot(start.dentry);
         if seen.body.is_negative() {
-            // The dentry of a removed directory is negative. A walk may still start there, so take
-            // the inode from `start`, which holds it (trap T17).
+            // The start directory has been removed, so its dentry is negative. A walk may still
+            // start there. Take the inode from `start`, which holds a reference on it (trap T17).
             seen.body = seen.body.with_inode(start.inode.slot);
         }
         Walk {
@@ -329,8 +333,8 @@ impl<'v, 'a> Walk<'v, 'a> {
     fn follow(&mut self, path: &[u8]) -> Result<(), Stop> {
         self.record();
         let must_be_directory = path.ends_with(b"/") || self.flags.contains(WalkFlags::DIRECTORY);
-        // The rest of the path behind each symbolic link that the walk is following, outermost link
-        // first.
+        // For each symbolic link that the walk is following, the rest of the path after the link.
+        // The outermost link is first.
         let mut rest: Vec<Vec<u8>> = Vec::new();
         let mut path = path;
         let mut link: Vec<u8>;
@@ -398,8 +402,8 @@ impl<'v, 'a> Walk<'v, 'a> {
         Ok(Resolved { ino, dentry })
     }
 
-    /// Returns `error` if the read set is still valid. Otherwise returns [`Stop::Retry`], because
-    /// the walk must begin again.
+    /// Returns `error` as the result of the walk if the read set is still valid. Otherwise the
+    /// error may be wrong, so returns [`Stop::Retry`], and the walk begins again.
     pub(crate) fn validated(&self, error: Errno) -> Stop {
         match self.validate() {
             Ok(()) => Stop::Fail(error),
@@ -424,9 +428,9 @@ impl<'v, 'a> Walk<'v, 'a> {
         }
     }
 
-    /// Takes a reference on the current dentry, so that the walk may block there and leave
-    /// rcu-walk. The read set stays, so at the end of the walk it covers the whole path, even if
-    /// the walk has blocked in between.
+    /// Takes a reference on the current dentry, so that the walk may leave rcu-walk mode and block.
+    /// Keeps the read set (the dentries read so far, with their sequence numbers). So the
+    /// validation at the end of the walk covers the whole path, although the walk has blocked.
     #[doc(alias = "try_to_unlazy")]
     pub(crate) fn legitimize(&mut self) -> Result<(), Stop> {
         if self.hold.is_some() {
@@ -468,8 +472,8 @@ impl<'v, 'a> Walk<'v, 'a> {
     }
 }
 
-/// Returns the first component of a path, and the rest. At the end of the path the component is
-/// empty.
+/// Returns the first component of `path`, and the rest of the path. If no component is left, the
+/// first part is empty.
 #[inline]
 fn split(path: &[u8]) -> (&[u8], &[u8]) {
     let mut path = path;

@@ -24,8 +24,8 @@ static SEAL: Seal = Seal::new();
 
 /// The number of nested directories.
 const DEEP: usize = 12;
-/// The number of names in the last directory. It is also the number of missing names that the test
-/// looks up in that directory.
+/// The number of existing names in the innermost directory. The test also looks up as many missing
+/// names in that directory.
 const WIDE: usize = 1000;
 
 /// A namespace with a warm cache, the caller's credentials, and the paths to walk.
@@ -43,15 +43,16 @@ fn make<'v>(vfs: &'v Vfs, dir: &InodeRef<'_>, name: &str, mode: u32) -> InodeRef
     vfs.make(&Cred::root(), dir, name, Make::new(mode, 0, 0)).unwrap().0
 }
 
-/// Returns a namespace whose cache has all names of the test. The namespace is leaked, because its
-/// memory must outlive the read-only protection.
+/// Returns a namespace whose cache has all names of the test. Later, `prove` makes the namespace's
+/// memory read-only for a while. The namespace is leaked, because its memory must not be freed
+/// before that ends.
 fn build() -> Warm {
     let fs = std::sync::Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let options = VfsOptions::default().with_hash_seed(1).with_entries_max(1 << 16);
     let vfs: &'static Vfs = Box::leak(Box::new(Vfs::new(fs, options).unwrap()));
     let (mut bottom, mut path) = (vfs.root(), String::new());
     for level in 0..DEEP {
-        // Make every other name too long to be inline in its dentry.
+        // Make every second name too long to be inline in its dentry.
         let name = format!("level-{level}-{}", "x".repeat(level % 2 * 60));
         bottom = make(vfs, &bottom, &name, S_IFDIR | 0o755);
         path = format!("{path}/{name}");

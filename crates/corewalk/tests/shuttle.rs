@@ -1,11 +1,12 @@
-//! Random schedules of programs that use a whole namespace. They are too large for loom, but small
-//! enough that random schedules combine all pairs of steps.
+//! Random schedules of programs that use a whole namespace. The programs are too large for loom.
+//! But they are so small that random schedules run all pairs of steps of two threads in both
+//! orders.
 //!
-//! Shuttle runs only sequentially consistent schedules. So it finds wrong steps, but not weak
-//! orderings, which are loom's task. Each program runs under two schedulers: PCT, which finds bugs
-//! of few preemptions with a known probability, and a random one. A failure prints the seed for
-//! `COREWALK_SEED`, and the schedule. Run with `RUSTFLAGS="--cfg corewalk_shuttle" cargo test -p
-//! corewalk --release --test shuttle`.
+//! Shuttle runs only sequentially consistent schedules. So it finds bugs in the order of steps.
+//! Bugs of weak memory orderings are loom's task. Each program runs under two schedulers. The first
+//! is PCT, which has a known probability of finding a bug that needs few preemptions. The second is
+//! random. A failure prints the seed for `COREWALK_SEED`, and the schedule. Run with
+//! `RUSTFLAGS="--cfg corewalk_shuttle" cargo test -p corewalk --release --test shuttle`.
 #![cfg(corewalk_shuttle)]
 
 #[path = "namespace/backends.rs"]
@@ -110,8 +111,8 @@ fn walk_during_an_exchange_finds_both_names() {
     check(|| swap_against_walk(|vfs| rename(vfs, "x", "y", RenameMode::Exchange)));
 }
 
-/// Control for trap T13: the exchange is made by three renames. A reader can miss a name in
-/// between, so the test catches it.
+/// Control for trap T13: the exchange is made by three renames, which is wrong. A reader can miss a
+/// name in between, and the test must catch that.
 #[test]
 #[should_panic(expected = "a name was not found")]
 fn control_exchange_in_three_steps_is_caught() {
@@ -124,8 +125,8 @@ fn control_exchange_in_three_steps_is_caught() {
     });
 }
 
-/// Runs `replace`, which renames a file over another one. Meanwhile one thread looks the name up,
-/// and another one translates a path.
+/// Runs `replace`, which renames the file `a` over the file `b`. Meanwhile one thread looks up `b`,
+/// and another one looks up `a` and translates it to its path.
 fn replace_against_lookup(replace: fn(&Vfs)) {
     let vfs = new();
     let files = ["a", "b"].map(|file| make(&vfs, None, file, S_IFREG));
@@ -155,8 +156,8 @@ fn lookup_during_a_replacing_rename_finds_the_target() {
     check(|| replace_against_lookup(|vfs| rename(vfs, "a", "b", RenameMode::Replace)));
 }
 
-/// Control for trap T13: the target is removed before the rename. A reader can miss the name in
-/// between, so the test catches it.
+/// Control for trap T13: the target is removed before the rename, which is wrong. A reader can miss
+/// the name in between, and the test must catch that.
 #[test]
 #[should_panic(expected = "no target")]
 fn control_removal_before_a_rename_is_caught() {
@@ -231,15 +232,16 @@ fn forget_against_lookup(forget: fn(&Vfs, u64)) {
     assert_eq!((end.inodes, end.entries, end.negatives), (start.inodes, start.entries, 0));
 }
 
-/// Trap P5: after all forgets, no reference may be left, and no reference of another user may be
-/// dropped.
+/// Trap P5: after the client has forgotten all its lookups of an inode, no reference may be left.
+/// No reference of another operation may be dropped.
 #[test]
 fn forget_during_lookup_and_removal_leaves_no_reference() {
     check(|| forget_against_lookup(|vfs, ino| assert!(vfs.forget(ino, 1))));
 }
 
-/// Control for trap P5: a client forgets a file only if it still finds the file by name. So a
-/// reference stays, which the test catches.
+/// Control for trap P5: a client looks a file up and must then call `forget` for it. This client
+/// does so only if another lookup finds the file by name. If the file was removed meanwhile, the
+/// client's reference on the inode is never dropped. The test must catch that.
 #[test]
 #[should_panic(expected = "P5: a reference is left")]
 fn control_forget_by_name_is_caught() {
@@ -252,7 +254,8 @@ fn control_forget_by_name_is_caught() {
     });
 }
 
-/// Evicts all unused entries twice, while two threads look up a file and translate it with `path`.
+/// Evicts all unused entries twice. Meanwhile two threads look up a file and get its path by
+/// `path`.
 fn reclaim_against_lookup(path: fn(&Vfs) -> Result<Vec<u8>, Errno>) {
     let vfs = new();
     make(&vfs, None, "d", S_IFDIR);
@@ -282,7 +285,7 @@ fn lookup_during_reclaim_finds_existing_files() {
 }
 
 /// Control for trap T18: a thread drops its reference on an inode, and then looks the inode up by
-/// its number. The test must catch that.
+/// its number. By then the inode may be evicted, and the test must catch that.
 #[test]
 #[should_panic(expected = "no path")]
 fn control_path_without_a_reference_is_caught() {
@@ -301,8 +304,8 @@ enum Before {
     AnotherFile,
 }
 
-/// Another machine renames `g` to `f`, and `tell` invalidates the cache, during two lookups of `f`.
-/// At the end the cache must agree with the back end.
+/// Another machine renames `g` to `f`, and `tell` invalidates the cache, while two threads look `f`
+/// up. At the end the cache must agree with the back end.
 fn invalidate_against_fill(before: Before, tell: fn(&Vfs)) {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let root = Node::detached(fs.root().unwrap().ino, corewalk::FileKind::Directory);
@@ -323,8 +326,8 @@ fn invalidate_against_fill(before: Before, tell: fn(&Vfs)) {
     assert_eq!(lookup(&vfs, "f"), Ok(next), "T25: a stale answer stayed");
 }
 
-/// Traps T25, P12: a stale answer must not be entered after an invalidation. In this test only the
-/// name is invalidated.
+/// Traps T25, P12: a stale answer of the back end must not be cached after an invalidation. In this
+/// test only the name is invalidated.
 #[test]
 fn fill_during_an_invalidation_of_the_name_is_not_stale() {
     let tell = |vfs: &Vfs| vfs.invalidate(&vfs.root(), name("f")).unwrap();
@@ -332,8 +335,8 @@ fn fill_during_an_invalidation_of_the_name_is_not_stale() {
     check(move || invalidate_against_fill(Before::AnotherFile, tell));
 }
 
-/// Traps T25, P12: a stale answer must not be entered after an invalidation. In this test the whole
-/// directory is invalidated.
+/// Traps T25, P12: a stale answer of the back end must not be cached after an invalidation. In this
+/// test the whole directory is invalidated.
 #[test]
 fn fill_during_an_invalidation_of_the_directory_is_not_stale() {
     let tell = |vfs: &Vfs| vfs.invalidate_dir(&vfs.root()).unwrap();
@@ -341,8 +344,8 @@ fn fill_during_an_invalidation_of_the_directory_is_not_stale() {
     check(move || invalidate_against_fill(Before::AnotherFile, tell));
 }
 
-/// Control for trap T25: the cache is not told of the change. So it keeps the stale answer, which
-/// the test catches.
+/// Control for trap T25: the cache is not told of the change in the back end. It keeps the stale
+/// answer, and the test must catch that.
 #[test]
 #[should_panic(expected = "T25: a stale answer stayed")]
 fn control_change_without_invalidation_is_caught() {
@@ -385,8 +388,9 @@ fn chmod_during_a_write_that_clears_set_user_id_is_not_lost() {
     assert!(reached.iter().all(|&count| count > 0), "an order was not reached: {reached:?}");
 }
 
-/// Control: a chmod changes the back end without the attribute lock. The write undoes it, which the
-/// test catches.
+/// Control: a chmod changes the back end without the attribute lock. A concurrent write, which
+/// clears set-user-ID, then stores the old mode. So the chmod is lost, and the test must catch
+/// that.
 #[test]
 #[should_panic(expected = "the chmod was lost")]
 fn control_chmod_without_the_attribute_lock_is_caught() {
@@ -417,8 +421,8 @@ enum Met {
     Left,
 }
 
-/// Unmounts a file system during a walk into it. `holds` decides which references the walking
-/// thread keeps. Returns the order of the walk and the umount.
+/// Unmounts a file system while another thread walks into it. `holds` says whether that thread
+/// keeps the path that it has found. Returns in which order the walk and the umount took effect.
 fn umount_against_walk(holds: Hold) -> Met {
     let vfs = new();
     make(&vfs, None, "m", S_IFDIR);
@@ -473,8 +477,8 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
     assert!(reached.iter().all(|&count| count > 0), "below, busy, left: {reached:?}");
 }
 
-/// Control: the walking thread keeps no references, so the file system is unmounted during the
-/// walk. The test must catch that.
+/// Control: the walking thread does not keep the path that it has found, so the file system can be
+/// unmounted under it. The test must catch that.
 #[test]
 #[should_panic(expected = "unmounted under a walker")]
 fn control_walk_without_references_is_caught() {
@@ -545,8 +549,8 @@ fn list_against_changes(list: fn(&Vfs)) {
     assert_eq!((end.inodes, end.entries, end.negatives), (start.inodes, start.entries, 0));
 }
 
-/// Trap T25: an entry with attributes must not bring back a name that has changed since it was
-/// read.
+/// Trap T25: if a name has changed since a listing read its entry, the entry's attributes must not
+/// bring the name back.
 #[test]
 fn listing_during_changes_brings_no_name_back() {
     check(|| {
@@ -560,8 +564,8 @@ fn listing_during_changes_brings_no_name_back() {
     });
 }
 
-/// Control for trap T25: the listing begins only after its entries were read, so it misses changes
-/// that came between. The test must catch that.
+/// Control for trap T25: the entries are read before the listing begins. So the listing does not
+/// notice changes that were made between the read and its beginning. The test must catch that.
 #[test]
 #[should_panic(expected = "a name was brought back")]
 fn control_listing_that_begins_late_is_caught() {
@@ -581,12 +585,14 @@ fn control_listing_that_begins_late_is_caught() {
 #[test]
 fn lookup_in_a_removed_directory_finds_no_other_files() {
     check(|| {
-        // The test needs a directory whose dentry is not in its inode's slot. The slot of such a
-        // dentry can be reused while the inode is held. These steps make one:
-        // 1. Just before the namespace renames `other` over `d`, the back end moves the old `d` to
-        //    `moved`. So the cache takes the old directory for removed.
-        // 2. A lookup of `moved` finds the directory, and gives it a new dentry. The new dentry
-        //    gets another slot, because `first` still holds the old one.
+        // The dentry of a directory usually has the same slot number as the inode. The test needs a
+        // directory whose dentry has another slot number, because this slot can be reused while the
+        // inode is held. These steps make one:
+        // 1. The test renames `other` over `d`. Just before that, the back end moves the old `d` to
+        //    `moved`. The cache does not notice the move, and removes the old dentry of `d`. The
+        //    reference `first` still keeps this dentry's slot.
+        // 2. A lookup of `moved` finds the old directory, and gives it a new dentry. Its usual slot
+        //    is in use, so the new dentry gets another slot.
         let vfs = over(Arc::new(HookedTmpfs::new(|fs: &Tmpfs, call| {
             if call != Call::Rename(b"other") {
                 return Ok(());
@@ -633,8 +639,8 @@ fn mkdir_against_lookup(looks: u32, mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs))
     let made = Arc::new(AtomicU64::new(0));
     let maker: Body = {
         let made = Arc::clone(&made);
-        // ORDERING: SeqCst. The flag only orders the events of the recorded history. It is not part
-        // of the code that the model checks.
+        // ORDERING: SeqCst. The store of `made` only records that the directory was made. It is not
+        // part of the code under test.
         Box::new(move |vfs| made.store(mkdir(vfs), Ordering::SeqCst))
     };
     let looker = |look: fn(&Vfs, u64) -> Result<u64, Errno>| -> Body {
@@ -667,8 +673,9 @@ fn mkdir_against_lookup(looks: u32, mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs))
     assert_eq!(end.removed, 0);
 }
 
-/// Traps T16, T25: a directory that is made under a missing name must stay found. Meanwhile the
-/// negative dentry is evicted, so the directory's dentry gets another slot.
+/// Traps T16, T25: a directory is made under a name that has a negative dentry. At the same time
+/// the negative dentry is evicted, so the directory's dentry gets another slot. Once a lookup has
+/// found the directory, later lookups must find it too.
 #[test]
 fn directory_made_under_a_missing_name_stays_found() {
     check(|| {
@@ -683,8 +690,9 @@ fn directory_made_under_a_missing_name_stays_found() {
     });
 }
 
-/// Traps T16, T55: a directory that is made under a missing name must stay found while another name
-/// gets the slot of the negative dentry.
+/// Traps T16, T55: a directory is made under a name that has a negative dentry. At the same time a
+/// new file takes the slot of that negative dentry. Once a lookup has found the directory, later
+/// lookups must find it too.
 #[test]
 fn directory_stays_found_when_a_file_takes_the_slot() {
     check(|| {
@@ -711,8 +719,8 @@ fn control_directory_without_a_name_for_a_moment_is_caught() {
             mkdir_against_lookup(
                 20,
                 |vfs| {
-                    // Pause for as long as a lookup takes. Otherwise few schedules would run a
-                    // lookup between the two renames.
+                    // Before each rename, pause for as long as a lookup takes. Otherwise few
+                    // schedules would run a lookup between one rename and the next.
                     let pause = || (0..20).for_each(|_| thread::yield_now());
                     let d = make(vfs, None, "d", S_IFDIR);
                     for _ in 0..3 {

@@ -1,5 +1,5 @@
-//! Random schedules of a back end by path. Its paths must stay valid, and no thread may wait for
-//! ever.
+//! Random schedules of programs over a back end that finds files by path. Its paths must stay valid
+//! during calls, and no thread may wait for ever.
 //!
 //! See `shuttle.rs` for the two schedulers. Run with
 //! `RUSTFLAGS="--cfg corewalk_shuttle" cargo test -p corewalk --release --test shuttle_paths`.
@@ -101,8 +101,8 @@ fn move_beside_calls(from: From) {
     assert_eq!(fs.strays.load(Ordering::Relaxed), 0, "the path led to another file");
 }
 
-/// Trap X1: if a directory above a file is renamed, a path of the file that a call has got must
-/// stay valid during the call.
+/// Trap X1: a call of the back end has got the path of a file. If a directory above the file is
+/// then renamed, that path must stay valid until the call ends.
 #[test]
 fn path_of_a_call_is_valid_until_it_returns() {
     check(|| move_beside_calls(From::Call));
@@ -114,9 +114,9 @@ fn control_path_snapshot_is_caught() {
     check(|| move_beside_calls(From::Snapshot));
 }
 
-/// Two renames that need the paths of each other's directories must end, and so must a link that
-/// needs two paths. Each of the two renames moves its directory below the other one, so one of them
-/// must fail.
+/// Three operations must not block each other for ever. One rename moves `x` into `y`, another
+/// moves `y` into `x`, and a link gives a file below `x` a name in `y`. Each needs the paths of
+/// both directories. If one rename succeeds, the other would make a loop, so one of them must fail.
 #[test]
 fn crossing_renames_and_a_link_end() {
     static REFUSED: AtomicUsize = AtomicUsize::new(0);
@@ -182,8 +182,8 @@ fn file_opened_during_its_removal_is_read_or_gone() {
     });
 }
 
-/// A file that is closed while another replaces it must stay until it is forgotten, because a
-/// client that has looked it up may still use it.
+/// A file is closed while a rename replaces it by another file. The closed file must stay usable
+/// until the client forgets it, because the client has looked it up.
 #[test]
 fn file_closed_during_its_replacement_stays_until_forget() {
     check(|| {

@@ -1,8 +1,9 @@
 //! The content of tmpfs files, compared with a model: a vector of bytes, and a state per page.
 //!
-//! The model works byte by byte and page by page, so it is easy to verify. After every step, bytes,
-//! size, blocks, free space, holes and errors must be equal. Many offsets are at the edges of
-//! pages, or of extents of 64 pages. The budget is so small that writes are often short.
+//! The model works byte by byte and page by page, so it is easy to verify. After every step, the
+//! file and the model must have the same bytes, size, blocks, free space, holes and errors. Many
+//! offsets are at the edges of pages, or of extents of 64 pages. The file system has so little
+//! space that writes are often short.
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{Errno, Fallocate, FileKind, FileSystem, Make, Name, Node, Seek, SetAttr};
@@ -119,8 +120,8 @@ impl Model {
         Ok(())
     }
 
-    /// Returns true if the model has space for `len` more bytes, which includes reserved pages
-    /// behind the end.
+    /// Returns true if the model has space for `len` more bytes. Reserved pages behind the end of
+    /// the file count as used.
     fn has_room_to_insert(&self, len: usize) -> bool {
         let last = &self.pages[PAGES - len.div_ceil(PAGE)..];
         last.iter().all(|&page| page == Page::Absent) && self.bytes.len() + len <= 300 * PAGE

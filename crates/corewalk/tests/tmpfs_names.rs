@@ -1,8 +1,9 @@
 //! Tests of names in a tmpfs: every operation must have the right effect on links, times and other
 //! names.
 //!
-//! Tables contain the rules of POSIX. A property test compares random operations with a map. Stress
-//! tests of renames look for deadlocks and lost links.
+//! Most tests make single calls, and compare the results with the rules of POSIX. A property test
+//! makes random operations, and compares the tmpfs with a map. Stress tests of renames look for
+//! deadlocks and lost links.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -58,7 +59,8 @@ fn times(fs: &Tmpfs, ino: u64) -> (Timespec, Timespec) {
     (attr.mtime, attr.ctime)
 }
 
-/// Runs `change`. Checks which inodes got a new mtime, and which a new ctime.
+/// Runs `change`. Checks that exactly the inodes that `expected` says got a new mtime or a new
+/// ctime.
 fn assert_touches(fs: &Tmpfs, expected: &[(u64, bool, bool)], what: &str, change: impl FnOnce()) {
     let old = Timespec { secs: 5, nanos: 6 };
     for &(ino, ..) in expected {
@@ -233,7 +235,8 @@ fn unlinked_file_stays_usable_until_forget() {
     assert!(fs.getattr(g).is_ok(), "forget removed a file with a name");
 }
 
-/// Traps P1, P2: a late forget of an old inode must not affect the file that now has its name.
+/// Traps P1, P2: the name of a removed file is given to a new file. A late forget of the old inode
+/// must not affect the new file.
 #[test]
 fn late_forget_does_not_affect_the_new_file() {
     let fs = new_fs();
@@ -368,8 +371,8 @@ fn further_names_count_as_inodes_until_removed() {
     assert_eq!(free(), 2);
     fs.remove(dir(ROOT), name(b"g"), node(&other)).unwrap();
     fs.forget(other.ino, other.generation);
-    // A file that is made without a name already counts as one inode. So its first name counts
-    // nothing more.
+    // A file that was made without a name already counts as one inode. So its first name must not
+    // count as another one.
     let made = fs.tmpfile(dir(ROOT), &Make::new(0o644, 0, 0)).unwrap();
     assert_eq!(free(), 2);
     fs.link(node(&made), dir(ROOT), name(b"f")).unwrap();
@@ -398,8 +401,8 @@ fn long_link_target_is_charged() {
     assert_eq!(free().0, 1);
 }
 
-/// A short attribute must be charged more than its bytes, so that attributes cannot fill memory
-/// that statfs reports as free.
+/// Each attribute uses some memory besides its name and value. This overhead must be charged too.
+/// Otherwise many short attributes could fill memory that statfs reports as free.
 #[test]
 fn attribute_is_charged_with_its_overhead() {
     let fs = Tmpfs::new(TmpfsOptions::default().with_size_bytes(4096));
@@ -492,8 +495,8 @@ fn inode_number_never_repeats() {
     assert_eq!(fs.statfs().unwrap().files - fs.statfs().unwrap().ffree, 1);
 }
 
-/// If a call gets an old and the current inode number of one slot as its two directories, it must
-/// not deadlock.
+/// A caller may pass an old and the current inode number of one slot as the two directories of a
+/// rename. The call must not deadlock.
 #[test]
 fn old_and_new_number_of_a_slot_do_not_deadlock() {
     let _watchdog = Watchdog::start("two numbers of one slot", Duration::from_secs(60));
@@ -517,8 +520,9 @@ fn old_and_new_number_of_a_slot_do_not_deadlock() {
     assert_eq!(list(&fs, new.ino()).len(), 1);
 }
 
-/// Checks that every inode in `all` has as many links as entries, and that each other inode has
-/// none.
+/// Checks the link counts of all inodes. A file must have one link per entry in the directories
+/// `dirs`. A directory in `dirs` must have two links, and one more per subdirectory. Another
+/// directory is empty, and must have two links if it has an entry, otherwise none.
 fn check_links(fs: &Tmpfs, dirs: &[u64], all: &[u64]) {
     let mut counts: BTreeMap<u64, u32> = BTreeMap::new();
     for &parent in dirs {
@@ -542,9 +546,9 @@ fn check_links(fs: &Tmpfs, dirs: &[u64], all: &[u64]) {
 }
 
 /// Trap P9: concurrent renames must not deadlock. There are three directories, one inside another.
-/// All threads rename all pairs of names onto each other in every mode, and also remove, link and
-/// make names. In this test calls for one name overlap. A back end need not support that, but tmpfs
-/// does.
+/// All threads rename all pairs of names onto each other in every mode of rename, and also remove,
+/// link and make names. So concurrent calls use the same names. A back end need not support that,
+/// but tmpfs does.
 #[test]
 fn rename_of_all_pairs_neither_deadlocks_nor_loses_links() {
     let _watchdog = Watchdog::start("all-pairs rename storm", Duration::from_secs(120));
@@ -613,9 +617,10 @@ fn lookup_during_rename_over_finds_old_or_new() {
                 fs.forget(old.ino, old.generation);
             } else {
                 match fs.lookup(dir(ROOT), name(b"target")) {
-                    // The inode was replaced and forgotten after the reader found its entry.
-                    // Callers outside of this test hold a reference on their inodes, so they do not
-                    // see that.
+                    // `ESTALE`: this lookup found the entry. Then another thread replaced the
+                    // entry, and the old inode was forgotten. A caller that follows rule F.1 of
+                    // `FileSystem` never gets this error, because its calls for one name do not
+                    // overlap.
                     Ok(_) | Err(Errno::STALE) => {}
                     other => panic!("{other:?}"),
                 }
@@ -642,8 +647,9 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The model's names: (directory, name) to (inode, is a directory). The directories that the
-/// operations make stay empty, so the model needs no tree.
+/// The model's names. The key of the map is a directory and a name. The value is an inode number,
+/// and whether the inode is a directory. Operations make no names in the directories that they have
+/// made, so the model needs no tree.
 type Names = BTreeMap<(usize, u8), (u64, bool)>;
 
 fn expected_rename(

@@ -87,8 +87,8 @@ fn readdir_during_changes_reports_each_stable_entry_once() {
                     make(&fs, &format!("coming{coming}"));
                     coming += 1;
                 }
-                // The stable name keeps its entry if files are renamed onto it, or if it is
-                // exchanged with another name.
+                // Rename a file onto a name `stableN`, and exchange two names `stableN`. Each of
+                // these names must keep its directory entry, and so its position in the listing.
                 if target < 300 {
                     let stable = format!("stable{}", rng.below(700));
                     make(&fs, &format!("file{target}"));
@@ -114,8 +114,8 @@ fn readdir_during_changes_reports_each_stable_entry_once() {
     }
 }
 
-/// A file that is renamed within its directory during a pass must be reported once. Renaming each
-/// reported file must not make the pass endless.
+/// If a file is renamed within its directory during a listing, the listing must report it once. If
+/// each reported file is renamed, the listing must still end.
 #[test]
 fn readdir_during_renames_reports_each_file_once() {
     const COUNT: usize = 500;
@@ -187,8 +187,8 @@ fn readdir_during_concurrent_changes_reports_each_stable_entry_once() {
     });
 }
 
-/// Trap P13: if a directory changes while it is listed in small calls, the listing must still
-/// contain each of a million stable entries.
+/// Trap P13: a directory of a million files changes while many short `readdir` calls list it. The
+/// listing must contain each file that exists during the whole listing.
 #[test]
 fn readdir_of_a_million_entries_during_changes_is_complete() {
     const COUNT: usize = 1_000_000;

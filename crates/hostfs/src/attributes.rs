@@ -6,11 +6,11 @@
 //! changes them.
 //!
 //! # When ACLs are read
-//! Neither statx(2) nor the mode shows whether a file has an ACL. To read the ACL takes longer than
-//! to read all other attributes. So `HostFs` reads it only in calls whose attributes the cache uses
+//! Neither statx(2) nor the mode shows whether a file has an ACL. Reading the ACL takes longer than
+//! reading all other attributes. So `HostFs` reads it only in calls whose attributes the cache uses
 //! for permission checks: lookup, creation and changes. In any other call the attributes say that
 //! the file may have an ACL. If the cache checks a permission with such attributes, it first reads
-//! the ACL itself. So the check is right, but takes longer.
+//! the ACL itself. So the check is still right, but slower.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -28,8 +28,8 @@ use crate::hostfs::{AclSupport, HostFs, magic, reopen};
 const SET_ID: u32 = S_ISUID | S_ISGID;
 
 impl HostFs {
-    /// Returns the attributes of the file behind a descriptor, without reading its ACL. So the
-    /// attributes may say that the file has an ACL although it has none.
+    /// Returns the attributes of the file behind a descriptor, without reading its ACL. Since the
+    /// ACL is not read, the returned `has_acl` may be true for a file without an ACL.
     pub(crate) fn attr_maybe_acl(&self, fd: BorrowedFd<'_>) -> Result<Attr, Errno> {
         let status = self.status(fd, b"")?;
         let may_have_acl = self.has_acl(&status, || Ok(true))?;
@@ -44,8 +44,8 @@ impl HostFs {
         Ok(self.attr(&status, has_acl))
     }
 
-    /// Returns true if a file has an ACL. `ask` is a closure that reads the ACL. It is not called
-    /// if the type of the file or the host file system excludes ACLs: then the file has none.
+    /// Returns true if a file has an ACL. The closure `ask` reads the ACL. If the type of the file
+    /// or the host file system excludes ACLs, returns false without calling `ask`.
     pub(crate) fn has_acl(
         &self,
         status: &Statx,
@@ -83,15 +83,15 @@ impl HostFs {
         let shared = self.at(node)?;
         let fd = shared.as_fd();
         let before = self.status(fd, b"")?;
-        // Open the file for writing before any attribute is changed. So if that fails, nothing has
-        // changed.
+        // Open the file for writing before any attribute is changed, so that a failed open changes
+        // nothing.
         let writable = match set.size {
             Some(_) => Some(self.writable(node, fd)?),
             None => None,
         };
         if let Err(error) = change(node, fd, &before, set, writable) {
-            // Restore the old owner and mode. Ignore an error, which means that another program has
-            // changed the file meanwhile.
+            // Restore the old owner and mode. If restoring fails, another program has changed the
+            // file meanwhile, so that error is ignored.
             let changes_owner = set.uid.is_some() || set.gid.is_some();
             if changes_owner {
                 let _ = chown(fd, Some(before.stx_uid), Some(before.stx_gid));
@@ -106,9 +106,9 @@ impl HostFs {
     }
 
     /// Returns a descriptor with which the file can be truncated. If a client has the file open for
-    /// writing, returns the descriptor of that open file. That matters for a file with mode 0400. A
-    /// client that has such a file open may truncate it, but the file could not be opened for
-    /// writing again.
+    /// writing, this is the descriptor of that open file. A file with mode 0400 needs this: a
+    /// client that has created it and has it open may truncate it, but a second open for writing
+    /// would fail.
     fn writable(&self, node: Node<'_>, fd: BorrowedFd<'_>) -> Result<SharedFd, Errno> {
         if let Some(open) = self.descriptors.get_writable(node.ino()) {
             return Ok(open);

@@ -98,8 +98,8 @@ fn beneath(dir: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, E
     result
 }
 
-/// Splits `path` in two at a slash. The first part has at most `max` bytes, unless it is a single
-/// component that is longer.
+/// Splits `path` in two at a slash. The first part has at most `max` bytes. It is longer only if
+/// the first component alone is longer than `max`.
 fn split_piece(path: &[u8], max: usize) -> (&[u8], &[u8]) {
     if path.len() <= max {
         return (path, b"");

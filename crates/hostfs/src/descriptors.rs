@@ -7,15 +7,15 @@
 //! | fresh | files created in order to be opened | the `open` that follows | running creations |
 //! | open | files that the client has open | `release` | `open_max`, with the fresh ones |
 //!
-//! A descriptor keeps its inode alive, so the host gives the inode number to no other file. An
-//! orphan (an inode without names that is still in use) whose descriptor was evicted can still be
-//! reached if the file is open. The host may give the number of an evicted orphan to a second file
-//! while the cache still uses the first. `forget` does not tell these two files apart. So if both
-//! files have lost their last names, the first `forget` drops the descriptors of both.
+//! A descriptor keeps its inode alive, so the host does not reuse the inode number. An orphan is an
+//! inode without names that is still in use. The clock may evict its descriptor. If no client has
+//! the orphan open, the host may then give its number to a new file. The dentry cache still uses
+//! the orphan. `forget` gets only an inode number, so it cannot distinguish the orphan and the new
+//! file. If the new file loses its last name, too, the `forget` of the orphan drops its descriptor.
 //!
 //! # Locks
-//! One mutex protects all kinds of descriptors, since a search for a descriptor looks at each kind.
-//! No other lock is taken under the mutex. No descriptor is opened or closed under it.
+//! One mutex protects all kinds of descriptors, since a lookup searches several kinds. While the
+//! mutex is held, no other lock is taken, and no descriptor is opened or closed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -43,10 +43,10 @@ pub(crate) struct Shares {
 
 impl Shares {
     /// Divides `limit`, the number of descriptors that the process may have (`RLIMIT_NOFILE`),
-    /// among the uses of descriptors. `None` means no limit. `options.reserved` descriptors, but at
-    /// most half of the limit, are left for running calls. Of the rest, reusable descriptors and
-    /// orphans (removed files in use) each get at most a quarter. The remaining descriptors, at
-    /// least one, are for files that clients open.
+    /// among the kinds of descriptors. `None` means no limit. First, `options.reserved`
+    /// descriptors, but at most half of the limit, are set aside for running calls. Reusable
+    /// descriptors and orphans (removed files in use) each get at most a quarter of the rest. The
+    /// remaining descriptors, at least one, are for files that clients open.
     pub(crate) fn new(options: &HostFsOptions, limit: Option<u64>) -> Shares {
         let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
         let rest = limit - options.reserved.min(limit / 2);
@@ -57,12 +57,12 @@ impl Shares {
 
 /// The descriptors of one file system.
 pub(crate) struct Descriptors {
-    /// All kept descriptors. Protected by its own mutex, under which no descriptor is opened or
-    /// closed.
+    /// All kept descriptors. Protected by its own mutex. No descriptor is opened or closed while
+    /// the mutex is held.
     kept: Mutex<Kept>,
-    /// Maximum number of files that are open, or were just created in order to be opened. Calls
-    /// that run in parallel may exceed it by one file each, since each checks the number before it
-    /// opens its file.
+    /// Maximum number of open files, including files that were just created and will be opened
+    /// next. Calls that run in parallel may together exceed this number, since each call checks the
+    /// number before it opens its file.
     open_max: usize,
     next_handle: AtomicU64,
 }
@@ -129,8 +129,8 @@ impl Descriptors {
         drop(evicted);
     }
 
-    /// Keeps a descriptor of an inode that has no name, or is about to lose its last one. Calls on
-    /// the inode use the descriptor until `forget`.
+    /// Keeps a descriptor of an inode that has no name, or that is about to lose its last name.
+    /// Calls on the inode use this descriptor until the cache forgets the inode.
     pub(crate) fn keep_orphan(&self, ino: u64, fd: SharedFd) {
         let mut kept = self.kept.lock();
         let gone = (kept.reusable.remove(ino), kept.orphans.insert(ino, fd));
@@ -138,14 +138,15 @@ impl Descriptors {
         drop(gone);
     }
 
-    /// Drops the descriptor of an inode that [`Descriptors::keep_orphan`] has kept. The inode has a
-    /// name: its removal has failed, or it was linked.
+    /// Drops the descriptor that [`Descriptors::keep_orphan`] has kept for an inode. Called when
+    /// the inode has a name after all, because its removal failed or a link to it was made.
     pub(crate) fn adopt_orphan(&self, ino: u64) {
         let orphan = self.kept.lock().orphans.remove(ino);
         drop(orphan);
     }
 
-    /// Drops the descriptors of an inode that the cache has forgotten, except those of open files.
+    /// Drops all descriptors of an inode that the dentry cache has forgotten, except those of open
+    /// files.
     pub(crate) fn forget(&self, ino: u64) {
         let mut kept = self.kept.lock();
         let gone = (kept.reusable.remove(ino), kept.orphans.remove(ino), kept.fresh.remove(&ino));
@@ -153,35 +154,35 @@ impl Descriptors {
         drop(gone);
     }
 
-    /// Closes all reusable descriptors. Called when a call needs a descriptor and the process has
-    /// none left.
+    /// Closes all reusable descriptors: those of recently used inodes, which can be opened again.
+    /// Called when the process has no free descriptor.
     pub(crate) fn drop_reusable(&self) {
         let all = self.kept.lock().reusable.take();
         drop(all);
     }
 
-    /// Keeps the descriptor of a file that was just created and opened with `access`. The client's
-    /// open of that file will take it.
+    /// Keeps the descriptor of a file that was just created and opened with `access`. The `open`
+    /// call of the client that created the file takes this descriptor.
     pub(crate) fn keep_fresh(&self, ino: u64, access: OFlags, fd: OwnedFd) {
         let replaced = self.kept.lock().fresh.insert(ino, (access, fd));
         drop(replaced);
     }
 
-    /// Removes and returns the descriptor of a fresh file (a created file that the client will
-    /// open), if it was opened with `access`.
+    /// Removes and returns the descriptor of a fresh file (created, but not yet opened by the
+    /// client). Returns `None` unless the descriptor was opened with `access`.
     pub(crate) fn take_fresh(&self, ino: u64, access: OFlags) -> Option<OwnedFd> {
         let mut kept = self.kept.lock();
-        // The client that opens the file may not be the one that created it, and may want another
-        // access mode. Then it cannot use the kept descriptor.
+        // Another client may open the new file before the client that created it, and with another
+        // access mode. The descriptor of the fresh file is of no use to such an open.
         kept.fresh.get(&ino).filter(|(kept, _)| *kept == access)?;
         kept.fresh.remove(&ino).map(|(_, fd)| fd)
     }
 
-    /// Checks that the limit on open files allows a client to open one more.
+    /// Checks that the limit on open files allows one more open file.
     ///
     /// # Errors
-    /// `ENFILE` if the limit is reached. `EMFILE` would wrongly tell the client that its own
-    /// process has too many descriptors.
+    /// `ENFILE` if the server has as many open files as the limit allows. `EMFILE` would wrongly
+    /// tell the client that its own process has too many descriptors.
     pub(crate) fn check_open_limit(&self) -> Result<(), Errno> {
         let kept = self.kept.lock();
         let is_full = kept.open.len() + kept.fresh.len() >= self.open_max;
@@ -190,7 +191,7 @@ impl Descriptors {
 
     /// Registers an open file and returns its handle.
     pub(crate) fn add_open(&self, ino: u64, access: OFlags, fd: OwnedFd) -> u64 {
-        // ORDERING: Relaxed. The only requirement is that handles are different, which the atomic
+        // ORDERING: Relaxed. The handles only have to differ from each other, which the atomic
         // addition ensures.
         let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
         let open = Open { access, fd: Arc::new(fd) };
@@ -204,7 +205,8 @@ impl Descriptors {
         self.kept.lock().open.get(&(ino, handle)).map(|open| Arc::clone(&open.fd))
     }
 
-    /// Returns the descriptor of a file that a client has open for writing, if the inode has one.
+    /// Returns a descriptor by which a client has opened inode `ino` for writing. Returns `None` if
+    /// there is no such descriptor.
     pub(crate) fn get_writable(&self, ino: u64) -> Option<SharedFd> {
         let kept = self.kept.lock();
         let mut open = kept.open.range((ino, 0)..=(ino, u64::MAX)).map(|(_, open)| open);
@@ -298,8 +300,8 @@ mod tests {
         descriptors.keep(3, fd());
         assert!(descriptors.get(2).is_none());
         assert!(descriptors.get(1).is_some() && descriptors.get(3).is_some());
-        // The descriptors of inodes 1 and 3 were just used. So the clock hand passes both once
-        // before it evicts one of them.
+        // The two `get` calls above have marked the descriptors of inodes 1 and 3 as used. The
+        // clock algorithm clears both marks before it evicts one of these two descriptors.
         descriptors.keep(4, fd());
         let kept = [1, 3, 4].map(|ino| descriptors.get(ino).is_some());
         assert_eq!(kept.iter().filter(|kept| **kept).count(), 2);

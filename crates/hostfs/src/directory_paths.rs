@@ -1,14 +1,14 @@
 //! A cache of directories by path, for reading attributes by name.
 //!
-//! To read the attributes of a file, no descriptor of the file is needed: its name and a descriptor
-//! of its directory are enough. One such descriptor serves all files of the directory. The dentry
-//! cache gives the path of the file. This module maps the path of the directory to the inode number
-//! of the directory. With that number, `Descriptors` finds the descriptor of the directory, if it
-//! keeps one.
+//! The attributes of a file can be read without a descriptor of the file, by its name and a
+//! descriptor of its directory. That descriptor serves all files in the directory. The dentry cache
+//! gives the path of the file, and so the path of the directory. This module maps the path of the
+//! directory to its inode number. With this number, `Descriptors` finds a descriptor if it has kept
+//! one.
 //!
-//! A rename or removal of a directory does not update this cache. The caller checks the inode
-//! number of the file that it finds in the directory. If that number is wrong, the caller drops the
-//! entry of the directory from this cache. So an outdated entry only costs time.
+//! A rename or removal of a directory does not update this cache. So the caller checks the inode
+//! number of each file that it finds in the directory. If that number is wrong, the caller drops
+//! the directory's entry from this cache. So an outdated entry only costs time.
 //!
 //! # Locks
 //! One mutex protects the cache. No other lock is taken under it.
@@ -30,7 +30,7 @@ pub(crate) struct DirectoryPaths {
 }
 
 impl DirectoryPaths {
-    /// Returns the inode number of the directory to which `path` led when it was last resolved.
+    /// Returns the inode number of the directory to which `path` led when `path` was last resolved.
     pub(crate) fn get(&self, path: &[u8]) -> Option<u64> {
         self.by_path.lock().get(path).copied()
     }

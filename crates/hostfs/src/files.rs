@@ -1,14 +1,15 @@
 //! Operations on content: open files, reading, writing, allocation, holes.
 //!
 //! Each open file has its own descriptor, which is opened with the access mode of the client. A
-//! call may come without a handle (0). It may also come with a handle whose descriptor has another
-//! access mode, as from a writeback cache. In both cases the call opens the file for itself.
+//! read or write without a handle (handle 0) opens the file for the duration of the call. So does a
+//! call whose handle has the wrong access mode: a writeback cache, for example, may write through a
+//! read-only handle.
 //!
 //! # Appending
-//! No descriptor is opened with `O_APPEND`. A kernel may write back pages through the handle of a
-//! client that appends, and these pages have their own offsets. The kernel marks a call that
-//! appends. For such a call the host writes at the current end of the file, which another program
-//! may have moved meanwhile.
+//! No descriptor is opened with `O_APPEND`. The kernel of a client may also use such a descriptor
+//! to write back pages, which go to fixed offsets and not to the end. An append is a separate call
+//! instead. That call writes at the current end of the file on the host, which another program may
+//! have moved meanwhile.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
@@ -45,9 +46,9 @@ impl HostFs {
         })
     }
 
-    /// Runs `call` with the open file that has the node's handle. If there is no such file, or its
-    /// access mode does not allow the call, opens the file again and runs `call` with the new
-    /// descriptor.
+    /// Runs `call` with the descriptor of the open file that `node.handle()` names. If there is no
+    /// such open file, or its access mode does not permit `call`, opens the file again and runs
+    /// `call` with the new descriptor.
     fn with_file<R>(
         &self,
         node: Node<'_>,
@@ -103,7 +104,8 @@ impl HostFs {
         self.with_file(node, OFlags::WRONLY, |file| put_all(file, bytes, end, put_at_end))
     }
 
-    /// Copies a range without reading it into this process. The host may share the blocks.
+    /// Copies a range inside the host kernel, without reading it into this process. The host may
+    /// share the blocks between both files.
     pub(crate) fn copy_range(
         &self,
         from: (Node<'_>, u64),
@@ -146,8 +148,8 @@ impl HostFs {
         self.with_file(node, OFlags::WRONLY, |file| fallocate(file, how, offset, len))
     }
 
-    /// Returns the offset of the next data or hole at or behind `offset`. lseek(2) moves the offset
-    /// of the descriptor, but no other call uses that offset.
+    /// Returns the offset of the next data or hole at or behind `offset`. lseek(2) moves the
+    /// descriptor's file offset. That does no harm, since no other call uses the file offset.
     pub(crate) fn find_data(&self, node: Node<'_>, offset: u64, what: Seek) -> Result<u64, Errno> {
         let from = match what {
             Seek::Data => SeekFrom::Data(offset),
@@ -158,7 +160,8 @@ impl HostFs {
 }
 
 /// Writes all bytes, if necessary with several calls of `put`. Returns the number of written bytes.
-/// It is smaller than `bytes` if a call after the first one fails.
+/// That number is smaller than `bytes.len()` if one of the calls fails after an earlier one has
+/// succeeded.
 fn put_all(
     file: &SharedFd,
     bytes: &[u8],
@@ -206,9 +209,9 @@ pub(crate) fn open_with_atime<R>(
     }
 }
 
-/// Returns the access mode in `flags`, a client's flags of open(2). The back end needs no other
-/// flag: reads and writes pass their offset, and there are separate calls for appending, creation
-/// and truncation.
+/// Returns the access mode in `flags`, a client's flags of open(2). The other flags are not needed:
+/// reads and writes pass their offset, and appending, creation and truncation have calls of their
+/// own.
 pub(crate) fn access_of(flags: u32) -> OFlags {
     OFlags::from_bits_retain(flags) & OFlags::ACCMODE
 }

@@ -4,14 +4,16 @@
 //! Host file systems reuse the number of a removed inode at once. The two inodes differ in their
 //! time of creation, so that time, in microseconds, is the generation. But the clock of a file
 //! system may tick only every few milliseconds. If a file is created, removed and created again
-//! within a tick, both inodes may have the same number and the same time. So the removal of a young
-//! inode is recorded. If a new inode has the number and time of a recorded one, its generation gets
-//! a higher count in the low bits. These counts are few, so they are kept until the server ends.
+//! within a tick, both inodes may have the same number and the same time. So this module records
+//! the removal of each inode that is at most a second old. If a new inode has the number and the
+//! time of a recorded one, a count in the low bits of its generation is incremented. There are few
+//! such counts, so they are kept until the server ends.
 //!
-//! This module is only for host file systems without file handles; see `handles` for the others. If
-//! such a file system has no times of creation, only the counts differ, and an NFS export of the
-//! mount is not safe. This module does not see removals and creations by other programs on the
-//! host.
+//! This module serves only host file systems without file handles; `handles` serves the others. A
+//! file system without file handles may record no times of creation either. Then the generation is
+//! only the count of reuses, which starts at 0 again when the server restarts. So a handle from
+//! before a restart may match another file, and an NFS export of the mount is not safe. Removals
+//! and creations by other programs on the host are not recorded.
 //!
 //! Source: statx(2); trap P11.
 
@@ -26,31 +28,34 @@ use foldhash::fast::RandomState;
 /// number and the same time of creation apart.
 const COUNT_BITS: u32 = 12;
 /// Maximum number of recorded inodes that were removed within [`YOUNG_US`] of their creation. When
-/// it is reached, the old records are dropped. If all records are young, all of them are dropped.
+/// the maximum is reached, the records of inodes that are now older than [`YOUNG_US`] are dropped.
+/// If no record is that old, all records are dropped.
 const YOUNG_DEAD_MAX: usize = 4096;
-/// Inodes below this age, in microseconds, are young. The clock of every host file system ticks
-/// more often than once in this time. So a later inode with the number of an older one never has
-/// the same time of creation.
+/// Inodes below this age, in microseconds, are young. If a young inode is removed, a new inode with
+/// the same number may get the same time of creation. After an inode that was not young it cannot,
+/// since the clock of every host file system ticks more often than once per `YOUNG_US`.
 const YOUNG_US: u64 = 1_000_000;
 
-/// Counts how often the host file system reuses an inode number within one tick of its clock.
+/// Counts, for each inode number, how often the host reuses it within one tick of the host file
+/// system's clock.
 #[derive(Default)]
 pub(crate) struct Generations {
     /// Protected by its own mutex.
     known: Mutex<Known>,
-    /// True if `counts` is not empty. While it is false, the reader [`Generations::of`] need not
-    /// lock `known`. It is set under the mutex of `known` and never cleared.
+    /// True if `counts` is not empty. While this flag is false, [`Generations::of`] need not lock
+    /// `known`. The flag is set while the mutex of `known` is held, and is never cleared.
     has_counts: AtomicBool,
 }
 
 /// The records. All fields are protected by `Generations::known`.
 #[derive(Default)]
 struct Known {
-    /// The inodes that were removed shortly after their creation, by inode number. Each value is
-    /// the time of creation and the count of the inode.
+    /// The inodes that were removed while they were young. The key is the inode number. The value
+    /// is the time of creation and the number of earlier inodes with the same number and the same
+    /// time.
     young_dead: HashMap<u64, (u64, u64), RandomState>,
-    /// The count of each inode whose count is not 0. The key is the inode number and the time of
-    /// creation.
+    /// The inodes whose number and time of creation an earlier inode had, too. The key is the inode
+    /// number and the time of creation. The value is the number of these earlier inodes.
     counts: HashMap<(u64, u64), u64, RandomState>,
 }
 
@@ -58,17 +63,19 @@ impl Generations {
     /// Returns the generation of inode `ino`, which was created at `birth`.
     pub(crate) fn of(&self, ino: u64, birth: Timespec) -> u64 {
         let birth = micros(birth);
-        // ORDERING: Relaxed. `note_birth` has set `has_counts` before any other thread got the
-        // inode. The synchronization by which this thread got the inode orders that store before
-        // this load. Counts of other inodes do not matter.
+        // ORDERING: Relaxed. `counts` has an entry for this inode only if the host has reused its
+        // number. `note_birth` makes this entry and sets `has_counts` before another thread knows
+        // the inode. The synchronization that passes the inode to this thread orders the store of
+        // `has_counts` before this load. It does no harm if this load misses the store that
+        // `note_birth` makes for another inode.
         let count = if self.has_counts.load(Ordering::Relaxed) {
             self.known.lock().counts.get(&(ino, birth)).copied()
         } else {
             None
         };
         let generation = (birth << COUNT_BITS) | count.unwrap_or(0);
-        // The kernel keeps only the lower half of a generation. So mix bits of the upper half into
-        // the lower one.
+        // The kernel keeps only the lower 32 bits of a generation. So mix the upper bits into the
+        // lower ones.
         generation ^ generation >> 32
     }
 
@@ -97,8 +104,8 @@ impl Generations {
             && same == birth
         {
             known.counts.insert((ino, birth), count + 1);
-            // ORDERING: Relaxed. No other thread has the new inode yet. The synchronization that
-            // publishes the inode orders this store before the load in `of`.
+            // ORDERING: Relaxed. No other thread knows the new inode yet. The synchronization that
+            // later publishes the inode orders this store before the load in `of`.
             self.has_counts.store(true, Ordering::Relaxed);
         }
     }

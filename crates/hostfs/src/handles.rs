@@ -4,8 +4,8 @@
 //! The host gives each file a handle that no later file ever gets (name_to_handle_at(2)). A handle
 //! contains the inode number and a generation of the host, in a layout that depends on the file
 //! system. [`Handles`] knows four layouts. In a known layout it can read the generation from a
-//! handle. It can also make the handle of a file from the inode number and the generation, so it
-//! needs no list of files. In any other layout, a hash of the handle serves as the generation.
+//! handle. It can also build the handle of a file from the inode number and the generation, so it
+//! need not store the handles. In any other layout, a hash of the handle serves as the generation.
 //!
 //! # Beneath the root
 //! An inode number may belong to a file outside of the root directory, on the same file system. For
@@ -15,9 +15,10 @@
 //! whole file system. Otherwise the call fails with `ESTALE`.
 //!
 //! # Refused calls
-//! - `ESTALE` for opening a handle without `CAP_DAC_READ_SEARCH`, or in an unknown layout.
-//! - `ESTALE` for a call with an inode number but no generation on tmpfs and XFS, since these file
-//!   systems check the generation in a handle.
+//! - Opening a handle fails with `ESTALE` if the process has no `CAP_DAC_READ_SEARCH`, or if the
+//!   layout of the handles is unknown.
+//! - On tmpfs and XFS, finding a file by its inode number without a generation fails with `ESTALE`,
+//!   since these file systems check the generation in a handle.
 //!
 //! Source: open_by_handle_at(2); Linux `fs/libfs.c` (`generic_encode_ino32_fh`), `mm/shmem.c`
 //! (`shmem_encode_fh`), `fs/xfs/xfs_export.c`, `fs/btrfs/export.c`.
@@ -39,8 +40,8 @@ use crate::beneath::no_follow;
 use crate::descriptors::SharedFd;
 use crate::hostfs::{HostFs, magic, stat_fd};
 
-/// Maximum number of attempts to read status and handle of one file by its name. Each attempt takes
-/// two system calls, and another program may give the name to another file between them.
+/// Maximum number of attempts to read the status and the handle of the file with a given name. The
+/// two are read by two system calls, and another program may replace the file in between.
 const TRIES_MAX: u32 = 16;
 /// Maximum number of steps from a directory up to the root.
 const DEPTH_MAX: u32 = 1 << 16;
@@ -52,11 +53,11 @@ pub(crate) struct Handles {
     /// The handle of the root directory. It is the template for the handles of other files.
     root: FileHandle,
     layout: Option<Layout>,
-    /// True if the root directory is the root of the whole host file system. Then every file that
+    /// True if the root directory is the root of the whole host file system. If so, every file that
     /// has a handle is beneath the root.
     is_whole: bool,
-    /// The host's generation of each file that `attr_by_number` has found and that has no name in
-    /// corewalk's dentry cache. The key is the inode number. Protected by its own mutex.
+    /// Files that `attr_by_number` has found and that have no name in corewalk's dentry cache. Maps
+    /// the inode number to the host's generation of the file. Protected by its own mutex.
     nameless: Mutex<HashMap<u64, u32, RandomState>>,
 }
 
@@ -64,9 +65,10 @@ pub(crate) struct Handles {
 /// are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
-    /// The inode number, then the generation, 32 bits each, as in ext4, f2fs and most others.
+    /// The inode number (32 bits), then the generation (32 bits), as in ext4, f2fs and most other
+    /// file systems.
     Short,
-    /// The generation (32 bits), then the inode number (64 bits), as in tmpfs.
+    /// A handle of tmpfs: the generation (32 bits), then the inode number (64 bits).
     Tmpfs,
     /// The inode number (64 bits), then the generation (32 bits), as in XFS.
     Xfs,
@@ -107,11 +109,11 @@ impl Layout {
         }
     }
 
-    /// Returns the file handle of inode `ino`. Returns `None` if `generation` is `None` but the
-    /// host checks the generation in a handle.
+    /// Returns the file handle of inode `ino`. Returns `None` if `generation` is `None` and the
+    /// host file system checks the generation in a handle.
     ///
-    /// Ext4-like file systems and btrfs do not check generation 0: a handle with it leads to an
-    /// inode of any generation.
+    /// Ext4-like file systems and btrfs do not check a generation of 0. So a handle with generation
+    /// 0 opens the inode whatever its generation is.
     fn handle(self, root: &FileHandle, ino: u64, generation: Option<u32>) -> Option<FileHandle> {
         let any = matches!(self, Layout::Short | Layout::Btrfs).then_some(0);
         let mut bytes = root.bytes().to_vec();
@@ -127,8 +129,8 @@ impl Layout {
 }
 
 impl Handles {
-    /// Returns the handles of the file system whose root directory is `fd` with inode number `ino`.
-    /// Returns `None` if that file system has no handles.
+    /// Returns the file handles of the host file system, or `None` if it has no file handles. `fd`
+    /// is the root directory and `ino` its inode number.
     pub(crate) fn new(fd: BorrowedFd<'_>, ino: u64) -> Option<Handles> {
         let root = FileHandle::of(fd, b"").ok()?;
         let layout = Layout::of(&root, ino);
@@ -154,19 +156,20 @@ impl Handles {
         }
     }
 
-    /// Drops the generation that `attr_by_number` has recorded for inode `ino`. Called when the
-    /// dentry cache has evicted the inode.
+    /// Drops the record in `nameless` that `attr_by_number` has made for inode `ino`. Called when
+    /// the dentry cache has evicted the inode.
     pub(crate) fn forget(&self, ino: u64) {
         self.nameless.lock().remove(&ino);
     }
 }
 
 impl HostFs {
-    /// Returns the status and the generation of `name` in a directory. With an empty name, returns
-    /// those of the directory itself.
+    /// Returns the attributes, as from statx(2), and the generation of the file `name` in the
+    /// directory `dir`. If `name` is empty, returns those of `dir` itself.
     ///
-    /// The lower half of the generation is that of the host, since the kernel of a client keeps
-    /// only the lower half. The upper half is the time of creation.
+    /// The returned generation has 64 bits. The lower 32 bits are the host's generation, since the
+    /// kernel of a client keeps only these. The upper 32 bits come from the file's time of
+    /// creation.
     pub(crate) fn status_and_generation(
         &self,
         dir: BorrowedFd<'_>,
@@ -181,8 +184,8 @@ impl HostFs {
         Err(Errno::STALE)
     }
 
-    /// Returns the generation of the file `name`, whose status the caller has read before. Returns
-    /// `None` if another file has the name now.
+    /// Returns the generation of the file `name`. `status` is a status of that file that the caller
+    /// has read earlier. Returns `None` if the name belongs to another file now.
     pub(crate) fn generation(
         &self,
         dir: BorrowedFd<'_>,
@@ -202,8 +205,8 @@ impl HostFs {
         }
     }
 
-    /// Returns true if the file `name` is the inode of `node`. `status` is the status of the file.
-    /// Returns false for a later inode with the same number.
+    /// Returns true if the file `name`, whose status is `status`, is the inode of `node`. Returns
+    /// false for a later inode with the same number.
     pub(crate) fn is_node(
         &self,
         node: Node<'_>,
@@ -240,17 +243,17 @@ impl HostFs {
         Ok(self.attr(&status, has_acl).with_generation(generation))
     }
 
-    /// Opens a file that has no name in the dentry cache. The file handle is made from the
-    /// generation that `attr_by_number` has recorded.
+    /// Opens a file that has no name in the dentry cache, by a file handle. The handle is built
+    /// from the inode number and the generation that `attr_by_number` has recorded.
     pub(crate) fn open_nameless(&self, ino: u64) -> Result<OwnedFd, Errno> {
         let handles = self.handles.as_ref().ok_or(Errno::STALE)?;
         let generation = handles.nameless.lock().get(&ino).copied();
         self.open_number(ino, Some(generation.ok_or(Errno::STALE)?))
     }
 
-    /// Returns a descriptor of an inode whose path another program has changed on the host: it has
-    /// renamed the inode or a directory above. Returns `None` if the inode cannot be found by its
-    /// number, or is not beneath the root directory.
+    /// Returns a descriptor of an inode after another program on the host has renamed the inode or
+    /// a directory above it. Returns `None` if the inode cannot be opened by its number, or is not
+    /// beneath the root directory.
     ///
     /// # Errors
     /// `ENFILE`, `ENOMEM`, `EIO`.
@@ -299,7 +302,7 @@ impl HostFs {
         }
     }
 
-    /// Returns true if the file behind a descriptor is certainly beneath the root directory.
+    /// Returns true if the file behind a descriptor is known to be beneath the root directory.
     fn is_beneath(&self, fd: BorrowedFd<'_>, kind: FileKind) -> Result<bool, Errno> {
         match kind {
             FileKind::Directory => self.is_directory_beneath(fd),
@@ -330,7 +333,7 @@ impl HostFs {
     }
 
     /// Returns true if `/proc` shows a path of the file that is beneath the root directory, and
-    /// that path leads to the file again.
+    /// opening that path yields the same inode number.
     fn has_path_beneath(&self, fd: BorrowedFd<'_>) -> Result<bool, Errno> {
         let shown = |fd| readlinkat(CWD, magic(fd), Vec::new()).map(std::ffi::CString::into_bytes);
         let (path, root) = (shown(fd)?, shown(self.root.as_fd())?);
@@ -344,8 +347,8 @@ impl HostFs {
     }
 }
 
-/// Returns true if the mount to which the directory `root` belongs shows a whole file system, and
-/// `root` is the root of that mount.
+/// Returns true if `root` is the root of a mount, and that mount shows a whole file system rather
+/// than a subdirectory of one.
 fn is_whole(root: BorrowedFd<'_>) -> bool {
     let flags = AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT;
     let Ok(status) = statx(root, c"", flags, StatxFlags::MNT_ID) else { return false };
@@ -357,8 +360,8 @@ fn is_whole(root: BorrowedFd<'_>) -> bool {
     // Read `mountinfo` as bytes, because its paths need not be UTF-8.
     let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     table.split(|&b| b == b'\n').any(|line| {
-        // The first fields of a line in `mountinfo` are mount ID, parent ID, device number, and the
-        // directory of the device that is mounted.
+        // The first four fields of a line in `mountinfo` are the mount ID, the parent ID, the
+        // device number, and the directory of the file system that is mounted.
         let mut fields = line.split(|&b| b == b' ');
         fields.next() == Some(id.as_bytes()) && fields.nth(2) == Some(b"/")
     })

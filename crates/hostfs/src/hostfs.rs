@@ -1,13 +1,13 @@
-//! The file system, and how a call gets a descriptor of its inode.
+//! The file system `HostFs`, and how a call gets a descriptor of the inode that it works on.
 //!
-//! Every call starts with [`HostFs::at`]. If the inode was used recently, was unlinked while in
-//! use, or is open, `HostFs` has kept a descriptor of it. Otherwise the dentry cache gives a path
-//! of the inode. The path is resolved beneath the root directory, and the file to which it leads is
-//! checked by inode number and generation. A rename through this server waits until the call
-//! returns, so it cannot change the path (rule F.6 of `FileSystem`). If the path leads to another
-//! inode, another program has changed the tree on the host. Then the call tries the other names of
-//! the inode that the cache knows, and last the file handle of the inode. If none of these leads to
-//! the inode, the call fails with `ESTALE`.
+//! Almost every call starts with [`HostFs::at`], which returns a descriptor of an inode. If the
+//! inode was used recently, was unlinked while in use, or is open, `HostFs` has kept a descriptor
+//! of it. Otherwise the dentry cache gives a path of the inode. The path is resolved beneath the
+//! root directory, and the file to which it leads is checked by inode number and generation. A
+//! rename through this server waits until the call returns, so it cannot change the path (rule F.6
+//! of `FileSystem`). If the path leads to another inode, another program has changed the tree on
+//! the host. Then the call tries the other names of the inode that the cache knows, and last the
+//! file handle of the inode. If none of these leads to the inode, the call fails with `ESTALE`.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -49,17 +49,18 @@ const LOCAL: [u32; 5] = [0x9123_683e, 0xef53, 0xf2f5_2010, 0x0102_1994, 0x5846_5
 pub struct HostFsOptions {
     /// Maximum number of descriptors that are kept of recently used inodes.
     pub reusable: usize,
-    /// Maximum number of descriptors that are kept of inodes unlinked while in use. If a client has
-    /// such an inode open, calls can also use the descriptor of the open file.
+    /// Maximum number of descriptors kept for inodes that were unlinked while in use. For an inode
+    /// that a client has open, calls can also use the descriptor of the open file.
     pub orphans: usize,
-    /// Number of descriptors that are left for running calls and for the rest of the process. An
-    /// open that would use one of these fails. Set about five per thread that makes calls.
+    /// Number of descriptors that open files must leave free, for running calls and for the rest of
+    /// the process. An open that would leave fewer fails. Allow about five descriptors per thread
+    /// that makes calls.
     ///
     /// [`HostFs::new`] reads the limit of the process (`RLIMIT_NOFILE`). If that limit is low,
     /// `reusable`, `orphans` and `reserved` are reduced.
     pub reserved: usize,
-    /// The reads that set the access time. With `Never`, files are opened with `O_NOATIME` if the
-    /// host permits that: the server's user must own the file, or the server must have
+    /// Selects the reads that set the access time. With `Never`, files are opened with `O_NOATIME`
+    /// if the host permits that flag: the server's user must own the file, or the server must have
     /// `CAP_FOWNER`. With any other value, the mount options of the host decide.
     pub atime: AtimePolicy,
 }
@@ -74,8 +75,9 @@ impl HostFsOptions {
 }
 
 impl Default for HostFsOptions {
-    /// Returns the defaults: at most 64 reusable descriptors and 64 orphans, 32 descriptors
-    /// reserved for running calls, and the access times of the host.
+    /// Returns the default options. `HostFs` keeps descriptors of at most 64 recently used inodes
+    /// and of at most 64 files that were unlinked while in use. Open files leave 32 descriptors to
+    /// running calls. The mount options of the host decide on access times.
     fn default() -> HostFsOptions {
         let atime = AtimePolicy::default();
         HostFsOptions { reusable: 64, orphans: 64, reserved: 32, atime }
@@ -104,8 +106,8 @@ pub struct HostFs {
     pub(crate) generations: Generations,
     /// The file handles of the host file system. `None` if that file system has no file handles.
     pub(crate) handles: Option<Handles>,
-    /// Tells whether the host file system may get its attributes from another machine or process,
-    /// as a network file system does.
+    /// Tells whether the attributes in the host kernel may be out of date, as on a network file
+    /// system.
     reach: Reach,
     /// Tells whether the host file system has POSIX ACLs.
     pub(crate) acls: AclSupport,
@@ -114,11 +116,11 @@ pub struct HostFs {
     pub(crate) owner: (u32, u32),
 }
 
-/// Tells whether a host file system may get its attributes from another machine or process, so that
-/// those in the kernel may be old.
+/// Tells whether a host file system lets another machine or a process change the attributes of its
+/// files. If it does, the attributes that the host kernel has cached may be out of date.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
-    /// The host file system is local. So the attributes that the kernel has are always current.
+    /// The host file system is local, so the attributes in the host kernel are always up to date.
     Local,
     /// It does, so the attributes in the kernel may be old.
     Remote,
@@ -175,19 +177,20 @@ impl HostFs {
         Ok(fs)
     }
 
-    /// Returns a descriptor of the inode of `node`. It is an `O_RDONLY` descriptor for a directory
-    /// that the host permits to read, otherwise an `O_PATH` one.
+    /// Returns a descriptor of the inode of `node`. For a directory that this process may read, it
+    /// is an `O_RDONLY` descriptor, otherwise an `O_PATH` one.
     ///
     /// # Errors
-    /// `ESTALE` if neither a path in the dentry cache nor the file handle leads to the inode (H.1:
-    /// a call never uses a wrong file); `ENFILE`.
+    /// `ESTALE` if neither a path in the dentry cache nor the file handle leads to the inode. (A
+    /// call never uses a wrong file, see guarantee H.1.) `ENFILE` if the process has no descriptor
+    /// left.
     pub(crate) fn at(&self, node: Node<'_>) -> Result<SharedFd, Errno> {
         let ino = node.ino();
         if let Some(fd) = self.kept(ino) {
             return Ok(fd);
         }
-        // The inode has no name in the dentry cache, perhaps because it was removed meanwhile. A
-        // removal first keeps a descriptor of the inode, so look for a kept descriptor again.
+        // The inode has no name in the dentry cache. If a concurrent call has removed the name,
+        // that call kept a descriptor of the inode first. So look for a kept descriptor again.
         let Ok(path) = node.path() else {
             return self.descriptors.get(ino).map_or_else(|| self.nameless(ino), Ok);
         };
@@ -207,8 +210,8 @@ impl HostFs {
         self.descriptors.get(ino).ok_or(Errno::STALE)
     }
 
-    /// Opens an inode by its number if it has no name in the dentry cache. That succeeds only if
-    /// `attr_by_number` has found the inode before.
+    /// Opens an inode by its number, for an inode without a name in the dentry cache. That succeeds
+    /// only if `attr_by_number` has found the inode before.
     fn nameless(&self, ino: u64) -> Result<SharedFd, Errno> {
         let fd = Arc::new(self.open_nameless(ino)?);
         self.descriptors.keep(ino, Arc::clone(&fd));
@@ -223,7 +226,7 @@ impl HostFs {
     }
 
     /// Opens `path`, keeps the descriptor for later calls and returns it. Returns `None` if `path`
-    /// does not lead to `node`.
+    /// does not lead to the inode of `node`.
     fn open_if(&self, node: Node<'_>, path: &[u8]) -> Result<Option<SharedFd>, Errno> {
         let fd = match self.open_beneath(path, node.kind()) {
             Ok(fd) => fd,
@@ -232,8 +235,7 @@ impl HostFs {
             ) => {
                 return Err(error);
             }
-            // The path leads to another file or to none, because another program has renamed or
-            // removed files on the host.
+            // The path is wrong because another program has renamed or removed files on the host.
             Err(_) => return Ok(None),
         };
         if !self.is_node(node, fd.as_fd(), b"", &stat_fd(fd.as_fd())?) {
@@ -249,8 +251,8 @@ impl HostFs {
         let open = |how| self.retry_full(|| self.resolver.open(self.root.as_fd(), path, how));
         if kind == FileKind::Directory {
             match open(OFlags::DIRECTORY) {
-                // A directory may permit searches but no reads, or an open for reading would
-                // trigger an automount. Open such a directory with `O_PATH`.
+                // Opening the directory for reading fails if the directory may only be searched, or
+                // if the open would trigger an automount. Open such a directory with `O_PATH`.
                 Err(Errno::ACCESS | Errno::XDEV) => {}
                 opened => return opened,
             }
@@ -258,12 +260,12 @@ impl HostFs {
         open(OFlags::PATH)
     }
 
-    /// Runs `open`. If the process has no descriptor left, closes the reusable descriptors and runs
-    /// `open` again.
+    /// Runs `open`. If the process has no descriptor left, closes the descriptors of recently used
+    /// inodes, and runs `open` again.
     ///
     /// # Errors
-    /// `ENFILE` instead of `EMFILE`, since the process that has reached its limit is this one and
-    /// not that of the client.
+    /// `ENFILE` instead of `EMFILE`, since this process has reached its limit, and not the process
+    /// of the client.
     pub(crate) fn retry_full<R>(&self, open: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
         match open() {
             Err(Errno::MFILE | Errno::NFILE) => {
@@ -274,9 +276,10 @@ impl HostFs {
         }
     }
 
-    /// Returns the attributes of an inode. They may say that the inode has an ACL although it has
-    /// none. If no descriptor of the inode is kept, reads the attributes by name. That opens only
-    /// the directory, and one descriptor of it serves all files in it.
+    /// Returns the attributes of an inode. The returned `has_acl` may be true for an inode without
+    /// an ACL. If `HostFs` has kept no descriptor of the inode, this method reads the attributes by
+    /// name. That needs only a descriptor of the directory, which then serves all files in the
+    /// directory.
     ///
     /// # Errors
     /// The errors of [`HostFs::at`] and [`HostFs::status`].
@@ -292,9 +295,9 @@ impl HostFs {
         self.attr_maybe_acl(self.at(node)?.as_fd())
     }
 
-    /// Reads the attributes of an inode by its name and a descriptor of the directory of that name.
-    /// Returns `None` if the first path of the inode in the dentry cache does not lead to the
-    /// inode.
+    /// Reads the attributes of an inode by its name and a descriptor of its directory. Uses the
+    /// first path that the dentry cache has for the inode. Returns `None` if the host has no file
+    /// or another file at this path.
     fn attr_by_name(&self, node: Node<'_>) -> Option<Attr> {
         let path = node.path().ok()?;
         let slash = path.iter().rposition(|&b| b == b'/')?;
@@ -315,9 +318,9 @@ impl HostFs {
         }
     }
 
-    /// Returns a descriptor of the directory to which `path` leads now or has led earlier. In the
-    /// second case it may be the wrong directory. So the caller must check the inode number of each
-    /// file that it finds in it.
+    /// Returns a descriptor of the directory to which `path` leads now or led earlier. If `path`
+    /// led there only earlier, it may be the wrong directory. So the caller must check the inode
+    /// number of each file that it finds in the directory.
     fn directory(&self, path: &[u8]) -> Option<SharedFd> {
         if let Some(ino) = self.directory_paths.get(path)
             && let Some(fd) = self.descriptors.get(ino)
@@ -333,8 +336,8 @@ impl HostFs {
 
     /// Returns the status of `name` in a directory, or of the directory itself for an empty name.
     ///
-    /// If another file system is mounted on `name`, this call fails, and never waits for that file
-    /// system. It may be the very one that this process serves, so the process would wait for
+    /// If another file system is mounted on `name`, this call fails at once and never waits for
+    /// that file system. This process may itself serve that file system, and would then wait for
     /// itself. The kernel knows the device number of a mount without asking its file system.
     ///
     /// # Errors
@@ -379,9 +382,9 @@ pub(crate) fn stat_fd(fd: BorrowedFd<'_>) -> Result<Statx, Errno> {
     statx(fd, c"", AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT, WANTED)
 }
 
-/// Returns the path in `/proc` that leads to the file behind a descriptor. It is for system calls
-/// that take no `O_PATH` descriptor. Through that path they use the file itself, even if it is a
-/// symbolic link.
+/// Returns the path in `/proc` that leads to the file behind a descriptor. The path serves system
+/// calls that take no `O_PATH` descriptor. Through the path, a system call works on the file
+/// itself, even if that file is a symbolic link.
 pub(crate) fn magic(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
@@ -478,8 +481,9 @@ impl FileSystem for HostFs {
         self.descriptors.close(node.ino(), node.handle());
     }
 
-    /// The host finds most files in its caches, and a wait for a disk is short. For a directory on
-    /// a network file system, a mount needs more threads than processors.
+    /// Returns false: the host finds most files in its caches, and a wait for a disk is short. If
+    /// the directory is on a network file system, calls do wait, so the mount needs more threads
+    /// than processors.
     fn waits(&self) -> bool {
         false
     }
@@ -600,8 +604,8 @@ mod tests {
         let d = lookup(&vfs.root(), b"d");
         let (a, e) = (lookup(&d, b"a"), lookup(&d, b"e"));
         let b = lookup(&e, b"b");
-        // Drop the descriptors of the directories. So the calls below have to find each directory
-        // by its path.
+        // Drop the descriptors of the directories, so that the calls below find each directory by
+        // its path.
         fs.descriptors.drop_reusable();
         for _ in 0..2 {
             assert_eq!((vfs.getattr(&a).unwrap().size, vfs.getattr(&b).unwrap().size), (5, 5));

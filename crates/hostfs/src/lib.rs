@@ -1,19 +1,19 @@
 //! A host directory as a corewalk [`FileSystem`](corewalk::FileSystem).
 //!
-//! A passthrough server usually keeps one descriptor for every inode that its client has seen. So
-//! it fails with `EMFILE` when a user runs `find` (trap P10). [`HostFs`] works by path instead. A
-//! call gets a path of its inode from the dentry cache, resolves it beneath the root, and checks
-//! the inode. `HostFs` keeps only the descriptors of recently used inodes.
+//! A passthrough server usually keeps one descriptor for every inode that its client has looked up.
+//! So it runs out of descriptors (`EMFILE`) when a user runs `find` (trap P10). [`HostFs`] works by
+//! path instead. A call gets a path of its inode from the dentry cache, resolves it beneath the
+//! root, and checks the inode. `HostFs` keeps only the descriptors of recently used inodes.
 //!
 //! # How it works
 //! - `beneath` resolves a path so that no symbolic link and no rename lead out of the root.
-//! - `descriptors` keeps descriptors of recent inodes, of inodes unlinked while in use, and of open
-//!   files. A call that finds one needs no path. A path from the cache stays valid until the call
-//!   returns (rule F.6 of `FileSystem`), because a rename of a directory in the path waits for the
-//!   call.
-//! - `directory_paths` maps paths to open directories, below which attributes are read by name.
-//! - `handles` distinguishes a file from a later one with the same inode number (trap P11), and
-//!   finds files by number. Without file handles, `generations` distinguishes files.
+//! - `descriptors` keeps descriptors of three kinds of inodes: recently used ones, open files, and
+//!   files that were unlinked while in use. A call with a kept descriptor needs no path. A path
+//!   from the cache stays valid until the call returns (rule F.6 of `FileSystem`). A rename of a
+//!   directory in the path waits for the call.
+//! - `directory_paths` maps paths to open directories, to read attributes of their files by name.
+//! - `handles` uses the host's file handles to find a file by its number, and to notice that a
+//!   number was reused (trap P11). Without file handles, `generations` notices that.
 //! - The other modules have the operations, which return the errors of the host.
 //!
 //! # Guarantees
@@ -27,14 +27,14 @@
 //!
 //! # Limits
 //! - A call that would enter another file system below the root fails with `EXDEV`, and never waits
-//!   for it. So the mount of this server may be inside the directory that it shows.
+//!   for it. So the mount point of this server may be inside the directory that the server exports.
 //! - Changes by other programs are not reported: see [`revalidate`](corewalk::Vfs::revalidate). A
-//!   change between the check of a name and its removal goes unnoticed.
+//!   removal checks the file with the name, and does not notice if the file is replaced after that.
 //! - `HostFs` keeps descriptors of at most `orphans` files that were unlinked while in use. If
-//!   there are more such files, calls on those that are not open may fail with `ESTALE`.
+//!   there are more, a call on such a file fails with `ESTALE`, unless a client has the file open.
 //! - The caller checks permissions. Every call uses the rights of the process, and needs `/proc`.
 //!
-//! Source: openat2(2), open(2) on `O_PATH`, proc(5); trap P10: libkrun 505, fuse-backend-rs 130.
+//! Source: openat2(2), open(2), proc(5); trap P10: libkrun issue 505, fuse-backend-rs issue 130.
 //!
 //! # Examples
 //! ```

@@ -1,17 +1,18 @@
 //! Operations on names: lookup, creation, link, removal and rename.
 //!
 //! A new file is created with permissions for its owner only. Then it gets its owner, its ACLs and
-//! its mode. If one of these steps fails, the file is removed again. Before the last step, programs
-//! on the host can see the file. Calls through the dentry cache cannot see it, because the creation
-//! holds the in-lookup lock of the name. A file without an ACL that belongs to the server's own
-//! user and group is created with its final mode. The mode is checked after the creation, because
-//! the host may have changed it.
+//! its mode. If one of these steps fails, the file is removed again. Before the last of these
+//! steps, programs on the host can already see the file. Calls through the dentry cache cannot,
+//! because the creation holds the in-lookup lock of the name. A file without an ACL that belongs to
+//! the server's own user and group is created with its final mode. The mode is checked after the
+//! creation, because the host may have changed it.
 //!
 //! Before an inode loses its last name, a descriptor of the inode is kept. So calls can use the
-//! inode until the cache forgets it. Just before a removal, the inode number of the file with that
-//! name is checked. So if another program has given the name to another file, that file is usually
-//! not removed. A rename first asks the host not to replace a file (`RENAME_NOREPLACE`). Only if
-//! the new name exists, its file is looked up and replaced.
+//! inode until the cache forgets it. Another program may have replaced the file that a removal
+//! should remove. So just before a removal, the inode number of the file with this name is checked,
+//! and most such replacements are noticed. A rename first asks the host not to replace a file
+//! (`RENAME_NOREPLACE`). Only if the new name exists, the rename looks up its file and then
+//! replaces it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -181,8 +182,9 @@ impl HostFs {
         let rename =
             |flags| renameat_with(&old_dir, from.as_bytes(), &new_dir, to.as_bytes(), flags);
         match rename(flags) {
-            // The new name exists (`EEXIST`), or the host cannot rename with flags. In the second
-            // case the error is `EINVAL` from the file system or `ENOSYS` from the kernel.
+            // The rename with flags has failed. Either the new name exists (`EEXIST`), or the host
+            // cannot rename with flags. For the second case, the file system returns `EINVAL`, or
+            // the kernel returns `ENOSYS`. So rename without flags below.
             Err(Errno::EXIST | Errno::INVAL | Errno::NOSYS) if mode == RenameMode::Replace => {}
             done => return done,
         }
@@ -195,8 +197,8 @@ impl HostFs {
         done
     }
 
-    /// Returns the status of the file `name`, which is about to be removed, and a descriptor of it.
-    /// The descriptor is `None` if the process has no descriptor left.
+    /// Returns the status and a descriptor of the file `name`, which is about to be removed. The
+    /// descriptor is `None` if the process has no descriptor left.
     fn open_before_removal(
         &self,
         dir: BorrowedFd<'_>,
@@ -209,8 +211,8 @@ impl HostFs {
         }
     }
 
-    /// Keeps the descriptor `fd` of a file that is about to lose its last name, if there is a
-    /// descriptor. Does nothing if the file has other names.
+    /// Keeps the descriptor `fd`, if it is not `None`, before its file loses its last name. Does
+    /// nothing if the file has other names.
     fn keep_before_removal(&self, status: &Statx, fd: Option<SharedFd>) -> Last {
         let is_dir = u32::from(status.stx_mode) & S_IFMT == corewalk::attr::mode::S_IFDIR;
         if status.stx_nlink > 1 && !is_dir {
@@ -245,8 +247,8 @@ fn open_path(dir: BorrowedFd<'_>, name: Name<'_>) -> Result<OwnedFd, Errno> {
     openat(dir, name.as_bytes(), OFlags::PATH | no_follow(), Mode::empty())
 }
 
-/// Opens a file that was just created: with `O_PATH`, or for reading if it is a directory whose
-/// mode permits that.
+/// Opens a file that was just created. A directory is opened for reading if its mode permits that.
+/// Any other file is opened with `O_PATH`.
 fn open_made(dir: BorrowedFd<'_>, name: Name<'_>, kind: FileKind) -> Result<OwnedFd, Errno> {
     if kind == FileKind::Directory {
         let flags = OFlags::DIRECTORY | no_follow();
@@ -260,9 +262,9 @@ fn open_made(dir: BorrowedFd<'_>, name: Name<'_>, kind: FileKind) -> Result<Owne
 
 /// Creates a file of type `kind` with the permission bits `mode`.
 ///
-/// For a regular file, returns a descriptor that was opened with `flags`. If the client creates the
-/// file in order to open it, the descriptor has the access mode of that open. Otherwise it is for
-/// reading.
+/// For a regular file, calls open(2) with `flags`, and returns the descriptor. If the client
+/// creates the file in order to open it, the descriptor has the access mode that the client wants.
+/// Otherwise it is read-only.
 fn create(
     dir: BorrowedFd<'_>,
     name: Name<'_>,

@@ -1,10 +1,10 @@
 //! Extended attributes and ACLs, which the host stores.
 //!
 //! The system calls for extended attributes take no `O_PATH` descriptor. So this module passes them
-//! the path of the descriptor under `/proc`. That path leads to the file of the descriptor, even if
-//! the file is a symbolic link. To resolve the path takes several times as long as the rest of the
-//! call. For a directory, `HostFs` often has a readable descriptor. Then the call takes the
-//! descriptor and needs no path.
+//! the path of the descriptor under `/proc`. That path leads to the file behind the descriptor,
+//! even if the file is a symbolic link. Resolving the path takes several times as long as the rest
+//! of the call. For a directory, `HostFs` often has a readable descriptor. With such a descriptor,
+//! a read of an attribute calls fgetxattr(2) and needs no path.
 //!
 //! Source: xattr(7), acl(5).
 
@@ -22,7 +22,7 @@ use crate::hostfs::{HostFs, magic};
 
 /// Maximum size of a value, and maximum length of a list of names, in bytes.
 const XATTR_SIZE_MAX: usize = 65536;
-/// The size in bytes of the buffer for the first attempt. Most values and lists fit into it.
+/// The size in bytes of the buffer that is tried first. Most values and lists fit into this buffer.
 const USUAL_BYTES: usize = 256;
 
 impl HostFs {
@@ -106,8 +106,7 @@ impl HostFs {
                 Err(error) => return Err(error),
             },
         }
-        // When an ACL is set, the host sets the permission bits of the mode. Set the other mode
-        // bits too.
+        // Setting an ACL changes only the permission bits of the mode. Set the other mode bits too.
         mode.map_or(Ok(()), |mode| chmod(fd, mode))
     }
 }
@@ -119,8 +118,8 @@ fn xattr_name(kind: AclKind) -> &'static [u8] {
     }
 }
 
-/// Returns the value that the system call `call` writes to a buffer. If the value does not fit into
-/// the buffer (`ERANGE`), repeats the call with a buffer for the largest value.
+/// Returns the value that the system call `call` writes to a buffer. If the value does not fit
+/// (`ERANGE`), repeats `call` with a buffer for the largest possible value.
 fn fetch(call: impl Fn(&mut Vec<u8>) -> Result<usize, Errno>) -> Result<Vec<u8>, Errno> {
     let mut buf = Vec::with_capacity(USUAL_BYTES);
     match call(&mut buf) {

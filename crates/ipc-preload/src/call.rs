@@ -1,13 +1,15 @@
-//! The calls of this library: which task makes a call, and how many calls a thread is in.
+//! The entry to every IPC call of this library: finds the task (the process's entry in the
+//! namespace), and counts the calls that a thread is in.
 //!
-//! A signal handler may interrupt a call and end the process. The thread then holds the locks of
-//! the call, and applying undo would deadlock. So each thread counts the calls that it is in. If a
-//! thread in a call ends the process, the recovery of the namespace applies undo.
+//! A signal handler may interrupt an IPC call and end the process. The thread then still holds the
+//! locks of that call, and applying the undo (`SEM_UNDO`) of the process would deadlock. So each
+//! thread counts the calls that it is in. If a thread in a call ends the process, another process
+//! applies undo when it recovers the namespace.
 //!
-//! A handler may leave the interrupted call by siglongjmp(3). Before the handler ran,
-//! `Task::interrupt_own` has ended the wait of that call. But the thread still counts the call, and
-//! the call's wait node (its entry in a wait queue) stays in use. So at the end of such a process,
-//! too, the recovery of the namespace (by another process) applies undo. It also frees the node.
+//! A handler may leave the interrupted call by siglongjmp(3). `Task::interrupt_own` has ended the
+//! wait of that call before the handler ran. But the thread still counts the call, and the call's
+//! wait node (its entry in a wait queue) stays in use. So when such a process ends, another process
+//! applies undo and frees the node, as part of the recovery of the namespace.
 
 use corewalk_ipc::Task;
 use rustix::io::Errno;
@@ -22,8 +24,9 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Makes a call as the task of this process. Returns its result as a C function does. A panic in
-/// `call` aborts the process (guarantee P.1), so it cannot leave `DEPTH` too high.
+/// Makes an IPC call as the task (the entry in the namespace) of this process. Returns the result
+/// as a C function does. A panic in `call` aborts the process (guarantee P.1), so the count `DEPTH`
+/// stays right.
 #[inline]
 pub(crate) fn make<T: Answer>(call: impl FnOnce(&'static Task) -> Result<T, Errno>) -> T {
     let outer = DEPTH.get();
@@ -33,7 +36,7 @@ pub(crate) fn make<T: Answer>(call: impl FnOnce(&'static Task) -> Result<T, Errn
     answer
 }
 
-/// Returns true if the caller, a signal handler, has interrupted a call of this thread.
+/// Returns true if the calling signal handler has interrupted an IPC call of this thread.
 pub(crate) fn is_interrupted() -> bool {
     DEPTH.get() != 0
 }

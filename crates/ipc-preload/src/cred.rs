@@ -2,11 +2,13 @@
 //!
 //! Reading the credentials takes a system call, which takes as long as a whole semop(2) of this
 //! library. So the library caches the credentials, and reads them again after each call that may
-//! change them. Such a call of the C library (setuid(2), for example) changes all threads of the
-//! process. capset(2), and each call that a program makes by syscall(2), changes the calling thread
-//! only. After the first such change in a process with other threads, each thread reads its own
-//! credentials at its next call. If a program changes its credentials without the C library, the
-//! cache is stale until the next call that may change them.
+//! change them.
+//!
+//! Most functions of the C library, such as setuid(2), change the credentials of all threads. Two
+//! kinds of calls change only those of the calling thread: capset(2), and a system call that a
+//! program makes by syscall(2). After such a call in a process with several threads, each thread
+//! reads its own credentials at its next IPC call. If a program changes its credentials without the
+//! C library, the library notices that only at the next call that may change credentials.
 //!
 //! The library reads the credentials from the kernel, not through geteuid(2) of the C library:
 //! fakeroot(1) interposes geteuid(2) and returns another user.
@@ -30,14 +32,15 @@ pub(crate) fn current() -> Cred {
     }
 }
 
-/// Defines functions that call the C library's function of the same name, and then read the
-/// credentials of the process again.
+/// Defines the interposed functions that change credentials. Each calls the C library's function of
+/// the same name, and then reads the credentials of the process again.
 macro_rules! refreshing {
     ($($table:ident, $name:ident($($argument:ident: $kind:ty),*), $refresh:ident;)*) => {
         next! { $($table: fn $name($($kind),*) -> c_int;)* }
 
         $(
-            /// Calls the C library's function of this name, then reads the credentials again.
+            /// Calls the C library's function of the same name, which may change the credentials.
+            /// Then reads the credentials from the kernel again.
             ///
             /// # Safety
             ///

@@ -1,4 +1,5 @@
-//! Results of C functions: a value, or a value for failure with errno set.
+//! Results of C functions: a value on success, or a special value (such as -1) with errno set on
+//! failure.
 
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use rustix::io::Errno;
@@ -9,8 +10,8 @@ use std::ptr;
 /// the value, so it does not print the line again.
 static HAS_SAID: AtomicBool = AtomicBool::new(false);
 
-/// Prints one line per process that says why there is no namespace, and returns the error of the
-/// call.
+/// Prints one line per process that says why the process cannot join the namespace. Returns
+/// `ENOSYS`, the error of the call.
 ///
 /// The library does not fall back to the kernel's IPC objects. The peers of the program use the
 /// namespace, so the program would wait for them in vain, or find objects of unrelated programs. A
@@ -32,7 +33,7 @@ pub(crate) fn set(errno: Errno) {
     unsafe { location.write(errno.raw_os_error()) };
 }
 
-/// The type of a C function's result. One of its values means failure.
+/// The type of a C function's result. One value of the type, such as -1, means failure.
 pub(crate) trait Answer {
     const FAILED: Self;
 }
@@ -54,7 +55,8 @@ impl Answer for *mut c_void {
     const FAILED: Self = ptr::without_provenance_mut(usize::MAX);
 }
 
-/// Returns the value of `result`. On an error, sets errno and returns the value for failure.
+/// Returns the value of `result`. On an error, sets errno and returns the C function's value for
+/// failure.
 #[inline]
 pub(crate) fn answer<T: Answer>(result: Result<T, Errno>) -> T {
     result.unwrap_or_else(|errno| {

@@ -1,4 +1,4 @@
-//! The end of the process: undo is applied before its parent can see the end.
+//! Applies the undo (`SEM_UNDO`) of the process when it ends, before its parent can see the end.
 //!
 //! | end | undo is applied by |
 //! |---|---|
@@ -7,12 +7,13 @@
 //! | `_exit`, `_Exit`, `syscall(SYS_exit_group)` | this library's functions of these names |
 //! | a signal, an exit beside other threads or inside of a call | the recovery of the namespace |
 //!
-//! While other threads of the process run, one of them may be in a call, with a lock or an undo
-//! record in use. So if one thread ends the process, the library does not end the task (its entry
-//! in the namespace). The recovery of the namespace then applies undo, as for a killed process.
+//! While other threads of the process run, one of them may be in an IPC call, with a lock or an
+//! undo record in use. So if one thread ends the process, the library does not end the task (the
+//! process's entry in the namespace). The recovery of the namespace then applies undo, as for a
+//! killed process.
 //!
 //! A child of vfork(2) has its parent's memory but another pid. The end of such a child does not
-//! end its parent's task.
+//! end the task of its parent.
 //!
 //! Source: exit(3), `_exit`(2), vfork(2).
 
@@ -29,17 +30,19 @@ next! {
     AT_QUICK_EXIT: fn __cxa_at_quick_exit(extern "C" fn(), *mut c_void) -> c_int;
 }
 
-/// Looks up the functions that this module interposes, and registers `end` with at_quick_exit(3).
+/// Looks up the C library's functions that this module calls, and registers `end` with
+/// at_quick_exit(3).
 pub(crate) fn resolve() {
     look_up();
     if let Some(register) = AT_QUICK_EXIT.found() {
-        // SAFETY: the function stays loaded: a preloaded library is never unloaded. It ignores the
-        // argument that the C library passes, as the functions of at_quick_exit(3) do.
+        // SAFETY: the function `end` stays loaded, because a preloaded library is never unloaded.
+        // It ignores the argument that the C library passes, as at_quick_exit(3) allows.
         let _registered = unsafe { register(end, std::ptr::null_mut()) };
     }
 }
 
-/// Ends the task of the process, unless another thread may be in a call.
+/// Ends the task of the process (its entry in the namespace), unless another thread may be in an
+/// IPC call.
 pub(crate) extern "C" fn end() {
     let Some(task) = process::own_task() else { return };
     if shm::is_on() && task.attached() != 0 {
@@ -49,7 +52,8 @@ pub(crate) extern "C" fn end() {
         return;
     }
     hold::give_up();
-    // SAFETY: the process has no other thread, and this thread is in no call.
+    // SAFETY: the process has no other thread, and this thread is in no IPC call. So no call uses
+    // the task.
     drop(unsafe { process::take_task(std::ptr::from_ref(task)) });
 }
 

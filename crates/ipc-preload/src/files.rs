@@ -1,9 +1,9 @@
 //! The interposed functions that open files.
 //!
-//! Each function calls the C library's function. The path may be that of a file of proc(5) that
-//! shows IPC objects or limits. The function then replaces the open file by a memfd with a text
-//! that the module `proc` makes. A new stream has read nothing yet, so the library can replace the
-//! file under its descriptor.
+//! Each of these functions first calls the C library's function of the same name. If the path names
+//! a file of proc(5) that shows IPC objects or limits, the function then replaces the open file.
+//! The new file is a memfd with a text that the module `proc` makes. The library can replace the
+//! file under the descriptor of a new stream (fopen(3)), because the stream has read nothing yet.
 //!
 //! Source: open(2), fopen(3); glibc, `_FORTIFY_SOURCE`, for the names with two underscores.
 
@@ -14,12 +14,12 @@ use crate::errno::{self, Answer};
 use crate::next::next;
 use crate::proc;
 
-/// Defines functions that call the C library's function and pass its result and the path to
-/// `$then`.
+/// Defines functions that open a file, such as open(2). Each of them calls the C library's function
+/// of the same name. Then it passes the result and the path to the function `$then`.
 macro_rules! opening {
     ($($table:ident, $name:ident($($argument:ident: $kind:ty),*) -> $result:ty, $then:ident($path:ident);)*) => {
-        // A caller that passes no mode leaves an arbitrary value in the register of the mode.
-        // open(2) does not use the mode of such a call.
+        // open(2) takes the mode as an optional argument. If the caller passes no mode, its
+        // register contains an arbitrary value, which the C library's open(2) ignores.
         next! { $($table: fn $name($($kind),*) -> $result;)* }
 
         $(
@@ -34,7 +34,7 @@ macro_rules! opening {
                 let Some(next) = $table.found() else { return <$result>::FAILED };
                 // SAFETY: the caller's promise.
                 let result = unsafe { next($($argument),*) };
-                // SAFETY: if the function has succeeded, the path is a C string.
+                // SAFETY: if the C library's function has succeeded, the path is a C string.
                 unsafe { $then(result, $path) }
             }
         )*
@@ -58,12 +58,15 @@ opening! {
     FREOPEN64, freopen64(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE, stream(path);
 }
 
-/// Completes open(2) or a variant of it, which has returned the descriptor `fd` for `path`. Returns
-/// `fd`, or -1 with errno set if the file had to be replaced and that failed.
+/// Completes an interposed open(2) or a variant of it, after the C library has returned the
+/// descriptor `fd` for `path`. If `path` is a file of proc(5) about IPC objects, puts a file with
+/// the text for the namespace in its place. If that fails, sets errno and returns -1. Otherwise
+/// returns `fd`.
 ///
 /// # Safety
 ///
-/// `path` is a C string if `fd` is not negative. No other thread uses the descriptor.
+/// If `fd` is not negative, it is a new descriptor that no other thread uses, and `path` is a C
+/// string.
 pub(crate) unsafe fn descriptor(fd: c_int, path: *const c_char) -> c_int {
     if fd < 0 {
         return fd;
@@ -75,12 +78,14 @@ pub(crate) unsafe fn descriptor(fd: c_int, path: *const c_char) -> c_int {
     errno::answer(Err(errno))
 }
 
-/// Completes fopen(3) or a variant of it, which has returned the stream `file` for `path`. Returns
-/// `file`, or null with errno set if the file had to be replaced and that failed.
+/// Completes an interposed fopen(3) or a variant of it, after the C library has returned the stream
+/// `file` for `path`. If `path` is a file of proc(5) about IPC objects, puts a file with the text
+/// for the namespace in its place. If that fails, sets errno and returns null. Otherwise returns
+/// `file`.
 ///
 /// # Safety
 ///
-/// `file` is null or a new stream. `path` is null or a C string.
+/// `file` is null, or a stream that the C library has just opened. `path` is null or a C string.
 unsafe fn stream(file: *mut FILE, path: *const c_char) -> *mut FILE {
     // freopen(3) without a path changes only the mode of the stream.
     if file.is_null() || path.is_null() {
@@ -88,9 +93,11 @@ unsafe fn stream(file: *mut FILE, path: *const c_char) -> *mut FILE {
     }
     // SAFETY: the stream is open.
     let fd = unsafe { libc::fileno(file) };
-    // SAFETY: the descriptor is the stream's, and the program has not received the stream yet.
+    // SAFETY: the descriptor belongs to the open stream `file`. The program has not received this
+    // stream yet, so no other thread uses the descriptor.
     let Err(errno) = (unsafe { proc::replace(fd, path) }) else { return file };
-    // SAFETY: the stream is open, and the program has not received it yet.
+    // SAFETY: the C library has just opened the stream `file`, and the program has not received it
+    // yet. So no other code uses it.
     unsafe { libc::fclose(file) };
     errno::answer(Err(errno))
 }

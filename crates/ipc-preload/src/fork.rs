@@ -1,26 +1,29 @@
-//! fork(2) with segments attached: the child has the segments attached too, and nattch counts it.
+//! Handles fork(2) in a process with shared-memory segments attached. The child has these segments
+//! attached too, so nattch must count the child.
 //!
-//! Without segments, the child's first call notices the fork (`process`). A child with segments may
-//! never make a call, and nattch must count it all the same. PostgreSQL takes `shm_nattch` as the
-//! proof that no process of a server is left. So functions that the C library calls around a fork
-//! register the child before fork(2) returns in it. The parent waits for the registration, so
-//! nattch counts parent and child when fork(2) returns in the parent.
+//! If no segment is attached, the first IPC call of a child notices the fork (module `process`). A
+//! child with segments may never make a call, but nattch must count it all the same. PostgreSQL
+//! takes `shm_nattch` as the proof that no process of a server is left. So functions that the C
+//! library calls around a fork register the child before fork(2) returns in it. The parent waits
+//! for the registration, so nattch counts parent and child when fork(2) returns in the parent.
 //!
 //! The parent waits at a pipe whose other end only the child has open. The wait ends when the child
 //! is registered or has died, or if the fork failed. If the child is stopped, the wait ends after
-//! [`WAIT_MAX_S`] seconds. A child that a program makes by clone(2) through syscall(2) is
-//! registered by its first call.
+//! [`WAIT_MAX_S`] seconds. A program may also make a child by clone(2) through syscall(2). The C
+//! library then calls no functions around the fork. So the child's first IPC call registers it.
 //!
-//! A process without attached segments does not wait at a fork. If the parent is killed before its
-//! child is counted, the parent's attaches stay counted until the child is counted (module `hold`).
+//! If the parent has no segment attached, it does not wait in fork(2). If a parent is killed before
+//! its child is registered, nattch keeps counting the parent's attaches until the child is
+//! registered (module `hold`).
 //!
 //! # Locks
 //!
 //! From before the fork to after it, the forking thread holds the lock of attached segments
 //! (`AttachLock`) and blocks all signals. It does so even if nothing is attached yet, because
-//! another thread may be about to attach. Fork handlers that are registered first run last before
-//! the fork and first after it. This library is loaded before any library that might register fork
-//! handlers. So no other library's fork handler runs under the lock.
+//! another thread may be about to attach. No fork handler of another library runs under the lock.
+//! The reason is the order of fork handlers: the first one that was registered runs last before the
+//! fork, and first after it. This library is loaded before all others, so its handlers are the
+//! first.
 //!
 //! Source: pthread_atfork(3), fork(2); Linux `ipc/shm.c` (`shm_open`).
 
@@ -34,7 +37,8 @@ use std::os::fd::OwnedFd;
 use crate::process::{self, AttachLock};
 use crate::shm;
 
-/// How long a parent waits for a child that is stopped, in seconds.
+/// A child may be stopped before it is registered. The parent waits in fork(2) for this many
+/// seconds for its registration.
 const WAIT_MAX_S: i64 = 30;
 
 /// The state of a fork that is under way.
@@ -46,8 +50,8 @@ struct Forking {
 }
 
 thread_local! {
-    /// The fork that this thread makes, set from the fork handler `prepare` until `parent` or
-    /// `child` runs. With `ManuallyDrop`, the end of the thread drops nothing.
+    /// State of the fork that this thread is making. The fork handler `prepare` sets it, and
+    /// `parent` or `child` takes it. With `ManuallyDrop`, the end of a thread does not drop it.
     static FORKING: Cell<Option<ManuallyDrop<Forking>>> = const { Cell::new(None) };
 }
 
@@ -62,7 +66,9 @@ pub(crate) fn resolve() {
 extern "C" fn prepare() {
     let Some(task) = process::own_task() else { return };
     let lock = AttachLock::take();
-    // If nothing is attached, or no pipe can be made, the parent does not wait for the child.
+    // In fork(2), the parent waits at this pipe until nattch counts the child. If the parent has no
+    // segment attached, the child has none either, so there is no pipe and no wait. If no pipe can
+    // be made, the parent does not wait either.
     let pipe = (task.attached() != 0).then(|| pipe_with(PipeFlags::CLOEXEC));
     let pipe = pipe.and_then(Result::ok);
     FORKING.set(Some(ManuallyDrop::new(Forking { task, pipe, _lock: lock })));
@@ -82,7 +88,8 @@ extern "C" fn child() {
     if forking.task.attached() != 0 {
         process::register_child(forking.task);
     }
-    // Dropping `forking` closes the pipe, so the parent continues. It also releases the lock of
-    // attached segments, which unblocks the signals.
+    // `forking` contains the child's end of the pipe and the lock of attached segments. Its drop
+    // closes the pipe, so the parent continues. The drop also releases the lock and unblocks the
+    // signals.
     drop(forking);
 }

@@ -9,18 +9,20 @@
 //!
 //! # Programs that close all descriptors
 //!
-//! The library maps the file before `main`, so the program itself needs no descriptor of it, but
-//! the programs that it starts do. So the library interposes close(2), close_range(2),
-//! closefrom(3), `F_SETFD` of fcntl(2) and `FIOCLEX` of ioctl(2), and keeps both descriptors open.
-//! To the program they look closed. Their numbers are high, so they do not collide with numbers
-//! that a program chooses.
+//! The library maps the namespace's file before `main`. So the program itself needs no descriptor
+//! of the file, but the programs that it starts do. So the library interposes close(2),
+//! close_range(2), closefrom(3), `F_SETFD` of fcntl(2) and `FIOCLEX` of ioctl(2). They leave the
+//! two inherited descriptors open, but answer as if these were closed already. The numbers of the
+//! two are high, so they do not collide with numbers that a program chooses.
 //!
-//! A program can still close them without the C library, or by dup2(2) over the number. The
-//! programs that it starts then open the file by its path, if they may. If they may not, their IPC
-//! calls return `ENOSYS`, and the library prints the reason.
+//! A program can still close the inherited descriptors without the C library, or by dup2(2) to the
+//! same number. The programs that it starts then open the file by its path, if they may. If they
+//! may not, their IPC calls return `ENOSYS`, and the library prints the reason.
 //!
-//! Opening the file again before execve(2) does not work: system(3) calls posix_spawn(3) inside the
-//! C library, where it cannot be intercepted, and `/proc/self/map_files` needs a capability.
+//! It is not possible to let a program close the descriptor, and to open the namespace's file again
+//! before each execve(2). system(3) calls posix_spawn(3) inside the C library, where this library
+//! cannot intercept it. And to open the file through its mapping (`/proc/self/map_files`) needs a
+//! capability.
 //!
 //! Source: close_range(2), fcntl(2); Linux `fs/file.c` (`dup_fd`, `do_close_on_exec`).
 
@@ -42,8 +44,8 @@ struct Handed {
     inode: u64,
 }
 
-/// The descriptor of the namespace's file. `resolve` sets it, and [`FOLDER`], when the library is
-/// loaded.
+/// The inherited descriptor of the namespace's file. `resolve` sets this static and [`FOLDER`] from
+/// the environment when the library is loaded.
 static FILE: OnceLock<Handed> = OnceLock::new();
 
 /// The descriptor of the folder of segments.
@@ -60,17 +62,20 @@ impl Handed {
         parts.next().is_none().then_some(Self { number, device, inode })
     }
 
-    /// Returns the descriptor, or none if its number is closed or open for another file.
+    /// Returns the inherited descriptor. Returns none if its number is closed, or is open for
+    /// another file.
     fn get(&self) -> Option<BorrowedFd<'static>> {
-        // SAFETY: the number is not -1. If no file is open under it, fstat(2) fails. If the file is
-        // the right one, the library keeps the program from closing it.
+        // SAFETY: the descriptor's number is not -1. If no file is open under the number, fstat(2)
+        // fails. If the inherited file is open under it, the library keeps the program from closing
+        // that file.
         let file = unsafe { BorrowedFd::borrow_raw(self.number) };
         let status = fstat(file).ok()?;
         ((self.device, self.inode) == (status.st_dev, status.st_ino)).then_some(file)
     }
 }
 
-/// Looks up the functions of the C library, and reads the environment variables.
+/// Looks up the C library's functions that this module calls. Reads the environment variables that
+/// name the inherited descriptors.
 pub(crate) fn resolve() {
     look_up();
     for (handed, name) in [(&FILE, "COREWALK_IPC_FD"), (&FOLDER, "COREWALK_IPC_SHM_FD")] {
@@ -80,17 +85,19 @@ pub(crate) fn resolve() {
     }
 }
 
-/// Returns the descriptor of the namespace's file, if it is still open.
+/// Returns the inherited descriptor of the namespace's file, if the descriptor is still open.
 pub(crate) fn file() -> Option<BorrowedFd<'static>> {
     FILE.get()?.get()
 }
 
-/// Returns the descriptor of the folder of segments, if it is still open.
+/// Returns the inherited descriptor of the folder of shared-memory segments, if the descriptor is
+/// still open.
 pub(crate) fn folder() -> Option<BorrowedFd<'static>> {
     FOLDER.get()?.get()
 }
 
-/// Returns true if `fd` is an inherited descriptor, which the library keeps open.
+/// Returns true if `fd` is a descriptor inherited from `corewalk ipc exec`, which the library keeps
+/// open.
 #[inline]
 fn is_kept(fd: c_int) -> bool {
     let mut handed = [&FILE, &FOLDER].into_iter().filter_map(OnceLock::get);
@@ -105,7 +112,8 @@ pub(crate) fn close_by(fd: c_int, next: impl FnOnce() -> c_int) -> c_int {
     next()
 }
 
-/// Returns the numbers of the inherited descriptors that are open, in ascending order.
+/// Returns the numbers of the descriptors that are inherited from `corewalk ipc exec` and still
+/// open, in ascending order.
 fn kept() -> impl Iterator<Item = c_int> {
     let number = |handed: &Handed| handed.get().map(|_| handed.number);
     let mut numbers = [&FILE, &FOLDER].map(|handed| handed.get().and_then(number));
@@ -182,9 +190,9 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
     unsafe { next(from) }
 }
 
-/// Defines a variadic function that takes a descriptor, a command and an optional argument. The
-/// optional argument of a variadic function is in the register of a plain third argument. Looks up
-/// these and the other functions of the C library.
+/// Defines fcntl(2) and ioctl(2). They are variadic in C, but their optional third argument is
+/// passed in the same register as a third argument that is not optional. Also looks up the C
+/// library's functions that this module calls.
 macro_rules! controlling {
     ($($table:ident, $name:ident, $command:ty, $closing:expr;)*) => {
         next! {
@@ -194,8 +202,8 @@ macro_rules! controlling {
             $($table: fn $name(c_int, $command, usize) -> c_int;)*
         }
         $(
-            /// fcntl(2) or ioctl(2). For an inherited descriptor, the command that sets the
-            /// close-on-exec flag fails with `EBADF`.
+            /// The interposed fcntl(2) or ioctl(2). If the command would set the close-on-exec flag
+            /// of an inherited descriptor, the call fails with `EBADF`.
             ///
             /// # Safety
             ///

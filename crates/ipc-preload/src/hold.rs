@@ -1,25 +1,27 @@
-//! The hold: a locked file of a task with segments attached, which child processes inherit. While
-//! any process has the hold, the recovery of the namespace does not subtract the task's attaches
-//! from nattch, even if the task's process was killed. The attaches stand for children that are not
-//! counted yet.
+//! The hold of a task: a locked file, which the task maps while it has segments attached. Its child
+//! processes inherit the mapping. After a task was killed, recovery subtracts its attaches from
+//! nattch. But while any process has the hold of this task mapped, recovery leaves nattch
+//! unchanged: the attaches may then belong to children that nattch does not count yet.
 //!
-//! A child has the segments of its parent attached from its first instruction on, and is counted a
-//! little later. A child that a program makes by clone(2) through syscall(2) is counted at its
-//! first call, if it makes one. If the parent is killed before the child is counted, only the
-//! attaches of the parent stand for the child. They stay as long as any process has the parent's
-//! hold.
+//! A child has its parent's segments attached as soon as it runs, but nattch counts it a little
+//! later. A child that a program makes by clone(2) through syscall(2) is counted at its first IPC
+//! call, if it makes one. If the parent is killed before that, nattch counts the parent's attaches
+//! in place of the child's. It counts them as long as any process has the hold (the locked file) of
+//! the parent.
 //!
 //! The hold is a mapping of a locked file (`corewalk_ipc::Backing`). Every child inherits the
 //! mapping, and unmaps it once the child is counted. The hold is a mapping and not a descriptor,
 //! because some programs close all descriptors that they did not open.
 //!
-//! A child that may not open the directory of segments keeps its parent's hold. If that parent is
-//! killed, its attaches stay until the child ends. So nattch may be too high, and is never too low.
+//! A child that may not open the directory of segments cannot make a hold of its own. So it keeps
+//! the hold (the locked file) of its parent. If that parent is killed, nattch counts the parent's
+//! attaches until the child ends. So nattch may be too high, and is never too low.
 //!
 //! # Locks
 //!
-//! All functions run under the lock of attached segments (`AttachLock`), or before the process has
-//! a task, or while it has one thread.
+//! The functions of this module run on one thread at a time. They run under the lock of attached
+//! segments (`AttachLock`), before the process has a task, or while the process has only one
+//! thread.
 //!
 //! Source: flock(2), mmap(2); Linux `fs/locks.c` (`locks_remove_file`).
 
@@ -30,8 +32,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::param::page_size;
 use std::ptr;
 
-/// The address at which the hold (a locked file) is mapped, or null. In a child it is the parent's
-/// hold, until the child has its own.
+/// The address at which this process has mapped a hold (a locked file), or null. A child has its
+/// parent's hold mapped there, until it has a hold of its own.
 static HOLD: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// Maps the hold of a task that attaches its first segment.
@@ -56,20 +58,21 @@ pub(crate) fn give_up() {
     unmap(HOLD.swap(ptr::null_mut(), Ordering::Relaxed));
 }
 
-/// Leaves the parent's hold (a locked file) mapped for good, for a child that does not know which
-/// segments it has attached.
+/// Called in a child that does not know which segments it has attached. Leaves the parent's hold (a
+/// locked file) mapped until the process ends, so that nattch still counts the parent's attaches.
 pub(crate) fn leave() {
     // ORDERING: Relaxed. One thread at a time.
     HOLD.store(ptr::null_mut(), Ordering::Relaxed);
 }
 
-/// Maps the hold of a task, or returns none. Without a hold (a locked file that children inherit),
-/// the attaches of a killed parent are removed at once, although a child may not be counted yet.
+/// Maps the hold of a task (a locked file that children inherit). Returns `None` if that fails.
+/// Then, if the task is killed, nattch drops its attaches at once, even if children still use the
+/// segments.
 fn map(task: &Task) -> Option<*mut c_void> {
     let file = task.hold().ok()?;
     let flags = MapFlags::SHARED;
-    // SAFETY: the call names no address, so it replaces no mapping in use. The pages of the hold
-    // are never accessed.
+    // SAFETY: the call names no address, so it replaces no mapping in use. The pages of the mapped
+    // file are never accessed, since only the existence of the mapping matters.
     unsafe { mmap(ptr::null_mut(), page_size(), ProtFlags::empty(), flags, file, 0) }.ok()
 }
 

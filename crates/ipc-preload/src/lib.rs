@@ -1,9 +1,9 @@
 //! System V IPC for programs that call the C library: a library for `LD_PRELOAD`.
 //!
-//! It defines functions of the C library, and answers them from a namespace of `corewalk-ipc` in a
-//! mapped file. `corewalk ipc exec` sets it up: `COREWALK_IPC_FD` names a descriptor of the file,
-//! and `COREWALK_IPC_NAMESPACE` its path. `docs/using/ipc.md` tells users how the library differs
-//! from the kernel.
+//! This library defines functions of the C library, and answers them from a namespace of
+//! `corewalk-ipc`, which is a mapped file. `corewalk ipc exec` sets `LD_PRELOAD` and two variables:
+//! `COREWALK_IPC_FD` names a descriptor of the file, and `COREWALK_IPC_NAMESPACE` its path.
+//! `docs/using/ipc.md` tells users how the library differs from the kernel.
 //!
 //! | module | contents |
 //! |---|---|
@@ -97,8 +97,9 @@ pub use lookup::dlsym;
 /// crate's unit tests do not register these functions, since they do not load the library.
 mod load {
     extern "C" fn load() {
-        // `process` comes first: fork handlers of a child run in the order of their registration,
-        // and that of `process` must be the first.
+        // `process::resolve` registers a fork handler, which must run before all other handlers in
+        // a child. The C library runs them in the order of their registration, so
+        // `process::resolve` comes first.
         super::process::resolve();
         super::exit::resolve();
         super::cred::look_up();

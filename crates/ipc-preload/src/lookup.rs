@@ -6,12 +6,14 @@
 //! library's dlsym(3) first. Where the result is a function that this library interposes, it
 //! returns this library's function instead.
 //!
-//! The C library's dlsym(3) uses its return address to resolve `RTLD_NEXT` and `RTLD_DEFAULT`. So
-//! for `RTLD_NEXT` and `RTLD_DEFAULT` this dlsym(3) jumps to the C library's dlsym(3), with the
-//! stack as the caller left it. From the program, that search finds this library's function first,
-//! since this library is preloaded.
+//! For the handles `RTLD_NEXT` and `RTLD_DEFAULT`, the C library's dlsym(3) looks at its return
+//! address. That tells it which object (program or library) has called it. So for these two
+//! handles, this library's dlsym(3) does not call the C library's one. It jumps to it with the
+//! stack unchanged, so the return address is in the program. A search that begins at the program
+//! finds this library's function first, since this library is preloaded.
 //!
-//! This library itself finds the C library's dlsym(3) by dlvsym(3), which it does not interpose.
+//! This library does not interpose dlvsym(3), so it uses dlvsym(3) to find the C library's
+//! dlsym(3).
 //!
 //! # Limits
 //!
@@ -38,10 +40,11 @@ type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
 /// Returns the C library's dlsym(3).
 ///
-/// Aborts the process if there is none: without it no interposed function works.
+/// Aborts the process if the C library has no dlsym(3), because no interposed function works
+/// without it.
 fn next() -> Dlsym {
-    // ORDERING: Relaxed. Every thread finds the same address of code, and no data is published with
-    // it.
+    // ORDERING: Relaxed. `NEXT` is the address of the C library's dlsym(3). Every thread finds the
+    // same address, and no data is published with it.
     let mut address = NEXT.load(Ordering::Relaxed);
     if address.is_null() {
         let of_version = |version: &&CStr| {
@@ -58,7 +61,7 @@ fn next() -> Dlsym {
     unsafe { std::mem::transmute::<*mut c_void, Dlsym>(address) }
 }
 
-/// Returns the function `name` of the next library in the search order, or null.
+/// Returns the address of the function `name` in the next library of the search order, or null.
 pub(crate) fn next_of(name: &CStr) -> *mut c_void {
     // SAFETY: `name` is a C string, and `RTLD_NEXT` is a valid handle.
     unsafe { next()(libc::RTLD_NEXT, name.as_ptr()) }
@@ -94,8 +97,9 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
     )
 }
 
-/// Returns the function of this library that dlsym(3) must return, or null if the C library's
-/// dlsym(3) must answer. Sets [`NEXT`], to which `dlsym` jumps in that case.
+/// Returns the function of this library with which dlsym(3) must answer. Returns null if the C
+/// library's dlsym(3) must answer. In this second case `dlsym` jumps to the address in [`NEXT`],
+/// which this function has set.
 #[cfg(target_arch = "x86_64")]
 unsafe extern "C" fn answered(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     let next = next();

@@ -12,8 +12,10 @@
 //!
 //! # What differs from the kernel
 //!
-//! The kernel compares `RLIMIT_MEMLOCK` with the size of the address space, which includes the
-//! namespace. A process with `CAP_IPC_LOCK`, or without a limit, does not notice.
+//! In the kernel, mlockall(2) fails if the size of the address space is above `RLIMIT_MEMLOCK`.
+//! With this library, the address space also contains the namespace. So mlockall(2) may fail under
+//! a limit that would otherwise be high enough. A process with `CAP_IPC_LOCK`, or without a limit,
+//! does not notice this.
 //!
 //! Source: mlockall(2), mlock(2); Linux `mm/mlock.c` (`apply_mlockall_flags`).
 
@@ -51,7 +53,8 @@ pub(crate) fn lock_all(flags: c_int, next: impl Fn(c_int) -> c_int) -> c_int {
     if flags & libc::MCL_ONFAULT == 0 {
         for range in mappings().into_iter().filter(|range| *range != namespace) {
             let start = ptr::with_exposed_provenance::<c_void>(range.start);
-            // Errors are ignored, as mlockall(2) ignores them: some mappings cannot get memory.
+            // Errors are ignored, as mlockall(2) ignores them: the kernel cannot allocate memory
+            // for some mappings.
             // SAFETY: the call changes no byte, and fails if nothing is mapped in the range any
             // more.
             unsafe { libc::mlock(start, range.len()) };

@@ -81,10 +81,11 @@ pub unsafe extern "C" fn msgrcv(
         let length = arrived.size_bytes().min(size);
         // If the buffer cannot be written, the message is lost, as with the kernel.
         user::check(message.expose_provenance(), TEXT + length, Access::Write)?;
-        // SAFETY: there is room for the type; `write_unaligned` allows an odd address.
+        // SAFETY: the buffer has room for the message type; `write_unaligned` allows an odd
+        // address.
         unsafe { message.cast::<c_long>().write_unaligned(arrived.mtype()) };
         let text = message.cast::<u8>().wrapping_add(TEXT);
-        // SAFETY: there is room for `length` bytes, and any bits are valid bytes.
+        // SAFETY: the buffer has room for `length` bytes, and any bits are valid bytes.
         let text = unsafe { std::slice::from_raw_parts_mut(text, length) };
         Ok(arrived.read(text) as ssize_t)
     })
@@ -94,7 +95,7 @@ pub unsafe extern "C" fn msgrcv(
 ///
 /// # Safety
 ///
-/// The memory at `buf` may be overwritten with the result of `cmd`.
+/// The call may overwrite the memory at `buf` with the result of the command `cmd`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn msgctl(msqid: c_int, cmd: c_int, buf: *mut c_void) -> c_int {
     call::make(|task| {

@@ -1,7 +1,8 @@
 //! The functions of the C library that this library interposes.
 //!
-//! The library looks these functions up when it is loaded, and not at their first call. The first
-//! call of setuid(2), for example, may come from a signal handler, where dlsym(3) is not safe.
+//! This library looks up all these functions of the C library when it is loaded, and not at their
+//! first call. The first call of setuid(2), for example, may come from a signal handler, where
+//! dlsym(3) is not safe.
 //!
 //! Source: dlsym(3), `RTLD_NEXT`.
 
@@ -10,7 +11,8 @@ use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
 use std::mem::transmute_copy;
 
-/// A function of type `F` in the next library of the search order that defines it.
+/// A function of type `F` that this library interposes. The program would call it in the next
+/// library of the search order, which is usually the C library.
 pub(crate) struct Next<F> {
     name: &'static CStr,
     address: AtomicPtr<c_void>,
@@ -18,7 +20,8 @@ pub(crate) struct Next<F> {
 }
 
 impl<F: Copy> Next<F> {
-    /// Returns an entry for the function `name`, which is not looked up yet.
+    /// Returns the [`Next`] of the C library's function `name`. The address of the function is
+    /// looked up later.
     ///
     /// # Safety
     ///
@@ -28,7 +31,8 @@ impl<F: Copy> Next<F> {
         Self { name, address: AtomicPtr::new(std::ptr::null_mut()), function: PhantomData }
     }
 
-    /// Returns the address, or null if no other library defines the function.
+    /// Returns the address of the C library's function, or null if no library after this one
+    /// defines it.
     pub(crate) fn address(&self) -> *mut c_void {
         // ORDERING: Relaxed. Every thread finds the same address of code, and no data is published
         // with it.
@@ -42,7 +46,8 @@ impl<F: Copy> Next<F> {
         address
     }
 
-    /// Returns the function. If no other library defines it, sets errno and returns none.
+    /// Returns the C library's function. If no other library defines it, sets errno and returns
+    /// none.
     pub(crate) fn found(&self) -> Option<F> {
         let address = self.address();
         if address.is_null() {

@@ -1,23 +1,27 @@
 //! The files of proc(5) that show IPC objects and their limits.
 //!
 //! The kernel opens the file first, so it checks the path, the permissions and the flags as usual.
-//! If the file is in the table below, the library replaces it by a memfd under the same descriptor
-//! number. The memfd has the text that the kernel would show for the objects of the namespace.
+//! If the file is in the table below, the library replaces the file by a memfd under the same
+//! descriptor number. The memfd has the text that the kernel would show for the objects of the
+//! namespace.
 //!
 //! | file | text |
 //! |---|---|
 //! | `/proc/sysvipc/sem`, `msg`, `shm` | a header, and a row per object |
 //! | `/proc/sys/kernel/sem`, `msg*`, `shm*`, `*_next_id` | limits |
 //!
-//! Unless `COREWALK_IPC_SHM` is set, the library leaves the files about shared memory alone.
+//! The library replaces files whose names begin with `shm` only if `COREWALK_IPC_SHM` is set.
+//! Otherwise the program reads the kernel's text.
 //!
 //! # What differs from the kernel
 //!
-//! - The text is made when the file is opened. A program that keeps a file open and reads it again
-//!   reads the same text.
-//! - The limits of a namespace are fixed when it is created. Opening the file of a limit for
-//!   writing fails with `EACCES`, also for root.
-//! - Columns `rss` and `swap` of segments are 0.
+//! A file of the table that the library has replaced differs in these points from the kernel's
+//! file:
+//! - The text is made when the program opens the file. A program that keeps the file open and reads
+//!   it again reads the same text.
+//! - The limits of a namespace are fixed when it is created. Opening one of the files under
+//!   `/proc/sys/kernel` for writing fails with `EACCES`, also for root.
+//! - In `/proc/sysvipc/shm`, the columns `rss` and `swap` are 0.
 //! - fstat(2) describes the memfd.
 //!
 //! Source: proc(5), proc_sysvipc(5), proc_sys_kernel(5), memfd_create(2).
@@ -78,13 +82,14 @@ fn last_name(path: &[u8]) -> &[u8] {
     path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
 }
 
-/// If `fd`, which was opened by `path`, is a file of proc(5) in `FILES`, replaces the file by a
-/// memfd.
+/// Replaces the open file `fd` by a memfd, if it is a file of proc(5) in the table `FILES`. The
+/// program has opened `fd` by `path`.
 ///
 /// # Errors
 ///
-/// `EACCES` if the file is open for writing, or if the process cannot join the namespace; `EMFILE`,
-/// `ENFILE` and `ENOMEM` as open(2). The caller then closes the descriptor.
+/// `EACCES` if the program has opened the file for writing, since the limits are read-only, or if
+/// the process cannot join the namespace. `EMFILE`, `ENFILE` and `ENOMEM` as open(2). After an
+/// error, the caller closes the descriptor.
 ///
 /// # Safety
 ///
@@ -108,7 +113,8 @@ pub(crate) unsafe fn replace(fd: c_int, path: *const c_char) -> Result<(), Errno
     if flags & OFlags::ACCMODE != OFlags::RDONLY {
         return Err(Errno::ACCESS);
     }
-    // If the process cannot join the namespace, the program's open(2) fails with `EACCES`.
+    // The program has opened a file that this library must replace. If the process cannot join the
+    // namespace, there is no text for the file, and the program's open(2) fails with `EACCES`.
     let task = process::register().map_err(|_| Errno::ACCESS)?;
     let text = memfd(text(task).as_bytes())?;
     let mut dup = DupFlags::empty();
@@ -160,7 +166,8 @@ fn segments(task: &Task) -> String {
     })
 }
 
-/// Returns a header line, then a row for each object up to the highest index.
+/// Returns the text of a file in `/proc/sysvipc`: a header line, then a row for each object up to
+/// the highest index.
 fn rows(
     head: &str,
     index_max: Result<u32, Errno>,
@@ -171,7 +178,8 @@ fn rows(
     rows.fold(head.to_owned(), |text, row| text + &row + "\n")
 }
 
-/// Returns the first three columns (key, id, mode), and the columns of owner and creator.
+/// Returns columns of a row of a file in `/proc/sysvipc`: the first three (key, id, mode), and
+/// those of owner and creator.
 fn columns(id: i32, perm: &Perm) -> (String, String) {
     let Perm { key, mode, uid, gid, cuid, cgid, .. } = perm;
     let owners = format!("{uid:5} {gid:5} {cuid:5} {cgid:5}");

@@ -10,20 +10,20 @@
 //! IPC. One line on standard error says why.
 //!
 //! # Fork
-//! A child is a task of its own, without undo. The address of the task is in the wiped page, a page
-//! that the kernel zeroes in the child of any kind of fork (`MADV_WIPEONFORK`). So a call reads one
-//! word to know whether it runs in a new child. If segments are attached, a child registers at the
-//! fork already (module `fork`). The wiped page also names the process that owns the memory. A
-//! signal handler that interrupts a call may fork and return in the child. With
-//! `Task::tell_copies_by`, the copy of that call in the child finds another owner, and ends with
-//! `EINTR`.
+//! A child is a task of its own, without undo adjustments. The address of the task is in the wiped
+//! page, which the kernel zeroes in the child of any kind of fork (`MADV_WIPEONFORK`). So a call
+//! reads one word to know whether it runs in a new child. If segments are attached, the child
+//! registers during the fork (module `fork`). The wiped page also contains the pid of its process.
+//! It is needed if a signal handler forks while it interrupts an IPC call. When the handler returns
+//! in the child, the copy of the call goes on there. It finds another pid in the page
+//! (`Task::tell_copies_by`), and ends with `EINTR`.
 //!
 //! # A child of vfork(2)
-//! A child of vfork(2) shares the wiped page with its parent. If the parent has a task, the child
-//! acts as that task until it execs: telling child and parent apart would take a system call in
-//! each call. If the parent has no task, the child's first call finds that the memory belongs to
-//! another process, and fails with `ENOSYS`. A task that the child made would be the parent's from
-//! then on.
+//! A child of vfork(2) shares the memory of its parent, and so the wiped page, which the kernel
+//! zeroes only in a forked child. If the parent has a task, the child acts as that task until it
+//! calls execve(2). To notice the vfork(2), each call would need a system call. If the parent has
+//! no task, the page still contains the parent's pid. In that case the child's first call fails
+//! with `ENOSYS`. If it registered a task, the parent would later use that task as its own.
 //!
 //! # Exec
 //! A program that a process becomes by execve(2) takes over the task of the process at its first
@@ -31,10 +31,10 @@
 //! undo.
 //!
 //! # Locks
-//! The locks of registration, of attached segments and of the tables of signal handlers are in the
-//! wiped page too, so a child never inherits them locked. A thread blocks signals while it holds
-//! one, so a handler never waits for a lock of its own thread. The lock of attached segments is
-//! taken before the lock of registration.
+//! Three locks are in the page that the kernel zeroes in a forked child: those of registration, of
+//! attached segments, and of the tables of signal handlers. So a child never inherits them locked.
+//! A thread blocks signals while it holds one, so a handler never waits for a lock of its own
+//! thread. The lock of attached segments is taken before the lock of registration.
 //!
 //! Source: madvise(2), vfork(2), environ(7).
 
@@ -57,8 +57,8 @@ use crate::hold;
 struct Page {
     /// The process's task, or null.
     task: AtomicPtr<Task>,
-    /// The pid of the process that owns this memory, or 0 in a child that has not stored its own
-    /// yet.
+    /// The pid of the process to which this memory belongs. (A child of vfork(2) uses the memory of
+    /// its parent.) It is 0 in a forked child that has not stored its own pid yet.
     owner: AtomicU32,
     is_locked: AtomicBool,
     /// The lock of the attached segments, see `shm`.
@@ -69,15 +69,16 @@ struct Page {
     is_program: AtomicBool,
 }
 
-/// The identity of the program that this process runs. After a fork it is the parent's, and
-/// [`Page::is_program`] is false.
+/// The identity of the program that this process runs. After a fork, the child has its parent's
+/// identity here, and [`Page::is_program`] is false.
 static PROGRAM: OnceLock<Program> = OnceLock::new();
 
 /// True once a thread has changed its own credentials and not those of the other threads. The flag
 /// is never reset.
 static IS_APART: AtomicBool = AtomicBool::new(false);
 
-/// The number of changes to the credentials of all threads, plus 1.
+/// Version of the process's credentials: the number of calls that changed the credentials of all
+/// threads, plus 1.
 static CRED_CHANGES: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
@@ -95,16 +96,16 @@ static PAGE: AtomicPtr<Page> = AtomicPtr::new(ptr::null_mut());
 /// The namespace once it is mapped. A child keeps its parent's.
 static NAMESPACE: AtomicPtr<Namespace> = AtomicPtr::new(ptr::null_mut());
 
-/// The task that was registered last. In a forked child it is the parent's task, until the child
+/// The task that was registered last. In a forked child, this is the parent's task until the child
 /// has registered its own.
 static LAST: AtomicPtr<Task> = AtomicPtr::new(ptr::null_mut());
 
-/// True while a thread holds [`AttachLock`]. Unlike the lock itself, a child inherits this value.
-/// If it is true in a child, a thread of the parent was changing the list of attached segments at
-/// the fork.
+/// True while a thread holds [`AttachLock`]. A child inherits this flag, but not the lock itself.
+/// If the flag is true in a child, the fork came while a thread of the parent changed the list of
+/// attached segments. So the child cannot rely on its copy of this list.
 static IS_ATTACHING: AtomicBool = AtomicBool::new(false);
 
-/// Maps the page that the kernel zeroes in a child, and registers a fork handler with the C
+/// Maps the page that the kernel zeroes in a forked child, and registers a fork handler with the C
 /// library.
 pub(crate) fn resolve() {
     // If the page cannot be mapped, the first call reports that.
@@ -114,7 +115,7 @@ pub(crate) fn resolve() {
     let _registered = unsafe { libc::pthread_atfork(None, None, Some(own)) };
 }
 
-/// Maps the namespace, before the program runs. If that fails, the first call tries again and
+/// Maps the namespace before the program runs. If that fails, the first IPC call tries again and
 /// reports the reason.
 pub(crate) fn join() {
     let Some(page) = known_page() else { return };
@@ -127,18 +128,18 @@ pub(crate) fn join() {
     }
 }
 
-/// Stores the pid of this process as the owner of its memory. A child of vfork(2) never does so.
-/// This is also the fork handler that runs in a child.
+/// Stores the pid of this process as the owner of its memory. The C library calls this function in
+/// a child of fork(2), as a fork handler. In a child of vfork(2) it is never called, since the
+/// memory belongs to the parent.
 extern "C" fn own() {
     if let Some(page) = known_page() {
-        // ORDERING: Relaxed. The process has one thread, and a forked child has a copy of the
-        // store.
+        // ORDERING: Relaxed. The process has only one thread now. A child that is forked later gets
+        // a copy of the memory with this store.
         page.owner.store(pid(), Ordering::Relaxed);
     }
 }
 
-/// Returns true if the memory of this process is its own. In a child of vfork(2) it is the
-/// parent's.
+/// Returns true if this process owns its memory. A child of vfork(2) uses the memory of its parent.
 pub(crate) fn is_own() -> bool {
     let Some(page) = known_page() else { return true };
     // ORDERING: Relaxed. See `own`.
@@ -169,7 +170,8 @@ pub(crate) fn known_task() -> Option<&'static Task> {
     let page = known_page()?;
     // ORDERING(preload-task): Acquire. Pairs with the store in `publish`, so the task is complete.
     let task = page.task.load(Ordering::Acquire);
-    // SAFETY: the task lives until `take_task`, whose caller knows that no call is under way.
+    // SAFETY: the task lives until `take_task`, which is called only while no IPC call uses the
+    // task.
     unsafe { task.as_ref() }
 }
 
@@ -185,11 +187,12 @@ pub(crate) fn pid() -> u32 {
 }
 
 /// Registers this process, a forked child that has the segments of its parent attached. `parent` is
-/// the copy of the parent's task in the child's memory. No later call uses that copy.
+/// the copy of the parent's task in the child's memory. No call uses that copy later.
 ///
-/// A child that cannot be registered, for instance in another pid namespace, keeps its mappings. It
-/// also keeps its parent's hold (a mapped file, see `hold`), so that the parent's attaches stay
-/// counted for it.
+/// A child may be unable to register, for instance in another pid namespace. It then keeps its
+/// mappings of the segments, although nattch does not count it. It also keeps its parent's hold (a
+/// mapped file, see `hold`). While it has the hold, nattch still counts the parent's attaches, even
+/// if the parent is killed.
 pub(crate) fn register_child(parent: &Task) {
     let page = page();
     let _lock = PageLock::take(&page.is_locked);
@@ -199,15 +202,17 @@ pub(crate) fn register_child(parent: &Task) {
     }
 }
 
-/// Reads the credentials again, after a call of the C library that changes them in all threads.
+/// Reads the process's credentials again, after a call of the C library that changes them in all
+/// threads.
 pub(crate) fn refresh_cred() {
     // ORDERING: Relaxed. The count publishes no data: a thread that sees a new count reads its
     // credentials from the kernel.
     CRED_CHANGES.fetch_add(1, Ordering::Relaxed);
     // A child of vfork(2) has its parent's memory, and another pid.
     if let Some(task) = own_task() {
-        // The lock of attached segments keeps forks out meanwhile: in a forked child, `Task::fork`
-        // reads the credentials from the child's copy of this task.
+        // A forked child gets a copy of this task, and `Task::fork` reads the credentials in this
+        // copy. The lock of attached segments prevents a fork while the credentials are half
+        // stored.
         let _lock = crate::shm::is_on().then(AttachLock::take);
         task.set_cred(cred::current());
     }
@@ -227,20 +232,22 @@ pub(crate) fn refresh_thread_cred() {
     }
 }
 
-/// Reads the credentials of the calling thread, unless it has done so since the last change.
+/// Reads the credentials of the calling thread, unless the thread has read them since the last
+/// change.
 #[cold]
 fn refresh_late(task: &Task) {
     // ORDERING: Relaxed. See `refresh_cred`.
     let changes = CRED_CHANGES.load(Ordering::Relaxed);
-    // In a child of vfork(2), `task` and `ASKED` are the parent's, so the child changes neither.
+    // A child of vfork(2) shares the memory of its parent. So `task` and `ASKED` (the version of
+    // the credentials read last) belong to the parent, and the child changes neither.
     if ASKED.get() != changes && task.pid() == pid() {
         ASKED.set(changes);
         task.set_thread_cred(cred::current());
     }
 }
 
-/// Removes the task from the wiped page (which a fork zeroes) and returns it, so that the caller
-/// can end it.
+/// Removes the address of the task from the wiped page (the page that the kernel zeroes in a forked
+/// child). Returns the task, so that the caller can end it.
 ///
 /// # Safety
 ///
@@ -257,7 +264,8 @@ pub(crate) unsafe fn take_task(own: *const Task) -> Option<Box<Task>> {
     Some(unsafe { Box::from_raw(task) })
 }
 
-/// Registers the process as a task, or returns the reason why that fails.
+/// Registers the process as a task (its entry in the namespace), or returns the reason why that
+/// fails.
 #[cold]
 #[inline(never)]
 pub(crate) fn register() -> Result<&'static Task, String> {
@@ -270,13 +278,13 @@ pub(crate) fn register() -> Result<&'static Task, String> {
     if !is_own() {
         return Err("a child of vfork(2) can call only if its parent has made a call".to_owned());
     }
-    // The wiped page (which a fork zeroes) names no owner yet, if clone(2) through syscall(2) has
-    // made this process.
+    // A child that was made by clone(2) through syscall(2) has run no fork handler. So the wiped
+    // page, which the kernel zeroes at a fork, lacks the child's pid. Store the pid now.
     own();
     let made = match forked_from() {
         Some(parent) => forked(parent),
-        // `adopt_as` takes over the task that this process had before execve(2), if any, with its
-        // undo.
+        // If this process had a task before execve(2), `adopt_as` takes over this task and its undo
+        // adjustments.
         None => {
             hold::leave();
             // ORDERING: Relaxed. See `join`; a child finds a wiped page.
@@ -296,8 +304,11 @@ fn why_not(who: &str, errno: Errno) -> String {
     format!("the {who} cannot be registered: {why}")
 }
 
-/// Returns a task for this process, which is a child of the process of `parent`. The child takes a
-/// hold (`hold`) and creates its mark, a file (`shm`), since nattch counts the child by now.
+/// Registers this process, a child of the process of `parent`, and returns its task. From now on
+/// nattch counts the child. So this function unmaps the parent's hold (a locked file that keeps
+/// attaches counted, module `hold`), and maps a hold of the child. It also creates the child's
+/// mark, a file for the next program after execve(2). The mark tells that program to detach the
+/// segments (module `shm`).
 fn forked(parent: &Task) -> Result<Task, Errno> {
     let task = parent.fork(pid())?;
     task.set_cred(cred::current());
@@ -306,8 +317,9 @@ fn forked(parent: &Task) -> Result<Task, Errno> {
     Ok(task)
 }
 
-/// Returns the copy of the parent's task, or none. There is one if this process was forked without
-/// the C library and has segments attached. The caller holds the lock of registration.
+/// Returns the child's copy of its parent's task, or none. The copy exists if this process was
+/// forked without the C library and has segments attached. The caller holds the lock of
+/// registration.
 fn forked_from() -> Option<&'static Task> {
     // ORDERING(preload-last): Acquire. Pairs with the store in `publish`, so the task is complete.
     let last = LAST.load(Ordering::Acquire);
@@ -315,13 +327,14 @@ fn forked_from() -> Option<&'static Task> {
     if !crate::shm::is_on() || IS_ATTACHING.load(Ordering::Relaxed) {
         return None;
     }
-    // SAFETY: a task lives until `take_task`, which clears this address. The caller of `take_task`
-    // guarantees that no call is under way.
+    // SAFETY: `last` is null or the address of a task. The task lives until `take_task`, which
+    // clears the address. The caller of `take_task` guarantees that no call is under way.
     let last = unsafe { last.as_ref() };
     last.filter(|parent| parent.pid() != pid() && parent.attached() != 0)
 }
 
-/// Makes `task` the task of this process. The caller holds the lock of registration.
+/// Makes `task` the task of this process (its entry in the namespace). The caller holds the lock of
+/// registration.
 fn publish(page: &'static Page, task: Task) -> &'static Task {
     let task = Box::into_raw(Box::new(task.tell_copies_by(&page.owner)));
     // ORDERING(preload-last): Release. Publishes the complete task to `forked_from`.
@@ -332,17 +345,18 @@ fn publish(page: &'static Page, task: Task) -> &'static Task {
     unsafe { &*task }
 }
 
-/// Returns the page that the kernel zeroes in a child, if it is mapped.
+/// Returns the page that the kernel zeroes in a forked child, if the page is mapped.
 #[inline]
 fn known_page() -> Option<&'static Page> {
     // ORDERING(preload-page): Acquire. Pairs with the store in `map_page`: the page is set up.
     let page = PAGE.load(Ordering::Acquire);
-    // SAFETY: a page whose address was stored is never unmapped, and zeroes are a valid `Page`.
+    // SAFETY: `PAGE` is null or the address of a page that `map_page` has mapped. This page is
+    // never unmapped, and zeroes are a valid `Page`.
     unsafe { page.as_ref() }
 }
 
-/// Returns the page that the kernel zeroes in a child. This process or its parent has a task, so
-/// the page exists.
+/// Returns the page that the kernel zeroes in a forked child. The caller knows that this process or
+/// its parent has a task, so the page exists.
 fn page() -> &'static Page {
     known_page().expect("a process is registered in the page")
 }
@@ -361,8 +375,8 @@ fn map_page() {
     }
 }
 
-/// Returns the namespace, and maps it if it is not mapped yet. The caller holds the lock of
-/// registration.
+/// Returns the namespace. Maps its memory into this process first, if no earlier call has done so.
+/// The caller holds the lock under which the process registers.
 fn namespace() -> Result<&'static Namespace, String> {
     // ORDERING(preload-namespace): Acquire. Pairs with the Release store in this function: the
     // namespace is complete.
@@ -386,7 +400,8 @@ pub(crate) fn namespace_memory() -> Option<Range<usize>> {
     unsafe { known.as_ref() }.map(Namespace::memory)
 }
 
-/// A guard that holds a lock of the wiped page (`Page`), and blocks all signals.
+/// A guard that holds one of the locks in the page that the kernel zeroes in a child (`Page`).
+/// While the guard lives, all signals are blocked.
 pub(crate) struct PageLock {
     is_locked: &'static AtomicBool,
     /// Dropped after the lock is released.
@@ -415,8 +430,9 @@ impl Drop for PageLock {
 pub(crate) struct AttachLock(#[expect(dead_code, reason = "held until it is dropped")] PageLock);
 
 impl AttachLock {
-    /// Takes the lock of attached segments. This process or its parent has a task, so the page with
-    /// the lock exists.
+    /// Takes the lock of attached segments, which is in the page that the kernel zeroes in a forked
+    /// child. The page is mapped, since no process registers a task without it, and this process or
+    /// its parent has a task.
     pub(crate) fn take() -> Self {
         let lock = PageLock::take(&page().is_attaching);
         // ORDERING: Relaxed. Only a forked child reads `IS_ATTACHING`, and the child has a copy of
@@ -433,11 +449,13 @@ impl Drop for AttachLock {
     }
 }
 
-/// Takes the lock of the tables of handlers. A child of vfork(2) changes no table and takes no
-/// lock. Without the wiped page there is no lock, and blocked signals keep handlers of this thread
-/// from the tables.
+/// Takes the lock of the tables of signal handlers. A child of vfork(2) changes no table and takes
+/// no lock. If the page with the lock could not be mapped, the function only blocks signals, so
+/// that no handler of this thread uses the tables.
 pub(crate) fn lock_tables() -> (Option<PageLock>, BlockedSignals) {
-    // The lock blocks signals, too. It is dropped first, so the first mask is restored last.
+    // Block all signals before `PageLock::take`, which blocks them too. The drop of the `PageLock`
+    // restores the signal mask that `take` has found. All signals are blocked in that mask, so they
+    // stay blocked until the caller drops `blocked`, which it does last.
     let blocked = BlockedSignals::new();
     let page = known_page().filter(|_| is_own());
     (page.map(|page| PageLock::take(&page.is_handling)), blocked)

@@ -38,7 +38,7 @@ pub extern "C" fn semget(key: key_t, nsems: c_int, semflg: c_int) -> c_int {
 ///
 /// # Safety
 ///
-/// Any pointer is allowed: for memory that cannot be read, the call returns `EFAULT`.
+/// Any pointer is allowed. If the memory cannot be read, the call returns `EFAULT`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn semop(semid: c_int, sops: *mut SemBuf, nsops: size_t) -> c_int {
     call::make(|task| operate(task, semid, sops.cast_const(), nsops, None))
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn semop(semid: c_int, sops: *mut SemBuf, nsops: size_t) -
 ///
 /// # Safety
 ///
-/// Any pointer is allowed: for memory that cannot be read, the call returns `EFAULT`.
+/// Any pointer is allowed. If the memory cannot be read, the call returns `EFAULT`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn semtimedop(
     semid: c_int,
@@ -106,8 +106,8 @@ fn duration(timeout: Option<timespec>) -> Result<Option<Duration>, Errno> {
 
 /// semctl(2).
 ///
-/// The function is variadic in C. The fourth argument is a number or a pointer. On the machines
-/// that this crate supports, it is in the register of a plain fourth argument.
+/// semctl(2) is variadic in C. The fourth argument is a number or a pointer. On the machines that
+/// this crate supports, it is in the register of a plain fourth argument.
 ///
 /// # Safety
 ///
@@ -144,7 +144,8 @@ pub unsafe extern "C" fn semctl(semid: c_int, semnum: c_int, cmd: c_int, arg: us
                 let bytes = size_of_val(&values[..]);
                 user::check(arg, bytes, Access::Write)?;
                 let to = std::ptr::with_exposed_provenance_mut::<u8>(arg);
-                // SAFETY: there is room for a value per semaphore, in memory of the program.
+                // SAFETY: `check` has found that the program's memory at `to` is writable. It has
+                // space for one value per semaphore.
                 unsafe { to.copy_from_nonoverlapping(values.as_ptr().cast(), bytes) };
                 return Ok(0);
             }

@@ -1,28 +1,30 @@
 //! shmget(2), shmat(2), shmdt(2), shmctl(2), if `COREWALK_IPC_SHM` names a folder.
 //!
-//! Without the variable this library passes the calls on to the C library: the kernel's segments
-//! are mapped memory too, and as fast. With the variable, a segment is a file in the folder, which
-//! shmat(2) maps.
+//! If `COREWALK_IPC_SHM` is not set, this library passes the calls on to the C library. The
+//! kernel's segments are mapped memory too, and as fast. If the variable names a folder, a segment
+//! is a file in that folder, and shmat(2) maps the file.
 //!
 //! # Locks
 //!
-//! One lock of the process covers every call that changes the attached segments, including the
-//! mapping. The thread that holds it blocks all signals. A fork takes the lock too (`fork`). So in
-//! the child, the list of attached segments agrees with the mappings. The lock is in the page that
-//! the kernel zeroes in a child, so the child does not inherit it locked.
+//! One lock of the process covers every call that attaches or detaches a segment, including the
+//! mmap(2) or munmap(2). The thread that holds the lock blocks all signals. A fork takes the lock
+//! too (`fork`). So in the child, the list of attached segments agrees with the mappings. The lock
+//! is in the page that the kernel zeroes in a child, so the child does not inherit it locked.
 //!
 //! # Marks
 //!
-//! execve(2) detaches everything, and the next program may never call this library. So while a
-//! process has a segment attached, the library keeps a file `exec-PID`, the mark, in the folder.
-//! When a program is loaded, the library removes the mark of its pid. If there was a mark, the
-//! library registers the process at once, which detaches the segments of the previous program.
+//! execve(2) detaches all segments, but the next program may never call this library to count that.
+//! So while a process has a segment attached, the library keeps a *mark* for it: the file
+//! `exec-PID` in the folder of segments. When a program is loaded, the library removes the mark of
+//! its pid. If there was a mark, the library registers the process at once. This detaches the
+//! segments of the previous program.
 //!
 //! # Differences from the kernel
 //!
 //! - shmdt(2), execve(2) and the end of the process end an attach. After munmap(2), mremap(2) or a
 //!   new mapping over the segment, nattch still counts the attach.
-//! - If the file system of the folder is mounted `noexec`, `SHM_EXEC` is refused with `EACCES`.
+//! - If the file system of the folder with the segments' files is mounted `noexec`, `SHM_EXEC` is
+//!   refused with `EACCES`.
 //! - `SHM_HUGETLB` is `EINVAL`; `SHM_LOCK` sets a bit in the mode, and locks no memory.
 //!
 //! Source: shmop(2), shmctl(2), `<sys/shm.h>` of glibc; Linux `ipc/shm.c` (`do_shmat`).
@@ -75,8 +77,8 @@ fn path() -> Option<OsString> {
     std::env::var_os(SHM_ENV).filter(|path| !path.is_empty())
 }
 
-/// Returns the segments in the folder. It uses the inherited descriptor of the folder if that is
-/// still open, and the path otherwise.
+/// Returns the directory in which the memory of segments is stored as files. Uses the inherited
+/// descriptor of this directory if it is still open, and the path otherwise.
 pub(crate) fn segments() -> Option<SegmentFiles> {
     let path = path()?;
     let handed = handed::folder().and_then(|folder| SegmentFiles::of_descriptor(folder).ok());
@@ -88,7 +90,7 @@ fn folder() -> Option<OwnedFd> {
     segments()?.open_folder().ok()
 }
 
-/// Returns true if this library handles the calls of shared memory. If not, the kernel does.
+/// Returns true if this library handles the shared-memory calls, and false if the kernel does.
 #[inline]
 pub(crate) fn is_on() -> bool {
     // ORDERING: Relaxed. `IS_ON` is set once, when the library is loaded and the process has one
@@ -96,7 +98,8 @@ pub(crate) fn is_on() -> bool {
     IS_ON.load(Ordering::Relaxed)
 }
 
-/// Looks up the functions of the C library, and sets [`is_on`] from the environment.
+/// Looks up the C library's functions that this module calls, and sets [`is_on`] from the
+/// environment.
 pub(crate) fn resolve() {
     look_up();
     // ORDERING: Relaxed. One thread so far.
@@ -106,8 +109,8 @@ pub(crate) fn resolve() {
 /// Detaches the segments that the previous program of this process had attached before execve(2).
 ///
 /// If the program cannot join the namespace, this function prints no error, because the program may
-/// never make a call. The mark (a file, see `mark`) stays, so that the next program after a further
-/// execve(2) tries again. Until then the attaches stay counted.
+/// never make an IPC call. Instead it leaves the mark in place (a file, see `mark`). Then the next
+/// program, after a further execve(2), tries again. Until then nattch counts the old attaches.
 pub(crate) fn detach_former() {
     if unmark() && process::register().is_err() {
         mark();
@@ -119,7 +122,8 @@ pub(crate) fn detach_former() {
 pub(crate) fn mark() {
     let Some(folder) = folder() else { return };
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    // Without a mark, an attach stays counted after execve(2), until the process ends.
+    // Ignore an error of openat(2). Without this file, the next program after execve(2) does not
+    // know that segments were attached. Then nattch counts their attaches until the process ends.
     let _marked = rustix::fs::openat(&folder, mark_name(), flags, Mode::RUSR | Mode::WUSR);
 }
 
@@ -202,7 +206,7 @@ unsafe fn map(mapping: &Mapping<'_>) -> Result<*mut c_void, Errno> {
         errno => errno,
     })?;
     if mapping.address().is_some() && mapped != wanted {
-        // Linux before 4.17 treats the address as a hint.
+        // Linux before 4.17 ignores `MAP_FIXED_NOREPLACE`, and treats the address as a hint.
         // SAFETY: the range is the mapping just made, which no other thread knows.
         let _unmapped = unsafe { munmap(mapped, bytes) };
         return Err(Errno::INVAL);
@@ -240,7 +244,7 @@ pub unsafe extern "C" fn shmdt(address: *const c_void) -> c_int {
 ///
 /// # Safety
 ///
-/// The memory at `buf` may be overwritten with the result of `cmd`.
+/// The call may overwrite the memory at `buf` with the result of the command `cmd`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn shmctl(shmid: c_int, cmd: c_int, buf: *mut c_void) -> c_int {
     if !is_on() {

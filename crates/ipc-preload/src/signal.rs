@@ -1,37 +1,40 @@
-//! sigaction(2) and related functions: a handler that interrupts a call ends its wait with `EINTR`.
+//! The interposed sigaction(2) and related functions. A signal handler that interrupts an IPC call
+//! ends the call's wait with `EINTR`.
 //!
-//! In the kernel, a call queues itself and sleeps in one step. In this library a call is queued
-//! first, and then sleeps by futex(2). A signal whose handler runs between these two steps would
-//! not end the sleep, and a program that relies on the signal would wait for ever. If the call
-//! compared a counter of signals before the sleep, a signal after the comparison would still be
-//! lost. So the handler itself changes the futex word on which the call is about to sleep.
+//! In the kernel, an IPC call queues itself and sleeps in one step. In this library the call is
+//! queued first, and then sleeps by futex(2). A signal whose handler runs between these two steps
+//! would not end the sleep, and a program that relies on the signal would wait for ever. If the
+//! call compared a counter of signals before the sleep, a signal after the comparison would still
+//! be lost. So the handler itself changes the futex word on which the call is about to sleep.
 //!
-//! For that, the library installs a few instructions of its own, an entry, in place of every
-//! handler. The entry notes the signal and jumps on to the program's handler. The handler finds the
-//! registers, the stack and the return address as the kernel has left them. So `siginfo`, the
-//! context, `SA_ONSTACK` and unwinding do not change. The flags and the mask are the program's, and
-//! sigaction(2) returns the program's own handler.
+//! To end the wait of an interrupted IPC call, the library installs an *entry*, a few instructions
+//! of its own, in place of every handler. The entry ends the wait and jumps to the program's
+//! handler. The handler finds the registers, the stack and the return address as the kernel has
+//! left them. So `siginfo`, the context, `SA_ONSTACK` and unwinding do not change. The flags and
+//! the mask are the program's, and sigaction(2) returns the program's own handler.
 //!
 //! # Two entries
 //!
-//! The library has two entries, each with its own table of handlers. A new handler goes into the
-//! table of the entry that is not installed for this signal. Then one system call installs that
-//! entry with the new flags. A signal that arrives meanwhile runs the old handler with the old
-//! flags, or the new handler with the new flags. A thread that installs a handler holds the lock of
-//! the tables, and blocks all signals.
+//! The library has two entries, each with its own table of the program's handlers. For each signal,
+//! sigaction(2) has installed at most one of the two entries. The library writes a new handler to
+//! the table of the other entry. Then one system call installs that other entry with the new flags.
+//! A signal that arrives meanwhile runs the old handler with the old flags, or the new handler with
+//! the new flags. A thread that installs a handler holds the lock of the tables, and blocks all
+//! signals.
 //!
-//! A child of vfork(2) shares these tables with its parent, but has handlers of its own. So in such
-//! a child the library changes no table: it installs the program's handler itself, without an
-//! entry.
+//! A child of vfork(2) shares its parent's memory, and so the tables of handlers. But in the kernel
+//! it has signal handlers of its own. So in such a child the library changes no table, and installs
+//! the program's handler directly, without an entry. That handler ends no wait.
 //!
 //! # Limits
 //!
-//! - Handlers for `SIGSEGV`, `SIGBUS`, `SIGFPE`, `SIGILL`, `SIGTRAP` and `SIGSYS` get no entry.
-//!   Instructions raise these signals, and they interrupt a wait only if a process sends them.
-//! - Handlers that are installed without libc's functions get no entry.
-//! - A signal may get two new handlers between the kernel's jump to an entry and the entry's next
-//!   few instructions. Then the second new handler runs with the flags of the handler that was
-//!   installed before both.
+//! - Handlers for `SIGSEGV`, `SIGBUS`, `SIGFPE`, `SIGILL`, `SIGTRAP` and `SIGSYS` have no entry
+//!   (the library's code before a handler). So they end no wait. Instructions raise these signals.
+//!   They interrupt a wait only if a process sends them.
+//! - Handlers that are installed without libc's functions have no entry either.
+//! - An entry reads its table a few instructions after the kernel has jumped to it. In between, the
+//!   program may install two new handlers. In that case the second new handler runs, but with the
+//!   flags of the old one.
 //!
 //! Source: sigaction(2), signal(7) "Interruption of system calls"; System V ABI, AMD64 supplement.
 
@@ -57,12 +60,13 @@ const LEFT_ALONE: [c_int; 8] = [SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS
 /// The number of entries, and of their tables of handlers.
 const ENTRIES: usize = 2;
 
-/// The program's handlers by signal. Each entry (the library's code that runs before a handler) has
-/// a table of its own.
+/// The program's handler of each signal. There are two such tables, one for each entry (the
+/// library's code that runs before a handler).
 static HANDLERS: [[AtomicPtr<c_void>; SIGNALS]; ENTRIES] =
     [const { [const { AtomicPtr::new(ptr::null_mut()) }; SIGNALS] }; ENTRIES];
 
-/// A function that takes a signal and a handler, and returns the previous handler.
+/// The type of signal(2) and its variants: takes a signal and a handler, and returns the previous
+/// handler.
 type Replace = Next<unsafe extern "C" fn(c_int, sighandler_t) -> sighandler_t>;
 
 /// The argument of rt_sigaction(2). Analogous to Linux's `struct kernel_sigaction`.
@@ -75,7 +79,8 @@ struct KernelAction {
     mask: u64,
 }
 
-/// Ends the wait that the signal has interrupted, if any. Returns the program's handler.
+/// Ends the wait of the IPC call that the signal has interrupted, if any. Returns the address of
+/// the program's handler.
 extern "C" fn arrived<const ENTRY: usize>(signal: c_int) -> *mut c_void {
     // `arrived` runs in a signal handler. It takes no lock, allocates nothing, makes no system call
     // and keeps errno.
@@ -86,8 +91,8 @@ extern "C" fn arrived<const ENTRY: usize>(signal: c_int) -> *mut c_void {
     HANDLERS[ENTRY][signal as usize % SIGNALS].load(Ordering::Relaxed)
 }
 
-/// An entry, which the kernel calls as the handler. It notes the signal, and jumps to the program's
-/// handler.
+/// The library's entry, which the kernel calls in place of the program's signal handler. It ends
+/// the wait of an interrupted IPC call, and then jumps to the program's handler.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 unsafe extern "C" fn entry<const INDEX: usize>(_: c_int, _: *mut c_void, _: *mut c_void) {
@@ -106,8 +111,8 @@ unsafe extern "C" fn entry<const INDEX: usize>(_: c_int, _: *mut c_void, _: *mut
     )
 }
 
-/// An entry, which the kernel calls as the handler. It notes the signal, and calls the program's
-/// handler.
+/// The library's entry, which the kernel calls in place of the program's signal handler. It ends
+/// the wait of an interrupted IPC call, and then calls the program's handler.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe extern "C-unwind" fn entry<const INDEX: usize>(
     signal: c_int,
@@ -133,18 +138,22 @@ fn cell(signal: c_int) -> Option<usize> {
     ((1..SIGNALS).contains(&index) && !LEFT_ALONE.contains(&signal)).then_some(index)
 }
 
-/// Begins a call that changes or reads the handler of `signal`. The library has two entries (code
-/// that runs before a handler), each with a table of handlers. A new handler that is a function
-/// goes into the table of the entry that is not installed now. Returns the lock of the tables,
-/// which the caller holds until the change is made, and the address that the kernel must install.
+/// Begins a call that changes or reads the handler of `signal`. There are two entries (the
+/// library's code that runs before a handler), each with a table of handlers. If `handler` is a
+/// function, it is stored in the table of the entry that is not installed for `signal`. So a signal
+/// that arrives now still finds the old handler, in the table of the installed entry.
+///
+/// Returns the lock of the two tables, and the address that the kernel must install as the handler.
+/// The caller holds the lock until the kernel has installed it.
 fn begin(
     signal: c_int,
     cell: usize,
     handler: Option<sighandler_t>,
 ) -> ((Option<PageLock>, BlockedSignals), sighandler_t) {
     let lock = process::lock_tables();
-    // A program that calls rt_sigaction(2) past the library sees the address of an entry (the
-    // library's code before a handler). So `handler` may be such an address.
+    // A program that calls rt_sigaction(2) without this library gets the address of an entry (the
+    // library's code before a handler) as the old handler. So it may pass this address as
+    // `handler`.
     let [first, second] = entries();
     let words = [libc::SIG_DFL, libc::SIG_IGN, SIG_HOLD, libc::SIG_ERR, first, second];
     let Some(function) = handler.filter(|handler| !words.contains(handler)) else {
@@ -159,8 +168,9 @@ fn begin(
     (lock, entries()[free])
 }
 
-/// Returns the program's handler for `handler`. The kernel has reported `handler`, which may be an
-/// entry of this library (its code before the program's handler).
+/// Replaces the address that the kernel has reported as the handler of a signal. If it is an entry
+/// of this library (its code before the program's handler), returns the program's handler.
+/// Otherwise returns the address unchanged.
 fn told(cell: usize, handler: sighandler_t) -> sighandler_t {
     match entries().iter().position(|entry| *entry == handler) {
         // ORDERING: Relaxed. See `arrived`.
@@ -188,13 +198,15 @@ pub unsafe extern "C" fn sigaction(
     // SAFETY: the caller meets the requirements of sigaction(2), so the action can be read. It is
     // copied, since the call may overwrite it with its result.
     let ours = (!action.is_null()).then(|| unsafe { action.read() });
-    // SAFETY: the caller meets the requirements, and the copied action lives during the call.
+    // SAFETY: the caller meets the requirements of sigaction(2), and the copied action lives during
+    // the call.
     let call = |given| c_long::from(unsafe { next(signal, given, before) });
     // SAFETY: the call fills `before` if it succeeds.
     unsafe { change(signal, cell, ours, before, |action| &mut action.sa_sigaction, call) as c_int }
 }
 
-/// rt_sigaction(2) by number. `call` makes the system call with a given action.
+/// Handles the system call rt_sigaction(2) that a program makes through syscall(2). `call` makes
+/// the system call with the action that it gets.
 ///
 /// # Safety
 ///
@@ -206,7 +218,8 @@ pub(crate) unsafe fn by_number(
     call: impl FnOnce(usize) -> c_long,
 ) -> c_long {
     let Some(cell) = cell(signal) else { return call(action) };
-    // SAFETY: any bits are a valid action. The action is copied, since the call may overwrite it.
+    // SAFETY: each value of the bytes is a valid `KernelAction`. The action is copied, because the
+    // system call may overwrite it.
     let read = (action != 0).then(|| unsafe { user::read::<KernelAction>(action) });
     // If the action cannot be read, the kernel returns the error.
     let Ok(ours) = read.transpose() else { return call(action) };
@@ -216,8 +229,8 @@ pub(crate) unsafe fn by_number(
     unsafe { change(signal, cell, ours, before, |action| &mut action.handler, call) }
 }
 
-/// Changes or reads the action of a signal by `call`. `handler` returns the field of an action that
-/// contains the handler.
+/// Calls `call` to change or read the action of a signal. `handler` returns a reference to the
+/// field of an action that contains the handler.
 ///
 /// # Safety
 ///
@@ -254,7 +267,7 @@ fn installed_now(signal: c_int) -> Option<sighandler_t> {
     (asked == 0).then_some(now.sa_sigaction)
 }
 
-/// Installs a handler with a function that takes only a signal and a handler.
+/// Installs a handler by signal(2) or a variant of it, which takes only a signal and a handler.
 ///
 /// # Safety
 ///
@@ -267,8 +280,8 @@ unsafe fn replace(next: &Replace, signal: c_int, handler: sighandler_t) -> sigha
         return unsafe { next(signal, handler) };
     };
     let (lock, installed) = begin(signal, cell, Some(handler));
-    // sigset(3) also changes the signal mask. The release of the lock restores the signal mask, so
-    // for sigset(3) the lock is released before the call.
+    // sigset(3) also changes the signal mask. The release of the lock restores the former signal
+    // mask. So for sigset(3) the lock is released before the call.
     let lock = (!is_sigset).then_some(lock);
     // SAFETY: the caller's promise.
     let before = unsafe { next(signal, installed) };
@@ -277,7 +290,8 @@ unsafe fn replace(next: &Replace, signal: c_int, handler: sighandler_t) -> sigha
     program
 }
 
-/// Defines the functions that take a signal and a handler, and looks up those of the C library.
+/// Defines signal(2) and its variants, which take a signal and a handler. Looks up the C library's
+/// functions of these names.
 macro_rules! replacing {
     ($($table:ident $name:ident)*) => {
         next! {
@@ -285,8 +299,9 @@ macro_rules! replacing {
             $($table: fn $name(c_int, sighandler_t) -> sighandler_t;)*
         }
         $(
-            /// Calls the C library's function of this name. Installs an entry (code of this library
-            /// that runs first) if `handler` is a function.
+            /// Calls the function of the same name in the C library. If `handler` is a function,
+            /// installs an entry in its place. (An entry is code of this library that ends the wait
+            /// of an IPC call, and then runs `handler`.)
             ///
             /// # Safety
             ///

@@ -1,7 +1,7 @@
 //! syscall(2) with the numbers of the calls that this library answers.
 //!
-//! The function is variadic in C. Its arguments are where a plain function with seven arguments has
-//! them: six in registers, the last one on the stack. For numbers that this library does not
+//! syscall(2) is variadic in C. Its arguments are where a plain function with seven arguments has
+//! them: six in registers, the last one on the stack. For system calls that this library does not
 //! answer, the function jumps to the C library's syscall(2), with the stack as the caller left it.
 //! So even clone(2) through syscall(2) works as without this library.
 //!
@@ -29,9 +29,9 @@ next! {
 /// The address of the C library's syscall(2), or null until it is looked up.
 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// The numbers of the system calls that this library handles. The numbers from `SYS_setuid` on are
-/// of calls that may change credentials. `dispatch` passes these calls on, and then reads the
-/// credentials of the calling thread again.
+/// The numbers of the system calls that this library handles. The calls from `SYS_setuid` on may
+/// change credentials. `dispatch` passes them on to the kernel, and then reads the credentials of
+/// the calling thread again.
 const CALLS: &[c_long] = &[
     libc::SYS_msgget,
     libc::SYS_msgsnd,
@@ -70,7 +70,8 @@ const CALLS: &[c_long] = &[
     libc::SYS_setfsuid,
 ];
 
-/// A bit for each number below 512. The bit is set if this module handles the number.
+/// A bit for each system call number below 512. The bit is set if this module handles the system
+/// call.
 #[cfg(target_arch = "x86_64")]
 static OURS: [u64; 8] = {
     let (mut bits, mut at) = ([0; 8], 0);
@@ -88,7 +89,8 @@ pub(crate) fn resolve() {
     NEXT.store(SYSCALL.address(), Ordering::Relaxed);
 }
 
-/// syscall(2), which handles the calls of this library and passes on all others.
+/// The interposed syscall(2). It handles the system calls that this library answers, and passes all
+/// others to the C library.
 ///
 /// # Safety
 ///
@@ -126,7 +128,8 @@ pub unsafe extern "C" fn syscall(
 pub use dispatch as syscall;
 
 /// Handles the system calls in `CALLS`, and passes all others on. It truncates arguments to their
-/// types, as the kernel does. On machines other than x86-64 it is syscall(2) itself.
+/// types, as the kernel does. On x86-64, `syscall` jumps to it. On other machines it is syscall(2)
+/// itself.
 ///
 /// # Safety
 ///

@@ -12,25 +12,29 @@
 //!
 //! # Cost
 //!
-//! A check costs as much as the cheapest system call, more than an uncontended semop(2). So each
-//! thread remembers ranges that stay accessible:
+//! The system call that checks an address takes longer than an uncontended semop(2). So each thread
+//! remembers some ranges of addresses that it has found accessible:
 //!
-//! - The stack: from the stack pointer at a check up to the highest address checked above it. While
-//!   the thread runs in this range, the memory above belongs to functions that have not returned.
+//! - The stack: the range from the stack pointer, at the time of a check, to the highest address
+//!   that the check has found accessible. While the thread's stack pointer is in this range, the
+//!   memory above it belongs to functions that have not returned.
 //! - The program's image and its heap: the last few accessible ranges below the program break
-//!   (brk(2)). The thread forgets a range when the break falls below it.
+//!   (brk(2)). When the break falls below a range, the thread forgets the range.
 //!
-//! Most operations and messages are on the stack, in the image or on the heap. Other memory
-//! (mmap(2), the heaps of further threads) is checked in every call, once per page.
+//! In most programs, the operations of semop(2) and the messages are on the stack, on the heap or
+//! in the program's image. A thread does not remember other memory (mmap(2), the heaps of further
+//! threads). For such memory, each call makes one system call per page, to check that it is
+//! accessible.
 //!
 //! # Limits
 //!
-//! - If another thread unmaps the memory during the call, the program gets `SIGSEGV`.
-//! - A program may unmap or protect a part of its own stack, image or heap that was checked before.
-//!   If it then passes that memory to a call, it gets `SIGSEGV`, too.
+//! In two cases the program gets `SIGSEGV` where the kernel would return `EFAULT`:
+//! - Another thread unmaps the memory during the call.
+//! - An earlier call has checked a part of the stack, the image or the heap. The program unmaps or
+//!   protects it, and then passes it to a call.
 //!
-//! Source: rt_sigprocmask(2), futex(2), brk(2); Abseil, `AddressIsReadable`, for the check of a
-//! read.
+//! Source: rt_sigprocmask(2), futex(2), brk(2). The use of rt_sigprocmask(2) to check that memory
+//! can be read is from `AddressIsReadable` of Abseil.
 
 pub(crate) use corewalk_ipc::Access;
 use libc::{c_int, c_long};
@@ -40,10 +44,11 @@ use std::ptr;
 
 use crate::syscall;
 
-/// The smallest page size of all machines. A larger page is checked more than once.
+/// The smallest page size of all machines. On a machine with larger pages, the check for access
+/// makes more than one system call per page.
 const PAGE: usize = 4096;
 
-/// How far above the stack pointer an address counts as stack, in bytes.
+/// Number of bytes above the stack pointer within which an address counts as part of the stack.
 const STACK_MAX: usize = 128 << 10;
 
 /// `FUTEX_WAKE_OP` of futex(2) with the private flag, and its argument `ADD_ZERO`: add 0 to a word,
@@ -61,11 +66,12 @@ struct Range {
     end: usize,
 }
 
-/// The number of remembered ranges of the image and heap, for each kind of access. A loop that
-/// sends messages and calls `IPC_STAT` uses two or three.
+/// How many ranges of the image and heap a thread remembers as accessible, for each kind of access.
+/// A loop that sends messages and calls `IPC_STAT` uses two or three ranges.
 const RANGES: usize = 4;
 
-/// The accessible ranges that this thread remembers. All begin and end at page boundaries.
+/// The address ranges that this thread remembers as accessible. All begin and end at page
+/// boundaries.
 struct Known {
     stack: Cell<Range>,
     /// Ranges of the program's image and heap: those that can be read, and those that can be
@@ -106,7 +112,7 @@ pub(crate) unsafe fn read<T: Copy>(from: usize) -> Result<T, Errno> {
 ///
 /// # Safety
 ///
-/// The program has passed this address for the call to write to.
+/// The program has passed this address as the place where the call must store its result.
 pub(crate) unsafe fn write<T>(to: usize, value: T) -> Result<(), Errno> {
     check(to, size_of::<T>(), Access::Write)?;
     // SAFETY: the memory can be written to, and the program expects the call to write there.
@@ -168,8 +174,9 @@ impl Range {
 }
 
 impl Known {
-    /// Remembers a range of the program's image or heap. A remembered range that overlaps `range`
-    /// or is adjacent to it is extended. If there is none, `range` replaces the oldest one.
+    /// Remembers an accessible range of the program's image or heap. If a remembered range overlaps
+    /// `range` or is adjacent to it, extends that range. Otherwise `range` replaces the oldest
+    /// remembered range.
     fn note_heap(&self, access: Access, range: Range) {
         let mut known = self.heap[access as usize].get();
         match known.iter_mut().find(|known| known.meets(range)) {
@@ -185,9 +192,9 @@ impl Known {
     /// Remembers `range` as a part of the stack, if all memory from `here` (the stack pointer) to
     /// the end of `range` is accessible. Returns true if so.
     fn note_stack(&self, here: usize, range: Range) -> bool {
-        // SAFETY: the function takes no argument. The C library keeps the `struct pthread` of a
-        // thread, other than the first, at the upper end of its stack. So higher addresses are not
-        // stack.
+        // SAFETY: the function takes no argument. The result is the address of the thread's `struct
+        // pthread`. The C library keeps it at the upper end of the stack of each thread but the
+        // first. So addresses above it do not belong to the stack.
         let thread = unsafe { libc::pthread_self() } as usize;
         let is_beyond = here < thread && thread < range.end;
         if range.start < here || range.end - here > STACK_MAX || is_beyond {
@@ -203,7 +210,8 @@ impl Known {
     }
 }
 
-/// Checks a range by system calls, and remembers it if it is stack, image or heap.
+/// Makes system calls to check that a range of addresses is accessible. Remembers the range if it
+/// belongs to the stack, the heap or the program's image.
 #[cold]
 fn ask(here: usize, range: Range, access: Access) -> Result<(), Errno> {
     if KNOWN.with(|known| known.note_stack(here, range)) {
@@ -226,7 +234,7 @@ fn pages(range: Range) -> Range {
     Range { start: range.start & !(PAGE - 1), end }
 }
 
-/// Returns true if all pages of a range, which is not empty, allow this access.
+/// Returns true if all pages of a range allow an access of this kind. The range is not empty.
 fn is_good(range: Range, access: Access) -> bool {
     let next = |at: &usize| (at & !(PAGE - 1)).checked_add(PAGE).filter(|next| *next < range.end);
     std::iter::successors(Some(range.start), next).all(|at| match access {
@@ -237,10 +245,12 @@ fn is_good(range: Range, access: Access) -> bool {
 
 /// Returns true if the byte at an address can be read.
 fn is_readable(address: usize) -> bool {
-    // Address 0 means "no set" to the kernel, so `is_readable` checks the next word of that page
-    // instead.
+    // This system call reads a signal set from the word at `address`. But address 0 means "no set",
+    // and the kernel reads nothing there. So if `address` is in the first word of page 0, read the
+    // second word of that page instead.
     let (unknown, set) = (usize::MAX, (address & !(SIGSET_BYTES - 1)).max(SIGSET_BYTES));
-    // SAFETY: the call reads the set and refuses to do anything with it.
+    // SAFETY: the kernel reads the signal set, and then fails with `EINVAL`, because `unknown` is
+    // no valid operation. So the signal mask does not change.
     let asked = unsafe { kernel(libc::SYS_rt_sigprocmask, [unknown, set, 0, SIGSET_BYTES, 0, 0]) };
     asked != Some(libc::EFAULT)
 }

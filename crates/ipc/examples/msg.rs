@@ -1,8 +1,9 @@
 //! Measures nanoseconds per message, sent and received, for corewalk and for the kernel.
 //!
-//! `cargo run --release -p corewalk-ipc --example msg [seconds per row]`. Rounds of corewalk and of
-//! the kernel alternate. A row has the medians of seven rounds. Its last columns are the smallest
-//! and the largest ratio of the kernel's time to corewalk's in one round.
+//! Run it with `cargo run --release -p corewalk-ipc --example msg [seconds per row]`. Rounds of
+//! corewalk and of the kernel alternate. Each row shows the medians of seven rounds. The last
+//! columns of a row show the smallest and the largest ratio of the kernel's time to corewalk's in
+//! one round.
 //!
 //! Source: msgop(2).
 
@@ -41,7 +42,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Runs `pair`, a send and a receive, until `time` is over. Returns nanoseconds per pair.
+/// Calls `pair`, which sends and receives one message, until `time` is over. Returns nanoseconds
+/// per pair.
 fn timed(time: Duration, mut pair: impl FnMut()) -> f64 {
     let start = Instant::now();
     let mut pairs = 0u32;

@@ -1,10 +1,11 @@
-//! Measures nanoseconds per semop(2), for corewalk and for the kernel. The rows differ in the
-//! semaphores that the threads use: different ones, random ones or the same one. They also differ
-//! in the number of operations per call, and in whether these have `SEM_UNDO`.
+//! Measures nanoseconds per semop(2), for corewalk and for the kernel. The rows differ in which
+//! semaphores the threads use: each thread its own, random ones, or all the same one. The rows also
+//! differ in the number of operations per call, and in the use of `SEM_UNDO`.
 //!
-//! `cargo run --release -p corewalk-ipc --example semop [seconds per row] [--shared]`. Rounds of
-//! corewalk and of the kernel alternate. A row has the median of five rounds. With `--shared` the
-//! namespace is in a file, and each thread registers as a task, as a process of its own would.
+//! Run it with `cargo run --release -p corewalk-ipc --example semop [seconds per row] [--shared]`.
+//! Rounds of corewalk and of the kernel alternate. Each row shows the median of five rounds. With
+//! `--shared` the IPC namespace is in a file, and each thread registers as if it were a process of
+//! its own.
 //!
 //! Source: Rik van Riel's semop-multi, as document 002 (`docs/using/documents.md`) uses it.
 

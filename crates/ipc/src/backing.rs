@@ -1,19 +1,20 @@
 //! The memory of segments.
 //!
-//! A segment has a name that no other segment of the namespace ever gets. So a new segment with the
-//! same id never gets the memory of an older one (trap I10). In one process the memory is a memfd.
-//! If processes share a namespace, the host program must supply files that all of them can open.
+//! Each shared memory segment has a name that no other segment of the namespace ever gets. So a new
+//! segment with a reused id never gets the memory of an older one (trap I10). If only one process
+//! uses the namespace, the memory is a memfd. If processes share it, the host program (the program
+//! that uses this crate) must supply files that all of them can open.
 //!
 //! # Holds
 //!
-//! After fork(2) a child has its parent's mappings before nattch counts them. If the parent is
-//! killed then, no record shows the child's attaches. So if processes share a namespace, a task
-//! with attaches has a *hold*: an open file with a lock (flock(2)), which the host program maps.
-//! Each child inherits that mapping, however it is created, and unmaps it once its attaches are
-//! counted. execve(2) and the end of the process also remove it. So the lock of a dead task exists
-//! exactly as long as an uncounted process has its attaches. Until then nattch counts the attaches.
-//! The parent cannot record the child instead, since it does not know the child's pid before the
-//! child exists.
+//! After fork(2) a child has its parent's segments mapped before nattch (the number of attaches)
+//! includes the child. The parent cannot record the child in advance, since the child has no pid
+//! yet. If the parent is killed at this moment, no record shows the child's attaches. Then nattch
+//! must keep the attaches of the dead parent in place of the child's. For this purpose, a task with
+//! attaches has a *hold*: an open file with a flock(2) lock, which the host program maps. Each
+//! child inherits the mapping, however it is created, and unmaps it when nattch includes the child.
+//! execve(2) and the end of the process remove the mapping, too. So if the lock of a dead task's
+//! hold still exists, nattch keeps the attaches of the task.
 //!
 //! Source: flock(2), mmap(2); memfd_create(2), sysinfo(2); proc(5) `overcommit_memory`.
 
@@ -32,7 +33,7 @@ use std::sync::Arc;
 pub struct SegmentName {
     /// The index of its slot.
     pub index: u32,
-    /// The serial number of the segment among all segments that had this index.
+    /// The serial number of the segment among all segments that have used the slot `index`.
     pub serial: u64,
 }
 
@@ -47,18 +48,19 @@ pub enum Access {
 
 /// Creates, opens and removes the memory of segments.
 ///
-/// The namespace may call `create`, `remove`, `is_held` and `forget` under one of its locks. To
-/// avoid a deadlock, these functions must not call the namespace.
+/// The namespace may hold one of its locks when it calls `create`, `remove`, `is_held` or `forget`.
+/// To avoid a deadlock, these functions must not call the namespace.
 #[expect(unused_variables, reason = "a default has no holds")]
 pub trait Backing: Send + Sync {
     /// Creates the memory of a new segment: `size_bytes` zero bytes.
     ///
     /// # Errors
     ///
-    /// The errno for the caller of shmget(2): `ENOMEM` if there is no memory.
+    /// Returns an errno, which shmget(2) passes to its caller: `ENOMEM` if there is no memory.
     fn create(&self, name: SegmentName, size_bytes: u64) -> Result<(), Errno>;
 
-    /// Returns the memory of a segment, for mmap(2). For [`Access::Read`] it need not be writable.
+    /// Returns a file with the memory of a segment, which the caller passes to mmap(2). For
+    /// [`Access::Read`] the file need not be writable.
     ///
     /// # Errors
     ///
@@ -67,40 +69,42 @@ pub trait Backing: Send + Sync {
 
     /// Removes the memory of a segment. Existing mappings stay. Returns true if the memory is gone.
     ///
-    /// Returns false if the caller may not remove the memory. The namespace then tries again on
-    /// behalf of other tasks, which may have the permission.
+    /// Returns false if this process lacks the permission to remove the segment's memory. The
+    /// namespace later calls `remove` again in other processes, which may have the permission.
     ///
-    /// After a process was killed, the namespace may call this again for the same segment, also
-    /// from two tasks at once. It may also call it for a segment without memory. The call must then
-    /// do nothing.
+    /// After a process was killed, the namespace may call `remove` again for the same segment, also
+    /// from two tasks at once. It may also call `remove` for a segment without memory. In these
+    /// cases `remove` must do nothing.
     fn remove(&self, name: SegmentName) -> bool;
 
-    /// Returns the hold of the task with number `task`: an open file with a lock. The host program
-    /// maps the hold while the task has attaches, and closes the descriptor. No other living task
-    /// has this number.
+    /// Returns the hold of task number `task`: an open file with a flock(2) lock. The host program
+    /// maps this file while the task has segments attached. It then closes the descriptor, since
+    /// the mapping keeps the lock. No other living task has this number.
     ///
     /// # Errors
     ///
-    /// The errors of open(2) and flock(2). Without a hold, the namespace does not notice a forked
-    /// child whose attaches are not counted yet.
+    /// Returns the errors of open(2) and flock(2). After an error, the task has no hold. If it
+    /// dies, nattch drops its attaches, even if a forked child is not counted yet.
     fn hold(&self, task: u32) -> Result<OwnedFd, Errno> {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Returns true if a process has the hold of the task with number `task`, or if that is
-    /// unknown. The namespace calls this for a dead task with attaches.
+    /// Called for a dead task that had segments attached. Its hold is a locked file, which forked
+    /// children inherit. Returns true if the lock on the hold of task number `task` still exists,
+    /// or if this is unknown. In both cases nattch keeps the attaches of the task, because a forked
+    /// child may still use the segments.
     fn is_held(&self, task: u32) -> bool {
         false
     }
 
-    /// Called when the task with number `task` has no attaches and gets none any more. The hold can
-    /// be removed.
+    /// Tells this `Backing` that task number `task` has no attaches and will get no more. It can
+    /// then delete the task's hold (the locked file that forked children inherit).
     fn forget(&self, task: u32) {}
 }
 
-/// The source of segment memory for a process that does not use segments, in a namespace whose
-/// other processes may use them. It has no access to the memory, so it can neither remove memory
-/// nor see holds.
+/// The [`Backing`] of a process that uses no segments. Other processes of the same namespace may
+/// use segments. `NoBacking` has no access to the memory of segments, so it cannot remove it. Nor
+/// can it see whether a hold (the locked file of a task) is still locked.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoBacking;
 
@@ -159,12 +163,12 @@ impl Backing for Memfds {
     }
 }
 
-/// Lengthens an empty file. It first checks the limit of `ulimit -f` itself, because the kernel
+/// Lengthens an empty file. The function checks the limit of `ulimit -f` itself, because the kernel
 /// would send SIGXFSZ, which ends the process unless the program handles it.
 ///
 /// # Errors
 ///
-/// `EFBIG` if the length is over the limit, and the errors of ftruncate(2).
+/// Returns `EFBIG` if the length is over the limit of `ulimit -f`, and the errors of ftruncate(2).
 pub(crate) fn lengthen(file: impl AsFd, len: u64) -> Result<(), Errno> {
     refuse_if(getrlimit(Resource::Fsize).current.is_some_and(|most| len > most), Errno::FBIG)?;
     ftruncate(file, len)

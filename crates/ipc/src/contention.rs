@@ -1,13 +1,13 @@
-//! Counts of waits for other calls, like those of the kernel's lock_stat.
+//! Counts of waits for a lock that another call holds, like those of the kernel's lock_stat.
 //!
 //! A wait begins when a call finds a lock held or the word of a semaphore frozen (locked by another
 //! call). It ends when the call has the lock or the word, or when it gives up the word and takes
 //! the lock of the set. A failed compare-exchange is not counted, since the call tries again at
 //! once. A wait for a semaphore's value or for a message is not counted either.
 //!
-//! The table `lock-share` of `corewalk-lab` reads the counts. Only slow paths read the clock, and
-//! only with [`NamespaceOptions::is_contention_counted`]. The reason is that two reads of the clock
-//! take as long as a call holds a lock.
+//! The table `lock-share` of `corewalk-lab` shows the counts. Waits are counted only with
+//! [`NamespaceOptions::is_contention_counted`], because a call that counts a wait reads the clock
+//! twice. That takes as long as a call holds a lock.
 //!
 //! Source: Linux `Documentation/locking/lockstat.rst`, `contentions` and `waittime-total`.
 //!
@@ -20,15 +20,16 @@ use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 /// The result of [`Namespace::contention`](crate::Namespace::contention).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Contention {
-    /// How often a call found a lock held, or a semaphore frozen (locked by another call).
+    /// The number of times that a call found a lock held, or a semaphore frozen (locked by another
+    /// call).
     pub contentions: u64,
-    /// The sum of the wall-clock times of all counted waits, in nanoseconds.
+    /// The total time of all these waits, in nanoseconds of the wall clock.
     pub waited_ns: u64,
 }
 
-/// The fields of [`Contention`], in their order, for this process and one namespace, or none if
-/// they are not counted. They have their own cache lines, apart from the fields that every call
-/// reads.
+/// The counters behind [`Contention`] for one process and one namespace, in the order of its
+/// fields. `None` if waits are not counted. The counters have their own cache lines, apart from the
+/// fields that every call reads.
 #[derive(Default)]
 pub(crate) struct Counts(pub(crate) Option<CachePadded<[AtomicU64; 2]>>);
 

@@ -1,13 +1,14 @@
-//! Crash models: a task is killed before each store of its call, and the recovering task before
-//! each store of recovery.
+//! Crash models: a task is killed before each store of its call. Then the task that runs recovery
+//! is killed before each store of the recovery.
 //!
-//! A [`Case`] prepares a semaphore set, and names the call of the victim. The victim is the task
-//! that is killed. Two runs without a kill give the expected states: the victim dies before its
-//! call, or after it. After each kill, the namespace must be in one of these two states, and
+//! A [`Case`] prepares a semaphore set, and names the call during which the task is killed. This
+//! task is the victim. Two runs give the expected states: in one the victim dies before its call,
+//! in the other after it. After each kill, the namespace must be in one of these two states, and
 //! [`audit`] must find nothing wrong.
 //!
-//! Each control leaves out one step of recovery, and the check must fail. In one control, recovery
-//! finds no logs. In the other, the locks of dead tasks count as free, so recovery repairs nothing.
+//! There are two controls (mutation tests), which leave out a step of recovery. The test must
+//! notice that. In the first control, recovery finds no logs. In the second, the locks of dead
+//! tasks count as free, so recovery repairs nothing.
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 
@@ -91,8 +92,8 @@ impl World {
         while task.waiting() == 0 {
             thread::yield_now();
         }
-        // The waiting task may still hold the set's lock. `GETNCNT` needs that lock, so this call
-        // returns once the task has released it.
+        // The waiting task may still hold the set's lock. `GETNCNT` takes the set's lock too, so it
+        // returns only after the waiting task has released the lock.
         self.survivor.sem_getncnt(self.id, 0).unwrap();
         self.waiters.push(Waiter { task, thread });
     }
@@ -113,17 +114,18 @@ impl World {
         }
     }
 
-    /// Runs recovery as the survivor. Returns the state afterwards, or a description of the fault.
+    /// Lets the task that was not killed run recovery. Returns the state of the namespace
+    /// afterwards, or a description of what is wrong.
     fn settle(&self) -> Result<Seen, String> {
         self.namespace.recover().map_err(|errno| format!("recover: {errno}"))?;
         let seen = self.seen();
-        // Wait for the threads of completed calls. Each thread returns soon, and frees its wait
-        // node.
+        // Join the threads whose semop(2) calls were completed. Each of them returns soon, and
+        // frees its wait node.
         let told = self.waiters.iter().filter(|waiter| waiter.task.waiting() == 0);
         for waiter in told {
             while !waiter.thread.is_finished() {
-                // The task that completed the call may have been killed before it woke the waiting
-                // task.
+                // The killed task may have completed the waiting call, and may have been killed
+                // before it woke the thread of that call. So repeat the wake-up.
                 wake_waiting(&waiter.task);
                 thread::yield_now();
             }
@@ -133,8 +135,8 @@ impl World {
     }
 
     fn end(self) {
-        // The set may be removed already. Then this removal fails, and the earlier one has ended
-        // the waiting calls.
+        // The case under test may have removed the set already, and so ended the waiting calls.
+        // Then this removal fails, which is no error.
         let _gone = self.survivor.sem_rmid(self.id);
         for waiter in self.waiters {
             while !waiter.thread.is_finished() {
@@ -154,7 +156,8 @@ fn wake_waiting(task: &Task) {
     });
 }
 
-/// Kills a task: runs its drop, but allows no store after the one that marks its process as gone.
+/// Simulates the kill of a task. Marks its process as gone, and then drops the `Task` object with
+/// all later stores suppressed.
 pub(crate) fn kill(task: Task) {
     crate::task_line::forget_process(&task.shared, task.owner.index);
     crash::run(0, || drop(task));
@@ -178,7 +181,8 @@ impl Protocol {
     }
 }
 
-/// Returns the two allowed states: the victim died before its call, or after it.
+/// Returns the two states that recovery may produce. In one, the victim (the killed task) died
+/// before its call, and in the other after it.
 fn expected(case: Case) -> [Seen; 2] {
     [false, true].map(|acts| {
         let mut world = World::new(case);
@@ -192,8 +196,8 @@ fn expected(case: Case) -> [Seen; 2] {
     })
 }
 
-/// Kills the victim before each store of its call. Returns the number of stores, or a description
-/// of the fault.
+/// Makes one run for each store of the victim's call, and kills the victim (the task under test)
+/// before this store. Returns the number of stores, or a description of the first wrong state.
 fn stop_everywhere(case: Case, protocol: Protocol) -> Result<u64, String> {
     let expected = expected(case);
     for stores in 0..STORES_MAX {
@@ -215,8 +219,9 @@ fn stop_everywhere(case: Case, protocol: Protocol) -> Result<u64, String> {
     Err(format!("{} never ends", case.name))
 }
 
-/// Kills the victim before each store, and then the recovering task before each of its stores.
-/// Returns the number of pairs of kills.
+/// Kills the victim (the task under test) before each store of its call. After each of these kills,
+/// also kills the task that runs recovery, before each store of the recovery. Returns the number of
+/// combinations.
 fn stop_recovery_everywhere(case: Case) -> Result<u64, String> {
     let expected = expected(case);
     let mut count = 0;
@@ -255,9 +260,10 @@ fn stop_recovery_everywhere(case: Case) -> Result<u64, String> {
     Err(format!("{} never ends", case.name))
 }
 
-/// Stops the victim half-way, in a namespace whose records of tasks are all in use. Another process
-/// takes over the record of the victim, and is killed before each of its own stores. Returns the
-/// number of stores.
+/// Kills a task (the victim) half-way through its call, in a namespace without a free task record.
+/// Then a new process takes over the victim's task record, and is killed, too: before its first
+/// store in the first run, before its second store in the second run, and so on. Returns the number
+/// of stores of a whole take-over.
 fn stop_take_over_everywhere(case: Case) -> Result<u64, String> {
     let expected = expected(case);
     let half = stop_everywhere(case, Protocol::Whole)? / 2;
@@ -297,8 +303,9 @@ const CASES: [Case; 14] = [
         prepare: |world| {
             let one = [SemBuf::new(0, 1, SemFlags::UNDO)];
             world.victim().semop(world.id, &one).unwrap();
-            // Freeze the word twice by the victim, and then once under the set's lock, by `GETALL`.
-            // The next freeze by the victim must not be confused with these earlier ones.
+            // Before the tested call, the victim has frozen (locked) the semaphore's word twice,
+            // and `GETALL` freezes it under the set's lock. Recovery must not mistake one of these
+            // earlier freezes for that of the tested call.
             world.victim().semop(world.id, &one).unwrap();
             world.survivor.sem_getall(world.id).unwrap();
         },

@@ -34,7 +34,8 @@ pub(crate) enum By {
 pub(crate) struct Totals {
     /// The number of objects.
     pub(crate) objects: u32,
-    /// The total that `Limits` bounds for this kind of object, such as the number of semaphores.
+    /// A sum over all objects of this kind, such as the number of semaphores in all sets. `Limits`
+    /// bounds the sum.
     pub(crate) used: u64,
     /// The highest index in use, or 0.
     pub(crate) index_max: u32,
@@ -42,13 +43,14 @@ pub(crate) struct Totals {
 
 /// Returns the id of the object with `key`, or creates an object and returns its id.
 ///
-/// If an object exists, `check` is called before its permissions are checked. Otherwise `make`
-/// creates an object with the given owner and mode.
+/// If the object exists, this function calls `check` before it checks the permissions. Otherwise
+/// `make` creates an object with the given owner and mode.
 ///
 /// # Errors
 ///
-/// `ENOENT` without `CREATE`, `EEXIST` with `EXCLUSIVE`, `EACCES`, and the errors of `check`,
-/// `make` and the security hook.
+/// Fails with `ENOENT` if no object exists and `CREATE` is not given, with `EEXIST` if one exists
+/// and `CREATE` and `EXCLUSIVE` are given, and with `EACCES` if the mode denies access. Also
+/// returns the errors of `check`, `make` and the security hook.
 pub(crate) fn ipcget(
     task: &Task,
     ids: &IdsGuard<'_>,
@@ -85,12 +87,13 @@ impl Task {
         }
     }
 
-    /// Returns the object of a command that needs the permission bits in `flag`. Analogous to
-    /// Linux's `ipc_obtain_object_check`.
+    /// Returns the object on which a command works. The task must have the permissions in `flag` on
+    /// this object. Analogous to Linux's `ipc_obtain_object_check`.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there is no such object, `EACCES`, and the errors of the security hook.
+    /// Returns `EINVAL` if there is no such object, `EACCES` if its mode denies access, and the
+    /// errors of the security hook.
     pub(crate) fn obtain(
         &self,
         ids: Ids<'_>,
@@ -113,14 +116,15 @@ impl Task {
         Ok(object)
     }
 
-    /// Returns the object of a command that is permitted only to the object's owner. The caller
-    /// holds the lock of the object kind, so the object stays, and its own lock is not needed.
-    /// Analogous to Linux's `ipcctl_pre_down_nolock` and `ipcctl_obtain_check`.
+    /// Returns the object of a command that only the object's owner may call, such as `IPC_RMID`.
+    /// The caller holds the lock of the object kind (as Linux's `ipc_ids.rwsem`). So the object
+    /// cannot be removed, and its own lock is not needed. Analogous to Linux's
+    /// `ipcctl_pre_down_nolock` and `ipcctl_obtain_check`.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there is no such object, `EPERM` for other users, and the errors of the security
-    /// hook.
+    /// Returns `EINVAL` if there is no such object, `EPERM` if the caller does not own it, and the
+    /// errors of the security hook.
     pub(crate) fn obtain_own(
         &self,
         ids: &IdsGuard<'_>,
@@ -133,12 +137,12 @@ impl Task {
         Ok(object)
     }
 
-    /// Returns the totals of all objects of a kind, such as the number of objects, for the command
-    /// `cmd`.
+    /// Returns the totals for a command `cmd` such as `SEM_INFO`: the number of sets, queues or
+    /// segments, and, for example, the number of semaphores in all sets.
     ///
     /// # Errors
     ///
-    /// The errors of the security hook, and `EIO` if the lock of the object kind cannot be
+    /// Returns the errors of the security hook, and `EIO` if the lock of the object kind cannot be
     /// acquired.
     pub(crate) fn totals(&self, ids: Ids<'_>, cmd: i32) -> Result<Totals, Errno> {
         self.ask(|hook, cred| (ids.kind.may_ctl)(hook, cred, None, cmd))?;

@@ -1,4 +1,5 @@
-//! Words whose ordering comes from a lock, and pairs of numbers in one word.
+//! Functions that read and write words of shared memory, with a lock for the ordering. Also
+//! functions for two numbers in one word.
 //!
 //! Most words of the region (the memory of a namespace) are read and written under a lock, or in a
 //! section of a sequence count. The lock or the count orders the accesses, so each access itself
@@ -24,7 +25,7 @@ pub(crate) fn put(word: &AtomicU64, value: u64) {
     word.store(value, Ordering::Relaxed);
 }
 
-/// Returns the error with this number, or `EIO` for a number that is not an errno.
+/// Returns the error with the given errno, or `EIO` for a number that is not an errno.
 pub(crate) fn errno_of(number: i32) -> Errno {
     if (1..=4095).contains(&number) { Errno::from_raw_os_error(number) } else { Errno::IO }
 }

@@ -1,29 +1,32 @@
-//! The file of a namespace that several processes share: how a process creates, joins or refuses
-//! it.
+//! The file of a namespace that several processes share: how a process creates the file, joins the
+//! namespace in it, or refuses the file.
 //!
-//! The file contains the region (the memory of the namespace). The header describes the region. A
-//! process checks the header against the size of the file before it maps anything. It accesses the
-//! mapped region only by bounds-checked line numbers.
+//! The namespace's file contains the region (the memory of the namespace). The header describes the
+//! region. A process checks the header against the size of the file before it maps anything. It
+//! accesses the mapped region only by the number of a line (64 bytes), which is checked against the
+//! region's bounds.
 //!
 //! # Making and joining
 //!
-//! A process makes a namespace under flock(2), which the kernel releases if the process dies. The
-//! maker writes the magic number last. So no process has joined a file that is empty or has no
-//! magic number, and the next process makes the namespace anew. A process that joins takes no lock.
-//! The file is sparse: unused lines take no memory.
+//! A process makes a namespace under an flock(2) lock, which the kernel releases if the process
+//! dies. The maker writes the magic number last. If a maker dies early, the file is empty or has no
+//! magic number. No process can have joined such a file, so the next process makes the namespace
+//! anew. A process that joins takes no lock. The file is sparse: parts of the region that were
+//! never used take no memory.
 //!
 //! # Refused files
 //!
+//! A process does not join the namespace in one of these files:
 //! - A file from before the last boot, or from another machine: the processes that used it have
 //!   ended, or run elsewhere.
 //! - A file of another pid namespace: pids would not tell which processes are alive. A child that
-//!   is forked into another pid namespace has its parent's mapping. Its registration fails
-//!   ([`is_in_other_pid_namespace`]).
-//! - A file of another user, unless the caller is root: a user with write access can make calls
-//!   return anything.
+//!   is forked into another pid namespace inherits its parent's mapping. But the registration of
+//!   the child fails ([`is_in_other_pid_namespace`]).
+//! - A file of another user, unless the caller is root: a user with write access to the file could
+//!   make calls return anything.
 //!
 //! If a file is truncated while it is mapped, each process that uses it gets `SIGBUS`. A memfd is
-//! sealed against that. Other files are not protected.
+//! sealed against truncation. Other files are not protected.
 //!
 //! Source: flock(2), memfd_create(2) `F_SEAL_SHRINK`, pid_namespaces(7).
 
@@ -51,7 +54,7 @@ use crate::task_line::LAST_GENERATION;
 /// The magic number of a complete namespace.
 const MAGIC: u64 = u64::from_le_bytes(*b"corewlk\x01");
 
-/// The version of the region's format. Every change of the format raises it.
+/// The version of the format of a namespace file. Every change of the format raises it.
 const VERSION: u64 = 10;
 
 const LINE_BYTES: u64 = 64;
@@ -79,9 +82,9 @@ pub enum OpenError {
     NotANamespace,
     /// The file was made by another version of this library.
     OtherVersion,
-    /// The words of the header contradict each other, or the size of the file.
+    /// The words of the header contradict each other, or the file is shorter than the header says.
     Damaged,
-    /// The file was made before the last boot of this machine, or on another machine.
+    /// The namespace's file was made before the last boot of this machine, or on another machine.
     OtherBoot,
     /// The file belongs to another pid namespace.
     OtherPidNamespace,
@@ -115,7 +118,8 @@ impl OpenError {
         self.parts().0
     }
 
-    /// Returns the errno and the text of the error. The text is empty if the errno says all.
+    /// Returns the errno and a message for this error. The message is empty if the errno describes
+    /// the error well enough.
     fn parts(self) -> (Errno, &'static str) {
         match self {
             Self::Os(errno) => (errno, ""),
@@ -136,11 +140,11 @@ impl OpenError {
     }
 }
 
-/// The region of a namespace in a file, with the layout and the limits that its header describes.
+/// A mapped namespace file: its memory, and the layout and the limits that its header describes.
 type Mapped = (Region, Layout, Limits);
 
-/// Defines how a structure is written to the header and read from it: its numbers first, then its
-/// flags, one word each.
+/// Defines how a structure of numbers and flags is written to the header of a namespace's file and
+/// read from it. Each field takes one word. The numbers come first, then the flags.
 macro_rules! words_of {
     ($type:ident: $($number:ident)*; $($flag:ident)*) => {
         impl $type {
@@ -164,7 +168,7 @@ words_of!(
     is_shm_rmid_forced
 );
 
-/// Opens the file at `path`, or creates it. Refuses a file of another user.
+/// Opens or creates the namespace file at `path`. Refuses a file of another user.
 pub(crate) fn open_path(path: &Path) -> Result<OwnedFd, OpenError> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = open(path, flags, Mode::RUSR | Mode::WUSR)?;
@@ -194,17 +198,18 @@ pub(crate) fn map(
     made
 }
 
-/// Maps the namespace in a file. Returns none if the file has no complete namespace.
+/// Maps the namespace in a file. Returns `None` if the file has no complete namespace.
 ///
-/// The maker writes the magic number last, so joining takes no lock. A process may share one open
-/// file with the maker, and so also its lock of flock(2). Such a process can join too.
+/// This function takes no lock, since the maker of a namespace writes the magic number last: a file
+/// with the magic number is complete. A lock would not exclude every maker. A process that shares
+/// its open file description with the maker also shares the maker's flock(2) lock.
 fn join(file: BorrowedFd<'_>) -> Result<Option<Mapped>, OpenError> {
     let (words, _) = read_header(file)?;
     if words[MAGIC_AT] != MAGIC {
         return Ok(None);
     }
-    // The header's other words may have been read before the maker wrote them. So read them again
-    // after the magic number.
+    // The first read may have returned the magic number together with older values of the other
+    // words. So read the header again, now that the magic number is known to be there.
     let (words, size) = read_header(file)?;
     let (layout, limits) = validate(&words, size)?;
     let region = Region::shared(file, layout.lines).map_err(errno_of)?;
@@ -215,11 +220,13 @@ fn join(file: BorrowedFd<'_>) -> Result<Option<Mapped>, OpenError> {
 fn make(file: BorrowedFd<'_>, capacity: &Capacity, limits: Limits) -> Result<Mapped, OpenError> {
     let layout = Layout::new(capacity)?;
     let (words, size) = read_header(file)?;
-    // A maker that died has left no magic number, and the file size that this process would choose.
+    // If the maker of this namespace has died, the header has no magic number. This process can go
+    // on only if the file already has the size that this process would choose. (If the dead maker
+    // used another capacity, the size differs, and the file is refused.)
     let is_unfinished = words[MAGIC_AT] == 0 && size == u64::from(layout.lines) * LINE_BYTES;
     refuse_if(size != 0 && !is_unfinished, OpenError::NotANamespace)?;
     lengthen(file, u64::from(layout.lines) * LINE_BYTES)?;
-    // If the file cannot be sealed, it is used without a seal.
+    // Only a memfd can be sealed. Any other file is used without a seal.
     let _sealed = fcntl_add_seals(file, SealFlags::SHRINK);
     let region = Region::shared(file, layout.lines).map_err(errno_of)?;
     if let Err(error) = layout.fixed().into_iter().try_for_each(|lines| region.reserve(lines)) {
@@ -242,8 +249,9 @@ fn make(file: BorrowedFd<'_>, capacity: &Capacity, limits: Limits) -> Result<Map
     Ok((region, layout, limits))
 }
 
-/// Returns the layout and the limits in the header. The header must fit the file of `size` bytes,
-/// this boot and this pid namespace.
+/// Returns the layout and the limits in the header. Returns an error if the header does not match
+/// the `size` of the file. Also returns an error for a header from before the last boot or from
+/// another pid namespace.
 fn validate(words: &[u64; HEADER_WORDS], size: u64) -> Result<(Layout, Limits), OpenError> {
     refuse_if(words[MAGIC_AT] != MAGIC, OpenError::NotANamespace)?;
     refuse_if(words[VERSION_AT] != VERSION, OpenError::OtherVersion)?;
@@ -258,11 +266,12 @@ fn validate(words: &[u64; HEADER_WORDS], size: u64) -> Result<(Layout, Limits), 
     Ok((layout, limits))
 }
 
-/// Returns the words of the header, and the size of the file.
+/// Returns the header of the namespace's file, as words, and the size of the file.
 fn read_header(file: BorrowedFd<'_>) -> Result<([u64; HEADER_WORDS], u64), OpenError> {
     let mut bytes = [0; HEADER_WORDS * 8];
-    // Get the size first, because the maker may be about to lengthen the file. A read of a regular
-    // file is short only at its end.
+    // Get the size before the header, because another process may lengthen the file in between. If
+    // the size is not 0 here, the file is long enough for the header. So if the read then returns
+    // too few bytes, the file is no namespace.
     let size = u64::try_from(fstat(file)?.st_size).unwrap_or(0);
     let read = pread(file, &mut bytes, u64::from(HEADER) * LINE_BYTES)?;
     let words = bytes.as_chunks::<8>().0;
@@ -278,9 +287,10 @@ fn boot_id() -> [u64; 2] {
     [(id >> 64) as u64, id as u64]
 }
 
-/// Returns true if a program is known to be in another pid namespace than the users of the file.
-/// Such a program was forked into that pid namespace by a process that has the file mapped. If
-/// `/proc` cannot be read, as in an empty root directory, the pid namespace is not known.
+/// Returns true if `program` is known to be in another pid namespace than the processes that share
+/// the namespace's file. This happens if one of these processes forks a child into another pid
+/// namespace. If `/proc` cannot be read, as in an empty root directory, the pid namespace is
+/// unknown, and the function returns false.
 pub(crate) fn is_in_other_pid_namespace(region: &Region, program: &Program) -> bool {
     let (theirs, own) = (get(&region.line(HEADER)[PIDNS_AT]), program.pid_namespace);
     theirs != 0 && own != 0 && theirs != own
@@ -306,8 +316,8 @@ mod tests {
     use super::*;
     use crate::{Cred, Namespace, NamespaceOptions};
 
-    /// A child that was forked into another pid namespace must not be registered, although it has
-    /// its parent's mapping.
+    /// Checks that a child that was forked into another pid namespace cannot register, although it
+    /// has inherited its parent's mapping.
     #[test]
     fn process_in_another_pid_namespace_is_not_registered() {
         let capacity = Capacity { tasks: 4, ..Capacity::LEAST };
@@ -325,7 +335,8 @@ mod tests {
         assert_eq!(parent.fork(2).err(), refused);
         assert_eq!(namespace.recover().err(), refused);
         assert_eq!(namespace.pids().len(), 1, "a refused call took a task line");
-        // If the pid namespace is unknown (0), or the file's own, the process is registered.
+        // Checks that the process can register if the header contains the process's own pid
+        // namespace, or 0 (unknown).
         for known in [0, own] {
             put(word, known);
             assert!(namespace.register(Cred::root(), 2).is_ok());

@@ -1,8 +1,8 @@
 //! Flags of the calls, one type for each family. Their bits are those of the system calls.
 //!
-//! A front end makes a value with `from_bits_retain` from the word that a program passes. So
-//! unknown bits reach a [`SecurityHook`](crate::SecurityHook). Otherwise they have no effect, as in
-//! Linux.
+//! The code that receives a program's call makes a value with `from_bits_retain`, which keeps
+//! unknown bits. So a [`SecurityHook`](crate::SecurityHook) sees unknown bits too. The calls
+//! themselves ignore them, as in Linux.
 
 use bitflags::bitflags;
 

@@ -41,7 +41,7 @@ handles! {
     ///
     /// # Examples
     ///
-    /// The compiler refuses the id of a queue in a call on semaphore sets:
+    /// The compiler refuses the id of a queue in a call for semaphore sets:
     ///
     /// ```compile_fail,E0308
     /// use corewalk_ipc::{Errno, MsgId, Task};

@@ -1,27 +1,32 @@
 //! Ids and permissions of the objects of one kind. Lookups and permission checks take no lock.
 //!
-//! An id consists of a generation and the index of a slot. A slot is a line of the region that
-//! always stays a slot, so any thread may read the slot of any id. A sequence count tells the
-//! reader whether the fields belong together. The generation tells the reader whether the slot
-//! still has the object of the id. A lookup stores nothing, so a reader that stops blocks no other
-//! thread.
+//! An id consists of a generation and the index of a slot. A slot is a cache line of the
+//! namespace's memory that is never used for anything else, so any thread may read the slot of any
+//! id. A sequence count tells the reader whether the fields belong together. The generation tells
+//! the reader whether the slot still has the object of the id. A lookup stores nothing, so a reader
+//! that stops blocks no other thread.
 //!
-//! Another thread may remove the object right after the lookup. So the *payload* of a slot, which
-//! says where the object is, contains a tag. The object's own words contain the same tag. An
-//! operation compares the two tags in the step that changes a word (trap I10).
+//! Another thread may remove the object right after the lookup. So the *payload* of a slot, the
+//! word that says where the object is, contains a tag. The object's own words contain the same tag.
+//! An operation compares the two tags in the same atomic step that changes a word of the object
+//! (trap I10).
 //!
-//! The lock of the object kind protects creation, removal and `IPC_SET`. The store that ends the
-//! write section publishes a complete object (traps I7, I11).
+//! Each kind of objects has one lock, as Linux's `ipc_ids.rwsem`. It protects creation, removal and
+//! `IPC_SET`. The store that ends the write section of the slot's sequence count publishes a
+//! complete object (traps I7, I11).
 //!
-//! The state words of the slots are authoritative. After a death, `recover` rebuilds the rest from
-//! them. The bitmap of used indices also marks an index while parts of a removed object are left. A
-//! stopped process may still be inside an operation on that object.
+//! The state words of the slots are authoritative. If a task dies with the lock held, `recover`
+//! rebuilds three things from them: the counts of objects, the bitmap and the hash table of keys.
+//! The bitmap marks the index of each slot in use. After the removal of an object, the index stays
+//! marked until all memory of the object is free. The reason is that a stopped process may still
+//! work on the object.
 //!
 //! # Guarantees
 //!
-//! - I.1: a lookup returns the fields of one finished write section.
-//! - I.2: an index gets each generation again only after 65,535 uses.
-//! - I.3: indices are used in turn, as in the kernel. So a stale id usually names a free slot.
+//! - I.1: a lookup returns the fields of one finished write section (as of a seqlock).
+//! - I.2: the id of a removed object comes again only after its slot was used 65,535 times.
+//! - I.3: new objects get the slots in turn, as in the kernel. So a slot stays free for some time
+//!   after a removal, and the old id leads to no object.
 //!
 //! Source: document 002 (`ipc_obtain_object_check`, `ipc_checkid`); Linux `ipc/util.c`.
 
@@ -50,18 +55,18 @@ pub(crate) const SLOTS_MAX: u32 = 1 << INDEX_BITS;
 /// The number of generations. With this limit, ids stay below 2^31.
 const SEQ_END: u64 = (1 << (31 - INDEX_BITS)) - 1;
 
-/// The key of an object that no call finds by its key.
+/// The key of objects that cannot be found by key, as Linux's `IPC_PRIVATE`.
 pub const IPC_PRIVATE: i32 = 0;
 
 /// The minimum number of indices that are used in turn.
 const CYCLE_MIN: u32 = 64;
 
-/// The number of times that a lookup reads a slot that another thread is changing. After that, the
-/// lookup waits for the lock of the object kind.
+/// The number of times that a lookup re-reads a slot that another thread is changing. After that,
+/// the lookup waits for the lock of the object kind, which the writer holds.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 128 };
 
-/// The number of times that a lookup waits for the lock of the object kind before it fails. Only a
-/// hostile process makes it wait so often.
+/// The number of times that a lookup waits for the lock of the object kind (as Linux's
+/// `ipc_ids.rwsem`) before it fails. Only a hostile process can make it wait so often.
 const WAITS_MAX: u32 = 1 << 10;
 
 // Words of a slot.
@@ -73,7 +78,7 @@ const OWNER: usize = 2;
 const CREATOR: usize = 3;
 const PAYLOAD: usize = 4;
 const CTIME: usize = 5;
-/// The word with the key of the object, and the next slot of the key's bucket.
+/// The word with the key of the object, and the next slot in the hash chain of the key.
 const KEY: usize = 6;
 /// The owner, if `STATE` has [`IS_SECOND`].
 const SECOND_OWNER: usize = 7;
@@ -91,7 +96,8 @@ const IN_USE: usize = 1;
 const NEXT_SEQ: usize = 2;
 /// The word with the index of the newest object, plus one.
 const NEXT_INDEX: usize = 4;
-/// The word with the sum that a limit of the object kind bounds: semaphores, or pages of segments.
+/// The word with the sum that a limit bounds: for semaphore sets the number of all semaphores, for
+/// segments the number of all pages.
 const USED: usize = 5;
 
 /// The bits of a word of the bitmap.
@@ -104,16 +110,16 @@ pub(crate) struct IdLayout {
     pub(crate) head: u32,
     /// The number of slots, a power of two.
     pub(crate) slots: u32,
-    /// The line with the first hash buckets of keys. The bitmap of used indices is in the lines
-    /// between the head and this line.
+    /// The first line of the hash table of keys. The bitmap of used indices is in the lines between
+    /// `head` and this line.
     buckets: u32,
     /// The line of the first slot.
     first_slot: u32,
 }
 
 impl IdLayout {
-    /// Returns the layout of an id table with `slots` slots. The head of the table is in line
-    /// `head`.
+    /// Returns the layout of an id table with `slots` slots. Its head is in line `head` of the
+    /// region.
     pub(crate) const fn new(head: u32, slots: u32) -> Self {
         let buckets = head + 1 + slots.div_ceil(BITS).div_ceil(8);
         Self { head, slots, buckets, first_slot: buckets + slots.div_ceil(8) }
@@ -130,8 +136,8 @@ impl IdLayout {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Object {
     pub(crate) index: u32,
-    /// The words are copied as they are in the slot. Unpacking them into smaller fields was slow:
-    /// the processor stalls when one load reads the bytes of several stores.
+    /// The words are copied without unpacking them into smaller fields. Unpacking was slow: the
+    /// processor stalls when one load reads the bytes of several smaller stores.
     state: u64,
     owner: u64,
     creator: u64,
@@ -183,24 +189,26 @@ impl Object {
     }
 }
 
-/// A function of the security hook that is called before a command. Its last argument is the
-/// command's number.
+/// The method of the security hook that is called before a `*ctl` command. Its last argument is the
+/// number of the command.
 type MayCtl = fn(&dyn SecurityHook, &Cred, Option<&Perm>, i32) -> Result<(), Errno>;
 
 /// A kind of objects: semaphore sets, message queues or segments. All kinds share the code for ids.
-/// This structure has the functions in which they differ.
+/// This structure contains the functions in which the kinds differ.
 pub(crate) struct Kind {
     pub(crate) layout: fn(&Layout) -> IdLayout,
-    /// Repairs an object after the holder of the lock of the object kind has died. Returns what the
-    /// object adds to the sum that a limit of the object kind bounds, such as the number of
-    /// semaphores. The repair may complete the object's removal.
+    /// Repairs an object after a task has died that held the lock of all objects of this kind. The
+    /// repair may complete the object's removal. Returns what the object adds to the total that
+    /// `Limits` bounds, such as its number of semaphores. The caller adds up these numbers to
+    /// correct the total.
     pub(crate) repair: fn(Ids<'_>, &Object) -> u64,
-    /// Frees the remains of a removed object in a slot. Returns true if none are left. Otherwise
-    /// no other object gets the slot until they are freed.
+    /// Frees the memory that a removed object still has. Returns true if all of it is free. Before
+    /// that, no new object gets the slot of the removed one.
     pub(crate) end: fn(Ids<'_>, u32) -> bool,
     /// Completes the repair after all slots were repaired.
     pub(crate) sweep: fn(Ids<'_>),
-    /// The security hook that is asked about a command, on an object or on all objects of the kind.
+    /// The method of the security hook that permits or refuses a command, such as `IPC_STAT`. The
+    /// command is for one object or for all objects of the kind.
     pub(crate) may_ctl: MayCtl,
 }
 
@@ -230,12 +238,13 @@ impl<'r> Ids<'r> {
         (self.kind.layout)(&self.shared.layout)
     }
 
-    /// Takes the lock of the object kind. If the last holder has died, this first completes or
-    /// reverts its unfinished change.
+    /// Takes the lock of all objects of this kind (semaphore sets, queues or segments). If the last
+    /// holder of the lock has died, `lock` first completes or reverts the change that the holder
+    /// left unfinished.
     ///
     /// # Errors
     ///
-    /// `EIO` if the holder is alive and does not release the lock.
+    /// Returns `EIO` if a live task holds the lock of the object kind and does not release it.
     pub(crate) fn lock(self) -> Result<IdsGuard<'r>, Errno> {
         let held = lock(self.shared, &self.head()[LOCK], self.owner, Wait::Long, || {
             recover::recover(self);
@@ -249,15 +258,15 @@ impl<'r> Ids<'r> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there is none, or if the slot has another object by now. `EIO` if the holder of
-    /// the lock is alive and does not end its write section of the slot.
+    /// Returns `EINVAL` if no object has this id. Returns `EIO` if a live task is inside a write
+    /// section of the slot, and does not release the lock of the object kind.
     #[inline]
     pub(crate) fn obtain_object_check(self, id: i32) -> Result<Object, Errno> {
         let object = self.obtain_object(id.cast_unsigned() & (SLOTS_MAX - 1))?;
         if object.id() == id { Ok(object) } else { Err(Errno::INVAL) }
     }
 
-    /// Returns the object in slot `index`, whatever its generation.
+    /// Returns the object in slot `index`. Does not check the generation, unlike a lookup by id.
     /// Analogous to Linux's `ipc_obtain_object`.
     ///
     /// # Errors
@@ -305,14 +314,16 @@ impl<'r> Ids<'r> {
         slot(self.shared, self.layout(), index)
     }
 
-    /// Returns the object in slot `index`, if there is one. The caller holds the lock.
+    /// Returns the object in slot `index`, if there is one. The caller holds the lock of the object
+    /// kind.
     pub(crate) fn live(self, index: u32) -> Option<Object> {
         let is_slot = index < self.layout().slots;
         is_slot.then(|| read(self.slot(index), index)).filter(Object::is_live)
     }
 
-    /// Returns the sequence count of slot `index`. Before that, it ends a write section that a dead
-    /// holder of the lock has left open. The caller holds the lock of the object kind.
+    /// Returns the sequence count of slot `index`. If a task has died inside a write section of the
+    /// slot, this function first ends that write section. The caller holds the lock of the object
+    /// kind, such as that of all semaphore sets.
     fn closed(self, index: u32) -> &'r SeqCount {
         let seq = SeqCount::from_word(&self.slot(index)[SEQ]);
         if SeqCount::is_write_in_progress(seq.raw_begin()) {
@@ -338,8 +349,7 @@ impl<'r> Ids<'r> {
         &self.shared.region.line(self.layout().head + 1 + word / 8)[word as usize % 8]
     }
 
-    /// Marks index `index` as used or free.
-    /// Returns true if the bitmap marks the index as used.
+    /// Returns true if the bitmap marks index `index` as used.
     fn is_taken(self, index: u32) -> bool {
         get(self.bits(index / BITS)) >> (index % BITS) & 1 != 0
     }
@@ -363,29 +373,34 @@ fn slot(shared: &Shared, ids: IdLayout, index: u32) -> &Line {
     shared.region.line(ids.first_slot.wrapping_add(index))
 }
 
-/// Returns the current payload of the object in slot `index`, without the sequence count. A thread
-/// that holds an object's lock calls this, since it may not wait for the lock of the object kind.
+/// Returns the payload of the object in slot `index` (the word that says where the object is),
+/// without a check of the sequence count. For callers that hold the lock of one object. They must
+/// not use a full lookup: it checks the sequence count, and may wait for the lock of the object
+/// kind. The lock order forbids that.
 pub(crate) fn payload(shared: &Shared, ids: IdLayout, index: u32) -> Option<u64> {
     let slot = slot(shared, ids, index);
     let payload = get(&slot[PAYLOAD]);
     (index < ids.slots && get(&slot[STATE]) & LIVE != 0).then_some(payload)
 }
 
-/// Returns the state of slot `index`, which each `IPC_SET` changes. A queue notes the state before
-/// an `IPC_SET`. Recovery compares the noted state with the present one, to learn whether the
-/// `IPC_SET` has changed the slot.
+/// Returns the state word of slot `index`, which each `IPC_SET` changes. At the start of an
+/// `IPC_SET` of a message queue, the task records this word in the queue. If the task dies,
+/// recovery compares the recorded word with the present one. So it learns whether the `IPC_SET` has
+/// changed the slot.
 pub(crate) fn state(shared: &Shared, ids: IdLayout, index: u32) -> u64 {
     get(&slot(shared, ids, index)[STATE])
 }
 
-/// Returns which word of a slot has the owner: the index `OWNER` or `SECOND_OWNER`.
+/// Returns the index of the word of a slot that contains the object's owner. A bit of `state`
+/// selects `OWNER` or `SECOND_OWNER`.
 fn owner_word(state: u64) -> usize {
     if state & IS_SECOND == 0 { OWNER } else { SECOND_OWNER }
 }
 
-/// Returns the owner from the word `SECOND_OWNER`. This is a cold function, so that a lookup
-/// branches on the state. If a lookup computed the index of the word from the state, it would wait
-/// for the load of the state.
+/// Returns the object's owner from the word `SECOND_OWNER`. A bit of the state word tells whether
+/// the owner is in this word or in `OWNER`. The attribute `cold` makes the compiler use a branch on
+/// this bit, which the processor predicts. Without a branch, the load of the owner would wait for
+/// the load of the state word.
 #[cold]
 fn second_owner(slot: &Line) -> u64 {
     get(&slot[SECOND_OWNER])
@@ -407,7 +422,8 @@ fn read(slot: &Line, index: u32) -> Object {
 }
 
 impl IdsGuard<'_> {
-    /// Returns the object with this id. The object does not change while this guard exists.
+    /// Returns the object with this id. The object does not change before `self` is dropped,
+    /// because `self` holds the lock of the object kind.
     ///
     /// # Errors
     ///
@@ -451,8 +467,8 @@ impl IdsGuard<'_> {
         put(&self.ids.head()[USED], used);
     }
 
-    /// Publishes a new object and returns its id. If there is no room, frees the remains of removed
-    /// objects and tries again.
+    /// Publishes a new object and returns its id. If there is no free slot or memory, frees the
+    /// memory that removed objects still have, and tries again.
     ///
     /// # Errors
     ///
@@ -470,11 +486,11 @@ impl IdsGuard<'_> {
         }
     }
 
-    /// Publishes a new object and returns its id. The function chooses `perm.seq`. Analogous to
-    /// Linux's `ipc_addid`.
+    /// Publishes a new object and returns its id. The generation in `perm.seq` is ignored: this
+    /// function chooses a new one. Analogous to Linux's `ipc_addid`.
     ///
-    /// `make` gets the index. It creates the object before another thread can see it, and returns
-    /// the payload.
+    /// Calls `make` with the index of the new object. `make` creates the object, which no other
+    /// thread can see yet, and returns the payload: the word that says where the object is.
     ///
     /// # Errors
     ///
@@ -520,8 +536,8 @@ impl IdsGuard<'_> {
         Ok(read(slot, index).id())
     }
 
-    /// Removes an object: neither its id nor its key finds it any more.
-    /// Analogous to Linux's `ipc_rmid`.
+    /// Removes an object from the id table: lookups by id and by key no longer find it. Analogous
+    /// to Linux's `ipc_rmid`.
     pub(crate) fn unpublish(&self, object: &Object) {
         self.ids.forget_slot(object.index);
         self.unlink(object);
@@ -530,24 +546,24 @@ impl IdsGuard<'_> {
         put(in_use, get(in_use).saturating_sub(1));
     }
 
-    /// Changes owner and permission bits. The other bits of the mode stay.
-    /// Analogous to Linux's `ipc_update_perm`.
+    /// Changes the owner and the permission bits of an object, and keeps the other bits of its
+    /// mode. Analogous to Linux's `ipc_update_perm`.
     pub(crate) fn update_perm(&self, object: &Object, uid: u32, gid: u32, mode: u16, ctime: u64) {
         let slot = self.ids.slot(object.index);
         let state = get(&slot[STATE]) & !0o777 ^ IS_SECOND | u64::from(mode & 0o777);
         let _section = self.ids.closed(object.index).write();
         put(&slot[owner_word(state)], pair(uid, gid));
-        // ORDERING(ipc-redo): Release. A thread that reads the new state also reads the new owner,
-        // which the state points to.
+        // ORDERING(ipc-redo): Release. The state word says which word of the slot contains the
+        // object's owner. So a thread that reads the new state word must also read the new owner.
         slot[STATE].store(state, Ordering::Release);
         put(&slot[CTIME], ctime);
     }
 
-    /// Takes the key from an object that is removed after its last use, and sets `flags` of its
-    /// mode. Analogous to Linux's `ipc_set_key_private`.
+    /// Removes the key of an object that stays until its last user detaches, and sets `flags` in
+    /// its mode. Analogous to Linux's `ipc_set_key_private`.
     ///
-    /// The flags are stored before the key is removed. If this task dies in between, recovery takes
-    /// the key from each object that has the flags ([`Ids::forget_key`]).
+    /// Stores `flags` first, and then removes the key. If this task dies in between, recovery finds
+    /// an object with the flags and with a key. It then removes the key ([`Ids::forget_key`]).
     pub(crate) fn set_key_private(&self, object: &Object, flags: u16) {
         let slot = self.ids.slot(object.index);
         let _section = self.ids.closed(object.index).write();
@@ -563,7 +579,7 @@ impl IdsGuard<'_> {
         put(&slot[STATE], get(&slot[STATE]) & !u64::from(mask) | u64::from(flags & mask));
     }
 
-    /// Removes `object` from the chain of its key, if it has a key.
+    /// Removes `object` from the hash chain of its key, if it has a key.
     fn unlink(&self, object: &Object) {
         if object.key() == IPC_PRIVATE {
             return;
@@ -580,8 +596,8 @@ impl IdsGuard<'_> {
             let key = &self.ids.slot(index)[KEY];
             seen = high(get(key));
             if seen == object.index + 1 {
-                // Only the link to the next slot changes. Lookups without the lock do not use it,
-                // so this store need not change the sequence count.
+                // Only the link to the next slot of the hash chain changes. Lookups by id take no
+                // lock and do not read this link, so the store need not change the sequence count.
                 put(key, pair(low(get(key)), next));
                 return;
             }
@@ -603,7 +619,7 @@ impl IdsGuard<'_> {
     }
 }
 
-/// Sets the time of the last change in slot `index`. The caller holds the object's lock.
+/// Sets the ctime of the object in slot `index`. The caller holds the object's lock.
 pub(crate) fn touch_ctime(ids: Ids<'_>, index: u32, ctime: u64) {
     put(&ids.slot(index)[CTIME], ctime);
 }

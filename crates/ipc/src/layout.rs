@@ -36,19 +36,20 @@ pub(crate) const QUEUE_LINES: u32 = 2;
 /// The number of lines of a segment.
 pub(crate) const SEGMENT_LINES: u32 = 1;
 
-/// The maximum number of tasks. A frozen word has 22 bits for a task number and one flag.
+/// The maximum number of tasks. The word of a frozen (locked) semaphore has 21 bits for the number
+/// of the task and one bit for a flag.
 pub(crate) const TASKS_MAX: u32 = (1 << 21) - 1;
 
-/// The maximum number of lines of a pool. A payload (the word that says where a set is) has 27 bits
-/// for the number of the set's first line.
+/// The maximum number of lines of a pool. It keeps the line numbers of semaphores below 2^27. The
+/// payload of a semaphore set (the word that says where the set is) has 27 bits for such a number.
 const LINES_MAX: u32 = 1 << 26;
 
-/// The capacity of a namespace. The address space for all of it is reserved, but memory is used
-/// only when it is needed. In a file on a file system with a size limit, creating the file reserves
-/// about 15 MB of memory for the default capacity.
+/// The capacity of a namespace. Address space is reserved for the whole capacity, but memory is
+/// used only when it is needed. On a file system with a size limit, creating a namespace file with
+/// the default capacity also reserves about 15 MB of memory.
 ///
-/// A call that needs more than the capacity fails with `ENOMEM`, as on a kernel without memory. The
-/// limits of a namespace are in [`crate::Limits`].
+/// A call that needs more memory than the capacity allows fails with `ENOMEM`, as on a kernel
+/// without memory. Limits such as `SEMMNI` are no part of the capacity: see [`crate::Limits`].
 ///
 /// # Examples
 ///
@@ -64,27 +65,30 @@ pub struct Capacity {
     pub sets: u32,
     /// Semaphores, 64 bytes each.
     pub sems: u32,
-    /// Undo adjustments, in lines of 64 bytes: one for each semaphore of a set that a task has used
-    /// with undo, and one more for each such pair of task and set.
+    /// The memory for undo adjustments, in lines of 64 bytes. Each pair of a task and a set that
+    /// the task uses with `SEM_UNDO` takes one line, and one more line for each semaphore of the
+    /// set.
     pub undos: u32,
-    /// Lines for waiting calls. A semop(2) with one operation takes 128 bytes. Calls that wait at
-    /// message queues have the same number of lines in addition.
+    /// The memory for calls that wait at semaphore sets, in lines of 64 bytes. A waiting semop(2)
+    /// with one operation takes two lines. Calls that wait at message queues have separate memory
+    /// of the same size.
     pub waits: u32,
     /// Tasks at a time.
     pub tasks: u32,
     /// Message queues: a power of two, at most 32,768.
     pub queues: u32,
-    /// Lines for messages. A message takes 64 bytes and its text, rounded up to a power of two in
-    /// lines.
+    /// The memory for messages, in lines of 64 bytes. A message takes one line plus the lines of
+    /// its text. This sum is rounded up to a power of two.
     pub msgs: u32,
     /// Segments of shared memory: a power of two, at most 32,768.
     pub segments: u32,
-    /// Pairs of a task and a segment that the task has attached, 64 bytes each.
+    /// The maximum number of attaches: pairs of a task and a segment that the task has attached.
+    /// Each takes 64 bytes.
     pub attaches: u32,
 }
 
 impl Capacity {
-    /// The minimum capacity. It serves as the base for a struct update.
+    /// The minimum capacity. Use it as the base of a struct update: `..Capacity::LEAST`.
     pub const LEAST: Self = Self {
         sets: 1,
         sems: 1,
@@ -146,7 +150,8 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if a number is zero, too large, or not a power of two where it has to be.
+    /// Returns `EINVAL` if a field of `capacity` is zero or too large. Also returns `EINVAL` if a
+    /// field that has to be a power of two is not.
     pub(crate) fn new(capacity: &Capacity) -> Result<Self, Errno> {
         let Capacity { sets, sems, undos, waits, tasks, .. } = *capacity;
         let Capacity { queues, msgs, segments, attaches, waits: msg_waits, .. } = *capacity;
@@ -160,7 +165,8 @@ impl Layout {
         let take = |lines| next.replace(next.get() + lines);
         let ids = |slots| IdLayout::new(take(IdLayout::lines(slots)), slots);
         let pool = |lines, joins| Pool { head: take(HEAD_LINES), first: take(lines), lines, joins };
-        // The fields are evaluated in this order, which is the order of the parts in the region.
+        // Rust evaluates these fields in the order in which they are written, and each one takes
+        // the next lines. So this is also the order of the parts in memory.
         Ok(Self {
             sem_ids: ids(sets),
             sets: take(sets),
@@ -186,9 +192,10 @@ impl Layout {
         [self.sems, self.undos, self.waits, self.msgs, self.msg_waits, self.attaches]
     }
 
-    /// Returns the lines that any process may access at any time. These are all lines except those
-    /// of the pools: a pool reserves memory for its lines before their first use. The first line of
-    /// a pool is fixed too, since a walk over a pool reads the header after the last range.
+    /// Returns the lines of the region whose memory is allocated when the namespace is made, since
+    /// any process may access them at any time. These are all lines except those of the pools. A
+    /// pool allocates memory for its lines before their first use. But the first line of each pool
+    /// is allocated too: a walk over an empty pool reads it.
     pub(crate) fn fixed(&self) -> Vec<Range<u32>> {
         let pools = self.pools();
         let starts = [0].into_iter().chain(pools.iter().map(|pool| pool.first + pool.lines));
@@ -206,8 +213,9 @@ mod tests {
         let capacity = Capacity { sems: 5, undos: 7, waits: 3, msgs: 9, ..Capacity::LEAST };
         let layout = Layout::new(&capacity).unwrap();
         let fixed: u32 = layout.fixed().iter().map(|lines| lines.end - lines.start).sum();
-        // The first line of each of the six pools is fixed. `waits` is the size of two pools: that
-        // of sets and that of queues.
+        // Subtract 6: each of the six pools has its first line in `fixed`. The capacity `waits`
+        // counts twice, because it is the size of two pools: one is for calls at semaphore sets,
+        // and one for calls at queues.
         assert_eq!(layout.lines - fixed, 5 + 7 + 2 * 3 + 9 + 1 - 6);
         assert_eq!(layout.fixed().first().map(|lines| lines.start), Some(0));
     }

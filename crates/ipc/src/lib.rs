@@ -2,10 +2,10 @@
 //!
 //! Lookups and permission checks take no lock. A semop(2) that does not wait makes no system call.
 //! A [`Namespace`] is in private memory, or in a file that several processes map. All its state is
-//! in one region of cache lines. The code accesses the lines by checked numbers and atomic words.
-//! So garbage in the region causes wrong answers and errors, but no undefined behaviour. One word
-//! of each object defines its state. After a death, other processes rebuild the rest from these
-//! words.
+//! in one region of cache lines, which the code accesses by bounds-checked line numbers and atomic
+//! words. So garbage in the region causes wrong answers and errors, but no undefined behaviour. One
+//! word of each object is authoritative for its state. If a process dies, other processes rebuild
+//! all other words from these.
 //!
 //! # Guarantees
 //! - G.1: results, errors, order of wake-ups, counts, permissions and ids are those of Linux,
@@ -14,22 +14,25 @@
 //!   `EIDRM`.
 //! - G.3: no call sees a part of another call's operations. No call comes between an operation and
 //!   the waiting calls that the operation completes.
-//! - G.4: operations on different semaphores of a set write no common line, with and without undo.
+//! - G.4: operations on different semaphores write to different cache lines, also with undo.
 //! - G.5: a process may be killed at any instruction. Each of its calls has then happened as a
-//!   whole or not at all, and its undo adjustments are applied. `GETVAL` and a call that would fail
-//!   with `EAGAIN` apply them first. For a waiting call, the watcher applies them soon (`watch`).
+//!   whole or not at all. `GETVAL` and a call that would fail with `EAGAIN` first apply its undo
+//!   adjustments. If a call waits, the watcher (`watch`) does so soon.
 //!
-//! # Layers: no module uses a module of a higher one
-//! 1. Words and slots: the region's layout, locks, pools, ids, permissions, lines of tasks.
+//! # Layers: no module uses a module of a higher layer
+//! 1. Words and slots: the region's layout, locks, pools, ids, permissions, and the records of
+//!    tasks.
 //! 2. Objects: sets, queues, segments, waiting calls, messages, and the repair of an object.
 //! 3. Recovery: reaping of dead tasks, and the watcher.
 //! 4. Operations: tasks, namespaces, their calls, and code that the three kinds share (`ctl`).
 //!
 //! # Lock order
 //! 1. The lock for cleaning up after one task (`REAPER` in `task_line`).
-//! 2. The lock of a kind: of all sets, queues or segments (`ids`).
-//! 3. The lock of a set or queue. No thread holds two of them.
-//! 4. Innermost: the lock of a pool, and those of a task's lists in the memory of its process.
+//! 2. The lock of an object kind (`ids`): one for all sets, one for all queues, one for all
+//!    segments.
+//! 3. The lock of one set or queue. No thread holds two of them.
+//! 4. The innermost locks: the lock of a memory pool, and the locks of a task's lists in the
+//!    private memory of its process.
 //!
 //! # Examples
 //! ```

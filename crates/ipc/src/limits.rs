@@ -2,8 +2,8 @@
 //!
 //! Source: proc(5) `/proc/sys/kernel/sem` and the like.
 
-/// The size limit for a message in bytes, whatever `msgmax` is: the text must fit into one range of
-/// lines.
+/// The size limit for a message in bytes, whatever `msgmax` is. The limit exists because the text
+/// must fit into one contiguous range of cache lines.
 pub(crate) const MSGMAX_MAX: u32 = 1 << 20;
 
 /// The largest value of a semaphore.
@@ -44,8 +44,8 @@ pub struct Limits {
     pub shmall: u64,
     /// `SHMMNI`: segments of the namespace.
     pub shmmni: u32,
-    /// `shm_rmid_forced`: the last detach of a segment removes it. If no task has a segment
-    /// attached, the end of the task that made it removes it.
+    /// Corresponds to Linux's `shm_rmid_forced`: the last detach of a segment removes the segment.
+    /// A segment that no task has attached is removed when its creator ends.
     pub is_shm_rmid_forced: bool,
 }
 

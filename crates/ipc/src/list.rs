@@ -1,9 +1,11 @@
-//! Doubly linked lists of messages, waiting calls or attaches, by the numbers of their lines.
+//! Doubly linked lists of messages, waiting calls or attaches. A link is the number of a cache
+//! line.
 //!
-//! The ends of a list are in a word of the object. The links are in a word of each member's first
-//! line, and 0 means no member. The object's lock protects them. A number out of range leads to the
-//! scratch line, which no object uses, and walks are bounded. So a damaged list gives wrong
-//! members, but no endless loop and no bad access.
+//! A word of the object contains the numbers of the first and the last member (the ends of the
+//! list). Each member contains its links (the numbers of its neighbours) in a word of its first
+//! line. 0 means no member. The object's lock protects all of these words. A number out of range
+//! leads to a line that no object uses (the scratch line), and walks are bounded. So a damaged list
+//! gives wrong members, but no endless loop and no bad access.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::AtomicU64;
@@ -15,9 +17,11 @@ use crate::field::{get, high, low, pair, put};
 pub(crate) struct List<'s> {
     pub(crate) region: &'s Region,
     pub(crate) ends: &'s AtomicU64,
-    /// The index of the word with the links in a member's first line.
+    /// The first line of each member has a word with its links to its neighbours. This is the index
+    /// of that word.
     pub(crate) links: usize,
-    /// The maximum number of members, which is the number of lines of their pool. It bounds walks.
+    /// The maximum number of members that a walk over this list visits: the number of lines of the
+    /// pool to which all members belong.
     pub(crate) max: u32,
 }
 
@@ -60,13 +64,15 @@ impl<'s> List<'s> {
         put(self.ends, pair(first, last));
     }
 
-    /// Replaces the members by `lines`, even if the words of the list were damaged.
+    /// Replaces the members of this list by `lines`. Reads no old word of the list, because these
+    /// may be damaged.
     pub(crate) fn set(&self, lines: impl IntoIterator<Item = u32>) {
         put(self.ends, 0);
         lines.into_iter().for_each(|line| self.push(line));
     }
 
-    /// Returns the members. The caller may unlink the current member during the walk.
+    /// Returns the members of this list. During the walk, the caller may unlink the member that it
+    /// got last.
     #[inline]
     pub(crate) fn iter(self) -> impl Iterator<Item = u32> + use<'s> {
         let some = |line: u32| Some(line).filter(|line| *line != 0);

@@ -1,9 +1,10 @@
-//! A lock in one word of the region. The lock stays usable if its holder dies.
+//! A robust lock in one word of the region: the lock stays usable if its holder dies.
 //!
-//! The low half of the word contains the owner's task number plus one, and a bit for sleeping
-//! threads. The high half is the owner's generation. So a later task with the same number is not
-//! mistaken for the owner. One compare-exchange writes the whole word, so every thread that finds
-//! the lock held knows the owner. Threads sleep by futex(2) on the low half.
+//! The owner is the task that holds the lock. The low half of the lock's word contains the owner's
+//! task number plus one, and a bit for sleeping threads. The high half is the owner's generation.
+//! So a later task with the same number is not mistaken for the owner. One compare-exchange writes
+//! the whole word, so every thread that finds the lock held knows the owner. Threads sleep by
+//! futex(2) on the low half.
 //!
 //! | low half | meaning |
 //! |---|---|
@@ -14,21 +15,22 @@
 //!
 //! # Dead holders
 //!
-//! A thread that has slept for [`BEAT_NS`] checks whether the owner is still alive
-//! ([`Shared::is_over`]). It checks again after ever longer sleeps. If the owner is dead, or its
-//! process now runs another program, the thread takes the lock. Before it uses the protected data,
-//! it repairs them with the caller's `recover`. If this thread dies during the repair, the next one
-//! repairs them. In a private namespace no holder can die alone, and none of this runs.
+//! A thread that waits for the lock sleeps for [`BEAT_NS`], and then checks whether the owner is
+//! still alive ([`Shared::is_over`]). It checks again after ever longer sleeps. If the owner is
+//! dead, or its process now runs another program, the thread takes the lock. It then calls the
+//! caller's `recover`, which repairs the protected data before they are used. If this thread dies
+//! during the repair, the next thread repairs them. In a private namespace an owner cannot die
+//! alone, so none of this runs.
 //!
-//! A holder may be alive and not release the lock: a stopped process, or a hostile one. A call
-//! waits for such a holder for [`WAIT_MAX_NS`], and then fails with `EIO`. The time starts anew
-//! with each holder and each unlock. So holders that take turns do not make a call fail. A call
-//! waits at most [`Wait::Long`] for all holders together.
+//! An owner may be alive and still never release the lock: its process was stopped, or is hostile.
+//! A call waits for one owner for [`WAIT_MAX_NS`], and then fails with `EIO`. This time limit
+//! starts anew with each new owner and each unlock. So a call does not fail if owners take turns.
+//! Its time limit for all owners together is [`Wait::Long`].
 //!
 //! # Lock order
 //!
-//! See the crate's documentation. No code of the caller runs under these locks, except a
-//! [`crate::SecurityHook`] under the lock of an object kind.
+//! The crate's documentation defines the lock order. No code from outside this crate runs under a
+//! lock of this module, except a [`crate::SecurityHook`] under the lock of an object kind.
 //!
 //! Source: Drepper, "Futexes Are Tricky", 2011, mutex 2; pthread_mutexattr_setrobust(3).
 
@@ -43,41 +45,47 @@ use crate::shared::Shared;
 
 pub(crate) const SLEEPERS: u64 = 1 << 31;
 
-/// The owner part of a lock whose last holder could not repair the protected data.
+/// The owner number in the word of a lock whose last owner could not repair the protected data. No
+/// task has this number. The next thread that takes the lock repairs the data.
 const NOBODY: u64 = SLEEPERS - 1;
 
-/// The number of attempts before a thread sleeps. They take about as long as a lock is held.
+/// The number of attempts to take the lock before a thread sleeps. They take about as long as a
+/// typical critical section.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 100 };
 
-/// The length of the first sleep. After that the thread checks whether the owner is alive.
+/// The length of a thread's first sleep. After this sleep the thread checks whether the owner of
+/// the lock is alive.
 pub(crate) const BEAT_NS: u64 = if cfg!(corewalk_crash) { 100_000 } else { 2_000_000 };
 
-/// The length of the longest sleep. Each sleep is twice as long as the previous one. If hundreds of
-/// threads checked often, a preempted holder would not get a processor.
+/// The maximum length of a sleep. Each sleep is twice as long as the previous one. If hundreds of
+/// sleeping threads often woke to check the lock's owner, they would keep a preempted owner from a
+/// processor.
 const BEAT_MAX_NS: u64 = 16 * BEAT_NS;
 
-/// How long a call waits for one live holder: 10 s, and 3 s in tests.
+/// The time for which a call waits for one live holder of a lock: 10 s, and 3 s in tests.
 pub(crate) const WAIT_MAX_NS: u64 = if cfg!(test) { 3_000_000_000 } else { 10_000_000_000 };
 
-/// How long a call waits for holders that do not release the lock, in nanoseconds.
+/// The total time for which a call waits for a lock, in nanoseconds.
 #[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// At most [`WAIT_MAX_NS`] for one holder, and 120 s for all of them.
+    /// The call waits at most [`WAIT_MAX_NS`] for one owner of the lock, and 120 s for all owners
+    /// together.
     Long = 120_000_000_000,
-    /// 1 s for all holders, if the call can leave its work for later.
+    /// For work that a later call can do instead, such as the end of a removal. The call waits at
+    /// most 1 s for all owners of the lock together.
     Short = 1_000_000_000,
 }
 
-/// The owner of a lock: a task number, and a generation that distinguishes the task from earlier
-/// ones.
+/// The owner of a lock: a task number, and a generation that distinguishes this task from earlier
+/// tasks with the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) index: u32,
     pub(crate) generation: u32,
 }
 
-/// A held lock. The drop of the guard frees it, also during a panic.
+/// A guard for a held lock. Dropping the guard releases the lock, also during a panic.
 #[must_use = "the lock is free when the guard is dropped"]
 pub(crate) struct Held<'s> {
     word: &'s AtomicU64,
@@ -89,7 +97,8 @@ pub(crate) struct Held<'s> {
 ///
 /// # Errors
 ///
-/// `EIO` if the holder is alive and does not release the lock, and the errors of `recover`.
+/// Returns `EIO` if a live task holds the lock and does not release it. Also returns the errors of
+/// `recover`.
 #[inline]
 pub(crate) fn lock<'s>(
     shared: &'s Shared,
@@ -99,8 +108,8 @@ pub(crate) fn lock<'s>(
     recover: impl FnOnce() -> Result<(), Errno>,
 ) -> Result<Held<'s>, Errno> {
     let mine = pair(owner.index + 1, owner.generation);
-    // ORDERING(ipc-lock): Acquire. Pairs with the Release of the unlock: this holder sees the work
-    // of the last holder.
+    // ORDERING(ipc-lock): Acquire. Pairs with the Release of the unlock: this holder sees all
+    // stores of the last holder.
     let free = word.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed);
     let was_left = free.is_err() && lock_slow(shared, word, mine, wait)?;
     let held = Held { word, scope: shared.scope };
@@ -111,7 +120,8 @@ pub(crate) fn lock<'s>(
     Ok(held)
 }
 
-/// Waits for the lock and takes it. Returns true if its holder has died.
+/// Waits for the lock and takes it. Returns true if the last holder has died, so that the protected
+/// data need repair.
 #[cold]
 fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result<bool, Errno> {
     let _waits = shared.contention.begin();
@@ -126,8 +136,8 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result
     loop {
         // ORDERING: Relaxed. Only a guess, which the exchange below checks.
         let seen = word.load(Ordering::Relaxed);
-        // A thread that has slept does not know whether other threads still sleep at the lock, so
-        // it keeps the bit `SLEEPERS`.
+        // A thread that has slept does not know whether other threads still sleep at this lock. So
+        // it sets the bit `SLEEPERS` when it takes the lock.
         let next = if seen == 0 { mine | SLEEPERS } else { seen | SLEEPERS };
         // ORDERING(ipc-lock): Acquire. As in `lock`.
         if word.compare_exchange(seen, next, Ordering::Acquire, Ordering::Relaxed).is_err() {
@@ -139,10 +149,10 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result
         if !patience.sleep(word, next)? || !is_left(shared, next) {
             continue;
         }
-        // If the lock has a new holder by now, the word has another generation, and this exchange
-        // fails.
-        // ORDERING(ipc-lock): Acquire. This holder sees the work of the dead holder, for the
-        // repair.
+        // The holder of the lock has died, so try to take its place. If another task has taken the
+        // lock by now, the word has changed, and this exchange fails.
+        // ORDERING(ipc-lock): Acquire. If the exchange succeeds, this task repairs the data, so it
+        // must see the stores of the dead holder.
         let taken =
             word.compare_exchange(next, mine | SLEEPERS, Ordering::Acquire, Ordering::Relaxed);
         if taken.is_ok() {
@@ -151,18 +161,20 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result
     }
 }
 
-/// Returns true if the holder in the word of a lock has died, or its process now runs another
-/// program. The next holder then repairs the protected data.
+/// `seen` is the word of a lock. Returns true if it names an owner that has died, or whose process
+/// now runs another program. The next owner then repairs the protected data.
 pub(crate) fn is_left(shared: &Shared, seen: u64) -> bool {
     let holder = low(seen) & (SLEEPERS - 1) as u32;
     seen != 0 && shared.is_over(holder.wrapping_sub(1), Some(high(seen)))
 }
 
-/// The sleeps of one call that waits until another thread changes a word, with their time limits.
+/// The time limits of one call that sleeps, possibly several times, until another thread changes a
+/// word.
 pub(crate) struct Patience<'s> {
     pub(crate) shared: &'s Shared,
     wait: Wait,
-    /// The last value of the word, and the deadline by which another value must replace it.
+    /// The value of the word at the last sleep, and a deadline. If the word still has this value at
+    /// the deadline, the call fails with `EIO`.
     seen: Option<(u64, Deadline)>,
     /// The end of all sleeps together.
     end: Option<Deadline>,
@@ -175,8 +187,9 @@ impl<'s> Patience<'s> {
         Self { shared, wait, seen: None, end: None, beat_ns: BEAT_NS }
     }
 
-    /// Sleeps while the low half of `word` equals that of `seen`. Returns true if the caller must
-    /// check whether the owner is alive.
+    /// Sleeps until the low half of `word` differs from that of `seen`. In a shared namespace, the
+    /// sleep also ends after a while. It then returns true: the caller must check whether the
+    /// lock's owner is alive.
     ///
     /// # Errors
     ///
@@ -192,20 +205,20 @@ impl<'s> Patience<'s> {
     }
 
     /// Sleeps for at most `nap_ns` while the low half of `word` equals that of `seen`. Returns true
-    /// if the time has passed.
+    /// if the sleep timed out.
     ///
     /// # Errors
     ///
-    /// `EIO` in a shared namespace, if the word keeps the value `seen` for too long, or if all
-    /// sleeps together take too long.
+    /// In a shared namespace, returns `EIO` if `word` keeps the value `seen` for too long. Also
+    /// returns `EIO` if all sleeps of this `Patience` together take too long.
     pub(crate) fn nap(&mut self, word: &AtomicU64, seen: u64, nap_ns: u64) -> Result<bool, Errno> {
         let now = futex::now();
         let within = |ns| Deadline { monotonic_ns: now.monotonic_ns + ns };
         let end = *self.end.get_or_insert(within(self.wait as u64));
         let (_, of_seen) = *match &mut self.seen {
             Some(last) if last.0 == seen => last,
-            // The lock has another holder, so its holders make progress. The time limit starts
-            // anew.
+            // The lock has changed its owner since the last sleep. So the time limit for one owner
+            // starts anew.
             other => other.insert((seen, within(WAIT_MAX_NS))),
         };
         refuse_if(now >= end.min(of_seen) && self.shared.scope == Scope::Shared, Errno::IO)?;
@@ -218,8 +231,8 @@ impl<'s> Patience<'s> {
 }
 
 impl Held<'_> {
-    /// Frees a lock whose protected data could not be repaired. The next holder tries the repair
-    /// again.
+    /// Releases a lock whose holder could not repair the protected data. The next holder then tries
+    /// the repair again.
     #[cold]
     fn give_up(self) {
         // ORDERING(ipc-lock): Release. See `lock`.
@@ -260,8 +273,8 @@ mod tests {
                         let _held =
                             lock(namespace.shared(), &words.0, owner, Wait::Long, || Ok(()))
                                 .expect("private");
-                        // The load and the store are separate, so threads would lose steps without
-                        // the lock.
+                        // Increment with a separate load and store, so that increments get lost if
+                        // the lock does not exclude other threads.
                         crate::field::put(&words.1, crate::field::get(&words.1) + 1);
                     }
                 })
@@ -278,8 +291,8 @@ mod tests {
         Namespace::open_fd(&file, NamespaceOptions { capacity, ..Default::default() }).unwrap()
     }
 
-    /// While two tasks take turns with a lock, a waiting call must not fail, even after much longer
-    /// than the limit for one holder.
+    /// Checks a call that waits for a lock while two other tasks take turns with the lock. It must
+    /// not fail after [`WAIT_MAX_NS`], which is the time limit for one owner.
     #[test]
     fn holders_that_take_turns_do_not_exhaust_the_wait() {
         let namespace = shared_namespace();

@@ -1,9 +1,10 @@
-//! Loom models of semaphore sets: publication, lookup and removal of an id; undo during a removal;
-//! calls of several operations with calls of one; a wait with the operation that completes it.
+//! Loom models of semaphore sets. They cover publication, lookup and removal of an id; undo during
+//! a removal; calls with several operations against calls with one; and a wait against the
+//! operation that completes it.
 //!
-//! In each model the spawned thread counts the outcomes (see `tally` in `corewalk-base`). The
-//! namespace has one slot and few lines. So the slot, the lines of a semaphore and the undo record
-//! are reused at once.
+//! In each model the spawned thread counts the outcomes (see `tally` in `corewalk-base`), so that
+//! the test can require each outcome. The namespace has one slot and few cache lines. So the slot,
+//! the lines of a semaphore and the undo record are reused at once.
 
 use corewalk_base::primitives::atomic::Ordering;
 use corewalk_base::primitives::{Arc, thread};
@@ -29,8 +30,9 @@ fn task(namespace: &Namespace, pid: u32) -> Arc<Task> {
     Arc::new(namespace.register(Cred::root(), pid).unwrap())
 }
 
-/// Runs `complete` while a task checks its wait node for the last time and goes to sleep. Counts
-/// three outcomes: asleep and woken; not asleep and not woken; not asleep, but woken.
+/// Runs `complete`, which completes a waiting call, while the task of that call checks its wait
+/// node for the last time and goes to sleep. Counts three outcomes: the task slept and was woken;
+/// it did not sleep and was not woken; it did not sleep, but was woken.
 fn sleep_against(complete: fn(&Task, u32) -> bool) -> [usize; 3] {
     Tally::of(move |tally| {
         let namespace = namespace();
@@ -47,8 +49,8 @@ fn sleep_against(complete: fn(&Task, u32) -> bool) -> [usize; 3] {
     })
 }
 
-/// If a call is completed while its task goes to sleep, the task must not sleep, or must get a
-/// wake-up.
+/// Checks that no wake-up is lost. If a call is completed while its task goes to sleep, the task
+/// must either not sleep or get a wake-up.
 #[test]
 fn task_that_goes_to_sleep_beside_its_completion_is_woken() {
     assert_all_reached(&sleep_against(completes));
@@ -60,11 +62,12 @@ fn control_completion_in_two_steps_is_caught() {
     sleep_against(completes_in_two_steps);
 }
 
-/// Runs `add`, an operation on a set, while another thread removes the set and makes a new one.
-/// Counts three outcomes of `add`: done, `EINVAL`, `EIDRM`.
+/// Runs `add`, an operation on a semaphore set, while another thread removes the set and makes a
+/// new one. Counts three outcomes of `add`: success, `EINVAL`, `EIDRM`.
 ///
-/// Both threads are spawned, so either can run first without a preemption. One allowed preemption
-/// is therefore enough for the model.
+/// The model allows one preemption. The model spawns both threads, so either thread can run first
+/// without a preemption. One preemption is then enough to run the other thread in the middle of the
+/// first one's operation.
 fn remove_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3] {
     Tally::of_bounded(1, move |tally| {
         let namespace = namespace();
@@ -91,23 +94,25 @@ fn remove_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3] {
     })
 }
 
-/// Traps I3 and I10 (`docs/developing/traps.md`): the step that changes a semaphore must check
-/// again that the set is still the one that the lookup found.
+/// Traps I3 and I10 (`docs/developing/traps.md`): a set may be removed between its lookup and the
+/// operation. So the step that changes a semaphore must check again that the set is the one that
+/// the lookup found.
 #[test]
 fn operation_beside_removal_reaches_its_own_set_or_none() {
     assert_all_reached(&remove_against(|task, id| task.semop(id, &[UP])));
 }
 
-/// Trap I10, control (a variant with the bug must fail): the operation relies on its lookup alone,
-/// and does not check the tag.
+/// Trap I10, control (a variant with the bug must fail): the operation on a semaphore set does not
+/// compare the set's tag after the lookup. The tag tells the set from later sets in the same slot.
 #[test]
 #[should_panic(expected = "a stale operation reached the next set")]
 fn control_operation_without_the_tag_is_caught() {
     remove_against(blind_add);
 }
 
-/// Runs `add`, an operation with undo on a set. Meanwhile another thread removes the set, makes a
-/// new one and uses it with undo. Counts three outcomes of `add`: done, `EINVAL`, `EIDRM`.
+/// Runs `add`, an operation with `SEM_UNDO` on a set. Meanwhile another thread removes the set,
+/// makes a new one and uses it with `SEM_UNDO`. Counts three outcomes of `add`: success, `EINVAL`,
+/// `EIDRM`.
 fn remove_against_undo(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3] {
     Tally::of_bounded(1, move |tally| {
         let namespace = namespace();
@@ -134,7 +139,8 @@ fn remove_against_undo(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3]
             Ok(1),
             "I8: a task applied an adjustment of another task"
         );
-        // The value is far above 0, so that the effect of a wrong adjustment is not clamped.
+        // Raise the semaphore's value by 5. A value cannot fall below 0, so near 0 a wrong undo
+        // adjustment might not show.
         one.semop(next, &[SemBuf::new(0, 5, SemFlags::empty())]).unwrap();
         let last = task(&namespace, 3);
         drop(one);
@@ -148,24 +154,26 @@ fn remove_against_undo(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3]
     })
 }
 
-/// Trap I8 (`docs/developing/traps.md`): an undo record belongs to a task and a set. If the set is
-/// removed, undo must change no record of the next set.
+/// Trap I8 (`docs/developing/traps.md`): an undo record belongs to one task and one set. After the
+/// set is removed, a late operation on it must not change an undo record of the set that is created
+/// next.
 #[test]
 fn undo_beside_removal_changes_its_own_record_or_none() {
     let task = |task: &Task, id| task.semop(id, &[UP_UNDO]);
     assert_all_reached(&remove_against_undo(task));
 }
 
-/// Trap I8, control (a variant with the bug must fail): the adjustment is stored after the word of
-/// the semaphore is unlocked.
+/// Trap I8, control (a variant with the bug must fail): the undo adjustment is stored after the
+/// word of the semaphore is unlocked.
 #[test]
 #[should_panic(expected = "I8")]
 fn control_undo_without_a_freeze_is_caught() {
     remove_against_undo(blind_undo);
 }
 
-/// Runs `add_both`, which adds 1 to each of two semaphores, while another thread takes 1 from each
-/// in turn. Counts two outcomes: that thread got nothing, or both units.
+/// Runs `add_both`, which adds 1 to each of two semaphores. Meanwhile another thread takes 1 from
+/// the first and then 1 from the second. Counts how often the other thread got nothing, and how
+/// often it got both units.
 fn several_against_single(add_both: fn(&Task, SemId)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let namespace = namespace();
@@ -182,9 +190,9 @@ fn several_against_single(add_both: fn(&Task, SemId)) -> [usize; 2] {
     })
 }
 
-/// Traps I4 and I9 (`docs/developing/traps.md`): calls of one and of several operations must
-/// exclude each other. The words of the semaphores alone must ensure that. (A mode of the whole
-/// set, as in Linux, could be stale.)
+/// Traps I4 and I9 (`docs/developing/traps.md`): calls with one operation and calls with several
+/// must exclude each other. The words of the semaphores alone must ensure that. (A mode of the
+/// whole set, as in Linux's `sem_array.use_global_lock`, could be stale.)
 #[test]
 fn several_operations_beside_single_ones_appear_at_once() {
     assert_all_reached(&several_against_single(|task, id| {
@@ -192,8 +200,8 @@ fn several_operations_beside_single_ones_appear_at_once() {
     }));
 }
 
-/// Traps I4 and I9: a call of several operations with undo takes the set's lock. It must exclude
-/// calls of one operation too.
+/// Traps I4 and I9: a call with several operations and undo takes the set's lock. It must also
+/// exclude calls with one operation, which do not take that lock.
 #[test]
 fn several_operations_with_undo_appear_at_once() {
     assert_all_reached(&several_against_single(|task, id| {
@@ -201,8 +209,8 @@ fn several_operations_with_undo_appear_at_once() {
     }));
 }
 
-/// Traps I4 and I9, control (a variant with the bug must fail): `add_both` makes one call for each
-/// operation.
+/// Traps I4 and I9, control (a variant with the bug must fail): `add_both` makes a separate call
+/// for each operation.
 #[test]
 #[should_panic(expected = "half of a call was seen")]
 fn control_operations_one_by_one_are_caught() {
@@ -212,8 +220,9 @@ fn control_operations_one_by_one_are_caught() {
     });
 }
 
-/// Runs `add` while another call waits, or is about to wait, for its increment. Counts two
-/// outcomes: no call waited yet when `add` began, or the call waited.
+/// Runs `add`, which increments a semaphore, while another call waits for this semaphore or begins
+/// to wait. Counts how often the other call did not wait yet when `add` began, and how often it
+/// waited.
 fn wait_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let namespace = namespace();
@@ -231,8 +240,8 @@ fn wait_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 2] {
     })
 }
 
-/// Trap I5 (`docs/developing/traps.md`): a call must find that it has to wait, and become visible
-/// as waiting, in one step. Otherwise the increment could miss it.
+/// Trap I5 (`docs/developing/traps.md`): in one step, a call must find that it has to wait and
+/// become visible as a waiting call. Otherwise the increment that it waits for could miss it.
 #[test]
 fn waiter_beside_the_operation_it_waits_for_goes_on() {
     assert_all_reached(&wait_against(|task, id| task.semop(id, &[UP])));
@@ -246,8 +255,8 @@ fn control_operation_without_a_wake_up_is_caught() {
     wait_against(blind_add);
 }
 
-/// Makes a set while another thread looks it up by its index. Counts two outcomes: the lookup found
-/// no set, or found the set.
+/// Makes a set while another thread looks the set up by its index. Counts how often the lookup
+/// found no set, and how often it found the set.
 fn publish_against_lookup() -> [usize; 2] {
     Tally::of_bounded(2, |tally| {
         let namespace = namespace();
@@ -279,8 +288,8 @@ fn control_lookup_without_the_sequence_is_caught() {
         let (one, other) = (task(&namespace, 1), task(&namespace, 2));
         let looker = thread::spawn(move || {
             let slot = other.shared.region.line(other.shared.layout.sem_ids.head + 3);
-            // ORDERING: Relaxed. Wrong on purpose: the state and the payload are read without a
-            // check of the sequence.
+            // ORDERING: Relaxed. Wrong on purpose: this control reads the state and the payload
+            // without a check of the sequence count.
             let is_live = slot[1].load(Ordering::Relaxed) >> 63 != 0;
             // ORDERING: Relaxed. As above.
             let payload = slot[4].load(Ordering::Relaxed);

@@ -1,7 +1,8 @@
 //! Loom models: two tasks reap the same dead task at once.
 //!
-//! The dead task has an adjustment, and was killed in another operation with undo. A model has no
-//! clock, so it cannot test locks of dead holders. `crash_models` and `tests/torture` test those.
+//! A task that already has an undo adjustment is killed in the middle of a second operation with
+//! `SEM_UNDO`. The two other tasks then reap it. A loom model has no clock, so it cannot test how a
+//! thread notices that a lock's holder is dead. `crash_models` and `tests/torture` test that.
 
 use corewalk_base::Region;
 use corewalk_base::futex::Scope;
@@ -19,7 +20,8 @@ use crate::shared::Shared;
 use crate::task_line::{forget_process, identity, task_line};
 use crate::{Capacity, Cred, GetFlags, IPC_PRIVATE, Limits, SemBuf, SemFlags, Task};
 
-/// Returns a namespace that counts as shared by several processes, so that dead tasks are reaped.
+/// Returns a namespace that is marked as shared by several processes. Only such a namespace reaps
+/// dead tasks.
 fn shared() -> Arc<Shared> {
     let capacity = Capacity { sems: 1, undos: 2, tasks: 3, ..Capacity::LEAST };
     let layout = Layout::new(&capacity).unwrap();
@@ -34,8 +36,8 @@ fn task(shared: &Arc<Shared>, pid: u32) -> Task {
     Task::register(Arc::clone(shared), Cred::root(), pid).unwrap()
 }
 
-/// Two threads reap one dead task. Counts two outcomes: the spawned thread reaped it, or the first
-/// thread did.
+/// Lets two threads reap (clean up after) one dead task at once. Counts two outcomes: the spawned
+/// thread reaped the task, or the first thread did.
 fn two_reap(reap: fn(&Shared, Owner, u32) -> Result<bool, Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let shared = shared();
@@ -64,11 +66,11 @@ fn two_reap(reap: fn(&Shared, Owner, u32) -> Result<bool, Errno>) -> [usize; 2] 
             0,
             "the line of the dead task is not free"
         );
-        // The lines of the undo record must be free once: the first allocation succeeds, the second
-        // fails.
+        // The pool has room for one undo record, that of the dead task. If this record was freed
+        // exactly once, one allocation succeeds, and a second one fails.
         let again = [(); 2].map(|()| records.alloc(&shared, 2, one.owner, 0).is_ok());
         assert_eq!(again, [true, false], "the lines are free twice, or never");
-        // The task is already reaped, so this drop has nothing to end.
+        // The task is already reaped, so dropping its `Task` has nothing to clean up.
         drop(dead);
         tally.hit(usize::from(first));
     })
@@ -81,16 +83,16 @@ fn loom_two_tasks_that_reap_one_reap_it_once() {
     assert_all_reached(&outcomes);
 }
 
-/// Control (a variant with the bug must fail): the two threads reap without the lock of the dead
-/// task.
+/// Control (a variant with the bug must fail): the two threads reap the dead task without its lock,
+/// which should exclude them from each other.
 #[test]
 #[should_panic(expected = "reaped by the first: true, by the second: true")]
 fn loom_control_two_tasks_that_reap_without_its_lock_are_caught() {
     two_reap(reap_unlocked);
 }
 
-/// Reaps like `recover::reap`, but without the lock that keeps two reapers apart. A model must
-/// notice that the lock is missing.
+/// Reaps a dead task like `recover::reap`, but without the lock that excludes a second reaper. The
+/// model must notice that the lock is missing.
 fn reap_unlocked(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Errno> {
     let line = task_line(shared, index);
     if identity(line).0 != 0 {

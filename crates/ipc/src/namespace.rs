@@ -7,13 +7,13 @@
 //!
 //! # Processes
 //!
-//! Each process registers its own tasks. A forked process registers a new task, and uses no task of
-//! its parent. A process may be killed at any instruction. Other processes then repair the objects
-//! that it was changing, without a daemon (`recover`).
+//! Each process registers its own tasks. A forked process registers a new task, and must not use
+//! its parent's tasks. A process may be killed at any instruction. Other processes then repair the
+//! objects that it was changing, so no daemon is needed (`recover`).
 //!
-//! A process that can write to the file can make the calls of others fail or return wrong answers.
-//! It cannot do worse, as the crate's documentation explains. So the file belongs to one user, and
-//! no other user may open it.
+//! A process that can write to the file can make the calls of other processes fail or return wrong
+//! answers. It cannot do worse, as the crate's documentation explains. So the file belongs to one
+//! user, and only that user and root may open it.
 //!
 //! Source: ipc_namespaces(7); proc(5) `/proc/sys/kernel/sem`.
 
@@ -39,8 +39,9 @@ use crate::shared::Shared;
 use crate::shm;
 use crate::task::Task;
 
-/// Options of a namespace. A process that opens an existing namespace gets the limits and capacity
-/// of that namespace. The hook and the backing are those of the process.
+/// Options of a namespace. A process that opens an existing namespace gets the limits and the
+/// capacity of that namespace, not those in its options. The other options apply to this process
+/// only.
 ///
 /// # Examples
 /// ```
@@ -60,24 +61,27 @@ pub struct NamespaceOptions {
     pub capacity: Capacity,
     /// A security module, if there is one.
     pub hook: Option<Box<dyn SecurityHook>>,
-    /// The source of the memory of segments. The default is memfd_create(2), which works for one
-    /// process. Processes that share a namespace need files that all of them can open.
+    /// The source of memory for shared memory segments. The default is memfd_create(2), which works
+    /// within one process. Processes that share a namespace need files that all of them can open.
     pub backing: Option<Box<dyn Backing>>,
-    /// How long a waiting semop(2) of this process polls before it sleeps, in nanoseconds. With 0
-    /// it sleeps at once. The default and the maximum are [`SPIN_NS_MAX`].
+    /// The time for which a waiting semop(2) or msgrcv(2) of this process polls before it sleeps,
+    /// in nanoseconds. With 0 it sleeps at once. The default and the maximum are [`SPIN_NS_MAX`].
     ///
-    /// Each poll is a sched_yield(2), so programs with `SCHED_DEADLINE` threads should use 0.
+    /// Each poll calls sched_yield(2). A `SCHED_DEADLINE` thread thereby gives up the processor
+    /// until its next period. So programs with `SCHED_DEADLINE` threads should set this field to 0.
     ///
-    /// A signal during the polling does not end the wait with `EINTR` by itself.
-    /// [`Task::interrupt`] does, and so does [`Task::interrupt_own`] in the signal's handler.
+    /// A signal during the polling does not by itself end the wait with `EINTR`. A call of
+    /// [`Task::interrupt`] does, and so does a call of [`Task::interrupt_own`] in the signal's
+    /// handler.
     pub spin_ns_max: u64,
-    /// Whether [`Namespace::contention`] counts. Counting costs two reads of the clock for each
-    /// wait for another call.
+    /// Whether [`Namespace::contention`] counts. If so, each wait for another call reads the clock
+    /// twice.
     pub is_contention_counted: bool,
 }
 
-/// The longest time that a call polls before it sleeps. A sleep and a wake-up of an idle processor
-/// take a little longer: 28 us, measured on two processors (table `wakeup` of `corewalk-lab`).
+/// The longest time for which a call polls before it sleeps. It is a little shorter than a sleep
+/// and a wake-up on an idle processor. Those took 28 us on a machine with two processors (table
+/// `wakeup` of `corewalk-lab`).
 pub const SPIN_NS_MAX: u64 = 20_000;
 
 impl Default for NamespaceOptions {
@@ -126,7 +130,8 @@ impl Namespace {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a capacity or limit out of range, `ENOMEM` if no addresses are left.
+    /// Returns `EINVAL` if a capacity or limit is out of range, and `ENOMEM` if no address space is
+    /// left.
     ///
     /// # Examples
     ///
@@ -153,8 +158,8 @@ impl Namespace {
 
     /// Returns the namespace in the file at `path`, and creates the file if it does not exist.
     ///
-    /// The file should be on tmpfs (`/dev/shm`). There it exists until the machine stops, and no
-    /// call waits for a disk. A new file is accessible only for the calling user.
+    /// The file should be on tmpfs (`/dev/shm`), so that no call waits for a disk. On tmpfs the
+    /// file exists until the machine stops. A new file is accessible only for the calling user.
     ///
     /// # Errors
     ///
@@ -181,9 +186,11 @@ impl Namespace {
         Self::open_fd(file::open_path(path.as_ref())?, options)
     }
 
-    /// Like [`Namespace::open`], with a file that is open for reading and writing, such as a memfd.
+    /// Like [`Namespace::open`], but with an open file, such as a memfd. It must be open for
+    /// reading and writing.
     ///
-    /// The owner of the file is not checked. The caller may close the file afterwards.
+    /// Unlike [`Namespace::open`], this function does not check the owner of the file. The caller
+    /// may close the file once this function has returned.
     ///
     /// # Errors
     ///
@@ -212,8 +219,8 @@ impl Namespace {
         Ok(Self::over(region, layout, Scope::Shared, NamespaceOptions { limits, ..options }))
     }
 
-    /// Returns a namespace over a region that is laid out already. It does not use the capacity of
-    /// `options`.
+    /// Returns a namespace over a region of memory whose layout exists already. Ignores the
+    /// capacity in `options`.
     fn over(region: Region, layout: Layout, scope: Scope, options: NamespaceOptions) -> Self {
         let NamespaceOptions { limits, hook, backing, spin_ns_max, .. } = options;
         let backing = backing.unwrap_or_else(|| Box::new(Memfds::default()));
@@ -225,13 +232,14 @@ impl Namespace {
 
     /// Returns a new task, which stands for a process.
     ///
-    /// `GETPID` in other tasks returns `pid`, which must be below 2^22, as in Linux.
+    /// `pid` must be below 2^22, as in Linux. `GETPID` in other tasks returns it.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a `pid` out of range. `ENOMEM` if there is no room for another task; dead tasks
-    /// do not count. `EXDEV` in a shared namespace, if the process is in another pid namespace than
-    /// the file. Other processes would take such a process for dead, or for another process.
+    /// - `EINVAL`: `pid` is out of range.
+    /// - `ENOMEM`: there is no room for another task. Dead tasks do not count.
+    /// - `EXDEV`: the namespace is shared, and the process is in another pid namespace than the
+    ///   file. Other processes could not tell whether such a process is alive.
     ///
     /// # Examples
     ///
@@ -249,16 +257,17 @@ impl Namespace {
         Task::register(Arc::clone(&self.shared), cred, pid)
     }
 
-    /// Like [`Namespace::register`], for the first task of a program after execve(2). The new task
-    /// takes over the tasks of the program that the process ran before.
+    /// Registers the first task of a program after execve(2), like [`Namespace::register`]. The new
+    /// task takes over the tasks of the program that the process ran before.
     ///
-    /// The `SEM_UNDO` adjustments of these tasks are applied when the new task ends. Calls and
-    /// locks of threads that ended with the old program are repaired at once.
+    /// If tasks of the program before execve(2) have `SEM_UNDO` adjustments, these are applied when
+    /// the new task ends. If threads of that program have left unfinished calls or held locks,
+    /// these are repaired at once.
     ///
     /// # Errors
     ///
-    /// The errors of [`Namespace::register`]. `EIO` if a live process does not release a lock for
-    /// 10 s.
+    /// Returns the errors of [`Namespace::register`], and `EIO` if a live process does not release
+    /// a lock for 10 s.
     ///
     /// # Examples
     ///
@@ -286,8 +295,9 @@ impl Namespace {
         self.register(cred, pid)?.adopt()
     }
 
-    /// Like [`Namespace::adopt`], for a namespace in a file, with the identity `program` of the
-    /// calling process. It opens no file, unless it finds tasks of dead processes.
+    /// Like [`Namespace::adopt`], for a namespace in a file. The caller supplies `program`, the
+    /// identity of its process. So this function need not open `/proc` files to find that identity.
+    /// It opens files only if it finds tasks of dead processes.
     ///
     /// # Errors
     ///
@@ -311,8 +321,8 @@ impl Namespace {
         Task::register_as(Arc::clone(&self.shared), cred, pid, program)?.adopt()
     }
 
-    /// Returns the pids of all tasks, in no particular order. The pid of a process with several
-    /// tasks occurs several times. Some of the processes may have ended.
+    /// Returns the pids of all tasks, in no particular order. If a process has several tasks, its
+    /// pid occurs several times. Some of the processes may have ended.
     ///
     /// # Examples
     ///
@@ -333,14 +343,14 @@ impl Namespace {
 
     /// Reaps all tasks whose processes have ended. Returns their number.
     ///
-    /// A program need not call this, since calls reap dead tasks when that matters (`recover`). A
-    /// program that runs long may call it from time to time, so that adjustments of dead tasks are
-    /// also applied to idle sets.
+    /// A program need not call this function, since other calls reap dead tasks when that matters
+    /// (`recover`). A program that runs long may call it from time to time. Then the `SEM_UNDO`
+    /// adjustments of dead tasks are also applied to semaphore sets that no task uses.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if there is no room for another task. `EIO` if a live process does not release a
-    /// lock for 10 s. `EXDEV` as for [`Namespace::register`].
+    /// Returns `ENOMEM` if there is no room for another task, and `EIO` if a live process does not
+    /// release a lock for 10 s. Returns `EXDEV` as [`Namespace::register`] does.
     ///
     /// # Examples
     ///
@@ -359,9 +369,9 @@ impl Namespace {
         Ok(reaped)
     }
 
-    /// Returns how often, and for how long, calls of this process have waited for a lock or a
-    /// frozen semaphore of another call. The table `lock-share` of `corewalk-lab` reads these
-    /// counts. All counts are zero without [`NamespaceOptions::is_contention_counted`].
+    /// Returns how often and how long calls of this process have waited for locks, or for
+    /// semaphores that another call had frozen. The table `lock-share` of `corewalk-lab` reads
+    /// these counts. All counts are zero without [`NamespaceOptions::is_contention_counted`].
     ///
     /// # Examples
     ///
@@ -382,8 +392,8 @@ impl Namespace {
         self.shared.contention.sum()
     }
 
-    /// Returns the addresses of the namespace in this process. A host program that locks its memory
-    /// by mlockall(2) can exclude them.
+    /// Returns the address range of the namespace in this process. A host program that locks its
+    /// memory by mlockall(2) can exclude this range.
     ///
     /// # Examples
     ///

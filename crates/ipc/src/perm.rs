@@ -5,11 +5,12 @@
 //! group's bits apply. Otherwise the other bits apply. `CAP_IPC_OWNER` overrides all bits.
 //! `IPC_SET` and `IPC_RMID` require the owner, the creator or `CAP_SYS_ADMIN` instead.
 //!
-//! A check takes no lock, and works on a consistent copy of the object's permissions.
+//! A permission check takes no lock, and works on a consistent copy of the object's permissions.
 //!
-//! Credentials belong to a task. In Linux they belong to a thread. So a thread may have its own
-//! credentials, which replace those of one task. A flag of the task tells whether any thread has
-//! its own credentials. A thread without them reads only that flag.
+//! Linux keeps credentials for each thread. In this crate they belong to a task, which may have
+//! several threads. A thread may have its own credentials, which replace those of one task. A flag
+//! of the task tells whether any thread has its own credentials. A thread without them reads only
+//! that flag.
 //!
 //! Source: svipc(7); capabilities(7); Linux `ipc/util.c`.
 
@@ -93,18 +94,19 @@ pub struct Perm {
     pub cuid: u32,
     /// The creator's group.
     pub cgid: u32,
-    /// Nine permission bits, and flags that depend on the kind of the object.
+    /// The nine permission bits, and flags above them that depend on the kind of the object.
     pub mode: u16,
-    /// The generation of the slot. The id consists of this generation and the index of the slot.
+    /// The generation of the slot. An id consists of this generation and the index of the slot.
     pub seq: u16,
 }
 
 /// The hooks of a security module. Each hook may refuse a call with an error of its choice.
 ///
-/// Each hook is called where Linux calls the same hook: without a lock, after the permission bits
-/// have permitted the operation. The hooks of the `*get` calls, and of `*ctl` for `IPC_SET` and
-/// `IPC_RMID`, run under the lock of the object kind. Analogous to `security_ipc_permission`,
-/// `security_sem_semop`, `security_sem_semctl`, `security_sem_associate` and `security_sem_alloc`.
+/// Each hook is called where Linux calls the same hook. Most hooks run without a lock, after the
+/// permission bits have granted the operation. The hooks of `semget`, `msgget` and `shmget` run
+/// under the lock of the object kind. So do the hooks of semctl, msgctl and shmctl for `IPC_SET`
+/// and `IPC_RMID`. Analogous to `security_ipc_permission`, `security_sem_semop`,
+/// `security_sem_semctl`, `security_sem_associate` and `security_sem_alloc`.
 ///
 /// # Examples
 /// ```
@@ -134,7 +136,8 @@ pub trait SecurityHook: Send + Sync {
         Ok(())
     }
 
-    /// Called before semop(2). `is_alter` is true unless all operations wait for zero.
+    /// Called before semop(2). `is_alter` is false if all operations wait for zero, and true
+    /// otherwise.
     ///
     /// # Errors
     ///
@@ -143,7 +146,7 @@ pub trait SecurityHook: Send + Sync {
         Ok(())
     }
 
-    /// Called before semctl(2), with the number of the command. `IPC_INFO` has no object.
+    /// Called before semctl(2), with the number of the command. There is no object for `IPC_INFO`.
     ///
     /// # Errors
     ///
@@ -152,8 +155,8 @@ pub trait SecurityHook: Send + Sync {
         Ok(())
     }
 
-    /// Called before msgsnd(2), and again for a sender that has waited. Analogous to
-    /// `security_msg_queue_msgsnd`.
+    /// Called before msgsnd(2), and again each time a waiting sender checks its permission again.
+    /// Analogous to `security_msg_queue_msgsnd`.
     ///
     /// # Errors
     ///
@@ -162,8 +165,8 @@ pub trait SecurityHook: Send + Sync {
         Ok(())
     }
 
-    /// Called before msgrcv(2), once per call. Linux calls `security_msg_queue_msgrcv` for each
-    /// message.
+    /// Called before msgrcv(2), and again each time a waiting receiver checks its permission again.
+    /// Linux calls `security_msg_queue_msgrcv` for each message that a receiver considers.
     ///
     /// # Errors
     ///
@@ -172,7 +175,7 @@ pub trait SecurityHook: Send + Sync {
         Ok(())
     }
 
-    /// Called before msgctl(2), with the number of the command. `IPC_INFO` has no object.
+    /// Called before msgctl(2), with the number of the command. There is no object for `IPC_INFO`.
     ///
     /// # Errors
     ///
@@ -190,7 +193,8 @@ pub trait SecurityHook: Send + Sync {
         Ok(())
     }
 
-    /// Called before shmctl(2), with the number of the command. `IPC_INFO` has no object.
+    /// Called before shmctl(2). `cmd` is the number of the command. `perm` is none for commands
+    /// without an object, such as `IPC_INFO`.
     ///
     /// # Errors
     ///
@@ -220,8 +224,8 @@ pub trait SecurityHook: Send + Sync {
 }
 
 thread_local! {
-    /// The thread's own credentials, and the number of the `CredCell` whose credentials they
-    /// replace.
+    /// The credentials that this thread has set for itself. For this thread only, they replace the
+    /// credentials of one task. The number in the pair is that of the task's `CredCell`.
     static OWN: RefCell<Option<(u64, Cred)>> = const { RefCell::new(None) };
 }
 
@@ -230,15 +234,15 @@ thread_local! {
 pub(crate) struct CredCell {
     /// Identifies the cell, also after a move.
     number: u64,
-    /// Whether any thread has its own credentials. A thread that sets the flag sees its own store.
-    /// Any other thread has no credentials of its own, and may read either value: with `true` it
-    /// searches for them in vain.
+    /// Whether any thread has set credentials for itself. Relaxed accesses are enough: a thread
+    /// that has set its own credentials has stored `true` itself, and reads that. Another thread
+    /// may read either value. If it reads `true`, it looks for its own credentials and finds none.
     has_own: unmodelled::AtomicBool,
     /// The effective user and group.
     ids: AtomicU64,
     caps: AtomicU64,
-    /// The complete credentials, for hooks and groups. A hook is a callback, and must not run in a
-    /// read-side critical section. So a call copies the credentials for the hook.
+    /// The complete credentials, for hooks and group checks. A hook is a callback, and must not run
+    /// in an RCU read-side critical section. So each call copies the credentials for the hook.
     whole: RcuCell<Cred>,
     /// Serializes changes: each stores all three fields.
     changes: Mutex<()>,
@@ -248,7 +252,8 @@ impl CredCell {
     pub(crate) fn new(cred: Cred) -> Self {
         static LAST: unmodelled::AtomicU64 = unmodelled::AtomicU64::new(0);
         Self {
-            // ORDERING: Relaxed. The addition makes the number unique. It publishes no data.
+            // ORDERING: Relaxed. The atomic addition makes the cell's number unique. It publishes
+            // no data.
             number: LAST.fetch_add(1, unmodelled::Ordering::Relaxed),
             has_own: unmodelled::AtomicBool::new(false),
             ids: AtomicU64::new(pair(cred.euid, cred.egid)),
@@ -260,7 +265,8 @@ impl CredCell {
 
     pub(crate) fn set(&self, cred: Cred) {
         let _change = self.changes.lock();
-        // ORDERING: Relaxed. A concurrent call may see the old or the new value of each word.
+        // ORDERING: Relaxed. A concurrent call may see the old or the new value of each word: no
+        // other data depend on them.
         self.ids.store(pair(cred.euid, cred.egid), Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         self.caps.store(cred.caps, Ordering::Relaxed);
@@ -271,16 +277,18 @@ impl CredCell {
     pub(crate) fn set_own(&self, cred: Cred) {
         // ORDERING: Relaxed. See `has_own`.
         self.has_own.store(true, unmodelled::Ordering::Relaxed);
-        // Drop the old value after the borrow has ended, since a drop runs code. If a signal
-        // handler interrupts a borrow and calls this function, the call changes nothing. At the end
-        // of a thread, when `OWN` is gone, a call changes nothing either.
+        // The old credentials are dropped outside the closure, when `OWN` is no longer borrowed,
+        // because their drop runs code. `set_own` changes nothing in two cases. First, if a signal
+        // handler calls it and has interrupted a borrow of `OWN`. Second, at the end of a thread,
+        // when `OWN` no longer exists.
         let _before = OWN.try_with(|own| {
             let mut own = own.try_borrow_mut().ok()?;
             own.replace((self.number, cred))
         });
     }
 
-    /// Returns the result of `of` for the calling thread's own credentials, or none if it has none.
+    /// Calls `of` with the calling thread's own credentials and returns the result, or none if the
+    /// thread has no own credentials.
     #[inline]
     fn of_own<T>(&self, of: impl FnOnce(&Cred) -> T) -> Option<T> {
         // ORDERING: Relaxed. See `has_own`.
@@ -299,7 +307,8 @@ impl CredCell {
         found.ok().flatten()
     }
 
-    /// Returns a consistent copy of all credentials. Takes no lock, and writes no shared memory.
+    /// Returns a consistent copy of all credentials. The function takes no lock, and writes no
+    /// shared memory.
     pub(crate) fn whole(&self) -> Cred {
         self.of_own(Cred::clone).unwrap_or_else(|| self.whole.read(&rcu::read_lock()).clone())
     }
@@ -320,7 +329,8 @@ impl CredCell {
         self.of_own(|own| own.caps).unwrap_or_else(caps) & cap != 0
     }
 
-    /// Returns true if the mode grants the bits in `flag`. It does not call the security hook.
+    /// Returns true if the mode grants the permission bits in `flag`. The function does not call
+    /// the security hook.
     #[inline]
     pub(crate) fn may(&self, [owner, creator]: [u64; 2], mode: u16, flag: u32) -> bool {
         let requested = (flag >> 6) | (flag >> 3) | flag;
@@ -342,7 +352,8 @@ impl CredCell {
         self.of_own(is_in).unwrap_or_else(|| is_in(self.whole.read(&rcu::read_lock())))
     }
 
-    /// Returns true if the caller owns or has made the object, or has the capability `cap`.
+    /// Returns true if the caller is the owner or the creator of the object, or has the capability
+    /// `cap`.
     pub(crate) fn may_control(&self, perm: &Perm, cap: u64) -> bool {
         let (euid, _) = self.ids();
         euid == perm.cuid || euid == perm.uid || self.is_capable(cap)
@@ -380,13 +391,14 @@ mod tests {
 
     #[test]
     fn bits_of_other_users_do_not_count_for_the_owner() {
-        // The owner has no write permission here, although all other users have it.
+        // In this test the owner lacks write permission, although the mode grants it to all other
+        // users.
         let perm = Perm { mode: 0o466, ..PERM };
         assert!(!may_with(&CredCell::new(Cred::user(1, 10)), &perm, 0o222));
     }
 
-    /// A permission check during a change of credentials must not wait. It uses the old
-    /// credentials.
+    /// Checks that a permission check does not wait while another thread changes the task's
+    /// credentials. The check uses the credentials before the change.
     #[test]
     fn check_during_a_change_does_not_wait() {
         let cell = CredCell::new(Cred { groups: vec![10], ..Cred::user(9, 9) });

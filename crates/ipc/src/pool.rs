@@ -1,21 +1,23 @@
-//! Ranges of lines of one type. The size of a range is a power of two.
+//! A pool of cache lines of one type. The pool hands out ranges of lines. The size of a range is a
+//! power of two.
 //!
-//! A line keeps its type for ever: no other pool gets it. So the line of a semaphore is always one
-//! of a semaphore. A thread with an old line number finds there the words of the last user, in
-//! particular the tag. Ranges keep their sizes too, except in pools that join free ranges when no
-//! free range is large enough (`join`).
+//! A cache line never moves to another pool, so a semaphore's line is always reused for a
+//! semaphore. A thread may still use the number of a line whose object was freed. It then reads a
+//! later object of the same type, and notices that by the object's tag. Ranges (runs of lines that
+//! are allocated together) keep their sizes. Only some pools join free ranges, when none is large
+//! enough (`join`).
 //!
-//! Words 6 and 7 of the first line of a range belong to the pool: its header, and the link of the
-//! free list. If no range of the right size is left, the pool uses a larger one. In a pool that
-//! joins ranges, users leave these two words of every line alone. Only texts of messages use whole
-//! lines.
+//! In the first line of a range (a run of lines), the pool itself uses words 6 and 7, for the
+//! range's header and the link of the free list. If no range of the right size is free, the pool
+//! uses a larger one. In a pool that joins ranges, any line may later become the first of a range.
+//! So objects use words 6 and 7 in none of their lines. The texts of messages are the exception.
 //!
 //! # The truth
 //!
-//! The header has the size of a range, whether it is used, and its user: a task, or the slot of an
-//! object. Free lists and the end of the used lines follow from the headers. After a death, a walk
-//! over the headers rebuilds them ([`Pool::rebuild`]). The reaping of a dead task also walks the
-//! headers ([`Pool::used`]).
+//! The header of a range contains the range's size, whether it is used, and its user: a task, or
+//! the slot of an object. The headers determine the free lists, and where the lines begin that were
+//! never used. If a task dies with the pool's lock held, [`Pool::rebuild`] walks over all headers
+//! and restores both. The cleanup after a dead task also walks over the headers ([`Pool::used`]).
 //!
 //! | bits of a header | field |
 //! |---|---|
@@ -25,17 +27,17 @@
 //!
 //! # Memory
 //!
-//! On a full file system the first access to a line can end in `SIGBUS`. So the pool reserves
-//! memory for lines before their first use, [`CHUNK`] at a time. It reserves one line more for the
-//! header that a walk reads after the last range. The pool's lock protects the count of reserved
-//! lines in the head.
+//! On a full file system the first access to a page of the mapped file can end in `SIGBUS`. So
+//! before the pool uses its cache lines, it reserves memory for them, [`CHUNK`] lines at a time. It
+//! also reserves one more line, which a walk over the ranges reads. The pool's lock protects the
+//! count of reserved lines.
 //!
 //! # Limits
 //!
-//! A pool returns no memory to the system. A pool that does not join ranges (waiting calls,
-//! attaches) may return `ENOMEM` while all its free lines are in ranges of other sizes.
+//! A pool returns no memory to the system. The pools of wait nodes and of attach records do not
+//! join ranges. There, an allocation fails with `ENOMEM` if every single free range is too small.
 //!
-//! Source: Bonwick, "The Slab Allocator", 1994, for memory that keeps its type.
+//! Source: Bonwick, "The Slab Allocator", 1994, for type-stable memory.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -46,7 +48,8 @@ use crate::field::{get, put};
 use crate::lock::{Held, Owner, Wait, lock};
 use crate::shared::Shared;
 
-/// The lines of a pool's head: its lock, and the free lists.
+/// The number of cache lines of a pool's head. The head contains the pool's lock and its free
+/// lists.
 pub(crate) const HEAD_LINES: u32 = 4;
 
 /// Sizes of ranges: 1 to 65,536 lines.
@@ -54,16 +57,18 @@ const CLASSES: u32 = 17;
 
 const LOCK: usize = 0;
 const NEXT_FRESH: usize = 1;
-/// The word with the number of lines that were freed since ranges were last joined.
+/// The word with the number of cache lines that were freed since the last time that the pool joined
+/// free ranges.
 const GIVEN: usize = 2;
 /// How often ranges were joined.
 const JOINS: usize = 3;
-/// The word with the number of lines, from the first on, that have reserved memory.
+/// The word with the number of cache lines for which memory is reserved. These are the first lines
+/// of the pool.
 const RESERVED: usize = 4;
 const HEADER: usize = 6;
 const NEXT_FREE: usize = 7;
 
-/// The number of lines that are reserved at a time: 64 KiB.
+/// The number of cache lines for which memory is reserved at a time: 64 KiB.
 const CHUNK: u64 = 1024;
 
 const CLASS_MASK: u64 = 0xff;
@@ -82,26 +87,30 @@ pub(crate) struct Pool {
     pub(crate) joins: Joins,
 }
 
-/// Whether a pool joins free ranges into larger ones and cuts them again.
+/// Whether a pool joins free ranges into larger ones, and cuts large ranges into smaller ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Joins {
     /// Ranges keep their sizes.
     Never,
-    /// The pool joins ranges when no free range is large enough. It does not zero their lines.
-    /// Freed semaphores keep their tags, and freed undo records are already zero.
+    /// The pool joins free ranges (runs of cache lines) when no range is large enough. It does not
+    /// zero the joined lines. In the pool of semaphores, a line must keep the tag of its last set,
+    /// since the next set needs a newer tag. In the pool of undo records, freed lines are already
+    /// zero.
     Keeping,
-    /// The pool joins ranges after a certain share of it was freed. It zeroes each line that
-    /// becomes the first of a range, since the line may have text in it.
+    /// The pool joins free ranges (runs of cache lines), but only after 1/256 of its lines were
+    /// freed since the last time. It zeroes the first line of each new range, since old text of a
+    /// message may be there.
     Clearing,
 }
 
 impl Pool {
-    /// Returns the first line of a range of at least `lines` lines. From now on `whose` is its
-    /// user.
+    /// Allocates a range of at least `lines` cache lines. `whose` is the number of the task or
+    /// object that will use the range. Returns the number of its first line.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if there is no such range; `EIO` if the pool's lock cannot be taken.
+    /// Returns `ENOMEM` if no free range has enough lines, and `EIO` if the pool's lock cannot be
+    /// taken.
     pub(crate) fn alloc(
         &self,
         shared: &Shared,
@@ -118,7 +127,8 @@ impl Pool {
         Ok(line)
     }
 
-    /// Frees the range that begins at `line`. A range that is not used stays as it is.
+    /// Frees the range that begins at `line`. If that range is not in use, the function does
+    /// nothing.
     ///
     /// If the pool's lock cannot be taken, the range is lost.
     pub(crate) fn free(&self, shared: &Shared, line: u32, owner: Owner) {
@@ -133,8 +143,8 @@ impl Pool {
         let Some(header) = self.header(region, line).filter(|header| header.is_used()) else {
             return;
         };
-        // ORDERING(ipc-pool): Release. The next user that sees the range free also sees all that
-        // the last user did in it.
+        // ORDERING(ipc-pool): Release. If the next user sees the range free, it also sees all
+        // stores of the last user.
         region.line(line)[HEADER].store(header.0 & (CLASS_MASK), Ordering::Release);
         self.push(region, line, header.class());
         let given = &region.line(self.head)[GIVEN];
@@ -145,12 +155,13 @@ impl Pool {
     pub(crate) fn set_whose(&self, region: &Region, line: u32, whose: u32) {
         let header = &region.line(line)[HEADER];
         let next = get(header) & CLASS_MASK | USED | u64::from(whose) << WHOSE_SHIFT;
-        // ORDERING(ipc-pool): Release. A walk that reads this header sees the whole state of the
-        // range.
+        // ORDERING(ipc-pool): Release. A walk that reads this header also sees all earlier stores
+        // to the range.
         header.store(next, Ordering::Release);
     }
 
-    /// Returns the user of the range at `line`, or none if the range is free.
+    /// Returns the number of the task or object that uses the range of cache lines at `line`.
+    /// Returns none if the range is free.
     pub(crate) fn whose(&self, region: &Region, line: u32) -> Option<u32> {
         self.header(region, line).filter(|header| header.is_used()).map(Header::whose)
     }
@@ -160,8 +171,9 @@ impl Pool {
         self.header(region, line).map_or(1, |header| 1 << header.class())
     }
 
-    /// Returns the used ranges, each with its user. For a pool that joins ranges, use
-    /// [`Pool::collect_used`] instead.
+    /// Returns all ranges of cache lines that are in use. Each item is the number of the range's
+    /// first line, and the number of the task or object that uses the range. In a pool that joins
+    /// free ranges, use [`Pool::collect_used`] instead.
     pub(crate) fn used<'r>(
         &self,
         region: &'r Region,
@@ -170,7 +182,8 @@ impl Pool {
         used.map(|(line, header)| (line, header.whose()))
     }
 
-    /// Rebuilds the free lists from the headers. The caller holds the lock.
+    /// Rebuilds the free lists of the pool from the headers of all its ranges, free and used. The
+    /// caller holds the pool's lock.
     pub(crate) fn rebuild(&self, region: &Region) {
         (0..CLASSES).for_each(|class| put(self.list(region, class), 0));
         let mut end = self.first;
@@ -184,7 +197,8 @@ impl Pool {
         self.note_joins(region);
     }
 
-    /// Takes the lock. If its holder has died, this first rebuilds the free lists from the headers.
+    /// Takes the pool's lock. If the last holder of the lock has died, rebuilds the free lists
+    /// first.
     ///
     /// # Errors
     ///
@@ -196,7 +210,8 @@ impl Pool {
         })
     }
 
-    /// Returns all ranges that were ever used. Without the lock, the caller may miss the last one.
+    /// Returns the pool's free and used ranges, but not the cache lines that were never in a range.
+    /// If the caller does not hold the pool's lock, a range that is just being made may be missing.
     fn ranges<'r>(&self, region: &'r Region) -> impl Iterator<Item = (u32, Header)> + use<'r> {
         let pool = *self;
         let at = move |line| Some((line, pool.header(region, line)?));
@@ -204,18 +219,21 @@ impl Pool {
         std::iter::successors(at(pool.first), next)
     }
 
-    /// Returns the header of the range at `line`, or none if no range was ever there.
+    /// Returns the header of the range of cache lines that begins at `line`. Returns none if the
+    /// line was never the first of a range.
     fn header(&self, region: &Region, line: u32) -> Option<Header> {
         let at = line.checked_sub(self.first).filter(|at| *at < self.lines)?;
-        // ORDERING(ipc-pool): Acquire. Pairs with `give_back`: if the range is free, this sees all
-        // that its last user did in it.
+        // ORDERING(ipc-pool): Acquire. Pairs with `give_back`: if the header shows a free range,
+        // this thread sees all stores of the last user.
         let header = Header(region.line(line)[HEADER].load(Ordering::Acquire));
-        // Only a hostile process writes a size class that is too large for the pool.
+        // Ignore a header whose size class is too large for the pool. Only a hostile process can
+        // have written it.
         let is_class = (1..=u64::from(CLASSES)).contains(&(header.0 & CLASS_MASK));
         (is_class && at + (1 << header.class()) <= self.lines).then_some(header)
     }
 
-    /// Takes a free range, or lines that no range has used yet. The caller holds the lock.
+    /// Takes a free range, or makes one of cache lines of the pool that were never used. The caller
+    /// holds the pool's lock.
     fn take(&self, region: &Region, wanted: u32, whose: u32) -> Option<u32> {
         let reused = |class| {
             let line = self.pop(region, class)?;
@@ -236,7 +254,7 @@ impl Pool {
         let after = taken.checked_add(1 << class).filter(|end| *end <= u64::from(self.lines))?;
         let line = self.first + u32::try_from(taken).ok()?;
         self.reserve(region, after + 1)?;
-        // The header is stored before `NEXT_FRESH`, the end of the used lines, since `rebuild`
+        // Store the header before `NEXT_FRESH`, the end of the used lines. After a crash, `rebuild`
         // computes that end from the headers.
         let header = (u64::from(class) + 1) | USED | u64::from(whose) << WHOSE_SHIFT;
         // ORDERING(ipc-pool): Release. As in `set_whose`.
@@ -245,7 +263,7 @@ impl Pool {
         Some(line)
     }
 
-    /// Reserves memory for the first `count` lines of the pool. The caller holds the lock.
+    /// Reserves memory for the first `count` lines of the pool. The caller holds the pool's lock.
     fn reserve(&self, region: &Region, count: u64) -> Option<()> {
         let word = &region.line(self.head)[RESERVED];
         let (all, done) = (u64::from(self.lines), get(word));
@@ -257,16 +275,16 @@ impl Pool {
             let lines = self.first + done as u32..self.first + *end as u32;
             region.reserve(lines).is_ok()
         };
-        // Reserve a whole chunk. If the file system has no room for it, reserve only the needed
-        // lines.
+        // Reserve memory in steps of [`CHUNK`] cache lines. If the file system is too full for a
+        // whole step, reserve memory only for the `count` lines that the caller needs.
         let end = [count.next_multiple_of(CHUNK).min(all), count].into_iter().find(is_reserved)?;
         put(word, end);
         Some(())
     }
 
-    /// Reserves memory for lines of the pool, and returns false if there is none. A range may lack
-    /// memory if `join` has made it of lines that were never used before. The caller holds the
-    /// lock.
+    /// Reserves memory for the given cache lines of the pool, unless they have memory already. A
+    /// free range may lack memory, because `join` also puts lines into free ranges that were never
+    /// used before. Returns false if no memory is left. The caller holds the pool's lock.
     fn ensure(&self, region: &Region, lines: Range<u32>) -> bool {
         let done = get(&region.line(self.head)[RESERVED]);
         u64::from(lines.end - self.first) <= done || region.reserve(lines).is_ok()
@@ -277,8 +295,8 @@ impl Pool {
         let line = u32::try_from(get(list)).ok().filter(|line| *line != 0)?;
         let header = self.header(region, line);
         if header.is_none_or(|header| header.is_used() || header.class() != class) {
-            // The free list is damaged. The headers are authoritative, so rebuild the lists from
-            // them.
+            // The pool's free list is damaged. The headers of the ranges are authoritative, so
+            // rebuild all free lists from them.
             self.rebuild(region);
             return None;
         }
@@ -321,7 +339,8 @@ impl Header {
     }
 }
 
-/// Returns the smallest class whose ranges have at least `lines` lines, or none.
+/// Returns the smallest size class of ranges that have at least `lines` cache lines. Returns none
+/// if no class is large enough.
 fn class_of(lines: u32) -> Option<u32> {
     let class = lines.max(1).checked_next_power_of_two()?.trailing_zeros();
     (class < CLASSES).then_some(class)
@@ -380,7 +399,8 @@ mod tests {
         let [a, b, c] = [1, 2, 4].map(|lines| pool.alloc(shared, lines, ME, lines).unwrap());
         pool.free(shared, b, ME);
         pool.free(shared, b, ME);
-        // Damage the free lists: set every list to `a`, and the end of the used lines to 0.
+        // Damage the pool: make each free list begin with the range `a`, which is in use, and set
+        // the number of lines that were ever used to 0.
         (0..CLASSES).for_each(|class| put(pool.list(&shared.region, class), u64::from(a)));
         put(&shared.region.line(pool.head)[NEXT_FRESH], 0);
         pool.rebuild(&shared.region);

@@ -50,19 +50,19 @@ pub(crate) struct Identity(pub(crate) u64);
 /// How thoroughly to check whether a process has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// Check only by pidfd_open(2). If a new process has the same pid, the ended process seems
-    /// alive.
+    /// Check only by pidfd_open(2). This check does not detect a reused pid: if a new process has
+    /// the pid of an ended one, the ended process seems alive.
     Quick,
     /// Also by its start time in `/proc`.
     Close,
 }
 
 impl Identity {
-    /// The identity of all tasks of a private namespace. All of them belong to one process, so no
-    /// task outlives that process.
+    /// The identity that all tasks of a private namespace have. All of them belong to one process,
+    /// so no task outlives that process.
     pub(crate) const PRIVATE: Self = Self(IS_SET);
 
-    /// Returns the identity of process `pid` with the start time `start`, in ticks.
+    /// Returns the identity of process `pid`, whose start time is `start` clock ticks after boot.
     pub(crate) fn new(pid: u32, start: u64) -> Self {
         let pid = u64::from(pid) & ((1 << PID_BITS) - 1);
         Self(IS_SET | (start & START_MASK) << PID_BITS | pid)
@@ -76,7 +76,8 @@ impl Identity {
         self.0 >> PID_BITS & START_MASK
     }
 
-    /// Returns true if the process has ended. A damaged word that is no identity counts as ended.
+    /// Returns true if the process with this identity has ended. Also returns true if the word is
+    /// damaged, so that it is not an identity.
     pub(crate) fn is_gone(self, look: Look) -> bool {
         if self == Self::PRIVATE {
             return false;
@@ -92,10 +93,12 @@ impl Identity {
     }
 }
 
-/// The identity of the calling program. It tells other processes whether the program still runs.
+/// The identity of the calling process and of its program. Other processes use it to check whether
+/// the program still runs.
 ///
-/// The identity is read from `/proc`. A program that drops its privileges, its root directory or
-/// its descriptors before it registers should read its identity first: see
+/// The identity consists of the pid and of data that is read from `/proc`. A process may drop
+/// privileges, change its root directory, or close its descriptors before it registers. It may then
+/// be unable to read `/proc`. So it should read its identity earlier, and pass it to
 /// [`crate::Namespace::adopt_as`].
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
@@ -107,7 +110,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// The identity of the program of all tasks of a private namespace.
+    /// The identity of the one program to which all tasks of a private namespace belong.
     pub(crate) const PRIVATE: Self =
         Self { identity: Identity::PRIVATE, image: 0, pid_namespace: 0 };
 
@@ -126,7 +129,8 @@ pub(crate) fn pid_namespace() -> u64 {
     rustix::fs::stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino)
 }
 
-/// Returns true if the process now runs another program than the one whose image is `image`.
+/// Returns true if the process has called execve(2) since it ran the program with the image
+/// `image`.
 pub(crate) fn has_other_image(identity: Identity, image: u64) -> bool {
     if image == 0 || identity == Identity::PRIVATE || identity.0 & IS_SET == 0 {
         return false;
@@ -138,8 +142,8 @@ pub(crate) fn has_other_image(identity: Identity, image: u64) -> bool {
     stat(identity.pid()).is_some_and(is_other)
 }
 
-/// Returns true if a process has ended, also if it is a zombie. If no descriptor of the process can
-/// be opened, kill(2) tells whether the process exists. Then a zombie counts as alive.
+/// Returns true if a process has ended, even if it is still a zombie. If pidfd_open(2) fails,
+/// kill(2) tells whether the process exists. In that case a zombie counts as alive.
 fn has_ended(pid: u32) -> bool {
     let Some(pid) = Pid::from_raw(pid.cast_signed()) else { return true };
     // The descriptor becomes readable when the last thread has ended.
@@ -166,7 +170,7 @@ pub(crate) fn stat(pid: u32) -> Option<Stat> {
 /// Returns the text of a small file of `/proc`.
 ///
 /// This function makes its system calls directly. A preloaded library, such as that of fakeroot(1),
-/// may replace functions of the C library, and its functions may call the namespace.
+/// may replace functions of the C library. Its functions might call the namespace again.
 ///
 /// # Errors
 ///
@@ -183,8 +187,8 @@ pub(crate) fn read_small(path: &str) -> Result<String, Errno> {
     }
 }
 
-/// Parses a line of `/proc/PID/stat`. The program's name in the line may contain any character. So
-/// fields are counted from the closing parenthesis after the name.
+/// Parses a line of `/proc/PID/stat`. The program's name in the line may contain any character,
+/// even a parenthesis. So fields are counted from the last closing parenthesis.
 fn parse(line: &str) -> Option<Stat> {
     let (_, fields) = line.rsplit_once(')')?;
     let fields: Vec<&str> = fields.split_ascii_whitespace().collect();

@@ -1,31 +1,35 @@
 //! Cleanup after tasks that were killed.
 //!
-//! A thread that finds an unfinished change repairs it. That thread is the next holder of a lock
-//! (`lock`), or a thread that needs a frozen semaphore (`sem::recover`). For all else, a dead task
-//! is *reaped*, which does what the end of a live task does. Its adjustments are applied, its
-//! waiting calls leave their queues, and its line becomes free.
+//! If a task dies in the middle of a change, the next thread that needs the changed data repairs
+//! them. That is the next holder of the lock (`lock`), or a thread that needs a frozen semaphore
+//! (`sem::recover`). All other traces of a dead task are removed by *reaping* the task. Reaping
+//! does what the end of a live task does: it applies the `SEM_UNDO` adjustments, removes the
+//! waiting calls from their queues, and frees the task's record, its line.
 //!
 //! # When a dead task is reaped
 //!
-//! No daemon is needed. These callers reap:
-//!
-//! - one waiting call of the namespace, ten times a second on behalf of all (`watch`);
-//! - a call that would fail with `EAGAIN`, and `GETVAL` and its like, if a task has adjustments;
+//! No daemon is needed. Dead tasks are reaped by these callers:
+//! - the watcher (`watch`): one waiting call that looks for dead tasks ten times a second, on
+//!   behalf of all;
+//! - a call that would fail with `EAGAIN`, and a call such as `GETVAL`, if a task has undo
+//!   adjustments;
 //! - a call that would fail with `ENOMEM`;
-//! - a call that wakes a dead task;
-//! - a task that registers, if it finds a dead task beside its own line, or no free line (`task`);
+//! - a call that wakes a task and finds it dead;
+//! - the registration of a new task, if it finds a dead task beside its own record, or no free
+//!   record (`task`);
 //! - [`crate::Namespace::recover`].
 //!
-//! A call that succeeds does not look for dead tasks. The check would be a system call for each
-//! holder of adjustments, in a call that otherwise is one compare-exchange. A flag in the semaphore
-//! could say whether a pending adjustment would lower it. That would avoid the check for semaphores
-//! used as locks. But if one process raises a semaphore and another lowers it, both with
-//! `SEM_UNDO`, the flag would always be set.
+//! A semop(2) that can succeed at once does not look for dead tasks. Their undo adjustments might
+//! lower the semaphore, and then the call would fail. But to look for them takes a system call for
+//! each task with undo adjustments, whereas semop(2) itself is one compare-exchange. A flag in the
+//! semaphore could say that an undo adjustment would lower it. This would help for semaphores used
+//! as locks. But if one process raises a semaphore and another lowers it, both with `SEM_UNDO`, the
+//! flag would always be set.
 //!
 //! # Locks
 //!
-//! The lock `REAPER` of the task's line comes before all others. So a thread that holds another
-//! lock must not reap.
+//! To reap a dead task, a thread takes the lock `REAPER` in the dead task's record. This lock comes
+//! before all others in the lock order. So a thread that holds another lock must not reap.
 //!
 //! Source: Linux `ipc/sem.c` (`exit_sem`).
 
@@ -42,11 +46,12 @@ use crate::shared::Shared;
 use crate::shm;
 use crate::task_line::{Absent, IMAGE, REAPER, STATE, identity, task_line};
 
-/// Reaps the task numbered `index` if its process has ended. The applied adjustments may complete
-/// waiting calls of other dead tasks; this reaps those tasks too. The caller holds no lock.
+/// Reaps the task numbered `index` if its process has ended. Applying its undo adjustments may
+/// complete waiting calls of other tasks. If those tasks have died too, the function also reaps
+/// them. The caller holds no lock.
 ///
-/// Returns true if the task was dead. Its line stays in use while its attaches must stay
-/// (`shm::reap`).
+/// Returns true if the task was dead. If a forked child still uses the segments of the task, the
+/// task's record stays in use (`shm::reap`).
 ///
 /// # Errors
 ///
@@ -58,7 +63,9 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Er
     Ok(is_reaped)
 }
 
-/// Like [`reap`], but returns the tasks whose calls were completed and that may have died.
+/// Like [`reap`], but reaps only the task numbered `index`. That may complete waiting calls of
+/// other tasks. Some of these tasks may have died. The function returns their numbers, and the
+/// caller must reap them.
 fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent), Errno> {
     let line = task_line(shared, index);
     let is_other = index < shared.layout.tasks_max && index != owner.index;
@@ -66,7 +73,8 @@ fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent),
         return Ok((false, Absent::new()));
     }
     let _reaper = lock(shared, &line[REAPER], owner, Wait::Long, || Ok(()))?;
-    // Another thread may have reaped the task already, and the line may belong to a live task now.
+    // Check again under the lock. Another thread may have reaped the task before this thread got
+    // the lock. Then the task's record may be free, or may even belong to a live task.
     let state = identity(line);
     if state.0 == 0 || !state.is_gone(Look::Close) {
         return Ok((false, Absent::new()));
@@ -74,11 +82,11 @@ fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent),
     reap_line(shared, owner, index, state)
 }
 
-/// Reaps the tasks in `absent` that have died, and dead tasks whose waiting calls this completes.
-/// The caller holds no lock.
+/// Reaps those tasks in `absent` that have died. Reaping them may complete waiting calls of further
+/// dead tasks, which are then reaped too. The caller holds no lock.
 pub(crate) fn reap_absent(shared: &Shared, owner: Owner, mut absent: Absent) {
-    // Each task is reaped at most once, so the number of tasks bounds the loop, even in a damaged
-    // region.
+    // Each task is reaped at most once. So the number of tasks bounds the loop, even if shared
+    // memory is damaged.
     for _ in 0..shared.layout.tasks_max {
         let Some(index) = absent.pop() else { return };
         // After an error, the next caller that reaps continues.
@@ -87,8 +95,8 @@ pub(crate) fn reap_absent(shared: &Shared, owner: Owner, mut absent: Absent) {
     }
 }
 
-/// Reaps a task of the program that this process ran before execve(2). `owner` is a task of the
-/// same process.
+/// Reaps a task that this process had before its execve(2). `owner` is the number of a present task
+/// of the same process.
 ///
 /// # Errors
 ///
@@ -97,8 +105,8 @@ pub(crate) fn reap_absent(shared: &Shared, owner: Owner, mut absent: Absent) {
 pub(crate) fn reap_former(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Errno> {
     with_reaper(shared, owner, index, || {
         let state = identity(task_line(shared, index));
-        // Only the end of this process applies the adjustments of its tasks, so no other thread has
-        // reaped the task.
+        // While this process lives, no other process reaps the task numbered `index`. So if the
+        // task's record still contains the identity of this process, the task is not reaped yet.
         if index == owner.index || state != identity(task_line(shared, owner.index)) {
             return Ok((false, Absent::new()));
         }
@@ -106,21 +114,25 @@ pub(crate) fn reap_former(shared: &Shared, owner: Owner, index: u32) -> Result<b
     })
 }
 
-/// Ends the calls, frozen semaphores and attaches of a task of the program that this process ran
-/// before execve(2). The `SEM_UNDO` adjustments of the task stay.
+/// Cleans up after a task that this process had before its execve(2). Ends the task's unfinished
+/// calls, thaws (unlocks) its frozen semaphores, and removes its attaches. The `SEM_UNDO`
+/// adjustments of the task stay until the process ends.
 ///
 /// # Errors
 ///
 /// The errors of [`reap`].
 #[cold]
 pub(crate) fn settle(shared: &Shared, owner: Owner, index: u32) -> Result<(), Errno> {
-    // execve(2) detaches all segments. Attaches of uncounted children stay until the process ends.
+    // execve(2) has unmapped all segments of the process, so `end_all` removes its attaches. There
+    // is one exception: a forked child that nattch does not count yet may still use the segments.
+    // In that case the attaches stay until the process ends.
     let end = || end_all(shared, owner, index, sem::settle);
     with_reaper(shared, owner, index, end).map(drop)
 }
 
-/// Runs `end` under the lock `REAPER` of the task numbered `index`. Then reaps the dead tasks whose
-/// waiting calls this has completed.
+/// Takes the lock `REAPER` of the task numbered `index`, and calls `end`, which cleans up after
+/// that task. The cleanup may complete waiting calls of other tasks. Some of these tasks may have
+/// died. The function reaps them after it has released the lock.
 fn with_reaper<T>(
     shared: &Shared,
     owner: Owner,
@@ -134,8 +146,9 @@ fn with_reaper<T>(
     Ok(done)
 }
 
-/// Reaps a task whose process has the identity `state`. The caller holds the lock `REAPER` of the
-/// task. If another process has taken over the line of the task meanwhile, the line stays in use.
+/// Reaps the task whose record has the number `index`, and whose process has the identity `state`.
+/// The caller holds the record's lock `REAPER`. If another process takes over the record during the
+/// reaping, the record stays in use.
 pub(crate) fn reap_line(
     shared: &Shared,
     owner: Owner,
@@ -145,7 +158,8 @@ pub(crate) fn reap_line(
     let line = task_line(shared, index);
     let (is_whole, absent) = end_all(shared, owner, index, sem::reap)?;
     if !is_whole {
-        // The line stays in use: a child that is not counted yet has the task's segments mapped.
+        // A forked child still has the dead task's segments mapped, and nattch does not count the
+        // child yet. So keep the dead task's record.
         return Ok((true, absent));
     }
     put(&line[IMAGE], 0);
@@ -154,29 +168,32 @@ pub(crate) fn reap_line(
     Ok((freed.is_ok(), absent))
 }
 
-/// Ends everything that a dead task has left, after `owner` has taken over the line of that task.
-/// Returns false if its attaches must stay (`shm::reap`).
+/// Cleans up after a dead task whose record the new task `owner` has taken over. Returns false if
+/// the dead task's attaches must stay because a forked child still uses the segments (`shm::reap`).
 ///
 /// # Errors
 ///
 /// Those of [`reap`].
 pub(crate) fn end_former(shared: &Shared, owner: Owner) -> Result<bool, Errno> {
-    // Another thread may have begun to reap the task before the take-over. Then that thread still
-    // holds the lock `REAPER`, so wait for that lock.
+    // Another thread may have begun to reap the dead task before the new task `owner` took over its
+    // record. That thread still holds the record's lock `REAPER`. So take this lock, which waits
+    // for that thread.
     let end = || end_all(shared, owner, owner.index, sem::reap);
     with_reaper(shared, owner, owner.index, end)
 }
 
-/// Reaps a task, but does not free the task's line. `end_sems` cleans up the task's semaphore sets.
-/// The returned flag is false if attaches of the task stay.
+/// Cleans up after a task, but does not free the task's record. `end_sems` cleans up the task's
+/// semaphore sets. The returned flag is true if the cleanup is complete. It is false if attaches of
+/// the task must stay, because a forked child uses the segments.
 fn end_all(
     shared: &Shared,
     owner: Owner,
     index: u32,
     end_sems: fn(&Shared, Owner, u32) -> Result<Absent, Errno>,
 ) -> Result<(bool, Absent), Errno> {
-    // First take the locks of all sets and of all queues. If the dead task held one, this completes
-    // an unfinished removal of that task, and thaws the semaphores of the removed set.
+    // First take the lock of all sets, and then the lock of all queues. If the dead task held one
+    // of them, this completes the removal that the task had begun, and thaws the semaphores of the
+    // removed set.
     drop(Ids { shared, kind: sem::SETS, owner }.lock()?);
     drop(Ids { shared, kind: msg::QUEUES, owner }.lock()?);
     // Repair the pools whose lock a dead task held.
@@ -184,15 +201,16 @@ fn end_all(
     let is_whole = shm::reap(Ids { shared, kind: shm::SEGMENTS, owner }, index)?;
     let mut absent = msg::reap(shared, owner, index)?;
     absent.extend(end_sems(shared, owner, index)?);
-    // The task's unfinished call may have been the last user of a removed object, which can be
-    // freed now.
+    // Memory of a removed set or queue may be left, because the dead task was using or removing it
+    // when it was killed. So try to free all such memory now.
     for kind in [sem::SETS, msg::QUEUES] {
         Ids { shared, kind, owner }.lock()?.end_left();
     }
     Ok((is_whole, absent))
 }
 
-/// Reaps all dead tasks. Returns their number, without tasks whose attaches stay.
+/// Reaps all dead tasks. Returns their number, not counting those whose segments a forked child
+/// still uses.
 ///
 /// # Errors
 ///
@@ -206,7 +224,7 @@ pub(crate) fn reap_all(shared: &Shared, owner: Owner) -> Result<usize, Errno> {
     Ok(count)
 }
 
-/// Runs `call`. If it fails with `ENOMEM`, reaps dead tasks, and if there were any, runs it once
+/// Runs `call`. If it fails with `ENOMEM` and there are dead tasks, reaps them and runs `call` once
 /// more. The caller holds no lock.
 ///
 /// # Errors
@@ -224,11 +242,12 @@ pub(crate) fn with_room<T>(
     }
 }
 
-/// Reaps all dead tasks, for a call that has found no room. Returns true if there were any.
+/// Reaps all dead tasks, on behalf of a call that has found no memory. Returns true if there were
+/// any.
 #[cold]
 pub(crate) fn makes_room(shared: &Shared, owner: Owner) -> bool {
-    // An error means that a live task holds a lock, so a dead task was not reaped. The call then
-    // fails with its own error, `ENOMEM`.
+    // If reaping fails because a live task does not release a lock, return false. Then the caller's
+    // call fails with `ENOMEM`, as it would have without this attempt.
     reap_all(shared, owner).is_ok_and(|reaped| reaped != 0)
 }
 
@@ -249,7 +268,7 @@ mod tests {
     const DOWN: SemBuf = SemBuf::new(0, -1, SemFlags::empty());
     const UNDO: SemBuf = SemBuf::new(0, 1, SemFlags::UNDO);
 
-    /// Returns a namespace with room for one waiting call, one undo record and one attach.
+    /// Returns a namespace with memory for one waiting call, one undo record and one attach.
     fn namespace() -> Namespace {
         let capacity = Capacity { undos: 2, waits: 2, msgs: 16, tasks: 4, ..Capacity::LEAST };
         let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
@@ -257,7 +276,7 @@ mod tests {
         Namespace::open_fd(&file, options).unwrap()
     }
 
-    /// Returns two tasks: one that the test kills, and one that lives.
+    /// Returns two tasks: one that the test will kill, and one that stays alive.
     fn two(namespace: &Namespace) -> (Task, Task) {
         let task = |pid| namespace.register(Cred::root(), pid).unwrap();
         (task(1), task(3))
@@ -329,8 +348,9 @@ mod tests {
         });
     }
 
-    /// A live task holds `REAPER`, the lock for cleaning up after a dead task, and does not release
-    /// it. A call that finds no room must then return its own error.
+    /// Checks a call that fails because no memory is free. A live task holds `REAPER`, the lock for
+    /// the cleanup after a dead task, so the cleanup cannot free memory. The call must return its
+    /// own error, not that of the cleanup.
     #[test]
     fn call_that_finds_no_room_says_so_also_if_the_dead_cannot_be_reaped() {
         let namespace = namespace();
@@ -370,7 +390,8 @@ mod tests {
         assert_eq!(pool.used(&other.shared.region).count(), 1, "the child has none");
     }
 
-    /// The fork needs a second attach record. It must get the record of a dead task.
+    /// Checks a fork that needs an attach record for the child while all records are in use. It
+    /// must get the record of a dead task.
     #[test]
     fn attaches_of_the_dead_make_room_for_those_of_a_child() {
         let capacity = Capacity { attaches: 3, segments: 2, tasks: 4, ..Capacity::LEAST };

@@ -69,7 +69,8 @@ pub use ctl::{
 pub struct SemBuf {
     /// The number of the semaphore in its set.
     pub sem_num: u16,
-    /// The number to add. If it is 0, the operation waits until the semaphore is zero.
+    /// The number that the operation adds. If it is 0, the operation waits until the semaphore is
+    /// zero.
     pub sem_op: i16,
     /// The flags of the operation: whether it may wait, and whether it is undone when the task
     /// ends.
@@ -93,11 +94,13 @@ impl SemBuf {
         self.sem_flg.contains(SemFlags::NOWAIT)
     }
 
-    /// Returns the value of a semaphore after this operation. `value` is the value before it.
+    /// Returns the value of a semaphore after this operation. `value` is its value before the
+    /// operation.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if the operation has to wait; `ERANGE` if the value would exceed `SEMVMX`.
+    /// Returns `EAGAIN` if the operation has to wait, and `ERANGE` if the value would exceed
+    /// `SEMVMX`.
     #[inline]
     fn apply(self, value: i32) -> Result<i32, Errno> {
         match value + i32::from(self.sem_op) {

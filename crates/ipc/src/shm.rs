@@ -7,35 +7,35 @@
 //! | `attach` | shmat, shmdt, fork and exit |
 //! | `ctl` | shmget and shmctl |
 //!
-//! The library keeps ids, permissions, limits, times, pids and the number of attaches. It maps no
-//! memory. `Task::shmat` checks and counts, and returns a descriptor. The host program maps it, and
-//! reports the address by [`Mapping::attached_at`]. `Task::shmdt` returns the size to unmap.
+//! The library keeps the ids, permissions, limits, times, pids and the number of attaches of
+//! segments. It maps no memory: `Task::shmat` checks the call, counts the attach, and returns a
+//! descriptor. The host program maps the descriptor, and reports the address by
+//! [`Mapping::attached_at`]. `Task::shmdt` returns the size that the host must unmap.
 //!
 //! # Attaches
 //!
-//! Each pair of a task and a segment that it has attached has one *record* with a count.
-//! `shm_nattch` is the sum of the counts. The records also show which segments a dead task had
-//! attached. `Task::fork` copies the attaches of the parent to its child. A task that ends detaches
-//! all its segments. Some calls first remove the attaches of killed tasks from a segment. These are
-//! the calls that return its numbers, remove it, or attach it while it is marked for removal.
+//! A task has one *attach record* for each segment that it has attached, with the number of its
+//! attaches. `shm_nattch` is the sum over all tasks. `Task::fork` copies the attaches of the parent
+//! to the child. A task that ends detaches all its segments. A killed task leaves its records. So
+//! some calls first clean up after killed tasks: those that return the number of attaches, remove a
+//! segment, or attach a segment marked for removal.
 //!
 //! # Removal
 //!
 //! `IPC_RMID` of an attached segment removes its key and marks it `SHM_DEST`. Its id stays valid
-//! until the last detach, which removes the segment. With the limit `is_shm_rmid_forced`, every
-//! last detach removes a segment, and the end of its creator removes a segment without attaches.
+//! until the last detach, which removes the segment. With the limit `is_shm_rmid_forced`, the last
+//! detach removes any segment, and the end of the creator removes a segment without attaches.
 //!
 //! # Locks
 //!
-//! The lock of the kind, which all segments share, protects segments and records. Lookups and
-//! permission checks take no lock, and the segment may be removed meanwhile. So a call looks it up
-//! again under the lock (traps I2, I10, I18). Memory is created under the lock. It is removed after
-//! the lock was released, or under it during recovery after a death.
+//! One lock protects all segments and their attach records. A lookup takes no lock, so the segment
+//! may be removed afterwards. So under the lock, a call looks it up again (traps I2, I10, I18).
+//! Calls remove memory after they have released the lock. Recovery removes memory under the lock.
 //!
 //! # Limits
 //!
-//! `SHM_HUGETLB` is `EINVAL`, as in a kernel without huge pages. `SHM_INFO` reports 0 for resident
-//! and swapped pages. `SHM_LOCK` checks and sets the mark, but keeps no memory resident.
+//! `SHM_HUGETLB` fails with `EINVAL`. `SHM_INFO` reports 0 resident and 0 swapped pages. `SHM_LOCK`
+//! checks the permission and sets the mark, but keeps no memory resident.
 //!
 //! Source: shmop(2), shmctl(2), shmget(2); Linux `ipc/shm.c` for the semantics.
 

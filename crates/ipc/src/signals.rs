@@ -1,18 +1,19 @@
-//! The wait of the calling thread, so that a signal handler that interrupts it can end it.
+//! Records which wait the calling thread is in, so that a signal handler can end that wait.
 //!
-//! A call notes the node of its wait in a variable of its thread.
-//! [`Task::interrupt_own`](crate::Task::interrupt_own) marks that node, and from then on no call
-//! grants it anything. So the wait is over before the handler continues, as in the kernel.
+//! A call that waits records its wait node in a thread-local variable. A signal handler calls
+//! [`Task::interrupt_own`](crate::Task::interrupt_own), which marks that node as interrupted. From
+//! then on, no other task completes the call, and it will return `EINTR`. So the outcome of the
+//! wait is decided before the handler continues, as in the kernel.
 //!
-//! A handler may make a call that waits itself. Until that inner wait ends, its node replaces the
-//! node of the interrupted call in the variable. The node of the interrupted call is marked
-//! already.
+//! A handler may itself make a call that waits. During this inner wait, the thread-local variable
+//! `WAIT` contains the wait node of the inner call. So the handler should call `interrupt_own`
+//! first, which marks the node of the interrupted call.
 //!
 //! # Waits that a handler leaves
 //!
-//! A handler may leave a wait by siglongjmp(3). The node of that wait stays in the queue until the
-//! task ends. The node is marked, so other calls grant it nothing. No other task gets the node, so
-//! a second mark does no harm.
+//! A handler may leave a wait by siglongjmp(3). The wait node of that wait then stays in its queue
+//! until the task ends, and no other task gets the node. `WAIT` still contains it, so a later call
+//! of `interrupt_own` may mark it once more. That does no harm, because the call was abandoned.
 //!
 //! Source: signal-safety(7), sigsetjmp(3).
 
@@ -24,33 +25,36 @@ thread_local! {
     /// The number of signal handlers that have run.
     static SIGNALS: Cell<u64> = const { Cell::new(0) };
 
-    /// The line of the innermost wait node of this thread, or 0.
+    /// The innermost wait node of this thread, as the number of its first cache line in shared
+    /// memory. It is 0 if the thread does not wait.
     static WAIT: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Counts the signal handler that is running. Returns the line of the wait node of the interrupted
-/// call, or 0.
+/// Called by a signal handler. Adds 1 to the thread's count of handlers that have run. Returns the
+/// wait node of the interrupted call, as the number of its first cache line, or 0 if no call was
+/// waiting.
 pub(crate) fn arrived() -> u32 {
     SIGNALS.set(SIGNALS.get().wrapping_add(1));
     WAIT.get()
 }
 
-/// Returns a number that changes when a signal handler runs in this thread.
+/// Returns a number that changes when a signal handler of this thread calls `arrived`.
 pub(crate) fn count() -> u64 {
     SIGNALS.get()
 }
 
-/// Sets the node with which the thread waits, or 0 for none. Returns the previous node.
+/// Records the wait node with which the thread waits, or 0 for none. Returns the node recorded
+/// before.
 ///
-/// In a loom model the variable stays 0: the threads of a model would share it, and no handler
-/// interrupts them.
+/// In a loom model, this function does nothing, and `WAIT` stays 0. The threads of a model would
+/// share `WAIT`, and no signal handler interrupts them.
 pub(crate) fn wait_with(node: u32) -> u32 {
     if IS_MODEL {
         return 0;
     }
     let before = WAIT.replace(node);
-    // ORDERING: SeqCst. A compiler fence: a signal handler that runs in this thread after the fence
-    // finds the node.
+    // ORDERING: SeqCst. This is a compiler fence: a signal handler that runs in this thread after
+    // the fence finds the wait node.
     compiler_fence(Ordering::SeqCst);
     before
 }

@@ -1,4 +1,4 @@
-//! Whether a call that has to wait polls for a moment before it sleeps.
+//! Decides whether a call that has to wait polls for a moment before it sleeps.
 //!
 //! A sleep and a wake-up cost two system calls. They cost more if the processor has become idle
 //! meanwhile: 1.4 to 28 us in all (table `wakeup` of `corewalk-lab`). If the awaited event comes
@@ -6,9 +6,10 @@
 //! the processor, the polling is wasted. So a thread that has polled in vain does not poll in its
 //! next [`REST_MIN`] waits. The number doubles each time the thread polls in vain again.
 //!
-//! Each thread decides for itself, because the threads of a task have different roles. In the table
-//! `wakeup`, one thread asks 8 to 400 others in turn. Its answers come soon, but each answering
-//! thread waits long for its next turn.
+//! A poll is useful if the awaited event comes during the poll. Each thread keeps its own history
+//! of useful and futile polls. In the table `wakeup`, one thread sends a request to each of 8 to
+//! 400 others in turn. It gets each answer soon, so its polls are useful. Each of the others waits
+//! long for its next request, so its polls are futile.
 //!
 //! | [`Spin`] | the thread polls |
 //! |---|---|
@@ -16,14 +17,14 @@
 //! | `Queued` | at the status of the queued call |
 //! | `Arrival` | at the message queue, before the receiver is queued |
 //!
-//! Source: Karlin and others, "Competitive randomized algorithms for nonuniform problems", 1990,
-//! for polling as long as a sleep costs.
+//! Source: Karlin and others, "Competitive randomized algorithms for nonuniform problems", 1990:
+//! poll for as long as a sleep costs.
 
 use corewalk_base::primitives::IS_MODEL;
 use std::cell::Cell;
 
-/// After a poll in vain, this many waits sleep at once. After a further poll in vain, the number
-/// doubles.
+/// After one futile poll, this many waits of the thread skip polling. Each further futile poll
+/// doubles the number.
 const REST_MIN: u32 = 64;
 const REST_MAX: u32 = 1 << 16;
 
@@ -36,14 +37,16 @@ pub(crate) enum Spin {
 }
 
 thread_local! {
-    /// The last looks of each kind: the number of waits that are still to sleep at once, and how
-    /// many those were the last time.
+    /// For each kind of poll ([`Spin`]), two numbers of waits. The first is how many of the next
+    /// waits must sleep without a poll. The second is how many had to do so after the last futile
+    /// poll. A futile poll doubles the second number, and a useful poll reduces it.
     static HISTORIES: Cell<[(u32, u32); 3]> = const { Cell::new([(0, 0); 3]) };
 }
 
 impl Spin {
-    /// Returns true if the next wait of this thread should poll before it sleeps. The threads of a
-    /// model share one history, so in a model the result is always true.
+    /// Returns true if the next wait of this thread should poll before it sleeps. The results of
+    /// earlier polls of the thread decide this. In a loom model the result is always true, because
+    /// the threads of a model would share their results.
     pub(crate) fn is_worth_it(self) -> bool {
         let mut histories = HISTORIES.get();
         let (rest, _) = &mut histories[self as usize];
@@ -61,7 +64,8 @@ impl Spin {
             *last_rest = last_rest.saturating_mul(2).clamp(REST_MIN, REST_MAX);
             *rest = *last_rest;
         } else if *last_rest > REST_MIN {
-            // A single poll in vain among many useful ones must not stop the polling for long.
+            // This poll was useful, so after the next futile poll, fewer waits will sleep without a
+            // poll. A single futile poll among many useful ones must not stop the polling for long.
             *last_rest -= *last_rest / 64;
         }
         HISTORIES.set(histories);
@@ -73,8 +77,9 @@ mod tests {
     use super::*;
     use corewalk_base::primitives::thread;
 
-    /// Returns how many of `waits` waits of a new thread poll. `of_use` tells whether the poll of a
-    /// given wait is useful.
+    /// Starts a thread that has to wait `waits` times, and returns the number of polls that it
+    /// makes before these waits. `of_use` gets the index of a wait, and returns true if a poll
+    /// before that wait is useful.
     fn looks(waits: u32, of_use: fn(u32) -> bool) -> u32 {
         let looks = move |wait: &u32| {
             let looks = Spin::Queued.is_worth_it();
@@ -93,8 +98,8 @@ mod tests {
 
     #[test]
     fn looking_in_vain_is_given_up_for_longer_and_longer() {
-        // After each poll in vain the pause doubles: 64, 128, ... up to 65,536 waits without a
-        // poll. From then on, one wait in 65,536 polls.
+        // After the first futile poll, 64 waits sleep without a poll. Each later futile poll
+        // doubles this number, up to 65,536. From then on, only one of 65,536 waits polls.
         assert_eq!(looks(64 * 2047 + 11, |_| false), 11);
         assert!(looks(10_000_000, |_| false) <= 11 + 10_000_000 / REST_MAX);
     }

@@ -1,4 +1,4 @@
-//! The status word of a waiting call. Its task sleeps on this word.
+//! The status word in the wait node of a waiting call. The task of the call sleeps on this word.
 //!
 //! | bits | meaning |
 //! |---|---|
@@ -8,14 +8,15 @@
 //! | 31 | `INTERRUPTED`: the call must give up |
 //! | 32-63 | of a receiver: the line of its message |
 //!
-//! A word of 0 means that the call waits. Calls at message queues have two more bits (`msg::node`).
+//! The status word is 0 while the task sleeps and has no reason to wake up. In the wait node of a
+//! call at a message queue, the status word has two more bits (`msg::node`).
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
 
 use crate::field::errno_of;
 
-/// The index of the status word in the first line of a node.
+/// The index of the status word in the first line (64 bytes) of a wait node.
 pub(crate) const STATUS: usize = 0;
 
 /// The call has an outcome.
@@ -34,7 +35,8 @@ pub(crate) fn done(errno: i32) -> u64 {
     DONE | u64::from(errno.cast_unsigned() & 0xffff) << ERRNO_SHIFT
 }
 
-/// Returns the outcome in a status, or none if the call still waits.
+/// Returns the outcome of a call from the value of its status word, or none if the call has no
+/// outcome yet.
 pub(crate) fn outcome(status: u64) -> Option<Result<(), Errno>> {
     let errno = (status >> ERRNO_SHIFT & 0xffff) as i32;
     (status & DONE != 0).then(|| if errno == 0 { Ok(()) } else { Err(errno_of(errno)) })
@@ -42,19 +44,21 @@ pub(crate) fn outcome(status: u64) -> Option<Result<(), Errno>> {
 
 /// Returns the status.
 pub(crate) fn load(word: &AtomicU64) -> u64 {
-    // ORDERING(ipc-status): Acquire. The task sees the work of the thread that has completed its
+    // ORDERING(ipc-status): Acquire. The task sees all stores of the thread that has completed its
     // call.
     word.load(Ordering::Acquire)
 }
 
-/// Returns true if the call still waits: it has no outcome, and was neither asked to give up nor,
-/// at a message queue, asked to check again. The task of such a call polls or sleeps.
+/// Returns true if the call to which this status word belongs must go on waiting. Its task then
+/// polls or sleeps. The call has no outcome, and was not asked to give up. A call at a message
+/// queue was also not asked to check the queue again.
 pub(crate) fn is_waiting(word: &AtomicU64) -> bool {
     load(word) as u32 & !(AWAKE as u32) == 0
 }
 
 /// Returns true if the call can still be interrupted.
 pub(crate) fn is_interruptible(word: &AtomicU64) -> bool {
-    // ORDERING: Relaxed. Only a hint: the waiting task takes the lock before it gives up.
+    // ORDERING: Relaxed. The returned value is only a hint, since the status word may change at
+    // once. An interrupted task takes the lock of its set or queue before its call ends.
     word.load(Ordering::Relaxed) & (DONE | INTERRUPTED) == 0
 }

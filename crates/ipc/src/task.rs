@@ -1,10 +1,12 @@
 //! Tasks. A task stands for a process.
 //!
-//! All threads of a process share one task and its undo records. The adjustments are applied when
-//! the task ends, not when a thread ends. A forked process registers a new task, without undo.
+//! All threads of a process share one task and its undo records. The undo adjustments are applied
+//! when the task ends, not when a thread ends. A forked process registers a new task, which has no
+//! undo records.
 //!
-//! [`Task::exit`] or a drop ends a task. Both need the last handle, so no call of the task is
-//! running then. So for a call of the task, an undo record exists as long as its set.
+//! [`Task::exit`] or a drop ends a task. Both need the last handle of the task, so no call of the
+//! task runs at that time. So during a call, the task's undo record for a set exists as long as the
+//! set.
 //!
 //! Source: semop(2) `SEM_UNDO`; Linux `exit_sem`.
 
@@ -35,11 +37,12 @@ use crate::task_line::{
 };
 use crate::waiting::Waiting;
 
-/// The number of task records, after its own record, that a new task checks for dead tasks.
+/// The number of task records that a new task checks for dead tasks. They are the ones after its
+/// own.
 const REAPED_BESIDE: u32 = 2;
 
-/// The number of task records in which a process searches for the tasks that it had before
-/// execve(2).
+/// After execve(2), a process looks for the tasks that it had before. This is the number of task
+/// records in which it looks.
 const FORMER_WITHIN: usize = 64;
 
 /// A process in a namespace. Its threads share the task by reference.
@@ -65,12 +68,12 @@ pub struct Task {
     pub(crate) pid: u32,
     pub(crate) cred: CredCell,
     pub(crate) undos: Undos,
-    /// The nodes of calls that wait, were just woken, or could not leave their queues.
+    /// The wait nodes of calls that wait, were just woken, or could not leave their queues.
     pub(crate) waiting: Waiting,
     /// The tasks that this process had before execve(2), see [`Task::adopt`].
     former: Vec<u32>,
-    /// The lines of the last message that the task keeps for its next message, or 0. Many calls
-    /// write this field, so it has its own cache lines.
+    /// The memory of the last received message, which the task keeps for its next message, or 0.
+    /// Many calls write this field, so it has its own cache lines.
     pub(crate) kept_message: CachePadded<AtomicU32>,
     /// The segments that the task has made and attached.
     pub(crate) shm: Mutex<crate::shm::Own>,
@@ -96,8 +99,9 @@ impl Task {
         refuse_if(is_in_other_pid_namespace(&shared.region, program), Errno::XDEV)?;
         let owner = claim_line(&shared, pid, program);
         let owner = owner.or_else(|| take_over_line(&shared, pid, program)).ok_or(Errno::NOMEM)?;
-        // Reap dead tasks in the lines after the new task's own, which the next tasks may take. If
-        // this fails, the next new task tries again.
+        // Reap (clean up after) dead tasks whose records follow the new task's record, because the
+        // next new tasks may take these records. If a clean-up fails, the next new task tries
+        // again.
         for step in 1..=REAPED_BESIDE {
             let beside = (owner.index + step) % shared.layout.tasks_max;
             let _reaped = recover::reap(&shared, owner, beside);
@@ -108,10 +112,12 @@ impl Task {
         Ok(Self { shared, owner, pid, cred, undos, waiting, shm, former, kept_message, home: None })
     }
 
-    /// Takes over the tasks of the program that the process ran before execve(2).
+    /// Takes over the tasks that this process registered before its execve(2).
     ///
-    /// Their adjustments stay until this task ends. Their calls have ended with the program. Their
-    /// lines get a new generation, so that other tasks treat their locks as those of a dead task.
+    /// After execve(2), the process is the same, but its program is new. The calls of its old tasks
+    /// have ended with the old program. The undo adjustments of the old tasks stay until the new
+    /// task ends. The records of the old tasks get a new generation, so that other tasks treat
+    /// locks of the old tasks as locks of dead tasks.
     pub(crate) fn adopt(mut self) -> Result<Self, Errno> {
         if self.shared.scope == futex::Scope::Private {
             return Ok(self);
@@ -144,8 +150,8 @@ impl Task {
 
     /// Changes the credentials of the task, like setuid(2) and related calls.
     ///
-    /// A concurrent call sees old or new effective ids, old or new capabilities, and old or new
-    /// groups.
+    /// A concurrent call may see the old or the new effective ids, the old or the new capabilities,
+    /// and the old or the new groups, in any combination.
     ///
     /// # Examples
     ///
@@ -166,9 +172,9 @@ impl Task {
         self.cred.set(cred);
     }
 
-    /// Gives the calling thread its own credentials. [`Task::set_cred`] does not change them. In
-    /// Linux, too, credentials belong to a thread. A thread has its own credentials only for the
-    /// task for which it last called this.
+    /// Gives the calling thread its own credentials for this task. In Linux, too, credentials
+    /// belong to a thread. [`Task::set_cred`] does not change them. A thread can have its own
+    /// credentials for only one task: the one for which it last called this function.
     ///
     /// # Examples
     ///
@@ -195,7 +201,8 @@ impl Task {
         self.cred.set_own(cred);
     }
 
-    /// Ends all waits of the task with `EINTR`, as a signal does. Returns their number.
+    /// Ends all waits of the task with `EINTR`, as a signal does. Returns the number of ended
+    /// waits.
     ///
     /// A wait that is already over returns its own result.
     ///
@@ -227,14 +234,16 @@ impl Task {
         self.waiting.collect(end).len()
     }
 
-    /// Ends the wait of the calling thread with `EINTR`. A signal handler calls this function. The
-    /// signal may have interrupted a call that is queued and does not sleep yet.
+    /// Ends the wait of the calling thread with `EINTR`. This function is for signal handlers. The
+    /// signal may have interrupted a call that is already queued but does not sleep yet.
     ///
-    /// After this, no call grants the wait anything, even if the handler leaves the wait by
-    /// siglongjmp(3). The node of a wait that was left stays in use until the task ends.
+    /// After this function has returned, no other task completes the call that the signal handler
+    /// has interrupted. This holds even if the handler leaves that call by siglongjmp(3). The wait
+    /// node of a call that was left in this way stays in use until the task ends.
     ///
-    /// The function takes no lock and makes no system call. If the wait was over already, the call
-    /// returns its own result.
+    /// The function takes no lock and makes no system call. The call that the signal handler has
+    /// interrupted may already have an outcome. That call then returns its outcome instead of
+    /// `EINTR`.
     pub fn interrupt_own(&self) {
         let node = signals::arrived();
         if node != 0 {
@@ -242,16 +251,17 @@ impl Task {
         }
     }
 
-    /// Asks the waiting call at `node` to end, and returns its status word. Returns none if the
-    /// call is not of this task or has an outcome. The list of waiting calls may contain nodes of
-    /// another task: those of a killed child of vfork(2).
+    /// Asks the waiting call of `node` to end, and returns the status word of the node. Returns
+    /// `None` if the call already has an outcome, or if another task owns the node. The list of
+    /// waiting calls may contain such a node: a child of vfork(2) shares the list, and may be
+    /// killed before it removes its node.
     fn ask_to_end(&self, node: u32) -> Option<&AtomicU64> {
         let status = &self.shared.region.line(node)[STATUS];
         if !self.is_own(node) || !is_interruptible(status) {
             return None;
         }
-        // ORDERING: Relaxed. Only a request: the waiting call takes the lock of its set or queue
-        // before it ends.
+        // ORDERING: Relaxed. The bit only asks the waiting call to end. Before that call ends, it
+        // takes the lock of its set or queue.
         status.fetch_or(INTERRUPTED, Ordering::Relaxed);
         Some(status)
     }
@@ -263,20 +273,21 @@ impl Task {
         owners.contains(&Some(self.owner.index))
     }
 
-    /// Returns the nodes of a pool whose calls could not leave their queues.
+    /// Returns the wait nodes of a pool that could not be removed from their queues.
     pub(crate) fn kept_waits(&self, pool: &Pool) -> Vec<u32> {
         let (region, own) = (&self.shared.region, Some(self.owner.index));
         self.waiting.collect(|node| pool.whose(region, node) == own)
     }
 
-    /// Sets a fork guard, which distinguishes the task from its copy in a forked process. `home`
-    /// must have the value of [`Task::pid`] in the task's own process. In a child it must have
-    /// another value before the child returns to a call of its parent, for instance by
-    /// `MADV_WIPEONFORK`.
+    /// Sets a fork guard: a word by which a call finds out that it runs in a forked child, where
+    /// the task is only a copy. The caller keeps the word `home`. In the task's own process, `home`
+    /// must contain the value of [`Task::pid`]. In a forked child, it must contain another value
+    /// before the child continues a call that its parent began. `MADV_WIPEONFORK` can ensure this.
     ///
-    /// A signal handler may interrupt a waiting call, fork, and return in both processes. With the
-    /// guard, the call ends with `EINTR` in the child and changes nothing, since its node belongs
-    /// to the parent. Without the guard, the child removes the parent's node from the queue.
+    /// A signal handler may interrupt a waiting call, fork, and return in both processes. Then
+    /// parent and child both continue the call. With the word `home`, the call ends with `EINTR` in
+    /// the child and changes nothing, since its wait node belongs to the parent. Without this word,
+    /// the child would remove the parent's node from the wait queue.
     ///
     /// # Examples
     ///
@@ -297,20 +308,22 @@ impl Task {
         self
     }
 
-    /// Returns true in a forked process in which a call of its parent continues.
+    /// Returns true if this process is a forked child that continues a call of its parent.
     pub(crate) fn is_copy(&self) -> bool {
-        // ORDERING: Relaxed. The child's thread reads the memory of its own process.
+        // ORDERING: Relaxed. The same thread has stored the child's value in `home`, in the memory
+        // of its own process.
         self.home.is_some_and(|home| home.load(Ordering::Relaxed) != self.pid)
     }
 
-    /// Returns the number of the task's calls that wait and are not completed yet.
+    /// Returns the number of the task's calls that still wait, without those that are already
+    /// completed.
     #[must_use]
     pub fn waiting(&self) -> usize {
         let region = &self.shared.region;
         self.waiting.collect(|node| is_waiting(&region.line(node)[STATUS])).len()
     }
 
-    /// Ends the task, as a drop does: applies its `SEM_UNDO` adjustments and detaches its segments.
+    /// Ends the task, as a drop does: applies its undo adjustments and detaches its segments.
     ///
     /// # Examples
     ///
@@ -342,15 +355,15 @@ impl Task {
         self.ask(|hook, cred| hook.permission(cred, &object.perm(), flag))
     }
 
-    /// Begins a wait at `node`. Returns the node of the wait that this call's signal handler has
-    /// interrupted, or 0.
+    /// Begins a wait with the wait node `node`. If a signal handler makes this call, returns the
+    /// node of the wait that the signal has interrupted, and otherwise 0.
     pub(crate) fn begin_wait(&self, node: u32) -> u32 {
         self.waiting.enter(node);
         signals::wait_with(node)
     }
 
-    /// Ends the wait at `node`. `outer` is the result of [`Task::begin_wait`]. Returns false in a
-    /// copy of the task, since the wait belongs to the parent.
+    /// Ends the wait with the wait node `node`. `outer` is the result of [`Task::begin_wait`].
+    /// Returns false in a forked copy of the task, since the wait belongs to the parent.
     #[must_use]
     pub(crate) fn end_wait(&self, node: u32, outer: u32) -> bool {
         signals::wait_with(outer);
@@ -379,15 +392,16 @@ impl Task {
     }
 }
 
-/// Returns the lines that a task with this pid may take, in the order of its attempts. Processes
-/// that were started one after another get neighbouring lines. A process finds the lines of its
-/// earlier tasks again.
+/// Returns the indices of the task records that a process with this pid tries to take, in this
+/// order. The first index depends only on the pid. So processes that were started one after another
+/// try neighbouring records, and a process finds the records of its earlier tasks again.
 fn lines_for(shared: &Shared, pid: u32) -> impl Iterator<Item = u32> + use<> {
     let max = shared.layout.tasks_max;
     (0..max).map(move |step| (pid % max + step) % max)
 }
 
-/// Takes a free line for a task of this process. Returns none if no line is free.
+/// Takes a free task record (a line of the region) for this process. Returns none if no record is
+/// free.
 fn claim_line(shared: &Shared, pid: u32, program: &Program) -> Option<Owner> {
     let Program { identity, image, .. } = *program;
     let generation = next_generation(shared);
@@ -402,17 +416,18 @@ fn claim_line(shared: &Shared, pid: u32, program: &Program) -> Option<Owner> {
     })
 }
 
-/// Takes over the line of a dead task, for a process that finds no free line. The dead task cannot
-/// be reaped first: a reaper needs a line of its own, since locks and frozen words name their owner
-/// by its number.
+/// Takes over the task record of a dead task, for a process that finds no free task record.
+/// Normally another task cleans up after a dead task. That task needs a record of its own, since a
+/// lock identifies its holder by the number of the record. This process has no record yet.
 ///
-/// The first store gives the line to this process, so no other thread begins to reap the dead task.
-/// The new generation tells other tasks that the holder of the dead task's locks has died. The new
-/// image tells them that the locks of this process have a live holder. If this process dies, the
-/// next process that takes over the line cleans up.
+/// The exchange of `STATE` gives the dead task's record to this process, so no other thread begins
+/// to clean up after the dead task. The new generation makes the locks of the dead task
+/// recognisable as those of a dead holder. The new `IMAGE` (the identity of the program) tells
+/// other tasks that this process is alive and still holds its own locks. If this process dies
+/// during the take-over, the next process that takes over the record cleans up.
 ///
-/// If attaches of the dead task must stay (`shm::reap`), its line stays too, and the search goes
-/// on.
+/// If attaches of the dead task must stay (`shm::reap`), its record stays too. Then this function
+/// tries the records of other dead tasks.
 #[cold]
 fn take_over_line(shared: &Shared, pid: u32, program: &Program) -> Option<Owner> {
     (0..shared.layout.tasks_max).find_map(|index| {
@@ -433,7 +448,8 @@ fn take_over_line(shared: &Shared, pid: u32, program: &Program) -> Option<Owner>
             return None;
         }
         put(&line[PID], u64::from(pid));
-        // Store the image again: a thread that reaped the dead task may have cleared it.
+        // Store the identity of the program in `IMAGE` a second time. Another thread that was still
+        // cleaning up after the dead task may have cleared it since the first store.
         put(&line[IMAGE], program.image);
         Some(owner)
     })
@@ -448,13 +464,14 @@ impl fmt::Debug for Task {
 impl Drop for Task {
     fn drop(&mut self) {
         for index in &self.former {
-            // If the reaping fails, another task reaps the former task once this process has ended.
+            // Clean up after a task that this process registered before its execve(2). If this
+            // fails, another task does it after this process has ended.
             let _reaped = recover::reap_former(&self.shared, self.owner, *index);
         }
         crate::msg::exit_msg(self);
         let detached = crate::shm::exit_shm(self);
-        // If one of these exits fails, the task keeps its line, and another task reaps it after the
-        // end of the process.
+        // If `exit_waits` or `exit_sem` fails, the task's record stays in use. Another task cleans
+        // up after this process has ended.
         for exit in [crate::msg::exit_waits, crate::sem::exit_sem] {
             let Ok(absent) = exit(self) else { return };
             recover::reap_absent(&self.shared, self.owner, absent);
@@ -511,7 +528,8 @@ mod tests {
         assert!(matches!(namespace.register(Cred::root(), 3), Err(Errno::NOMEM)));
     }
 
-    /// The dead task was about to free an undo record, and held the lock of a pool.
+    /// Checks that a new task can take over the record of a dead task. The dead task held the lock
+    /// of the pool of undo records, and owned a record of this pool.
     #[test]
     fn line_of_a_dead_task_is_taken_over_with_its_records_and_locks() {
         let namespace = namespace();

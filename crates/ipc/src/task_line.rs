@@ -1,4 +1,5 @@
-//! The lines of tasks in the region, and whether the processes of the tasks are alive.
+//! The task records of a namespace, one line for each task, and the check whether the process of a
+//! task is alive.
 //!
 //! | word | holds |
 //! |---|---|
@@ -8,8 +9,9 @@
 //! | `PID` | the pid that `GETPID` returns |
 //! | `IMAGE` | the identity of the program, or 0 (`process`); 0 in a free line |
 //!
-//! The other words are unused. A task frees its own line. After its death, a holder of `REAPER`
-//! frees the line.
+//! A task's line has three more words, which are unused. A task frees its own line when it ends. If
+//! the task has died, another task takes the lock in its word `REAPER`, cleans up, and frees the
+//! line.
 
 use corewalk_base::Line;
 use corewalk_base::futex::Scope;
@@ -21,7 +23,7 @@ use crate::layout::HEADER;
 use crate::process::{Identity, Look, has_other_image};
 use crate::shared::Shared;
 
-/// Pids are smaller than this, since a semaphore's word has 22 bits for a pid.
+/// All pids are smaller than this, since a semaphore's word has 22 bits for a pid.
 pub(crate) const PID_END: u32 = 1 << 22;
 
 // Words of a task's line.
@@ -34,18 +36,20 @@ pub(crate) const IMAGE: usize = 4;
 /// The header word that has the last generation.
 pub(crate) const LAST_GENERATION: usize = 7;
 
-/// Tasks that neither slept nor polled when their calls were completed. They may have died.
+/// The numbers of tasks that may have died: each had a waiting call that another task completed,
+/// but at that moment the task neither slept nor polled.
 pub(crate) type Absent = SmallVec<[u32; 4]>;
 
-/// Returns the line of task `index`, or the scratch line for a number out of range.
+/// Returns the record of task number `index`, which is one cache line. If `index` is out of range,
+/// returns line 0, which is the record of no task.
 pub(crate) fn task_line(shared: &Shared, index: u32) -> &Line {
     let index = if index < shared.layout.tasks_max { shared.layout.tasks + index } else { 0 };
     shared.region.line(index)
 }
 
 impl Shared {
-    /// Returns true if the process of the task numbered `index` has ended, or no such task exists.
-    /// If `generation` is given, a later task with the same number does not count as alive.
+    /// Returns true if the process of task number `index` has ended, or if there is no such task.
+    /// If `generation` is given, also returns true if the number belongs to a later task by now.
     pub(crate) fn is_dead(&self, index: u32, generation: Option<u32>) -> bool {
         let line = task_line(self, index);
         let is_other = generation.is_some_and(|is| is != low(get(&line[GENERATION])));
@@ -53,9 +57,8 @@ impl Shared {
         self.scope == Scope::Shared && (is_none || identity(line).is_gone(Look::Close))
     }
 
-    /// Returns true if the task numbered `index` cannot complete its calls: it is dead, or its
-    /// process now runs another program. In the second case its adjustments stay until the process
-    /// ends.
+    /// Returns true if task number `index` cannot complete its calls: it is dead, or its process
+    /// has called execve(2). In the second case its undo adjustments stay until the process ends.
     pub(crate) fn is_over(&self, index: u32, generation: Option<u32>) -> bool {
         let line = task_line(self, index);
         let has_other_image = || has_other_image(identity(line), get(&line[IMAGE]));
@@ -83,17 +86,18 @@ pub(crate) fn pids(shared: &Shared) -> Vec<u32> {
 
 /// Returns the identity of a task's process.
 pub(crate) fn identity(line: &Line) -> Identity {
-    // ORDERING(ipc-task): Acquire. If the line is free, this sees all that its last task has done.
+    // ORDERING(ipc-task): Acquire. If the task record is free, this thread sees all stores of the
+    // task that used the record before.
     Identity(line[STATE].load(Ordering::Acquire))
 }
 
 pub(crate) fn next_generation(shared: &Shared) -> u32 {
     let last = &shared.region.line(HEADER)[LAST_GENERATION];
-    // ORDERING: Relaxed. The addition makes the number unique. It publishes no data.
+    // ORDERING: Relaxed. The atomic addition makes the generation unique. It publishes no data.
     last.fetch_add(1, Ordering::Relaxed) as u32
 }
 
-/// Makes a task look dead to other tasks. Only tests use it.
+/// For tests: makes a task look dead to other tasks.
 #[cfg(all(test, not(corewalk_shuttle)))]
 pub(crate) fn forget_process(shared: &Shared, index: u32) {
     crate::field::put(&task_line(shared, index)[STATE], 1);

@@ -1,9 +1,10 @@
-//! The waiting calls of a task, listed for the threads that may end them.
+//! The list of the waiting calls of a task. Other threads of the task use it to find calls that
+//! they want to end.
 //!
 //! A signal handler may interrupt a call at any instruction, and make a waiting call itself. If a
 //! lock protected the list, the interrupted thread could hold that lock, and the handler would wait
-//! for it for ever. So a call enters itself by one exchange in a slot, and leaves by another. Only
-//! calls that find no free slot use a lock.
+//! for it for ever. So a call adds itself by one compare-exchange in a slot of the list, and
+//! removes itself by another. Only calls that find no free slot use a lock.
 //!
 //! # Slots
 //!
@@ -15,13 +16,14 @@
 //!
 //! # Model checker
 //!
-//! Loom orders a load only after the last access to the same word. So a load before an exchange
-//! would hide some schedules from loom. A model therefore leaves out loads whose only purpose is to
-//! avoid an exchange.
+//! Under loom, `enter` and `leave` skip the loads that only save a futile exchange. The reason is
+//! how loom finds new schedules: it moves a load only relative to the last access to the same word.
+//! So a load in front of an exchange would hide some schedules from loom.
 //!
 //! # Guarantees
 //!
-//! - W.1: while `each` runs its closure for a node, the node belongs to a call of this task.
+//! - W.1: while `collect` runs its closure for a wait node, the node belongs to a call of this
+//!   task.
 //!
 //! Source: signal-safety(7).
 
@@ -33,8 +35,9 @@ use corewalk_base::primitives::thread;
 /// The number of waiting calls that need no lock.
 const SLOTS: usize = if IS_MODEL { 2 } else { 512 };
 
-/// The bit of a slot that says that a thread uses the node. The numbers of nodes stay below this
-/// bit.
+/// A bit of a slot of the list. It says that another thread is using the wait node in this slot.
+/// The other bits are the number of the node's first cache line in shared memory. All such numbers
+/// are below this bit.
 const LOOKED_AT: u32 = 1 << 31;
 
 /// The nodes of waiting calls.
@@ -54,10 +57,11 @@ impl Waiting {
     /// Adds a node.
     pub(crate) fn enter(&self, node: u32) {
         let is_taken = |slot: &AtomicU32| {
-            // ORDERING: Relaxed. Only a guess: the exchange fails if the slot is in use.
+            // ORDERING: Relaxed. The loaded value is only a guess: if the slot is in use, the
+            // compare-exchange fails.
             (IS_MODEL || slot.load(Ordering::Relaxed) == 0)
-                // ORDERING(ipc-waiting): Release. Pairs with the exchange in `each`, which then
-                // finds a complete node.
+                // ORDERING(ipc-waiting): Release. Pairs with the exchange in `collect`, which then
+                // finds a complete wait node.
                 && slot.compare_exchange(0, node, Ordering::Release, Ordering::Relaxed).is_ok()
         };
         if !self.slots_from(node).any(is_taken) {
@@ -65,11 +69,11 @@ impl Waiting {
         }
     }
 
-    /// Removes a node. When `leave` has returned, no thread uses the node any more.
+    /// Removes a wait node. After `leave` has returned, no other thread uses the node.
     pub(crate) fn leave(&self, node: u32) {
         let is_left = |slot: &AtomicU32| {
-            // ORDERING: Relaxed. Only the node's own thread removes it from its slot, so the value
-            // is exact.
+            // ORDERING: Relaxed. Only this thread removes the wait node from its slot, so the value
+            // is up to date.
             (IS_MODEL || slot.load(Ordering::Relaxed) & !LOOKED_AT == node)
                 && exchange(slot, node, 0)
         };
@@ -78,7 +82,7 @@ impl Waiting {
         }
     }
 
-    /// Calls a function with each node, and returns the nodes for which it returns true.
+    /// Calls `look` with each wait node, and returns the nodes for which `look` returns true.
     pub(crate) fn collect(&self, mut look: impl FnMut(u32) -> bool) -> Vec<u32> {
         let mut found = Vec::new();
         for slot in &self.slots {
@@ -86,8 +90,8 @@ impl Waiting {
             let node = slot.load(Ordering::Relaxed) & !LOOKED_AT;
             if node != 0 && exchange(slot, node, node | LOOKED_AT) {
                 found.extend(look(node).then_some(node));
-                // ORDERING(ipc-waiting): Release. Pairs with `exchange`: the node is freed only
-                // after this thread's work on it.
+                // ORDERING(ipc-waiting): Release. Pairs with `exchange`: the owner frees the wait
+                // node only after this thread has finished with it.
                 slot.store(node, Ordering::Release);
             }
         }
@@ -95,20 +99,21 @@ impl Waiting {
         found
     }
 
-    /// Returns all slots. The search begins at a slot that depends on the line number of `node`, so
-    /// that concurrent calls try different slots first.
+    /// Returns all slots of the list of waiting calls. The first slot depends on the number of
+    /// `node`, so that calls of several threads try different slots first.
     fn slots_from(&self, node: u32) -> impl Iterator<Item = &AtomicU32> {
         let first = node as usize / 2;
         (0..SLOTS).map(move |step| &self.slots[first.wrapping_add(step) % SLOTS])
     }
 }
 
-/// Replaces `node` in `slot` by `next`. Waits while another thread uses the node. Returns false if
-/// the slot does not contain the node.
+/// Replaces `node` in `slot` by `next`. Waits while another thread uses the wait node. Returns
+/// false if the slot does not contain the node.
 fn exchange(slot: &AtomicU32, node: u32, next: u32) -> bool {
     loop {
-        // ORDERING(ipc-waiting): Acquire. Pairs with `enter`: the node is complete. Also pairs with
-        // the store in `each`: the other thread's work on the node is done.
+        // ORDERING(ipc-waiting): Acquire. Pairs with `enter`, after which the wait node is
+        // complete. Also pairs with the store in `collect`, after which the other thread no longer
+        // uses the node.
         match slot.compare_exchange(node, next, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => return true,
             Err(seen) if seen == node | LOOKED_AT => thread::yield_now(),
@@ -142,8 +147,8 @@ mod tests {
         assert_eq!(nodes(&waiting), left);
     }
 
-    /// A signal handler may interrupt a thread that runs `each`, and make a waiting call. That call
-    /// must enter the list and leave it without a deadlock.
+    /// A signal handler may interrupt a thread inside `collect`, and make a waiting call. Checks
+    /// that this call can add itself to the list and remove itself without a deadlock.
     #[test]
     fn call_enters_and_leaves_while_each_visits_another() {
         let waiting = Waiting::default();
@@ -156,13 +161,13 @@ mod tests {
         assert_eq!((met, nodes(&waiting)), (vec![7], vec![7]));
     }
 
-    /// W.1: `leave` waits for `each`.
+    /// W.1: checks that `leave` waits for `collect`.
     #[test]
     fn node_does_not_leave_while_each_uses_it() {
         const ROUNDS: u32 = 20_000;
         let (waiting, there) = (Waiting::default(), unmodelled::AtomicU64::new(0));
-        // ORDERING: Relaxed. The stores and loads of `there` must be ordered by `enter` and `leave`
-        // alone.
+        // ORDERING: Relaxed. The test checks that `enter` and `leave` alone order the stores and
+        // loads of the variable `there`.
         let order = Ordering::Relaxed;
         thread::scope(|scope| {
             scope.spawn(|| {

@@ -1,41 +1,43 @@
 //! The watcher: one waiting call that looks for dead tasks on behalf of all.
 //!
 //! A waiting call sleeps until another process wakes it. If that process is killed, the kernel does
-//! not tell the sleeping call. If each waiting call checked for dead tasks ten times a second,
-//! hundreds of idle calls would keep a processor busy.
+//! not tell the sleeping call. Each waiting call could check for dead tasks ten times a second, but
+//! then hundreds of idle calls would keep a processor busy.
 //!
 //! # The ladder
+//! The namespace has a ladder of [`RUNGS`] words, the rungs. A waiting call can hold a rung. The
+//! rung then contains the time at which the call last took it.
 //!
-//! The namespace has [`RUNGS`] words, its rungs. Each one contains the time at which a waiting call
-//! last took the rung. A waiting call sleeps for a span of time, its *turn*. Then it takes the
-//! lowest rung that is its own, or whose holder is late. Its next turn lasts [`TURN_NS`] on the
-//! lowest rung, and on each higher rung twice as long as on the one below. The holder of the lowest
-//! rung is the watcher. A call that finds no rung sleeps for twice the turn of the highest rung.
+//! Each waiting call sleeps for a span of time, its *turn*. After its turn, a call takes a rung
+//! again: its own, or a lower one whose holder is late. A holder is late if it has not taken its
+//! rung again within 1.25 turns. On the lowest rung a turn lasts [`TURN_NS`], and on each higher
+//! rung twice as long as below. A call without a rung sleeps for twice the turn of the highest
+//! rung.
 //!
-//! A rung does not name its holder, so the death of a watcher needs no repair. The time in the dead
-//! watcher's rung gets old. Then the holder of the next rung takes the lowest one at the end of its
-//! turn. The same happens when the watcher's call ends. If all holders are killed at once, the next
-//! call whose turn ends becomes the watcher.
+//! The watcher is the waiting call that holds the lowest rung (word of the ladder). The rung
+//! contains only the time at which the watcher last took it. If the watcher dies or its call ends,
+//! that time just gets old. Then the call on the next rung takes the lowest rung when it wakes up.
+//! If all holders of rungs are killed, the next call that wakes up becomes the watcher.
 //!
-//! All waiting calls of a namespace together wake fewer than 20 times a second. A call without a
-//! rung wakes once in 12.8 s. A call that is woken within its first turn takes no rung and has no
-//! cost.
+//! All waiting calls of a namespace wake up fewer than 20 times a second in total. A call without a
+//! rung (a word of the ladder) wakes up once in 12.8 s. In its first 100 ms, no call takes a rung.
 //!
 //! # The look
-//!
-//! [`look`] does for all waiting calls the checks that each call would have to make for itself:
+//! [`look`] makes all checks that each waiting call would otherwise have to make for itself:
 //! - It wakes calls that were completed. The completing process may have been killed before its
 //!   wake-up.
-//! - It takes the locks of awaited sets and queues from dead holders, which repairs the objects.
-//! - It completes the removal of awaited objects if a dead task has begun it.
-//! - It reaps dead tasks that have adjustments of awaited sets, or unacknowledged grants.
+//! - If a set or queue at which a call waits is locked by a dead task, it takes the lock, which
+//!   repairs the object.
+//! - It completes the removal of such an object if a dead task has begun it.
+//! - It reaps (cleans up after) dead tasks of two kinds. Tasks of the first kind have undo
+//!   adjustments for a set at which a call waits. Tasks of the second kind had waiting calls that
+//!   were completed.
 //!
 //! # Locks
+//! The caller of [`look`] holds no lock. A wrong time in a word of the ladder only causes a
+//! needless check or delays a check.
 //!
-//! The caller holds no lock. The words of the ladder are hints: a wrong one causes a needless check
-//! or delays one.
-//!
-//! Source: none; leases as in Gray and Cheriton, 1989, for roles that expire.
+//! Source: none. The watcher's role (the search for dead tasks) is a lease (Gray, Cheriton, 1989).
 
 use corewalk_base::futex::{self, Deadline, Scope};
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -48,8 +50,8 @@ use crate::recover;
 use crate::shared::Shared;
 use crate::{msg, sem};
 
-/// The time between two checks of the watcher. While there is a watcher, it notices a death within
-/// this time.
+/// The time between two checks by the watcher. If there is a watcher, it notices the death of a
+/// task within this time.
 pub(crate) const TURN_NS: u64 = 100_000_000;
 
 /// The number of rungs.
@@ -57,26 +59,30 @@ const RUNGS: usize = 7;
 
 const MS_NS: u64 = 1_000_000;
 
-/// The time between two close checks. Only a close check detects that a pid was reused.
+/// The time between two close checks for dead tasks, in milliseconds. A close check also reads
+/// `/proc`, and so notices that a pid was reused.
 const CLOSE_LOOK_MS: u64 = 1000;
 
 /// The place of a waiting call on the ladder.
 pub(crate) struct Turn {
     rung: usize,
-    /// The time that this call has stored in its rung (a word of the ladder). By this time, the
-    /// call recognizes that it still holds the rung.
+    /// The time that this call stored in its word of the ladder (its rung) when it last took it. A
+    /// call that takes over the word stores a later time. So this call holds the rung as long as
+    /// the word still contains this time.
     since_ms: u64,
 }
 
 impl Turn {
-    /// Returns the state of a call that begins to wait: it holds no rung of the ladder, and its
-    /// first sleep is as long as the watcher's.
+    /// Returns the state of a call that begins to wait. The call first sleeps for [`TURN_NS`]. It
+    /// holds no word of the ladder (the words by which waiting calls agree on one that checks for
+    /// dead tasks).
     pub(crate) fn first() -> Self {
         Self { rung: 0, since_ms: u64::MAX }
     }
 
-    /// Returns the time at which a sleep that begins now must end: when the call must look at the
-    /// ladder again, or at `deadline` if that is earlier.
+    /// Returns the time at which a sleep that begins now must end. If several processes share the
+    /// namespace, the sleep lasts for the call's turn, whose length depends on the rung, or until
+    /// `deadline` if that is earlier. Otherwise it lasts until `deadline`.
     pub(crate) fn end(&self, scope: Scope, deadline: Deadline) -> Deadline {
         match scope {
             Scope::Private => deadline,
@@ -87,8 +93,9 @@ impl Turn {
         }
     }
 
-    /// Takes a rung of the ladder if it can. The caller has slept until its time to look at the
-    /// ladder. Returns true if the caller is now the watcher. Then the caller must call [`look`].
+    /// Tries to take a rung (a word of the ladder, which one waiting call can hold). The caller has
+    /// just woken up. Returns true if the caller now holds the lowest rung. It is then the watcher,
+    /// the call that must call [`look`] for all.
     #[cold]
     pub(crate) fn is_watcher(&mut self, shared: &Shared) -> bool {
         let now_ms = futex::now().monotonic_ns / MS_NS;
@@ -102,16 +109,18 @@ impl Turn {
         let seen = get(word);
         let is_own = rung == self.rung && seen == self.since_ms;
         let turn_ms = (TURN_NS / MS_NS) << rung;
-        // Only a hostile process stores a time in the future. For such a time the subtraction
-        // wraps, so the holder of the rung counts as late.
+        // Only a hostile process stores a time in the future in `word`. For such a time the
+        // subtraction wraps to a large number. So the holder of `word` counts as late, and this
+        // call may take the word.
         let is_late = now_ms.wrapping_sub(seen) >= turn_ms + turn_ms / 4;
-        // ORDERING: Relaxed. The word only decides which call checks; no data is published with it.
+        // ORDERING: Relaxed. The word only decides which call checks for dead tasks. It publishes
+        // no data.
         let exchange = || word.compare_exchange(seen, now_ms, Ordering::Relaxed, Ordering::Relaxed);
         (is_own || is_late) && exchange().is_ok()
     }
 }
 
-/// Checks for dead tasks on behalf of all waiting calls. The caller holds no lock.
+/// Checks for dead tasks on behalf of all calls that wait. The caller holds no lock.
 #[cold]
 pub(crate) fn look(shared: &Shared, owner: Owner) {
     let mut suspects = BTreeSet::from_iter(sem::look_at_waits(shared, owner));
@@ -180,12 +189,14 @@ mod tests {
         let (mut watcher, mut next) = (Turn::first(), Turn::first());
         assert!(watcher.is_watcher(shared) && watcher.is_watcher(shared));
         assert!(!next.is_watcher(shared), "the watcher is in time");
-        // The time 0 means that the watcher is late. A hostile process may store a time in the
-        // future.
+        // Overwrite the word with the time at which the watcher (the call that checks for dead
+        // tasks) was last active. With the time 0 the watcher seems late, so another call becomes
+        // the watcher. The same must happen with a time in the future, which only a hostile process
+        // stores.
         for wrong in [0, u64::MAX] {
             let now_ms = || futex::now().monotonic_ns / MS_NS;
-            // Wait for the next millisecond, since the watcher recognizes its rung by the time in
-            // it. It would take an equal time for its own.
+            // `next` is going to store the current time in milliseconds in place of the watcher's.
+            // Wait until that time differs, since `watcher` would take an equal time for its own.
             while now_ms() <= watcher.since_ms {
                 thread::yield_now();
             }
@@ -196,8 +207,8 @@ mod tests {
         }
     }
 
-    /// If a process completed a call and was killed before it woke the call's task, `look` must
-    /// wake that task.
+    /// Checks that `look` wakes a waiting task whose call was completed by a process that was then
+    /// killed. That process was killed after it completed the call and before it woke the task.
     #[test]
     fn look_wakes_a_call_that_was_completed_and_not_woken() {
         let _watchdog = Watchdog::start("calls that were not woken", Duration::from_secs(300));
@@ -208,7 +219,8 @@ mod tests {
         let shared = &*other.shared;
         thread::scope(|scope| {
             put(word, 1);
-            // The status word does not change, so only a wake-up ends this sleep.
+            // The status word of the waiting call does not change. So only a wake-up by `look` ends
+            // this `futex::wait`.
             let sleeps = scope.spawn(|| futex::wait(word, 1, Deadline::NEVER, Scope::Shared));
             while !sleeps.is_finished() {
                 look(shared, other.owner);
@@ -227,7 +239,8 @@ mod tests {
             wait_without_sleep(&other, if is_awaited { held } else { free }, &[DOWN]);
             kill(one);
             look(&other.shared, other.owner);
-            // `GETVAL` would reap the task itself, so the test calls it after this check.
+            // Find out first whether `look` has reaped the dead task, and only then call `GETVAL`.
+            // `GETVAL` would reap the dead task itself.
             let is_reaped = !crate::task_line::pids(&other.shared).contains(&1);
             assert_eq!(is_reaped, is_awaited);
             assert_eq!(other.sem_getval(held, 1), Ok(0));

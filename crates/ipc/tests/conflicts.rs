@@ -11,8 +11,9 @@
 //!
 //! # Limits
 //!
-//! The test does not see rare paths, conflicts under another layout of memory, or conflicts at
-//! statics. Calls of this crate write no statics.
+//! Two calls conflict if one writes a cache line that the other reads or writes. The test finds
+//! only conflicts on the code paths that it runs, and in the memory layout of this run. It does not
+//! watch static variables, but calls of this crate write none.
 //!
 //! Source: Clements et al., "The scalable commutativity rule", 2013.
 #![cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
@@ -40,14 +41,14 @@ fn op(task: &Task, id: SemId, num: u16, op: i16, flags: SemFlags) {
     task.semop(id, &[SemBuf::new(num, op, flags)]).unwrap();
 }
 
-/// Makes two calls: one adds 1 to each of two semaphores, the next takes 1 from each.
+/// Makes two calls: the first adds 1 to each of two semaphores, the second takes 1 from each.
 fn two(task: &Task, id: SemId, nums: [u16; 2]) {
     for op in [1, -1] {
         task.semop(id, &nums.map(|num| SemBuf::new(num, op, SemFlags::empty()))).unwrap();
     }
 }
 
-/// Makes two calls: one adds 1 to a semaphore, the next takes 1 from it.
+/// Makes two calls: the first adds 1 to a semaphore, the second takes 1 from it.
 fn pair(task: &Task, id: SemId, num: u16, flags: SemFlags) {
     op(task, id, num, 1, flags);
     op(task, id, num, -1, flags);

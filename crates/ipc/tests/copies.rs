@@ -1,9 +1,11 @@
 //! If a signal handler forks in the middle of a blocking call and returns in the child, the child's
-//! copy of the call must end. The parent must go on waiting, so the child must not remove the wait.
+//! copy of the call must end. The parent's call must go on waiting, so the child must not remove
+//! the parent's entry from the wait queue.
 //!
-//! These tests do not fork. Instead, they change the word that tells a copy of a task from the
-//! original, interrupt the call, and change the word back. The call then ends as it would in a
-//! child. The tests of `corewalk-ipc-preload` use real processes.
+//! These tests do not fork. The library recognises a forked child by the word that was given to
+//! `tell_copies_by`: in a child, this word has another value. The tests change the word as a fork
+//! would. Then they interrupt the waiting call, which ends as it would in a child, and change the
+//! word back. The tests of `corewalk-ipc-preload` fork real processes.
 //!
 //! Source: fork(2), signal(7).
 
@@ -20,9 +22,9 @@ use std::time::Duration;
 const OWN: u32 = 1;
 const OTHER: u32 = 2;
 
-/// Runs a blocking call in a thread, and ends it as a forked child would end its copy of the call.
-/// The call must return `EINTR`, and its wait must stay in the namespace, because it belongs to the
-/// parent.
+/// Runs a blocking call in a thread, and makes the library believe that this thread runs in a
+/// forked child. The call must then return `EINTR`. Its entry must stay in the wait queue, because
+/// a child must not remove an entry of its parent.
 fn end_in_a_child(task: &Task, home: &AtomicU32, call: impl FnOnce(&Task) -> Errno + Send) {
     thread::scope(|scope| {
         let waits = scope.spawn(|| call(task));
@@ -39,8 +41,8 @@ fn end_in_a_child(task: &Task, home: &AtomicU32, call: impl FnOnce(&Task) -> Err
     });
 }
 
-/// Returns two tasks and a watchdog. The word `home` tells copies of the first task from the
-/// original.
+/// Returns two tasks, and a watchdog that ends a test that hangs. The first task has `home` as the
+/// word by which the library recognises a forked child.
 fn two(home: &'static AtomicU32) -> (Task, Task, Watchdog) {
     let watchdog = Watchdog::start("calls that end as in a child", Duration::from_secs(60));
     let capacity = Capacity { waits: 2, msgs: 16, tasks: 4, ..Capacity::LEAST };
@@ -69,7 +71,8 @@ fn msgrcv_of_the_parent_waits_on() {
     end_in_a_child(&task, &HOME, |task| {
         task.msgrcv(id, &mut [0; 4], 0, MsgFlags::empty()).unwrap_err()
     });
-    // The only node for waiting calls must still belong to the parent.
+    // The namespace has memory for only one waiting call. The parent's call must still occupy it,
+    // so a second call that has to wait must fail.
     assert_eq!(other.msgrcv(id, &mut [0; 4], 0, MsgFlags::empty()), Err(Errno::NOMEM));
 }
 
@@ -83,6 +86,7 @@ fn msgsnd_of_the_parent_waits_on() {
     end_in_a_child(&task, &HOME, |task| {
         task.msgsnd(id, 1, b"more", MsgFlags::empty()).unwrap_err()
     });
-    // The only node for waiting calls must still belong to the parent.
+    // The namespace has memory for only one waiting call. The parent's call must still occupy it,
+    // so a second call that has to wait must fail.
     assert_eq!(other.msgrcv(id, &mut [0; 4], 5, MsgFlags::empty()), Err(Errno::NOMEM));
 }

@@ -1,5 +1,5 @@
-//! Each errno of the man pages of semaphores must occur as documented. A limit must refuse calls
-//! while it is reached, and no longer. The security hook must be asked.
+//! Tests that each errno of the man pages of semaphores occurs as documented. A limit must refuse
+//! calls only while it is reached. Each call must ask the security hook.
 
 use corewalk_base::primitives::thread;
 use corewalk_ipc::{
@@ -110,7 +110,8 @@ fn adjustment_out_of_range_is_erange() {
     let (_namespace, task) = plain();
     let id = set(&task, 1);
     let far = SemBuf::new(0, 32_767, SemFlags::UNDO);
-    // SETVAL clears the undo adjustment, so the second round starts like the first.
+    // Each round ends with SETVAL, which clears the undo adjustment. So the second round starts
+    // like the first.
     for _round in 0..2 {
         task.semop(id, &[far]).unwrap();
         task.semop(id, &[SemBuf::new(0, -32_767, SemFlags::empty())]).unwrap();
@@ -242,8 +243,8 @@ fn capacity_that_is_used_up_is_enomem_and_recovers() {
     let (namespace, task) = with(Limits::default(), capacity);
     let id = set(&task, 2);
     assert_eq!(task.semget(IPC_PRIVATE, 4, GetFlags::empty(), 0o600), Err(Errno::NOMEM));
-    // An undo record for two semaphores takes all four lines of the pool, so the next record finds
-    // none.
+    // An undo record for a set of two semaphores fills the pool of undo records, which has four
+    // lines of 64 bytes. So there is no space for the next record.
     task.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]).unwrap();
     let other = namespace.register(Cred::root(), 2).unwrap();
     assert_eq!(other.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]), Err(Errno::NOMEM));
@@ -265,7 +266,8 @@ fn task_or_namespace_out_of_range_is_einval() {
     assert_eq!(Namespace::new(options).unwrap_err(), Errno::INVAL);
 }
 
-/// A security hook that refuses the objects for which its function returns true.
+/// A security hook that refuses access to an object if the given function returns true for its
+/// permissions.
 struct Refuse(fn(&Perm) -> bool);
 
 impl SecurityHook for Refuse {
@@ -317,8 +319,8 @@ fn otime_is_set_by_all_operations() {
     }
 }
 
-/// Traps I12 and I17 (`docs/developing/traps.md`): a walk by index must find each set once, and no
-/// removed set.
+/// Traps I12 and I17 (`docs/developing/traps.md`): `SEM_STAT` with each index from 0 to the maximum
+/// must find each set once, and no removed set.
 #[test]
 fn walk_by_index_finds_every_set_once() {
     let (_namespace, task) = plain();

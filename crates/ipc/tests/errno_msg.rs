@@ -1,5 +1,5 @@
-//! Each errno of the man pages of message queues must occur as documented. A limit must refuse
-//! calls while it is reached, and no longer. The security hook must be asked.
+//! Tests that each errno of the man pages of message queues occurs as documented. A limit must
+//! refuse calls only while it is reached. Each call must ask the security hook.
 
 use corewalk_base::primitives::thread;
 use corewalk_ipc::{
@@ -136,7 +136,8 @@ fn capabilities_override_mode_owner_and_limit() {
     assert_eq!(task.msg_stat(id).unwrap().qbytes, 16_385);
 }
 
-/// Runs `call` as task `other` on a thread, and runs `act` once the call waits.
+/// Makes a blocking call by `call` with the task `other`, on a thread of its own. Runs `act` once
+/// this call waits, and returns the result of the call.
 fn wait_then<T: Send>(other: &Task, call: impl FnOnce(&Task) -> T + Send, act: impl FnOnce()) -> T {
     thread::scope(|scope| {
         let waits = scope.spawn(|| call(other));
@@ -214,7 +215,8 @@ fn capacity_that_is_used_up_is_enomem_and_recovers() {
     let (_namespace, task) = with(Limits::default(), capacity);
     let id = queue(&task);
     assert_eq!(task.msgsnd(id, 1, &[0; 8192], MsgFlags::empty()), Err(Errno::NOMEM));
-    // A waiting call takes two lines of the pool, and the pool has one line left.
+    // A waiting call takes two lines (of 64 bytes) of the pool, and only one line of the pool is
+    // free.
     assert_eq!(receive(&task, id, 0, 0, MsgFlags::empty()), Err(Errno::NOMEM));
     task.msgsnd(id, 1, &[1; 400], MsgFlags::empty()).unwrap();
     assert_eq!(task.msgsnd(id, 1, b"", MsgFlags::empty()), Err(Errno::NOMEM));
@@ -277,8 +279,8 @@ fn hook_is_asked_after_the_mode_and_may_refuse() {
     );
 }
 
-/// Trap I6 (`docs/developing/traps.md`): a message must set times and pids, whether it goes
-/// straight to a waiting receiver or through the queue.
+/// Trap I6 (`docs/developing/traps.md`): a message must update the times and pids of its queue,
+/// whether it goes straight to a waiting receiver or through the queue.
 #[test]
 fn times_and_pids_are_set_with_and_without_a_waiting_receiver() {
     let (namespace, one) = plain();

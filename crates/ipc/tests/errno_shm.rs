@@ -1,5 +1,6 @@
-//! Each errno of the man pages of shared memory must occur as documented. A limit must refuse calls
-//! while it is reached, and no longer. The security hook must be asked.
+//! Tests that each errno of the man pages of shared memory occurs as documented. While a limit is
+//! reached, a call beyond it must fail; afterwards it must succeed. Each call must ask the security
+//! hook.
 
 use corewalk_ipc::{
     Access, Backing, CAP_IPC_LOCK, CAP_IPC_OWNER, Capacity, Cred, GetFlags, IPC_PRIVATE, IPC_RMID,
@@ -145,7 +146,8 @@ fn segment_that_is_removed_lives_until_its_last_detach() {
     assert_eq!(child.shm_totals().unwrap().segments, 1);
 }
 
-/// A backing that can create the memory of a segment, but cannot open it.
+/// A backing (provider of the memory of segments) whose `create` succeeds, but whose `open` always
+/// fails.
 struct Closed;
 
 impl Backing for Closed {

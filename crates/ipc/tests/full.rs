@@ -14,11 +14,12 @@ use corewalk_ipc::{
 };
 use corewalk_testkit::require::{Need, skip};
 
-/// The environment variable with the path of the small file system. It is set in the process that
-/// runs the test.
+/// The environment variable with the path of the small tmpfs in which the test makes its namespace.
+/// It is set only in the new process, in which the test runs.
 const FOLDER: &str = "COREWALK_TEST_FULL";
 
-/// Mounts a tmpfs of size `$1` on folder `$2`, and runs the other arguments.
+/// A shell script that mounts a tmpfs of size `$1` on folder `$2`, and then runs its other
+/// arguments as a command.
 const SCRIPT: &str = r#"
 mount -t tmpfs -o "size=$1" none "$2"
 export COREWALK_TEST_FULL="$2"
@@ -26,8 +27,8 @@ shift 2
 exec "$@"
 "#;
 
-/// Returns the folder of a small file system if this process has one. Otherwise runs `test` in a
-/// process that has one, and returns none.
+/// Returns the folder of a small file system if this process has one. Otherwise runs the test
+/// `test` in a new process that has one, and returns none.
 fn small(test: &str, size: &str) -> Option<PathBuf> {
     if let Some(folder) = env::var_os(FOLDER) {
         return Some(folder.into());
@@ -120,7 +121,8 @@ fn calls_on_a_full_file_system_fail() {
         let _absent = late.sem_rmid(SemId::from_raw(index));
         let _absent = late.msg_rmid(MsgId::from_raw(index));
     }
-    // A new object can use the file system blocks of the removed objects.
+    // The objects that used up the file system are removed now. A new object must be able to use
+    // their file system blocks.
     assert!(late.semget(IPC_PRIVATE, 32_000, GetFlags::empty(), 0o600).is_ok());
 }
 

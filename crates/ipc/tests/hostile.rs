@@ -1,16 +1,17 @@
 //! While a hostile process overwrites words of a namespace, each call must return and must not
 //! crash.
 //!
-//! A test changes the file in batches, and a task makes calls after each batch. The changes replace
-//! words, flip single bits, and zero lines. The test ignores the results of the calls, since they
-//! may be wrong. Each call must return within [`CALL_MAX`]. The test interrupts calls that wait,
-//! since no other call completes them.
+//! A test changes the file of a namespace in batches, and a task makes calls after each batch. The
+//! changes replace words, flip single bits, and zero lines (of 64 bytes). The test ignores the
+//! results of the calls, since they may be wrong. Each call must return within [`CALL_MAX`]. The
+//! test interrupts calls that wait, since no other call completes them.
 //!
-//! Another test changes a copy of such a file, including its header and its length, and opens the
-//! copy. Either the open must fail, or the calls in its namespace must return.
+//! Another test copies the file of a namespace, changes the copy, including its header and its
+//! length, and opens it. Either the open must fail, or the calls in the opened namespace must
+//! return.
 //!
-//! `COREWALK_IPC_MUTATIONS` sets the number of changes, which is 50,000 by default. The test of
-//! copies opens one copy for each 32 changes.
+//! `COREWALK_IPC_MUTATIONS` sets how many changes are made to the files of namespaces. The default
+//! is 50,000. The test of changed copies opens one copy per 32 of these changes.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::Ordering;
@@ -28,18 +29,21 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
-/// The number of changes in a batch, and of batches before the test makes a new namespace.
+/// The test overwrites words of a namespace in batches, and makes calls after each batch. These are
+/// the number of overwritten words in a batch, and the number of batches in one namespace.
 const BATCH: u64 = 64;
 const BATCHES: u64 = 16;
 
-/// The time limit for a call. If a change makes a living task seem to hold locks, a call may wait
-/// 10 s for each of two locks. The rest is a margin for a slow machine.
+/// The time limit for a call. A word that the test has overwritten may look like a lock of a living
+/// task. A call may wait 10 s for such a lock, and may wait for two of them. The rest of the limit
+/// is a margin for a slow machine.
 const CALL_MAX: Duration = Duration::from_secs(45);
 
 const NOWAIT: MsgFlags = MsgFlags::NOWAIT;
 
-/// The pid of all tasks. It is larger than any task number. So if a change copies the pid to
-/// another word, that word never names a living task.
+/// The pid of all tasks. The test changes memory at random, so it may copy the pid into a word that
+/// should contain a task number. The pid is larger than any task number, so that word then names no
+/// living task.
 const PID: u32 = 3_000_000;
 
 struct Victim {
@@ -51,11 +55,13 @@ struct Victim {
     ids: Vec<i32>,
 }
 
-/// The capacity of a namespace with semaphore sets, and with the minimum of queues and segments.
+/// The capacity of a namespace for tests of semaphore sets. It allows only the minimum numbers of
+/// queues and segments.
 const SETS: Capacity =
     Capacity { sets: 8, sems: 64, undos: 128, waits: 64, tasks: 16, ..Capacity::LEAST };
 
-/// The capacity of a namespace with queues and segments, and with the minimum of semaphore sets.
+/// The capacity of a namespace for tests of queues and segments. It allows only the minimum number
+/// of semaphore sets.
 const OTHERS: Capacity = Capacity {
     queues: 8,
     msgs: 256,
@@ -88,7 +94,7 @@ impl Victim {
         victim
     }
 
-    /// Makes a namespace in which most lines belong to queues and segments.
+    /// Makes a namespace in which most of the memory belongs to message queues and segments.
     fn with_others() -> Self {
         let mut victim = Self::new(OTHERS);
         for key in 1..4 {
@@ -120,8 +126,8 @@ impl Victim {
         Self { namespace, file, task, others, region, ids: Vec::new() }
     }
 
-    /// Makes a call that may wait, and interrupts it until it returns. An interrupt ends each wait,
-    /// whatever the words of the region are.
+    /// Makes a call that may wait, and interrupts it until it returns. An interrupt must end each
+    /// wait, whatever values the shared memory contains.
     fn wait(&self, task: &Task, call: impl FnOnce() + Send) {
         thread::scope(|scope| {
             let waits = scope.spawn(call);
@@ -132,8 +138,8 @@ impl Victim {
         });
     }
 
-    /// Changes one word of the file, and sometimes zeroes its line. The header is left as it is,
-    /// since only an open reads it.
+    /// Damages the namespace: changes a word at random, and sometimes zeroes the line (64 bytes) of
+    /// the word. The header is left as it is, since only the opening of a namespace reads it.
     fn mutate(&self, rng: &mut Rng) {
         let line = rng.range(5..u64::from(self.region.lines())) as u32;
         let word = &self.region.line(line)[rng.index(8)];
@@ -161,7 +167,8 @@ impl Victim {
         }
     }
 
-    /// Makes a random call on queues or segments, and ignores its result.
+    /// Makes a random call on queues or segments. Ignores its result, since any result is allowed
+    /// in damaged memory.
     fn call_others(&self, rng: &mut Rng) {
         let task = if rng.chance(1, 2) { &self.task } else { &self.others[rng.index(2)] };
         let id = *rng.pick(&self.ids);
@@ -238,8 +245,8 @@ fn calls_on_sets_that_a_process_overwrites_return() {
     overwrite(Victim::with_sets, Victim::call, 1);
 }
 
-/// The test of queues and segments makes fewer changes than the test of semaphore sets, since
-/// queues and segments have fewer protocols.
+/// This test of queues and segments overwrites a quarter as many words as the test of semaphore
+/// sets. The code of queues and segments has fewer protocols between tasks.
 #[test]
 fn calls_on_queues_and_segments_that_a_process_overwrites_return() {
     overwrite(Victim::with_others, Victim::call_others, 4);
@@ -250,8 +257,8 @@ fn changes_wanted() -> u64 {
     wanted.and_then(|text| text.parse().ok()).unwrap_or(50_000)
 }
 
-/// Makes 1/`part` of [`changes_wanted`] changes in namespaces that `make` creates. After each
-/// batch, `call` makes random calls.
+/// Overwrites [`changes_wanted`] / `part` words, in namespaces that `make` creates. After each
+/// batch of overwritten words, makes random calls by `call`.
 fn overwrite(make: fn() -> Victim, call: fn(&Victim, &mut Rng), part: u64) {
     let wanted = changes_wanted() / part;
     let seed = Seed::choose();
@@ -273,15 +280,16 @@ fn overwrite(make: fn() -> Victim, call: fn(&Victim, &mut Rng), part: u64) {
                 is_slow |= start.elapsed() > Duration::from_secs(1);
             }
             if is_slow {
-                // A changed word looks like a lock that a living task holds. Each further call in
-                // this namespace would wait for that lock.
+                // A word that the test has damaged looks like a lock of a living task. Each further
+                // call in this namespace would wait for that lock, so the test makes a new
+                // namespace.
                 break;
             }
         }
         slow += u32::from(is_slow);
         if is_slow {
-            // Dropping the victim would end its task, and wait for the lock once for each undo
-            // record.
+            // Do not drop the victim: the drop would end its task, and wait for the damaged lock
+            // once for each undo record.
             std::mem::forget(victim);
         } else {
             let _watchdog = Watchdog::start("the end of a task in a hostile region", 4 * CALL_MAX);
@@ -296,7 +304,8 @@ fn overwrite(make: fn() -> Victim, call: fn(&Victim, &mut Rng), part: u64) {
 /// The capacity of a namespace, and a function that makes a random call in it.
 type Kind = (Capacity, fn(&Victim, &mut Rng));
 
-/// The number of lines of the header, plus the unused line before it.
+/// Number of lines (of 64 bytes) before the first object: the header, and the unused line before
+/// the header.
 const HEADER_LINES: u64 = 5;
 
 /// Changes one to four words of a namespace file. Half of the changes are in the header. A change
@@ -360,8 +369,8 @@ enum Opened {
     Namespace,
     NotANamespace,
     Damaged,
-    /// The file is of another version, another boot or another pid namespace, or the open failed
-    /// for another reason.
+    /// The open failed for another reason: for example, the header now has another format version,
+    /// another boot or another pid namespace.
     Otherwise,
 }
 
@@ -397,9 +406,9 @@ fn file_that_was_changed_is_refused_or_its_calls_return() {
     assert_eq!(whole, Opened::Namespace, "control: the unchanged file");
 }
 
-/// Applies a list of edits from the fuzzer. An edit has 16 bytes: the number of a word, the kind of
-/// change, and a number. `edits` lacks the first byte of the fuzzer's input, which chose the file
-/// to edit.
+/// Applies a list of edits from the fuzzer to the bytes of a namespace file. An edit has 16 bytes:
+/// the index of a word, the kind of change, and the argument of the change. The first byte of the
+/// fuzzer's input chose the file, and is not part of `edits`.
 fn edit(bytes: &mut Vec<u8>, edits: &[u8]) {
     for &[a, b, c, d, how, _, _, _, ref number @ ..] in edits.as_chunks::<16>().0.iter().take(64) {
         let (words, place) = (bytes.len() / 8, u32::from_le_bytes([a, b, c, d]) as usize);

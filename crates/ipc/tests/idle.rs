@@ -83,8 +83,9 @@ fn idle_waiters_of_a_shared_namespace_sleep_until_they_are_woken() {
         while task.waiting() != WAITERS {
             thread::yield_now();
         }
-        // Each waiting call wakes up once, after its first sleep of 100 ms. After that, all calls
-        // but the watcher check for dead processes rarely (`src/watch.rs`).
+        // Each waiting call wakes up once, after its first sleep of 100 ms. After that, one call,
+        // the watcher, checks for dead processes for all others. The other calls wake up rarely
+        // (`src/watch.rs`).
         pass(Duration::from_secs(1));
         let threads = threads.lock().unwrap().clone();
         let before = sleeps(&threads);
@@ -111,12 +112,13 @@ fn task(path: &Path) -> Task {
     namespace.register(Cred::root(), std::process::id()).unwrap()
 }
 
-/// If the process that holds a semaphore is also the watcher and dies, a waiting call of another
-/// process must notice that.
+/// The watcher is the waiting call that looks for dead processes on behalf of all waiting calls.
+/// Here the dying process holds a semaphore, and its own call is the watcher. A waiting call of
+/// another process must still notice its death.
 ///
 /// The child takes semaphore 0 with `SEM_UNDO`. It then waits at semaphore 1 for more than 100 ms,
-/// and so becomes the watcher. The test kills the child while a call of this process waits for
-/// semaphore 0.
+/// so its call becomes the watcher (the waiting call that looks for dead processes). The test kills
+/// the child while a call of the test process waits for semaphore 0.
 #[test]
 fn death_of_a_holder_that_was_the_watcher_is_noticed_by_the_next_call() {
     const NAME: &str = "death_of_a_holder_that_was_the_watcher_is_noticed_by_the_next_call";

@@ -1,7 +1,8 @@
-//! Several processes that share a namespace, and files that are no namespaces.
+//! Tests of several processes that share a namespace, and of the errors for files that are no
+//! namespaces.
 //!
-//! A test that needs more processes runs this program again. In those processes the variable
-//! [`CHILD`] is set to the path of the namespace.
+//! A test that needs more processes runs this test program again. In the new processes, the
+//! environment variable [`CHILD`] contains the path of the namespace.
 
 use corewalk_ipc::{
     Capacity, Cred, GetFlags, Namespace, NamespaceOptions, OpenError, SemBuf, SemFlags, Task,
@@ -55,10 +56,11 @@ fn role() -> Option<PathBuf> {
     std::env::var_os(CHILD).map(PathBuf::from)
 }
 
-/// Several processes must see the same ids and values, and must wake each other.
+/// Several processes must see the same ids of sets and values of semaphores, and must wake each
+/// other.
 ///
-/// Three processes increment semaphore 1 while they hold semaphore 0 as a lock. Each adds 1 to
-/// semaphore 2 at its end.
+/// Three processes increment semaphore 1 while they hold semaphore 0 as a lock. Each process adds 1
+/// to semaphore 2 when it ends.
 #[test]
 fn processes_share_ids_values_and_waits() {
     const ROUNDS: i32 = 2000;
@@ -67,8 +69,8 @@ fn processes_share_ids_values_and_waits() {
         let id = task.semget(KEY, 3, GetFlags::empty(), 0).unwrap();
         for _ in 0..ROUNDS {
             task.semop(id, &[SemBuf::new(0, -1, SemFlags::UNDO)]).unwrap();
-            // The read and the write are separate calls, so only the lock keeps the other processes
-            // out.
+            // The loop reads and writes the value in two separate calls, so only the lock keeps the
+            // other processes out.
             let seen = task.sem_getval(id, 1).unwrap();
             task.sem_setval(id, 1, seen + 1).unwrap();
             task.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]).unwrap();

@@ -18,7 +18,8 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
-/// A point in a call where a function of the test runs once, so that another task acts there.
+/// A point in a call where a function of the test runs once, so that another task can act at that
+/// point.
 #[derive(Clone, Default)]
 struct Window(Arc<Mutex<Option<Act>>>);
 
@@ -53,7 +54,9 @@ impl SecurityHook for Window {
     }
 }
 
-/// A backing without contents. A function of the test may run before it opens memory.
+/// A backing (the source of the memory of segments) that records which segments have memory, and
+/// stores no contents. A test can set a function that runs inside `open`, between two steps of
+/// shmat(2).
 #[derive(Clone, Default)]
 struct Memory {
     there: Arc<Mutex<HashSet<SegmentName>>>,
@@ -90,7 +93,8 @@ impl Backing for Memory {
 
 struct Scene {
     namespace: Namespace,
-    /// The point after a call has looked up a segment, and before the call takes the lock.
+    /// The point of a call at which the test acts: the call has looked up a segment, but does not
+    /// have the lock of all segments yet.
     looked_up: Window,
     memory: Memory,
 }
@@ -116,7 +120,7 @@ impl Scene {
 
 type Call = fn(&Task, ShmId) -> Result<(), Errno>;
 
-/// The calls that look up a segment before they take its lock.
+/// The calls under test: each looks up a segment before it takes the lock of the segment.
 const CALLS: [(&str, Call); 6] = [
     ("shmat", |task, id| {
         task.shmat(id, 0, ShmFlags::empty()).map(|mapping| mapping.attached_at(0x10000))
@@ -128,8 +132,9 @@ const CALLS: [(&str, Call); 6] = [
     ("SHM_UNLOCK", |task, id| task.shm_unlock(id)),
 ];
 
-/// Trap I2 (`docs/developing/traps.md`): a segment is removed after the lookup of a call. The call
-/// must fail with `EIDRM`, and must change nothing of the next segment in the slot.
+/// Trap I2 (`docs/developing/traps.md`): a call has looked up a segment, and another task then
+/// removes the segment. The call must fail with `EIDRM`. It must change nothing of a new segment in
+/// the same slot.
 #[test]
 fn removal_after_the_lookup_is_seen_by_every_call() {
     for (name, call) in CALLS {
@@ -152,8 +157,9 @@ fn removal_after_the_lookup_is_seen_by_every_call() {
     }
 }
 
-/// Traps I2 and I10: a segment is removed after the lookup of a call, and the next segment in the
-/// slot has the same id. The call must still fail, and change nothing.
+/// Traps I2 and I10: a call looks a segment up by its id. Then the segment is removed, and a new
+/// segment in the same slot gets the same id. The call must still fail, since it named the removed
+/// segment, and must not change the new segment.
 #[test]
 fn id_that_is_reused_after_the_lookup_is_another_segment() {
     for (name, call) in CALLS {
@@ -178,8 +184,8 @@ fn id_that_is_reused_after_the_lookup_is_another_segment() {
     }
 }
 
-/// Trap I2: after an attach was counted, a removal must only mark the segment. The attach must keep
-/// its memory.
+/// Trap I2: if `shm_nattch` already counts an attach, the removal must only mark the segment. The
+/// memory of the segment must stay until the detach.
 #[test]
 fn removal_after_the_count_leaves_the_attach_whole() {
     let scene = Scene::new(false);
@@ -191,7 +197,8 @@ fn removal_after_the_count_leaves_the_attach_whole() {
     assert_eq!((one.shm_stat(id).unwrap().nattch, scene.memory.count()), (1, 1));
     assert_eq!(one.shmdt(0x10000), Ok(4096));
     assert_eq!((one.shm_stat(id), scene.memory.count()), (Err(Errno::INVAL), 0));
-    // If the memory cannot be opened after the removal, neither the attach nor the segment remains.
+    // If the segment is removed and then its memory cannot be opened, shmat(2) must fail, and the
+    // segment must be gone.
     let other = scene.task(3);
     let id = one.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600).unwrap();
     *scene.memory.is_closed.lock().unwrap() = true;
@@ -200,9 +207,10 @@ fn removal_after_the_count_leaves_the_attach_whole() {
     assert_eq!((one.shm_stat(id), scene.memory.count()), (Err(Errno::INVAL), 0));
 }
 
-/// Trap I18 (`docs/developing/traps.md`): with `shm_rmid_forced`, the end of the task that made a
-/// segment removes the segment if it has no attaches. An attach that was not counted by then must
-/// fail with `EIDRM`.
+/// Trap I18 (`docs/developing/traps.md`): with `shm_rmid_forced`, a segment without attaches is
+/// removed when the task that made it ends. Meanwhile another task may be in shmat(2). If
+/// `shm_nattch` does not count that attach yet when the maker ends, the shmat(2) must fail with
+/// `EIDRM`.
 #[test]
 fn orphan_before_the_count_of_an_attach_is_gone() {
     let scene = Scene::new(true);
@@ -215,9 +223,10 @@ fn orphan_before_the_count_of_an_attach_is_gone() {
     assert_eq!(other.shm_totals().unwrap().pages, 0);
 }
 
-/// Trap I18: an attach that was counted before the segment's maker ended must keep the segment
-/// until its detach. This must also hold if the attach has not mapped the memory yet. If the
-/// mapping fails, the segment must stay until that failure.
+/// Trap I18: with `shm_rmid_forced`, a segment is removed when its maker ends, unless it has
+/// attaches. Meanwhile another task may be in shmat(2). If `shm_nattch` counts that attach before
+/// the maker ends, the segment must stay until shmdt(2), even if shmat(2) has not opened the memory
+/// yet. If this shmat(2) then fails, the segment must be removed.
 #[test]
 fn orphan_after_the_count_of_an_attach_stays_until_the_detach() {
     for is_closed in [false, true] {

@@ -1,5 +1,5 @@
 //! Several threads use semaphores at once. A semaphore used as a lock must let in one thread at a
-//! time, no token may be lost, and undo must be exact.
+//! time. No unit of a semaphore may be lost, and undo must be exact.
 //!
 //! The seed determines the operations, but not the schedule of the threads; see
 //! `docs/developing/testing.md`.
@@ -41,8 +41,8 @@ fn exclude(name: &'static str, sems: i32, enter: &[SemBuf], leave: &[SemBuf]) {
         let task = task(&namespace, 1 + racer.thread as u32);
         for _ in 0..ROUNDS {
             task.semop(id, enter).unwrap();
-            // ORDERING: Relaxed. The read and the write are separate, so only the semaphore keeps
-            // the other thread out.
+            // ORDERING: Relaxed. The load and the store of the counter are two separate steps. So
+            // if the semaphore let in both threads, an increment would be lost.
             let seen = counter.load(Ordering::Relaxed);
             // ORDERING: Relaxed. As above.
             counter.store(seen + 1, Ordering::Relaxed);
@@ -92,8 +92,9 @@ fn tokens_that_are_moved_are_conserved() {
     let maker = task(&namespace, 9);
     let id = maker.semget(IPC_PRIVATE, i32::from(SEMS), GetFlags::empty(), 0o600).unwrap();
     maker.sem_setall(id, &[4; SEMS as usize]).unwrap();
-    // The tasks must live until the last sum. Undo at their end is clamped at 0, so it would change
-    // the sum.
+    // The tasks must live until the test has summed up the values. The end of a task undoes its
+    // operations. An undo that would make a value negative sets it to 0 instead, so the sum would
+    // change.
     let tasks = [task(&namespace, 1), task(&namespace, 2)];
     let moved = race::run(2, Seed::choose(), |mut racer| {
         let task = &tasks[racer.thread];
@@ -116,7 +117,8 @@ fn tokens_that_are_moved_are_conserved() {
             }
             if racer.rng.below(100) == 0 {
                 let sum: u64 = task.sem_getall(id).unwrap().into_iter().map(u64::from).sum();
-                // Each of the two threads may be about to put back one token.
+                // A thread may take a unit from one semaphore in one call, and add it to another in
+                // a second call. So the two threads may hold up to two units at this moment.
                 assert!((TOKENS - 2..=TOKENS).contains(&sum), "{sum} tokens");
             }
         }
@@ -127,7 +129,8 @@ fn tokens_that_are_moved_are_conserved() {
     assert_eq!(sum, TOKENS);
 }
 
-/// A task may end at any point. Undo must then restore the values from before the task.
+/// A task may end at any point. Its undo must then restore the values that the semaphores had
+/// before the task.
 #[test]
 fn undo_of_tasks_that_end_is_exact() {
     let _watchdog = watchdog("undo");
@@ -153,8 +156,8 @@ fn undo_of_tasks_that_end_is_exact() {
     assert_eq!(maker.sem_getall(id).unwrap(), [1000, 1000]);
 }
 
-/// The event that the removing thread awaits before it removes a set. If it never waited for
-/// events, a run might miss some outcomes.
+/// The event for which the remover (the removing thread) waits before it removes a set. Without
+/// such waits, a run might miss some outcomes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Awaited {
     /// The user has carried out an operation.
@@ -167,8 +170,8 @@ enum Awaited {
 
 const AWAITED: [Awaited; 3] = [Awaited::Done, Awaited::Waits, Awaited::Nothing];
 
-/// The shift in the word that the remover publishes. The bits below it have the id of a set, and
-/// the bits above it an index into [`AWAITED`].
+/// The thread that removes sets publishes one word for each set. Its low 32 bits are the id of the
+/// set, and the bits from this one on are an index into [`AWAITED`].
 const AWAITED_SHIFT: u32 = 32;
 
 /// The outcomes of the user's calls.
@@ -198,7 +201,8 @@ fn sets_that_are_removed_under_operations_end_them() {
     let _watchdog = watchdog("removal");
     let namespace = namespace();
     let (remover, user) = (task(&namespace, 1), task(&namespace, 2));
-    // Before the first set is made, the published word has an id that no set has.
+    // The word in which the thread `remover` publishes the id of the set that exists now. The word
+    // is 0 until the first set is made. Until then, 0 is the id of no set.
     let (current, outcomes) = (AtomicU64::new(0), Outcomes::default());
     race::run(2, Seed::choose(), |mut racer| {
         if racer.thread == 1 {
@@ -225,7 +229,8 @@ fn sets_that_are_removed_under_operations_end_them() {
             if AWAITED[at] == Awaited::Waits {
                 until(|| get(&outcomes.removed) != removed);
             }
-            // The id stays published until a call of the user has failed because the set is gone.
+            // Wait until a call of the thread `user` has failed with `EINVAL`, because the set is
+            // gone. Until then the id of the removed set stays published.
             until(|| get(&outcomes.invalid) != invalid);
         }
         // ORDERING: Relaxed. As above.
@@ -238,7 +243,7 @@ fn sets_that_are_removed_under_operations_end_them() {
     assert!(counts[0] >= third && counts[2] >= third, "not reached: {counts:?}");
 }
 
-/// Takes units from the set whose id is published, until the remover has ended.
+/// Takes units from the set whose id the remover has published, until the remover has ended.
 fn use_sets(user: &Task, current: &AtomicU64, outcomes: &Outcomes, rng: &mut Rng) {
     loop {
         // ORDERING: Relaxed. Any id will do.

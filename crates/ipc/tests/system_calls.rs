@@ -34,8 +34,8 @@ impl Drop for Scratch {
     }
 }
 
-/// Returns a task whose calls do not spin before they sleep. A spinning call makes system calls
-/// too.
+/// Returns a task whose calls do not spin before they sleep, since a spinning call would make
+/// system calls that the test would count.
 fn task(path: &Path) -> Task {
     let capacity = Capacity {
         sets: 4,
@@ -100,14 +100,14 @@ fn calls_for_a_sleeper(test: &str, act: fn(&Task), other: fn(&Task)) -> Option<t
     })
 }
 
-/// Checks that the child made one futex(2) per round, and almost no other system call.
+/// Checks that the child made one futex(2) call per round, and almost no other system call.
 fn check(counts: Option<trace::Counts>) {
     let Some(counts) = counts else { return };
     let all: u64 = counts.values().sum();
     let futex = counts.get(&(libc::SYS_futex as u64)).copied().unwrap_or(0);
     assert!(futex >= ROUNDS, "{counts:?}: some rounds met no sleeping thread");
-    // The sleeping thread may still hold a lock. Then the child makes a few more system calls in
-    // that round.
+    // In some rounds, the sleeping thread still holds a lock of the namespace when the child
+    // completes its call. Then the child makes a few more system calls.
     assert!(all <= ROUNDS + ROUNDS / 2, "{all} calls in {ROUNDS} rounds: {counts:?}");
 }
 

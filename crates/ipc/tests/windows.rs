@@ -1,10 +1,10 @@
-//! Deterministic tests of races of semaphore sets and queues: another task acts on the object
-//! between the lookup of a call and its next step. In one more test, a waiting call wakes up when
-//! another set already has the slot of its set.
+//! Deterministic tests of races of semaphore sets and queues. After a call has looked up its
+//! object, and before its next step, another task acts on the object. In one more test, a call
+//! waits at a set that is removed. When it wakes up, a new set is already in the same slot.
 //!
 //! A call looks up its object, asks the security hook, and then takes the lock or reads the word of
-//! the semaphore. The test supplies the hook, so it can let another task act there.
-//! `shm_windows.rs` has such tests for segments.
+//! the semaphore. These tests supply the hook, so they can let another task act between the lookup
+//! and the next step. `shm_windows.rs` has the tests for segments.
 //!
 //! Source: semctl(2), msgctl(2), semop(2), msgop(2), `EIDRM`; Linux 6.0.12, "ipc/sem: Fix dangling
 //! `sem_array` access in semtimedop race".
@@ -24,7 +24,8 @@ const NOWAIT: MsgFlags = MsgFlags::NOWAIT;
 /// The bits of an id that hold the slot.
 const SLOT: i32 = 0x7fff;
 
-/// A point in a call where a function of the test runs once, so that another task acts there.
+/// A point in a call where a function of the test runs once, so that another task can act at that
+/// point.
 #[derive(Clone, Default)]
 struct Window(Arc<Mutex<Option<Act>>>);
 
@@ -91,7 +92,7 @@ fn scene() -> (Window, Task, Task) {
 
 type Call<I> = fn(&Task, I) -> Result<(), Errno>;
 
-/// The calls that look up a set before they read or change it.
+/// The calls under test: each looks up a semaphore set before it reads or changes the set.
 const SEM_CALLS: [(&str, Call<SemId>); 11] = [
     ("semop", |task, id| task.semop(id, &[SemBuf::new(0, -1, SemFlags::NOWAIT)])),
     ("semop with undo", |task, id| {
@@ -113,7 +114,7 @@ const SEM_CALLS: [(&str, Call<SemId>); 11] = [
     ("SETALL", |task, id| task.sem_setall(id, &[7, 7])),
 ];
 
-/// The calls that look up a queue before they take its lock.
+/// The calls under test: each looks up a queue before it takes the lock of the queue.
 const MSG_CALLS: [(&str, Call<MsgId>); 5] = [
     ("msgsnd", |task, id| task.msgsnd(id, 1, b"lost", NOWAIT)),
     ("msgrcv", |task, id| task.msgrcv(id, &mut [0; 8], 0, NOWAIT).map(drop)),
@@ -175,9 +176,9 @@ fn removal_of_a_queue_after_the_lookup_is_seen_by_every_call() {
     }
 }
 
-/// Trap I16 (`docs/developing/traps.md`): a call that waited at a removed set must take no unit of
-/// the next set when it wakes up. By then the next set has the slot and the semaphores of the
-/// removed one, and enough units for the call.
+/// Trap I16 (`docs/developing/traps.md`): a call waits at a set, and the set is removed. When the
+/// call wakes up, a new set has the same slot and the same semaphore words, with enough units for
+/// the call. The call must take none of these units.
 #[test]
 fn call_that_wakes_up_after_the_next_set_took_its_slot_takes_nothing_of_it() {
     const ROUNDS: usize = 300;
@@ -186,8 +187,8 @@ fn call_that_wakes_up_after_the_next_set_took_its_slot_takes_nothing_of_it() {
     let mut late = 0;
     for round in 0..ROUNDS {
         let id = other.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
-        // Rounds differ in the number of operations, and in whether there is a timeout, which is
-        // never reached.
+        // Rounds differ in the number of operations, and in whether the call has a timeout. The
+        // timeout is so long that it never ends the call.
         let sops = [SemBuf::new(0, -1, SemFlags::empty()), SemBuf::new(1, 1, SemFlags::empty())];
         let sops = &sops[..1 + round % 2];
         let timeout = (round % 3 == 0).then(|| Duration::from_secs(10_000));

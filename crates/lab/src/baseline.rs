@@ -1,8 +1,8 @@
-//! The designs that the tables `lookup` and `path` compare with corewalk, and the trait of all
-//! variants (corewalk and these designs).
+//! The designs with which the benchmark tables `lookup` and `path` compare corewalk. Corewalk and
+//! each of these designs is a variant, and all variants implement one trait.
 //!
 //! A variant answers three kinds of questions (`questions::Op`): lookups of a name, walks of a
-//! path, and the path of an inode. The compiler generates the measuring loop for each variant, so
+//! path, and the path of an inode. Each variant has its own compiled copy of the measuring loop, so
 //! no virtual call is part of an operation. Only the call that starts a slice (a timed run of many
 //! operations) is virtual.
 //!
@@ -59,7 +59,8 @@ pub(crate) trait Namespace: Send + Sync {
         false
     }
 
-    /// Returns the inode number by which this variant knows an entry of the tree.
+    /// Returns the inode number of an entry in this implementation. `ino` is the number of the same
+    /// entry in the tree of names (`Corpus`) from which all variants are loaded.
     fn number(&self, ino: u64) -> u64 {
         ino
     }
@@ -67,8 +68,9 @@ pub(crate) trait Namespace: Send + Sync {
     /// Gets the calling thread ready to ask.
     fn begin(&self) {}
 
-    /// Returns counts: the lookups sent to the file system below, the bytes in use, and the
-    /// restarts of walks and translations after a rename. A variant that does not count returns 0.
+    /// Returns the counters of this implementation: the lookups that it sent to its file system,
+    /// the bytes in use, and the restarts. A restart is a walk or path translation that began again
+    /// because of a rename. An implementation without counters returns 0 for all.
     fn stats(&self) -> Stats {
         Stats::default()
     }
@@ -105,9 +107,10 @@ pub(crate) trait Namespace: Send + Sync {
     }
 }
 
-/// Returns the path of some names, which are in order from the leaf to the root.
+/// Joins some names to an absolute path. The names are in order from the leaf to the root.
 ///
-/// The caller collects the names first, so the path is allocated once.
+/// All names are known before the path is built, so its length is known, and it is allocated only
+/// once.
 pub(crate) fn join(names: &[&[u8]]) -> Vec<u8> {
     let mut path =
         Vec::with_capacity(names.iter().map(|name| name.len() + 1).sum::<usize>().max(1));

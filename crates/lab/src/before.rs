@@ -1,10 +1,10 @@
 //! Small, complete dentry caches with the lock designs that documents 000, 001 and 003 compared.
 //! `mbcache` has the indexes of document 004, and `sems` the semaphore sets of document 002.
 //!
-//! A table that re-runs a document needs the designs that the document compared. Four designs of a
-//! dentry cache are here. They share one tree (`tree`), so a table compares lock protocols and not
-//! memory layouts. The designs differ in the lock of a path translation, of a lookup and of a
-//! rename (`design`).
+//! A benchmark that repeats the measurement of a document needs the designs that the document
+//! compared. This module has four designs of a dentry cache. They share one tree (`tree`), so a
+//! benchmark compares lock protocols and not memory layouts. The designs differ in the locks of a
+//! path translation, of a lookup and of a rename (`design`).
 //!
 //! - `before-global-lock` (Linux 3.8): a path translation takes the rename lock for writing, and
 //!   the lock of each dentry. A lookup is an RCU walk. A rename takes the rename lock.
@@ -17,12 +17,12 @@
 //!   `dcache_lock`.
 //!
 //! # How fair they are
-//! Each design is as fast as its protocol allows. It is faster than a kernel, since it has no
-//! permissions, mounts, symbolic links, negative dentries, eviction or file system below. Its locks
-//! are those of `corewalk_base`, which sleep when a wait is long; the kernel's locks spin. A dentry
-//! is type-stable memory, like `SLAB_TYPESAFE_BY_RCU`, so no design pays for a grace period. The
-//! inode number is the index of the dentry, so a caller with a number needs no lookup, as in a
-//! kernel. corewalk has to look the number up.
+//! Each design is a small model of a kernel's dentry cache. It is faster than the kernel, since it
+//! has no permissions, mounts, symbolic links, negative dentries, eviction or file system below.
+//! The locks of all designs are those of `corewalk_base`, which sleep when a wait is long; the
+//! kernel's locks spin. The memory of a dentry is type-stable, like `SLAB_TYPESAFE_BY_RCU`, so no
+//! design waits for a grace period. The inode number is the index of the dentry, so a call finds
+//! the dentry directly, as a kernel does with a pointer. corewalk has to look the inode number up.
 //!
 //! # Locks and their order
 //! 1. The lock for moves between directories (`s_vfs_rename_mutex`).
@@ -31,8 +31,8 @@
 //! 4. The lock of one dentry (`d_lock`).
 //! 5. The lock of one chain of the hash table, then a list of free dentries.
 //!
-//! # What they refuse
-//! No design replaces an existing name, makes hard links or removes directories, since no table
+//! # Not implemented
+//! No design replaces an existing name, makes hard links or removes directories, since no benchmark
 //! needs that.
 //!
 //! Source: documents 000 (Long, February 2013), 001 (Long, September 2013) and 003 (McKenney,
@@ -58,8 +58,8 @@ use crate::job::User;
 
 /// A namespace that can be built up and changed.
 pub(crate) trait Dentries: Namespace {
-    /// Returns the inode number of a name. Takes a reference of the dentry and drops it, as
-    /// fstatat(2) does.
+    /// Returns the inode number of a name. As fstatat(2) does, the lookup takes a reference of the
+    /// dentry and drops it.
     fn look(&self, parent: u64, name: &[u8]) -> Option<u64>;
 
     /// Makes an inode with a name, and returns the number of the inode. Returns None if the name
@@ -75,10 +75,11 @@ pub(crate) trait Dentries: Namespace {
     }
 }
 
-/// Makes all names of `corpus` in the empty namespace `dentries`, and returns the namespace.
+/// Makes all names of the tree `corpus` in the empty dentry cache `dentries`, and returns the
+/// cache.
 ///
 /// # Panics
-/// If `dentries` is not empty, or has too little room.
+/// If `dentries` is not empty, or has too few free dentries for the tree.
 pub(crate) fn filled<D: Dentries>(dentries: D, corpus: &Corpus) -> D {
     for ino in corpus.inodes().filter(|&ino| ino != ROOT) {
         let made = dentries.create(corpus.parent(ino), corpus.name(ino), corpus.kind(ino));

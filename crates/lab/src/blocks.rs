@@ -1,9 +1,11 @@
-//! Stores of extended attributes that share equal attribute blocks, each over several indexes.
+//! Stores of extended attributes that share blocks with equal attributes. Each store can use
+//! several indexes.
 //!
 //! A file system that keeps the attributes of a file in a block can store equal blocks once, and
-//! count their users. It needs an index from the hash of the content to the blocks with that hash.
-//! Document 004 compares such indexes. Each store here is generic over the index
-//! ([`corewalk_store::ShareIndex`]), so every design is measured with the same store.
+//! count the users of a block. It needs an index from the hash of the content to the blocks with
+//! that hash. Document 004 (mbcache) compares such indexes. Each store in this module is generic
+//! over the index ([`corewalk_store::ShareIndex`]), so every design is measured with the same
+//! store.
 //!
 //! | variant | index |
 //! |---|---|
@@ -11,9 +13,9 @@
 //! | `off` | none: each file has its own block, and the store hashes nothing |
 //! | `before-mbcache`, `plain-lru`, `lru-per-shard` | `before::mbcache` |
 //!
-//! The table `xattr` uses an [`AttrStore`]: files that have one attribute each. The stores in
-//! memory (`memory`) and on disk (`disk`) run over the indexes above. A tmpfs (`tmpfs`) has its own
-//! index, or none.
+//! The benchmark table `xattr` uses an [`AttrStore`]: a store with files that have one attribute
+//! each. The stores in memory (`memory`) and on disk (`disk`) are measured with each index of the
+//! list. The tmpfs (`tmpfs`) shares equal attributes by its own index, or has sharing switched off.
 //!
 //! Source: document 004; Linux `fs/ext4/xattr.c` for the steps.
 
@@ -37,7 +39,7 @@ use crate::machine::cores;
 pub(crate) const USERS_MAX: u32 = 1024;
 /// Bytes of a block.
 pub(crate) const BLOCK_BYTES: usize = 4096;
-/// The bytes that the cache of corewalk may use: the same budget as in `corewalk-store`.
+/// The bytes that corewalk's index may use. The budget is the same as in `corewalk-store`.
 const INDEX_BYTES: u64 = 4 << 20;
 
 /// An index with its name in the rows.
@@ -57,8 +59,8 @@ pub(crate) trait AttrStore: Sync {
     /// Removes the attributes of all files of a worker.
     fn clear(&self, worker: usize);
 
-    /// Returns the number of blocks in use, and compares the user counts of all blocks and the
-    /// entries of the index with the files. No worker may run meanwhile.
+    /// Checks that the user counts of all blocks, and the entries of the index, agree with the
+    /// files. Returns the number of blocks in use. No worker may run meanwhile.
     ///
     /// # Errors
     /// Counts that do not agree.
@@ -67,17 +69,19 @@ pub(crate) trait AttrStore: Sync {
     /// Makes all sets durable, where that means something.
     fn sync(&self) {}
 
-    /// Closes the store, and checks that its database has `blocks` attribute blocks, if it has a
-    /// database.
+    /// Closes the store. If it has a database, checks that the database has `blocks` attribute
+    /// blocks.
     ///
     /// # Errors
-    /// If the number differs, or the store is not consistent.
+    /// An error if the database does not have exactly as many attribute blocks as the argument
+    /// says, or if the store is not consistent.
     fn check(self: Box<Self>, _blocks: u64) -> anyhow::Result<()> {
         Ok(())
     }
 }
 
-/// Returns the designs with room for `entries` blocks, in the order of document 004.
+/// Returns the measured designs of the de-duplication index, each with room for `entries` blocks.
+/// They are in the order of document 004 (the rewrite of mbcache).
 ///
 /// # Errors
 /// If there is no memory for one.

@@ -1,9 +1,10 @@
-//! The client of a mount: a process that works in its own directory, phase by phase.
+//! The clients that a benchmark starts on a mount. A client is a process that works in its own
+//! directory, phase by phase.
 //!
-//! Clients are processes, since the threads of one process share a descriptor table and would
-//! measure its lock. The table starts each phase in all clients at once. A client waits for a line
-//! on its input and runs the next phase. Then it writes a line with the operations and the time of
-//! the phase.
+//! Clients are processes, since the threads of one process share a descriptor table, and the lock
+//! of that table would be measured. The benchmark starts each phase in all clients at once. A
+//! client waits for a line on its input and runs the next phase. Then it writes a line with the
+//! number of operations and the time of the phase.
 //!
 //! ```text
 //! table: go               client: 2000 41234567 31234567   (operations, wall ns, processor ns)
@@ -31,8 +32,8 @@ use crate::cpus;
 use crate::crew::Slice;
 use crate::machine::thread_cpu_ns;
 
-/// One of 40 files is made durable, and at most 25 files per client, since an fsync takes
-/// milliseconds.
+/// The phases `create+fsync` and `write+fsync` use only one of 40 files, and at most 25 files per
+/// client, since an fsync takes milliseconds.
 const SYNC_SHARE: usize = 40;
 const SYNC_FILES_MAX: usize = 25;
 /// Bytes that are written before fsync(2).
@@ -40,8 +41,8 @@ const BLOCK: [u8; 4096] = [0x5a; 4096];
 /// Bytes of an attribute.
 const XATTR_BYTES: usize = 1024;
 
-/// The phases in the order in which they are measured. The last two use a few files, the others all
-/// files.
+/// The phases in the order in which they are measured. The last two phases use a few files, all
+/// other phases use all files.
 pub(crate) const PHASES: [&str; 8] = [
     // open(2) with `O_CREAT|O_EXCL`, and close(2).
     "create",
@@ -55,19 +56,20 @@ pub(crate) const PHASES: [&str; 8] = [
     "rename",
     // unlink(2).
     "unlink",
-    // The phase makes new files: open(2) with `O_CREAT|O_EXCL`, write(2) of 4 KiB, fsync(2),
+    // This phase makes new files: open(2) with `O_CREAT|O_EXCL`, write(2) of 4 KiB, fsync(2),
     // close(2).
     "create+fsync",
-    // The phase overwrites the 4 KiB of each file of `create+fsync`: write(2), fsync(2).
+    // This phase overwrites the 4 KiB of each file that the phase `create+fsync` made: write(2),
+    // fsync(2).
     "write+fsync",
 ];
 
-/// Returns true if the operations of a phase wait for a disk.
+/// Returns true if the operations of a phase call fsync(2), and so wait for a disk.
 pub(crate) fn is_sync(phase: &str) -> bool {
     phase.ends_with("fsync")
 }
 
-/// Returns the number of operations of a client with `files` files in a phase.
+/// Returns the number of operations that a client with `files` files does in a phase.
 fn operations(phase: &str, files: usize) -> usize {
     if is_sync(phase) { (files / SYNC_SHARE).clamp(1, SYNC_FILES_MAX) } else { files }
 }
@@ -80,8 +82,8 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Starts `program`, which is the lab itself, as a client with the arguments `args`. Adds
-    /// `environment` to the environment of the client.
+    /// Starts `program`, which is the lab itself, as a client with the arguments `args`. The client
+    /// gets the environment of this process and the variables in `environment`.
     ///
     /// # Errors
     /// If the process does not start.
@@ -108,12 +110,12 @@ impl Client {
     /// # Errors
     /// If it has ended.
     pub(crate) fn say(&mut self, line: &str) -> anyhow::Result<()> {
-        // One write per line, so that a client never reads a part of a line.
+        // Write each line by one call, so that a client never reads a part of a line.
         self.commands.write_all(format!("{line}\n").as_bytes()).context("a client has ended")
     }
 
-    /// Waits for the client's answer to the last line. Returns it as a slice: operations, wall time
-    /// and processor time.
+    /// Waits for the client's answer to the last command line that it was given. Returns the answer
+    /// as a [`Slice`]: the number of operations, wall time and processor time.
     ///
     /// # Errors
     /// If the client found something wrong, or has ended.
@@ -143,7 +145,8 @@ impl Drop for Client {
     }
 }
 
-/// Sends a line to each client, waits for the answers, and returns them as one slice.
+/// Sends a line to each client, waits until all have answered, and returns the sum of the results
+/// that they measured as one [`Slice`].
 ///
 /// # Errors
 /// If a client has ended, or found something wrong.
@@ -217,7 +220,8 @@ fn write_block(file: &File) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Removes the files of the phases that call fsync(2). Each file must have the bytes of one write.
+/// Removes the files that the phases `create+fsync` and `write+fsync` wrote. First checks that each
+/// file has the size of one write.
 fn remove_synced(names: &[PathBuf]) -> anyhow::Result<()> {
     for name in &names[..operations("create+fsync", names.len())] {
         let size = fs::symlink_metadata(name)?.len();

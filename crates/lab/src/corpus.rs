@@ -1,24 +1,26 @@
-//! A tree of real names, which all variants of a table hold.
+//! A tree of real file names. All variants of a benchmark table hold the same tree.
 //!
 //! Random names make some designs look better than they are, because such names are short, alike
 //! and evenly spread. So the tree consists of the names below `/usr` on this machine, in the order
-//! of a plain walk, up to a given number. If `/usr` has fewer names, the lab adds random ones, and
-//! the run reports their number. A Debian with compilers has more than 100,000 entries there. In a
-//! tree of 100,000 entries the mean depth is 7 levels, and the mean length of a name is 21 bytes.
+//! of a plain walk, up to a given number. If `/usr` has too few names, the lab adds random ones,
+//! and the run reports how many. On a Debian with compilers `/usr` has more than 100,000 entries.
+//! In a tree of 100,000 entries the mean depth is 7 levels, and the mean length of a name is 21
+//! bytes.
 //!
-//! Random names form a similar tree. They are as long as the names of `/usr` ([`LENGTHS`]). A
-//! directory has 16 names, of which 5 are directories. So a tree of 100,000 random names has 7
-//! levels, and one of a million has 8.
+//! The random names form a tree similar to `/usr`. They are as long as the names below `/usr`
+//! ([`LENGTHS`]). A directory has 16 names, of which 5 are directories. So a tree of 100,000 random
+//! names has 7 levels, and one of a million has 8.
 //!
 //! # How it works
 //! Entries have numbers from 1 on, and number 1 is the root. The children of a directory have
-//! successive numbers in the order of their names, all larger than that of the directory. So a
-//! range of numbers stands for the children of a directory, and one pass from the end computes the
-//! sizes of all subtrees. Every tree has the directory `/synthetic`, as the target of renames.
+//! successive numbers in the order of their names. These numbers are larger than that of the
+//! directory. So a range of numbers is enough to list the children of a directory, and a single
+//! pass from the end computes the sizes of all subtrees. Every tree has the directory `/synthetic`,
+//! as the target of renames.
 //!
-//! # What it refuses
-//! The tree does not follow symbolic links, and does not enter other file systems than that of
-//! `/usr`.
+//! # Limits
+//! The walk that collects the names does not follow symbolic links, and does not enter file systems
+//! that are mounted below `/usr`.
 //!
 //! Source: hier(7), for the contents of `/usr`.
 
@@ -44,8 +46,8 @@ pub(crate) const SYNTHETIC: u64 = 2;
 const NAMES_PER_DIRECTORY: usize = 16;
 /// How many of them are directories.
 const DIRECTORIES_PER_DIRECTORY: usize = 5;
-/// The lengths of names in bytes: quantiles of 152,000 names below `/usr` of a Debian with
-/// compilers.
+/// The lengths of random names in bytes. They are quantiles of the lengths of 152,000 real names,
+/// those below `/usr` on a Debian with compilers.
 const LENGTHS: [usize; 20] =
     [4, 6, 7, 8, 9, 10, 11, 11, 12, 13, 15, 17, 19, 21, 24, 25, 30, 37, 44, 56];
 
@@ -64,7 +66,7 @@ struct Entry {
 }
 
 impl Corpus {
-    /// Returns a tree of `wanted` entries. The root, `/synthetic` and `/usr` count as entries.
+    /// Returns a tree of `wanted` entries, among them the root, `/synthetic` and `/usr`.
     pub(crate) fn collect(wanted: usize) -> Corpus {
         let root = Entry { parent: 0, children: 0..0, name: Box::default(), is_directory: true };
         let mut corpus = Corpus { entries: Vec::with_capacity(wanted), made_up: 0 };
@@ -86,7 +88,7 @@ impl Corpus {
         1..=self.entries.len() as u64
     }
 
-    /// Returns the inode number of the parent. The root is its own parent.
+    /// Returns the inode number of the parent of an entry. The root is its own parent.
     pub(crate) fn parent(&self, ino: u64) -> u64 {
         u64::from(self.entry(ino).parent) + 1
     }
@@ -127,7 +129,8 @@ impl Corpus {
         &self.entries[ino as usize - 1]
     }
 
-    /// Reads real directories until the tree is full. Only the last directory may be incomplete.
+    /// Reads directories below `/usr` until the tree has enough entries. Only the last directory
+    /// may be incomplete.
     fn read_real(&mut self, wanted: usize) {
         let Ok(device) = fs::symlink_metadata(SOURCE).map(|source| source.dev()) else { return };
         let mut stack: Vec<(u32, PathBuf)> = vec![(2, PathBuf::from(SOURCE))];
@@ -149,7 +152,7 @@ impl Corpus {
         }
     }
 
-    /// Fills the tree up with random names. The names are the same in each run.
+    /// Adds random names until the tree has enough entries. The names are the same in each run.
     fn make_up(&mut self, wanted: usize) {
         self.made_up = wanted.saturating_sub(self.entries.len());
         let mut rng = Rng(0x5eed_0401);
@@ -169,7 +172,8 @@ impl Corpus {
         }
     }
 
-    /// Appends the sorted children of the directory `index`. Returns the index of the first child.
+    /// Appends the sorted children of the directory with index `index` to the tree. Returns the
+    /// index of the first child.
     fn push_children(&mut self, index: u32, children: &[(Vec<u8>, bool)]) -> u32 {
         let first = self.entries.len() as u32;
         for (name, is_directory) in children {
@@ -182,7 +186,7 @@ impl Corpus {
 }
 
 /// Returns a random name. It starts with `at`, the number of the name in its directory, so it is
-/// unique there.
+/// unique in that directory.
 fn made_up_name(at: usize, rng: &mut Rng) -> Vec<u8> {
     let len = LENGTHS[rng.below(LENGTHS.len() as u64) as usize];
     let mut name = format!("{at:02}").into_bytes();
@@ -190,8 +194,8 @@ fn made_up_name(at: usize, rng: &mut Rng) -> Vec<u8> {
     name
 }
 
-/// Returns the sorted names in a directory. Each has true if it is a directory. Returns no names if
-/// the directory cannot be read.
+/// Returns the sorted names in a directory, each with true if the name is that of a directory. If
+/// the directory cannot be read, returns no names.
 fn read_directory(path: &Path) -> Vec<(Vec<u8>, bool)> {
     let Ok(entries) = fs::read_dir(path) else { return vec![] };
     let mut children: Vec<_> = entries

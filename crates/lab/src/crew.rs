@@ -1,24 +1,27 @@
-//! One slice of a measurement: worker threads that start at the same time, and one further thread
-//! that may disturb them.
+//! Runs one slice of a measurement. A slice is a timed run of worker threads that start at the same
+//! time. One further thread may disturb the workers.
 //!
 //! # How it works
-//! Each worker gets a [`Turn`]. First the worker opens its files. Then it passes its work to
-//! [`Turn::run`], which waits until all workers are ready. After that, `Turn::run` starts to
-//! measure, and does one job after the other until the slice is over. The thread that called
-//! [`run`] sleeps meanwhile, and then ends the slice. The rate of a worker is its number of
-//! operations divided by its own wall time. The slice also records its processor time.
+//! In each slice (a timed run of all workers), each worker gets a [`Turn`]. First the worker opens
+//! its files. Then it passes its work to [`Turn::run`], which waits until all workers are ready.
+//! After that, `Turn::run` starts to measure, and does one job after the other until the slice is
+//! over. The thread that called [`run`] sleeps for the time of the slice, and then tells the
+//! workers that it is over. The rate of a worker is its number of operations divided by its own
+//! wall time. The slice also records the processor time of its workers.
 //!
-//! A slice may have several phases. The workers do the same in each phase, but each phase is
-//! counted separately. Only the further thread may act differently.
+//! A slice (a timed run of the workers) may have several phases, each with its own counts. The
+//! workers do the same work in each phase. Only the thread that disturbs the workers may act
+//! differently from phase to phase.
 //!
-//! Several workers are pinned to different processors, as far as there are enough. Two threads on
-//! one processor never run at the same time, so they would not show how they slow each other down.
+//! If there are several workers and enough processors, each worker is pinned to a processor of its
+//! own. Two threads on one processor never run at the same time. So the measurement would not show
+//! how much they slow each other down.
 //!
 //! # Invariants
 //! - If a worker ends before it is ready, it counts as ready. Otherwise the other workers would
 //!   wait for ever.
-//! - A worker counts in its own variables. The only cache line that all workers read is that of the
-//!   phase, which is written once per phase.
+//! - Each worker counts in its own variables. All workers read only one shared cache line, which
+//!   has the number of the phase. It is written once per phase.
 //!
 //! Source: clock_gettime(2), for a thread's processor time; sched_setaffinity(2).
 
@@ -37,7 +40,8 @@ use crate::machine::thread_cpu_ns;
 use crate::questions::Tally;
 use crate::samples::{Metric, Params, Samples};
 
-/// The number of short operations that a worker does between two checks whether the phase is over.
+/// The number of short operations that a worker does before it checks again whether the phase is
+/// over.
 const CHUNK: u64 = 16;
 /// The most calls that a late thread catches up with.
 const BEHIND_MAX: u32 = 100;
@@ -59,7 +63,7 @@ pub(crate) struct Slice {
     pub(crate) wall: Duration,
     /// Nanoseconds of processor time.
     pub(crate) cpu_ns: u64,
-    /// Nanoseconds in which workers were ready to run but waited for a processor.
+    /// Nanoseconds for which the workers were ready to run but waited for a processor.
     pub(crate) delay_ns: u64,
     /// Time in lock sections, while a table counts it.
     pub(crate) spent: Spent,
@@ -78,7 +82,8 @@ pub(crate) struct Turn<'a> {
 pub(crate) struct Clock {
     /// Threads that are not ready yet.
     missing: AtomicU64,
-    /// The current phase. It is on a cache line of its own, which only one thread writes.
+    /// The number of the current phase of the slice (the timed run of the workers). It is on a
+    /// cache line of its own, which only one thread writes.
     phase: CachePadded<AtomicUsize>,
     phases: usize,
 }
@@ -88,29 +93,31 @@ pub(crate) struct Clock {
 pub(crate) enum Pinning {
     /// The kernel chooses.
     Free,
-    /// Each worker has a processor of its own, or shares one if there are fewer processors than
-    /// workers.
+    /// Each worker is pinned to a processor of its own. Workers share processors if there are fewer
+    /// processors than workers.
     OnePerCore,
 }
 
 impl Pinning {
-    /// Returns the default for a number of workers: the kernel places a single worker, and several
-    /// workers get a processor each.
+    /// Returns the default pinning for a slice (a timed run) with `workers` threads. A single
+    /// worker is not pinned, so the kernel chooses its processor. Several workers are pinned to a
+    /// processor each, so that they do not share one.
     pub(crate) fn of(workers: usize) -> Pinning {
         if workers > 1 { Pinning::OnePerCore } else { Pinning::Free }
     }
 }
 
 impl Slice {
-    /// Returns the slice of a worker that did `ops` operations in `wall`, with `cpu_ns` of
+    /// Returns the result of one worker that did `ops` operations in `wall`, with `cpu_ns` of
     /// processor time.
     pub(crate) fn timed(ops: u64, wall: Duration, cpu_ns: u64) -> Slice {
         let ops_per_s = ops as f64 / wall.as_secs_f64().max(1e-9);
         Slice { ops, ops_per_s, span: wall, wall, cpu_ns, ..Slice::default() }
     }
 
-    /// Returns the slice of several workers. If the workers are in other processes, their starts
-    /// are not known. Then the result has the longest span of a worker.
+    /// Returns the sum of the results of several workers. Its `span` is the time from the first
+    /// start to the last end. If the workers are other processes, their start times are not known.
+    /// In that case `span` is the longest time of a worker from start to end.
     pub(crate) fn together<'a>(parts: impl Iterator<Item = &'a Slice> + Clone) -> Slice {
         let mut all = Slice::default();
         parts.clone().for_each(|part| all.add(part));
@@ -138,11 +145,12 @@ impl Slice {
         self.cpu_ns as f64 / self.ops.max(1) as f64
     }
 
-    /// Adds the speed of `variant` in `round` to `samples`, if all answers of the variant were
-    /// right. The baseline is `baseline` with the parameters `base_params`.
+    /// Adds the measured speed of `variant` in `round` to `samples`, after a check that all its
+    /// answers were right. The speed will be compared with that of the variant `baseline` with the
+    /// parameters `base_params`.
     ///
     /// # Errors
-    /// An error if an answer was wrong, or if there was no answer.
+    /// An error if an answer was wrong, or if no operation was done.
     pub(crate) fn add_to(
         &self,
         samples: &mut Samples,
@@ -161,17 +169,19 @@ impl Slice {
         Ok(())
     }
 
-    /// Returns the slice with another rate: all operations divided by the span. If workers share a
-    /// processor, they run one after the other, and the sum of their own rates would be too high.
+    /// Returns the same result with another rate: all operations divided by the time from the first
+    /// start to the last end. Use it if workers share a processor. They run one after the other
+    /// then, so the sum of their own rates would be too high.
     pub(crate) fn over_span(self) -> Slice {
         let ops_per_s = self.ops as f64 / self.span.as_secs_f64().max(1e-9);
         Slice { ops_per_s, ..self }
     }
 
-    /// Checks that there were answers, and that all of them were right.
+    /// Checks that the workers did operations in this timed run, and that no operation returned a
+    /// wrong answer.
     ///
     /// # Errors
-    /// An error if an answer was wrong, or if there was no answer.
+    /// An error if an answer was wrong, or if no operation was done.
     pub(crate) fn check(&self, variant: &str) -> anyhow::Result<()> {
         ensure!(self.ops > 0, "{variant} did nothing in a slice");
         ensure!(self.wrong == 0, "{variant}: {} of {} answers were wrong", self.wrong, self.ops);
@@ -180,8 +190,8 @@ impl Slice {
 }
 
 impl Turn<'_> {
-    /// Calls `each` with 0, 1, 2 and so on until the slice is over. `each` does one operation, and
-    /// returns true if its answer was right.
+    /// Calls `each` with 0, 1, 2 and so on until the time slice is over. A call of `each` does one
+    /// operation, and returns true if its answer was right.
     pub(crate) fn run(self, mut each: impl FnMut(u64) -> bool) -> Laps {
         let mut next = 0;
         self.run_jobs(move || {
@@ -194,11 +204,12 @@ impl Turn<'_> {
         })
     }
 
-    /// Like [`Turn::run`], for work in cycles: after `cycle` calls of `each`, everything is as
-    /// before. When the slice is over, further calls complete the last cycle. They are not counted.
+    /// Like [`Turn::run`], for work whose effects cancel out after every `cycle` calls of `each`,
+    /// such as renames there and back. When the time slice is over, further calls complete the last
+    /// cycle. They are not counted.
     ///
     /// # Panics
-    /// If an answer after the end of the slice is wrong.
+    /// If a call of `each` that completes the last cycle returns false.
     pub(crate) fn run_cycles(self, cycle: u64, mut each: impl FnMut(u64) -> bool) -> Laps {
         let mut done = 0;
         let laps = self.run(|number| {
@@ -210,7 +221,8 @@ impl Turn<'_> {
         laps
     }
 
-    /// Calls `job` at least once, and until the slice is over. A job does some operations.
+    /// Calls `job` again and again until the time slice is over, and at least once. A call of `job`
+    /// does some operations, and returns their number.
     pub(crate) fn run_jobs(mut self, mut job: impl FnMut() -> Tally) -> Laps {
         self.is_ready = true;
         let mut laps = vec![];
@@ -241,12 +253,12 @@ impl Turn<'_> {
 impl Clock {
     /// Waits until all threads of the slice are ready.
     ///
-    /// One system call wakes all of them. With a lock in the barrier, each worker would be woken by
-    /// the one before. With hundreds of workers that takes minutes, because the first ones are
-    /// already working.
+    /// One futex call wakes all waiting workers at once. A usual barrier has a lock, and each woken
+    /// worker must take it before the next one can go on. With hundreds of workers that would take
+    /// minutes, because the workers that were woken first already keep the processors busy.
     fn wait(&self) {
-        // ORDERING: AcqRel, and Acquire below. All work before the barrier, in any worker, happens
-        // before any worker leaves the barrier.
+        // ORDERING: AcqRel here, Acquire for the load below. The work that a worker does before the
+        // barrier happens before any worker leaves the barrier.
         if self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
             futex::wake(&self.missing, u32::MAX, Scope::Private);
         }
@@ -260,16 +272,17 @@ impl Clock {
         }
     }
 
-    /// Returns the number of the current phase, counted from 0. After the last phase, returns the
-    /// number of phases.
+    /// Returns the number of the slice's current phase, counted from 0. After the last phase,
+    /// returns the number of phases.
     #[inline]
     pub(crate) fn phase(&self) -> usize {
         // ORDERING: Relaxed. A flag; results come back by joining.
         self.phase.load(Ordering::Relaxed)
     }
 
-    /// Waits for the phase `phase`, and calls `each` at `rate` per second while that phase lasts.
-    /// Returns the number of calls per second that were made. If the thread is late, it catches up.
+    /// Waits for the start of phase number `phase`, and then calls `each` `rate` times per second
+    /// until that phase ends. If a call is late, the next calls follow without a pause until they
+    /// have caught up. Returns the number of calls per second that were made.
     pub(crate) fn paced(&self, phase: usize, rate: u32, mut each: impl FnMut(u64)) -> f64 {
         let period = Duration::from_secs(1) / rate;
         while self.phase() < phase {
@@ -302,7 +315,8 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Runs one slice of `workers` threads for `time`. `work` gets the number of its worker.
+/// Runs one time slice of `workers` threads for `time`. `work` gets the number of the worker that
+/// calls it.
 ///
 /// # Panics
 /// If a worker panics.
@@ -315,9 +329,9 @@ pub(crate) fn run(
     together(&laps, 0)
 }
 
-/// Runs a slice of `workers` threads with several phases of `time` each. Calls `beside` on a
-/// further thread, with the clock that tells the current phase. Returns the phases of each worker,
-/// and the result of `beside`.
+/// Runs a slice (a timed run) of `workers` threads. The slice has `phases` phases, and each lasts
+/// for `time`. A further thread calls `beside` once, with the clock that tells the current phase.
+/// Returns the counts of each worker for each phase, and the result of `beside`.
 ///
 /// # Panics
 /// If a worker or `beside` panics.
@@ -362,8 +376,8 @@ pub(crate) fn run_laps<R: Send>(
     })
 }
 
-/// Returns for how long the calling thread was ready to run but waited for a processor. Returns 0
-/// if the kernel does not tell.
+/// Returns for how many nanoseconds the calling thread was ready to run but waited for a processor.
+/// Returns 0 if the kernel does not report that.
 fn run_delay_ns() -> u64 {
     let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     text.split_whitespace().nth(1).and_then(|field| field.parse().ok()).unwrap_or(0)
@@ -416,7 +430,9 @@ mod tests {
 
     #[test]
     fn phases_are_told_to_the_one_beside_and_counted_apart() {
-        // On a busy machine the further thread may not run during its phase. So try several times.
+        // The further thread calls its closure only in phase 1 of the slice, so that each call must
+        // see a phase of at least 1. On a busy machine the scheduler may not run the thread in that
+        // phase, so try several times.
         let rate = (0..50).find_map(|_| {
             let (laps, rate) = run_laps(
                 1,

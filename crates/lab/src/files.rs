@@ -1,27 +1,31 @@
-//! File systems on which the workloads of the lab run: corewalk's tmpfs in this process, the dentry
+//! The file systems on which the benchmarks run: corewalk's tmpfs in this process, the dentry
 //! caches of older kernels over that tmpfs, and the host kernel's tmpfs.
 //!
-//! `baseline` measures only lookups in tables of names. This module has all operations on names:
-//! open a directory, walk, stat, list, make, link, rename and remove. Each thread is a user of a
-//! file system ([`Files::user`]), and uses only files and directories that it has opened itself.
+//! The module `baseline` measures only lookups in maps of names. This module has all operations on
+//! names: open a directory, walk, stat, list, make, link, rename and remove. Each thread is a user
+//! of a file system ([`Files::user`]). It uses only files and directories that it has opened
+//! itself.
 //!
-//! - `corewalk`: `corewalk::Vfs` over `corewalk::tmpfs`, called as a library. Paths start at its
-//!   root.
+//! The benchmarks compare these variants:
+//! - `corewalk`: `corewalk::Vfs` with `corewalk::tmpfs` as its file system, called as a library.
+//!   Paths start at its root.
 //! - `linux`: system calls on the host's tmpfs. Paths start at a descriptor, as for `openat`.
-//! - `before-dcache-lock`, `before-global-lock`: the dentry caches of Linux 2.4 and 3.8, over
-//!   corewalk's tmpfs. Paths start at its root.
+//! - `before-dcache-lock`, `before-global-lock`: the dentry caches of Linux 2.4 and 3.8, with
+//!   corewalk's tmpfs as their file system. Paths start at its root.
 //!
-//! # Alike for all
-//! - The operations, the names, and the number of components of each path.
+//! # The same for all variants
+//! - All variants do the same operations on the same names, and each path has the same number of
+//!   components.
 //! - `stat` returns a copy of all attributes that the file system knows.
-//! - A list of names is first copied into the caller's buffer, as a server does.
+//! - A listing first copies the names into the caller's buffer, as a server does.
 //!
-//! # Not alike
+//! # Differences between the variants
 //! - The `before` variants check no permission.
-//! - `linux` pays for at least one system call per operation, and for several per list.
+//! - `linux` makes at least one system call per operation, and several system calls per listing.
+//!   Their cost is part of its results.
 //!
 //! # What it refuses
-//! There are no operations on the content of files, since the tables compare only names.
+//! There are no operations on the content of files, since the benchmarks compare only names.
 //!
 //! Source: path_resolution(7) and the man pages of the calls.
 
@@ -51,7 +55,7 @@ pub(crate) trait Files: Send + Sync {
     fn user(&self) -> Self::User<'_>;
 }
 
-/// The file operations of one thread. Paths are absolute. An operation that fails returns None or
+/// The file operations of one thread. All paths are absolute. A failed operation returns None or
 /// false.
 pub(crate) trait User {
     /// A directory or a file that is held open.
@@ -60,7 +64,7 @@ pub(crate) trait User {
     /// Opens the directory that `path` leads to.
     fn open_dir(&self, path: &[u8]) -> Option<Self::Node>;
 
-    /// Makes a directory or an empty regular file, which must not exist.
+    /// Makes a directory or an empty regular file. Fails if the name exists.
     fn make(&self, dir: &Self::Node, name: &[u8], kind: FileKind) -> Option<()>;
 
     /// Makes an empty regular file.
@@ -98,7 +102,7 @@ pub(crate) trait User {
     /// Opens what `path` leads to for reading and closes it.
     fn open_close(&self, path: &[u8]) -> bool;
 
-    /// Puts the names in `dir` into `list` in any order, without `.` and `..`.
+    /// Puts the names of the entries of `dir` into `list`, in any order, without `.` and `..`.
     fn list(&self, dir: &Self::Node, list: &mut List) -> bool;
 
     /// Opens the file that `path` leads to.
@@ -160,7 +164,7 @@ pub(crate) fn fill<F: Files>(files: &F, corpus: &Corpus) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the missing directories of a path. Returns the last directory of the path.
+/// Makes the missing directories of a path. Opens and returns the last directory of the path.
 ///
 /// # Errors
 /// An error if a directory cannot be made.
@@ -182,7 +186,8 @@ mod tests {
     use crate::before::Design;
     use crate::ours::Ours;
 
-    /// Makes the same calls in every file system, and checks the answers that must be the same.
+    /// Makes the same calls in the file system `files` as in every other one, and checks the
+    /// answers. The answers must be the same in all file systems.
     fn check<F: Files>(files: &F) {
         let (variant, user) = (files.variant(), files.user());
         let root = user.open_dir(b"/").expect("there is a root");
@@ -241,7 +246,8 @@ mod tests {
         check_links(&Host::new("links").unwrap());
     }
 
-    /// Compares every entry and every list of a tree with the corpus from which the tree was made.
+    /// Fills a file system with the tree of names `corpus`. Then compares every entry and every
+    /// listing of the file system with `corpus`.
     fn check_tree<F: Files>(files: &F, corpus: &Corpus) {
         fill(files, corpus).unwrap();
         let (variant, user) = (files.variant(), files.user());

@@ -1,17 +1,18 @@
 //! The lab: re-runs published tables on the user's own machine.
 //!
-//! Each table compares corewalk with usual designs in user space, with the host kernel, and with
-//! programs that are installed. All variants of a table are measured interleaved in one process.
-//! The figures are mainly ratios. Each table names the machine and shows the spread. Every run
-//! checks its answers, and losses are rows like wins.
+//! Each benchmark produces one table, and is called a table too. A table compares corewalk with
+//! usual designs in user space, with the host kernel, and with programs that are installed. All
+//! variants of a table are measured interleaved in one process. The figures are mainly ratios. Each
+//! table names the machine and shows the spread. Every run checks its answers. Rows in which
+//! corewalk is slower are shown like the others.
 //!
 //! # How it works
 //! `table` lists the tables, which are one file each in `table/`. `table::engine` measures all of
 //! them, and `samples` turns the measurements into rows. `crew` runs the threads of one
 //! measurement; `worker` and `client` are processes of a measurement. The measured variants are in
 //! `files`, `ours`, `baseline`, `before` and `peer`. The variants of the tables of IPC and of
-//! attributes are in `sems`, `queues`, `blocks` and `pairs`. The workloads are in `corpus`,
-//! `questions`, `race` and `job`.
+//! extended attributes are in `sems`, `queues`, `blocks` and `pairs`. The workloads are in
+//! `corpus`, `questions`, `race` and `job`.
 //!
 //! # Output
 //! The lab writes a text table to stdout, and everything else to stderr. `--json` writes a file: an
@@ -19,7 +20,8 @@
 //! `record` writes both forms into a folder, and `report` makes a page with plots.
 //!
 //! # What it refuses
-//! Figures from fewer than five rounds, and a comparison with figures of other machines.
+//! The lab gives no figures from fewer than five rounds, and compares no figures with those of
+//! other machines.
 //!
 //! Source: each table names its own.
 
@@ -100,7 +102,7 @@ enum Command {
         #[command(flatten)]
         pace: Pace,
     },
-    /// Runs tables and writes their results into a folder, as JSON and as text.
+    /// Runs benchmark tables and writes their results into a folder, as JSON and as text.
     Record {
         /// The tables to run, as `list` names them; all tables if none is named.
         #[arg(value_name = "TABLE", value_parser = table_of)]
@@ -161,7 +163,8 @@ struct Pace {
     seconds: Option<f64>,
 }
 
-/// Returns the table with this name. clap reports an unknown name and exits with status 2.
+/// Returns the benchmark table with this name. If there is none, clap reports the name and exits
+/// with status 2.
 fn table_of(word: &str) -> Result<&'static Table, String> {
     table::find(word).ok_or_else(|| format!("there is no table `{word}`; `list` names them"))
 }
@@ -238,8 +241,8 @@ pub(crate) fn run_table(table: &Table, settings: &Settings) -> anyhow::Result<Re
 }
 
 impl Report {
-    /// Returns the claims of the table, and for each claim whether the rows show it. A table that
-    /// this version of the lab does not know has none.
+    /// Returns the claims of the benchmark table, each with whether the rows of the report show it.
+    /// Returns no claim for a table that this version of the lab does not know.
     pub(crate) fn claims(&self) -> Vec<Claim> {
         table::find(self.table).map(|table| table.claims(&self.rows)).unwrap_or_default()
     }
@@ -250,8 +253,8 @@ impl Report {
     }
 }
 
-/// Returns the JSON of some tables: an object for one table, a list for several. Each row has its
-/// own line.
+/// Returns the JSON of some reports: an object for one benchmark table, a list for several. Each
+/// result row is on its own line.
 ///
 /// # Errors
 /// An error of serde_json, which no report causes.

@@ -1,30 +1,31 @@
 //! Bytes per entry, measured in a process of its own.
 //!
-//! A process that has freed memory uses it again, so the memory of a table cannot be measured in a
-//! process that has done other work. So the lab starts itself again for each variant. The new
-//! process loads the table twice, and reports the growth of its resident memory during the second
-//! load. The first load uses up memory that was free before. The names of the tree are loaded
-//! before both loads.
+//! A process that has freed memory uses it again. So the memory that a variant needs cannot be
+//! measured in a process that has done other work. The lab starts itself again for each variant.
+//! The new process first loads the names of the tree. Then it loads the variant twice, and reports
+//! the growth of its resident memory during the second load. The first load uses up memory that was
+//! free before.
 //!
 //! # Why resident memory
-//! All variants have resident memory in common. corewalk uses its own mapping and hardly calls
-//! malloc, while the other variants allocate everything by malloc. So the bytes of malloc would
-//! miss corewalk's, and the bytes of mappings would miss the others. Resident pages include
-//! malloc's headers, rounding and fragments. A test loads every variant under a counting allocator,
-//! and compares the allocated bytes and slots with the resident memory.
+//! Resident memory is the only measure that fits all variants. corewalk uses its own mapping and
+//! hardly calls malloc, while the other variants allocate everything by malloc. So a count of
+//! malloc's bytes would miss corewalk's memory, and a count of mapped bytes would miss the others'.
+//! Resident pages include malloc's headers, rounding and fragments. A test loads every variant
+//! under a counting allocator, and compares the allocated bytes and slots with the resident memory.
 //!
 //! # No huge pages
-//! The process first disables huge pages for itself. A huge page makes 2 MiB resident for its first
-//! used byte, once per mapping. So a variant with ten mappings would pay for 20 MiB without
-//! entries. This rounding belongs to the process and not to an entry. A test in `corewalk-sync`
-//! bounds it.
+//! The process first disables huge pages for itself. With huge pages, the first used byte of a
+//! mapping makes 2 MiB resident. So a variant whose table consists of ten mappings would seem to
+//! need 20 MiB even without names in it. This rounding would distort the bytes per name.
 //!
 //! # Rows
-//! Every variant has a row of resident bytes. A variant in type-stable memory has one more row,
-//! with `of=arenas`: the bytes of its slots, as the variant counts them.
+//! Every variant has a result row with its resident bytes. If a variant keeps its entries in
+//! type-stable memory, it also counts the bytes of its slots. This count is in one more row, with
+//! `of=arenas`.
 //!
-//! # What it refuses
-//! A measurement in the process that runs the table: without a program to start there are no rows.
+//! # Limits
+//! Only a new process of the lab can measure. If the lab cannot start itself again, there are no
+//! result rows, since a measurement in the first process would be wrong.
 //!
 //! Source: proc_pid_statm(5); `PR_SET_THP_DISABLE` in prctl(2).
 
@@ -42,7 +43,7 @@ use crate::ours::{OurTable, Ours};
 /// Returns the loaded table of `variant`.
 ///
 /// # Errors
-/// An error of loading, or if there is no such variant.
+/// If the variant cannot be loaded, or if there is no such variant.
 pub(crate) fn load(variant: &str, corpus: &Corpus) -> anyhow::Result<Box<dyn Namespace>> {
     Ok(match variant {
         "corewalk" => Box::new(Ours::load(corpus)?),
@@ -56,13 +57,13 @@ pub(crate) fn load(variant: &str, corpus: &Corpus) -> anyhow::Result<Box<dyn Nam
     })
 }
 
-/// Returns the bytes that `variant` takes for `entries` entries: the growth of resident memory, and
-/// the bytes of slots in use. A variant without type-stable memory has 0 bytes of slots. Loads the
-/// table in this process, and disables huge pages for the process.
+/// Returns the bytes that `variant` needs for `entries` entries: the growth of resident memory, and
+/// the bytes of slots in use. A variant without type-stable memory reports 0 bytes of slots. This
+/// function loads the variant in the calling process, and disables huge pages for the process.
 ///
 /// # Errors
-/// If there is no such variant, `/proc` cannot be read, or the kernel is older than Linux 3.15 and
-/// cannot disable huge pages.
+/// If the name `variant` is unknown, if `/proc` cannot be read, or if huge pages cannot be
+/// disabled. Linux before 3.15 cannot disable them.
 pub(crate) fn measure(variant: &str, entries: usize) -> anyhow::Result<(u64, u64)> {
     disable_transparent_huge_pages(true).context("switching huge pages off")?;
     let corpus = Corpus::collect(entries);
@@ -73,10 +74,11 @@ pub(crate) fn measure(variant: &str, entries: usize) -> anyhow::Result<(u64, u64
     Ok((resident, second.stats().bytes))
 }
 
-/// Returns the result of [`measure`] in a new process: `program memory VARIANT ENTRIES`.
+/// Runs `program memory VARIANT ENTRIES` in a new process, which calls [`measure`], and returns the
+/// result of that call: the bytes that the variant needs.
 ///
 /// # Errors
-/// If the process does not start, fails, or prints something else.
+/// If the process does not start, fails, or prints anything else than two numbers.
 pub(crate) fn measure_apart(
     program: &Path,
     variant: &str,
@@ -109,8 +111,8 @@ mod tests {
     #[global_allocator]
     static ALLOC: Counting = Counting::new();
 
-    /// The number of entries of a tree. It is so large that the fixed cost of a table hardly
-    /// counts.
+    /// The number of entries of a tree. The tree is so large that the fixed memory of a variant
+    /// hardly counts.
     const ENTRIES: usize = 40_000;
 
     /// Checks one variant in a process of its own.
@@ -121,8 +123,9 @@ mod tests {
         let before = ALLOC.live().bytes;
         let table = load(variant, &corpus).unwrap();
         let asked = ALLOC.live().bytes - before + table.stats().bytes;
-        // The lower bound allows for allocated slots that are not in use yet. The upper bound
-        // allows for malloc's headers and rounding, and for the old arrays of a table that grew.
+        // The bounds of the resident memory. The lower bound allows for allocated slots that are
+        // not in use yet. The upper bound allows for malloc's headers and rounding, and for the old
+        // arrays of a hash table that grew.
         let least = asked - asked / 32;
         let most = asked + asked * 2 / 5;
         assert!(

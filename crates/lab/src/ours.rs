@@ -2,15 +2,15 @@
 //! ([`OurTable`]).
 //!
 //! A lookup takes a parent's inode number and a name. It returns an inode number and adds one
-//! reference for the client. The FUSE server makes this call too, and reads the attributes from the
-//! file system below afterwards, which is not measured. All names are made before the measurement
-//! and stay in the cache, which evicts none. The cache counts its calls of the file system below.
-//! There must be none during a measurement.
+//! reference for the FUSE client. corewalk's FUSE server makes the same lookup for a LOOKUP
+//! request. It then also reads the attributes from its file system, which is not measured here. All
+//! names are made before the measurement and stay in the cache. So the cache must answer each
+//! lookup by itself. If it calls its file system during a measurement, the measurement fails.
 //!
 //! The inode table is for a server that stores and finds its files itself. It checks no
-//! permissions, and has no call for a path. So a walk looks up one name after the other, and
-//! references each node on the way. Each entry has one lookup of the client, as in the other tables
-//! of inodes.
+//! permissions, and has no call that resolves a path. So a walk looks up one name after the other,
+//! and references each node on the way. Each entry has a client lookup count of 1, as in the other
+//! variants that are tables of inodes.
 //!
 //! Source: `corewalk::vfs`, `corewalk::InodeTable`.
 
@@ -32,7 +32,8 @@ use crate::job::User;
 use crate::questions::Questions;
 use crate::ramfs::Ramfs;
 
-/// The budget of the cache in bytes. It is larger than any tree, so nothing is evicted.
+/// The memory budget of the cache in bytes. The budget is larger than any tree, so no entry is
+/// evicted.
 const CACHE_BYTES: u64 = 4 << 30;
 /// Entries there is room for over a tmpfs.
 const TMPFS_ENTRIES_MAX: u32 = 1 << 22;
@@ -55,8 +56,8 @@ impl Ours {
         Ok(filled(Ours::empty(corpus.len())?, corpus))
     }
 
-    /// Returns a namespace with a root and room for `capacity` names. All names must stay in its
-    /// cache, since the file system below keeps none.
+    /// Returns a namespace with a root and room for `capacity` names. The file system below it
+    /// keeps no names, so all names must stay in the cache.
     ///
     /// # Errors
     /// If the namespace cannot be made.
@@ -76,8 +77,8 @@ impl Ours {
         Ok(Ours { vfs: Vfs::new(fs, options(entries_max))?, cred: Cred::prechecked(0, 0) })
     }
 
-    /// Returns a root and a working directory, as a process has them. A thread takes these
-    /// references once.
+    /// Returns references to a root and a working directory, as a process has them. A thread takes
+    /// these references once, and not for each call.
     pub(crate) fn fs_struct(&self) -> FsStruct<'_> {
         let root = self.vfs.root_path();
         FsStruct { cwd: root.clone(), root }
@@ -190,7 +191,8 @@ impl Dentries for Ours {
         self.vfs.inode(parent).is_ok_and(|dir| self.remove(&dir, name))
     }
 
-    /// Does jobs with its own root and working directory, as a process has them.
+    /// Does the jobs of one simulated user in the calling thread. The user has its own references
+    /// to a root and a working directory, as a process has.
     fn be_user(&self, user: &User, turn: Turn<'_>) -> Laps {
         let at = self.fs_struct();
         let open = |path: &[u8]| Some(self.find(&at, path)?.ino());
@@ -199,7 +201,8 @@ impl Dentries for Ours {
 }
 
 impl OurTable {
-    /// Returns a table with all entries of `corpus`. Each entry has one lookup.
+    /// Returns corewalk's inode table with all entries of `corpus`, the tree of names that all
+    /// variants hold. Each entry has a lookup count of 1, as if the client had looked it up once.
     ///
     /// # Errors
     /// If the table cannot be made.

@@ -1,13 +1,14 @@
-//! The multimaps of unique (key, value) pairs that the table `mbcache` compares.
+//! The multimaps of unique (key, value) pairs that the benchmark table `mbcache` compares.
 //!
 //! | variant | design |
 //! |---|---|
 //! | `corewalk` | `corewalk-mbcache` |
 //! | `mutex-shards` | 64 hash tables with a mutex each; two values stand beside the key |
 //!
-//! The hash tables have room for all keys from the start. They have no byte budget, drop no entry,
-//! and cannot tell which entry is in use. Their find copies a value under the lock. The find of
-//! `corewalk` takes a reference of the entry and drops it.
+//! `mutex-shards` has less work to do than `corewalk`. Its hash tables have room for all keys from
+//! the start. They have no byte budget, drop no entry, and cannot tell which entry is in use. A
+//! find in `mutex-shards` copies a value under the lock. A find in `corewalk` takes a reference of
+//! the entry and drops it.
 //!
 //! Source: document 004 (Kara, December 2015).
 
@@ -35,7 +36,7 @@ pub(crate) trait Pairs: Sync {
     /// Enters a pair; false if it is there.
     fn create(&self, key: u64, value: u64) -> bool;
 
-    /// Removes a pair. Returns false if the pair is missing, or another thread uses it.
+    /// Removes a pair. Returns false if the pair does not exist, or if another thread uses it.
     fn delete(&self, key: u64, value: u64) -> bool;
 }
 

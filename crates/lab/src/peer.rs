@@ -1,15 +1,16 @@
-//! Mounts of the file systems that a table compares. A run leaves no mount and no server behind.
+//! Mounts the file systems that a benchmark compares. After a run, no mount and no server process
+//! is left.
 //!
 //! A mount is a server process and a mount point in a folder for temporary files. It is ready when
-//! `/proc/self/mounts` has the mount point. When a mount is dropped, however the run ends, the
-//! mount point is unmounted lazily, even if a process uses it. Then the run waits for the server,
-//! kills it if it does not end, and removes the folders. SIGINT and SIGTERM set a flag that the run
-//! checks between two steps. Servers have process groups of their own, so the SIGINT of a terminal
-//! does not reach them.
+//! `/proc/self/mounts` has the mount point. However a run ends, each mount is dropped. The drop
+//! unmounts the mount point lazily, even if a process uses it. It then waits for the server, kills
+//! the server if it does not end in time, and removes the folders. SIGINT and SIGTERM only set a
+//! flag that the run checks between two steps. Each server is in a process group of its own, so a
+//! SIGINT from the terminal does not reach it.
 //!
-//! # What it refuses
-//! A peer that is not installed is skipped. The run prints its name, and measures no other program
-//! in its place.
+//! # Missing programs
+//! If the program of a server is not installed, the benchmark prints its name and skips this
+//! server. It measures no other program in its place.
 //!
 //! Source: mount.fuse(8), umount2(2), signal(7).
 
@@ -37,13 +38,14 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 pub(crate) const TMPFS: &str = "/dev/shm";
 /// How long a server may take to mount, and to leave.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time between two checks of a condition that has no event to wait for.
+/// Time between two checks of a condition for which the process cannot wait in the kernel.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// A folder for all files of one run. Dropping the value removes the folder.
 pub(crate) struct Scratch(PathBuf);
 
-/// A directory to measure: a mount with its server process, or a plain directory of the host.
+/// A directory on which a benchmark runs: a mount with its server process, or a plain directory of
+/// the host.
 pub(crate) struct Mounted {
     /// The name in the rows.
     pub(crate) variant: &'static str,
@@ -53,8 +55,8 @@ pub(crate) struct Mounted {
 }
 
 impl Scratch {
-    /// Makes a folder on the host's tmpfs. If the host has no tmpfs, makes it in the folder for
-    /// temporary files.
+    /// Makes a folder on the host's tmpfs. If the host has no tmpfs, makes the folder in the
+    /// directory for temporary files.
     ///
     /// # Errors
     /// An error if the folder cannot be made.
@@ -134,8 +136,8 @@ impl Mounted {
         }
     }
 
-    /// Returns the processor time that the server's threads have used, in nanoseconds. Returns 0 if
-    /// there is no server, or if the kernel does not tell.
+    /// Returns the nanoseconds of processor time that the server's threads have used. Returns 0 if
+    /// there is no server, or if the kernel does not report the time.
     pub(crate) fn cpu_ns(&self) -> u64 {
         let of = |thread: Pid| {
             let text = fs::read_to_string(format!("/proc/{}/schedstat", thread.as_raw_pid()));
@@ -144,8 +146,9 @@ impl Mounted {
         self.threads().into_iter().filter_map(of).sum()
     }
 
-    /// Returns the options of the mount as the kernel reports them (proc_pid_mounts(5)), and the
-    /// number of threads of the server. A comparison of mounts could be unfair if these differ.
+    /// Returns two properties of the mount: its options as the kernel reports them
+    /// (proc_pid_mounts(5)), and the number of threads of the server. If these differ between two
+    /// mounts, a comparison could be unfair.
     ///
     /// # Errors
     /// An error if the directory is not mounted.
@@ -195,8 +198,8 @@ impl Drop for Mounted {
     }
 }
 
-/// Checks that neither SIGINT nor SIGTERM has come. After the first call these signals do not end
-/// the process.
+/// Returns an error if SIGINT or SIGTERM has come. From the first call of this function on, these
+/// signals do not end the process.
 ///
 /// # Errors
 /// An error once one of the signals has come.

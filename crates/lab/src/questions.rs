@@ -1,13 +1,15 @@
-//! The questions that one worker asks: targets that were drawn before the measurement.
+//! The operations (questions) that one worker thread measures, such as the lookup of a name. Their
+//! names and paths are drawn at random before the measurement.
 //!
-//! A loop that draws a random target and then loads its name from a large array measures that load
-//! as well. A server has the name of a request in its processor's cache. So the questions of a
-//! worker are in one array in the order of their use, which the processor prefetches. Only the
-//! memory of the measured design misses the cache.
+//! In a server, the name of a request is already in the processor's cache. So a benchmark should
+//! not measure how it loads the next name. A loop that draws a random name from a large array would
+//! measure that load too. Therefore each worker has its names in one array, in the order of their
+//! use, which the processor prefetches. Then only the memory of the measured variant misses the
+//! cache.
 //!
 //! # Answers
-//! Each question has its right answer. A worker compares inode numbers after every operation. It
-//! compares the length of a path after every operation, and its bytes after every sixteenth.
+//! Each question has its right answer. After every operation a worker compares the inode number, or
+//! the length of the path. After every sixteenth path it also compares the bytes.
 //!
 //! Source: Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled",
 //! 2014.
@@ -23,8 +25,8 @@ const COMPARE_EVERY: u64 = 16;
 /// The kinds of questions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
-    /// From parent and name to inode number, with one reference for the client: the work of a FUSE
-    /// LOOKUP on names.
+    /// A lookup, from parent and name to inode number. It adds one reference for the client. This
+    /// is the part of a FUSE LOOKUP that concerns names.
     Lookup,
     /// Inode number to full path, owned by the caller.
     Path,
@@ -73,8 +75,8 @@ pub(crate) struct Tally {
 }
 
 impl Questions {
-    /// Returns `draws` random questions of `op`. The targets are entries of `pool`, or of `corpus`
-    /// if `pool` is empty.
+    /// Returns `draws` random operations of the kind `op`. Their targets are entries of `pool`, or
+    /// any entries of the tree `corpus` if `pool` is empty.
     pub(crate) fn draw(
         corpus: &Corpus,
         op: Op,
@@ -103,8 +105,8 @@ impl Questions {
         questions
     }
 
-    /// Asks the questions in turn, from question `first` on, until the slice ends. `ask` returns
-    /// true if the answer was right.
+    /// Does one operation (question) after the other, from number `first` on, until the time slice
+    /// ends. `ask` does one operation, and returns true if its answer was right.
     #[inline]
     pub(crate) fn ask(
         &self,
@@ -130,7 +132,8 @@ impl Questions {
     }
 }
 
-/// Returns true if `path` is right. `number` is the number of the operation.
+/// Returns true if `path` is the expected path. The lengths are compared after every operation. The
+/// bytes are compared only if `number`, the number of the operation, is a multiple of 16.
 #[inline]
 pub(crate) fn is_path(expected: &[u8], path: Option<&[u8]>, number: u64) -> bool {
     let Some(path) = path else { return false };
@@ -138,7 +141,8 @@ pub(crate) fn is_path(expected: &[u8], path: Option<&[u8]>, number: u64) -> bool
     path.len() == expected.len() && (!is_compared || path == expected)
 }
 
-/// A small random number generator (xorshift64*), which is good enough to choose targets.
+/// A small random number generator (xorshift64*). It is good enough to choose the names, paths and
+/// semaphores that a benchmark uses.
 pub(crate) struct Rng(pub u64);
 
 impl Rng {

@@ -1,6 +1,7 @@
 //! The message queues of the host kernel and of corewalk, behind one trait.
 //!
-//! Each receive checks the type, the length, the number and the last byte of the message.
+//! The benchmark checks each received message: its type, its length, its last byte, and the number
+//! that the sender wrote into its text.
 //!
 //! Source: msgop(2).
 
@@ -21,11 +22,13 @@ pub(crate) trait Queues: Sync {
 
     fn message(&self, bytes: usize) -> Self::Message;
 
-    /// Sends a message with a type and a number. Returns true if the call succeeds.
+    /// Sends a message with a type, and with a number in its text. Returns true if the call
+    /// succeeds.
     fn send(&self, queue: usize, kind: u8, number: u64, message: &mut Self::Message) -> bool;
 
-    /// Receives the first message of a type and returns its number. Returns None if the call fails
-    /// or the content is wrong.
+    /// Receives the first message of a type, and returns the number that the sender wrote into the
+    /// message. Returns None if the call fails, or if the length or the last byte of the message is
+    /// wrong.
     fn receive(&self, queue: usize, kind: u8, message: &mut Self::Message) -> Option<u64>;
 
     /// Returns true if nothing can be received from a queue.
@@ -41,7 +44,7 @@ pub(crate) struct Words {
     bytes: usize,
 }
 
-/// Returns the low bytes of a number, as many as a text of `bytes` bytes can hold.
+/// Returns the low bytes of `number`: as many as fit into a message of `bytes` bytes.
 fn cut(number: u64, bytes: usize) -> u64 {
     if bytes < 8 { number & ((1 << (8 * bytes)) - 1) } else { number }
 }
@@ -143,7 +146,7 @@ impl Queues for Ours {
     }
 }
 
-/// Sends and receives messages of one type on one queue until the slice ends.
+/// Sends a message of one type to a queue and receives it again, until the time slice ends.
 pub(crate) fn pairs<Q: Queues>(
     queues: &Q,
     queue: usize,

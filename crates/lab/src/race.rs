@@ -1,16 +1,16 @@
 //! Readers translate dentries to paths as fast as they can, while writers rename files.
 //!
-//! The load of document 000: processes of a database ask for the paths of their files while other
-//! processes change names. A reader asks for the paths of a few dentries again and again, and
-//! compares each path with the right ones. A writer renames a file or directory to another name and
-//! back.
+//! The load is that of document 000: processes of a database ask for the paths of their files while
+//! other processes change names. A reader asks for the paths of a few dentries again and again. It
+//! compares each path with all paths that the dentry can have. A writer renames a file or directory
+//! to another name and back.
 //!
-//! # When a race counts
-//! A writer that waits for a processor disturbs no reader, so every design would look better than
-//! it is. So each worker also measures how long it was ready to run but waited for a processor
-//! (`run_delay`). The outcome has the time of these waits. The time of waits for a lock is not
-//! included: a wait for a lock is a property of the design, but a wait for a processor is one of
-//! the machine.
+//! # Waits for a processor
+//! If a writer has to wait for a processor, it renames nothing meanwhile and disturbs no reader.
+//! Then every design would look better than it is. For this reason each worker also measures how
+//! long it was ready to run but waited for a processor (`run_delay`). The result of a race (a run
+//! of readers and writers) contains this time. It does not contain waits for a lock: such a wait is
+//! a property of the design, but a wait for a processor is one of the machine.
 //!
 //! Source: documents 000 and 001; `/proc/thread-self/schedstat`, clock_gettime(2).
 
@@ -20,11 +20,12 @@ use crate::baseline::Namespace;
 use crate::crew::{self, Laps, Pinning, Slice, Turn};
 use crate::questions::Tally;
 
-/// Number of operations of one job. The number is even, so that a job of a writer ends with the old
-/// name.
+/// Number of operations of one job. A writer renames its file to a second name and back by turns.
+/// The number is even, so that after a job the file has its first name again.
 const CHUNK: usize = 64;
 
-/// The questions of one reader: inode numbers, each with every path that it can have.
+/// The questions of one reader: inode numbers, each with all paths that the inode can have during
+/// the race.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader(pub(crate) Vec<(u64, Vec<Vec<u8>>)>);
 
@@ -42,8 +43,8 @@ pub(crate) struct Writer {
 pub(crate) struct Outcome {
     pub(crate) reads: Slice,
     pub(crate) renames: Slice,
-    /// The number of times that a rename made a translation start again. It is 0 if the namespace
-    /// does not count them.
+    /// How often a rename made a path translation start again. The count is 0 if the namespace does
+    /// not count restarts.
     pub(crate) retries: u64,
 }
 
@@ -64,8 +65,8 @@ impl Reader {
 }
 
 impl Writer {
-    /// Renames there and back until the slice is over. Does so once before the measurement starts,
-    /// so that the cache knows both names.
+    /// Renames the file to its second name and back, until the time slice is over. Also does so
+    /// once before the measurement starts, so that the cache knows both names.
     ///
     /// # Panics
     /// If a rename fails.
@@ -95,8 +96,9 @@ impl Outcome {
     }
 }
 
-/// Runs one race with the readers in `racer` and the writers in `renamed`. Both are the same
-/// namespace, unless a table measures how much two namespaces slow each other down.
+/// Runs one race: `readers` translate paths in the namespace `racer`, and `writers` rename in the
+/// namespace `renamed`. Usually both are the same namespace. A benchmark passes two namespaces to
+/// measure how much readers are slowed down by renames that do not concern them.
 ///
 /// # Panics
 /// If a rename fails, or a thread panics.

@@ -1,15 +1,15 @@
-//! A file system that keeps nothing, below the corewalk that is compared with the designs of
-//! `before`.
+//! A file system that stores no names. corewalk uses it as its file system when it is compared with
+//! the dentry caches of old kernels (`before`).
 //!
-//! In the kernels of these designs, the dentry cache itself holds the names of a file system in
-//! memory: ramfs keeps no names. corewalk asks its file system before it changes its cache, and a
-//! file system that keeps names would be measured too. So `Ramfs` only hands out inode numbers and
-//! allows every change. The cache has room for all names and evicts none. A name that is not in the
-//! cache does not exist.
+//! In ramfs of an old kernel, the dentry cache is the only place that has the names of files.
+//! corewalk asks its file system before it changes its cache. If that file system stored names too,
+//! the benchmark would measure more work for corewalk than for the kernels of `before`. So `Ramfs`
+//! only hands out inode numbers and allows every change. corewalk's cache has room for all names
+//! and evicts none. A name that is not in the cache does not exist.
 //!
-//! # What it refuses
-//! Content, listings and changes of attributes. The cache must never be full, since an evicted name
-//! would be lost.
+//! # Limits
+//! `readdir`, `read`, and renames that replace or exchange names return an error. Attributes never
+//! change. The cache must never be full, since the name of an evicted entry would be lost.
 //!
 //! Source: Linux `fs/ramfs/inode.c`, `simple_lookup` of `fs/libfs.c`; `corewalk::fs`.
 

@@ -1,11 +1,12 @@
 //! The report of results: one page without further files.
 //!
 //! `corewalk-lab report --out DIR` writes `DIR/index.html`. The page starts with one line per
-//! table: the claim in a sentence, the ratio of one row, and a word that tells whether the claims
-//! hold. Each table has one plot of the rows that its claim is about, with the published curve
-//! beside it if there is one. All other rows are below it, folded.
+//! benchmark table. The line has the claim in a sentence, the ratio of one result of corewalk to
+//! its baseline, and whether the claims hold. Below, each table has one plot of the rows that its
+//! claim is about. If the source of the table published a curve, the plot shows it too. All other
+//! rows are below the plot, folded.
 //!
-//! The page is XHTML with inline SVG, without scripts and without a request to any other place. A
+//! The page is XHTML with inline SVG. It has no scripts and loads nothing from another place. A
 //! claim that does not hold is shown like one that holds.
 //!
 //! # How it works
@@ -44,11 +45,12 @@ pub(crate) fn write(folder: &Path, reports: &[Report]) -> anyhow::Result<PathBuf
 
 /// Returns the tables in `files`, in the order of the files.
 ///
-/// The rows borrow their names from the text of the files. That text is leaked, which is harmless,
-/// because the program ends after the page is written.
+/// The result rows borrow their names from the text of these JSON files. So the text must live as
+/// long as the program, and it is leaked. That is harmless, because the program ends after it has
+/// written the page of the report.
 ///
 /// # Errors
-/// If a file cannot be read, or is not the output of a run.
+/// If a file cannot be read, or is not the JSON that a run of the lab writes.
 pub(crate) fn read(files: &[PathBuf]) -> anyhow::Result<Vec<Report>> {
     let mut reports = vec![];
     for file in files {

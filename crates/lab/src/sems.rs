@@ -1,22 +1,24 @@
-//! The semaphore sets of the host kernel, of corewalk and of the designs of document 002, behind
-//! one trait.
+//! One trait for the semaphore sets that the benchmarks compare. They are those of the host kernel,
+//! of corewalk, and of Linux before and with the patches of document 002 (Bueso, March 2013).
 //!
-//! The tables `semop-multi`, `ipc-users` and `wakeup` call all variants in the same way. The trait
-//! is generic and the operations of a call are an array. So a call costs only a copy of six bytes
-//! per operation more than a direct call.
+//! The benchmark tables `semop-multi`, `ipc-users` and `wakeup` call all variants in the same way.
+//! The trait is generic and the operations of a call are an array. So compared with a direct call,
+//! a call through the trait costs only a copy of six bytes per operation.
 //!
+//! Beside the designs of document 002, which are in `before::sems`, there are three variants:
 //! - `linux`: semop(2) of the host kernel, through libc.
-//! - `corewalk`: `corewalk-ipc`, in this process, or in a file that several processes map
-//!   (`worker`).
-//! - `preload`: the calls of `linux` in processes, with the library that `corewalk ipc exec`
-//!   preloads.
+//! - `corewalk`: `corewalk-ipc`, in the memory of this process, or in a file that several processes
+//!   map (`worker`).
+//! - `preload`: processes that make the calls of `linux`, but with the library that `corewalk ipc
+//!   exec` preloads, so corewalk answers them.
 //!
 //! The designs of document 002 are in `before::sems`.
 //!
 //! # Users
-//! A caller passes the number of its user. corewalk and the designs of document 002 treat each user
-//! as a process with its own undo records. The kernel treats all threads of this process as one
-//! user. The threads of a load that simulates one program are one user.
+//! Each operation has a user number, which says for which simulated process it is done. corewalk
+//! and the designs of document 002 treat each user as a process with its own undo records. The host
+//! kernel ignores the number, and treats all threads of this process as one user. A load that
+//! simulates a single program passes the same user number in all its threads.
 //!
 //! Source: semop(2).
 
@@ -41,14 +43,14 @@ pub(crate) trait Sems: Sync {
     /// Returns the name in the rows.
     fn variant(&self) -> &'static str;
 
-    /// Returns the nanoseconds for which all users together waited for locks, and the number of
-    /// waits. Returns None if the variant does not count them.
+    /// Returns how many nanoseconds all users (simulated processes) together waited for locks, and
+    /// the number of these waits. Returns None if this implementation does not count waits.
     fn waited(&self) -> Option<(u64, u64)> {
         None
     }
 
-    /// Returns the identifiers of the sets, with which another process joins them ([`Linux::join`],
-    /// [`Ours::join`]).
+    /// Returns the identifiers of the sets. With them another process can use the same sets
+    /// ([`Linux::join`], [`Ours::join`]).
     fn ids(&self) -> Vec<i32> {
         vec![]
     }
@@ -88,15 +90,17 @@ pub(crate) struct Ours {
     namespace: Namespace,
 }
 
-/// Runs `work` on a thread with its own IPC namespace of the kernel, if the process has the
-/// privilege. The kernel then removes all sets when the process ends, even after a crash.
+/// Runs `work` on a thread that has its own IPC namespace of the kernel, if the process has the
+/// privilege to make one. When the process ends, even by a crash, the kernel removes all sets in
+/// that namespace.
 ///
 /// # Panics
 /// If `work` does.
 pub(crate) fn apart<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     let inside = || {
-        // Without the privilege, the sets are in the namespace of the process. Then only the drop
-        // of a `SemSet` removes its set.
+        // A new IPC namespace needs a privilege. Without it, the sets are made in the IPC namespace
+        // of this process. There they would outlive the process, so each `SemSet` removes its set
+        // when it is dropped.
         let _ = sysv::unshare_ipc();
         work()
     };
@@ -113,10 +117,12 @@ pub(crate) fn made<S: Sems>(mut sems: S, counts: &[u16]) -> anyhow::Result<S> {
     Ok(sems)
 }
 
-/// Checks that each semaphore of a set has the value that `right` returns for it.
+/// Checks the value of each semaphore of a set. `right` returns the right value for a semaphore
+/// number.
 ///
 /// # Errors
-/// If a value differs, or the set is not there.
+/// If the value of a semaphore differs from the one that `right` returns, or if the set does not
+/// exist.
 pub(crate) fn check<S: Sems>(
     sems: &S,
     set: usize,
@@ -134,8 +140,8 @@ pub(crate) fn check<S: Sems>(
 }
 
 impl Linux {
-    /// Returns the sets that another process made, from the identifier of each set and its number
-    /// of semaphores.
+    /// Returns semaphore sets that another process made. `sets` has the identifier and the number
+    /// of semaphores of each.
     pub(crate) fn join(sets: &[(i32, u16)]) -> Linux {
         Linux(sets.iter().map(|(id, count)| (SemSet::attach(*id), *count)).collect())
     }
@@ -197,7 +203,7 @@ impl Ours {
         Ok(Ours { users, sets: vec![], queues: vec![], namespace })
     }
 
-    /// Opens the namespace in a file, with this process as its user. Makes the file if it is
+    /// Opens the namespace in `file`, with this process as its only user. Makes the file if it is
     /// missing.
     ///
     /// # Errors
@@ -211,8 +217,9 @@ impl Ours {
         Ok(Ours { users: vec![user], sets: vec![], queues: vec![], namespace })
     }
 
-    /// Returns a new namespace for one slice of round trips: with two users in this process, or in
-    /// `file` if the answering side is a process.
+    /// Returns a new namespace for one time slice of round trips. If both sides are threads, the
+    /// namespace has two users and is in the memory of this process. If the answering side is a
+    /// process, the namespace is in `file`.
     ///
     /// # Errors
     /// Those of [`Ours::new`] and [`Ours::open`].
@@ -224,8 +231,8 @@ impl Ours {
         Ours::open(file)
     }
 
-    /// Returns the namespace with the sets that another process made, from the identifier of each
-    /// set and its number of semaphores.
+    /// Returns the namespace with semaphore sets that another process made in it. `sets` has the
+    /// identifier and the number of semaphores of each.
     pub(crate) fn join(self, sets: &[(i32, u16)]) -> Ours {
         Ours { sets: sets.iter().map(|(id, _)| SemId::from_raw(*id)).collect(), ..self }
     }

@@ -1,16 +1,17 @@
 //! The tables: what each one measures and where it comes from.
 //!
-//! Each table declares ([`Table`]) the sweeps that it measures and a function that measures them.
-//! The file `words.json` has the texts of all tables, the figures of their sources, and the claims
-//! with their bounds. A claim that needs more than a bound is a function of its table. One engine
-//! measures all tables (`engine`). It runs the variants interleaved in one process, round by round,
-//! each time in another order. So neither drift of the machine nor the order favours a variant. A
-//! run has at least five rounds. `samples` turns the measurements into rows, and `shape` tests the
-//! claims.
+//! A table is a benchmark. It declares ([`Table`]) the sweeps that it measures and a function that
+//! measures them. The file `words.json` has the texts of all tables, the figures of their sources,
+//! and the claims with their bounds. A claim that needs more than a bound is a function of its
+//! table. One engine measures all tables (`engine`). It runs the variants interleaved in one
+//! process, round by round, each time in another order. So neither a drift of the machine nor the
+//! order favours a variant. A run has at least five rounds. `samples` turns the measurements into
+//! rows, and `shape` tests the claims.
 //!
 //! # How long it takes
-//! The sweeps tell the duration of a run before it starts. With the default settings the slices of
-//! all tables take less than a third of an hour on two cores, which a test checks.
+//! A sweep is a list of the sets of parameters to measure. The duration of a run is computed from
+//! the sweeps before it starts. With the default settings the measured time of all tables is less
+//! than a third of an hour on two cores, which a test checks.
 
 mod aim7_short;
 mod create_one_dir;
@@ -70,12 +71,14 @@ mod prelude {
 pub(crate) struct Table {
     /// The name on the command line.
     pub(crate) name: &'static str,
-    /// Returns the claims that `words.json` does not state, and for each claim whether the rows
-    /// show it.
+    /// Returns those claims of the benchmark table that are not in `words.json`. A [`Claim`] is a
+    /// statement about corewalk's speed, and says whether the given result rows confirm it.
     pub(crate) other_claims: fn(&[Row]) -> Vec<Claim>,
     /// Returns the cells that a run measures.
     pub(crate) sweeps: fn(&Settings) -> Vec<Sweep>,
-    /// Measures the sweeps. Returns an error if an answer is wrong, or a required part is missing.
+    /// Runs the measurements of this benchmark table: each variant with each set of parameters that
+    /// `sweeps` returns. Returns an error if an answer is wrong, or if something that the
+    /// measurement needs is missing.
     pub(crate) run: fn(&Run<'_>, &mut Samples) -> anyhow::Result<()>,
 }
 
@@ -109,13 +112,15 @@ pub(crate) struct Words {
     pub(crate) note: Vec<&'static str>,
 }
 
-/// The rows of a plot: all rows of one metric that have exactly the parameters `x` and `at`.
+/// Selects the result rows that a plot shows: all rows with the metric `metric` whose parameters
+/// are exactly `x` and those in `at`.
 #[derive(Deserialize)]
 pub(crate) struct Plot {
     /// The parameter along the plot.
     pub(crate) x: &'static str,
     pub(crate) metric: &'static str,
-    /// The other parameters and their values as text. The value `*` matches any value.
+    /// The other parameters that a plotted row has besides `x`, and their values as text. With the
+    /// value `*`, rows with any value of the parameter are plotted.
     pub(crate) at: Vec<(&'static str, &'static str)>,
     /// The value of `x` whose ratio stands on the front page.
     pub(crate) headline: &'static str,
@@ -133,7 +138,8 @@ pub(crate) struct Published {
 }
 
 impl Words {
-    /// Returns the published figures as text: one line for each curve, followed by the note.
+    /// Returns, as text, the figures of the document that this benchmark repeats. There is one line
+    /// for each curve in `published`, followed by the lines of `note`.
     pub(crate) fn figures(&self) -> String {
         let mut lines = vec![];
         if let Some(Published { x, unit, curves }) = &self.published {
@@ -181,23 +187,24 @@ pub(crate) struct Settings {
     pub size: Size,
     /// Thread or process counts.
     pub threads: Vec<usize>,
-    /// The time for which each variant is measured per row, over all rounds.
+    /// The total time for which a variant is measured for one result row, over all rounds.
     pub time_per_row: Duration,
     /// Rounds.
     pub rounds: usize,
-    /// The program of the lab, which tables start again for hidden subcommands. It is None in unit
-    /// tests, since a test program has no subcommands.
+    /// The path of the lab's own program. Some benchmarks start it again with hidden subcommands.
+    /// It is None in unit tests, since a test program has no subcommands.
     pub(crate) program: Option<PathBuf>,
 }
 
 impl Settings {
-    /// Returns the requested thread counts that are at most the number of processors. If all are
-    /// larger, returns 1.
+    /// Returns those of the requested thread counts that do not exceed the number of processors. If
+    /// all of them do, returns only 1.
     pub(crate) fn threads_with_processors(&self) -> Vec<usize> {
         self.threads_where(|threads| threads <= cores())
     }
 
-    /// Returns the numbers of threads that are usable, or 1 if none is.
+    /// Returns those of the requested thread counts for which `is_usable` returns true. If there is
+    /// none, returns only 1.
     pub(crate) fn threads_where(&self, is_usable: impl Fn(usize) -> bool) -> Vec<usize> {
         let mut usable = self.threads.clone();
         usable.retain(|threads| is_usable(*threads));

@@ -1,4 +1,4 @@
-//! The text of a report for people. Rows with the same parameters are in one group.
+//! Writes a report as text for people. Result rows with the same parameters are in one group.
 
 use std::fmt::Write as _;
 
@@ -24,8 +24,9 @@ pub(crate) fn render(report: &Report) -> String {
     out
 }
 
-/// Returns each group of parameters and metric that the text shows. Rows of the store `document`
-/// are published figures, which are in the note of the table instead.
+/// Returns the groups of result rows in the report's text. A group has the rows with the same
+/// parameters and metric. Leaves out rows with the parameter `store=document`, which are published
+/// figures. The notes of the benchmark table show those instead.
 pub(crate) fn params_of(report: &Report) -> Vec<(&Params, &str)> {
     let is_shown = |row: &&Row| row.params.get("store").is_none_or(|store| store != "document");
     let mut groups = vec![];

@@ -2,8 +2,9 @@
 //! be lost. Trap T33 is a change that is lost because another thread changes another flag in the
 //! same word.
 //!
-//! Run `cargo run --release -p corewalk-mbcache --example flags [CHANGES]`. The test
-//! `tests/flags.rs` runs the same workload for a shorter time.
+//! Usage: `cargo run --release -p corewalk-mbcache --example flags [CHANGES]`. CHANGES is the
+//! number of changes, 100 million by default. The test `tests/flags.rs` runs the same workload for
+//! a shorter time.
 
 use corewalk_base::primitives::thread;
 use corewalk_mbcache::{Mbcache, MbcacheOptions};
@@ -18,10 +19,11 @@ fn main() {
     assert_eq!(lost, 0, "T33: a flag was lost");
 }
 
-/// Makes at least `changes` changes of two flags of one entry, a flag per thread. Returns the
-/// number of lost changes.
+/// Makes at least `changes` changes of two flags of one entry, a flag per thread. After each change
+/// the thread checks its own flag. Returns how often a flag did not have the value that its thread
+/// had set.
 pub(crate) fn lost_of(changes: u64) -> u64 {
-    // Make the index so small that a scan of one entry always reaches the only entry.
+    // Give the index the smallest size, so that `scan(1)` always examines the only entry.
     let options = MbcacheOptions::default().with_budget_bytes(128);
     let cache = Mbcache::new(options).expect("one entry fits");
     cache.create(KEY, VALUE).expect("it is empty");
@@ -33,8 +35,8 @@ pub(crate) fn lost_of(changes: u64) -> u64 {
     })
 }
 
-/// In each round, sets the referenced bit of the entry and lets reclaim clear it. Returns how often
-/// such a change was lost.
+/// In each round, sets the referenced bit of the entry, and lets reclaim clear it. Reclaim removes
+/// the entry if the bit is not set. Returns the number of rounds in which the entry was lost.
 fn referenced(cache: &Mbcache, rounds: u64) -> u64 {
     let mut lost = 0;
     for _ in 0..rounds {
@@ -49,13 +51,14 @@ fn referenced(cache: &Mbcache, rounds: u64) -> u64 {
     lost
 }
 
-/// In each round, clears and sets the reusable flag of the entry, which a handle keeps in the
-/// cache. Returns how often such a change was lost.
+/// In each round, clears and sets the reusable flag of the entry, and checks both changes. Searches
+/// skip an entry without this flag. A handle keeps the entry in the cache. Returns how often a
+/// change was lost, because the other thread overwrote it.
 fn reusable(cache: &Mbcache, rounds: u64) -> u64 {
     let mut lost = 0;
     for _ in 0..rounds {
-        // If a change of the referenced bit was lost, reclaim may have dropped the entry between
-        // two rounds. Count that as a lost change too.
+        // If the other thread's change of the referenced bit was lost, reclaim may have dropped the
+        // entry since the last round. Count that as a lost change too.
         let Some(entry) = cache.find_first(KEY) else {
             lost += 1;
             continue;

@@ -10,13 +10,14 @@ use crate::hash::Secret;
 use crate::index::{Index, LINE_BYTES, Locked, Refused, SLOTS};
 use crate::slots::{self, Spare};
 
-/// The number of slots of the index for each of the [`Mbcache::entries_max`] entries. So most slots
-/// stay free: with fewer slots per entry, searches get longer.
+/// Number of slots in the index for each of the [`Mbcache::entries_max`] entries. With three slots
+/// per entry most slots stay free, which keeps searches short.
 const SLOTS_PER_ENTRY: u64 = 3;
-/// The maximum number of lines of the index. The limit exists because slots have 32-bit numbers.
+/// Maximum number of lines (pairs of slots) in the index. The limit exists because slots have
+/// 32-bit numbers.
 const LINES_MAX: u64 = 1 << 30;
 
-/// The size of a cache, and the limit for the users of a value.
+/// Options of a cache: the size of its index, and the maximum number of users of one value.
 ///
 /// # Examples
 ///
@@ -33,8 +34,8 @@ const LINES_MAX: u64 = 1 << 30;
 pub struct MbcacheOptions {
     /// Bytes that the index may take, including free slots; 16 MiB by default.
     pub budget_bytes: u64,
-    /// The number of users at which a value is full, so that it gets no more users; 1024 by
-    /// default, as in ext4.
+    /// Maximum number of users of one value, such as the files that share one block; 1024 by
+    /// default, as in ext4. A value with this many users is full: searches skip it.
     pub users_max: u32,
 }
 
@@ -57,7 +58,8 @@ impl Default for MbcacheOptions {
 pub enum CreateError {
     /// The pair is there already (Linux: EBUSY).
     Exists,
-    /// The index is full, and each entry that `create` could drop has a handle.
+    /// The index has no free slot for the entry. All entries that `create` could drop for it are in
+    /// use: a thread has a handle of each of them.
     Full,
     /// The cache is [off](Mbcache::off).
     Off,
@@ -75,7 +77,8 @@ impl fmt::Display for CreateError {
 
 impl std::error::Error for CreateError {}
 
-/// The counts of a cache. They are exact only if no thread changes the cache while they are read.
+/// The numbers of current and of dropped entries of a cache. They are exact only if no thread
+/// changes the cache while they are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -87,7 +90,8 @@ pub struct Stats {
 
 /// A multimap from keys to values that contains each pair at most once.
 ///
-/// The crate's documentation describes the protocol between a store of blobs and this cache.
+/// A key is the hash of a blob, and a value says where the blob is stored. The crate's
+/// documentation says in which order a store of blobs must call this cache.
 ///
 /// # Examples
 ///
@@ -174,8 +178,8 @@ impl Mbcache {
     ///
     /// # Errors
     ///
-    /// - `EINVAL`: the budget is too small for one entry.
-    /// - `ENOMEM`: the process cannot get the address space for the index.
+    /// - `EINVAL`: `budget_bytes` is too small for one entry.
+    /// - `ENOMEM`: the process cannot get the address space for the cache's index.
     ///
     /// # Examples
     ///
@@ -204,7 +208,7 @@ impl Mbcache {
         Ok(Mbcache { index, users_max: options.users_max })
     }
 
-    /// Returns a cache that stays empty, for a store that shares nothing.
+    /// Returns a cache that stays empty, for a store that does not de-duplicate.
     ///
     /// # Errors
     ///
@@ -224,25 +228,26 @@ impl Mbcache {
         Ok(Mbcache { index: Index::new(1, Secret::new(0))?, users_max: 1 })
     }
 
-    /// Returns the number of entries that fit before the cache drops one. That holds if no key has
-    /// more than 200 values.
+    /// Returns the number of entries that the cache can have before `create` drops an entry to make
+    /// space. If one key has more than 200 values, `create` may drop entries earlier.
     #[must_use]
     pub fn entries_max(&self) -> u32 {
         (self.index.bytes() / LINE_BYTES * u64::from(SLOTS) / SLOTS_PER_ENTRY) as u32
     }
 
-    /// Returns the number of users at which a value is full. It is 1 if the cache is
+    /// Returns the maximum number of users of one value. It is 1 if the cache is
     /// [off](Mbcache::off).
     #[must_use]
     pub fn users_max(&self) -> u32 {
         self.users_max
     }
 
-    /// Returns true if the cache contains a pair, and marks the pair as used.
+    /// Returns true if the cache contains a pair of a key and a value, and marks the pair as used.
     ///
-    /// `get` takes no lock. It stores nothing if the pair is already marked as used. Unlike
-    /// `find_first`, it also finds a pair whose value is full (has the maximum of users), while a
-    /// thread has a handle of that pair.
+    /// `get` takes no lock. It stores nothing if the pair's referenced bit is already set.
+    ///
+    /// A value is full if it has the maximum number of users. `find_first` skips a full value.
+    /// `get` still finds its pair as long as a thread has a handle of the pair.
     ///
     /// # Examples
     ///
@@ -265,7 +270,8 @@ impl Mbcache {
         found.is_some()
     }
 
-    /// Returns a handle of an entry under `key` whose value may get more users.
+    /// Returns a handle of an entry with this key. Skips a value that already has the maximum
+    /// number of users ([`Mbcache::users_max`]), such as files that share one block.
     ///
     /// `None` does not prove that no blob with this key is stored, since the cache may have dropped
     /// the entry of that blob.
@@ -289,7 +295,8 @@ impl Mbcache {
         found.map(|(slot, state)| Entry { cache: self, slot, state })
     }
 
-    /// Returns a handle of the next entry under the key of `entry` whose value may get more users.
+    /// Returns a handle of the next entry after `entry` that has the same key and whose value may
+    /// get more users.
     ///
     /// The search continues from the slot of `entry`. The caller keeps `entry` during the search,
     /// and drops it afterwards. If `entry` belongs to another cache, the result is `None`.
@@ -323,8 +330,9 @@ impl Mbcache {
         found.map(|(slot, state)| Entry { cache: self, slot, state })
     }
 
-    /// Enters a pair. If all lines of the index that the key may use are full, `create` drops an
-    /// entry that was not used recently.
+    /// Adds a pair of a key and a value to the cache. The hash of the key selects the 128 cache
+    /// lines of the index in which the pair may be. If these lines have no free slot, `create`
+    /// drops an entry that was not used recently.
     ///
     /// # Errors
     ///
@@ -385,8 +393,8 @@ impl Mbcache {
         }
     }
 
-    /// Deletes a pair. If another thread has a handle of the pair's entry, deletes nothing, and
-    /// returns a [`Busy`] with which the caller can wait for that thread.
+    /// Deletes the pair of `key` and `value`. If another thread has a handle of the pair, deletes
+    /// nothing, and returns a [`Busy`] with which the caller can wait for that thread.
     ///
     /// `None` means that the cache does not contain the pair any more, and that no thread has a
     /// handle of it. The last user of a value calls this, and after `None` it may free the value.
@@ -411,24 +419,27 @@ impl Mbcache {
         let (slot, state) = self.index.look_up(self.index.home(key), (key, value))?;
         match self.index.end(slot, state, Spare::Held) {
             Err(now) if now.is_same_entry(state) => Some(Busy { slot, state: now }),
-            // The entry has ended. If the result is `Ok`, this call has ended it, otherwise another
-            // thread has. So the cache does not contain the pair any more.
+            // The pair is no longer in the cache: this call has removed the entry (`Ok`), or
+            // another thread has (`Err`).
             Ok(()) | Err(_) => None,
         }
     }
 
-    /// Sets the current number of users of a value. Returns true if `find_first` may now return the
-    /// value.
+    /// Tells the cache the current number of users of a value, such as the files that share one
+    /// block. Returns true if `find_first` may now return the value, which it may not while the
+    /// value is full.
     ///
-    /// If the number is [`users_max`](Mbcache::users_max) or more, this removes the pair. If a
-    /// thread has a handle of the pair, searches skip the pair, and the drop of the last handle
-    /// removes it. If the number is lower, this enters the pair again, unless the cache contains it
-    /// already or has no room for it. So a search does not examine full values, however many there
-    /// are (trap T39).
+    /// A value with [`users_max`](Mbcache::users_max) or more users is full. `note_users` removes
+    /// the pair of a full value, so that searches never examine full values (trap T39). If a thread
+    /// has a handle of the pair, the drop of the last handle removes it. Until then searches skip
+    /// it.
     ///
-    /// The caller must call this whenever the number of users reaches the maximum, and whenever it
-    /// falls below the maximum. The caller counts users under its own lock, and calls this under
-    /// the same lock.
+    /// If the value is not full, `note_users` adds the pair again, unless the cache contains it
+    /// already or has no free slot for it.
+    ///
+    /// The caller must call `note_users` whenever the number of users reaches the maximum, and
+    /// whenever it falls below the maximum. The caller counts the users under its own lock, and
+    /// calls `note_users` under the same lock.
     ///
     /// # Examples
     ///
@@ -461,8 +472,8 @@ impl Mbcache {
     /// Examines `entries` entries, each at most once. Drops those entries that have no handle and
     /// were not used since reclaim last examined them. Returns the number of dropped entries.
     ///
-    /// This is the shrinker. It is a clock algorithm, whose hand moves over all slots of the index
-    /// and skips free ones.
+    /// `scan` is the shrinker. It is a clock algorithm, whose hand moves over all slots of the
+    /// index and skips free ones.
     ///
     /// # Examples
     ///

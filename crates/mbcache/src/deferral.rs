@@ -1,29 +1,32 @@
-//! When a changed content is de-duplicated: at once, or together with others later.
+//! Decides when a changed content is de-duplicated: at once, or later together with other contents.
 //!
-//! To de-duplicate a content takes a hash, a lookup, a comparison and two counts. That is wasted on
-//! a content that is soon replaced. A store divides its time into *epochs*, such as transactions.
-//! The first change of an object in an epoch is de-duplicated at once. A second change in the same
-//! epoch waits until the epoch ends.
+//! A store de-duplicates a new content in four steps. It hashes the content, searches for an equal
+//! one, compares the two, and updates the user counts of the old and the new block. That work is
+//! wasted if the content is soon replaced. A store divides its time into *epochs*, such as
+//! transactions. The first change of an object (such as a file) in an epoch is de-duplicated at
+//! once. The de-duplication of a second change in the same epoch is deferred to the end of the
+//! epoch.
 //!
-//! An object that waits has a private content, which the store changes in place. Private contents
-//! take memory, so the store gives a maximum of waiting objects. While that many objects wait,
+//! Until the epoch ends, the content of such an object is private: the store changes it in place
+//! and does not share it. Private contents take memory, so the store sets a maximum number of
+//! waiting objects (objects whose de-duplication is deferred). While that many objects wait,
 //! changes of other objects are de-duplicated at once.
 //!
 //! # Guarantees
-//! - D.1: at most the given number of objects wait, plus one per thread that calls
-//!   [`Deferral::defers`] at the same time.
-//! - D.2: each pushed object is handed to one call of [`Deferral::share`]. After `share` returns,
-//!   every object that was pushed before the call has been handled.
+//! - D.1: at most the given number of objects wait for de-duplication, plus one per thread that
+//!   calls [`Deferral::defers`] at the same time.
+//! - D.2: exactly one call of [`Deferral::share`] de-duplicates each pushed object. After `share`
+//!   returns, every object that was pushed before the call is de-duplicated.
 //!
 //! # Locks
-//! The mutex `turn` comes before every lock that the handler of `share` takes. No other lock is
-//! taken under the mutex of the queue.
+//! A call of `share` takes the mutex `turn` before every lock that its argument `handle` takes.
+//! While the mutex of the queue of waiting objects is held, no other lock is taken.
 
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
-/// Tells whether an object has changed before in the running epoch, or waits for the end of the
-/// epoch.
+/// Tells whether an object has already changed in the current epoch (such as a transaction), and
+/// whether it already waits for de-duplication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// The object has not changed in this epoch before.
@@ -34,7 +37,8 @@ pub enum Change {
     Waiting,
 }
 
-/// The queue of objects whose contents are de-duplicated when the epoch ends.
+/// The queue of objects (such as files) whose de-duplication is deferred. They are de-duplicated
+/// when the current epoch, such as a transaction, ends.
 ///
 /// # Examples
 ///
@@ -52,14 +56,15 @@ pub enum Change {
 /// ```
 #[derive(Debug)]
 pub struct Deferral<T> {
-    /// Held while waiting objects are handled. Protects no data: it only makes the calls of `share`
-    /// run one after the other.
+    /// Held while `share` de-duplicates the queued objects. Protects no data: it only makes the
+    /// calls of `share` run one after the other.
     turn: Mutex<()>,
     /// The waiting objects. Protected by its mutex.
     queue: Mutex<Vec<T>>,
     /// Number of waiting objects, including those that a running `share` handles.
     len: AtomicU64,
-    /// Maximum number of waiting objects. While that many wait, no further object begins to wait.
+    /// Maximum number of objects that wait for de-duplication. While that many objects wait,
+    /// `defers` makes no further object wait.
     max: u64,
 }
 
@@ -71,8 +76,10 @@ impl<T> Deferral<T> {
         Deferral { turn, queue, len: AtomicU64::new(0), max }
     }
 
-    /// Returns true if the changed content is to stay private until the epoch ends. The caller then
-    /// pushes the object, unless the object waits already.
+    /// Tells whether to defer the de-duplication of an object's changed content to the end of the
+    /// current epoch (such as a transaction). If true, the content stays private until then. The
+    /// caller then adds the object to the queue by [`Deferral::push`], unless it is already in the
+    /// queue.
     #[must_use]
     pub fn defers(&self, change: Change) -> bool {
         match change {
@@ -84,9 +91,9 @@ impl<T> Deferral<T> {
 
     /// Adds an object that does not wait yet.
     pub fn push(&self, object: T) {
-        // ORDERING: Relaxed. `len` orders no data, because the queue has a lock. Readers of `len`
-        // use it as a hint. Or they are ordered after this call by other means, such as the lock of
-        // the object.
+        // ORDERING: Relaxed. `len` orders no data: the mutex protects the queue. Some threads read
+        // `len` only as a hint. A thread that must see the new length is ordered after this `push`
+        // by other means, such as the lock of the pushed object.
         self.len.fetch_add(1, Ordering::Relaxed);
         self.queue.lock().push(object);
     }
@@ -106,11 +113,13 @@ impl<T> Deferral<T> {
         self.len() == 0
     }
 
-    /// Hands all objects that wait for the end of the epoch to `handle`, which de-duplicates them.
-    /// Waits for other calls of `share`. The caller holds no lock that `handle` takes.
+    /// Passes all queued objects to `handle`, which de-duplicates them. The caller calls `share` at
+    /// the end of an epoch (such as a transaction). If another thread is running `share`, waits
+    /// until that call returns. The caller holds no lock that `handle` takes.
     ///
-    /// Objects count as waiting until `handle` returns. So a thread that lacks space while objects
-    /// wait can call `share` and retry.
+    /// [`Deferral::len`] counts the objects until `handle` has returned, because their
+    /// de-duplication may free space. So a thread that lacks space can call `share` and retry if
+    /// `len` is not 0.
     pub fn share(&self, handle: impl FnOnce(Vec<T>)) {
         if self.is_empty() {
             return;
@@ -139,16 +148,17 @@ mod tests {
             assert!(deferral.defers(Change::Again), "{object}");
             deferral.push(object);
         }
-        // Guarantee D.1: the maximum is reached. So a further object must not wait, but an object
-        // that waits already goes on waiting.
+        // Guarantee D.1: now the queue has as many objects as it may have. A further object must
+        // not be queued. An object that is in the queue already stays there.
         assert!(!deferral.defers(Change::Again));
         assert!(deferral.defers(Change::Waiting));
         deferral.share(|objects| assert_eq!(objects, Vec::from_iter(0..MAX)));
         assert!(deferral.defers(Change::Again));
     }
 
-    /// While `share` handles objects, they still count as waiting. Otherwise a thread that finds no
-    /// space would give up, although the handler of `share` is about to free space.
+    /// Checks that `len` counts the queued objects until `share` has de-duplicated them.
+    /// De-duplication frees space, so a thread that finds no free space retries while `len` is not
+    /// 0. If `share` lowered `len` before it de-duplicates, that thread would give up too early.
     #[test]
     fn objects_wait_until_they_are_handled() {
         let deferral = Deferral::new(9);
@@ -162,10 +172,10 @@ mod tests {
         assert!(deferral.is_empty());
     }
 
-    /// Guarantee D.2: a call of `share` must not return while another call, in another thread,
-    /// handles an object that was pushed before. Otherwise a commit that follows the first call
-    /// would not contain the result. In this test the handler yields often. So a call that does not
-    /// wait for the other call would return too early.
+    /// Guarantee D.2: while one thread is inside `share`, a second thread's call of `share` must
+    /// wait until the first has de-duplicated its objects. Otherwise a commit after the second call
+    /// would lack these changes. Inside `share` the first thread yields many times before it is
+    /// done. This gives a second call that does not wait the time to return too early.
     #[test]
     fn share_waits_for_the_handler_of_another_thread() {
         let (has_begun, is_done) = (Mutex::new(false), Mutex::new(false));

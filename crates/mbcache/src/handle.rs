@@ -8,7 +8,8 @@ use crate::cache::Mbcache;
 use crate::index::Slot;
 use crate::slots::{self, State};
 
-/// A handle of an entry. The cache contains the pair until the handle is dropped.
+/// A handle of an entry (a pair of a key and a value). The cache keeps the pair until the handle is
+/// dropped.
 ///
 /// A handle can be sent to another thread, and can be kept across an await.
 #[doc(alias = "mb_cache_entry")]
@@ -54,9 +55,10 @@ impl Entry<'_> {
 
     /// Sets the current number of users of the value.
     ///
-    /// If the number is [`Mbcache::users_max`] or more, searches skip the entry, and the drop of
-    /// its last handle removes it. The caller counts the users under a lock of its own, and calls
-    /// `note_users` under that lock. See [`Mbcache::note_users`].
+    /// If the value has [`Mbcache::users_max`] users or more, searches skip its entry, and the drop
+    /// of the entry's last handle removes the entry. The caller counts the users of each value
+    /// under a lock of its own, and calls `note_users` under that lock. See
+    /// [`Mbcache::note_users`].
     ///
     /// # Examples
     ///
@@ -102,7 +104,8 @@ impl fmt::Debug for Entry<'_> {
 
 /// An entry that could not be deleted, because another thread has a handle of it.
 ///
-/// `Busy` is not a handle itself. Any number of threads may wait for the same entry.
+/// A `Busy` does not keep the entry in the cache. It only lets its owner wait until the entry has
+/// no handle. Any number of threads may wait for the same entry.
 #[must_use = "the entry was not deleted: wait, and try again"]
 pub struct Busy<'c> {
     pub(crate) slot: Slot<'c>,
@@ -110,17 +113,19 @@ pub struct Busy<'c> {
 }
 
 impl Busy<'_> {
-    /// Sleeps until a moment at which the entry has no handle or has ended. It may also return
-    /// early.
+    /// Sleeps until the entry's last handle is dropped, or until the entry is removed. It may also
+    /// return early.
     ///
-    /// While a thread sleeps in `wait`, searches return no handle of the entry. A handle that is
-    /// taken after the entry had none does not prolong the wait, with one exception. Before this
-    /// thread sleeps, another thread may begin to wait for such a later handle. Then this thread
-    /// waits for that handle too.
+    /// While a thread sleeps in `wait`, searches return no handle of the entry. The thread wakes
+    /// when the last handle is dropped, even if a new handle is taken right afterwards.
     ///
-    /// After the wait the caller must check the number of users again, since a thread that had a
-    /// handle may have become a user. The caller must not have a handle of this entry, or it waits
-    /// for itself.
+    /// There is one exception. Between the call of `wait` and the sleep, the last handle may be
+    /// dropped. Then another thread may take a new handle, and a third one may call `wait`. In this
+    /// case the first thread waits for the new handle too.
+    ///
+    /// After `wait` returns, the caller must check the number of users of the entry's value again.
+    /// A thread that had a handle may have added a user. The caller must have no handle of the
+    /// entry itself. Otherwise `wait` never returns.
     ///
     /// # Examples
     ///

@@ -1,4 +1,4 @@
-//! The keyed hash that spreads keys over the lines of the index.
+//! The keyed hash that spreads keys over the cache lines of the index.
 //!
 //! A key is itself the hash of a content. But an attacker may choose the content, and the hash
 //! often has only 32 bits. Without a secret, crafted keys could all get one home line (the line
@@ -30,7 +30,7 @@ impl Secret {
     }
 }
 
-/// Multiplies to 128 bits and combines the two halves by exclusive or.
+/// Multiplies `a` by `b`, and combines the two halves of the 128-bit product by exclusive or.
 #[inline]
 fn fold(a: u64, b: u64) -> u64 {
     let wide = u128::from(a).wrapping_mul(u128::from(b));

@@ -1,4 +1,4 @@
-//! The index: lines of two slots each. The search for a key begins at the key's home line.
+//! The index: a hash table of cache lines with two slots each.
 //!
 //! ```text
 //! word 0     lock of the line
@@ -7,33 +7,35 @@
 //! words 5..8 another slot
 //! ```
 //!
-//! The hash of a key gives its *home*, a line. When an entry is created, it gets a free slot of the
-//! first line that has one, from its home on. It stays there until it ends. The home line stores
-//! its *reach*: the number of lines after the home that a search reads. For most keys the reach is
-//! 0, so a search reads one line. A search never restarts, whatever other threads do. A `create`
-//! that searches past the home line lowers the reach by one if no entry needs it any more.
+//! A *line* is one cache line. The hash of a key selects its *home*: the line where a search for
+//! the key begins. A new entry gets a free slot in its home, or in the first later line that has
+//! one. An entry never moves. The home stores its *reach*: the number of lines after the home that
+//! a search must read too. For most lines the reach is 0, so a search reads one line. A search
+//! never restarts. Once the last of these lines has no entry of this home, a `create` lowers the
+//! reach by one.
 //!
-//! A search reads at most [`WINDOW`] lines. A `create` that finds no free slot in that window drops
-//! an entry from it.
+//! A search reads at most [`WINDOW`] lines. If all are full, `create` drops an entry.
 //!
 //! # Load
-//! Searches get long in a table that is nearly full. So the index counts the entries of some lines
-//! in a sharded counter: one line in [`SAMPLE_MAX`], or more of them in a small table. When three
-//! quarters of the slots of the counted lines are in use, each thread that creates entries also
-//! lets reclaim examine as many. Both slots of a line are counted, because values that are all even
-//! fill one slot of each line first.
+//! Searches get long in a table that is nearly full. So the index estimates how full it is. A
+//! sharded counter counts the entries of a sample of its lines: one line in [`SAMPLE_MAX`], or more
+//! in a small table. When three quarters of the slots in the sample are in use, `create` also runs
+//! reclaim. It examines about four entries per created one. Even and odd values prefer different
+//! slots, so both slots are counted.
 //!
 //! # Invariants
-//! - I.1: a live entry is within the reach of its home. The reach changes under the lock of the
-//!   home.
-//! - I.2: at most one slot has a live entry of a pair. `create` holds the lock of the home from its
-//!   search for the pair until the pair is live.
+//! - I.1: a search for a key begins at its home line (see above), and reads as many further lines
+//!   as the *reach* in the home line says. All live entries of the key are in these lines. The
+//!   reach changes only under the lock of the home line.
+//! - I.2: at most one slot has a live entry of a pair (a key and a value). `create` locks the home
+//!   line of the key. It holds that lock from its search for the pair until the new entry is live.
 //!
 //! # Locks
-//! A thread fills a slot under the lock of its line. `create` takes the lock of the home, and
-//! inside it only tries the lock of another line. So no thread waits for a second lock. A lock is
-//! held for about 20 ns. A thread that waits for one spins, and then sleeps for [`NAP`] at a time.
-//! No thread has to be woken, so an unlock is a plain store.
+//! Each line has a lock, and a thread fills a slot under the lock of the slot's line. `create`
+//! waits only for the lock of its key's home line. While it holds that lock, it only tries the
+//! locks of other lines. So no thread waits for a second lock. A lock is held for about 20 ns. A
+//! thread that waits for one spins, and then sleeps for [`NAP`] at a time. No thread has to be
+//! woken, so an unlock is a plain store.
 //!
 //! Source: the chunks with an overflow count of Facebook's F14; `include/linux/list_bl.h`.
 
@@ -50,18 +52,18 @@ use crate::slots::{self, Spare, State, Words};
 
 /// The most lines of a search.
 const WINDOW: u32 = 128;
-/// How often `create` looks again for a free slot in its window of lines, if other threads have
-/// locked some of them. After that, `create` drops an entry.
+/// How often `create` searches again for a free slot, if other threads have locked some of the
+/// cache lines that may store the new entry. After that many tries, `create` drops another entry.
 const TRIES: u32 = 16;
-/// The minimum number of lines whose entries are counted in the sample of the load. In a table with
-/// fewer lines, the entries of all lines are counted.
+/// Minimum number of cache lines in the sample whose entries are counted to estimate how full the
+/// table is. A table with fewer lines counts the entries of all lines.
 const COUNTED: u32 = 512;
 /// At least one line in so many is counted.
 const SAMPLE_MAX: u32 = 64;
 /// How often a thread that waits for a lock spins before it sleeps. A spin takes about 10 ns.
 const SPINS: u32 = if IS_MODEL { 0 } else { 64 };
-/// How long a thread that waits for a lock sleeps at a time. The thread that holds the lock may
-/// have been preempted. Then it runs again only after some milliseconds.
+/// How long a thread that waits for a lock sleeps at a time. If the thread that holds the lock is
+/// preempted, it runs again only after some milliseconds.
 #[cfg_attr(any(corewalk_loom, corewalk_shuttle), expect(dead_code, reason = "no time there"))]
 const NAP: Duration = Duration::from_micros(50);
 
@@ -80,14 +82,16 @@ pub(crate) type Line = [AtomicU64; LINE_WORDS];
 
 /// All lines of a cache.
 pub(crate) struct Index {
-    /// The lines. Word 0 of a line is its lock, one bit. The lock protects the reach of the line,
-    /// and a slot of the line is filled only under it.
+    /// The cache lines of the index. Word 0 of a line is its lock, of which only one bit is used.
+    /// The lock protects the reach of the line: the number of lines after it that searches read
+    /// too. A slot of a line is filled only under the lock of the line.
     lines: SlotArena<LINE_WORDS>,
     count: u32,
     secret: Secret,
     /// The slot that reclaim looks at next.
     hand: CachePadded<AtomicU64>,
-    /// In each `sample` lines, the entries of one line are counted. `sample` is a power of two.
+    /// The sampling distance of the load estimate: the index counts the entries of every
+    /// `sample`-th cache line only. `sample` is a power of two.
     sample: u32,
     /// Entries in the lines that are counted.
     counted: ShardedCounter,
@@ -118,13 +122,13 @@ pub(crate) enum Refused {
     Exists,
     /// All entries of the window are held.
     Full,
-    /// A line in which the pair may be stored has perhaps a free slot, but another thread has
-    /// locked that line. The caller may try again.
+    /// Another thread has locked a cache line that may have a free slot for the pair of key and
+    /// value. The caller may try again.
     Locked,
 }
 
-/// The lock of a line. A function that fills a slot takes this value as an argument, as a proof
-/// that the caller has the lock.
+/// The held lock of one cache line of the index. A function that fills a slot of the line takes
+/// this value as an argument, as a proof that the caller has the lock.
 pub(crate) struct Locked<'a> {
     line: &'a Line,
     _order: Option<order::Held>,
@@ -162,7 +166,8 @@ impl Index {
         self.lines.get(line)
     }
 
-    /// Returns the slot with this number. The slots of line n have the numbers 2n and 2n + 1.
+    /// Returns the slot with this number. Each cache line n of the index has two slots, with the
+    /// numbers 2n and 2n + 1.
     #[inline(always)]
     pub(crate) fn slot(&self, number: u32) -> Slot<'_> {
         slot_in(self.line(number / SLOTS), number / SLOTS, number % SLOTS)
@@ -175,9 +180,10 @@ impl Index {
 
     /// Returns the entry of a pair, and its state.
     ///
-    /// The preferred slot of the value in its home line is checked in a branch of its own, because
-    /// it usually has the entry. So the processor predicts the branch, and begins the next call
-    /// while it waits for the cache line.
+    /// A cache line has two slots, and a value prefers one of them. The entry of a pair is usually
+    /// in the preferred slot of its first line, where a search for its key begins. This function
+    /// checks that slot first, in a branch of its own. The processor predicts that branch, and
+    /// executes ahead while it waits for the cache line.
     #[inline(always)]
     pub(crate) fn look_up(&self, home: u32, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
         let [first, _] = self.both(home, pair.1);
@@ -188,24 +194,26 @@ impl Index {
     fn look_up_further(&self, home: u32, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
         let found = self.walk(home, self.reach(home), pair.1, |slot| entry_in(slot, pair));
         if found.is_none() {
-            // ORDERING(mbcache-refill): Acquire fence. Pairs with the Release fence in `fill`. This
-            // search may have missed the pair because a slot has words of a later entry. With the
-            // fence, the caller sees the work of the last holder of the earlier entry in that slot.
+            // ORDERING(mbcache-refill): Acquire fence. Pairs with the Release fence in `fill`. The
+            // search may have missed the pair because its entry was removed and the slot reused for
+            // another entry. The caller may then free the pair's value. With the fence, it first
+            // sees the writes of the last thread that had a handle of the removed entry.
             fence(Ordering::Acquire);
         }
         found
     }
 
-    /// Takes a handle of the first entry under `key`, in the order of slots from the home line of
-    /// `key` on.
+    /// Takes a handle of the first entry with the key `key`. The search begins at the cache line
+    /// that the hash of `key` selects.
     #[inline(always)]
     pub(crate) fn find(&self, key: u64) -> Option<(Slot<'_>, State)> {
         let home = self.home(key);
         self.walk(home, self.reach(home), 0, |slot| hold(slot, key))
     }
 
-    /// Takes a handle of the next entry under `key` behind the slot with the number `after`. The
-    /// caller has a handle of the entry in that slot, which is under `key` too.
+    /// Continues a search for `key` at the slot after slot number `after`, and takes a handle of
+    /// the next entry with that key. Slot `after` contains an entry with the same key, and the
+    /// caller has a handle of it.
     pub(crate) fn find_behind(&self, key: u64, after: u32) -> Option<(Slot<'_>, State)> {
         let (home, line) = (self.home(key), after / SLOTS);
         let distance = if line < home { line + self.count - home } else { line - home };
@@ -218,8 +226,9 @@ impl Index {
         self.walk(self.line_at(line, 1), left, 0, |slot| hold(slot, key))
     }
 
-    /// Calls `probe` with the slots of `line` and of the `further` lines after it, until `probe`
-    /// returns an answer. In each line it calls `probe` with the preferred slot of `value` first.
+    /// Calls `probe` with the two slots of cache line number `line`, and then with those of the
+    /// `further` lines after it. Stops when `probe` returns a result. In each line, the slot that
+    /// `value` prefers comes first.
     #[inline(always)]
     pub(crate) fn walk<'a, R>(
         &'a self,
@@ -238,9 +247,11 @@ impl Index {
         }
     }
 
-    /// Enters a pair in the preferred slot of its value in the pair's home line, and returns the
-    /// number of the slot. Returns `None` if that slot is in use, the reach of the home line is not
-    /// 0, or the other slot may have the pair. The caller has locked the home line.
+    /// The fast path of `create`: stores a pair in the cache line `home`, where searches for the
+    /// pair's key begin. The caller has locked that line. A line has two slots. This function uses
+    /// only the slot that the value prefers, and returns its number. It returns `None` in three
+    /// cases: that slot is in use; the other slot may have the pair; or searches also read later
+    /// lines.
     #[inline]
     pub(crate) fn enter_at_home(
         &self,
@@ -257,12 +268,14 @@ impl Index {
         Some(first.number)
     }
 
-    /// Enters a pair whose home line the caller has locked, and returns the number of its slot.
-    /// `tries` tells how often the caller has tried that before.
+    /// Stores a pair of a key and a value, and returns the number of its slot. Searches for the key
+    /// begin at the cache line `home`, which the caller has locked. `tries` is the number of failed
+    /// calls for this pair before.
     ///
-    /// One pass over the lines within the reach of the home line finds three things. These are
-    /// whether the pair exists, the first free slot, and whether an entry in the last of these
-    /// lines still needs the present reach.
+    /// Searches for the key read the line `home` and some lines after it, whose number is the
+    /// *reach*. This function reads these lines once. It learns whether the pair exists, and where
+    /// the first free slot is. It also learns whether the last of these lines still has an entry of
+    /// a key with the same home. If not, the reach may be lowered.
     pub(crate) fn enter_anywhere(
         &self,
         locked: &Locked<'_>,
@@ -283,10 +296,12 @@ impl Index {
                 if words == pair && slots::is_still(slot.words, state) {
                     return Err(Refused::Exists);
                 }
-                // The caller has locked `home`, so no thread can enter another pair of `home`. So
-                // if the slot has an entry of `home`, the key and the value that were read belong
-                // together. Otherwise they may be of two entries. Then a wrong result can only keep
-                // the reach longer than needed.
+                // The last line that a search from `home` reads is the one at distance `reach`. The
+                // reach may be lowered only if that line has no entry of a key whose home (first
+                // line) is `home`. `is_ours` never misses such an entry: only a thread with the
+                // lock of `home` can create one, and the caller has that lock. `is_ours` may see
+                // one by mistake, if another thread reuses the slot meanwhile. Then the reach only
+                // stays higher than needed.
                 let is_ours = || words.0 == pair.0 || self.home(words.0) == home;
                 is_needed |= distance == reach && is_ours();
             }
@@ -305,13 +320,15 @@ impl Index {
         }
     }
 
-    /// Enters a pair that does not exist yet. No line at a distance below `from` from its home line
-    /// has a free slot.
+    /// Stores a pair that is not in the cache yet. Searches for its key begin at the line `home`.
+    /// The caller has found no free slot in the first `from` lines, beginning with `home`.
     ///
-    /// The first pass looks for a free slot in the window. The second pass drops an entry that was
-    /// not used recently. The third pass drops any entry without a handle. A pass skips a line that
-    /// another thread has locked. If a pass finds no slot but has skipped a line, the caller tries
-    /// again. Only after [`TRIES`] tries may the next pass drop an entry.
+    /// A new entry may be in the line `home` or in one of the [`WINDOW`] - 1 lines after it. The
+    /// function makes up to three passes over these lines. The first pass looks for a free slot.
+    /// The second pass may drop an entry that was not used recently. The third pass may drop any
+    /// entry without a handle. A pass skips a line that another thread has locked. If a pass has
+    /// skipped a line and found no slot, the function returns [`Refused::Locked`], and the caller
+    /// tries again. After [`TRIES`] tries, the function goes on to the next pass instead.
     fn enter_elsewhere(
         &self,
         locked: &Locked<'_>,
@@ -325,7 +342,7 @@ impl Index {
             let first = if spare.is_none() { from } else { 0 };
             for distance in first..u64::from(WINDOW.min(self.count)) {
                 let line = self.line_at(home, distance as u32);
-                // Skip a full line without taking its lock, which would only cost time.
+                // Skip a cache line without a free slot, before taking its lock.
                 if spare.is_none() && self.both(line, 0).iter().all(|slot| is_live(*slot)) {
                     continue;
                 }
@@ -353,29 +370,32 @@ impl Index {
         Err(Refused::Full)
     }
 
-    /// Lowers the reach of a home line to `reach`. The caller has locked the line, and has found
-    /// that no entry is as far from it as the old reach.
+    /// Sets the reach of a home line (the number of lines after it that a search reads) to a lower
+    /// number, `reach`. The caller has locked the home line. It has checked that the last line of
+    /// the old reach has no entry of a key with this home.
     fn trim(&self, home: u32, reach: u64) {
         // ORDERING(mbcache-refill): Acquire fence. Pairs with the Release fence in `fill`. The
-        // caller may have read words of a later entry in a slot. With the fence, this thread sees
-        // the work of the holders of the earlier entry in that slot.
+        // caller may have read the words of a later entry in a reused slot. With the fence, this
+        // thread sees the writes of all threads that had a handle of the earlier entry in that
+        // slot.
         fence(Ordering::Acquire);
-        // ORDERING(mbcache-reach): Release. Pairs with the load in `reach_of`. A search that reads
-        // the lower reach does not read the slots beyond it. It must see the work of the last
-        // holders of the entries that have ended there.
+        // ORDERING(mbcache-reach): Release. Pairs with the load in `reach_of`. After it has loaded
+        // the lower reach, a search for a removed entry does not read the last line any more, and
+        // misses the entry. Its caller may then free the entry's value. So it must see the writes
+        // of the last thread that had a handle of the entry.
         self.line(home)[REACH].store(reach, Ordering::Release);
     }
 
-    /// Returns the reach of a home line: the largest distance of an entry of its keys from it, in
-    /// lines.
+    /// Returns the reach that is stored in a home line: the number of lines after it that a search
+    /// reads too.
     #[inline(always)]
     pub(crate) fn reach(&self, home: u32) -> u64 {
         reach_of(self.line(home))
     }
 
-    /// Returns a free slot of a line. If `spare` is given, first tries to drop the entries of the
-    /// line. `spare` tells which entries must stay: those with a handle, or also the recently used
-    /// ones.
+    /// Returns a free slot of one cache line, if there is one. If `spare` is given, first tries to
+    /// drop the entry of each slot. `spare` tells which entries must stay: those with a handle, or
+    /// those with a handle and the recently used ones.
     fn free_in(&self, line: u32, value: u64, spare: Option<Spare>) -> Option<Slot<'_>> {
         self.both(line, value).into_iter().find(|slot| {
             match spare {
@@ -394,14 +414,16 @@ impl Index {
         })
     }
 
-    /// Returns both slots of a line. The preferred slot of `value` comes first.
+    /// Returns the two slots of a line of the index. The slot that `value` prefers (see
+    /// `preferred`) comes first.
     #[inline(always)]
     fn both(&self, line: u32, value: u64) -> [Slot<'_>; 2] {
         both_in(self.line(line), line, value)
     }
 
-    /// Ends the entry of `state` like [`slots::end`]. If that succeeds, also subtracts the entry
-    /// from the sampled count of entries.
+    /// Removes the entry of a slot like [`slots::end`]. `state` is the state word that the caller
+    /// has read from the slot. If the slot's cache line is in the sample that estimates the load,
+    /// also subtracts the removed entry from `counted`.
     #[inline]
     pub(crate) fn end(&self, slot: Slot<'_>, state: State, spare: Spare) -> Result<(), State> {
         slots::end(slot.words, state, spare)?;
@@ -409,8 +431,9 @@ impl Index {
         Ok(())
     }
 
-    /// Counts an entry that was just created in slot `number`, if the line of the slot is counted.
-    /// If the table is too full then, drops some entries. The caller holds no lock.
+    /// Updates the estimate of how full the table is, after an entry was created in slot `number`.
+    /// To save time, only the entries of every `sample`-th line are counted. If the table is too
+    /// full, drops some entries. The caller holds no lock.
     #[inline]
     pub(crate) fn note_entered(&self, number: u32) {
         if self.is_counted(number) {
@@ -421,8 +444,8 @@ impl Index {
     #[cold]
     fn count_entered(&self, line: u32) {
         self.counted.add(1);
-        // A sum of the sharded counter is slow, because it reads a cache line of each thread. So
-        // compute it only for each line whose number is a multiple of `rare`.
+        // Summing the sharded counter is slow, because each of its shards is in another cache line.
+        // So compute the sum only if the new entry is in every `rare`-th line of the index.
         let rare = 4 * self.sample;
         let bound = i64::from(self.count * SLOTS / self.sample) * 3 / 4;
         if line & (rare - 1) == 0 && self.counted.sum() > bound {
@@ -430,8 +453,8 @@ impl Index {
         }
     }
 
-    /// Subtracts an ended entry from the count, if the entries in the line of slot `number` are
-    /// counted.
+    /// Updates the estimate of how full the index is, after the entry in slot `number` was removed.
+    /// The estimate counts only the entries of every `sample`-th cache line, to save time.
     #[inline]
     pub(crate) fn note_ended(&self, number: u32) {
         if self.is_counted(number) {
@@ -458,7 +481,7 @@ impl Index {
             if looked >= entries {
                 break;
             }
-            // ORDERING: Relaxed. `hand` only spreads reclaim over the slots, and orders no other
+            // ORDERING: Relaxed. `hand` is the position of the clock algorithm, and orders no other
             // data.
             let at = self.hand.fetch_add(1, Ordering::Relaxed) % slots;
             let look = self.look(self.slot(at as u32));
@@ -497,15 +520,15 @@ impl Index {
         Locked { line, _order }
     }
 
-    /// Locks a line if its lock is free. Does not wait. The line is not the home line of the
-    /// caller's key, which the caller has locked already.
+    /// Tries to take the lock of `line`, and does not wait for it. The caller holds the lock of the
+    /// line where searches for its key begin, so `line` must be another line.
     fn try_lock(&self, line: u32) -> Option<Locked<'_>> {
         let line = self.line(line);
         try_lock(line).then(|| Locked { line, _order: None })
     }
 
-    /// Returns the line that is `further` lines after `line`. The lines form a ring: line 0 follows
-    /// the last line.
+    /// Returns the number of the cache line that is `further` lines after number `line`. The lines
+    /// of the index form a ring: line 0 follows the last line.
     #[inline(always)]
     fn line_at(&self, line: u32, further: u32) -> u32 {
         let at = line + further;
@@ -522,15 +545,16 @@ impl Drop for Locked<'_> {
     }
 }
 
-/// Returns the reach of the line `home`: the largest distance of an entry of its keys from it, in
-/// lines.
+/// Returns the reach that is stored in the cache line `home`. The reach is the number of lines
+/// after `home` that a search reads too, if it begins at `home`.
 #[inline(always)]
 fn reach_of(home: &Line) -> u64 {
     // ORDERING(mbcache-reach): Acquire. See `trim`.
     home[REACH].load(Ordering::Acquire)
 }
 
-/// Returns both slots of a line. The preferred slot of `value` comes first.
+/// Returns the two slots of one cache line of the index. The slot that `value` prefers (see
+/// `preferred`) comes first.
 #[inline(always)]
 fn both_in(words: &Line, line: u32, value: u64) -> [Slot<'_>; 2] {
     [0, 1].map(|nth| slot_in(words, line, nth ^ preferred(value)))
@@ -548,28 +572,30 @@ fn is_live(slot: Slot<'_>) -> bool {
     slots::state(slot.words).is_live()
 }
 
-/// Takes a handle of the entry of a slot if its key is `key`.
+/// Takes a handle of the entry in `slot` if the entry's key is `key`.
 #[inline(always)]
 fn hold(slot: Slot<'_>, key: u64) -> Option<(Slot<'_>, State)> {
     Some((slot, slots::hold(slot.words, key)?))
 }
 
-/// Returns a slot and its state if the slot has the entry of this pair.
+/// Returns `slot` and its state if `slot` contains the entry of `pair`.
 #[inline(always)]
 fn entry_in(slot: Slot<'_>, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
     let state = slots::state(slot.words);
     let (key, value) = slots::pair_of(slot.words);
     let is_it = value == pair.1 && key == pair.0 && state.is_live();
-    // If the entry has ended since its state was loaded, the pair does not exist any more.
+    // If the entry was removed after `state` was loaded, the pair is no longer in the cache, so
+    // return None.
     (is_it && slots::is_still(slot.words, state)).then_some((slot, state))
 }
 
-/// Returns the preferred slot of a value: the slot of a line that the value gets if both slots are
-/// free.
+/// Returns which of the two slots of a cache line `value` prefers: 0 or 1. A new entry gets the
+/// preferred slot of its value if both slots are free.
 ///
-/// Values are places of blobs, and a store often numbers them in a row. So if a key has two values,
-/// each is usually in its preferred slot. `get` looks in the preferred slot first, and the
-/// processor predicts that the pair is there.
+/// Even values prefer the first slot, and odd values the second. A value is the place of a blob in
+/// the store, and places are often consecutive numbers. So two values of one key are often one even
+/// and one odd number, and each gets its preferred slot. `get` looks there first, and the processor
+/// predicts that the pair is found.
 #[inline(always)]
 fn preferred(value: u64) -> u32 {
     value as u32 % SLOTS

@@ -1,6 +1,7 @@
-//! A de-duplication index: from the hash of a blob, the *key*, to the places where such a blob is
-//! stored, the *values*. With it, a store keeps each of many equal blobs once. If the index forgets
-//! a blob, the store only keeps a second copy. So the index stays within a budget.
+//! A de-duplication index. It maps the hash of a blob, the *key*, to the places where such a blob
+//! is stored, the *values*. With it, a store finds equal blobs, and keeps one copy for all users.
+//! To stay within its memory budget, the index may forget a blob. Then the store merely keeps a
+//! second copy.
 //!
 //! | call | for | lock |
 //! |---|---|---|
@@ -25,17 +26,16 @@
 //!
 //! # Guarantees
 //! - G.1: a search finds each pair that exists during the whole search. While a thread waits to
-//!   delete a pair, searches return no new handle of it. So new searches do not prolong the wait,
-//!   except in the case that `Busy::wait` describes.
+//!   delete a pair, no search returns a handle of it (exception: `Busy::wait`).
 //! - G.2: a pair stays in the cache while an [`Entry`] of it exists. All work of a thread while it
 //!   has an `Entry` happens before the deletion of the pair.
-//! - G.3: a loop with `find_next` ends. It may meet a pair twice that was created anew meanwhile.
-//! - G.4: with at most [`Mbcache::entries_max`] entries, and few values of each key, entries are
-//!   dropped only if many hashes collide by chance. Used entries stay longer (trap T37).
+//! - G.3: a loop with `find_next` ends. It meets a pair twice only if the pair was created anew.
+//! - G.4: a cache with at most [`Mbcache::entries_max`] entries drops an entry only if many hashes
+//!   collide, or if one key has hundreds of values. Used entries stay longer (trap T37).
 //! - G.5: after `new`, only the first sleep of a thread allocates (trap T41).
 //! - G.6: `get` of a used pair stores nothing.
-//! - G.7: the hash of a key names its home line. Operations on keys with different home lines write
-//!   no common cache line, if the entries of the keys are in their home lines.
+//! - G.7: the hash of each key selects a cache line for its entries. If the entries of two keys are
+//!   in different selected lines, operations on these keys write no common cache line.
 //!
 //! Source: Kara, "ext\[24\]: MBCache rewrite", December 2015; Linux `fs/mbcache.c`.
 

@@ -1,9 +1,11 @@
 //! Models of concurrent creation, search, deletion and reclaim.
 //!
-//! In each model, the thread whose first step is a load is the spawned one. Otherwise loom, because
-//! of a known bug, skips schedules (see `tally` in the base crate). The index of a model has four
-//! lines, so there are four home lines (the lines where the search for a key begins). A slot whose
-//! entry has ended is used again at once.
+//! If one thread of a model begins with a load, that thread is the spawned one. The other way
+//! round, a known bug of loom would skip schedules (see `tally` in the base crate).
+//!
+//! The index of a model has only four cache lines. The hash of a key selects one of them, the key's
+//! home line, where a search for the key begins. A slot whose entry was removed is used again at
+//! once.
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{Arc, thread};
@@ -18,7 +20,8 @@ use crate::slots::{self, COUNT, LIVE, NEXT, REUSABLE, STATE, Spare, State, Words
 const KEY: u64 = 1;
 const LINES: u64 = 4;
 
-/// A cache, and two flags for its value: whether the value was used, and whether it was freed.
+/// The shared data of a model: a cache, and two flags. A thread sets `is_used` when it uses a value
+/// that it has found, and `is_freed` when it frees that value.
 struct Shared {
     cache: Mbcache,
     is_used: AtomicU64,
@@ -39,8 +42,8 @@ impl Shared {
         shared
     }
 
-    /// Checks that the cache has `entries` entries, and that each one is within the reach of its
-    /// home line (invariant I.1).
+    /// Checks that the cache has `entries` entries. Also checks invariant I.1: a search for the key
+    /// of each entry reads enough cache lines of the index to find the entry.
     fn check_counts(&self, entries: u64) {
         assert_eq!(
             self.cache.stats().entries,
@@ -131,8 +134,9 @@ fn control_entry_that_is_completed_later_is_caught() {
     });
 }
 
-/// Two threads create the same pair with `create`. Counts two outcomes: the spawned thread has
-/// created the pair, or the other thread has.
+/// Two threads call `create` for the same pair. The argument `create` tells whether its thread has
+/// created the pair. Exactly one thread must. Counts two outcomes: the spawned thread has created
+/// the pair, or the main thread has.
 fn create_against_create(create: fn(&Mbcache) -> bool) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::new();
@@ -145,15 +149,17 @@ fn create_against_create(create: fn(&Mbcache) -> bool) -> [usize; 2] {
     })
 }
 
-/// Invariant I.2: if two threads create the same pair at once, the cache must contain the pair
-/// once. The lock of the home line makes one of the threads wait for the other.
+/// Invariant I.2: if two threads create the same pair of key and value at once, the cache must
+/// contain it once. The key's hash selects a cache line, and the lock of that line makes one thread
+/// wait for the other.
 #[test]
 fn pair_that_two_create_is_there_once() {
     assert_all_reached(&create_against_create(|cache| cache.create(KEY, 7).is_ok()));
 }
 
-/// Control of invariant I.2: the lock of the home line is released after the search for the pair
-/// and taken anew for its creation. So both threads can create the pair, and the model must fail.
+/// Control of invariant I.2: each thread locks the cache line that the key's hash selects, searches
+/// for the pair, and unlocks the line. Then it locks the line again to create the pair. So both
+/// threads can create the pair, and the model must fail.
 #[test]
 #[should_panic(expected = "a pair was created twice")]
 fn control_look_before_the_lock_is_caught() {
@@ -186,9 +192,10 @@ fn control_relaxed_unlock_is_caught() {
     });
 }
 
-/// Two threads create pairs whose keys have different home lines. Both pairs need the last free
-/// slot of one line. The spawned thread creates its pair with `other`. Counts two outcomes: the
-/// pair of the spawned thread is in that line, or in a later line.
+/// Two threads create pairs with different keys, and both need the last free slot of cache line
+/// `next`. The hash of the spawned thread's key selects `next`. The hash of the main thread's key
+/// selects the line before it, which is full. The spawned thread creates its pair by `other`.
+/// Counts two outcomes: that pair is in `next`, or in a later line.
 fn create_against_neighbour(other: fn(&Mbcache, u32)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(2);
@@ -206,8 +213,8 @@ fn create_against_neighbour(other: fn(&Mbcache, u32)) -> [usize; 2] {
     })
 }
 
-/// Invariant S.1: two threads whose keys have different home lines must not fill the same slot at
-/// once. The lock of the line of the slot prevents that, since each thread fills the slot under it.
+/// Invariant S.1: two threads must not fill the same slot at once, even if the hashes of their keys
+/// select different cache lines. A thread fills a slot only under the lock of the slot's line.
 #[test]
 fn slot_that_two_homes_want_is_filled_once() {
     assert_all_reached(&create_against_neighbour(|cache, home| {
@@ -215,8 +222,8 @@ fn slot_that_two_homes_want_is_filled_once() {
     }));
 }
 
-/// Control of invariant S.1: one thread fills a slot of its own home line without the lock of that
-/// line. The model must fail.
+/// Control of invariant S.1: one thread fills a slot of a line without the lock of that line. The
+/// model must fail.
 #[test]
 #[should_panic(expected = "S.1: two entries were put in a slot")]
 fn control_slot_that_is_filled_without_the_lock_is_caught() {
@@ -236,9 +243,10 @@ fn control_slot_that_is_filled_without_the_lock_is_caught() {
     });
 }
 
-/// One thread searches for (KEY, 3), which is in a line after its home line, and then for (KEY, 4).
-/// Meanwhile another thread runs `change`. Counts two outcomes: the search for (KEY, 4) missed the
-/// pair, or found it.
+/// The hash of KEY selects a full cache line, so the entry of (KEY, 3) is in the next line. One
+/// thread searches for (KEY, 3), which it must find, and then for (KEY, 4). Meanwhile another
+/// thread runs `change`, which creates (KEY, 4). Counts two outcomes: the search for (KEY, 4)
+/// missed the pair, or found it.
 fn search_against_change(change: fn(&Mbcache)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(3);
@@ -251,8 +259,9 @@ fn search_against_change(change: fn(&Mbcache)) -> [usize; 2] {
     })
 }
 
-/// Guarantee G.1 and invariant I.1: a search must find an entry in a line after its home line.
-/// Meanwhile a second entry of the key ends, and a third one is created.
+/// Guarantee G.1 and invariant I.1: the cache line that a key's hash selects is full, so one entry
+/// of the key is in the next line. A search must find that entry, even if the thread beside it
+/// deletes another entry of the key and creates a new one.
 #[test]
 fn entry_behind_its_home_is_found_while_others_come_and_go() {
     assert_all_reached(&search_against_change(|cache| {
@@ -261,15 +270,16 @@ fn entry_behind_its_home_is_found_while_others_come_and_go() {
     }));
 }
 
-/// Control of invariant I.1: another thread lowers the reach of the home line although an entry
-/// still needs it, so a search misses that entry. The model must fail.
+/// Control of invariant I.1: one cache line stores how many later lines a search must read, its
+/// *reach*. Another thread lowers the reach, although the last of these lines still has an entry.
+/// So a search misses that entry, and the model must fail.
 #[test]
 #[should_panic(expected = "G.1: an entry that stayed was missed")]
 fn control_reach_that_is_lowered_too_soon_is_caught() {
     search_against_change(|cache| {
         let word = &cache.index.line(home(cache))[REACH];
-        // ORDERING: Release, for both stores. The ordering is strong enough: the fault of this
-        // control is the value of the reach.
+        // ORDERING: Release, for both stores. The ordering is strong enough. The deliberate fault
+        // is the stored value: it tells searches to read too few lines.
         word.store(0, Ordering::Release);
         cache.create(KEY, 4).unwrap();
         // ORDERING: Release. As above.
@@ -277,8 +287,8 @@ fn control_reach_that_is_lowered_too_soon_is_caught() {
     });
 }
 
-/// The type of a search for (KEY, value). It returns the number of the slot and the state of the
-/// entry.
+/// A function that searches for (KEY, value), and returns the number of the slot and the state of
+/// the entry.
 type LookUp = fn(&Mbcache, u64) -> Option<(u32, State)>;
 
 /// The search of the product.
@@ -297,9 +307,10 @@ fn handle_of(cache: &Mbcache, value: u64) -> Entry<'_> {
 }
 
 /// The main thread drops its handle of (KEY, value), reclaims the entry, and enters another pair
-/// with `create`. Meanwhile a second thread, the deleter, searches for (KEY, value) with `look_up`,
-/// to free the value. Counts three outcomes: the deleter found no entry; the deleter ended the
-/// entry; the deleter found the entry but its step to end it failed.
+/// with `create`. Meanwhile a second thread, the deleter, wants to free the value. It searches for
+/// (KEY, value) with `look_up`, and tries to remove the entry. Counts three outcomes: the deleter
+/// found no entry; the deleter removed the entry; the deleter found the entry but could not remove
+/// it.
 fn create_against_last_user(value: u64, look_up: LookUp, create: fn(&Mbcache)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(value);
@@ -314,8 +325,9 @@ fn create_against_last_user(value: u64, look_up: LookUp, create: fn(&Mbcache)) -
                 Some(true) => 1,
                 Some(false) => return 2,
             };
-            // ORDERING: Relaxed. The search of the deleter, or its step that ends the entry, must
-            // order this load after the store of the last holder. The model checks that.
+            // ORDERING: Relaxed. The model checks that this load sees the store of `is_used` by the
+            // thread that had the last handle. The search above, or the removal of the entry, must
+            // order this load after that store.
             let is_used = shared.is_used.load(Ordering::Relaxed) == 1;
             assert!(is_used, "T34: a use was not seen by the deleter");
             outcome
@@ -329,9 +341,10 @@ fn create_against_last_user(value: u64, look_up: LookUp, create: fn(&Mbcache)) -
     })
 }
 
-/// Trap T34: `create` lowers the reach of the home line, so the deleter may miss the slot of an
-/// entry that has ended. It frees the value after that miss. So it must see the work of the last
-/// holder of the entry.
+/// Trap T34: the last user of a value deletes its entry, and then frees the value. Here reclaim
+/// removes the entry, and `create` lowers the number of cache lines that a search reads. So the
+/// last user's search may find nothing, and it frees the value. Before that, it must see the writes
+/// of the last thread that had a handle of the entry.
 #[test]
 fn entry_that_is_missed_behind_the_reach_is_over() {
     assert_all_reached(&create_against_last_user(3, LOOK_UP, |cache| {
@@ -339,8 +352,9 @@ fn entry_that_is_missed_behind_the_reach_is_over() {
     }));
 }
 
-/// Control of trap T34: the reach of the home line is lowered with a Relaxed store. Then the
-/// deleter may miss the work of the last holder, so the model must fail.
+/// Control of trap T34: the main thread lowers the number of index lines that a search reads by a
+/// Relaxed store. Then the thread that deletes the entry may miss writes of the last thread that
+/// had a handle. The model must fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_reach_that_is_lowered_without_an_order_is_caught() {
@@ -350,20 +364,22 @@ fn control_reach_that_is_lowered_without_an_order_is_caught() {
     });
 }
 
-/// Trap T34: `create` uses the slot of an ended entry again, so the deleter may find a later entry
-/// in that slot. It frees the value after that miss. So it must see the work of the last holder of
-/// the earlier entry.
+/// Trap T34: the last user of a value deletes its entry, and then frees the value. Here reclaim
+/// removes the entry, and `create` stores another one in its slot. The last user's search finds
+/// only the other entry, so it frees the value. Before that, it must see the writes of the last
+/// thread that had a handle of the removed entry.
 #[test]
 fn entry_that_is_missed_by_later_words_is_over() {
     assert_all_reached(&create_against_last_user(1, LOOK_UP, |cache| {
-        // The values 3 and 1 are both odd, so they have the same preferred slot. The new pair gets
-        // the slot in which the old one was.
+        // Odd values prefer the second slot of a cache line. So the new pair (KEY, 3) gets the slot
+        // of the removed pair (KEY, 1).
         cache.create(KEY, 3).unwrap();
     }));
 }
 
-/// Control of trap T34: the search of the deleter has no fence after a miss. So the deleter may
-/// miss the work of the last holder, and the model must fail.
+/// Control of trap T34: a thread searches for an entry, to delete it and free its value. If it
+/// finds none, no Acquire fence follows. So the thread may miss writes of the last thread that had
+/// a handle, and the model must fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_miss_by_later_words_without_a_fence_is_caught() {
@@ -381,7 +397,8 @@ fn control_miss_by_later_words_without_a_fence_is_caught() {
 /// outcomes:
 /// - The search missed the pair, which was deleted.
 /// - The search found the pair, and the deletion came later.
-/// - The search found the pair, and the deletion failed because of the handle.
+/// - The search found the pair. The deletion failed, because the searching thread had a handle of
+///   the pair's entry.
 fn find_against_delete(value: u64, delete: fn(&Shared) -> bool) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(value);
@@ -424,7 +441,7 @@ fn value_that_is_found_is_not_freed() {
 }
 
 /// Trap T34: a value must not be freed while it is in use. In this model, the entry of the value is
-/// in a line after its home line.
+/// in a later line than the one that the key's hash selects.
 #[test]
 fn value_that_is_found_behind_its_home_is_not_freed() {
     assert_all_reached(&find_against_delete(3, |shared| {
@@ -449,7 +466,8 @@ fn control_deletion_in_two_steps_is_caught() {
 }
 
 /// Control of trap T34: the deletion removes the entry in one step, but with a Relaxed ordering.
-/// Then the deleting thread may miss the work of the last holder, so the model must fail.
+/// Then the deleting thread may miss writes of the last thread that had a handle, so the model must
+/// fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_relaxed_deletion_is_caught() {
@@ -492,8 +510,8 @@ fn entry_that_is_held_is_not_reclaimed() {
 #[should_panic(expected = "T35: an entry in use was not in the index")]
 fn control_reclaim_of_a_held_entry_is_caught() {
     find_against_shrink(|cache| {
-        // ORDERING: AcqRel. The ordering is strong enough: the fault of this control is that it
-        // ignores handles.
+        // ORDERING: AcqRel. The ordering is strong enough. This variant is wrong on purpose because
+        // it ends an entry without checking for handles.
         slot_of(cache, 1).words[STATE].fetch_and(!LIVE, Ordering::AcqRel);
         1
     });
@@ -541,8 +559,8 @@ fn control_reclaim_in_two_steps_is_caught() {
     });
 }
 
-/// Two threads change different flags of one entry: the first calls `clear_reusable`, and the
-/// second sets the referenced bit.
+/// Two threads change different flags of one entry at once. The first clears the reusable flag by
+/// `clear_reusable`, and the second sets the referenced bit. Both changes must be kept.
 fn flags(clear_reusable: fn(&Mbcache)) -> [usize; 1] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -582,9 +600,9 @@ fn control_flag_that_is_changed_in_two_steps_is_caught() {
     });
 }
 
-/// A reader calls `get` for (KEY, 4), a pair that never exists. Meanwhile `replace` ends the entry
-/// of (KEY, 2), and puts a pair of another key and the value 4 into its slot. Counts two outcomes:
-/// the reader saw (KEY, 2), or did not.
+/// A reader calls `get` for (KEY, 4), a pair that never exists, and must not find it. Meanwhile
+/// `replace` removes the entry of (KEY, 2), and stores a pair with another key and the value 4 in
+/// its slot. Then the reader calls `get` for (KEY, 2). Counts two outcomes: found, or missed.
 fn read_against_reuse(replace: fn(&Mbcache)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(2);
@@ -611,8 +629,8 @@ fn entry_whose_slot_is_reused_is_read_whole() {
     }));
 }
 
-/// Control: the key and the value of a new entry are stored in a slot without the fence after the
-/// end of the old entry. The model must fail.
+/// Control: an entry is removed, and a new entry's key and value are stored in its slot. The fence
+/// between the removal and these stores is left out. The model must fail.
 #[test]
 #[should_panic(expected = "a mix was read")]
 fn control_refill_without_a_fence_is_caught() {
@@ -623,8 +641,8 @@ fn control_refill_without_a_fence_is_caught() {
         words[slots::KEY].store(key_of(cache, home(cache)), Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         words[slots::VALUE].store(4, Ordering::Relaxed);
-        // ORDERING: Release. The ordering is strong enough: the fault of this control is that a
-        // fence is missing before the stores of key and value.
+        // ORDERING: Release. This ordering is strong enough. The deliberate fault is another one:
+        // no fence comes before the stores of key and value.
         words[STATE].store(2 * NEXT | REUSABLE | LIVE, Ordering::Release);
     });
 }
@@ -642,9 +660,10 @@ fn control_slot_that_is_filled_without_a_generation_is_caught() {
     });
 }
 
-/// The value of (KEY, 1) is full. One thread drops the last handle of the pair with `put`.
-/// Meanwhile another thread calls `note_users`, because the value can get a user again. Counts two
-/// outcomes: the entry stayed in the cache, or `note_users` created it anew.
+/// The value of (KEY, 1) is full: it has the maximum number of users. One thread drops the last
+/// handle of the pair by `put`, which removes the entry of a full value. Meanwhile another thread
+/// calls `note_users` with a lower number of users. Both outcomes are right, and are counted: the
+/// entry stayed in the cache, or `note_users` created it again.
 fn put_against_room(put: fn(Entry<'_>)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -665,22 +684,24 @@ fn put_against_room(put: fn(Entry<'_>)) -> [usize; 2] {
     })
 }
 
-/// Trap T39: the drop of the last handle removes the entry of a full value. But if the value can
-/// get a user again at the same time, the cache must contain the entry afterwards.
+/// Trap T39: the drop of the last handle removes the entry of a value that has the maximum number
+/// of users. But if the number of users becomes lower at the same time, the cache must contain the
+/// entry afterwards.
 #[test]
 fn entry_that_has_room_again_while_its_last_handle_is_put_is_found() {
     assert_all_reached(&put_against_room(|entry| drop(entry)));
 }
 
-/// Control of trap T39: the drop of the handle checks the reusable flag in one step, and removes
-/// the entry in a second step. The model must fail.
+/// Control of trap T39: the drop of the last handle first checks that the value is full (the
+/// reusable flag is not set). Then it removes the entry in a second step. If the value gets room in
+/// between, the entry is lost. The model must fail.
 #[test]
 #[should_panic(expected = "T39: a value with room is not found")]
 fn control_full_entry_that_is_taken_out_in_two_steps_is_caught() {
     put_against_room(|entry| {
         let word = &entry.slot.words[STATE];
-        // ORDERING: Acquire, and Release for the store below. Both are strong enough: the fault of
-        // this control is that it takes two steps.
+        // ORDERING: Acquire, and Release for the store below. Both orderings are strong enough. The
+        // deliberate fault is that a load and a later store replace one atomic operation.
         let state = word.load(Ordering::Acquire);
         if state & REUSABLE != 0 {
             return drop(entry);
@@ -724,8 +745,9 @@ fn loop_over_values_that_come_and_go_meets_none_twice() {
     assert_all_reached(&iterate_against_reuse(|cache, entry, _| cache.find_next(entry)));
 }
 
-/// Control of trap T40: the loop starts again from the first entry, and skips as many entries as it
-/// has returned before. The model must fail.
+/// Control of trap T40: the loop over the values of a key only counts the returned entries. For the
+/// next value, it searches from the first entry again, and skips that many. If another thread
+/// deletes an entry meanwhile, the loop may return a value twice. The model must fail.
 #[test]
 #[should_panic(expected = "T40: a value was met twice")]
 fn control_loop_that_counts_what_it_met_is_caught() {
@@ -735,9 +757,9 @@ fn control_loop_that_counts_what_it_met_is_caught() {
     });
 }
 
-/// A second thread waits with `wait` until an entry has no handle. Meanwhile the main thread drops
-/// the last handle, takes a new one, and keeps the new one until the wait has ended. Counts the
-/// runs in which the wait ended.
+/// The main thread has a handle of an entry, and a second thread waits with `wait` until the entry
+/// has no handle. The main thread drops the handle, and takes a new one, which it keeps. The wait
+/// must still end. Counts the schedules in which it does.
 fn wait_against_finder(wait: fn(&Words, State)) -> [usize; 1] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);

@@ -1,11 +1,12 @@
 //! A check of the order of locks, in builds with debug assertions. Trap T42 is a thread that takes
 //! locks in an order that can deadlock.
 //!
-//! The cache has one kind of lock, that of a line. A thread that has the lock of a home line never
-//! waits for a second lock, because two such threads could deadlock. Such a deadlock is rare, so
-//! `enter` panics as soon as one thread locks two home lines. Under a model checker this module
-//! checks nothing. The reason is that one thread of the system runs all threads of the model. The
-//! checker finds deadlocks itself.
+//! The cache has one kind of lock: each cache line of its index has one. `create` waits only for
+//! the lock of the home line (the line that the hash of its key selects). While it holds that lock,
+//! it waits for no other. If two threads waited for each other's line, they would deadlock. Such a
+//! deadlock is rare, so `enter` panics as soon as one thread locks two home lines. Under a model
+//! checker this module checks nothing: there one system thread runs all threads of the model. The
+//! checker itself finds deadlocks.
 //!
 //! Source: Linux lockdep.
 
@@ -20,7 +21,9 @@ mod checked {
     /// The thread's lock.
     pub(crate) struct Held(());
 
-    /// Records that this thread has locked a home line, until the returned value is dropped.
+    /// Records that this thread holds the lock of a key's home line (the cache line that the key's
+    /// hash selects), until the returned value is dropped. The record shows if the thread locks a
+    /// second home line.
     ///
     /// # Panics
     /// If this thread has a home line locked already.
@@ -53,7 +56,8 @@ pub(crate) use checked::{Held, enter};
 mod tests {
     use super::*;
 
-    /// Trap T42: a thread may lock two home lines one after the other.
+    /// Trap T42: checks that a thread may lock a cache line of the index, unlock it, and then lock
+    /// another line.
     #[test]
     fn locks_one_after_the_other_are_in_order() {
         for _ in 0..2 {
@@ -61,8 +65,8 @@ mod tests {
         }
     }
 
-    /// Control of trap T42: the check must find a thread that locks two home lines at once, even if
-    /// no deadlock occurs.
+    /// Control of trap T42: the check must find a thread that locks two home lines (cache lines
+    /// that the hashes of keys select) at once, even if no deadlock occurs.
     #[test]
     #[should_panic(expected = "T42: a thread locks two homes")]
     fn control_two_homes_are_caught() {

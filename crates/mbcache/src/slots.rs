@@ -1,40 +1,41 @@
 //! One slot of the index: the key, the value and the state word of an entry.
 //!
-//! All changes of a state are atomic steps on the whole word. So two flags cannot overwrite each
-//! other (trap T33), and an entry with a handle cannot end (traps T34, T35). Any thread may read
-//! any slot at any time, without a lock. That is correct for these reasons:
+//! Every change of the state word is one atomic step on the whole word. So two changes of different
+//! flags cannot overwrite each other (trap T33). An entry with a handle cannot be removed (traps
+//! T34, T35). Any thread may read any slot at any time, without a lock. Such reads are correct for
+//! these reasons:
 //!
-//! - *No torn pair.* Key and value are written only while the slot is not live, and each use of the
-//!   slot has a new generation. A reader loads the state, then the key and the value. Then it loads
-//!   the state again (`get`), or changes the state in one step (`find`, a deletion). If the slot is
-//!   live with the same generation both times, the words belong to that generation.
-//! - *Removal and reuse.* A step (a change of the state word) succeeds only if the slot still has
-//!   the generation that the thread has read. If the entry has ended, the step fails, even if the
-//!   slot has the same pair again.
-//! - *Missed entries.* A search misses an entry only if there was a moment during the search at
-//!   which the entry was not live. Entries do not move, and the reach of a home covers its live
-//!   entries (I.1 in `index`). `create` stores the reach before the entry is live. A thread lowers
-//!   the reach under the lock of the home, and only if the lines beyond it have no live entry of
-//!   this home. A new entry of the home is created under that lock too.
-//! - *Found entries.* The result of a `get` is true at the time of its second load of the state.
-//!   That of a `find` is true at its step, which takes a handle. The handle then keeps the entry
-//!   live.
-//! - *A miss by the last user.* A deleter (the thread of the last user) frees the value also if its
-//!   search misses the entry. Then it has read that the slot is not live, or words of a later entry
-//!   in the slot, or a reach that excludes the slot. An acquire fence follows each miss. So the
-//!   deleter sees the work of each thread that had a handle, which the end of the entry released.
-//!   The entry may also end between the search and the step of the deleter. That is a miss, too:
-//!   the failed step loads the state with Acquire, and the deleter does not search again.
-//! - *Bound.* A search loads the reach at its start, and reads the lines within it, at most 128. It
-//!   never restarts. A thread repeats a step only if another thread has changed the same entry.
+//! - *No torn pair.* Key and value are written only while the slot has no live entry. Each new
+//!   entry of a slot gets a new generation number. A reader loads the state, then the key and the
+//!   value. Then it loads the state again (`get`), or changes it by a compare-exchange (`find`, a
+//!   deletion). If the state was live both times, with one generation, key and value belong
+//!   together.
+//! - *Removal and reuse.* A compare-exchange fails if the slot no longer has the generation that
+//!   the thread has read. It fails even if the slot has the same pair again.
+//! - *Missed entries.* A search misses an entry only if the entry was not live at some moment of
+//!   the search. Entries do not move. A search begins at the cache line that the key's hash selects
+//!   (its home line). It reads as many lines after it as the home line's *reach* says. `create`
+//!   raises the reach before the entry is live. A thread lowers the reach only if no live entry of
+//!   this home's keys is beyond it. Both threads hold the home line's lock.
+//! - *Found entries.* The result of a `get` is true at its second load of the state. The result of
+//!   a `find` is true when it takes the handle. The handle then keeps the entry live.
+//! - *A miss by the last user.* The last user of a value deletes its entry and frees the value. If
+//!   its search misses the entry, another thread has removed the entry, and the last user frees the
+//!   value too. An acquire fence follows each miss, and pairs with the release by which the entry
+//!   was removed. So the last user sees the writes of all threads that had handles. If the entry is
+//!   removed after the search, the last user's compare-exchange fails, and that is an Acquire load.
+//! - *Bound.* A search loads the reach once, reads at most 128 lines, and never restarts. A thread
+//!   repeats a compare-exchange only if another thread has changed the same entry.
 //!
 //! The generation has 42 bits. A reader mistakes one entry for another only if the slot is used
 //! 2^42 times between two of its loads. That takes two days at 50 ns each (trap T32).
 //!
 //! # Invariants
-//! - S.1: a slot that is not live is changed only under the lock of its line.
-//! - S.2: only a live slot has handles or the flag *awaited*. A live slot with handles stays live.
-//! - S.3: two uses of a slot have different generations.
+//! - S.1: a slot without a live entry is changed only under the lock of the cache line that
+//!   contains the slot.
+//! - S.2: only a live entry has handles. An entry stays live as long as it has handles. Only a live
+//!   entry has the flag *awaited*: a thread sleeps until the last handle is dropped.
+//! - S.3: two entries that use the same slot one after the other have different generations.
 //!
 //! Source: `SLAB_TYPESAFE_BY_RCU` in Linux `include/linux/slab.h`; `struct mb_cache_entry`.
 
@@ -87,7 +88,8 @@ pub(crate) enum Spare {
 /// The effects of a [`put`] on the entry.
 pub(crate) struct Put {
     pub(crate) is_ended: bool,
-    /// True if the last handle was given up while a thread slept until the entry has no handle.
+    /// True if the dropped handle was the last one and a thread sleeps until the entry has no
+    /// handle.
     pub(crate) wakes: bool,
 }
 
@@ -106,15 +108,15 @@ impl State {
         (self.0 & COUNT) >> COUNT_SHIFT
     }
 
-    /// Returns true if both states, `self` and `other`, belong to the same entry, and `self` is
-    /// live.
+    /// Compares two states of one slot. Returns true if both are live and have the same generation,
+    /// which means that the slot had the same cache entry both times.
     #[inline]
     pub(crate) fn is_same_entry(self, other: State) -> bool {
         (self.0 ^ other.0) & (GENERATION | LIVE) == 0 && self.is_live()
     }
 
-    /// Returns true if a search may take a handle of the entry: the value is not full, and no
-    /// thread waits until the entry has no handle.
+    /// Returns true if a search may take a handle of the entry. It may not if the value is full
+    /// (has the maximum number of users), or if a thread waits for the drop of the last handle.
     #[inline]
     fn is_findable(self) -> bool {
         let flags = self.0 & (LIVE | REUSABLE | AWAITED);
@@ -122,47 +124,49 @@ impl State {
     }
 }
 
-/// Loads the state. After that the caller sees the work of the threads that had changed the state
-/// before.
+/// Loads the state word of a slot. The caller then sees all writes that other threads made before
+/// they changed the state word.
 #[inline]
 pub(crate) fn state(words: &Words) -> State {
-    // ORDERING(mbcache-fill): Acquire. Pairs with the store in `fill`: a thread that sees the slot
-    // live also sees its key and value.
-    // ORDERING(mbcache-state): Acquire. Pairs with `step`: a thread that sees that the entry has
-    // ended also sees the work of its last holders.
+    // ORDERING(mbcache-fill): Acquire. Pairs with the store in `fill`: a thread that loads a live
+    // state also sees the key and the value of that entry.
+    // ORDERING(mbcache-state): Acquire. Pairs with `step`: a thread that sees that the entry was
+    // removed also sees the writes of the threads that had its last handles.
     State(words[STATE].load(Ordering::Acquire))
 }
 
-/// Returns the key and the value in a slot. They certainly belong to one entry if the caller has a
-/// handle of that entry. Without a handle, the caller must check that afterwards: by a step (a
-/// change of the state word) that succeeds, or by [`is_still`].
+/// Returns the key and the value in a slot. If the caller has a handle of the slot's entry, both
+/// belong to that entry. Without a handle, another thread may reuse the slot between the two loads.
+/// So the caller then calls [`is_still`], or changes the state word by a compare-exchange. If
+/// either succeeds, both belong to one entry.
 #[inline]
 pub(crate) fn pair_of(words: &Words) -> (u64, u64) {
-    // ORDERING: Relaxed. The caller finds out by the generation in the state whether the key and
-    // the value belong together.
+    // ORDERING: Relaxed. The slot's state word has a generation number. By this number the caller
+    // finds out whether the key and the value belong to the same entry.
     (words[KEY].load(Ordering::Relaxed), words[VALUE].load(Ordering::Relaxed))
 }
 
-/// Returns true if the entry of `state` has not ended. Then the key and the value that the caller
-/// has read from the slot since it loaded `state` belong to that entry.
+/// Returns true if the slot still has the entry that it had when the caller loaded `state`. Then
+/// the key and the value that the caller has read since belong to that entry.
 #[inline]
 pub(crate) fn is_still(words: &Words, state: State) -> bool {
     // ORDERING(mbcache-refill): Acquire fence. See `fill`.
     fence(Ordering::Acquire);
-    // The caller may be a deleter, which frees the value if the entry has ended. Then it must see
-    // the work of the last holder. The Acquire load in `state` provides that.
+    // If the entry was removed, the caller may be the last user of its value, which then frees the
+    // value. Then it must see the writes of the last thread that had a handle. The Acquire load in
+    // `state` provides that.
     state.is_same_entry(self::state(words))
 }
 
-/// Makes the slot the entry of `pair`. The slot is not live, and the caller has the lock of its
-/// line (invariant S.1).
+/// Stores `pair` in the slot as a new live entry. The slot has no live entry before. The caller has
+/// the lock of the cache line that contains the slot (invariant S.1).
 #[inline]
 pub(crate) fn fill(words: &Words, pair: (u64, u64), _locked: &Locked<'_>) {
     let before = state(words);
     debug_assert!(!before.is_live(), "S.1");
     // ORDERING(mbcache-refill): Release fence. Pairs with the Acquire fences in `is_still` and in
-    // searches. A reader that sees the key or the value that is stored below also sees that the
-    // previous entry has ended.
+    // searches. A reader that sees the new key or the new value also sees that the slot's previous
+    // entry was removed.
     fence(Ordering::Release);
     // ORDERING: Relaxed. See above.
     words[KEY].store(pair.0, Ordering::Relaxed);
@@ -173,8 +177,9 @@ pub(crate) fn fill(words: &Words, pair: (u64, u64), _locked: &Locked<'_>) {
     words[STATE].store(live, Ordering::Release);
 }
 
-/// Ends the entry of `state`, unless it has a handle or `spare` protects it. If this call does not
-/// end the entry, returns the current state of the slot as the error.
+/// Removes the entry that the slot had when the caller loaded `state`. An entry with a handle
+/// stays, and so does one that `spare` excepts. If the entry stays or was already removed, returns
+/// the current state as the error.
 #[inline]
 pub(crate) fn end(words: &Words, state: State, spare: Spare) -> Result<(), State> {
     let ended = change(words, state, |now| {
@@ -185,13 +190,13 @@ pub(crate) fn end(words: &Words, state: State, spare: Spare) -> Result<(), State
     ended.map(drop)
 }
 
-/// Takes a handle of the entry in a slot, if its key is `key` and a search may find it. Returns the
-/// new state.
+/// Takes a handle of the entry in a slot if its key is `key`, and returns the new state. Returns
+/// None if the key differs or if searches must skip the entry (see [`State::is_findable`]).
 #[inline]
 pub(crate) fn hold(words: &Words, key: u64) -> Option<State> {
     let seen = state(words);
-    // ORDERING: Relaxed. If the step below succeeds, this key belongs to the same entry as the
-    // state.
+    // ORDERING: Relaxed. The compare-exchange below succeeds only if the slot still has the entry
+    // that it had when `seen` was loaded. So this key then belongs to that entry.
     if words[KEY].load(Ordering::Relaxed) != key {
         return None;
     }
@@ -202,8 +207,11 @@ pub(crate) fn hold(words: &Words, key: u64) -> Option<State> {
     held.ok()
 }
 
-/// Gives up a handle of the entry of `state`. If the handle is the last one, ends the entry if it
-/// is not reusable, and otherwise clears its flag *awaited*.
+/// Drops a handle of an entry. `state` is the state of the slot when the handle was taken.
+///
+/// The drop of the last handle removes the entry if its value is full: it has the maximum number of
+/// users, so the flag *reusable* is not set. Otherwise the entry stays, and the drop clears the
+/// flag *awaited*. In both cases, threads that sleep until the entry has no handle can go on.
 #[inline]
 pub(crate) fn put(words: &Words, state: State) -> Put {
     let mut put = Put { is_ended: false, wakes: false };
@@ -222,7 +230,8 @@ pub(crate) fn put(words: &Words, state: State) -> Put {
     put
 }
 
-/// Sets the referenced bit of the entry of `state`. Stores nothing if the bit is set already.
+/// Marks an entry as used: sets its referenced bit. `state` is the state of the slot when the
+/// caller found the entry. Stores nothing if the bit is already set in `state`.
 #[inline]
 pub(crate) fn touch(words: &Words, state: State) {
     if !state.is_referenced() {
@@ -237,8 +246,9 @@ pub(crate) fn age(words: &Words, state: State) {
     let _ = change(words, state, |now| now.is_same_entry(state).then_some(now.0 & !REFERENCED));
 }
 
-/// Sets or clears the reusable flag of the entry of `state`, and returns the new state. Without
-/// that flag the entry ends: at once if it has no handle, and otherwise with its last handle.
+/// Sets or clears the reusable flag, which says that the value of the entry may get more users.
+/// Returns the new state. An entry without the flag ends at once if it has no handle, and otherwise
+/// with its last handle.
 ///
 /// Returns `None` if the entry had ended before.
 pub(crate) fn set_reusable(words: &Words, state: State, is_reusable: bool) -> Option<State> {
@@ -253,8 +263,8 @@ pub(crate) fn set_reusable(words: &Words, state: State, is_reusable: bool) -> Op
     flagged.ok()
 }
 
-/// Sets the flag *awaited*, so that the last handle of the entry of `state` wakes this thread.
-/// Returns `None` if there is no handle, or the entry has ended.
+/// Sets the flag *awaited*, so that the drop of the entry's last handle wakes this thread. Returns
+/// `None` if the entry has no handle, or has ended.
 pub(crate) fn await_unused(words: &Words, state: State) -> Option<State> {
     let awaited = change(words, state, |now| {
         (now.is_same_entry(state) && now.count() > 0).then_some(now.0 | AWAITED)
@@ -262,11 +272,12 @@ pub(crate) fn await_unused(words: &Words, state: State) -> Option<State> {
     awaited.ok()
 }
 
-/// Sleeps until the last handle of the entry was given up. The caller has called [`await_unused`]
+/// Sleeps until the last handle of the entry is dropped. The caller has called [`await_unused`]
 /// before. The sleep may also end early.
 ///
-/// The thread waits until the flag *awaited* is cleared, and not for a count of 0. So handles that
-/// are taken after the last one was given up do not prolong the wait.
+/// The drop of the last handle clears the flag *awaited*. The sleeping thread waits for that, and
+/// not until the count of handles is 0. After that drop another thread may take a new handle. That
+/// handle does not prolong the sleep.
 pub(crate) fn sleep_while_awaited(words: &Words, awaited: State) {
     let mask = GENERATION | LIVE | AWAITED;
     corewalk_base::park::wait(&words[STATE], mask, awaited.0 & mask);
@@ -278,9 +289,12 @@ pub(crate) fn wake(words: &Words) {
     corewalk_base::park::wake_all(&words[STATE]);
 }
 
-/// Replaces the current state in one step by the result of `next`, which gets the current state,
-/// and returns the new state. If `next` returns `None`, returns the current state as the error.
-/// `seen` must come from an acquiring load, or from a step of the caller.
+/// Replaces the slot's state word by the result of `next`, in one atomic step, and returns the new
+/// state. `next` gets the current state. If `next` returns `None`, `change` stores nothing, and
+/// returns the current state as the error.
+///
+/// `seen` is the state that the caller has loaded before. It must come from an Acquire load, or
+/// from an earlier successful change of the state by the caller.
 #[inline]
 fn change(
     words: &Words,
@@ -300,14 +314,15 @@ fn change(
 /// Replaces the state `seen` by `new`. If the current state is another one, returns that as the
 /// error.
 ///
-/// If the step succeeds, the key and the value that the caller has read since it loaded `seen`
-/// belong to that state. The reason: the words of a later entry are stored only after this entry
-/// has ended, and so after this step.
+/// If the compare-exchange succeeds, the slot still has the entry that it had when `seen` was
+/// loaded. So the key and the value that the caller has read since then belong to that entry. The
+/// reason is that a slot gets the key and the value of its next entry only after the old entry was
+/// removed.
 #[inline(always)]
 fn step(words: &Words, seen: State, new: u64) -> Result<(), State> {
-    // ORDERING(mbcache-state): AcqRel. Release: all work of a thread under its handle happens
-    // before the step that ends the entry. Acquire: the thread that ends the entry sees this work.
-    // A failed step is an Acquire load, as in `state`.
+    // ORDERING(mbcache-state): AcqRel. Release: all work of a thread that has a handle happens
+    // before the compare-exchange that removes the entry. Acquire: the thread that removes the
+    // entry sees this work. A compare-exchange that fails is an Acquire load, as in `state`.
     words[STATE]
         .compare_exchange(seen.0, new, Ordering::AcqRel, Ordering::Acquire)
         .map(drop)

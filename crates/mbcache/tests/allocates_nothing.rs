@@ -1,6 +1,6 @@
-//! After `new` no call may allocate, except the first sleep of a thread (guarantee G.5). So no
-//! thread allocates while it has a lock of the index. An allocator that runs out of memory can
-//! therefore call the cache to free some.
+//! After `Mbcache::new` no call of the cache may allocate memory, except the first call of a thread
+//! that sleeps (guarantee G.5). So no thread allocates while it has a lock of the index. An
+//! allocator that runs out of memory can therefore call the cache to free some memory.
 
 use corewalk_base::primitives::thread;
 use corewalk_mbcache::{Mbcache, MbcacheOptions};
@@ -11,7 +11,7 @@ use std::{fs, hint::black_box, path::PathBuf, sync::mpsc, time::Duration};
 #[global_allocator]
 static ALLOC: Counting = Counting::new();
 
-/// Makes every call of the cache. The budget is too small for all entries, so `create` also runs
+/// Calls every method of the cache. The budget is too small for all entries, so `create` also runs
 /// reclaim.
 fn all_calls(cache: &Mbcache) {
     for value in 0..20_000 {
@@ -71,8 +71,8 @@ fn control_one_allocation_is_counted() {
     assert_eq!(allocations_of(run), 1);
 }
 
-/// Waits for a handle `waits` times on one thread, which sleeps each time. Returns for each of
-/// these waits the number of allocations.
+/// On one thread, waits `waits` times until a cache entry has no handle. The thread sleeps each
+/// time. Returns for each of these waits the number of allocations.
 fn allocations_of_waits(cache: &Mbcache, waits: u64) -> Vec<u64> {
     let (told, tell) = mpsc::channel();
     (0..waits).for_each(|key| cache.create(key, 1).unwrap());

@@ -29,7 +29,7 @@ struct Block {
 }
 
 /// Tells whether a store calls `note_users`. Without these calls its cache does not know which
-/// blocks are full.
+/// blocks have the maximum of users.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tell {
     Users,
@@ -80,8 +80,8 @@ impl Store {
         (self.looks.load(Ordering::Relaxed), self.hits.load(Ordering::Relaxed))
     }
 
-    /// Becomes a user of an existing block with `content`. Returns the block, or None if the cache
-    /// finds no such block.
+    /// Looks for a block with `content` that has fewer users (files) than the maximum. Adds one
+    /// user to that block, and returns its number. Returns None if the cache finds no such block.
     fn share(&self, content: u64) -> Option<u64> {
         let mut found = self.cache.find_first(key(content));
         while let Some(entry) = found {
@@ -220,8 +220,8 @@ fn block_changed_in_place_is_shared_with_its_equal() {
     let (one, other) = (store.put(1), store.put(2));
     assert_eq!(store.change_in_place(other, 1), one);
     assert_eq!((store.in_use(), store.cache.stats().entries), (1, 1));
-    // The store changes the third block in place, and no other block has its new content. The
-    // search for that content must not find the third block itself.
+    // Now no other block has the content to which the third block is changed. The search for that
+    // content must find nothing, and in particular not the third block itself.
     let third = store.put(3);
     assert_eq!(store.change_in_place(third, 4), third);
     assert_eq!(store.put(4), third);
@@ -241,7 +241,8 @@ fn control_block_that_is_entered_first_finds_itself() {
     assert_eq!(store.in_use(), 2);
 }
 
-/// Gives each of 20,000 files one of 5 contents, then changes them at random. Returns the store.
+/// Stores 20,000 files with 5 different contents, and then gives random files another of these
+/// contents. Returns the store.
 fn many_files(tell: Tell) -> Store {
     const FILES: usize = 20_000;
     let store = Store::new(1024, tell);
@@ -252,8 +253,8 @@ fn many_files(tell: Tell) -> Store {
         store.release(files[file]);
         files[file] = store.put(rng.below(5));
     }
-    // 4000 files per content need 4 blocks, because a block has at most 1024 users. The random
-    // changes may need a few blocks more.
+    // Each of the 5 contents belongs to 4000 files at first. A block has at most 1024 users, so
+    // each content needs 4 blocks. The random changes may need a few blocks more.
     assert!((20..=26).contains(&store.in_use()), "{} blocks", store.in_use());
     store
 }
@@ -266,15 +267,17 @@ fn finds_among_full_blocks_meet_none_of_them() {
     assert_eq!(looks, hits, "T39: a full block was looked at");
 }
 
-/// Control of trap T39: if the store does not call `note_users`, searches examine full blocks in
-/// vain.
+/// Control of trap T39: if the store does not call `note_users`, the cache does not know which
+/// blocks are full (with the maximum number of users). So searches must also examine full blocks,
+/// which cannot be shared.
 #[test]
 fn control_finds_without_the_flag_meet_full_blocks() {
     let (looks, hits) = many_files(Tell::Nothing).looks_and_hits();
     assert!(looks > hits + hits / 4, "{looks} looks for {hits} hits");
 }
 
-/// Files with 10 different contents must take 10 blocks, if no content has more than 1024 users.
+/// Files with 10 different contents must take 10 blocks, as long as each content belongs to at most
+/// 1024 files.
 #[test]
 fn files_of_few_contents_take_a_block_per_content() {
     let store = Store::new(1024, Tell::Users);

@@ -1,4 +1,5 @@
-//! Guarantee G.7: operations on keys with different home lines must write no common cache line.
+//! Guarantee G.7: the hash of a key selects its *home line*, the cache line where searches for the
+//! key begin. Operations on keys with different home lines must write no common cache line.
 //!
 //! For each operation and several keys, the test records the cache lines that the operation loads
 //! and stores. Then it compares each operation of one thread with each operation of another thread,
@@ -17,15 +18,17 @@ use std::sync::mpsc;
 #[global_allocator]
 static SEAL: Seal = Seal::new();
 
-/// The number of keys that the test tries. Of these keys it uses those with separate home lines.
+/// The number of keys that the test tries. Of these keys it uses those whose entries are in
+/// different cache lines.
 const KEYS: u64 = 300;
 /// The number of keys on which each thread runs each operation.
 const SAMPLES: u64 = 8;
 
 type Op = (&'static str, fn(&System, u64));
 
-/// The operations to compare. Each gets a key with two values: value 0 has its referenced bit set,
-/// and a thread has a handle of value 1.
+/// The operations to compare. Each operation is called with a key of which the cache has two
+/// entries. The entry with value 0 has its referenced bit set. The test has a handle of the entry
+/// with value 1.
 const OPS: [Op; 8] = [
     ("get", |system, key| assert!(system.cache.get(key, 0))),
     ("first get", |system, key| assert!(system.cache.get(key, 1))),
@@ -50,11 +53,12 @@ const OPS: [Op; 8] = [
     }),
 ];
 
-/// A cache, and a counter. In a bad design, every operation would write to such a counter. The
-/// value is leaked, because it must exist until the recording ends.
+/// The cache under test, and a counter for the control, in which each operation also adds to one
+/// shared counter. The value is leaked, because it must exist until the recording of memory
+/// accesses ends.
 struct System {
     cache: Mbcache,
-    /// The counter. Only the control of this test writes to it. It has its own cache line.
+    /// A shared counter in a cache line of its own. Only the operations of the control add to it.
     operations: Box<Alone>,
 }
 
@@ -79,8 +83,9 @@ fn build() -> (&'static System, Vec<Entry<'static>>) {
     (system, held)
 }
 
-/// Returns keys with separate home lines. Searches with two of these keys read no common cache
-/// line, except the lines of the `Mbcache` itself.
+/// Returns keys whose entries are in different cache lines. Each search reads one cache line for
+/// its key. The only other lines that it reads belong to the `Mbcache` itself, and all searches
+/// read them.
 fn keys_apart(watched: &Watched, system: &'static System) -> Vec<u64> {
     let look = |key| watched.record(|| assert!(black_box(!system.cache.get(key, 9)))).read;
     let common: BTreeSet<usize> = look(0).intersection(&look(1)).copied().collect();
@@ -94,11 +99,14 @@ fn keys_apart(watched: &Watched, system: &'static System) -> Vec<u64> {
         .collect()
 }
 
-/// The cache lines that each operation has read and written, for each key.
+/// For each operation, the cache lines that it has read and written. Each element of the inner list
+/// is a run of the operation with another key.
 type Recorded = Vec<(&'static str, Vec<Lines>)>;
 
-/// Prints the share of key pairs without a conflict, for each pair of operations. Returns the total
-/// number of conflicts.
+/// Compares the recorded runs of operations of two threads. Two runs conflict if one of them writes
+/// a cache line that the other one reads or writes. Prints a table with a row for each operation of
+/// the first thread, and a column for each of the second. A cell is the percentage of pairs of runs
+/// without a conflict. Returns the total number of conflicts.
 fn compare(one: &Recorded, other: &Recorded) -> usize {
     let mut conflicts = 0;
     for (name, lines) in one {
@@ -116,9 +124,9 @@ fn compare(one: &Recorded, other: &Recorded) -> usize {
     conflicts
 }
 
-/// Guarantee G.7: operations on keys with different home lines must write no common cache line. Two
-/// controls must have conflicts: operations on one key, and operations that also write a common
-/// counter.
+/// Guarantee G.7: operations on keys whose hashes select different cache lines must write no common
+/// cache line. Two controls must have conflicts: operations on one key, and operations that also
+/// write a common counter.
 #[test]
 fn operations_on_different_homes_write_no_common_line() {
     let phase = SEAL.begin();
@@ -157,15 +165,16 @@ fn operations_on_different_homes_write_no_common_line() {
             one.iter().all(|(_, lines)| lines.iter().all(|l| !l.read.is_empty())),
             "nothing seen"
         );
-        // Each operation writes to the home line of its key, with two exceptions. These are a `get`
-        // of a pair whose referenced bit is set (guarantee G.6), and a deletion that is refused
-        // because of a handle.
+        // Each operation writes to the cache line that contains the entries of its key, with two
+        // exceptions. These are a `get` of a pair whose referenced bit is set (guarantee G.6), and
+        // a deletion that is refused because of a handle.
         for (name, lines) in &one {
             let is_read = ["get", "delete what is held"].contains(name);
             assert!(lines.iter().all(|l| l.written.is_empty() == is_read), "{name}");
         }
 
-        // Control: two operations on the same key conflict if one of them writes.
+        // Control: a `find` and a `get` on the same key must conflict, because `find` writes. Two
+        // calls of `get` must not conflict.
         let (a, b) = (here(OPS[2].1, key), there(OPS[0].1, key));
         assert_eq!((a.conflicts(&b).len(), b.conflicts(&a).len()), (1, 1), "control: one key");
         let twice = (here(OPS[0].1, key), there(OPS[0].1, key));

@@ -1,5 +1,5 @@
-//! Two threads change the two flags of one entry. The example `flags` is a longer run of this
-//! workload.
+//! Two threads change the referenced bit and the reusable flag of one cache entry, a flag per
+//! thread. The example program `flags` runs the same workload for longer.
 
 use corewalk_base::primitives::thread;
 use corewalk_base::primitives::unmodelled::{AtomicBool, AtomicU64, Ordering};
@@ -15,8 +15,8 @@ fn flags_of_one_entry_under_two_threads_are_kept() {
     assert_eq!(flags::lost_of(400_000), 0, "T33: a flag was lost");
 }
 
-/// Control of trap T33: two flags of one word must get lost if they are changed by a load and a
-/// store, like bit fields in C.
+/// Control of trap T33: two threads change different flags of one word by a load and a store of the
+/// whole word, like bit fields in C. A change of one flag must then get lost.
 #[test]
 fn control_flags_that_are_changed_in_two_steps_are_lost() {
     const CHANGES_MAX: u64 = 1 << 32;

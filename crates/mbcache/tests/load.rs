@@ -1,7 +1,7 @@
 //! Tests that searches and reclaim are correct while other threads create and delete entries.
 //!
-//! The indexes in these tests are small. So entries are far from their home lines, and slots are
-//! soon used again.
+//! The indexes in these tests are small. So many entries are in later cache lines than those that
+//! their hashes select, and slots are soon used again.
 
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions};
@@ -17,8 +17,8 @@ fn cache(budget_bytes: u64) -> Mbcache {
     Mbcache::new(MbcacheOptions::default().with_budget_bytes(budget_bytes)).unwrap()
 }
 
-/// Guarantee G.1: entries far from their home line must be found while other threads create and
-/// delete entries in the lines before them.
+/// Guarantee G.1: an entry may be in a later cache line than the one that its key's hash selects.
+/// It must be found while other threads create and delete entries in the lines between.
 #[test]
 fn entries_that_stay_are_found_while_others_of_their_home_come_and_go() {
     const CHURNED: u64 = 60;
@@ -32,8 +32,8 @@ fn entries_that_stay_are_found_while_others_of_their_home_come_and_go() {
         for _ in 0..ROUNDS {
             if racer.thread > 0 {
                 let value = racer.rng.below(CHURNED);
-                // Create the pair again only if the deletion has succeeded. It fails if another
-                // thread has a handle of the entry.
+                // The deletion fails if another thread has a handle of the pair's entry. Create the
+                // pair again only if the deletion has succeeded.
                 if cache.delete_or_get(1, value).is_none() {
                     let created = cache.create(1, value);
                     assert_ne!(created, Err(CreateError::Full));

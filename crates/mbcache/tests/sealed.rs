@@ -16,8 +16,9 @@ const PAIRS: u64 = 10_000;
 /// A pair that was never asked for.
 const UNUSED: u64 = PAIRS;
 
-/// Returns a cache with two values per key. All pairs except one have the referenced bit. The cache
-/// is leaked, because it must exist as long as its memory is read-only.
+/// Returns a cache with two values per key. All its pairs of key and value except one have the
+/// referenced bit set. The tests make the memory of the cache read-only, to catch stores. The cache
+/// must exist while its memory is read-only, so it is leaked.
 fn build() -> &'static Mbcache {
     let options = MbcacheOptions::default();
     let cache: &'static Mbcache = Box::leak(Box::new(Mbcache::new(options).unwrap()));

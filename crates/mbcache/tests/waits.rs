@@ -82,8 +82,8 @@ fn waits_beside_finders_all_end() {
     assert!(waited[0] >= WAITS, "no deletion had to wait");
 }
 
-/// Guarantee G.1: a thread must wait only for the handles that exist when its wait starts, and not
-/// for later ones.
+/// Guarantee G.1: a thread that waits until a cache entry has no handle must wait only for the
+/// handles that exist when its wait starts. A handle that is taken later must not prolong the wait.
 #[test]
 fn thread_that_waits_is_not_kept_by_a_finder_that_came_later() {
     let _watchdog = Watchdog::start("a thread beside a later finder", LIMIT / 4);
@@ -93,8 +93,8 @@ fn thread_that_waits_is_not_kept_by_a_finder_that_came_later() {
         let _second = thread::scope(|scope| {
             let busy = cache.delete_or_get(1, 5).expect("it is held");
             let waiter = scope.spawn(move || busy.wait());
-            // Wait until the other thread waits for the handle. While it does, a search returns no
-            // handle of the entry.
+            // Wait until the other thread waits for the drop of the handle. While it waits, a
+            // search returns no handle of the entry.
             while cache.find_first(1).is_some() {
                 thread::yield_now();
             }

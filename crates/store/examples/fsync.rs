@@ -1,5 +1,5 @@
 //! Measures how long fsync(2) of one file takes, in a store and directly on the host. Prints the
-//! microseconds per file and, for the store, the number of commits per file.
+//! time per file in microseconds and, for the store, the number of commits per file.
 //!
 //! Run `cargo run --release -p corewalk-store --example fsync -- DIR [COUNT [THREADS]]`. `DIR` must
 //! not exist yet. Prefix the command with `strace -f -c -e

@@ -1,36 +1,40 @@
 //! The allocator of blocks of the data device.
 //!
-//! A block has 4096 bytes. The device has no fixed size: if no free run fits a request, the device
-//! grows. Free blocks are not stored. Each mount computes them: a block is free if no extent
-//! contains it.
+//! A block has 4096 bytes. The device has no fixed size: if no long enough run of free blocks is
+//! found, the device grows. The store does not save which blocks are free. Each mount computes
+//! them: a block is free if no extent contains it.
 //!
 //! # How it works
-//! Free runs of blocks are in a tree, ordered by their first block. Each shard of threads has a
-//! window: a run that it has taken from the tree. A small request takes its blocks from the window
-//! of its shard. So threads that write many small files neither contend nor interleave their
-//! blocks. A large request takes blocks from the tree.
+//! Runs of free blocks are kept in a tree, ordered by their first block. The threads are divided
+//! into shards. Each shard has a window, which is a run that it has taken from the tree. A small
+//! request takes its blocks from the window of its thread's shard. So threads that write many small
+//! files neither contend nor interleave their blocks. A large request takes its blocks from the
+//! tree.
 //!
 //! # Invariants
-//! - A.1: a block is in exactly one place: the tree, a window, an extent, or the list of blocks
-//!   that a transaction frees at its commit. A freed block is allocated again only after a commit
-//!   without its old extent is durable (see `journal`).
+//! - A.1: a block is in exactly one of four places. They are the tree of free runs, the window of a
+//!   shard, an extent of a file, and the list of blocks that a transaction frees. A freed block is
+//!   allocated again only after the commit that removes its old extent is durable (see `journal`).
 //!
 //! # Locks
-//! The mutex of a window is locked before the mutex of the tree. No other lock is taken under them.
+//! Each window (the run of free blocks that a shard of threads has reserved) has a mutex. It is
+//! locked before the mutex of the tree of free runs. No other lock is taken under either of them.
 
 use std::collections::BTreeMap;
 
 use corewalk_base::primitives::{SHARDS, shard_index};
 use corewalk_base::{Mutex, OwnLine};
 
-/// Number of blocks (1 MiB in all) of a new window: a run that a shard of threads takes from the
-/// tree of free runs.
+/// Number of blocks (1 MiB in all) of a new window. A window is a run that a shard of threads takes
+/// from the tree of free runs.
 const WINDOW_BLOCKS: u64 = 256;
-/// A request for at least this many blocks is large. It takes blocks from the tree of free runs,
-/// and not from the window of its shard of threads.
+/// A request for at least this many blocks is large. A large request takes blocks from the tree of
+/// all free runs. A small one takes them from the run of blocks that is reserved for its thread's
+/// shard.
 const LARGE_BLOCKS: u64 = 64;
 /// Maximum number of free runs that a search examines. If none of these runs is long enough, the
-/// request takes the longest of them, or the device grows.
+/// device grows. But if more than a quarter of the device is free, the request takes the longest of
+/// these runs.
 const EXAMINED_RUNS: usize = 8;
 
 /// A run of adjacent blocks.
@@ -42,11 +46,12 @@ pub(crate) struct Run {
 
 /// The allocator of the free blocks of a data device.
 pub(crate) struct Allocator {
-    /// One window for each shard of threads: a run of blocks that the shard has taken from the
-    /// tree. Each window is protected by its own mutex.
+    /// One window for each shard of threads: a run of free blocks that is reserved for the threads
+    /// of that shard. Each window is protected by its own mutex.
     windows: Box<[OwnLine<Mutex<Run>>]>,
-    /// The runs of free blocks that are in no window. Protected by its own mutex, which a thread
-    /// that holds the mutex of a window may lock.
+    /// The runs of free blocks that are not reserved for a shard of threads. The tree is protected
+    /// by its own mutex. A thread may lock that mutex while it holds the mutex of one of the
+    /// `windows`.
     tree: Mutex<Tree>,
 }
 
@@ -64,8 +69,8 @@ struct Tree {
 }
 
 impl Allocator {
-    /// Returns the allocator of a device. `used` yields the allocated runs of the device, sorted
-    /// and without overlaps.
+    /// Returns the allocator of a data device. `used` yields the allocated runs of the device, in
+    /// ascending order and without overlaps.
     pub(crate) fn new(used: impl IntoIterator<Item = Run>) -> Allocator {
         let mut tree = Tree::default();
         for run in used {
@@ -78,8 +83,8 @@ impl Allocator {
         Allocator { windows, tree: Mutex::new(tree) }
     }
 
-    /// Allocates a run of one to `wanted` blocks. If the block `goal` is free, a large request (of
-    /// at least `LARGE_BLOCKS`) gets a run that starts at `goal`.
+    /// Allocates a run of one to `wanted` blocks. The run for a large request (at least
+    /// `LARGE_BLOCKS`) starts at the block `goal` if that block is free.
     pub(crate) fn take(&self, goal: Option<u64>, wanted: u64) -> Run {
         if wanted >= LARGE_BLOCKS {
             return self.tree.lock().take(goal, wanted);
@@ -119,9 +124,9 @@ impl Tree {
                 self.cut(start, len, start, wanted)
             }
             _ => {
-                // None of the examined free runs is long enough, so extend the device. The next
-                // search for a run starts behind the longest run of this search. If this search
-                // found no run at all, the next one starts at block 0.
+                // None of the examined free runs is long enough, and at most a quarter of the
+                // device is free. So extend the device. The next search starts behind the longest
+                // run of this search, or at block 0 if this search found no run.
                 self.rover = best.map_or(0, |(start, len)| start + len);
                 let run = Run { start: self.end, len: wanted };
                 self.end += wanted;

@@ -1,18 +1,20 @@
 //! Allocation of ids for attribute blocks.
 //!
-//! Free ids are used again before new ones. Each shard of threads has its own list of free ids, so
-//! that threads do not contend. A thread whose list is empty takes the list of another shard.
-//! Otherwise the list of a thread that only frees ids would grow without bound. Deferred
-//! de-duplication runs on such a thread.
+//! The ids of freed blocks are reused before new ids are handed out. The threads are divided into
+//! shards. Each shard has its own list of free ids, so that threads do not contend. If the list of
+//! a thread's shard is empty, the thread takes over the list of another shard. Some threads only
+//! free ids, such as the one that runs deferred de-duplication. If no other thread took over their
+//! lists, these lists would grow without bound.
 //!
 //! # Invariants
-//! - U.1: an id was never used, or it is in exactly one list of free ids, or belongs to one block.
-//!   The exception is an id that a thread has taken for a block that it is about to make.
-//! - U.2: no new id is used while a list has a free id, unless another thread is just changing that
-//!   list.
+//! - U.1: an id was never used, or is in exactly one list of free ids, or belongs to one block. The
+//!   exception is an id that a thread has taken for a block that the thread has not made yet.
+//! - U.2: while a list has a free id, no new id is handed out. But a thread may miss the free ids
+//!   of a list that another thread is changing.
 //!
 //! # Locks
-//! The mutex of one list at a time. No other lock is taken under it.
+//! The list of free ids of each shard has a mutex. A thread holds the mutex of one list at a time.
+//! No other lock is taken under this mutex.
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{SHARDS, shard_index};
@@ -29,13 +31,13 @@ pub(crate) struct BlockIds {
 struct List {
     /// Protected by its own mutex.
     numbers: Mutex<Vec<u64>>,
-    /// The number of ids in `numbers`. Written under the mutex of `numbers`, but read without this
-    /// mutex.
+    /// The number of free ids in `numbers`. Written while the mutex of `numbers` is held, but read
+    /// without it.
     len: AtomicU64,
 }
 
 impl BlockIds {
-    /// Returns the allocator of a store whose first unused id is `first`.
+    /// Returns the allocator of block ids. `first` is the lowest id that was never used.
     pub(crate) fn from(first: u64) -> BlockIds {
         let free = (0..SHARDS).map(|_| OwnLine::default()).collect();
         BlockIds { free, next: AtomicU64::new(first) }
@@ -45,8 +47,8 @@ impl BlockIds {
     pub(crate) fn take(&self) -> u64 {
         let own = &self.free[shard_index()];
         let free = own.change(Vec::pop).or_else(|| {
-            // ORDERING: Relaxed. The length is only a hint that a list has a free id. `take` checks
-            // under the mutex of that list whether it has one.
+            // ORDERING: Relaxed. `len` is only a hint that this list has a free id. The code below
+            // locks the mutex of the list, and takes an id only if there is one.
             let is_some = |list: &&OwnLine<List>| list.len.load(Ordering::Relaxed) > 0;
             self.free.iter().filter(is_some).find_map(|list| {
                 let mut numbers = list.change(std::mem::take);
@@ -55,8 +57,8 @@ impl BlockIds {
                 Some(number)
             })
         });
-        // ORDERING: Relaxed. The only requirement is that two threads get different ids, which any
-        // atomic addition ensures.
+        // ORDERING: Relaxed. Two threads only have to get different ids, which the atomic addition
+        // ensures.
         free.unwrap_or_else(|| self.next.fetch_add(1, Ordering::Relaxed))
     }
 
@@ -70,8 +72,8 @@ impl List {
     fn change<R>(&self, change: impl FnOnce(&mut Vec<u64>) -> R) -> R {
         let mut numbers = self.numbers.lock();
         let done = change(&mut numbers);
-        // ORDERING: Relaxed. The length changes under the mutex of its list of free ids. A reader
-        // without that mutex uses the length only as a hint.
+        // ORDERING: Relaxed. `len` is stored under the mutex of `numbers`. A thread that loads
+        // `len` without this mutex uses the value only as a hint.
         self.len.store(numbers.len() as u64, Ordering::Relaxed);
         done
     }
@@ -83,8 +85,8 @@ mod tests {
 
     use super::*;
 
-    /// Invariant U.2: a thread that makes blocks must reuse the ids of blocks that other threads
-    /// have freed.
+    /// Invariant U.2: checks that a thread that makes blocks reuses the ids of blocks that other
+    /// threads have freed.
     #[test]
     fn numbers_that_others_have_freed_are_given_out_again() {
         const BLOCKS: u64 = 100;
@@ -102,7 +104,8 @@ mod tests {
         }
     }
 
-    /// Invariant U.1: no id may be used twice, even if several threads take ids at the same time.
+    /// Invariant U.1: checks that no id is handed out twice when several threads take ids at the
+    /// same time.
     #[test]
     fn no_number_is_given_out_twice() {
         let numbers = BlockIds::from(1);

@@ -1,43 +1,43 @@
 //! Attribute blocks, shared by inodes with equal extended attributes.
 //!
-//! A block has an id, a content and a count of users, in two records, so that a new user does not
-//! rewrite the content. The content of a *shared* block never changes, except when its only user
-//! sets another content. Then a new block takes over its id. Shared blocks stay in memory while
-//! they are in use. The [`ShareIndex`] finds blocks with equal contents. A shared block enters the
-//! index when it is read from disk or made. Lookups, changes and frees of blocks follow the
-//! protocol of `corewalk-mbcache`.
+//! A block has an id, a content and a count of its users, which are the inodes that refer to it.
+//! Content and count are in two records, so that a new user does not rewrite the content. The
+//! content of a *shared* block never changes. If the only user of a block sets another content, a
+//! new block with the same id replaces the old one. Shared blocks stay in memory while they are in
+//! use. The [`ShareIndex`] finds blocks with equal contents. A shared block enters the index when
+//! it is read from disk or made. All calls of the index follow the protocol of `corewalk-mbcache`.
 //!
-//! A *private* block has one user, and only that inode refers to it in memory. Its record has no
-//! hash ([`UNHASHED`]), and the block is in neither the table nor the index. So a change of the
-//! block takes no lock but that of the inode. Sets that change often are private until a commit
-//! shares them (`late`). Sets longer than [`SHARED_BYTES_MAX`], and all sets of a store without
-//! sharing, are always private.
+//! A *private* block belongs to one inode, and in memory only that inode refers to it. Its record
+//! has no hash ([`UNHASHED`]), and the block is in neither the table nor the index. So a change of
+//! the block takes only the lock of the inode. Sets that change often are private until a commit
+//! (`late`). Sets longer than [`SHARED_BYTES_MAX`], and all sets of a store without sharing, are
+//! always private.
 //!
-//! The index key of a block is the hash of its content, or of samples of a long content (`hash`).
-//! After [`COMPARISONS_MAX`] different contents with one key, the hash of all bytes is the key. So
-//! crafted collisions cost bounded time, and equal contents are still shared.
+//! The key of a block in the index is the hash of its content, or of samples of a long content
+//! (`hash`). If [`COMPARISONS_MAX`] different contents already have one key, the next content with
+//! that key gets the hash of all its bytes as its key. So crafted collisions cost bounded time, and
+//! equal contents are still shared.
 //!
 //! # Invariants
 //! - K.1: the users of a block are the inodes whose records contain its id.
 //! - K.2: a block has at most as many users as the index allows.
-//! - K.3: a block without users has no records and is not in the index. Otherwise an inode could
-//!   find the block and use it while its last user frees it (trap T34).
-//! - K.4: a change in place first looks up the new content, while the old block is out of the
-//!   index. Otherwise the lookup could find the changing block itself (trap T38).
-//! - K.5: a block is in memory at most once. It is in the table before its id is visible, and until
-//!   its records are removed. A block made and freed in one transaction leaves no record.
-//! - K.6: the count of users of a block is locked from before the block is put into the table until
-//!   the block is in the index. So the index has a block before the count of the block changes
-//!   (rule H.5 of [`ShareIndex`]), and no freed block enters the index.
-//! - K.7: unused blocks take no more memory than used ones, or at most [`SHARD_BYTES`] per shard,
-//!   whichever is more. A shard is scanned for unused blocks after at most [`SHARD_BLOCKS`] new
-//!   ones.
-//! - K.8: a private block is reached only through its inode. `get_for` refuses its record if the id
-//!   comes from the index, because such an id is outdated.
+//! - K.3: a block without users has no records, and is not in the index. Otherwise an inode could
+//!   find the block there while its last user frees it (trap T34).
+//! - K.4: a change in place looks up the new content before the block has it. Otherwise the lookup
+//!   could find this block (trap T38). During the change, the block is out of the index.
+//! - K.5: a shared block is in memory at most once. It enters the table before other threads can
+//!   learn its id. It leaves the table when its records are removed.
+//! - K.6: the user count of a new block is locked before the block enters the table, and unlocked
+//!   after the block has entered the index. So the count does not change before the index has the
+//!   block (rule H.5 of [`ShareIndex`]), and no freed block enters the index.
+//! - K.7: unused blocks take at most as much memory as used blocks, or [`SHARD_BYTES`] per shard if
+//!   that is more. A shard is scanned for unused blocks after at most [`SHARD_BLOCKS`] new ones.
+//! - K.8: a private block is reached only through its inode. If the index yields the id of a
+//!   private block, that id is outdated, and `get_for` refuses it.
 //!
 //! # Locks
-//! In this order: an inode, a block's count of users, a shard of the table, records and the index.
-//! A thread locks one count at a time, apart from the count of a block that it has just made.
+//! The locks are taken in this order: an inode, a block's count of users, a shard of the table,
+//! records and the index. A thread locks one count at a time, and also that of a block just made.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -55,15 +55,19 @@ use crate::store::StoreStats;
 
 /// Number of shards of the table of shared blocks.
 const SHARDS: usize = 64;
-/// A shard is scanned, and its unused blocks are dropped, after at most this many new blocks.
+/// When this many blocks were added to a shard of the table, the shard is scanned, and its unused
+/// blocks are dropped.
 const SHARD_BLOCKS: usize = 1024;
-/// A shard with more bytes of content than this is scanned, and its unused blocks are dropped.
+/// When the contents in a shard of the table exceed this many bytes, the shard is scanned, and its
+/// unused blocks are dropped.
 const SHARD_BYTES: usize = 512 << 10;
-/// The longest content that is shared, in bytes. Longer contents are rarely equal, and to compare
-/// them is slow.
+/// Maximum length in bytes of an attribute set that several inodes share. Longer sets are rarely
+/// equal, and comparing them is slow. So each of them gets a block of its own.
 const SHARED_BYTES_MAX: usize = 128 << 10;
-/// Maximum number of different contents with one index key that `find` compares. After that, `find`
-/// searches with the hash of all bytes as the key.
+/// Maximum number of blocks that `find` compares with a new content before it uses a better key.
+/// The key of a content in the index is a hash. The hash of a long content covers only samples of
+/// it. So different contents may have the same key. After this many comparisons, `find` searches
+/// again, with the hash of all bytes as the key.
 const COMPARISONS_MAX: u32 = 4;
 
 /// The attribute blocks of a store.
@@ -92,14 +96,14 @@ pub(crate) struct BlockTotals {
     pub(crate) last_id: u64,
 }
 
-/// The locked count of users of a block. The caller is about to remove one user from the count.
+/// The locked user count of a block. The caller is about to remove one user from the block.
 struct LockedUsers<'a> {
     users: MutexGuard<'a, u32>,
     /// True if the leaving user is the only one.
     is_last: bool,
 }
 
-/// The time at which a new attribute set of an inode is de-duplicated.
+/// Tells when a new attribute set of an inode is de-duplicated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
     AtOnce,
@@ -115,15 +119,14 @@ enum LookupOrigin {
     Index,
 }
 
-/// A part of the table of shared blocks in memory. All fields are protected by the mutex of the
-/// shard.
+/// A shard of the table of shared blocks. All fields are protected by the mutex of the shard.
 #[derive(Default)]
 struct Shard {
     blocks: HashMap<u64, Arc<Block>, foldhash::fast::FixedState>,
     /// Bytes of the contents of `blocks`.
     bytes: usize,
-    /// The shard is scanned for unused blocks when it has more blocks than `bound`, or more bytes
-    /// than `bytes_bound`.
+    /// The limit on the number of blocks in this shard, and the limit on their bytes. If a new
+    /// block exceeds one of them, the shard is scanned, and its unused blocks are dropped.
     bound: usize,
     bytes_bound: usize,
     /// Blocks added since the last scan.
@@ -136,8 +139,8 @@ pub(crate) struct Block {
     content: Arc<[u8]>,
     hash: Hash,
     is_private: bool,
-    /// The number of users, or 0 after the block was freed. Its mutex is the lock of the block. It
-    /// also protects the records of the block and its entry in the index.
+    /// The number of users, or 0 after the block was freed. The mutex around this number is the
+    /// lock of the block. It also protects the records of the block and its entry in the index.
     users: Mutex<u32>,
 }
 
@@ -188,8 +191,8 @@ impl Block {
         view.put(Key::of(Kind::XattrUsers, self.id), &self.users_record(users).encode());
     }
 
-    /// Saves the records of a new block. No committed record has the id of the block. So if the
-    /// block is freed before the commit, the commit writes no record of it.
+    /// Saves the records of a new block. The id of a new block is in no committed record. So if the
+    /// block is freed before the next commit, that commit writes nothing for it.
     fn save_new(&self, view: &View) {
         view.put_new(Key::of(Kind::XattrUsers, self.id), &self.users_record(1).encode());
         view.put_new_shared(Key::of(Kind::Xattr, self.id), self.content.clone());
@@ -201,8 +204,8 @@ impl Block {
 }
 
 impl Blocks {
-    /// Returns the table of attribute blocks. `found` has the counts of the blocks that the mount
-    /// has read from the database and the log.
+    /// Returns the table of attribute blocks. `found` has the number of blocks, the number of their
+    /// users and the largest block id, as the mount has found them on disk.
     pub(crate) fn new(index: Arc<dyn ShareIndex>, secret: Secret, found: BlockTotals) -> Blocks {
         let table = Blocks {
             is_sharing: index.users_max() > 1,
@@ -225,19 +228,20 @@ impl Blocks {
         self.is_sharing
     }
 
-    /// Adds the counters of the blocks and of the index to `stats`.
+    /// Adds the statistics of the blocks and of the index to `stats`.
     pub(crate) fn add_stats(&self, stats: &mut StoreStats) {
         let get = |counter: &ShardedCounter| counter.sum().max(0) as u64;
         (stats.xattr_blocks, stats.xattr_users) = (get(&self.blocks), get(&self.users));
         (stats.xattr_hits, stats.xattr_misses) = (get(&self.hits), get(&self.misses));
-        // Assume that each attribute set takes one block of 4096 bytes, since nearly all sets are
-        // shorter.
+        // Assume that each attribute set takes one block of 4096 bytes. Nearly all sets are short
+        // enough for that.
         stats.xattr_saved_blocks = stats.xattr_users.saturating_sub(stats.xattr_blocks);
         let index = self.index.stats();
         (stats.xattr_entries, stats.xattr_reclaimed) = (index.entries, index.reclaimed);
     }
 
-    /// Returns the block `id`, which an inode uses. `EIO` if the block cannot be read.
+    /// Returns the block `id`. The caller has read this id from an inode. `EIO` if the block cannot
+    /// be read.
     pub(crate) fn get(&self, id: u64, view: &View) -> Result<Arc<Block>, Errno> {
         self.get_for(LookupOrigin::User, id, view)
     }
@@ -247,12 +251,13 @@ impl Blocks {
         if let Some(block) = shard.blocks.get(&id) {
             return Ok(block.clone());
         }
-        // Keep the mutex of the table's shard locked while the record is read. No thread can load
-        // or drop the block meanwhile, so the record is current.
+        // Keep the shard of the table locked while the record is read. Then no other thread can
+        // load or drop the block meanwhile, so the record is current.
         let users = view.get(&Key::of(Kind::XattrUsers, id))?.ok_or(Errno::IO)?;
         let UsersRecord { hash, users, len } = UsersRecord::decode(&users)?;
-        // Invariant K.8: a block whose record has no hash is private. An outdated id from the index
-        // must not lead to such a block.
+        // Invariant K.8: a block whose record has no hash is private, so only its own inode may
+        // reach it. The index contains no private blocks. If the index has returned the id of this
+        // block, it meant an earlier block with the same id, which was freed. So return an error.
         if hash == UNHASHED && origin == LookupOrigin::Index {
             return Err(Errno::IO);
         }
@@ -266,9 +271,9 @@ impl Blocks {
         };
         let hash = Hash { stored: hash, key };
         let block = Block::new(id, content, hash, users);
-        // Invariant K.6: lock the block before it is put into the table, and unlock it after it is
-        // in the index. Otherwise another thread could free the block before it is in the index,
-        // and then a freed block would enter the index.
+        // Invariant K.6: lock the block's user count before the block enters the table, and unlock
+        // it after the block has entered the index. Otherwise another thread could free the block
+        // in between, and then a freed block would enter the index.
         let users = block.users.lock();
         shard.keep(&block);
         drop(shard);
@@ -277,8 +282,8 @@ impl Blocks {
         Ok(block)
     }
 
-    /// Returns a block with this content, and counts one more user of it. The block is private (it
-    /// has only this user) if the content cannot be shared.
+    /// Returns a block with the content `content`, and counts one more user of the block. If the
+    /// content cannot be shared, the block is private: it has only this user.
     ///
     /// # Errors
     /// `ENOSPC`.
@@ -300,9 +305,9 @@ impl Blocks {
         Ok(self.make(hash, content, view))
     }
 
-    /// De-duplicates a private block. Returns true if the inode now uses a block with another id,
-    /// so that the record of the inode must change. The call charges no space, so it never fails
-    /// for lack of space.
+    /// De-duplicates a private block, which one inode uses and which is not in the index. Returns
+    /// true if the inode now uses a block with another id, so that the record of the inode must
+    /// change. Since de-duplication charges no space, it cannot fail with `ENOSPC`.
     pub(crate) fn share_late(&self, own: &mut Arc<Block>, view: &View, space: &Budget) -> bool {
         if own.is_hashed() || !self.can_share(&own.content) {
             return false;
@@ -320,8 +325,8 @@ impl Blocks {
         }
     }
 
-    /// Removes a user from a block. If no user is left, frees the block. If the count of users is
-    /// damaged, the block does not change.
+    /// Removes a user (an inode that refers to the block) from a block. If no user is left, frees
+    /// the block. Does nothing if the count of users is damaged.
     pub(crate) fn release(&self, block: &Block, view: &View, space: &Budget) {
         let Ok(LockedUsers { mut users, is_last }) = self.lock_to_leave(block) else { return };
         if !is_last {
@@ -340,11 +345,13 @@ impl Blocks {
         self.users.add(-1);
     }
 
-    /// Replaces the content for one user of the block `own`. Sets `own` to the block with the new
-    /// content, which may be another block than before.
+    /// Gives one inode the new attribute set `content`. Until now the inode uses the block `own`.
+    /// Sets `own` to the block with the new content. If other inodes use the old block too, the old
+    /// block keeps its content, and `own` becomes another block.
     ///
     /// # Errors
-    /// `ENOSPC`; `EIO` if the count of users is damaged. After an error nothing has changed.
+    /// `ENOSPC`; `EIO` if the stored number of users of the old block is damaged. After an error
+    /// nothing has changed.
     pub(crate) fn replace(
         &self,
         own: &mut Arc<Block>,
@@ -357,7 +364,7 @@ impl Blocks {
         if when == When::Late || !can_share {
             match self.keep_private(own, content, view, space) {
                 // There is no space for a private block. So look for a shared block with equal
-                // content. To join that block takes no space.
+                // content, since joining a shared block takes no space.
                 Err(Errno::NOSPC) if can_share => {}
                 done => return done,
             }
@@ -372,8 +379,8 @@ impl Blocks {
         Ok(())
     }
 
-    /// Replaces the content for one user of the block `old`, like [`Blocks::replace`]. The caller
-    /// has found no block with the new content. Returns the block with the new content.
+    /// Performs [`Blocks::replace`] for one inode that uses the block `old`. The caller has found
+    /// no block with the new content. Returns the block with the new content.
     fn replace_with_new(
         &self,
         old: &Arc<Block>,
@@ -392,8 +399,8 @@ impl Blocks {
             self.leave(old, users, view);
             return Ok(self.make(hash, content, view));
         }
-        // Invariant K.4: `lock_to_leave` has removed the block from the index. So no other thread
-        // can find the block and add a user.
+        // Invariant K.4: `lock_to_leave` has removed the block `old` from the index. So no other
+        // inode can find the block and begin to use it while its content changes.
         *users = 0;
         let new = Block::new(old.id, content.into(), hash, 1);
         let new_users = new.users.lock();
@@ -410,7 +417,8 @@ impl Blocks {
         Ok(new)
     }
 
-    /// Gives one user of the block `own` a private block with the new content.
+    /// Gives one inode, which uses the block `own`, a private block with the content `content`.
+    /// Sets `own` to that block.
     ///
     /// # Errors
     /// The errors of [`Blocks::replace`].
@@ -444,8 +452,8 @@ impl Blocks {
         }
         *users = 0;
         let new = Block::private(own.id, content.into());
-        // Invariant K.8: the record of a block and its entry in the table change together. So make
-        // both changes under one lock of the shard. Otherwise `get_for` could see only one of them.
+        // Invariant K.8: change the record of the block and its entry in the table while the shard
+        // is locked. Otherwise `get_for` could see one of these changes without the other.
         let mut shard = self.shard(own.id).lock();
         new.save(view);
         new.save_users(1, view);
@@ -462,8 +470,9 @@ impl Blocks {
         let block = Block::new(own.id, own.content.clone(), hash, 1);
         let users = block.users.lock();
         let mut shard = self.shard(block.id).lock();
-        // Invariant K.8: the record of a block and its entry in the table change together. So make
-        // both changes under one lock of the shard. Otherwise `get_for` could see only one of them.
+        // Invariant K.8: the record of the block and its entry in the table of shared blocks must
+        // change together. So change both while the block's shard of the table is locked. Otherwise
+        // `get_for` could see only one of the changes.
         block.save_users(1, view);
         shard.keep(&block);
         drop(shard);
@@ -472,16 +481,16 @@ impl Blocks {
         block
     }
 
-    /// Enters a block into the index. Does nothing for a block that is never shared: its content is
-    /// too long, or it has no hash.
+    /// Enters a block into the index. Does nothing for a block that is never shared, because its
+    /// content is too long or it has no hash.
     fn enter(&self, block: &Block, users: u32) {
         if block.is_hashed() && block.content.len() <= SHARED_BYTES_MAX {
             self.index.insert(block.hash.key, block.id, users);
         }
     }
 
-    /// Returns a shared block with this content, and counts one more user of it. If there is no
-    /// such block, returns the hashes for a new one.
+    /// Returns a shared block with the content `content`, and counts one more user of the block. If
+    /// there is no such block, returns the hashes that a new block with this content gets.
     fn find(&self, content: &[u8], view: &View) -> Result<Arc<Block>, Hash> {
         let stored = self.secret.hash(content);
         let mut hash = Hash { stored, key: stored };
@@ -508,8 +517,8 @@ impl Blocks {
         found.inspect(|_| self.users.add(1)).ok_or(hash)
     }
 
-    /// Returns the index key of a content that was read from disk. `hash` is the hash in its
-    /// record.
+    /// Returns the index key for a content that was read from disk. `hash` is the hash in the
+    /// record of the block.
     fn key_to_enter(&self, hash: u64, content: &[u8]) -> u64 {
         let mut others = 0;
         self.index.find(hash, &mut |_| {
@@ -519,8 +528,9 @@ impl Blocks {
         if others < COMPARISONS_MAX { hash } else { self.secret.hash_whole(content) }
     }
 
-    /// Adds a user to the block if the block has this content. Returns `Some(false)` if the content
-    /// of the block differs, and None if the block cannot get another user.
+    /// Adds a user (an inode) to `block` if the block has the content `content`. Returns
+    /// `Some(true)` if it has added the user, and `Some(false)` if the content differs. Returns
+    /// None if the block has no users any more, or the maximum number of them.
     fn take(&self, block: &Block, key: u64, content: &[u8], view: &View) -> Option<bool> {
         if block.hash.key != key || *block.content != *content {
             return Some(false);
@@ -540,8 +550,9 @@ impl Blocks {
         let block = Block::new(self.ids.take(), content.into(), hash, 1);
         let users = block.users.lock();
         let mut shard = self.shard(block.id).lock();
-        // Invariant K.5: save the records before the block is in the table. Otherwise a thread with
-        // an outdated id could find an incomplete block.
+        // Invariant K.5: save the records of the new block before it enters the table of shared
+        // blocks. An earlier, freed block may have had the same id, and another thread may still
+        // look up that id. That thread must not find the new block before its records exist.
         block.save_new(view);
         shard.keep(&block);
         drop(shard);
@@ -566,14 +577,14 @@ impl Blocks {
         self.is_sharing && content.len() <= SHARED_BYTES_MAX
     }
 
-    /// Locks the count of users of a block, from which the caller will remove one user. If the
-    /// block has no other user, removes the block from the index first. Otherwise the caller must
-    /// call `ShareIndex::left` after it has unlocked the count. Private blocks are not in the
-    /// index.
+    /// Locks the user count of a block from which the caller will remove one user (an inode). If
+    /// the block is shared and this user is the only one, first removes the block from the index.
+    /// If there are other users, the caller must call `ShareIndex::left` after it has unlocked the
+    /// count.
     ///
     /// # Errors
-    /// `EIO` if the count is 0. Then more inodes use the block than were counted, against invariant
-    /// K.1, and the space of the block was already freed.
+    /// `EIO` if the user count of the block is 0. In that case more inodes use the block than were
+    /// counted (against invariant K.1), and the space of the block was already freed.
     fn lock_to_leave<'a>(&self, block: &'a Block) -> Result<LockedUsers<'a>, Errno> {
         if block.is_private {
             return Ok(LockedUsers { users: block.users.lock(), is_last: true });
@@ -596,8 +607,8 @@ impl Blocks {
             drop(users);
             self.index.left(block.id);
             self.index.wait(key, block.id);
-            // While this thread waited, another thread may have become a user of the block. Then
-            // the block stays in use, so make sure that the index has it.
+            // While this thread waited, another thread may have become a user of the block. A block
+            // with several users stays in use, so make sure that the index has it.
             let users = block.users.lock();
             if *users > 1 {
                 self.enter(block, *users);
@@ -618,11 +629,11 @@ impl Blocks {
         }
     }
 
-    /// Removes a user from a block that has other users, and unlocks the block.
+    /// Removes one of several users from a block, and unlocks the block.
     fn leave(&self, block: &Block, mut users: MutexGuard<'_, u32>, view: &View) {
         *users -= 1;
-        // The index does not have blocks longer than `SHARED_BYTES_MAX`, which only an earlier
-        // version has shared. So do not inform it of their users.
+        // An earlier version of corewalk may have shared a block longer than `SHARED_BYTES_MAX`.
+        // Such a block is not in the index, so do not tell the index about its users.
         if block.is_hashed() && block.content().len() <= SHARED_BYTES_MAX {
             self.index.note_users(block.hash.key, block.id, *users);
         }
@@ -638,16 +649,17 @@ impl Blocks {
 }
 
 impl Shard {
-    /// Adds a block to the table. No other thread has seen the block, and the caller has locked the
-    /// block's count of users (invariant K.6).
+    /// Adds a block to the table. The block is new to all other threads, and the caller has locked
+    /// the block's user count (invariant K.6).
     fn keep(&mut self, block: &Arc<Block>) {
         debug_assert!(block.users.try_lock().is_none(), "K.6");
         self.bytes += block.content.len();
         let old = self.blocks.insert(block.id, block.clone());
         self.bytes -= old.map_or(0, |old| old.content.len());
         self.kept += 1;
-        // If many more blocks were in use at the last scan than now, that scan has set the bounds
-        // too high. So scan the shard also after `SHARD_BLOCKS` new blocks.
+        // `bound` and `bytes_bound` start a scan of the shard, which drops unused blocks. The last
+        // scan set them to twice the blocks and bytes that were in use then. If fewer are in use
+        // now, they are too high. So scan the shard also after `SHARD_BLOCKS` new blocks.
         let has_few =
             self.blocks.len() <= self.bound.max(SHARD_BLOCKS) && self.kept <= SHARD_BLOCKS;
         if has_few && self.bytes <= self.bytes_bound.max(SHARD_BYTES) {
@@ -655,8 +667,8 @@ impl Shard {
         }
         self.blocks.retain(|_, block| Arc::strong_count(block) > 1);
         self.bytes = self.blocks.values().map(|block| block.content.len()).sum();
-        // Let the next scan start when the shard has twice as many blocks or bytes as now. So the
-        // cost of all scans together is proportional to the number of additions.
+        // Let the next scan start when the shard has twice as many blocks or bytes as now. Then the
+        // total cost of all scans is proportional to the number of added blocks.
         (self.bound, self.bytes_bound) = (2 * self.blocks.len(), 2 * self.bytes);
         self.kept = 0;
     }
@@ -686,8 +698,9 @@ mod tests {
         shard.keep(block);
     }
 
-    /// Invariant K.7: unused blocks with long contents must be dropped by their bytes, long before
-    /// their number reaches `SHARD_BLOCKS`.
+    /// Invariant K.7: checks the limit on the bytes of unused blocks (blocks in memory that no
+    /// inode uses). With long contents, this limit applies long before there are `SHARD_BLOCKS`
+    /// unused blocks.
     #[test]
     fn contents_that_nobody_uses_are_bounded_in_bytes() {
         let mut shard = Shard::default();
@@ -718,14 +731,16 @@ mod tests {
         assert!(shard.blocks.len() <= 2, "the last, and one more");
     }
 
-    /// Invariant K.7: after a peak of used blocks, the number of blocks at which the next scan
-    /// starts is high. Nevertheless few unused blocks may stay in memory.
+    /// Invariant K.7: checks that few unused blocks stay in memory after many blocks were in use at
+    /// once. Each scan of a shard drops its unused blocks, and sets `bound` to twice the number of
+    /// used ones. After such a peak, `bound` is too high to start a scan soon. A scan must then
+    /// start because of the number of new blocks.
     #[test]
     fn bound_of_a_peak_is_not_kept() {
         let mut shard = Shard::default();
-        // While the used blocks are added, the last scan finds about 4 times `SHARD_BLOCKS` of
-        // them, and sets `bound` to twice that number. If only `bound` started a scan, the next
-        // scan would come only when the shard has that many blocks.
+        // A scan starts after each `SHARD_BLOCKS` new blocks. The last one of them here finds about
+        // 4 times `SHARD_BLOCKS` used blocks, and sets `bound` to twice that number. If only
+        // `bound` started scans, there would be no further scan in this test.
         let peak = 5 * SHARD_BLOCKS as u64;
         let used: Vec<_> = (0..peak).map(|id| block(id, 10)).collect();
         used.iter().for_each(|block| keep(&mut shard, block));
@@ -735,8 +750,9 @@ mod tests {
         assert!(shard.blocks.len() <= SHARD_BLOCKS, "{} blocks", shard.blocks.len());
     }
 
-    /// In a shard with short contents, unused blocks must be dropped by their number and not by
-    /// their bytes.
+    /// Checks that `SHARD_BLOCKS` unused blocks with short contents stay in memory. Their bytes are
+    /// far below the limit, so only the limit on the number of blocks applies, which they do not
+    /// exceed.
     #[test]
     fn short_contents_are_kept() {
         let mut shard = Shard::default();

@@ -1,22 +1,24 @@
 //! A write-buffering overlay: a device that keeps its writes in memory until the mount releases
 //! them.
 //!
-//! Opening a database writes to it: an unclean database is repaired, and a clean one is marked as
-//! in use. But a refused mount must leave a store as it was. So the mount opens the database on a
-//! [`BufferedDevice`], which keeps writes in memory, and then checks the rest of the store. If the
-//! mount succeeds, [`BufferedDevice::release`] applies the writes in their order. After that the
-//! device passes all calls on. If the mount is refused, the writes are dropped with the device.
+//! Opening a database writes to its device: an unclean database is repaired, and a clean one is
+//! marked as in use. But a mount that is refused must not change the store. To avoid that, the
+//! mount opens the database on a [`BufferedDevice`], which keeps writes in memory, and then checks
+//! the rest of the store. If the mount succeeds, [`BufferedDevice::release`] applies the writes to
+//! the underlying device, in their original order. From then on, the `BufferedDevice` passes all
+//! calls on to that device. If the mount is refused, the `BufferedDevice` and its writes are
+//! dropped.
 //!
 //! # Invariants
-//! - H.1: the device below does not change before [`BufferedDevice::release`], nor after a failed
-//!   release.
-//! - H.2: the device below gets the same writes and syncs in the same order as without a
-//!   `BufferedDevice`. So a crash during the release leaves the same state as a crash during an
-//!   unbuffered open.
+//! - H.1: the device below does not change before [`BufferedDevice::release`] is called, nor after
+//!   that call has failed.
+//! - H.2: the device below gets the same writes and syncs, in the same order, as without a
+//!   `BufferedDevice`. So a crash during the release leaves a state that a crash could also leave
+//!   without buffering.
 //!
 //! # Limits
-//! Each pending write takes twice its size in memory. Opening a database writes its header a few
-//! times: 1,600 bytes in all for an unclosed database of 539 MB.
+//! Each pending write takes twice its size in memory. But opening a database writes little, mainly
+//! its header: 1,600 bytes in all for an unclosed database of 539 MB.
 
 use std::io;
 use std::sync::Arc;
@@ -35,8 +37,9 @@ enum Step {
     Sync,
 }
 
-/// The pending calls on the device below, and an overlay that shows the content of that device as
-/// it will be after these calls. Protected by the mutex `BufferedDevice::waiting`.
+/// The pending calls on the underlying device, in `steps`. A read during buffering is served from
+/// `overlay`, which shows the content that the underlying device will have after these calls.
+/// Protected by the mutex `BufferedDevice::waiting`.
 #[derive(Debug)]
 struct Waiting {
     overlay: Overlay,
@@ -66,7 +69,8 @@ impl BufferedDevice {
     /// Applies the pending writes to the device below, and stops buffering.
     ///
     /// # Errors
-    /// The error of the device below. The failed call and all pending calls after it are dropped.
+    /// The error of the underlying device. The call that failed and all pending calls after it are
+    /// dropped.
     pub(crate) fn release(&self) -> io::Result<()> {
         let mut waiting = self.waiting.lock();
         for step in waiting.iter_mut().flat_map(|waiting| waiting.steps.drain(..)) {
@@ -77,23 +81,23 @@ impl BufferedDevice {
             }
         }
         *waiting = None;
-        // ORDERING(buffered): Release. Pairs with the load in `choose`. A thread that loads true in
-        // `choose` sees all pending writes applied to the device below.
+        // ORDERING(buffered): Release. Pairs with the load in `choose`. All pending writes have
+        // been applied to the underlying device before this store. So a thread that loads true in
+        // `choose` sees them there.
         self.is_released.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Performs a call on the device. Until [`BufferedDevice::release`] has succeeded, calls the
-    /// closure `held` with the pending writes. Afterwards calls the closure `released` with the
-    /// device below.
+    /// Calls `held` with the pending writes until [`BufferedDevice::release`] has succeeded.
+    /// Afterwards calls `released` with the underlying device.
     fn choose<R>(
         &self,
         held: impl FnOnce(&mut Waiting) -> io::Result<R>,
         released: impl FnOnce(&dyn Device) -> io::Result<R>,
     ) -> io::Result<R> {
-        // ORDERING(buffered): Acquire. Pairs with the store in `release`. So a thread that loads
-        // true sees the device with all released writes. A thread that loads false checks `waiting`
-        // under its mutex.
+        // ORDERING(buffered): Acquire. Pairs with the store in `release`. A thread that loads true
+        // sees all released writes on the underlying device. A thread that loads false locks
+        // `waiting`, which tells whether the writes are still pending.
         if !self.is_released.load(Ordering::Acquire)
             && let Some(waiting) = &mut *self.waiting.lock()
         {
@@ -197,8 +201,8 @@ mod tests {
         device.write_at(5, b"end").unwrap();
     }
 
-    /// Invariant H.1: a read through the `BufferedDevice` sees pending writes at once. The device
-    /// below gets these writes only at the release.
+    /// Invariant H.1: checks that a read through the `BufferedDevice` sees its pending writes at
+    /// once. The underlying device must get these writes only when `release` is called.
     #[test]
     fn changes_wait_until_they_are_released() {
         let below = Arc::new(Overlay::new(None).unwrap());
@@ -214,7 +218,8 @@ mod tests {
         assert_eq!(bytes(&*below)[0], b'O');
     }
 
-    /// Invariant H.1: after a failed release the device below gets no more writes.
+    /// Invariant H.1: checks that the underlying device gets no more writes after a call of
+    /// `release` has failed.
     #[test]
     fn release_that_fails_stops_there() {
         let below = Arc::new(Unsynced(Overlay::new(None).unwrap()));

@@ -1,26 +1,27 @@
 //! The content of a regular file: its size, and the extents that hold its bytes.
 //!
-//! A write goes straight to the data device, which the host caches. A transaction records only
-//! where the bytes are. Holes and reserved blocks behave as in `corewalk::tmpfs`.
+//! A write to a file puts its bytes straight into the data device, where the host's page cache
+//! keeps them until a sync. A transaction contains only the extents of the file. They say in which
+//! blocks of the device the bytes are. Holes and reserved blocks behave as in `corewalk::tmpfs`.
 //!
 //! # After a crash
 //! - Blocks that belonged to the file at the last commit are overwritten in place, as in ext4 with
-//!   `data=ordered`. So after a crash some of them may have newer bytes. Nothing else of the file
-//!   has changed.
+//!   `data=ordered`. So after a crash some of these blocks may have newer bytes than at that
+//!   commit. Nothing else of the file differs from that commit.
 //! - A new block is written, padded with zeros, before an extent refers to it. A freed block is
 //!   allocated again only after the commit that frees it. So a file never shows bytes of another
 //!   file, nor bytes that were never written.
 //!
 //! # Invariants
-//! - D.1: bytes behind the size in the last block have no meaning. A call that makes the file
-//!   longer zeroes them first. So truncation writes no data.
-//! - D.2: no block behind the size is written. A block there may be reserved
+//! - D.1: bytes of the last block that are behind the end of the file have no meaning. A call that
+//!   makes the file longer zeroes them first. So truncation need not zero them.
+//! - D.2: a block behind the end of the file never contains data. It may be reserved
 //!   (`FALLOC_FL_KEEP_SIZE`).
-//! - D.3: every block is charged to the budget.
+//! - D.3: every allocated block is charged to the space budget.
 //!
 //! # Errors
-//! A call checks its arguments and charges the budget before it changes the file. A write may be
-//! short, as write(2) allows.
+//! A call checks its arguments and charges the space budget before it changes the content of the
+//! file. So a call that fails there changes nothing. A write may be short, as write(2) allows.
 //!
 //! Source: write(2), truncate(2), fallocate(2), lseek(2); `corewalk::tmpfs`, which must behave
 //! alike.
@@ -55,8 +56,8 @@ pub(crate) struct Content {
     has_moved: bool,
 }
 
-/// The state that a change of a file needs: the file's inode number, the running transaction, and
-/// the space budget.
+/// The context of a change of a file: the file's inode number, the journal, the running
+/// transaction, and the space budget.
 #[derive(Clone, Copy)]
 pub(crate) struct FileTx<'a> {
     pub(crate) ino: u64,
@@ -110,8 +111,8 @@ impl Content {
         self.extents.as_ref().map(ExtentMap::blocks)
     }
 
-    /// Reads at `offset` into `buf`. Returns the number of bytes, which is below the length of
-    /// `buf` only at the end of the file. `EIO` if the bytes cannot be read.
+    /// Reads at `offset` into `buf`. Returns the number of bytes read. That number is smaller than
+    /// `buf.len()` only at the end of the file. `EIO` if the bytes cannot be read.
     pub(crate) fn read(
         &self,
         journal: &Journal,
@@ -153,8 +154,8 @@ impl Content {
         Ok(at.clamp(offset, self.size))
     }
 
-    /// Writes `bytes` at `offset`. Returns the number of written bytes. It is smaller if the space
-    /// runs out, or if the file reaches its largest size.
+    /// Writes `bytes` at `offset`. Returns the number of written bytes. Fewer bytes than
+    /// `bytes.len()` are written if the space runs out, or if the file reaches its largest size.
     ///
     /// # Errors
     /// `EFBIG` if `offset` is not below the largest size; `ENOSPC` if there is no space for one
@@ -195,8 +196,8 @@ impl Content {
         Ok((at - offset) as usize)
     }
 
-    /// Writes the first bytes of `bytes`, as many as fit into one extent. The extent may be new.
-    /// Returns the number of written bytes, or 0 if there is no space.
+    /// Writes as many bytes from the start of `bytes` as fit into one extent, which may be a new
+    /// extent. Returns the number of written bytes, or 0 if there is no space.
     fn write_span(&mut self, tx: FileTx<'_>, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
         let (block, within) = (at / BLOCK_BYTES, at % BLOCK_BYTES);
         let wanted = (within + bytes.len() as u64).div_ceil(BLOCK_BYTES);
@@ -237,8 +238,9 @@ impl Content {
         }
     }
 
-    /// Performs the steps of a size change that can fail, so that [`Content::set_size`] cannot fail
-    /// afterwards. A reader of the file sees no change yet.
+    /// Prepares a change of the size: loads the extents and zeroes the bytes behind the end of the
+    /// file. If this succeeds, a following [`Content::set_size`] cannot fail. A reader of the file
+    /// sees no change yet.
     pub(crate) fn prepare_size(&mut self, tx: FileTx<'_>, size: u64) -> Result<(), Errno> {
         if size > SIZE_MAX {
             return Err(Errno::FBIG);
@@ -247,8 +249,9 @@ impl Content {
         self.zero_end(tx, size)
     }
 
-    /// Sets the size. A larger size adds a hole. A smaller or equal size frees the reserved blocks
-    /// behind the new end, as on ext4. Cannot fail after [`Content::prepare_size`].
+    /// Sets the size. If the file grows, the new part is a hole. Otherwise the blocks behind the
+    /// new end are freed, even if the size does not change, as on ext4. Cannot fail after
+    /// [`Content::prepare_size`].
     pub(crate) fn set_size(&mut self, tx: FileTx<'_>, size: u64) -> Result<(), Errno> {
         if size <= self.size {
             self.remove(tx, size.div_ceil(BLOCK_BYTES)..u64::MAX)?;
@@ -258,8 +261,8 @@ impl Content {
         Ok(())
     }
 
-    /// Returns how many new blocks a call of [`Content::allocate`] with these arguments needs, or 0
-    /// if it would refuse the call.
+    /// Returns how many new blocks [`Content::allocate`] needs for the same arguments. Returns 0
+    /// for arguments that [`Content::allocate`] refuses.
     ///
     /// # Errors
     /// `EIO` if the extents cannot be read; `ESTALE` if the file was freed.
@@ -325,14 +328,14 @@ impl Content {
     pub(crate) fn discard(&mut self, tx: FileTx<'_>) -> Result<(), Errno> {
         self.remove(tx, 0..u64::MAX)?;
         self.flush(tx);
-        // `has_moved` asks the caller to save the record of the file. A freed file has no record,
-        // so reset `has_moved`.
+        // The flag `has_moved` tells the caller to save the inode's record, because extents have
+        // changed. This file is being freed and has no record any more. So clear the flag.
         (self.size, self.has_moved) = (0, false);
         self.is_dead = true;
         Ok(())
     }
 
-    /// Removes the range, and moves the blocks behind it towards the start of the file.
+    /// Removes `range` from the file, and moves the blocks behind it towards the start of the file.
     fn collapse(&mut self, tx: FileTx<'_>, range: Range<u64>) -> Result<(), Errno> {
         if !is_whole_blocks(&range) || range.end >= self.size {
             return Err(Errno::INVAL);
@@ -344,7 +347,7 @@ impl Content {
         Ok(())
     }
 
-    /// Inserts a hole at `range`: moves all blocks from the start of `range` on towards the end of
+    /// Inserts a hole at `range`. Moves all blocks from the start of `range` on towards the end of
     /// the file.
     fn insert(&mut self, tx: FileTx<'_>, range: Range<u64>) -> Result<(), Errno> {
         if !is_whole_blocks(&range) || range.start >= self.size {
@@ -390,8 +393,9 @@ impl Content {
         Ok(())
     }
 
-    /// Zeroes the bytes of the last block from the size of the file up to `end`. A file that grows
-    /// needs that, because bytes behind the size have no meaning (invariant D.1).
+    /// Zeroes the bytes between the end of the file and `end` in the last block of the file. Called
+    /// before the file grows, because bytes behind the end of the file have no meaning (invariant
+    /// D.1).
     fn zero_end(&mut self, tx: FileTx<'_>, end: u64) -> Result<(), Errno> {
         let block_end = self.size.next_multiple_of(BLOCK_BYTES);
         if end <= self.size {
@@ -400,7 +404,8 @@ impl Content {
         self.zero_within_block(tx, self.size..end.min(block_end))
     }
 
-    /// Zeroes the bytes of `range` in those blocks that are only partly in `range`.
+    /// Zeroes the bytes of `range` in its first and its last block, if `range` covers only a part
+    /// of that block.
     fn zero_edges(&mut self, tx: FileTx<'_>, range: Range<u64>) -> Result<(), Errno> {
         if range.start / BLOCK_BYTES == range.end / BLOCK_BYTES {
             return self.zero_within_block(tx, range);
@@ -444,8 +449,8 @@ impl Content {
     }
 }
 
-/// Writes `bytes` to new blocks of the device, from byte `within` of block `physical` on. Zeroes
-/// the rest of these blocks.
+/// Writes `bytes` to new blocks of the device, starting at byte `within` of block `physical`. Fills
+/// the rest of these blocks with zeros.
 fn write_padded(tx: FileTx<'_>, physical: u64, within: u64, bytes: &[u8]) -> Result<(), Errno> {
     let start = physical * BLOCK_BYTES;
     let end = within + bytes.len() as u64;
@@ -453,8 +458,8 @@ fn write_padded(tx: FileTx<'_>, physical: u64, within: u64, bytes: &[u8]) -> Res
     if within == 0 && padding == 0 {
         return tx.journal.write_data(tx.view, start, bytes);
     }
-    // Copy the bytes into a padded buffer. That costs little: nearly all large writes are aligned
-    // to blocks and need no padding.
+    // Copy the bytes into a padded buffer. The copy costs little, since nearly all large writes are
+    // aligned to blocks and need no padding.
     let zeros = &ZEROS[..];
     let padded = [&zeros[..within as usize], bytes, &zeros[..padding]].concat();
     tx.journal.write_data(tx.view, start, &padded)

@@ -1,27 +1,28 @@
 //! The embedded database: one table, written in one transaction per commit.
 //!
-//! Only this module calls redb. redb needs one sync for a commit ("1PC+C"). It writes the new
-//! pages, with checksums, beside the pages of the last commit. Then it writes a header that names
-//! the new commit. After a crash the checksums tell whether the new commit is complete. If it is
-//! not, the database is opened as of the commit before.
+//! Only this module calls redb, the embedded database. redb needs one sync for a commit ("1PC+C").
+//! It writes the new pages, with checksums, beside the pages of the last commit. Then it writes a
+//! header that refers to the new commit. After a crash the checksums tell whether the new commit is
+//! complete. If it is incomplete, the database is opened in the state of the commit before.
 //!
 //! # Damaged pages
-//! redb trusts each page that it reads. On a damaged page it misses records, panics, or recurses
+//! redb trusts each page that it reads. On a damaged page, redb misses records, panics, or recurses
 //! until the stack overflows. So [`Database::open`] first makes redb verify the checksums of all
 //! pages, even if the database was closed properly. If a page is damaged, the open fails with
 //! `InvalidData` before redb reads a record.
 //!
 //! The host may also damage a page while the database is open. redb panics on most of these pages,
 //! so:
-//! - B.1: `Calls::run` makes every call of redb, and returns `InvalidData` for a panic.
-//! - B.2: after a panic, redb is not called again, and `Fragile` leaks its objects. Locks of redb
-//!   may be poisoned by then, so the destructors would panic too. A panic in a destructor during
-//!   another panic would abort the process. Objects inside a call of redb cannot be leaked, so a
-//!   commit that reads a damaged page may still abort.
+//! - B.1: every call of redb goes through `Calls::run`, which turns a panic into the error
+//!   `InvalidData`.
+//! - B.2: after a panic, redb is not called again, and `Fragile` leaks the objects of redb. The
+//!   locks in these objects may be poisoned, so their destructors would panic too. A panic in a
+//!   destructor during another panic would abort the process. Objects that redb creates during a
+//!   call cannot be leaked, so a commit that reads a damaged page may still abort.
 //!
-//! Rejected: a lookup of each record before it is written. redb bounds the depth of a lookup but
-//! not that of a write. So the lookup would fail on a page that refers to itself, before the write
-//! recurses without end. But these lookups make a commit take 1.15 times as long.
+//! Rejected alternative: look up each record before it is written. If a damaged page refers to
+//! itself, a write recurses without end. A lookup fails instead, since redb bounds its depth. But
+//! the additional lookups make a commit take 1.15 times as long.
 
 use std::io;
 use std::ops::{Deref, DerefMut, RangeInclusive};
@@ -39,13 +40,14 @@ use crate::record::{KEY_BYTES, Key};
 
 const TABLE: TableDefinition<'_, &[u8; KEY_BYTES], &[u8]> = TableDefinition::new("corewalk");
 
-/// Sets a record in a transaction, or removes it if there is no value.
+/// A closure that sets a record in a transaction, or removes the record if the value is None.
 pub(crate) type Put<'a> = dyn FnMut(&Key, Option<&[u8]>) -> io::Result<()> + 'a;
 
 /// The first bytes of a redb file.
 const MAGIC: [u8; 9] = *b"redb\x1A\x0A\xA9\x0D\x0A";
 
-/// Returns true if `device` is empty or starts like a redb file. Other devices contain no database.
+/// Returns true if `device` is empty or starts like a redb file. Only such a device can hold the
+/// database of a store.
 ///
 /// # Errors
 /// The error of the device.
@@ -74,8 +76,8 @@ impl Database {
         Database::open_with(device, cache_bytes, &Loss::default())
     }
 
-    /// Opens the database, like [`Database::open`]. `loss` records lost writes of the device until
-    /// the database is closed.
+    /// Opens the database, like [`Database::open`]. Until the database is closed, `loss` records
+    /// whether the device may have lost writes.
     ///
     /// # Errors
     /// As [`Database::open`].
@@ -98,7 +100,7 @@ impl Database {
         &self.loss
     }
 
-    /// Writes records as one transaction. Returns a snapshot of the database after this
+    /// Writes `records` as one transaction. Returns a snapshot of the database after this
     /// transaction.
     ///
     /// # Errors
@@ -133,9 +135,10 @@ impl Database {
                 };
                 done.map_err(|error| failed(error.into()))
             })?;
-            // Drop redb's table before the commit, because redb learns of the changes of a table
-            // only when the table is dropped. If this thread panics, `Fragile` would leak the
-            // table. Then the commit would lack its changes, and no other transaction could begin.
+            // Drop redb's table before the commit, because redb takes over the changes to a table
+            // when the table is dropped. Do not leave the drop to `Fragile`, which leaks the table
+            // if this thread is panicking. Then the commit would lack the changes, and no other
+            // transaction could begin.
             drop(table.into_inner());
             transaction.into_inner().commit().map_err(|error| failed(error.into()))
         })
@@ -165,8 +168,8 @@ pub(crate) struct Snapshot {
     base: Base,
     /// True if a read has failed. All further reads fail until the database is reopened.
     has_failed_read: AtomicBool,
-    /// True if a read has failed because the content of the database is invalid, and not because of
-    /// the device.
+    /// True if a read has failed because the content of the database is invalid. False if a read
+    /// has failed because of the device.
     is_damaged: AtomicBool,
 }
 
@@ -179,7 +182,7 @@ enum Base {
 }
 
 impl Snapshot {
-    /// Returns a snapshot of a closed database, from which every read fails.
+    /// Returns the snapshot that stands for a closed database. Every read from it fails.
     pub(crate) fn closed() -> Snapshot {
         Snapshot { has_failed_read: AtomicBool::new(true), ..Snapshot::of(Base::Closed) }
     }
@@ -199,8 +202,8 @@ impl Snapshot {
         self.has_failed_read.load(Ordering::Relaxed)
     }
 
-    /// Returns true if the database is damaged: its content is invalid, although the device
-    /// returned all bytes.
+    /// Returns true if a read failed because the content of the database is invalid, although the
+    /// device returned all bytes.
     pub(crate) fn is_damaged(&self) -> bool {
         // ORDERING: Relaxed, for both flags. This thread has set them itself.
         self.is_damaged.load(Ordering::Relaxed) || !self.has_failed_read.load(Ordering::Relaxed)
@@ -234,9 +237,9 @@ impl Snapshot {
         }
     }
 
-    /// Appends up to `count_max` records to `out`, each with the `minor` (second number) of its
-    /// key. The keys of these records are in the range `keys`. Returns true if there are no more
-    /// records. `EIO` if they cannot be read.
+    /// Collects up to `count_max` records whose keys are in the range `keys`. Appends to `out` the
+    /// value of each record, with `minor`, the second number of its key. Returns true if the range
+    /// has no more records. `EIO` if the records cannot be read.
     pub(crate) fn collect(
         &self,
         keys: RangeInclusive<Key>,
@@ -255,9 +258,9 @@ impl Snapshot {
         Ok(all)
     }
 
-    /// Calls `visit` with each record whose key is in the range `keys`, in order, until `visit`
-    /// returns false. Returns true if `visit` returned true for all records. `EIO` if the records
-    /// cannot be read.
+    /// Calls `visit` with each record whose key is in the range `keys`, in ascending order, until
+    /// `visit` returns false. Returns true if `visit` returned true for all records. `EIO` if the
+    /// records cannot be read.
     pub(crate) fn each(
         &self,
         keys: RangeInclusive<Key>,
@@ -285,8 +288,8 @@ impl Snapshot {
     }
 }
 
-/// Makes the calls of redb for one open database. After a panic of redb, it refuses all further
-/// calls.
+/// Makes the calls of redb for one open database. After redb has panicked once, all further calls
+/// are refused.
 #[derive(Clone, Default)]
 struct Calls {
     has_panicked: Arc<AtomicBool>,
@@ -296,28 +299,31 @@ impl Calls {
     /// Runs `call`, which calls redb, and catches its panic (rule B.1).
     ///
     /// # Errors
-    /// The error of `call`. `InvalidData` if `call` panics, or an earlier call has panicked.
+    /// The error of `call`. `InvalidData` if `call` panics, or if an earlier call has panicked.
     fn run<R>(&self, call: impl FnOnce() -> io::Result<R>) -> io::Result<R> {
         if self.has_panicked() {
             return Err(io::ErrorKind::InvalidData.into());
         }
         catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
-            // ORDERING: Relaxed. A thread that still reads `has_panicked` as false calls redb
-            // again. That call fails, or it panics and `run` catches the panic.
+            // ORDERING: Relaxed. `has_panicked` tells all threads that redb has panicked. A thread
+            // that does not see the flag yet calls redb once more. That call fails, or it panics
+            // and `run` catches the panic.
             self.has_panicked.store(true, Ordering::Relaxed);
             Err(io::ErrorKind::InvalidData.into())
         })
     }
 
     fn has_panicked(&self) -> bool {
-        // ORDERING: Relaxed. A thread that still reads false after a panic calls redb again. That
-        // call fails, or it panics and `run` catches the panic.
+        // ORDERING: Relaxed. `has_panicked` tells all threads that redb has panicked. A thread that
+        // does not see the flag yet calls redb once more. That call fails, or it panics and `run`
+        // catches the panic.
         self.has_panicked.load(Ordering::Relaxed)
     }
 }
 
-/// A redb object that is dropped as usual, except after a panic of redb or during a panic of the
-/// thread. Then the object is leaked, because its destructor could panic too (rule B.2).
+/// Wraps a redb object. The object is dropped as usual, unless redb has panicked or the thread is
+/// panicking. In these cases the object is leaked, because its destructor could panic too (rule
+/// B.2).
 struct Fragile<T> {
     /// None after the object was taken out.
     inner: Option<T>,
@@ -354,8 +360,8 @@ impl<T> Drop for Fragile<T> {
         if thread::panicking() || self.calls.has_panicked() {
             return std::mem::forget(inner);
         }
-        // Closing a database commits, and may read a damaged page. An error loses nothing, because
-        // the last commit is already durable.
+        // When a database is closed, redb makes a commit, and may read a damaged page. An error of
+        // that commit loses nothing, because the last commit of the store is already durable.
         let _ = self.calls.run(|| {
             drop(inner);
             Ok(())
@@ -411,8 +417,9 @@ mod tests {
         bytes(&*device)
     }
 
-    /// Damages a random page. The damage overwrites the page with zeros, gives it an unknown kind,
-    /// or changes numbers in it.
+    /// Damages a random page of the database. There are three kinds of damage: the page is filled
+    /// with zeros, its page type becomes an unknown one, or the numbers in its header become too
+    /// large.
     fn damage(device: &dyn Device, rng: &mut Rng) -> String {
         let bytes = bytes(device);
         let used = |page: &usize| bytes[page * PAGE..][..PAGE].iter().any(|&byte| byte != 0);
@@ -427,8 +434,10 @@ mod tests {
         format!("page {page}, damage {how}")
     }
 
-    /// A commit that a destructor makes while its thread panics must be complete. redb learns of
-    /// the changes of a table only when the table is dropped, so the table must not be leaked.
+    /// Checks that a destructor can write to the database while its thread panics. During a panic,
+    /// `Fragile` leaks redb's objects. But redb takes over the changes to a table only when the
+    /// table is dropped. So `write` must drop the table itself, and the record must be in the
+    /// database.
     #[test]
     fn write_during_a_panic_of_the_caller_is_whole() {
         struct WriteOnDrop<'a>(&'a Database);
@@ -450,7 +459,7 @@ mod tests {
         assert_eq!(found.unwrap().as_deref(), Some(&[7][..]));
     }
 
-    /// A panic of redb, in a call or in a destructor, must become an error of the call.
+    /// Checks that a panic of redb, in a call or in a destructor, becomes an error of the call.
     ///
     /// Trap X3: a panic in a destructor during another panic would abort the process.
     #[test]

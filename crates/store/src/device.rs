@@ -18,8 +18,8 @@ use rustix::fs::Advice;
 
 /// A growable array of bytes.
 ///
-/// A write is durable once a later [`Device::sync`] has returned. Before that, a crash may undo the
-/// write or leave a part of it.
+/// A write is durable once a later [`Device::sync`] has returned. A crash before that may undo the
+/// write, or leave only a part of it.
 pub trait Device: Debug + Send + Sync + 'static {
     /// Returns the length in bytes.
     ///
@@ -41,8 +41,8 @@ pub trait Device: Debug + Send + Sync + 'static {
     /// `UnexpectedEof` if the device ends before `buf` is full; other errors of the host.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
 
-    /// Writes all of `bytes` at `offset`. A shorter device grows, and a gap before `offset` is
-    /// filled with zeros.
+    /// Writes all of `bytes` at `offset`. If the device is too short, it grows, and a gap before
+    /// `offset` is filled with zeros.
     ///
     /// # Errors
     /// `StorageFull` (ENOSPC) and other errors of the host.
@@ -61,8 +61,8 @@ pub trait Device: Debug + Send + Sync + 'static {
     /// `StorageFull` (ENOSPC) and other errors of the host.
     fn reserve(&self, len: u64) -> io::Result<()>;
 
-    /// Returns how many bytes of space the host has allocated to the device. That is the length of
-    /// the device if it has no holes.
+    /// Returns how many bytes of space the host has allocated to the device. For a device without
+    /// holes, that is its length.
     ///
     /// # Errors
     /// The error of the host.
@@ -81,30 +81,31 @@ pub trait Device: Debug + Send + Sync + 'static {
     fn sync(&self) -> io::Result<()>;
 }
 
-/// Number of zero bytes that a small write at the end of the file adds behind its own bytes (see
-/// [`FileDevice`]).
+/// Number of bytes by which a small write at the end of the file extends the file. The bytes behind
+/// the written ones are zeros (see [`FileDevice`]).
 const AHEAD_BYTES: u64 = 1 << 20;
 /// Writes of at least this many bytes are not small.
 const LARGE_BYTES: usize = 256 << 10;
-/// Maximum number of bytes that are filled with zeros in one step when the file is extended.
+/// Maximum number of bytes that one extension of the file fills with zeros.
 const FILLED_BYTES_MAX: u64 = 32 << 20;
 
 /// A file of the host.
 ///
-/// A small write at the end of the file also writes zeros behind its bytes. A later write to these
-/// blocks and its sync then cost the host one write. For a new block, the file system of the host
-/// would also write to its journal.
+/// A small write that makes the file longer also writes zeros behind its bytes, up to `AHEAD_BYTES`
+/// in all. A later small write then overwrites blocks that already exist, so a sync of it costs the
+/// host one write. For new blocks, the host's file system would also have to write to its own
+/// journal.
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
-    /// The offset from which on no byte was ever written. Protected by its own mutex. The file
-    /// grows only under this mutex.
+    /// The offset behind the last byte that was ever written. Protected by its own mutex. The file
+    /// grows only while this mutex is held.
     end: Mutex<u64>,
 }
 
 impl FileDevice {
-    /// Returns a device on `file`, which is open for reading and writing. [`Store::open_devices`]
-    /// has an example.
+    /// Returns a device on `file`, which must be open for reading and writing.
+    /// [`Store::open_devices`] has an example.
     ///
     /// [`Store::open_devices`]: crate::Store::open_devices
     ///
@@ -145,8 +146,8 @@ impl Device for FileDevice {
             return self.file.write_all_at(bytes, offset);
         }
         *end = behind;
-        // Write the bytes before the zeros: if the host has too little space, the zeros may fail
-        // but the bytes must not.
+        // This write makes the file longer. Write its bytes first, and then the zeros behind them.
+        // If the host has little space left, the zeros may fail, but the bytes must be written.
         self.file.write_all_at(bytes, offset)?;
         if bytes.len() < LARGE_BYTES && self.fill(behind, offset + AHEAD_BYTES).is_ok() {
             *end = offset + AHEAD_BYTES;
@@ -156,9 +157,10 @@ impl Device for FileDevice {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut end = self.end.lock();
-        // Set the length in one step, before the zeros are written, because redb refuses a file
-        // whose length is not the one in its header. A kill before all zeros are written leaves
-        // holes, for which `reserve` allocates space later.
+        // redb refuses a database whose file has another length than its header says. So set the
+        // new length of the file in one step, before the zeros are written. If the zeros extended
+        // the file bit by bit, a kill in between would leave a wrong length. A kill after this step
+        // leaves holes instead, for which `reserve` allocates space later.
         self.file.set_len(len)?;
         if let Err(error) = self.fill(*end, len.min(*end + FILLED_BYTES_MAX)) {
             self.file.set_len(*end)?;
@@ -187,23 +189,23 @@ impl Device for FileDevice {
     }
 }
 
-/// A flag that is set if a device may have lost written bytes. It is set by a failed sync, and by a
-/// write that fails for a reason other than lack of space. Once it is set, a read may show bytes
-/// that are not on disk, even after another sync that succeeds.
+/// A flag that is set if a device may have lost written bytes. That is the case after a failed
+/// sync, and after a write that failed for a reason other than lack of space. Once the flag is set,
+/// a read may return bytes that are not on disk, even after a later sync succeeds.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Loss(Arc<AtomicBool>);
 
 impl Loss {
     /// Records that the device may have lost bytes.
     pub(crate) fn note(&self) {
-        // ORDERING: Relaxed. This thread holds the lock of the database, and so does the thread
-        // that loads the flag. That lock orders this store before the load.
+        // ORDERING: Relaxed. The thread that sets the flag and the thread that loads it both hold
+        // the lock of the database. That lock orders this store before the load.
         self.0.store(true, Ordering::Relaxed);
     }
 
     /// Returns true if the device may have lost bytes.
     pub(crate) fn is_noted(&self) -> bool {
-        // ORDERING: Relaxed. This thread holds the lock of the database. That lock orders this load
+        // ORDERING: Relaxed. This thread holds the lock of the database, which orders this load
         // after an earlier store in `note`.
         self.0.load(Ordering::Relaxed)
     }
@@ -230,8 +232,8 @@ impl redb::StorageBackend for Backend {
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), io::Error> {
         self.device.read_at(offset, out).map_err(|error| match error.kind() {
-            // A page refers to another one behind the end of the device, so the database is
-            // damaged.
+            // A page in the database refers to a page behind the end of the device, so the database
+            // is damaged.
             io::ErrorKind::UnexpectedEof => io::ErrorKind::InvalidData.into(),
             _ => error,
         })
@@ -244,8 +246,8 @@ impl redb::StorageBackend for Backend {
     fn sync_data(&self) -> Result<(), io::Error> {
         self.device.sync().map_err(|error| {
             // Never repeat a failed sync. The host may have marked pages as clean that never
-            // reached the disk. A second sync would succeed without writing them, although reads
-            // still return their bytes.
+            // reached the disk. A second sync would not write these pages and would succeed,
+            // although their bytes are not on disk.
             self.loss.note();
             io::Error::other(error)
         })
@@ -260,8 +262,8 @@ impl redb::StorageBackend for Backend {
     }
 }
 
-/// Extends a device to `len` bytes if it is shorter. Allocates space on the host for all of these
-/// bytes, so that later writes to them need no more space.
+/// Extends a device to at least `len` bytes. Allocates space on the host for the first `len` bytes,
+/// so that later writes to them need no more space.
 ///
 /// # Errors
 /// `StorageFull` (ENOSPC) and other errors of the host.
@@ -272,7 +274,8 @@ pub(crate) fn take_room(device: &dyn Device, len: u64) -> io::Result<()> {
         end = len.min(end + FILLED_BYTES_MAX);
         device.set_len(end)?;
     }
-    // A copied file may have holes in place of zeros. So allocate space for the holes.
+    // The device may be a copy of a store's file, made by a program that turned zeros into holes.
+    // So allocate space for the holes.
     match device.reserve(len) {
         Err(error) if full_or_io(&error) == Errno::NOSPC => Err(error),
         // The host cannot allocate ahead.
@@ -282,12 +285,12 @@ pub(crate) fn take_room(device: &dyn Device, len: u64) -> io::Result<()> {
 
 /// Makes the next reads come from the disk.
 ///
-/// A host that fails to write pages may keep them in memory as if they were written. It reports the
-/// failure only once, perhaps to a process that has ended. A read of such a page shows bytes that
-/// will be lost, although a sync succeeds.
+/// If the host fails to write pages to the disk, it may keep them in memory as if they were
+/// written. The host reports the failure only once, perhaps to a process that has ended meanwhile.
+/// Then a read of such a page returns bytes that will be lost, and a sync succeeds.
 pub(crate) fn read_anew(device: &dyn Device) {
-    // Write dirty pages first, since the host drops only clean ones. Ignore an error of the sync:
-    // later reads, which come from the disk, show which bytes are lost.
+    // Write dirty pages first, since the host drops only clean pages. Ignore an error of the sync:
+    // if bytes are lost, the later reads from the disk show it.
     let _ = device.sync();
     device.drop_cached();
 }
@@ -307,9 +310,9 @@ mod tests {
 
     use super::*;
 
-    /// A kill while a file is extended must not leave it with a length that redb refuses. So the
-    /// length must be set before the zeros are written. In this test no zero can be written and the
-    /// file cannot shrink. So the file has its final length only if the length was set first.
+    /// Checks that `set_len` sets the length before it writes zeros, so that a kill in between
+    /// leaves a length that redb accepts. In this test all writes of zeros fail, and the file
+    /// cannot shrink. So the file has its final length only if the length was set first.
     #[test]
     fn device_has_its_whole_length_before_its_first_zero() {
         let file = File::from(memfd_create("device", MemfdFlags::ALLOW_SEALING).unwrap());
@@ -319,7 +322,8 @@ mod tests {
         assert_eq!(device.len().unwrap(), 8 << 20);
     }
 
-    /// A file must keep its length if no zeros can be written. Otherwise it would have holes.
+    /// Checks that a file keeps its old length if no zeros can be written. Otherwise the new part
+    /// of the file would be a hole.
     #[test]
     fn device_whose_zeros_fail_is_as_long_as_before() {
         let sealed = |seals| {
@@ -343,8 +347,8 @@ mod tests {
         device.write_at(0, b"12").unwrap();
     }
 
-    /// `take_room` must allocate space for every byte, also on a device longer than
-    /// `FILLED_BYTES_MAX` and on one with holes.
+    /// Checks that `take_room` allocates space for every byte, also on a device longer than
+    /// `FILLED_BYTES_MAX` and on a device with holes.
     #[test]
     fn room_is_taken_for_every_byte() {
         let path = std::env::temp_dir().join(format!("device-room-{}", std::process::id()));

@@ -1,14 +1,14 @@
 //! The entries of one directory, as records.
 //!
-//! As in ext4, the entries of a directory are kept by the hash of their name. The record of a hash
-//! contains all entries with that hash, each with its own slot number. The cookie of an entry
-//! consists of its hash and its slot. A listing goes through the cookies in ascending order. So an
+//! As in ext4, the entries of a directory are stored by the hash of their names. All entries with
+//! the same hash are in one record, each with its own slot number. The cookie of an entry consists
+//! of the hash and the slot number. A listing goes through the cookies in ascending order. So an
 //! entry that exists during the whole listing is reported exactly once, even if other entries are
 //! added or removed meanwhile (traps T48 and P13).
 //!
 //! # Invariants
-//! - C.1: a cookie is never 0, and is always below 2^62. So a server can encode more than the
-//!   cookie in the offset of an entry.
+//! - C.1: a cookie is never 0, and is always below 2^62. So a 64-bit offset can contain a cookie
+//!   and a little more, for example a number that a server adds.
 //!
 //! # Limits
 //! The seventeenth name with the same 58-bit hash fails with `ENOSPC`. The hash is keyed, so that
@@ -60,20 +60,21 @@ impl<'a> Hashed<'a> {
     }
 }
 
-/// The record with all entries whose names have one hash. It is outdated once the directory has
-/// changed.
+/// The result of looking up a name in a directory. A directory has one record for each hash of
+/// names, with all entries whose names have that hash. A `NameRecord` contains the record for the
+/// name's hash as it was at the lookup. It is outdated once the directory has changed.
 pub(crate) struct NameRecord<'a> {
     key: Key,
     name: &'a [u8],
     record: Option<Arc<[u8]>>,
-    /// The slot number of the name's entry, and the inode of that entry. None if the directory
-    /// lacks the name.
+    /// The slot number and the inode of the entry for the name. None if the directory has no such
+    /// entry.
     found: Option<(u8, Link)>,
 }
 
 impl<'a> NameRecord<'a> {
-    /// Looks `name` up in the directory `dir`, whose locked state is `state`. `EIO` if the record
-    /// of the name's hash cannot be read.
+    /// Looks `name` up in the directory with inode number `dir`. The caller has locked the
+    /// directory's `state`. `EIO` if the record with the entries of the name's hash cannot be read.
     pub(crate) fn find(
         dir: u64,
         state: &State,
@@ -99,20 +100,21 @@ impl<'a> NameRecord<'a> {
         self.found.map(|(_, link)| link)
     }
 
-    /// Returns true if the entry of this name and the entry of `other` are in one record.
+    /// Returns true if this name and `other` have entries in the same record, because their hashes
+    /// are equal.
     pub(crate) fn is_beside(&self, other: &NameRecord<'_>) -> bool {
         self.key == other.key
     }
 
-    /// Returns a slot number for the name: one that no entry of the record has. `ENOSPC` if there
-    /// is none.
+    /// Returns a slot number for a new entry. All names with the same hash are in one record of the
+    /// directory, each with its own slot number. `ENOSPC` if the record has no free slot number.
     pub(crate) fn check_room(&self) -> Result<u8, Errno> {
         let is_free = |slot: u8| !self.entries().flatten().any(|entry| entry.slot == slot);
         (0..SLOTS).find(|&slot| is_free(slot)).ok_or(Errno::NOSPC)
     }
 
-    /// Makes the name refer to `link`. Adds the name if the directory does not have it. `ENOSPC` if
-    /// the record of the name's hash is full.
+    /// Makes the name refer to `link`. Adds an entry if the directory does not have the name.
+    /// `ENOSPC` if the record for the hash of the name is full.
     pub(crate) fn set(&self, link: Link, view: &View) -> Result<(), Errno> {
         let slot = match self.found {
             Some((slot, _)) => slot,
@@ -155,7 +157,7 @@ impl<'a> NameRecord<'a> {
     }
 }
 
-/// Checks that the directory `dir` has no entries. `state` is its locked state.
+/// Checks that the directory `dir` has no entries. `state` is the locked state of that directory.
 ///
 /// # Errors
 /// `ENOTEMPTY` if the count of entries in `state` is not 0. `EIO` if the count is 0 but there are
@@ -171,16 +173,16 @@ pub(crate) fn check_empty(dir: u64, state: &State, view: &View) -> Result<(), Er
     if records.is_empty() { Ok(()) } else { Err(Errno::IO) }
 }
 
-/// Entries that were copied out of a directory, so that the directory need not be locked while the
-/// entries are reported.
+/// Entries that were copied out of a directory. The directory need not be locked while these copies
+/// are reported.
 #[derive(Default)]
 pub(crate) struct Batch {
     records: Vec<(u64, Arc<[u8]>)>,
 }
 
 impl Batch {
-    /// Copies entries of `dir`, from the hash `from` on. Returns the hash to continue from, or None
-    /// at the end. `EIO` if they cannot be read.
+    /// Copies entries of `dir`, starting with the hash `from`. Returns the hash with which the next
+    /// call continues, or None at the end. `EIO` if the entries cannot be read.
     pub(crate) fn fill(&mut self, dir: u64, from: u64, view: &View) -> Result<Option<u64>, Errno> {
         self.records.clear();
         view.collect_from(Kind::Name, dir, from, &mut self.records)

@@ -1,12 +1,13 @@
-//! Records which ranges of the data device the running transaction has written, unless they are too
-//! many.
+//! Records which ranges of the data device the running transaction has written. If there are too
+//! many ranges, only that fact is recorded.
 //!
-//! A small transaction puts its file data into the log, so it must know where that data is. Beyond
-//! [`LOGGED_BYTES_MAX`] it is cheaper to sync the data device than to write the bytes twice. Then
-//! `Dirty` drops the ranges and keeps only a flag.
+//! A small transaction puts its file data into the log, so the commit must know which ranges were
+//! written. If they have more than [`LOGGED_BYTES_MAX`] bytes, syncing the data device is cheaper
+//! than writing the bytes twice. Then `Dirty` drops the ranges, and sets a flag that says that
+//! there were too many.
 //!
 //! # Locks
-//! No other lock is taken under the mutex of `written`.
+//! While the mutex of `written` is held, no other lock is taken.
 
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
@@ -16,14 +17,14 @@ const LOGGED_BYTES_MAX: u64 = 64 << 10;
 /// Maximum number of ranges in one log entry.
 const RANGES_MAX: usize = 64;
 
-/// The ranges written since the last [`Dirty::take`]. If the ranges are too many, the flag
-/// `Dirty::is_large` replaces them.
+/// The ranges written since the last [`Dirty::take`]. If there are too many of them, they are
+/// dropped, and the flag `Dirty::is_large` is set instead.
 #[derive(Default)]
 pub(crate) struct Dirty {
     /// Protected by its own mutex.
     written: Mutex<Written>,
-    /// True if the ranges are too many or too long for the log. Stored under the mutex of
-    /// `written`, read without it.
+    /// True if the written ranges of the data device are too many or too long for the log. Stored
+    /// while the mutex of `written` is held, but loaded without it.
     is_large: AtomicBool,
 }
 
@@ -36,8 +37,8 @@ struct Written {
 }
 
 impl Dirty {
-    /// Records a range that the caller is about to write. The caller holds a handle of the journal,
-    /// so no commit calls `take` meanwhile.
+    /// Records a range that the caller is about to write. Since the caller holds a handle of the
+    /// journal, no commit can call `take` meanwhile.
     pub(crate) fn note(&self, offset: u64, len: usize) {
         if self.is_large() {
             return;
@@ -58,17 +59,18 @@ impl Dirty {
     /// Returns true if more was written than one log entry takes.
     pub(crate) fn is_large(&self) -> bool {
         // ORDERING: Relaxed. `note` must see the swap of an earlier `take`. The caller of `note`
-        // holds a handle of the journal, which orders this load after that swap. For other callers
-        // the value is only a hint.
+        // holds a handle of the journal, which orders this load after that swap. For callers other
+        // than `note`, the value is only a hint.
         self.is_large.load(Ordering::Relaxed)
     }
 
-    /// Removes and returns the written ranges. Returns None if the ranges were too many to record.
-    /// The caller has closed the transaction barrier, so no thread is inside `note`.
+    /// Returns the ranges of the data device that the transaction has written, and forgets them.
+    /// Returns None if they were too many or too long for the log. The caller has locked the
+    /// transaction barrier for writing, so no thread is calling `note`.
     pub(crate) fn take(&self) -> Option<Vec<(u64, u32)>> {
         let written = std::mem::take(&mut *self.written.lock());
-        // ORDERING: Relaxed. The transaction barrier is closed. So all earlier calls of `note` have
-        // ended, and their stores are visible.
+        // ORDERING: Relaxed. The transaction barrier is closed, so all earlier calls of `note` have
+        // returned, and their stores are visible.
         let is_large = self.is_large.swap(false, Ordering::Relaxed);
         (!is_large).then_some(written.ranges)
     }

@@ -1,13 +1,14 @@
 //! The extents of one file: the runs of blocks on the data device that hold its content.
 //!
-//! The map leads from blocks of the file (logical blocks) to extents, as the file's records do. A
-//! change records the logical start of each extent that it touches. [`ExtentMap::flush`] puts the
-//! records of these extents into the running transaction. A block without an extent is a hole. An
-//! unwritten extent also reads as zeros, but its blocks are allocated.
+//! An [`ExtentMap`] finds the extent of a logical block (a block of the file). It has one element
+//! per extent, as the records of the file in the database. A change of the map notes the first
+//! logical block of each extent that it touches. [`ExtentMap::flush`] then puts the records of
+//! these extents into the running transaction. A logical block without an extent is a hole. A block
+//! in an unwritten extent also reads as zeros, but is allocated on the device.
 //!
 //! # Invariants
-//! - E.1: no extent is empty, and no two overlap. Two extents that continue each other are merged
-//!   if both are written or both are unwritten.
+//! - E.1: no extent is empty, and extents do not overlap. Two extents that are adjacent both in the
+//!   file and on the device are merged if both are written or both are unwritten.
 //! - E.2: `blocks` is the sum of the lengths of all extents.
 //! - E.3: after `flush` the records of the file match the map.
 //!
@@ -31,13 +32,13 @@ pub(crate) struct ExtentMap {
     touched: Vec<u64>,
 }
 
-/// The part of an extent or a hole from a given block to the end of that extent or hole.
+/// The rest of an extent or hole, from the looked-up block to the end of that extent or hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// The block of the device with which the span starts, and true if its extent is written. None
-    /// for a hole.
+    /// The place of the looked-up block, if it is in an extent: its block on the device, and true
+    /// if the extent is written. None if it is in a hole.
     pub(crate) found: Option<(u64, bool)>,
-    /// The number of blocks from the given block to the end of the extent or hole.
+    /// The number of blocks from the looked-up block to the end of the extent or hole.
     pub(crate) len: u64,
 }
 
@@ -61,8 +62,8 @@ impl ExtentMap {
         Ok(map)
     }
 
-    /// Puts the changed records into the running transaction. Returns true if any record has
-    /// changed.
+    /// Puts the records of the changed extents into the running transaction. Returns true if any
+    /// record has changed.
     pub(crate) fn flush(&mut self, ino: u64, view: &View) -> bool {
         let has_changed = !self.touched.is_empty();
         self.touched.sort_unstable();
@@ -107,8 +108,8 @@ impl ExtentMap {
         count
     }
 
-    /// Returns the first written block at or behind `block`. If `is_written` is false, returns the
-    /// first block there that is not written.
+    /// Returns the first block at or behind `block` that is written, or that is not written if
+    /// `is_written` is false.
     pub(crate) fn next(&self, mut block: u64, is_written: bool) -> Option<u64> {
         loop {
             let span = self.look(block);
@@ -127,8 +128,7 @@ impl ExtentMap {
         self.join(logical, extent);
     }
 
-    /// Makes a hole at `blocks`. Returns the runs of blocks of the device that the file no longer
-    /// uses.
+    /// Makes a hole at `blocks`. Returns the runs of device blocks that the file no longer uses.
     pub(crate) fn remove(&mut self, blocks: Range<u64>) -> Vec<Run> {
         let keys = self.cut_out(blocks);
         let mut runs = Vec::with_capacity(keys.len());
@@ -146,23 +146,23 @@ impl ExtentMap {
     pub(crate) fn mark(&mut self, blocks: Range<u64>, is_written: bool) {
         let end = blocks.end;
         for key in self.cut_out(blocks) {
-            // If the extent is missing, `join` has merged it with the extent before it. `join`
-            // merges only extents that are both written or both unwritten. So the missing extent is
-            // already right.
+            // If the extent is missing, `join` has already merged it with the extent before it.
+            // `join` merges only extents that are both written or both unwritten, so a merged
+            // extent is marked correctly.
             if let Some(extent) = self.map.remove(&key) {
                 self.touched.push(key);
                 self.join(key, Extent { is_written, ..extent });
             }
         }
-        // Merge the extent behind the range with the last extent in it, if the two continue each
-        // other.
+        // The extent right after `blocks` may now have the same mark as the last extent in
+        // `blocks`. Merge the two if they are also adjacent on the device.
         if let Some(behind) = self.map.remove(&end) {
             self.touched.push(end);
             self.join(end, behind);
         }
     }
 
-    /// Moves all blocks from block `from` on, so that they start at block `to`. The target range
+    /// Moves all blocks from `from` on, so that they start at `to`. The range to which they move
     /// must be a hole.
     pub(crate) fn shift(&mut self, from: u64, to: u64) {
         self.split(from);
@@ -173,7 +173,8 @@ impl ExtentMap {
         }
     }
 
-    /// Splits extents at both ends of `blocks`. Returns the starts of the extents within `blocks`.
+    /// Splits extents at both ends of `blocks`. Returns the logical starts of the extents within
+    /// `blocks`.
     fn cut_out(&mut self, blocks: Range<u64>) -> Vec<u64> {
         if blocks.is_empty() {
             return Vec::new();
@@ -196,8 +197,8 @@ impl ExtentMap {
         }
     }
 
-    /// Adds an extent to the map, and merges it with a neighbour before or behind it (invariant
-    /// E.1).
+    /// Adds an extent to the map. Merges it with the extents before and behind it if they are
+    /// adjacent on the device (invariant E.1).
     fn join(&mut self, mut logical: u64, mut extent: Extent) {
         let goes_on = |before: &Extent, after: &Extent| {
             before.physical + before.len == after.physical && before.is_written == after.is_written
@@ -254,7 +255,7 @@ mod tests {
         ]
     }
 
-    /// Fills the holes of a range with new blocks, as a write does.
+    /// Allocates new blocks for the holes in a range, as a write does.
     fn fill(map: &mut ExtentMap, model: &mut Model, next: &mut u64, at: u64, end: u64, w: bool) {
         let mut at = at;
         while at < end {
@@ -266,8 +267,7 @@ mod tests {
                     model[block as usize] = Some((*next, w));
                     *next += 1;
                 }
-                // Leave a gap now and then, so that not all extents continue each other on the
-                // device.
+                // Leave a gap now and then, so that not all extents are adjacent on the device.
                 *next += *next % 2;
             }
             at += len;
@@ -325,7 +325,7 @@ mod tests {
                 }
                 let count = model.iter().flatten().count() as u64;
                 prop_assert_eq!((map.blocks(), map.allocated_in(0..40)), (count, count));
-                // Invariant E.1: extents do not overlap, and extents that continue each other are
+                // Invariant E.1: check that extents do not overlap, and that adjacent extents are
                 // merged.
                 let all: Vec<_> = map.map.iter().collect();
                 for pair in all.windows(2) {

@@ -1,7 +1,7 @@
 //! The calls of [`FileSystem`].
 //!
 //! A call first takes a handle of the journal, then locks inodes in the order that `names`
-//! describes. While `readdir` calls the caller's sink, it holds neither a handle nor a lock.
+//! describes. While `readdir` passes entries to the caller, it holds neither a handle nor a lock.
 
 use corewalk::acl::Acl;
 use corewalk::{
@@ -20,13 +20,13 @@ use crate::xattr;
 
 /// The number of inodes that statfs(2) reports without a limit.
 const UNLIMITED_INODES: u64 = 1 << 40;
-/// The number of blocks that statfs(2) reports if the store has no limit and the host does not tell
-/// its free space.
+/// The number of blocks that statfs(2) reports if the store has no size limit and the free space of
+/// the host is unknown.
 const UNLIMITED_BLOCKS: u64 = 1 << 38;
 
 impl Store {
-    /// Changes the content of a regular file with `change`. Then calls `note` to update its other
-    /// attributes.
+    /// Runs `change` on the content of a regular file. Then runs `note`, which updates the other
+    /// attributes of the file.
     ///
     /// # Errors
     /// `EISDIR` for a directory, `EINVAL` for another kind, and the errors of `change`.
@@ -48,8 +48,8 @@ impl Store {
         state.record.size = content.size;
         state.record.blocks = content.blocks().unwrap_or(state.record.blocks);
         let noted = result.and_then(|result| note(&result, &mut state).map(|()| result));
-        // Do not save an inode that was freed while this thread waited for the inode's lock.
-        // Otherwise the record of the freed inode would come back.
+        // The inode may have been freed while this thread waited for the inode's lock. Do not save
+        // such an inode, since that would bring its record back.
         if !state.is_dead && (noted.is_ok() || has_moved) {
             inode.save(&state, view);
         }
@@ -60,7 +60,8 @@ impl Store {
         Ok((result, state.attr(inode.ino)))
     }
 
-    /// Returns the locked content of a regular file, with its extents loaded.
+    /// Returns the content of a regular file with its extents loaded. The content stays locked for
+    /// reading until the returned guard is dropped.
     fn loaded<'a>(&self, inode: &'a Inode) -> Result<RwLockReadGuard<'a, Content>, Errno> {
         loop {
             let content = inode.content.read();
@@ -78,8 +79,8 @@ impl Store {
         if !inode.state.read().is_read_noted(self.atime.of(inode.kind), now()) {
             return;
         }
-        // A store that refuses changes still allows reads. So skip the new access time without an
-        // error.
+        // A store that refuses changes still allows reads. So the access time is not updated, and
+        // the read succeeds.
         let Ok(view) = self.journal.change() else { return };
         let mut state = inode.state.write();
         if !state.is_dead {
@@ -88,22 +89,24 @@ impl Store {
         }
     }
 
-    /// Makes a change of names durable if the mount has `dirsync`. The caller holds no handle of
-    /// the journal.
+    /// Makes a change of names (a creation, removal or rename) durable if the store is mounted with
+    /// `dirsync`. Otherwise does nothing. The caller holds no handle of the journal, because a
+    /// commit waits until no thread has one.
     ///
     /// # Errors
-    /// `EIO` if a commit failed. The names have changed, but the change may be lost.
+    /// `EIO` if a commit failed. In that case the names have changed, but a crash may undo the
+    /// change.
     fn sync_names(&self) -> Result<(), Errno> {
         if self.is_dirsync { self.journal.commit_running() } else { Ok(()) }
     }
 
-    /// Returns `ENOSPC` if the host has no space for `blocks` more blocks. Returns `Ok` if the host
-    /// does not tell its free space.
+    /// Returns `ENOSPC` if the host has no space for `blocks` more blocks. Returns `Ok` if the free
+    /// space of the host is unknown.
     fn check_host(&self, blocks: u64) -> Result<(), Errno> {
         let Some(store_dir) = self.store_dir.as_ref().filter(|_| blocks > 0) else { return Ok(()) };
         let host = store_dir.host()?;
-        // The host has already allocated space for the unused blocks of the data device. So a file
-        // can use them even if the host is full.
+        // The data device has blocks that no file uses, and the host has already allocated space
+        // for them. A file can use these blocks even if the host is full.
         let free = self.unused_blocks()?;
         let new = blocks.saturating_sub(free).saturating_mul(BLOCK_BYTES);
         let all = blocks.saturating_add(self.space.used()).saturating_mul(BLOCK_BYTES);
@@ -122,8 +125,9 @@ impl Store {
         state.check()?;
         let before = state.record;
         self.load_block(&mut state, view)?;
-        // Move the attribute block out of `state` instead of cloning it. A clone changes the
-        // reference count of the block, on which threads with other inodes of that block contend.
+        // Move the attribute block out of `state` instead of cloning its `Arc`. A clone would
+        // change the reference count, and threads that work on other inodes with the same block
+        // contend for that count.
         let block = state.block.take();
         let changed = change(&mut state, block.as_ref().map_or(&[], |block| block.content()));
         state.block = block;
@@ -135,14 +139,14 @@ impl Store {
     }
 
     /// Returns how many blocks of the data device are allocated on the host but used by no file. A
-    /// block that a file has reserved counts as used, even if the host has not allocated it.
+    /// reserved block of a file counts as used, even if the host has not allocated it.
     fn unused_blocks(&self) -> Result<u64, Errno> {
         Ok(self.journal.given_blocks()?.saturating_sub(self.space.used()))
     }
 
-    /// Returns how many more blocks files can get: the `host_free` free blocks of the host, and the
-    /// unused blocks of the data device. Returns 0 while the host has no space for the reserve (the
-    /// file for commits on a full host), since no file can grow then.
+    /// Returns how many more blocks files can get. These are the `host_free` free blocks of the
+    /// host, and the unused blocks of the data device. Returns 0 while the host has no space for
+    /// the reserve (space set aside for commits), since no file can grow then.
     fn room(&self, host_free: u64) -> Result<u64, Errno> {
         let missing = if self.journal.has_reserve() { 0 } else { RESERVE_BYTES / BLOCK_BYTES };
         match host_free.checked_sub(missing) {
@@ -171,8 +175,9 @@ impl Store {
             if size > SIZE_MAX {
                 return Err(Errno::FBIG);
             }
-            // First do the two steps that can fail: prepare the size, and find space for the ACL.
-            // So if one of them fails, nothing has changed.
+            // First do the two steps that can fail. The first one is `prepare_size`, after which
+            // `set_size` cannot fail. The second one is to find space for the changed ACL. If one
+            // of them fails, nothing has changed yet.
             let mode = set.mode.map(|mode| SetAttr::default().with_mode(mode));
             let set = &set.with_mode(None);
             let cut = |content: &mut Content, tx: FileTx<'_>| {
@@ -259,8 +264,8 @@ impl FileSystem for Store {
         state.check_alive().map_err(|_| Errno::STALE)?;
         match (dir.ino(), state.record.parent) {
             (ROOT_INO, _) => Ok(ROOT_INO),
-            // The parent is unknown: an earlier version has made this directory, and it did not
-            // store the parents of directories.
+            // The parent is unknown, because an earlier version of corewalk made this directory.
+            // That version did not store the parents of directories.
             (_, 0) => Err(Errno::STALE),
             (_, parent) => Ok(parent),
         }
@@ -367,7 +372,8 @@ impl FileSystem for Store {
         }
     }
 
-    /// Most calls find their records in memory, and a wait for the disk is short.
+    /// Returns false, since calls do not wait long: most of them find their records in memory, and
+    /// a wait for the disk is short.
     fn waits(&self) -> bool {
         false
     }
@@ -377,17 +383,16 @@ impl FileSystem for Store {
     }
 
     fn fsync(&self, node: Node<'_>, data_only: bool) -> Result<(), Errno> {
-        // If the inode is not in memory, all its changes are in its record. So load it from the
-        // record.
+        // If the inode is not in memory, load it from its record, which contains all its changes.
         let inode = self.inode(node)?;
         let tid = inode.dirty_tid(data_only);
         if self.journal.is_running(tid.max(inode.data_tid())) {
             self.late.share();
         }
         self.journal.commit_up_to(tid)?;
-        // `data_tid` is the last transaction that wrote data of the file. If it is durable, its
-        // commit has also synced the data, and `sync_data` does nothing. Otherwise sync the data
-        // now.
+        // `data_tid` is the last transaction that wrote data of the file. If that transaction is
+        // durable, its commit has also synced the data, and `sync_data` returns at once. Otherwise
+        // `sync_data` syncs the data now.
         self.journal.sync_data(inode.data_tid())
     }
 
@@ -492,8 +497,8 @@ impl FileSystem for Store {
         xattr::acl(&self.set_of(&state, view)?, kind)
     }
 
-    /// Sets an ACL. An access ACL is not stored if the mode alone expresses it. `EACCES` for a
-    /// default ACL of an inode that is no directory. `EOPNOTSUPP` for an ACL of a symbolic link.
+    /// Sets an ACL. An access ACL that expresses no more than the mode is not stored. `EACCES` for
+    /// a default ACL of an inode that is no directory. `EOPNOTSUPP` for an ACL of a symbolic link.
     fn set_acl(
         &self,
         node: Node<'_>,
@@ -513,7 +518,7 @@ impl FileSystem for Store {
         for (name, value) in stats.fields() {
             sink(name, value);
         }
-        // If the host does not tell its free space, report no number of free blocks.
+        // If the free space of the host is unknown, omit the counter of free bytes.
         if let Ok(space) = self.statfs() {
             sink("store_free_bytes", space.bavail.saturating_mul(BLOCK_BYTES));
         }
@@ -534,8 +539,8 @@ mod tests {
     use super::*;
     use crate::store::StoreOptions;
 
-    /// A change of a freed inode must not bring its record back. Such a change happens if the
-    /// caller has forgotten the inode too early.
+    /// Checks that a change of a freed inode does not bring its record back. Such a change can
+    /// happen if the caller forgets an inode while a thread still uses it.
     #[test]
     fn change_that_comes_after_the_end_of_its_file_leaves_nothing() {
         let path = std::env::temp_dir().join(format!("filesystem-end-{}", std::process::id()));
@@ -558,8 +563,8 @@ mod tests {
             let inode = store.table.find(attr.ino).unwrap();
             store.remove(root, name, file).unwrap();
             store.forget(attr.ino, attr.generation);
-            // Put the inode back into the table of inodes in memory, as if a thread had looked the
-            // inode up just before it was forgotten.
+            // Put the inode back into the table of inodes, as if a thread had looked it up just
+            // before it was forgotten.
             store.table.insert(inode);
             assert_eq!(change(&store, file), Err(Errno::STALE));
             store.table.remove(attr.ino);
@@ -570,8 +575,8 @@ mod tests {
         std::fs::remove_dir_all(&path).unwrap();
     }
 
-    /// df(1) must count the blocks of removed files as free, although the host still allocates
-    /// them.
+    /// Checks that df(1) counts the blocks of removed files as free, although they are still
+    /// allocated on the host.
     #[test]
     fn room_of_what_was_removed_is_counted() {
         let path = std::env::temp_dir().join(format!("filesystem-room-{}", std::process::id()));
@@ -604,14 +609,15 @@ mod tests {
         remove(b"kept", file);
         assert_eq!(store.room(host), Ok(host + blocks));
 
-        // Give up the reserve, without which files cannot grow. From now on, only that part of the
-        // host's free space counts as free that is beyond the size of the reserve.
+        // Give up the reserve (space set aside for commits), which the store allocates again before
+        // files may grow. From now on, the store must not count the free space of the host that the
+        // reserve will take.
         store.journal.give_up_reserve();
         let reserve = RESERVE_BYTES / BLOCK_BYTES;
         assert_eq!(store.room(reserve - 1), Ok(0));
         assert_eq!(store.room(reserve + 1), Ok(blocks + 1));
         drop(store);
-        // The blocks that no file uses must still count as free after a remount.
+        // After a remount, the blocks that no file uses must still count as free.
         let store = Store::open(&path, &options).unwrap();
         assert_eq!(store.room(host), Ok(host + blocks));
         drop(store);

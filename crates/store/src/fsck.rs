@@ -1,26 +1,27 @@
 //! Checks a store that is not mounted.
 //!
-//! The check reads all records and verifies that they agree with each other. First redb verifies
-//! its pages, and falls back to the last durable commit. After a crash that fallback is normal, so
-//! it is no finding. If a page of the last commit is damaged, redb falls back to the commit before.
-//! Then the check replays the log, as a mount does. If a mount would refuse the log, the check
-//! reports that, and checks the database without the log.
+//! `fsck` reads all records and verifies that they agree with each other. First redb verifies its
+//! pages. If the last commit is incomplete or has a damaged page, redb falls back to the commit
+//! before it. After a crash that is normal, so it is no finding. Then `fsck` replays the log, as a
+//! mount does. If a mount would refuse the log, `fsck` reports that, and checks the database
+//! without the log.
 //!
-//! The check works on copies of the devices in memory (`overlay`), so it changes no byte of the
-//! store. There is no repair, since a crash leaves nothing to repair.
+//! `fsck` works on copies of the devices in memory (`overlay`), so it changes no byte of the store.
+//! There is no repair, since a crash leaves nothing to repair.
 //!
 //! # Invariants
-//! - F.1: each directory but the root has exactly one name, and every inode is reachable from the
-//!   root.
-//! - F.2: a name leads to an inode of its kind, and is stored under its hash.
+//! - F.1: each directory except the root has exactly one name, and every inode is reachable from
+//!   the root.
+//! - F.2: a directory entry has the same file type as its inode, and is stored under the hash of
+//!   its name.
 //! - F.3: the counts of links and entries are right. The inodes without links, and only these, have
 //!   orphan records.
-//! - F.4: extents lie within the device and do not overlap. The stored counts of blocks are those
-//!   of the extents. No written block is behind the size of its file.
-//! - F.5: the set in an attribute block parses. The length, the hash and the count of users of the
-//!   block are right. A private block has no hash and one user. An access ACL agrees with the mode
-//!   of its inodes, and expresses more than a mode can. A default ACL parses.
-//! - F.6: a symbolic link has a target of its size. No other inode has a target.
+//! - F.4: extents lie within the device and do not overlap. The stored block counts match the
+//!   extents. No written block is behind the end of its file.
+//! - F.5: the attribute set in an attribute block parses. The length, the hash and the user count
+//!   of the block are right. A private block has no hash and one user. An access ACL agrees with
+//!   the mode of its inodes, and expresses more than the mode can. A default ACL parses.
+//! - F.6: the length of a symbolic link's target is its size. No other inode has a target.
 //!
 //! Source: fsck(8).
 
@@ -51,34 +52,40 @@ const CACHE_BYTES: usize = 64 << 20;
 pub enum Finding {
     /// Pages of the database are damaged.
     Database,
-    /// Confirmed entries of the log from this byte on are lost, so a mount refuses the store. The
-    /// check has ignored the log, and has checked the database as of its last commit.
+    /// The log is damaged at this byte, and entries behind it that an fsync has confirmed are lost.
+    /// So a mount refuses the store. `fsck` has ignored the log, and has checked the last commit of
+    /// the database.
     Log(u64),
-    /// The log entry at this byte has the right hash but does not parse. See [`Finding::Log`] for
-    /// the consequences.
+    /// The log entry at this byte offset of the log has the right hash but does not parse. As with
+    /// [`Finding::Log`], `fsck` has checked the database without the log.
     LogEntry(u64),
-    /// The log of an unclosed store is missing or too short. The fields are its length and the
-    /// length that it must have. See [`Finding::Log`] for the consequences.
+    /// The store was not closed, and its log is missing or too short. The fields are the length of
+    /// the log and the length that it must have. As for [`Finding::Log`], `fsck` has ignored the
+    /// log.
     LogShort(u64, u64),
-    /// The log cannot be read at this byte. See [`Finding::Log`] for the consequences.
+    /// The log cannot be read at this byte offset. As with [`Finding::Log`], `fsck` has checked the
+    /// database without the log.
     LogRead(u64),
-    /// The database is older than its log, so confirmed commits are lost. The fields are the
-    /// generation of the database and that of the log. See [`Finding::Log`] for the consequences.
+    /// The database is older than its log, so commits that an fsync has confirmed are lost. The
+    /// fields are the generations of the database and of the log. As with [`Finding::Log`], `fsck`
+    /// has checked the database without the log.
     DatabaseBehind(u64, u64),
     /// There is no root directory.
     NoRoot,
     /// A record does not parse, or its key is invalid. The fields are the kind of the record and
     /// the two numbers of its key.
     Unreadable(u8, u64, u64),
-    /// A name leads to a missing inode. The fields are the directory and the inode.
+    /// A directory entry refers to an inode that does not exist. The fields are the inode numbers
+    /// of the directory and of the missing inode.
     NoInode(u64, u64),
-    /// The entry of a name has another kind than the inode. The fields are the directory and the
+    /// A directory entry has another file type than its inode. The fields are the directory and the
     /// inode.
     OtherKind(u64, u64),
-    /// A name is not stored under its hash, or its directory has the name twice. The fields are the
-    /// directory and the hash.
+    /// A directory entry is not stored under the hash of its name, or its directory has the name
+    /// twice. The fields are the directory and the hash.
     Misplaced(u64, u64),
-    /// An inode has entries, names or extents, but is of a kind that cannot have them.
+    /// An inode has directory entries, an orphan record or extents, but is missing or of a file
+    /// type that cannot have them.
     Stray(u64),
     /// A directory has several names, or the root directory has a name. The field is the inode.
     SeveralNames(u64),
@@ -91,14 +98,15 @@ pub enum Finding {
     EntryCount(u64, u64, u64),
     /// An inode without links has no orphan record, or an inode with links has one.
     Orphan(u64),
-    /// Extents of a file overlap in logical blocks. The fields are the inode and the block.
+    /// Two extents of a file contain the same logical block (block of the file). The fields are the
+    /// inode number and the block.
     LogicalOverlap(u64, u64),
     /// Two extents use one block of the device. The fields are the inode and the block.
     Overlap(u64, u64),
     /// A written extent ends behind the end of the device. The fields are the inode and the block
     /// of the device.
     BehindDevice(u64, u64),
-    /// A written block is behind the size of its file. The fields are the inode and the logical
+    /// A file has a written block beyond its end. The fields are the inode number and the logical
     /// block.
     BehindSize(u64, u64),
     /// A wrong count of blocks of a file. The fields are the inode, the stored count and the right
@@ -110,11 +118,11 @@ pub enum Finding {
     /// The size of a symbolic link is not the length of its target, or an inode of another kind has
     /// a target.
     Target(u64),
-    /// The hash or the length of an attribute block is wrong, or its set does not parse.
+    /// The hash or the length of an attribute block is wrong, or its attribute set does not parse.
     Attributes(u64),
     /// The flag of an inode for an access ACL is wrong.
     AclFlag(u64),
-    /// An access ACL contradicts the mode of its inode, or expresses no more than the mode does.
+    /// An access ACL contradicts the mode of its inode, or expresses no more than that mode.
     AclMode(u64),
 }
 
@@ -207,8 +215,9 @@ pub struct Report {
 /// Checks the store in the directory `path`, and changes no byte of it.
 ///
 /// # Errors
-/// [`OpenError::Busy`] if the store is mounted. [`OpenError::Missing`] if there is no store. The
-/// errors of [`crate::Store::open`], except for damage, which is a finding.
+/// [`OpenError::Busy`] if the store is mounted. [`OpenError::Missing`] if there is no store.
+/// Otherwise the errors of [`crate::Store::open`], except for damage, which `fsck` reports as a
+/// finding.
 ///
 /// # Examples
 /// ```
@@ -243,13 +252,14 @@ pub fn fsck_devices(devices: &Devices) -> Result<Report, OpenError> {
     }
 }
 
-/// Checks the store on `devices`, in the state that a mount would have after its replay of the log.
+/// Replays the log onto `devices`, as a mount does, and checks the store in the state after that.
 fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
     let database = open_database(devices, CACHE_BYTES)?;
     let snapshot = database.snapshot()?;
     let superblock = read_super(&snapshot)?;
-    // Compare the lengths before the replay. The replay may extend `data`, which would hide that
-    // blocks were lost.
+    // Before the replay of the log, compare the length of the data device with the end of the last
+    // extent. The replay may extend the device, which would hide that the device has lost blocks at
+    // its end.
     let blocks = devices.data.len()? / BLOCK_BYTES;
     let is_short = find_end(&snapshot).map_err(|errno| refusal(&snapshot, errno))? > blocks;
     drop(snapshot);
@@ -295,16 +305,16 @@ struct Check {
     orphans: HashSet<u64>,
     /// The inodes and kinds of all names, by directory.
     entries: HashMap<u64, Vec<(u64, FileKind)>>,
-    /// For each file, the logical block behind the extents that were read so far, and the number of
-    /// blocks in these extents.
+    /// For each file, the first logical block after the extents that were read so far, and the
+    /// number of blocks in these extents.
     extents: HashMap<u64, (u64, u64)>,
-    /// All used runs of blocks of the device. Each run has its first block, the block behind its
-    /// last one, and the inode that uses it.
+    /// The runs of device blocks that files use. Each run has three numbers: its first block, the
+    /// first block after it, and the inode number of the file.
     used: Vec<(u64, u64, u64)>,
     users: BTreeMap<u64, UsersRecord>,
     contents: HashSet<u64>,
-    /// The ids of the attribute blocks with an access ACL, each with the mode that the ACL implies.
-    /// The mode is None if the ACL expresses no more than a mode can.
+    /// The attribute blocks that contain an access ACL, by id, each with the mode that the ACL
+    /// implies. The mode is None if the ACL expresses no more than a mode can.
     with_acl: HashMap<u64, Option<u32>>,
 }
 
@@ -421,8 +431,8 @@ impl Check {
         self.report.orphans = self.orphans.len() as u64;
     }
 
-    /// Checks that names and inodes agree. Returns, for each inode, the number of its names and of
-    /// its subdirectories.
+    /// Checks that directory entries and inodes agree. Returns the number of names and the number
+    /// of subdirectories of each inode.
     fn compare_names(&mut self) -> HashMap<u64, (u32, u32)> {
         let mut links: HashMap<u64, (u32, u32)> = HashMap::new();
         let mut found = Vec::new();
@@ -524,7 +534,7 @@ impl Check {
         }
     }
 
-    /// Returns the inodes with links that cannot be reached from the root.
+    /// Returns the inodes that have links, but that cannot be reached from the root directory.
     fn collect_unreachable(&self) -> Vec<u64> {
         let (mut reached, mut open) = (HashSet::from([ROOT_INO]), vec![ROOT_INO]);
         while let Some(dir) = open.pop() {

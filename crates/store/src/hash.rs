@@ -1,23 +1,26 @@
 //! The keyed hash of names and attribute sets.
 //!
-//! Both hashes are stored: that of a name in its directory, that of a set as the key of its
-//! attribute block. So the algorithm is part of the format, and a change of it needs a new format
-//! version. The secret is derived from a seed that is drawn when a store is made and kept in the
-//! superblock. So an attacker cannot craft names that collide (trap T54).
+//! Hashes are stored in the database: the hash of a name in its directory, and the hash of an
+//! attribute set in the record of its block. So the algorithm is part of the format, and changing
+//! it needs a new format version. The secret is derived from a seed that is drawn when a store is
+//! made and kept in the superblock. So an attacker cannot craft names that collide (trap T54).
 //!
 //! As in wyhash, a step mixes two words with two secret words, multiplies them to 128 bits, and
-//! folds the two halves together. Four chains of steps run in parallel, since a set may be long.
+//! folds the two halves together. Four chains of such steps run in parallel, since an attribute set
+//! may be long.
 //!
-//! # Samples
-//! Names and most sets are hashed as a whole. Of an input longer than [`WHOLE_MAX`] bytes,
-//! [`Secret::hash`] takes the length and [`SAMPLES`] pieces, evenly spaced from the first byte to
-//! the last. To hash 4 KiB takes longer than to compare 4 KiB. Sets with one hash are compared byte
-//! by byte anyway, before they share a block. Sets that differ only between the pieces have the
-//! same hash. After several such sets `blocks` uses [`Secret::hash_whole`].
+//! # Long attribute sets
+//! Names and most attribute sets are hashed as a whole. An input longer than [`WHOLE_MAX`] bytes is
+//! long. Of a long input, [`Secret::hash`] hashes only the length and [`SAMPLES`] pieces, evenly
+//! spaced from the first byte to the last. The reason is speed: hashing 4 KiB takes longer than
+//! comparing 4 KiB. Two sets with equal hashes are compared byte by byte anyway before they share a
+//! block. Sets that differ only between the pieces have the same hash. If a lookup finds several
+//! such sets, `blocks` uses [`Secret::hash_whole`] instead.
 //!
 //! Source: `corewalk`'s `hash` and `corewalk-mbcache` use the same fold.
 
-/// Inputs of at most this many bytes are hashed as a whole: names, and sets of a few attributes.
+/// Inputs of at most this many bytes are hashed as a whole. Names and sets of a few attributes are
+/// that short.
 const WHOLE_MAX: usize = 512;
 /// Length of a piece of a longer input, in bytes.
 const PIECE_BYTES: usize = 64;
@@ -88,8 +91,8 @@ impl Secret {
     }
 }
 
-/// Mixes sixteen bytes into `hash`. Both factors of the multiplication depend on the secret, so no
-/// crafted input can make a factor 0.
+/// Mixes sixteen bytes into `hash`. Both factors of the multiplication depend on the secret. So an
+/// attacker cannot craft an input that makes a factor 0.
 #[inline(always)]
 fn mix(secret: &[u64; 8], hash: u64, pair: &[u8; 16]) -> u64 {
     let (words, _) = pair.as_chunks::<8>();
@@ -108,7 +111,8 @@ fn fold(a: u64, b: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// The hashes of fixed inputs must never change, because the hash is part of the format.
+    /// Checks the hashes of fixed inputs. They must never change, because the hash is part of the
+    /// format.
     #[test]
     fn hash_is_that_of_the_format() {
         let secret = Secret::new(7);

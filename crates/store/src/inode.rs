@@ -1,20 +1,22 @@
 //! One inode in memory.
 //!
-//! An inode is read from its record at its first use, and stays in memory until it is forgotten. A
-//! change of the inode also puts its new record into the running transaction, under the inode's
-//! lock. So record and inode always match, and an inode may be dropped from memory at any time.
+//! An inode is read from its record when it is first used, and stays in memory until it is
+//! forgotten. A change of the inode also puts the new record into the running transaction, while
+//! the inode's lock is held. So the record and the inode always match, and an inode may be dropped
+//! from memory at any time.
 //!
 //! # Locks
 //! - `content`: the data lock of a regular file, locked before the `state` of any inode.
-//! - `state`: all other attributes. `names` describes the order in which several are locked.
+//! - `state`: protects all other attributes. `names` describes the order in which the `state` of
+//!   several inodes is locked.
 //!
 //! # Invariants
-//! - N.1: the kind never changes.
+//! - N.1: the file type of an inode never changes.
 //! - N.2: `nlink` is the number of directory entries of the inode. For a directory it is 2 plus the
-//!   number of subdirectories, and 0 once it is removed.
+//!   number of subdirectories, and 0 once the directory is removed.
 //! - N.3: an access ACL is stored only if the mode cannot express it, and agrees with the mode.
-//! - N.4: size and blocks in the record of a file match its content, except while the data lock is
-//!   held.
+//! - N.4: the size and the block count in the record of a file match its content, except while a
+//!   thread holds the data lock.
 //! - N.5: an inode without links has an orphan record.
 //!
 //! Source: inode(7); POSIX.1-2024 XBD 4.12, File Times Update; mount(8), `relatime`.
@@ -38,7 +40,8 @@ pub(crate) const PERMISSION_BITS: u32 = 0o7777;
 /// Number of bytes that each entry adds to the reported size of a directory, as in tmpfs.
 const ENTRY_BYTES: u64 = 20;
 
-/// Returns the current time of the kernel's coarse clock, as the kernel's file systems use it.
+/// Returns the current time of the kernel's coarse clock, which the file systems of the kernel use
+/// for time stamps.
 #[inline]
 pub(crate) fn now() -> Timespec {
     let now = clock_gettime(ClockId::RealtimeCoarse);
@@ -51,12 +54,12 @@ pub(crate) struct Inode {
     pub(crate) kind: FileKind,
     /// Protected by its own lock.
     pub(crate) state: RwLock<State>,
-    /// The content of a regular file, empty for other kinds. Protected by its own lock, the data
-    /// lock, which is locked before `state`.
+    /// The content of a regular file, empty for other file types. Protected by its own lock, the
+    /// data lock, which is locked before `state`.
     pub(crate) content: RwLock<Content>,
     /// The last transaction that changed the inode.
     dirty: AtomicU64,
-    /// The last transaction that changed the extents or the size of the file.
+    /// The last transaction that changed the extents or the size of this file.
     dirty_content: AtomicU64,
     /// The last transaction that changed the data of the file.
     dirty_data: AtomicU64,
@@ -69,12 +72,12 @@ pub(crate) struct State {
     pub(crate) target: Box<[u8]>,
     /// The attribute block, if it is in memory.
     pub(crate) block: Option<Arc<Block>>,
-    /// The last transaction in which this inode got a new attribute set. Its next new set in the
-    /// same transaction may be queued for de-duplication (see `late`).
+    /// The last transaction in which this inode got a new attribute set. If the inode gets another
+    /// set in the same transaction, that set may be queued for de-duplication (see `late`).
     pub(crate) changed_at: u64,
     /// True while the inode is queued for deferred de-duplication (see `late`).
     pub(crate) is_waiting: bool,
-    /// The transaction that made the inode; 0 if the inode was read from its record.
+    /// The transaction that made the inode, or 0 if the inode was read from its record.
     pub(crate) born: u64,
     /// True once it is freed.
     pub(crate) is_dead: bool,
@@ -87,7 +90,7 @@ impl Inode {
         Inode::of(ino, state, Content::new(), tid)
     }
 
-    /// Returns the inode of a record. `EIO` if the record is invalid.
+    /// Returns an inode that is read from its record. `EIO` if the record is invalid.
     pub(crate) fn load(ino: u64, value: &[u8], view: &View) -> Result<Inode, Errno> {
         let (record, target) = InodeRecord::decode(value)?;
         let dirty = view.dirty_tid(&Key::of(Kind::Inode, ino));
@@ -107,38 +110,40 @@ impl Inode {
         }
     }
 
-    /// Returns the last transaction that an fsync(2) of this inode has to commit. With
-    /// `is_content_only`, for fdatasync(2), returns the last one that changed extents or size.
+    /// Returns the last transaction that an fsync(2) of this inode has to commit. If
+    /// `is_content_only` is set, as for fdatasync(2), returns the last transaction that changed the
+    /// extents or the size.
     pub(crate) fn dirty_tid(&self, is_content_only: bool) -> u64 {
         let is_file = self.kind == FileKind::Regular;
         let word = if is_content_only && is_file { &self.dirty_content } else { &self.dirty };
-        // ORDERING: Relaxed. The result must cover only changes that happened before this call,
-        // such as the caller's own. Even a relaxed load sees the stores of such changes.
+        // ORDERING: Relaxed. This function has to report a change only if the change happened
+        // before the call. A Relaxed load sees the stores of such changes.
         word.load(Ordering::Relaxed)
     }
 
     /// Returns the last transaction that changed the data.
     pub(crate) fn data_tid(&self) -> u64 {
-        // ORDERING: Relaxed. The result must cover only writes to the file that happened before
-        // this call. Even a relaxed load sees the stores of such writes.
+        // ORDERING: Relaxed. This function has to report a write to the file only if the write
+        // happened before the call. A Relaxed load sees the stores of such writes.
         self.dirty_data.load(Ordering::Relaxed)
     }
 
     /// Notes that this transaction changes the data.
     pub(crate) fn mark_data(&self, view: &View) {
-        // ORDERING: Relaxed. A call of `data_tid` must see this store only if the store happened
-        // before the call.
+        // ORDERING: Relaxed. A call of `data_tid` has to report this write only if the write
+        // happened before the call. Its Relaxed load sees a store that happened before it.
         self.dirty_data.store(view.tid, Ordering::Relaxed);
     }
 
     /// Notes that this transaction changes extents or size.
     pub(crate) fn mark_content(&self, view: &View) {
-        // ORDERING: Relaxed. A call of `dirty_tid` must see this store only if the store happened
-        // before the call.
+        // ORDERING: Relaxed. `dirty_tid` has to see this store only if the store happened before
+        // the call of `dirty_tid`.
         self.dirty_content.store(view.tid, Ordering::Relaxed);
     }
 
-    /// Puts the record into the running transaction. `state` is the locked state of this inode.
+    /// Puts the record of this inode into the running transaction. `state` is the locked state of
+    /// this inode.
     #[inline]
     pub(crate) fn save(&self, state: &State, view: &View) {
         let mut bytes = Vec::with_capacity(128);
@@ -148,8 +153,8 @@ impl Inode {
             true => view.put_new(key, &bytes),
             false => view.put(key, &bytes),
         }
-        // ORDERING: Relaxed. A call of `dirty_tid` must see this store only if the store happened
-        // before that call.
+        // ORDERING: Relaxed. A call of `dirty_tid` has to report this change only if the change
+        // happened before the call. Its Relaxed load sees a store that happened before it.
         self.dirty.store(view.tid, Ordering::Relaxed);
     }
 
@@ -220,7 +225,7 @@ impl State {
         self.record.ctime = now;
     }
 
-    /// Returns true if a read at `now` has to update the access time.
+    /// Returns true if a read at the time `now` has to update the access time.
     pub(crate) fn is_read_noted(&self, policy: Atime, now: Timespec) -> bool {
         let InodeRecord { atime, mtime, ctime, .. } = self.record;
         policy.needs_update([atime, mtime, ctime], now)
@@ -238,8 +243,8 @@ impl State {
         [record.atime, record.mtime, record.ctime] = set.times(before, now);
     }
 
-    /// Returns the ACL if it has to be stored. An access ACL is not stored if the mode expresses
-    /// all of it (invariant N.3).
+    /// Returns `acl` if it has to be stored, otherwise None. An access ACL that expresses no more
+    /// than the mode is not stored (invariant N.3).
     pub(crate) fn kept_acl<'a>(&self, kind: AclKind, acl: Option<&'a Acl>) -> Option<&'a Acl> {
         let permissions = self.record.mode & 0o777;
         let says_more = |acl: &&Acl| acl.equivalent_mode() != Some(permissions);

@@ -1,15 +1,15 @@
 //! The inodes in memory, by number.
 //!
 //! # Invariants
-//! - T.1: an inode is in memory at most once. It is read from its record and dropped under the lock
-//!   of its shard, and it is dropped only while no thread uses it. So no thread changes a stale
-//!   copy.
-//! - T.2: an inode that is forgotten while a thread uses it is dropped later: by the first read or
-//!   drop of any inode in its shard that finds it unused.
+//! - T.1: an inode is in memory at most once. Reading it from its record and dropping it from
+//!   memory happen under the lock of its shard, and it is dropped only while no thread uses it. So
+//!   no thread changes a stale copy.
+//! - T.2: if an inode is forgotten while a thread uses it, its drop is deferred. The next read or
+//!   drop of any inode in the same shard drops it, once no thread uses it.
 //!
 //! # Locks
-//! The lock of a shard is held while a record is read. No other lock of the store is taken while it
-//! is held, except those that the read of a record takes.
+//! The lock of a shard is held while a record is read. While the lock of a shard is held, no other
+//! lock of the store is taken, except those that are needed to read a record.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,8 +24,8 @@ use crate::record::{Key, Kind};
 /// Number of shards.
 const SHARDS: usize = 256;
 
-/// Inodes in memory by number, and the numbers of those whose drop is deferred. All fields are
-/// protected by the lock of the shard.
+/// The inodes in memory by number, and the numbers of the inodes whose drop is deferred. All fields
+/// are protected by the lock of the shard.
 #[derive(Default)]
 struct Shard {
     inodes: HashMap<u64, Arc<Inode>, foldhash::fast::FixedState>,
@@ -33,8 +33,9 @@ struct Shard {
 }
 
 impl Shard {
-    /// Drops the inodes whose drop was deferred, if no thread uses them now. Such an inode may have
-    /// been used again meanwhile. That does not matter, since any unused inode may be dropped.
+    /// Drops those inodes whose drop was deferred and that no thread uses now. Since the deferral,
+    /// a new call may have used such an inode. That does no harm, since any unused inode may be
+    /// dropped.
     fn drop_deferred(&mut self) {
         let Shard { inodes, deferred } = self;
         deferred.retain(|ino| match inodes.get(ino) {
@@ -68,7 +69,7 @@ impl InodeTable {
         self.shard(ino).read().inodes.get(&ino).cloned()
     }
 
-    /// Returns an inode, and reads it if it is not in memory.
+    /// Returns the inode `ino`. Reads it from its record if it is not in memory.
     ///
     /// # Errors
     /// `ESTALE` if no inode has this number; `EIO` if its record cannot be read.
@@ -92,8 +93,8 @@ impl InodeTable {
         self.shard(inode.ino).write().inodes.insert(inode.ino, inode);
     }
 
-    /// Drops an inode from memory. If a thread still uses the inode, it is dropped later (invariant
-    /// T.2).
+    /// Drops an inode from memory. If another thread still uses the inode, the drop is deferred
+    /// (invariant T.2).
     pub(crate) fn release(&self, inode: Arc<Inode>) {
         let mut shard = self.shard(inode.ino).write();
         shard.drop_deferred();
@@ -123,7 +124,7 @@ mod tests {
     use super::*;
     use crate::store::{Store, StoreOptions};
 
-    /// An inode that is forgotten during an operation must not stay in memory.
+    /// Checks that an inode that is forgotten during an operation does not stay in memory.
     #[test]
     fn inode_that_is_forgotten_in_use_is_dropped_later() {
         let path = std::env::temp_dir().join(format!("inode-table-{}", std::process::id()));
@@ -148,7 +149,8 @@ mod tests {
         drop(used);
         store.forget(second, 0);
         assert!(!is_there(first) && !is_there(second));
-        // Both inodes are out of memory. The next use of the first one must read it again.
+        // Neither inode is in memory now. The next call on the first inode must read it from its
+        // record again.
         assert_eq!(
             store.getattr(Node::detached(first, corewalk::FileKind::Regular)).unwrap().ino,
             first

@@ -1,39 +1,41 @@
-//! The journal: makes the changes of each operation durable all together or not at all.
+//! The journal: makes either all changes of an operation durable or none of them.
 //!
 //! The design follows jbd2. Operations join the *running* transaction, a [`Layer`] of records in
 //! memory. A commit closes the transaction barrier for an instant, freezes the running layer and
-//! starts a new one. A small frozen layer is appended to the log with its file data, and becomes
-//! part of the *logged* layer. Otherwise the commit syncs file data, and writes the logged and the
-//! frozen layer in one database transaction, which makes the log void. Periodic commits always do
-//! so. A read looks in the running, the frozen and the logged layer, then in a database snapshot.
+//! starts a new one. If the frozen layer is small, it is appended to the log with its file data,
+//! and becomes part of the *logged* layer. Otherwise the commit syncs the file data and writes the
+//! logged and the frozen layer to the database, in one transaction that makes the log void.
+//! Periodic commits always go to the database. A read looks in the running, the frozen and the
+//! logged layer, and last in a snapshot of the database.
 //!
 //! # Guarantees
-//! - J.1: all changes of an operation are in one transaction. The operation holds a handle from its
-//!   first change to its last.
-//! - J.2: database and log together always have the state at the end of a commit. After a crash the
-//!   store is consistent once the log is replayed.
-//! - J.3: file data of a transaction becomes durable in one log entry with its extents, or before
-//!   its extents (as with `data=ordered` of ext4).
-//! - J.4: blocks that a transaction frees are allocated again only after it is durable.
-//! - J.5: calls of [`Journal::commit_up_to`] that arrive during a commit share the next one.
+//! - J.1: all changes of an operation are in one transaction, because the operation holds a handle
+//!   from its first change to its last.
+//! - J.2: database and log together always contain the state at the end of a commit. So after a
+//!   crash and the replay of the log, the store is consistent.
+//! - J.3: the file data of a transaction becomes durable together with its extents, in one log
+//!   entry, or before its extents (as in ext4 with `data=ordered`).
+//! - J.4: blocks that a transaction frees are allocated again only after that transaction is
+//!   durable.
+//! - J.5: calls of [`Journal::commit_up_to`] that arrive during a commit share the next commit.
 //! - J.6: file data is synced without a log entry only while the log holds no file data. Otherwise
 //!   a replay would write older data from the log over the synced data.
 //!
 //! # Failures
-//! - Full host: a commit that gets `ENOSPC` gives up the reserve of [`RESERVE_BYTES`], reopens the
-//!   database and tries again. Calls that need space then fail with `ENOSPC` until the host has
-//!   space for the reserve again.
+//! - Full host: a commit that gets `ENOSPC` frees the reserve, a file of [`RESERVE_BYTES`]. It
+//!   reopens the database and tries again, with the freed space. From then on, calls that need
+//!   space fail with `ENOSPC` until the host has space for the reserve again.
 //! - Failed read: after a failed read, the database refuses all calls until it is reopened. The
-//!   next sync or commit reopens the database (`reopen_if_failed`). A database that may be older
-//!   than the last commit is not used (`opened`).
-//! - Failed write of the log: the transaction goes to the database.
-//! - Other failure of a commit: changes then fail with `EROFS`, and fsync with `EIO`.
+//!   next sync or commit reopens it (`reopen_if_failed`). The reopened database may lack the last
+//!   commit. In that case it is not used (`opened`), and the store becomes read-only.
+//! - Failed write of the log: the transaction is written to the database instead.
+//! - Any other failure of a commit: later changes fail with `EROFS`, and fsync fails with `EIO`.
 //!
 //! # Locks
-//! The transaction barrier is one reader-writer lock per shard of threads. An operation takes the
-//! lock of its own shard, shared. A commit takes all of them, exclusive. The barrier comes before
-//! every other lock of the store. The mutex of `state` is held briefly, and never while the thread
-//! waits for the barrier. A commit locks `data_sync`, `log`, `opened`, in this order.
+//! The transaction barrier is one reader-writer lock per shard of threads. An operation locks its
+//! own shard for reading. A commit locks all shards for writing. The barrier is locked before every
+//! other lock of the store. The mutex of `state` is held briefly, and never while the thread waits
+//! for the barrier. A commit locks `data_sync`, `log`, `opened`, in this order.
 //!
 //! Source: Linux `fs/jbd2/transaction.c`, `Documentation/filesystems/ext4/journal.rst`.
 
@@ -62,12 +64,14 @@ use crate::overlay::Overlay;
 use crate::record::{Key, Kind};
 use crate::store::StoreStats;
 
-/// Length of the reserve in bytes. The reserve is a file. A commit on a full host truncates it to
-/// get its space.
+/// Length of the reserve in bytes. The reserve is a file that occupies space on the host. A commit
+/// on a full host truncates the reserve to get its space.
 pub(crate) const RESERVE_BYTES: u64 = 32 << 20;
-/// Maximum time that a thread waits before its commit, so that other threads can share the commit.
+/// Maximum time that a thread waits before it commits, so that other threads can join the same
+/// commit.
 const PATIENCE_MAX: Duration = Duration::from_millis(10);
-/// Maximum number of records that one step of a range read takes from a layer.
+/// A read of a range of keys works in steps. Each step takes at most this many records from each
+/// layer in memory (the records of recent transactions), and from the database.
 const RANGE_RECORDS: usize = 512;
 
 /// The files of a store.
@@ -85,12 +89,14 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Drops the devices from the host's page cache, so that the next reads come from the disk.
+    /// Drops the pages of the devices from the host's page cache, so that the next reads come from
+    /// the disk.
     pub(crate) fn read_anew(&self) {
         [&self.meta, &self.data, &self.log].into_iter().for_each(|device| read_anew(&**device));
     }
 
-    /// Returns devices with the same content. Changes of the returned devices stay in memory.
+    /// Returns devices with the same content. Changes of the returned devices stay in memory and do
+    /// not reach the original devices.
     ///
     /// # Errors
     /// The error of a device if its length cannot be read.
@@ -102,13 +108,15 @@ impl Devices {
         Ok(Devices { meta, data, reserve: over(&self.reserve)?, log: over(&self.log)? })
     }
 
-    /// Allocates the reserve on the host. Returns false if the host has no space for the reserve or
-    /// fails. Also returns true if the host cannot allocate space in advance, so that the store
-    /// works without a reserve.
+    /// Allocates the reserve: space on the host that is set aside for commits when the host is
+    /// full. Returns false if the host has no space for the reserve, or if the allocation fails for
+    /// another reason. Returns true without a reserve if the host's file system cannot allocate
+    /// space in advance, so that the store remains usable.
     pub(crate) fn take_reserve(&self) -> bool {
         match self.reserve.reserve(RESERVE_BYTES) {
-            // The host's file system cannot allocate in advance, or `ulimit -f` is below the size
-            // of the reserve. A commit on a full host may then fail.
+            // Two errors mean that there can be no reserve here: the host's file system cannot
+            // allocate space in advance, or `ulimit -f` is below the size of the reserve. Ignore
+            // these errors, although a commit may then fail on a full host.
             Err(error) => {
                 matches!(error.kind(), io::ErrorKind::Unsupported | io::ErrorKind::FileTooLarge)
             }
@@ -117,8 +125,9 @@ impl Devices {
     }
 }
 
-/// The records that an operation sees: the layers in memory above a snapshot of the database.
-/// Protected by `Journal::barrier`.
+/// The records that an operation sees. The newest ones are in memory, in up to three layers: those
+/// of the running transaction, of the one that is being committed, and of those that are only in
+/// the log. All others are in a snapshot of the database. Protected by `Journal::barrier`.
 pub(crate) struct View {
     running: Arc<Layer>,
     frozen: Option<Arc<Layer>>,
@@ -131,26 +140,28 @@ pub(crate) struct View {
     based: u64,
 }
 
-/// A handle on the running transaction. No commit freezes that transaction while a thread holds a
-/// handle. Analogous to jbd2's `handle_t`.
+/// A handle of the running transaction. While any thread holds a handle, no commit freezes that
+/// transaction. Analogous to jbd2's `handle_t`.
 pub(crate) type Handle<'a> = RwLockReadGuard<'a, View>;
 
 /// The journal of a store. Analogous to Linux's `struct journal_s`.
 pub(crate) struct Journal {
-    /// The transaction barrier: one copy of the [`View`] per shard of threads, each protected by
-    /// its own lock. An operation reads the copy of its shard. A commit locks all copies
-    /// exclusively to freeze the running layer.
+    /// The transaction barrier. Each shard of threads has its own copy of the [`View`], which is
+    /// protected by a lock of its own. An operation holds the lock of its shard for reading. A
+    /// commit locks all copies for writing while it freezes the running transaction. A frozen
+    /// transaction takes no more changes.
     barrier: Box<[OwnLine<RwLock<View>>]>,
     /// Protected by its own mutex.
     state: Mutex<State>,
-    /// A condition variable, notified when `state` changes. A thread waits for it with `state`
+    /// Notified when `state` changes. A thread waits for this condition variable with `state`
     /// locked.
     changed: Condvar,
     /// The open database. Protected by its own mutex.
     opened: Mutex<Opened>,
     devices: Devices,
-    /// Maximum number of bytes of records in the running layer. A larger layer is *heavy* and is
-    /// committed early.
+    /// Maximum size in bytes of the running transaction's records in memory. A larger transaction
+    /// is *heavy*: the next operation that changes something must wait for a commit before it
+    /// begins.
     running_max: u64,
     /// Protected by its own mutex.
     log: Mutex<Log>,
@@ -158,14 +169,15 @@ pub(crate) struct Journal {
     pub(crate) allocator: Allocator,
     dirty: Dirty,
     is_data_dirty: AtomicBool,
-    /// Locked during a sync of the data device. The mutex protects no data. It makes the syncs run
-    /// one after the other, so that no sync succeeds after one that has failed.
+    /// Locked during a sync of the data device. This mutex protects no data. It makes the syncs run
+    /// one after the other, so that no sync succeeds after an earlier one has failed.
     data_sync: Mutex<()>,
     is_failed: AtomicBool,
     is_full: AtomicBool,
     is_read_only: bool,
     counts: Counts,
-    /// The channel that wakes the committer thread. Protected by its own mutex.
+    /// The channel that wakes the committer, the thread that commits periodically. Protected by its
+    /// own mutex.
     poke: Mutex<Option<Sender<()>>>,
     is_poked: AtomicBool,
 }
@@ -176,12 +188,12 @@ struct State {
     /// The last durable transaction, and the last one in the database.
     committed: u64,
     based: u64,
-    /// True if the log holds file data, or a commit is about to append some. While it is true, file
-    /// data is synced only as a part of a commit (guarantee J.6).
+    /// True if the log holds file data, or a commit is about to append some. While this flag is
+    /// true, file data is synced only as part of a commit (guarantee J.6).
     has_logged_data: bool,
     is_committing: bool,
-    /// The number of threads that are inside `commit_up_to`, and the number of such threads when
-    /// the last commit ended.
+    /// The number of threads that are inside `commit_up_to` now, and the number of threads that
+    /// were inside it when the last commit ended.
     callers: u32,
     companions: u32,
     /// Duration of the last commit.
@@ -204,7 +216,8 @@ struct Counts {
     data_syncs: AtomicU64,
     /// Records written to the database.
     records: AtomicU64,
-    /// Number of operations that had to wait for a commit because the running layer was heavy.
+    /// Number of operations that had to wait for a commit because the running transaction had too
+    /// many bytes of records in memory.
     waits: AtomicU64,
 }
 
@@ -223,8 +236,9 @@ impl View {
         self.base.get(key)
     }
 
-    /// Returns the value of a record that did not exist before transaction `born`. If transaction
-    /// `born` is not in the database yet, the database is not read. `EIO` if the record cannot be
+    /// Returns the value of a record that cannot be older than the transaction `born`, such as a
+    /// record of a file that `born` created. If `born` is not in the database yet, the record is
+    /// not there either, so only the records in memory are searched. `EIO` if the record cannot be
     /// read.
     pub(crate) fn get_since(&self, key: &Key, born: u64) -> Result<Option<Arc<[u8]>>, Errno> {
         if born <= self.based {
@@ -234,8 +248,8 @@ impl View {
         Ok(above.into_iter().flatten().find_map(|layer| layer.get(key)).flatten())
     }
 
-    /// Returns the last transaction that changed this record. Returns 0 if the last change is
-    /// durable.
+    /// Returns the id of the last transaction that changed the record, or 0 if that transaction is
+    /// already durable.
     pub(crate) fn dirty_tid(&self, key: &Key) -> u64 {
         match &self.frozen {
             _ if self.running.get(key).is_some() => self.tid,
@@ -250,7 +264,7 @@ impl View {
         self.running.put(key, Some(value.into()));
     }
 
-    /// Sets the value of a new record. The caller knows that no record with this key is visible.
+    /// Sets the value of a new record. The caller knows that no record with this key exists.
     #[inline]
     pub(crate) fn put_new(&self, key: Key, value: &[u8]) {
         self.running.put_new(key, value.into());
@@ -262,7 +276,7 @@ impl View {
         self.running.put(key, Some(value));
     }
 
-    /// Sets the value of a new record, like [`View::put_new`], but takes the value instead of
+    /// Sets the value of a new record, like [`View::put_new`], but shares `value` instead of
     /// copying it.
     #[inline]
     pub(crate) fn put_new_shared(&self, key: Key, value: Arc<[u8]>) {
@@ -275,14 +289,17 @@ impl View {
         self.running.put(key, None);
     }
 
-    /// Frees blocks of the device. They are allocated again only after this transaction is durable.
+    /// Frees blocks of the data device. The blocks are allocated again only after this transaction
+    /// is durable.
     pub(crate) fn free(&self, owner: u64, runs: impl IntoIterator<Item = crate::alloc::Run>) {
         self.running.free(owner, runs);
     }
 
-    /// Appends records of `kind` and `major` (the first number of a key) to `out`. They are in
-    /// ascending order of `minor` (the second number), from `from` on. Returns where the next call
-    /// has to start, or None at the end. A call that is not the last may also append nothing.
+    /// Collects the records of `kind` whose keys have `major` as their first number, and appends
+    /// them to `out`. The records are in ascending order of their second number, `minor`, and start
+    /// at the number `from`. One call may return only a part of them. Then it returns the number
+    /// from which the next call must continue, even if it has appended nothing. At the end, returns
+    /// None.
     ///
     /// # Errors
     /// `EIO` if the records cannot be read.
@@ -295,7 +312,8 @@ impl View {
     ) -> Result<Option<u64>, Errno> {
         let mut end = u64::MAX;
         let mut above = std::collections::BTreeMap::new();
-        // Merge the running layer last. Its records override the records of older layers.
+        // Merge the records of the running transaction last, since they override those of older
+        // transactions.
         for layer in self.logged.iter().chain(&self.frozen).chain([&self.running]) {
             let records = layer.collect_from(kind, major, from, RANGE_RECORDS);
             if let (RANGE_RECORDS, Some(&(last, _))) = (records.len(), records.last()) {
@@ -319,8 +337,8 @@ impl View {
     }
 }
 
-/// Merges two lists of records that are sorted by key, and appends the result to `out`. Of two
-/// records with the same key, the one of `above` replaces that of `below`.
+/// Merges the records of `below` and `above`, which are both sorted by key, and appends the result
+/// to `out`. If both have a record with the same key, the record of `above` is used.
 fn merge(
     below: Vec<(u64, Arc<[u8]>)>,
     above: std::collections::BTreeMap<u64, Record>,
@@ -399,8 +417,7 @@ impl Journal {
         self.forget_poke();
     }
 
-    /// Returns a handle for reading. The caller holds neither another lock of the store nor a
-    /// handle.
+    /// Returns a handle for reading. The caller must hold no lock of the store and no other handle.
     #[inline]
     pub(crate) fn view(&self) -> Handle<'_> {
         let handle = self.barrier[shard_index()].read();
@@ -411,21 +428,23 @@ impl Journal {
         handle
     }
 
-    /// Returns a handle for a change. The caller holds neither a lock of the store nor a handle.
+    /// Returns a handle for a change. The caller must hold no lock of the store and no other
+    /// handle.
     ///
     /// # Errors
     /// `EROFS` after a failed commit, and on a read-only mount. `EIO` if this call has to wait for
     /// a commit and that commit fails.
     #[inline]
     pub(crate) fn change(&self) -> Result<Handle<'_>, Errno> {
-        // ORDERING: Relaxed. A caller that does not see the failure of a commit yet goes on with
-        // its change. Its next commit returns the error.
+        // ORDERING: Relaxed. If this load misses that a commit has failed, the caller only makes a
+        // change in memory. The next commit then returns the error.
         if self.is_failed.load(Ordering::Relaxed) || self.is_read_only {
             return Err(Errno::ROFS);
         }
         let mut handle = self.view();
         if handle.running.is_heavy() {
-            // Operations make records faster than the database takes them, so wait for a commit.
+            // Operations make records faster than commits write them to the database, so wait for a
+            // commit.
             drop(handle);
             // ORDERING: Relaxed. A statistic.
             self.counts.waits.fetch_add(1, Ordering::Relaxed);
@@ -445,25 +464,27 @@ impl Journal {
 
     /// Wakes the committer, unless it was woken already.
     pub(crate) fn poke(&self) {
-        // ORDERING(poke): AcqRel. Pairs with the swap in `forget_poke`. If the swap in
-        // `forget_poke` comes after this one, the committer sees the new transaction. If it comes
-        // before, this swap returns false, and this thread wakes the committer.
+        // ORDERING(poke): AcqRel. Pairs with the swap in `forget_poke`, after which the committer
+        // looks for work. If `forget_poke` swaps after this swap, the committer finds the new
+        // transaction. If `forget_poke` has swapped before, this swap returns false, and this
+        // thread wakes the committer.
         if self.is_poked.swap(true, Ordering::AcqRel) {
             return;
         }
         if let Some(poke) = &*self.poke.lock() {
-            // An error means that the store is being closed. The close commits anyway, so ignore
-            // the error.
+            // Ignore an error, which means that the store is being closed. Closing the store
+            // commits anyway.
             let _ = poke.send(());
         }
     }
 
-    /// Marks the committer (the thread that commits periodically) as asleep. Wakes it again if
-    /// there is something to commit.
+    /// Records that the committer (the thread that commits periodically) is asleep. Wakes it again
+    /// at once if there is something to commit.
     pub(crate) fn forget_poke(&self) {
-        // ORDERING(poke): AcqRel. Pairs with the swap in `poke`. If that swap came before this one,
-        // the view that is read below has the new transaction. Otherwise the swap in `poke` returns
-        // false, and the thread in `poke` wakes the committer.
+        // ORDERING(poke): AcqRel. Pairs with the swap in `poke`, which a thread calls when there is
+        // something to commit. If `poke` has swapped before this swap, the [`View`] that is read
+        // below shows what there is to commit. If `poke` swaps after it, the swap in `poke` returns
+        // false, and its thread wakes the committer.
         self.is_poked.swap(false, Ordering::AcqRel);
         let view = self.view();
         let has_work = view.running.has_begun() || view.logged.is_some();
@@ -473,18 +494,20 @@ impl Journal {
         }
     }
 
-    /// Returns a handle for a change that needs space on the host, like [`Journal::change`].
+    /// Returns a handle for a change that needs space on the host. Otherwise like
+    /// [`Journal::change`].
     ///
     /// # Errors
     /// `ENOSPC` while the host is full; the errors of [`Journal::change`].
     #[inline]
     pub(crate) fn grow(&self) -> Result<Handle<'_>, Errno> {
-        // ORDERING: Relaxed, for `is_failed` and `is_full`. A caller that reads a stale value may
-        // use up the space of the host. Nevertheless the commit can still use the reserve.
+        // ORDERING: Relaxed, for `is_failed` and `is_full`. A thread may not yet see that the host
+        // is full. Then its change may use up the last free space of the host. The commit can still
+        // use the reserve, which is space set aside for commits.
         let is_failed = self.is_failed.load(Ordering::Relaxed);
         if !is_failed && !self.is_read_only && self.is_full.load(Ordering::Relaxed) {
-            // Try to allocate the reserve again, but only if the mutex of `opened` is free. A
-            // commit that has locked this mutex may be using the space of the reserve.
+            // Try to allocate the reserve (space for commits on a full host) again, but only if the
+            // mutex of `opened` is free. If the mutex is locked, a commit may be using that space.
             let is_renewed = self.opened.try_lock().is_some_and(|_idle| self.renew_reserve());
             if !is_renewed {
                 return Err(Errno::NOSPC);
@@ -498,23 +521,23 @@ impl Journal {
         self.devices.data.read_at(offset, buf).map_err(|_| Errno::IO)
     }
 
-    /// Writes bytes of the data device. The argument of type `View` proves that the caller holds a
-    /// handle.
+    /// Writes bytes to the data device. The argument of type `View` is the caller's handle of the
+    /// running transaction. While the caller has it, no commit freezes that transaction.
     pub(crate) fn write_data(&self, _: &View, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         self.dirty.note(offset, bytes.len());
         let written = self.devices.data.write_at(offset, bytes);
-        // ORDERING: Relaxed. A commit reads `is_data_dirty` after it has closed the transaction
-        // barrier. The barrier orders the store below before that read. `sync_data` has to cover
-        // only writes that happened before its call.
+        // ORDERING: Relaxed. A commit closes the transaction barrier (locks it for writing) before
+        // it loads `is_data_dirty`, so it sees the store below. A call of `sync_data` has to sync
+        // this write only if the write happened before the call. Then it sees the store too.
         if !self.is_data_dirty.load(Ordering::Relaxed) {
-            // ORDERING: Relaxed. A commit sees this store because of the transaction barrier.
-            // Another reader must see it only if the write happened before its call, and then it
-            // does.
+            // ORDERING: Relaxed. A commit sees this store because it first locks the transaction
+            // barrier, of which this thread holds a read lock. A call of `sync_data` sees it if the
+            // write happened before the call.
             self.is_data_dirty.store(true, Ordering::Relaxed);
         }
         written.map_err(|error| match error.kind() {
-            // The write would exceed the limit on the size of the file `data`. The limit is that of
-            // this process (`ulimit -f`) or that of the host's file system.
+            // The write would exceed the maximum size of the file `data`, either that of this
+            // process (`ulimit -f`) or that of the host's file system.
             io::ErrorKind::FileTooLarge => Errno::FBIG,
             _ => full_or_io(&error),
         })
@@ -532,7 +555,8 @@ impl Journal {
         self.is_full.store(true, Ordering::Relaxed);
     }
 
-    /// Returns true if the host has space allocated for the reserve. Files can grow only then.
+    /// Returns true if the reserve (space for commits on a full host) is allocated. Without the
+    /// reserve, files cannot grow.
     pub(crate) fn has_reserve(&self) -> bool {
         // ORDERING: Relaxed. The returned value is a snapshot: another thread may change `is_full`
         // right after the load.
@@ -542,13 +566,14 @@ impl Journal {
     /// Allocates the reserve. Returns true on success.
     fn renew_reserve(&self) -> bool {
         let reserved = self.devices.take_reserve();
-        // ORDERING: Relaxed. A thread that still reads the old value of `is_full` may use up the
-        // space of the host, but a commit can then use the reserve.
+        // ORDERING: Relaxed. A thread that still loads the old value of `is_full` may use up the
+        // free space of the host. A commit can still use the reserve, which is space set aside for
+        // commits.
         self.is_full.store(!reserved, Ordering::Relaxed);
         reserved
     }
 
-    /// Returns the estimated size of the running transaction in memory, in bytes.
+    /// Returns the estimated size in bytes of the running transaction's records in memory.
     pub(crate) fn running_bytes(&self) -> u64 {
         self.view().running.bytes()
     }
@@ -574,8 +599,8 @@ impl Journal {
         stats.shared_commits = get(shared);
         stats.records = get(records);
         stats.waits = get(waits);
-        // Each commit, to the log or to the database, makes one sync. `data_syncs` counts the other
-        // syncs.
+        // The number of all syncs. Each commit syncs once, either the log or the database.
+        // `data_syncs` counts the syncs of the data device.
         stats.syncs = stats.commits + get(data_syncs);
         let view = self.view();
         stats.running_bytes = view.running.bytes();
@@ -586,8 +611,8 @@ impl Journal {
         stats.log_bytes = self.log_bytes;
     }
 
-    /// Records in the superblock that the log is in use. The caller does that before the first
-    /// entry is appended to the log. From then on a mount refuses the store if the log is shorter.
+    /// Records in the superblock that the log is in use. Called before the first entry is appended
+    /// to the log. From then on, a mount refuses the store if the log is too short.
     ///
     /// # Errors
     /// The error of a device.
@@ -599,36 +624,38 @@ impl Journal {
         Ok(())
     }
 
-    /// Marks the store as closed, in the superblock and in the log, if the database has all
-    /// records.
+    /// Marks the store as closed in the superblock and in the log, if all records are in the
+    /// database.
     pub(crate) fn end(&self) {
         if self.check().is_err() || self.is_read_only {
             return;
         }
         let mut log = self.log.lock();
-        // Ignore an error of the write. The superblock then still says that the log is in use. That
-        // does no harm: the next mount reads the log and finds it empty.
+        // Ignore an error of the write. The superblock then still says that the log is in use,
+        // which does no harm: the next mount reads the log and finds it empty.
         if log.is_empty() && log.superblock_with(0) != log.superblock() {
             let _ = self.write_super(log.superblock_with(0));
         }
         log.end();
     }
 
-    /// Makes the store read-only after an operation has failed halfway. The transaction of that
-    /// operation must not become durable, since it has only a part of the changes.
+    /// Makes the store read-only after an operation has failed halfway. The running transaction
+    /// contains only a part of that operation's changes, so it must not become durable.
     pub(crate) fn abort(&self) {
         self.fail();
     }
 
     fn fail(&self) {
-        // ORDERING: Relaxed. A thread that must see this store loads `is_failed` under the mutex of
-        // `state`, or gets the same error from the device.
+        // ORDERING: Relaxed. Other threads load `is_failed` to learn of the failure. A thread that
+        // must not miss it holds the mutex of `state` during the load. Or its own sync of the
+        // device fails with the same error.
         self.is_failed.store(true, Ordering::Relaxed);
     }
 
     fn check(&self) -> Result<(), Errno> {
-        // ORDERING: Relaxed. A thread that must see a failure calls this function under the mutex
-        // of `state`, or gets the same error from the device.
+        // ORDERING: Relaxed. The load may miss that a commit has just failed. A caller that must
+        // not miss the failure has locked the mutex of `state`. Or its own sync of the device fails
+        // with the same error.
         if self.is_failed.load(Ordering::Relaxed) { Err(Errno::IO) } else { Ok(()) }
     }
 }

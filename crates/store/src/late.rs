@@ -1,37 +1,43 @@
 //! Deferred de-duplication of attribute sets: it happens just before a commit.
 //!
-//! To de-duplicate a set takes a hash, a lookup, a comparison, and updates of shared counters. That
-//! is wasted on a set that is soon replaced. So the first new set of an inode in the running
-//! transaction is de-duplicated at once. A second one is kept in a private block (`blocks`),
-//! changed in place, and its inode is queued (`corewalk_mbcache::Deferral`). Before a commit, the
-//! thread that asked for the commit looks each queued set up once. If a shared block has that
-//! content, the inode joins it and the private block is freed. If not, the private block becomes a
-//! shared one. The sets are handled in ascending order of their block ids. So of two equal blocks
-//! the one with the lower id, usually the older one, stays. A commit for `dirsync` or of a full
-//! transaction skips this step. It writes the private blocks, and their inodes stay queued.
+//! De-duplicating an attribute set takes a hash, a lookup, a comparison, and updates of shared
+//! counters. That work is wasted on a set that is soon replaced. So only the first new set of an
+//! inode in a transaction is de-duplicated at once. A second one is put into a private block (see
+//! `blocks`), and the inode is queued (`corewalk_mbcache::Deferral`). Later sets of the inode
+//! change that block in place.
+//!
+//! Before a thread commits, it de-duplicates the queued sets. If a shared block has the same
+//! content, the inode uses that block and its private block is freed. Otherwise the private block
+//! becomes a shared one. The sets are handled in ascending order of their block ids. So of two
+//! equal blocks the one with the lower id stays, which is usually the older one.
+//!
+//! Two kinds of commits skip this step: those that make a change of names durable (`dirsync`), and
+//! those of a transaction with too many records in memory. They write the private blocks, and the
+//! inodes stay queued.
 //!
 //! # Invariants
-//! - L.1: an inode with `is_waiting` is in the queue, or the thread in `Deferral::share` is
-//!   handling it. If a queued inode is dropped from memory, it stays in the queue, and may be
-//!   queued once more after it was read again.
-//! - L.2: a block without a hash that may be shared belongs to a queued inode, or to an inode that
-//!   was queued at a crash. In the second case, the next change of the attributes shares the set.
+//! - L.1: an inode with the flag `is_waiting` is in the queue, or the thread in `Deferral::share`
+//!   is handling it. A queued inode stays in the queue if it is dropped from memory. After it is
+//!   read again, it may be queued once more.
+//! - L.2: a block that could be shared but has no hash belongs to a queued inode, or to an inode
+//!   that was queued when the system crashed. After a crash, the next change of the inode's
+//!   attributes de-duplicates them.
 //! - L.3: at most [`QUEUED_MAX`] inodes are queued. Threads that check this limit at the same time
-//!   may exceed it by one inode each. The set of a queued inode takes at most one block. At the
-//!   limit, sets are de-duplicated at once.
-//! - L.4: an inode that changes once per transaction is not queued.
+//!   may each exceed it by one inode. The attribute set of a queued inode takes at most one block.
+//!   While the queue is full, all sets are de-duplicated at once.
+//! - L.4: an inode whose attributes change once per transaction is not queued.
 //!
 //! # Concurrency
-//! A private block is stored like a block with one user, in the transaction of its inode. So every
-//! commit has exact counts. De-duplication of a set is an operation of its own. It holds a handle
-//! of the journal, so all its changes are in one transaction (J.1). It also holds the inode's lock.
-//! So it comes before or after any other change of that inode. A lookup cannot find a private block
-//! until the block is shared (K.8). `Deferral::share` runs in one thread at a time. Two threads
-//! might otherwise move two inodes to each other's block.
+//! A private block is stored like a block with one user, in the transaction of its inode. So the
+//! user counts are right in every commit. The de-duplication of an attribute set is an operation of
+//! its own. It holds a handle of the journal, so all its changes are in one transaction (J.1). It
+//! also holds the inode's lock, so the inode's attributes do not change meanwhile. A lookup of
+//! equal blocks never finds a private block (K.8). `Deferral::share` runs in one thread at a time.
+//! Two threads could otherwise move two inodes to each other's block.
 //!
 //! # Locks
-//! The mutex `turn` of the `Deferral` comes before the transaction barrier and every other lock. No
-//! other lock is taken under the mutex of its queue.
+//! The mutex `turn` of the `Deferral` is locked before the transaction barrier and every other
+//! lock. No other lock is taken while the mutex of the `Deferral`'s queue is held.
 
 use std::sync::Arc;
 
@@ -44,10 +50,11 @@ use crate::inode::State;
 use crate::inode_table::InodeTable;
 use crate::journal::{Journal, View};
 
-/// Maximum number of queued inodes, as in a tmpfs. Their private blocks take at most 16 MiB.
+/// Maximum number of inodes that are queued for deferred de-duplication, as in corewalk's tmpfs.
+/// Their private blocks take at most 16 MiB.
 const QUEUED_MAX: u64 = 4096;
-/// Number of inodes that `share` handles under one handle of the journal. The handle delays the
-/// commits of other threads, so the number is small.
+/// Number of inodes that `share` handles while it holds one handle of the journal. The handle
+/// delays the commits of other threads, so this number is small.
 const BATCH: usize = 32;
 
 /// The inodes whose attribute sets are de-duplicated at the next commit.
@@ -57,8 +64,8 @@ pub(crate) struct Late {
     table: Arc<InodeTable>,
     blocks: Arc<Blocks>,
     space: Arc<Budget>,
-    /// For each queued inode, the id of the attribute block that it had when it was queued, and the
-    /// inode number.
+    /// For each queued inode, the id of its attribute block at the time of queuing, and the inode
+    /// number.
     queued: Deferral<(u64, u64)>,
 }
 
@@ -74,8 +81,8 @@ impl Late {
         Late { is_on, journal, table, blocks, space, queued: Deferral::new(QUEUED_MAX) }
     }
 
-    /// Returns `When::Late` if an inode that gets the attributes `set` should be queued, and
-    /// `When::AtOnce` if its set should be de-duplicated now.
+    /// Tells when the new attribute set `set` of an inode is de-duplicated: `When::AtOnce`, or
+    /// `When::Late` if the inode should be queued.
     pub(crate) fn when(&self, state: &State, set: &[u8], view: &View) -> When {
         if !self.is_on || set.len() as u64 > BLOCK_BYTES {
             return When::AtOnce;
@@ -91,8 +98,8 @@ impl Late {
         if self.queued.defers(change) { When::Late } else { When::AtOnce }
     }
 
-    /// Records that the attribute set of inode `ino` was replaced. Queues the inode if its set is
-    /// private and may be shared. The caller has locked its `state`.
+    /// Called after the attribute set of inode `ino` was replaced, with the inode's `state` locked.
+    /// Queues the inode if its block is private and could be shared.
     pub(crate) fn note(&self, ino: u64, state: &mut State, view: &View) {
         state.changed_at = view.tid;
         if state.is_waiting || !self.is_on || !self.blocks.is_sharing() {
@@ -118,8 +125,8 @@ impl Late {
         self.queued.share(|mut inos| {
             inos.sort_unstable();
             for inos in inos.chunks(BATCH) {
-                // If the journal refuses changes, nothing becomes durable any more. So there is no
-                // need to de-duplicate.
+                // After a failed commit, the journal refuses changes. Then the attribute sets of
+                // the queued inodes never reach the disk, so do not de-duplicate them.
                 if let Ok(view) = self.journal.change() {
                     inos.iter().for_each(|(_, ino)| self.share_one(*ino, &view));
                 }
@@ -149,7 +156,8 @@ impl Late {
         }
     }
 
-    /// Takes the attribute block out of an inode's state, if it has one that can be read.
+    /// Takes the attribute block out of an inode's state. Reads the block if it is not in memory.
+    /// Returns None if there is no block, or if it cannot be read.
     fn block_of(&self, state: &mut State, view: &View) -> Option<Arc<Block>> {
         match (state.block.take(), state.record.xattr) {
             (_, 0) => None,

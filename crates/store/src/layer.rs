@@ -1,21 +1,22 @@
 //! The records that a transaction has in memory.
 //!
-//! A layer maps keys to new values, or to "removed". Operations put records into the running layer.
-//! A commit freezes that layer, writes it out and drops it (see `journal`).
+//! A layer maps the keys of records to new values, or to "removed". Operations put records into the
+//! running layer. A commit freezes that layer and writes it out (see `journal`).
 //!
-//! Names and extents are also read in order, so their records are in trees. All other records are
-//! in hash maps. Both are sharded by the first number of the key, so that a range of keys is within
-//! one shard.
+//! Directory entries and extents are also read in key order, so their records are in trees. All
+//! other records are in hash maps. Trees and maps are sharded by the first number of the key, so
+//! that all records with the same first number are in one shard.
 //!
-//! A record that is added and removed within one layer leaves no trace in it. So most short-lived
-//! files are never written to disk.
+//! A record that is added and removed within the same transaction is dropped from the transaction's
+//! layer. So most short-lived files are never written to disk.
 //!
 //! # Invariants
-//! - Y.1: a record of a layer is new if neither an older layer nor the database has a record with
-//!   its key, or if that record is removed.
+//! - Y.1: a record of a layer is new if no older layer and no database record has its key. A key
+//!   whose record an older layer has removed counts as absent.
 //!
 //! # Locks
-//! The mutex of one shard at a time. No other lock is taken under it.
+//! Each shard has a mutex, and a thread holds the mutex of one shard at a time. No other lock is
+//! taken under this mutex.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -28,8 +29,9 @@ use crate::record::{Key, Kind};
 
 /// Number of shards; a power of two.
 const SHARDS: usize = 64;
-/// When a shard has grown by this many bytes, the layer adds up the sizes of all its shards. So it
-/// finds out whether it is heavy (due for a commit).
+/// The size of a layer is the sum over its shards. It is computed only after a shard has grown by
+/// this many bytes. If the size exceeds the maximum, the layer becomes *heavy*, which means that
+/// its transaction should be committed soon.
 const ADD_UP_BYTES: i64 = 64 << 10;
 /// Estimated size of a record without its value, in bytes.
 const RECORD_BYTES: i64 = 96;
@@ -45,7 +47,8 @@ struct Slot {
 
 /// The records of one transaction. Analogous to jbd2's `struct transaction_s`.
 pub(crate) struct Layer {
-    /// The records, by the first number of their keys. Each shard is protected by its own mutex.
+    /// The records of the transaction, divided into shards by the first number (`major`) of their
+    /// keys. Each shard is protected by its own mutex.
     shards: Box<[OwnLine<Mutex<Shard>>]>,
     bytes: ShardedCounter,
     /// A layer with more bytes than this is heavy.
@@ -54,14 +57,14 @@ pub(crate) struct Layer {
     has_begun: AtomicBool,
 }
 
-/// A part of the records of a layer. All fields are protected by the mutex of the shard.
+/// One shard of the transaction's records. All fields are protected by the mutex of the shard.
 #[derive(Default)]
 struct Shard {
     points: HashMap<Key, Slot, foldhash::fast::FixedState>,
     ranges: BTreeMap<Key, Slot>,
     freed: Vec<Run>,
-    /// Growth of this shard in bytes since the layer last checked the sum of the sizes of its
-    /// shards.
+    /// The number of bytes by which this shard has grown since it last made the layer compute its
+    /// total size.
     grown: i64,
 }
 
@@ -77,7 +80,7 @@ impl Layer {
         }
     }
 
-    /// Returns the record with this key, or None if the layer does not have it.
+    /// Returns the record with this key, or None if the layer has no record with this key.
     pub(crate) fn get(&self, key: &Key) -> Option<Record> {
         let shard = self.shard(key.major).lock();
         shard.get(key).map(|slot| slot.record.clone())
@@ -88,9 +91,10 @@ impl Layer {
         self.put_slot(key, Slot { record, is_new: false });
     }
 
-    /// Adds a record as new: neither an older layer nor the database has it (invariant Y.1). If
-    /// this layer already has a record with the key, replaces only the value, and leaves it as new
-    /// or old as it was.
+    /// Adds a new record to the transaction (invariant Y.1). The caller knows that no record with
+    /// this key exists, neither in the database nor among the records that earlier transactions
+    /// have in memory. If this transaction already has a record with the key, replaces only the
+    /// value of that record.
     pub(crate) fn put_new(&self, key: Key, value: Arc<[u8]>) {
         self.put_slot(key, Slot { record: Some(value), is_new: true });
     }
@@ -99,8 +103,10 @@ impl Layer {
         let mut shard = self.shard(key.major).lock();
         let old = shard.get(&key);
         let old_bytes = old.map_or(0, Slot::bytes);
-        // If the layer already has the key, keep the `is_new` of its slot. The new `is_new` may be
-        // wrong: a record of the database that this layer has removed looks new to the caller.
+        // If this transaction has already set or removed the record, keep the flag `is_new` of that
+        // earlier change. The caller's flag may be wrong. Example: this transaction has removed a
+        // record of the database, and now sets it again. The caller says that the record is new,
+        // but it is in the database.
         slot.is_new = old.map_or(slot.is_new, |old| old.is_new);
         let is_nothing = slot.is_new && slot.record.is_none();
         let bytes = if is_nothing { 0 } else { slot.bytes() };
@@ -123,7 +129,8 @@ impl Layer {
         }
     }
 
-    /// Returns true if the layer has grown so large that a commit should write it out.
+    /// Returns true if the transaction has so many records in memory that it should be committed
+    /// soon.
     #[inline]
     pub(crate) fn is_heavy(&self) -> bool {
         // ORDERING: Relaxed. The flag is only a hint to commit soon.
@@ -135,8 +142,8 @@ impl Layer {
         self.shard(owner).lock().freed.extend(runs);
     }
 
-    /// Returns up to `count_max` records of `kind` and `major`, in order of `minor`, from `from`
-    /// on.
+    /// Returns up to `count_max` records of `kind` whose keys have `major` as their first number.
+    /// The records are in ascending order of their second number, `minor`, and start at `from`.
     pub(crate) fn collect_from(
         &self,
         kind: Kind,
@@ -171,7 +178,8 @@ impl Layer {
         }
     }
 
-    /// Adds the records of a later transaction, which override those of this layer.
+    /// Adds the records of a later transaction to this layer. If both have a record with the same
+    /// key, the later one replaces the one in this layer.
     pub(crate) fn absorb(&self, later: &Layer) {
         later.each_slot(|key, &Slot { ref record, is_new }| {
             self.put_slot(*key, Slot { record: record.clone(), is_new });
@@ -188,19 +196,19 @@ impl Layer {
         self.bytes.sum().max(0) as u64
     }
 
-    /// Returns true if an operation has changed a record in this layer, or is about to.
+    /// Returns true if an operation has changed a record in this transaction, or is about to.
     pub(crate) fn has_begun(&self) -> bool {
-        // ORDERING: Relaxed. The result must cover only changes that happened before this call,
-        // such as the caller's own. Even a relaxed load sees the stores of such changes.
+        // ORDERING: Relaxed. This function has to report a change only if the change happened
+        // before the call. A Relaxed load sees the stores of such changes.
         self.has_begun.load(Ordering::Relaxed)
     }
 
-    /// Records that an operation is about to change a record in this layer. Returns true for the
-    /// first such operation.
+    /// Notes that an operation is about to change a record in this transaction. Returns true for
+    /// the first such operation.
     #[inline]
     pub(crate) fn begin(&self) -> bool {
-        // ORDERING: Relaxed, for load and swap. `has_begun` only wakes the committer. If the
-        // committer does not see it yet, it checks again later.
+        // ORDERING: Relaxed, for load and swap. `has_begun` only serves to wake the committer. If
+        // the committer does not see the new value yet, it checks again later.
         !self.has_begun.load(Ordering::Relaxed) && !self.has_begun.swap(true, Ordering::Relaxed)
     }
 
@@ -251,9 +259,9 @@ mod tests {
         }
     }
 
-    /// A layer absorbs a later layer that removes a record. If the record existed before both
-    /// layers, the removal must remain. If the earlier layer made the record, no trace of it may
-    /// remain.
+    /// Checks that a layer can absorb a later layer in which a record is removed. If the record
+    /// existed before both layers, the removal must remain. If the earlier layer added the record,
+    /// nothing of it may remain.
     #[test]
     fn absorbed_removals_leave_a_trace_of_what_was_before() {
         let (old, new, again) =

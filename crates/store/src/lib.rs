@@ -5,9 +5,9 @@
 //!
 //! The design follows ext4 with `data=ordered`. An operation changes inodes in memory and puts
 //! their records into the running transaction (`journal`). `fsync` commits that transaction with
-//! one write and one sync of a write-ahead log (`log`). Every few seconds, and if the log cannot
-//! take a transaction, a commit goes to an embedded database (`database`) and makes the log void. A
-//! mount after a crash replays the log.
+//! one write and one sync of a write-ahead log (`log`). Every few seconds, and whenever the log
+//! cannot take a transaction, a commit writes to an embedded database (`database`) instead and
+//! makes the log void. A mount after a crash replays the log.
 //!
 //! | module | contents |
 //! |---|---|
@@ -23,16 +23,16 @@
 //! - S.1: [`Store::sync`] *confirms* all earlier changes: they are durable when it returns. `fsync`
 //!   confirms a file and its names, but not the rename of a directory above it.
 //! - S.2: after a crash and the replay of the log, the store is in the state of some commit. Only
-//!   bytes that a write has overwritten in place may be newer. No file shows bytes of another file.
-//!   With [`StoreOptions::is_dirsync`], a change of a directory is durable when its call returns.
+//!   bytes that were overwritten in place may be newer than that commit. No file shows bytes of
+//!   another file. With [`StoreOptions::is_dirsync`], a change of a directory is durable when its
+//!   call returns.
 //! - S.3: a full host gives `ENOSPC`, and a failed read `EIO`. Any other failure of a commit makes
-//!   the store read-only: `fsync` gives `EIO`, changes `EROFS`. Durable files are not lost.
-//! - S.4: a mount of a directory that is mounted already, or of a store with an unknown format
-//!   version, is refused.
-//! - S.5: a refused mount has changed no byte of the store, but may have made the file `lock`. A
-//!   failure during the replay of the log loses no durable data.
-//! - S.6: a mount refuses a database with a damaged page, and two extents that use the same block.
-//!   A damaged page may hide an extent, whose blocks would look free and be overwritten.
+//!   the store read-only: `fsync` fails with `EIO`, changes with `EROFS`. No durable file is lost.
+//! - S.4: a mount of a mounted directory, or of an unknown format version, is refused.
+//! - S.5: a refused mount has changed nothing but the file `lock`, which it may have made. A failed
+//!   replay of the log loses no durable data.
+//! - S.6: a mount refuses a database with a damaged page, because the page may hide an extent,
+//!   whose blocks would look free. A mount also refuses two extents that use the same block.
 //!
 //! # Examples
 //! ```

@@ -1,38 +1,43 @@
 //! The write-ahead log: makes a small transaction durable with one write and one sync.
 //!
-//! A commit of the database writes several pages, and file data goes to another device. To avoid
-//! that, a small transaction is appended to the log as one *entry*: its records, and the bytes that
-//! it wrote to files. Its records also stay in memory ([`crate::journal`]) until a later commit
-//! writes them to the database. Each commit of the database increments the *generation*, which
-//! makes all entries in the log void. Only a mount and a check of a store read the log.
+//! Committing to the database writes several pages, and file data is synced on another device. To
+//! avoid both, a small transaction is appended to the log as one *entry*, which contains its
+//! records and the bytes that it wrote to files. The records also stay in memory
+//! ([`crate::journal`]) until a later commit writes them to the database. Each commit to the
+//! database increments the *generation*, which makes all entries in the log void. Only a mount and
+//! `fsck` read the log.
 //!
 //! # Guarantees
 //! - I.1: an entry is valid if its generation, number and hash are right and all entries before it
-//!   are valid. So torn entries and entries of older generations are invalid. A valid entry behind
-//!   an invalid one means damage, and the store is refused. A store whose log has a later
-//!   generation than its database is refused too ([`replay()`]).
-//! - I.2: each entry starts on a new block, so no write touches a block of a valid entry.
-//! - I.3: a replay may be repeated. [`replay()`] writes one transaction of the database, which gets
-//!   the next generation.
-//! - I.4: new data over logged data is logged too, or goes to the next database transaction (J.6 of
-//!   `journal`). So a replay never puts old bytes over confirmed ones.
-//! - I.5: an end mark of the database's generation exists only while no entry of that generation is
-//!   confirmed.
+//!   are valid. So torn entries and entries of older generations are invalid. A valid-looking entry
+//!   behind an invalid one shows that the log is damaged, and a mount refuses the store. A log with
+//!   a later generation than the database is refused too ([`replay()`]).
+//! - I.2: each entry starts on a new block, so appending an entry never touches a block of a valid
+//!   one.
+//! - I.3: a replay that a crash interrupts can be repeated. [`replay()`] writes one database
+//!   transaction, which gets the next generation.
+//! - I.4: suppose that new file data overwrites data that is in the log. Then the new data is
+//!   logged too, or is synced with the next commit to the database (J.6 of `journal`). So a replay
+//!   never overwrites confirmed bytes with older ones.
+//! - I.5: if the log has an end mark of a generation, no entry of that generation is confirmed.
 //!
 //! # End marks
-//! After each commit of the database an *end mark* is written to each of the first two blocks: a
-//! header without records. An end mark newer than the database tells a mount that the database is
-//! too old. An end mark of the database's generation tells it that an unreadable block holds no
-//! confirmed entry. The first entry of a generation overwrites both marks. Only a close syncs the
-//! marks ([`Log::end`]), since a sync would make each commit a third longer.
+//! An *end mark* is a header without records, which says that its generation has no entries. After
+//! each commit to the database, each of the first two blocks of the log gets an end mark. The first
+//! entry of the generation overwrites both. If a mark is newer than the database, the database is
+//! too old. If a block of the log is unreadable, a mark of the database's generation proves that no
+//! confirmed entry is lost. Only closing the store syncs the marks ([`Log::end`]), since a sync
+//! would make each commit a third longer.
 //!
 //! # Length
-//! The superblock records the length of a log in use ([`SuperRecord::log_bytes`]), and 0 once the
-//! store is closed. A store whose log is shorter is refused ([`crate::OpenError::LogShort`]). The
-//! mount fills the whole log with zeros. So a sync of an entry is one write for the host, and
-//! cannot fail for lack of space.
+//! While the log is in use, the superblock contains the length of the log
+//! ([`SuperRecord::log_bytes`]). Once the store is closed, it contains 0. If the log is shorter
+//! than the superblock says, a mount refuses the store ([`crate::OpenError::LogShort`]). A mount
+//! fills the whole log with zeros, so the host has allocated all its blocks. Then a sync of an
+//! entry costs the host one write, and cannot fail for lack of space.
 //!
-//! Source: the ZFS intent log; Linux `fs/jbd2/recovery.c`, and its revoke records for I.4.
+//! Source: the ZFS intent log; Linux `fs/jbd2/recovery.c`, whose revoke records also keep a replay
+//! from writing old bytes over newer ones (I.4).
 
 #[cfg(test)]
 mod mutations;
@@ -54,17 +59,18 @@ const BLOCK_BYTES: usize = 4096;
 /// Length of the hash, and of the whole header, in bytes.
 const HASH_BYTES: usize = 8;
 const HEADER_BYTES: usize = 32;
-/// Maximum number of bytes of an entry. A reader refuses longer ones, since it loads an entry into
-/// memory as a whole. A commit writes entries of less than half that length.
+/// Maximum number of bytes of an entry. A reader refuses longer entries, since it loads a whole
+/// entry into memory. A commit writes entries of less than half this length.
 const ENTRY_BYTES_MAX: usize = 1 << 20;
-/// An entry with the number `END` is an end mark. The end marks are in the first two blocks of the
-/// log, whose length is `MARKED_BYTES`.
+/// The entry number of an end mark. The end marks are in the first two blocks of the log, which
+/// together have `MARKED_BYTES` bytes.
 const END: u64 = u64::MAX;
 const MARKED_BYTES: usize = 2 * BLOCK_BYTES;
-/// The range of bytes in the log that has the generation and the number of the second end mark.
+/// The bytes of the log that contain the generation and the entry number of the second end mark. An
+/// end mark is a header that says that the log is empty.
 const MARK_WORDS: Range<usize> = BLOCK_BYTES + HASH_BYTES..BLOCK_BYTES + 3 * HASH_BYTES;
-/// The first byte of each item in an entry. It tells the kind of the item: a record, a removed
-/// record, or file data.
+/// A log entry consists of items, each of which begins with one of these bytes. The byte tells the
+/// kind of the item: a record, a removed record, or file data.
 const VALUE: u8 = 1;
 const REMOVED: u8 = 2;
 const DATA: u8 = 3;
@@ -83,8 +89,8 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Returns the empty log of a store, with `capacity` bytes. If the host fails or has no space
-    /// for it, the capacity is 0 and all transactions go to the database.
+    /// Returns an empty log with `capacity` bytes. If the host fails or has no space for the log,
+    /// the capacity is 0, so that all transactions go to the database.
     pub(crate) fn new(device: Arc<dyn Device>, superblock: SuperRecord, capacity: u64) -> Log {
         let mut capacity = capacity - capacity % BLOCK_BYTES as u64;
         // Too short for the end marks.
@@ -93,7 +99,8 @@ impl Log {
         }
         if take_room(&*device, capacity).and_then(|()| device.sync()).is_err() {
             capacity = 0;
-            // Remove the entries. They are void, so an error of the removal does no harm.
+            // Remove the entries of earlier generations from the log. No mount replays them any
+            // more, so an error does no harm.
             let _ = device.set_len(0);
         }
         let secret = Secret::new(superblock.seed);
@@ -105,7 +112,7 @@ impl Log {
         self.capacity
     }
 
-    /// Starts an entry. Discards an entry that was started before but not appended.
+    /// Starts an entry. If an earlier entry was started but not appended, discards that entry.
     pub(crate) fn begin(&mut self) -> Entry<'_> {
         self.buffer.clear();
         self.buffer.resize(HEADER_BYTES, 0);
@@ -127,38 +134,39 @@ impl Log {
         SuperRecord { log_bytes, ..self.superblock }
     }
 
-    /// Notes that a commit has changed the superblock of the database to `superblock`, but not its
-    /// generation.
+    /// Tells the log that the caller has written `superblock` to the database. It must have the
+    /// same generation as the superblock before.
     pub(crate) fn set_superblock(&mut self, superblock: SuperRecord) {
         self.superblock = superblock;
     }
 
-    /// Returns the superblock for the next commit of the database. It has a new generation, which
-    /// makes all entries in the log void.
+    /// Returns the superblock for the next commit to the database. Its generation is higher by one,
+    /// which makes all entries in the log void.
     pub(crate) fn next_superblock(&self) -> SuperRecord {
         SuperRecord { generation: self.superblock.generation + 1, ..self.superblock }
     }
 
-    /// Starts the next generation after a commit of the database. Writes the end marks (which say
-    /// that the generation has no entries) without a sync. Ignores an error, since a mount can do
-    /// without these marks.
+    /// Empties the log after a commit to the database, and starts its next generation. Writes the
+    /// end marks, which say that the log is empty, to the start of the log. Does not sync them and
+    /// ignores an error, since a mount does not depend on the marks.
     pub(crate) fn restart(&mut self) {
         self.superblock = self.next_superblock();
         (self.end, self.number) = (0, 0);
         let _ = self.mark();
     }
 
-    /// Makes the end marks (which say that the log is empty) durable. Does nothing if an entry was
-    /// appended since the last commit of the database. Ignores an error, since a mount can do
-    /// without these marks.
+    /// Makes the end marks at the start of the log durable. An end mark says that the log is empty.
+    /// If an entry was appended since the last commit to the database, does nothing. Ignores an
+    /// error, since a mount does not depend on the marks.
     pub(crate) fn end(&mut self) {
         if self.is_empty() {
             let _ = self.mark().and_then(|()| self.device.sync());
         }
     }
 
-    /// Writes the end mark of this generation to each of the first two blocks, over entries of an
-    /// earlier generation. A mount needs only one of the two marks, so the write may be torn.
+    /// Writes an end mark (a header that says that the log is empty) to each of the first two
+    /// blocks of the log, over old entries. The marks get the database's current generation. A
+    /// mount needs only one of the two marks, so a torn write does no harm.
     fn mark(&mut self) -> io::Result<()> {
         if self.capacity == 0 {
             return Ok(());
@@ -170,8 +178,8 @@ impl Log {
         self.device.write_at(0, &self.buffer)
     }
 
-    /// Fills in the header of the entry in the buffer. `payload` is the number of bytes of records
-    /// and file data behind the header.
+    /// Fills in the header of the entry in the buffer. `payload` is the length in bytes of the
+    /// records and the file data behind the header.
     fn seal(&mut self, number: u64, payload: usize) {
         let header = [self.superblock.generation, number, payload as u64];
         for (at, word) in header.iter().enumerate() {
@@ -188,7 +196,7 @@ impl Log {
     }
 }
 
-/// An entry that is being assembled. The format of an entry is:
+/// A log entry that is being assembled. Its format is:
 ///
 /// | bytes | contents |
 /// |---|---|
@@ -216,8 +224,8 @@ impl Entry<'_> {
         }
     }
 
-    /// Adds `len` bytes of file data, which belong at `offset` on the data device. `read` reads
-    /// them into a buffer.
+    /// Adds `len` bytes of file data to the entry. They are at the byte `offset` of the data
+    /// device. The closure `read` reads the data into a buffer.
     ///
     /// # Errors
     /// The error of `read`.
@@ -240,8 +248,8 @@ impl Entry<'_> {
     /// it.
     ///
     /// # Errors
-    /// The error of the device. Then the log takes no more entries until [`Log::restart`], since
-    /// the bytes at its end are unknown.
+    /// The error of the device. After an error, the bytes at the end of the log are unknown, so the
+    /// log takes no more entries until [`Log::restart`].
     pub(crate) fn append(self) -> io::Result<Option<u64>> {
         let log = self.log;
         let payload = log.buffer.len() - HEADER_BYTES;
@@ -251,8 +259,11 @@ impl Entry<'_> {
             return Ok(None);
         }
         log.seal(log.number, payload);
-        // The file data of this entry looks like the second end mark, and a mount would mistake it
-        // for the mark. So the transaction has to go to the database.
+        // End marks (headers that say that the log is empty) are at the start of the log's first
+        // two blocks. The first entry overwrites them. By chance, the file data in this entry may
+        // have the same bytes as the second mark, at the same place. A mount would take these bytes
+        // for the mark. In this case return None, so that the transaction goes to the database
+        // instead of the log.
         let words = [log.superblock.generation, END].map(u64::to_le_bytes);
         if log.end == 0
             && log.buffer.get(MARK_WORDS).is_some_and(|bytes| bytes == words.as_flattened())

@@ -1,26 +1,28 @@
 //! The checks that a mount makes before it changes the store.
 //!
 //! A mount computes some facts that are not stored: which blocks are free, and how many inodes and
-//! attribute blocks exist. After a crash it takes the records in the log into account.
+//! attribute blocks exist. After a crash, the mount takes the records in the log into account as
+//! well.
 //!
-//! A block is free if no extent contains it. If a damaged page hid an extent, its blocks would look
-//! free, and a new file would overwrite them. So redb verifies the checksums of all pages
-//! (`database`), and the mount refuses overlapping extents.
+//! A block is free if no extent contains it. An extent whose record is on a damaged page could go
+//! unnoticed. Then its blocks would look free, and a new file would overwrite them. So redb
+//! verifies the checksums of all pages (`database`), and the mount refuses overlapping extents.
 //!
 //! # Invariants
-//! - N.1: a mount finds every reason to refuse a store before it changes a byte: [`Mount::look`]
-//!   only reads the devices. A failure of the host later, in [`Mount::settle`], loses nothing. The
-//!   log keeps its entries until the commit that makes them void, and the next mount replays them
-//!   again.
+//! - N.1: a mount that refuses a store has not changed a byte of it. [`Mount::look`] finds every
+//!   reason for a refusal, and only reads the devices. [`Mount::settle`] makes the changes. If the
+//!   host fails during these changes, nothing is lost. The entries of the log remain valid until a
+//!   commit makes them void, so the next mount replays them again.
 //!
 //! # How it works
 //! The database is opened on a device that buffers its writes (`buffered`). The mount reads the
-//! whole log and keeps the records that it needs (`log::Contents`). It counts these records as if
-//! they were in the database. Only after that it makes missing files, releases the buffered writes,
-//! and replays the log.
+//! whole log and keeps the records that it needs (`log::Contents`). It checks the database together
+//! with these records, as if they were already in the database. After these checks, the mount makes
+//! missing files, releases the buffered writes, and replays the log.
 //!
-//! Rejected: a replay in memory first, as a check of a store does it, and then a second replay on
-//! disk. The replay in memory would keep all changed pages in memory, at worst some hundred MiB.
+//! Rejected alternative: replay the log in memory first, as `fsck` does, and then a second time on
+//! disk. The first replay would keep all changed pages in memory, in the worst case some hundred
+//! MiB.
 
 use std::sync::Arc;
 
@@ -56,7 +58,7 @@ impl BufferedDatabase {
         Ok(BufferedDatabase { database: open_database(&above, cache_bytes)?, buffered })
     }
 
-    /// Returns true if the database has the records of a store. An empty or new database has none.
+    /// Returns true if the database contains a store. A new database contains none.
     ///
     /// # Errors
     /// [`OpenError::Damaged`] for a damaged database; the error of the device.
@@ -76,7 +78,7 @@ impl BufferedDatabase {
     }
 }
 
-/// A store that [`Mount::look`] has checked, and that is not changed yet.
+/// A store that [`Mount::look`] has checked but not changed.
 pub(crate) struct Mount {
     devices: Devices,
     database: BufferedDatabase,
@@ -89,7 +91,8 @@ impl Mount {
     /// Checks the store on `devices`. `database` is its open database.
     ///
     /// # Errors
-    /// Each [`OpenError`] for an existing store. In that case nothing has changed (invariant N.1).
+    /// Any [`OpenError`] that an existing store can cause. After an error nothing has changed
+    /// (invariant N.1).
     pub(crate) fn look(devices: Devices, database: BufferedDatabase) -> Result<Mount, OpenError> {
         let snapshot = database.database.snapshot()?;
         let superblock = read_super(&snapshot)?;
@@ -98,8 +101,8 @@ impl Mount {
         let found = found.map_err(|errno| refusal(&snapshot, errno))?;
         drop(snapshot);
         let len = devices.data.len()?;
-        // The replay may write file data of the log behind the present end of the device. So the
-        // length that is compared with the extents of the log includes that file data.
+        // The replay may write file data behind the present end of the data device. So the extents
+        // in the log are compared with the length that the device has after the replay.
         for (end, is_logged) in [(found.based_end, false), (found.data_end, true)] {
             let expected = end.saturating_mul(BLOCK_BYTES);
             let there = if is_logged { len.max(log.data_end) } else { len };
@@ -113,8 +116,9 @@ impl Mount {
         Ok(Mount { devices, database, superblock, log, found })
     }
 
-    /// Makes missing files of the store with `make`, and replays the log into the database. Returns
-    /// the database, the devices, the superblock, and the counts of the scan.
+    /// Completes the mount. Calls `make`, which makes missing files of the store, and replays the
+    /// log into the database. Returns the database, the devices, the superblock, and the facts that
+    /// [`Mount::look`] has computed from the records.
     ///
     /// # Errors
     /// The error of a device.
@@ -129,7 +133,7 @@ impl Mount {
     }
 }
 
-/// Opens the database on the device `meta`. If the device is empty, makes a new database.
+/// Opens the database on the device `meta`. Makes a new database if the device is empty.
 pub(crate) fn open_database(devices: &Devices, cache_bytes: usize) -> Result<Database, OpenError> {
     match is_ours(&*devices.meta)? {
         true => Ok(Database::open(&devices.meta, cache_bytes)?),
@@ -137,7 +141,7 @@ pub(crate) fn open_database(devices: &Devices, cache_bytes: usize) -> Result<Dat
     }
 }
 
-/// Returns the reason to refuse a store for which a read of `snapshot` has failed with `errno`.
+/// Returns the reason to refuse a store after a read of `snapshot` has failed with `errno`.
 pub(crate) fn refusal(snapshot: &Snapshot, errno: Errno) -> OpenError {
     if snapshot.is_damaged() { OpenError::Damaged } else { errno.into() }
 }
@@ -176,8 +180,9 @@ pub(crate) struct Scan {
     pub(crate) inodes: u64,
     pub(crate) last_ino: u64,
     pub(crate) runs: Vec<Run>,
-    /// The block of the device that follows the last written extent in the database and the log.
-    /// `based_end` is the same for the database alone.
+    /// `data_end` is the first block of the data device behind all written extents. The replay of
+    /// the log may lengthen the data device. `based_end` leaves out the extents in the log, so the
+    /// device must reach `based_end` even before the replay.
     data_end: u64,
     based_end: u64,
     pub(crate) blocks: u64,
@@ -188,7 +193,8 @@ impl Scan {
     /// The kinds of records that a mount reads.
     pub(crate) const KINDS: [Kind; 4] = [Kind::Orphan, Kind::Inode, Kind::Extent, Kind::XattrUsers];
 
-    /// Reads the records that the database will have after the replay of the log.
+    /// Computes the fields of `Scan` from the records that the database will have after the replay
+    /// of the log.
     fn of(snapshot: &Snapshot, changes: &Changes) -> Result<Scan, Errno> {
         let mut found = Scan::default();
         each_changed(snapshot, changes, Kind::Orphan, &mut |key, _| {
@@ -231,16 +237,16 @@ impl Scan {
         Ok(found)
     }
 
-    /// Returns a block that is in two extents, if there is one. Such a store must be refused: if
-    /// one of the two extents were freed, a third file would get the block, which the other extent
-    /// still uses.
+    /// Returns a block that is in two extents, if there is one. A store with such a block is
+    /// refused. If one of the two extents were freed, the block could be given to another file
+    /// while the other extent still uses it.
     fn find_used_twice(&self) -> Option<u64> {
         let mut pairs = self.runs.iter().zip(self.runs.iter().skip(1));
         pairs.find(|(run, next)| run.start + run.len > next.start).map(|(_, next)| next.start)
     }
 
-    /// Adds `blocks` to the count of used blocks. `EIO` if the count exceeds the size of the
-    /// largest device, because some extents must overlap then.
+    /// Adds `blocks` to the count of used blocks. `EIO` if the count exceeds the largest possible
+    /// device, since some extents must then overlap.
     fn add_blocks(&mut self, blocks: u64) -> Result<(), Errno> {
         let sum = self.blocks.checked_add(blocks).filter(|&sum| sum <= BLOCKS_MAX);
         self.blocks = sum.ok_or(Errno::IO)?;
@@ -248,12 +254,13 @@ impl Scan {
     }
 }
 
-/// Calls `visit` with all records of `kind`, in order, until `visit` fails.
+/// Calls `visit` with all records of `kind`, in the order of their keys, until `visit` fails.
 pub(crate) fn each(snapshot: &Snapshot, kind: Kind, visit: &mut Visit<'_>) -> Result<(), Errno> {
     each_changed(snapshot, &Changes::new(), kind, visit)
 }
 
-/// Calls `visit` like [`each`], but with the records that the database will have after `changes`.
+/// Calls `visit` with all records of `kind` that the database will have after `changes`. The
+/// records come in the order of their keys, until `visit` fails.
 fn each_changed(
     snapshot: &Snapshot,
     changes: &Changes,

@@ -1,26 +1,29 @@
 //! Changes of names: make, remove, rename and link.
 //!
-//! Each change is atomic for every observer and in one transaction. A call locks the directories
-//! that it changes, checks everything, and only then changes them. A record may be damaged. So the
-//! checks include that counts of entries are large enough, and that inodes have the kinds of their
-//! entries. If not, the call fails with `EIO` and nothing has changed.
+//! Each change is atomic for every observer, and all of it is in one transaction. A call locks the
+//! directories that it changes, checks everything, and only then changes them. Since a record may
+//! be damaged, the checks include the counts of entries and the file types of inodes. If a count is
+//! too small, or the file types of an inode and its entry differ, the call fails with `EIO` and
+//! changes nothing.
 //!
 //! # Locks and their order
-//! 1. The de-duplication lock of `late`, then a handle of the journal.
+//! 1. The mutex `turn` of the de-duplication queue (`late`). Then the transaction barrier, which a
+//!    thread has locked for reading while it has a handle of the journal.
 //! 2. The data lock of one file, while no directory is locked.
-//! 3. Directories, exclusive, in ascending order of inode number, all at once ([`Locks`]). These
-//!    are the one or two directories of the names, and each directory that is itself moved, removed
-//!    or replaced. So no entry can be made in a directory between the check that it is empty and
-//!    its removal.
-//! 4. One inode that is no directory.
-//! 5. An attribute block, and last the locks of shards of tables and layers, and of free blocks.
+//! 3. All directories of the call, for writing, in ascending order of inode number ([`Locks`]).
+//!    These are the one or two directories that contain the names, and each directory that is
+//!    itself moved, removed or replaced. So no entry can be made in a directory between the check
+//!    that it is empty and its removal.
+//! 4. One inode that is not a directory.
+//! 5. An attribute block. Then the locks of the shards of the block table and of the journal's
+//!    layers. Then the locks of the block allocator.
 //!
-//! A thread learns from the entries of the names which directories it has to lock. If it finds that
-//! a lock is missing, it releases all locks and takes all of them anew, with the missing one. Then
-//! it looks the entries up again. So no rename deadlocks with another one (trap P9).
+//! A thread finds out which directories it has to lock by looking the names up. If a lock turns out
+//! to be missing, the thread releases all locks. Then it takes all of them together with the
+//! missing one, and looks the names up again. So renames cannot deadlock with each other (trap P9).
 //!
-//! The caller of this module prevents loops of directories. `names` itself only refuses to move a
-//! directory into itself.
+//! The caller of this module ensures that no directory is moved into itself or into one of its
+//! descendants. `names` itself refuses only the move of a directory into itself.
 //!
 //! Source: rename(2), link(2), unlink(2), rmdir(2); `corewalk::tmpfs`; Linux
 //! `Documentation/filesystems/directory-locking.rst`.
@@ -140,8 +143,8 @@ impl Store {
         mode: RenameMode,
     ) -> Result<(), Errno> {
         let view = &*match mode {
-            // The new name needs space now, and the space of the old name becomes free only after
-            // the commit. So refuse the rename if the host is full.
+            // The new name needs space at once, but the space of the old name becomes free only
+            // after the commit. So refuse the rename if the host is full.
             RenameMode::Replace | RenameMode::NoReplace => self.journal.grow()?,
             RenameMode::Exchange => self.journal.change()?,
         };
@@ -197,15 +200,15 @@ impl Store {
         Hashed::new(name, &self.secret)
     }
 
-    /// Returns the inode of an entry. `EIO` if the kinds of inode and entry differ.
+    /// Returns the inode of a directory entry. `EIO` if inode and entry have different file types.
     fn linked(&self, link: Link, view: &View) -> Result<Arc<Inode>, Errno> {
         let inode = self.table.get(link.ino, view)?;
         check_kind(&inode, link)?;
         Ok(inode)
     }
 
-    /// Makes an inode with `nlink` links in directory `dir`, and charges it to the budget. Returns
-    /// its attributes.
+    /// Makes an inode with `nlink` links in the directory `dir`, and charges the inode to the inode
+    /// budget. Returns its attributes.
     fn insert_new(
         &self,
         what: &Make<'_>,
@@ -250,7 +253,8 @@ impl Store {
             let changed = self.change_set(inode.ino, &mut state, &set, view);
             changed.inspect_err(|_| self.inodes.give_back(1))?;
         }
-        // Pass true for `had_links`. The new inode has no orphan record, so none has to be removed.
+        // A new inode has no orphan record. `save_links` removes that record from an inode that
+        // gets its first link. So pass true as `had_links`, although the inode is new.
         inode.save_links(&state, true, view);
         let attr = state.attr(inode.ino);
         drop(state);
@@ -258,8 +262,8 @@ impl Store {
         Ok(attr)
     }
 
-    /// Removes a link from an inode. For a directory, sets the link count to 0, since a directory
-    /// has only one name.
+    /// Removes a link from an inode. The link count of a directory becomes 0, since a directory has
+    /// only one name.
     fn unlink(&self, locks: &mut Locks<'_>, inode: &Inode, view: &View) -> Result<(), Errno> {
         let change = |state: &mut State| {
             state.record.nlink = match inode.kind {
@@ -276,8 +280,8 @@ impl Store {
         Ok(())
     }
 
-    /// Saves a directory whose entries have changed. `counted` is the directory's record with
-    /// updated counts.
+    /// Saves a directory whose entries have changed. `counted` is the record of that directory with
+    /// the new counts of entries and links.
     fn change_directory(
         &self,
         locks: &mut Locks<'_>,
@@ -342,8 +346,7 @@ impl Rename<'_, '_> {
         self.whole(rest)
     }
 
-    /// Swaps the inodes of the old and the new name of the rename. `other` is the inode of the new
-    /// name.
+    /// Exchanges the inodes of the two names of the rename. `other` is the inode of the new name.
     fn exchange(&mut self, other: Link) -> Result<(), Errno> {
         self.check_loop()?;
         if other.ino == self.old.0.ino {
@@ -360,9 +363,10 @@ impl Rename<'_, '_> {
         self.whole(rest)
     }
 
-    /// Returns `rest`, the result of those steps of a rename that follow the change of the names.
-    /// If a step has failed, aborts the journal, so that half a rename never becomes durable. A
-    /// step can fail only if the lock of a directory is missing.
+    /// Ends a rename. `rest` is the result of its last steps, which save the directories and inodes
+    /// after the names were changed. If `rest` is an error, aborts the journal, so that half a
+    /// rename never becomes durable. Returns `rest`. The last steps can fail only if the lock of a
+    /// directory is missing.
     fn whole(&self, rest: Result<(), Errno>) -> Result<(), Errno> {
         rest.inspect_err(|_| self.store.journal.abort())
     }
@@ -377,13 +381,15 @@ impl Rename<'_, '_> {
     }
 
     /// Makes the new name refer to the moved inode. Makes the old name refer to `other`, or removes
-    /// it. Fails with `EIO` or `ENOSPC` only before the first change.
+    /// the old name if `other` is None. Can fail with `EIO` or `ENOSPC`, but only before the first
+    /// change.
     fn set_names(&mut self, other: Option<Link>) -> Result<(), Errno> {
         let (new, old) = (self.name_record(self.new)?, self.name_record(self.old)?);
         new.set(self.moved, self.view)?;
-        // If the entries of the old and the new name are in one record, `set` has just replaced
-        // that record. So read it again. Otherwise the change of the old name would undo that of
-        // the new name.
+        // In a rename within one directory, the entries of both names may be in the same record.
+        // Then `new.set` has just replaced that record, and `old` has its earlier content. So read
+        // the record again. Otherwise the change of the old name would undo the change of the new
+        // name.
         let old = if old.is_beside(&new) { self.name_record(self.old)? } else { old };
         match other {
             Some(other) => old.set(other, self.view),
@@ -398,10 +404,10 @@ impl Rename<'_, '_> {
         NameRecord::find(at.0.ino, self.locks.state(at.0.ino)?, at.1, self.view)
     }
 
-    /// Returns the records of the new and the old directory with changed counts. `of_new` is for
-    /// the new directory and `of_old` for the old one. Each is a pair: the entries that the
-    /// directory gains, and those that it loses. `EIO` if a count is too small, `EMLINK` if a count
-    /// overflows.
+    /// Returns the inode records of the new and the old directory, with their counts of entries and
+    /// links updated. `of_new` describes the change of the new directory, `of_old` that of the old
+    /// one. Each has the number of entries that the directory gains, and the number that it loses.
+    /// `EIO` if a count is too small, `EMLINK` if a count overflows.
     fn count(
         &mut self,
         of_new: (Entries, Entries),
@@ -415,8 +421,8 @@ impl Rename<'_, '_> {
         Ok([in_new, in_old])
     }
 
-    /// Saves the records of the new and the old directory of a rename. If these are the same
-    /// directory, the second record replaces the first, and contains the changes of both.
+    /// Saves the records of the new and the old directory of a rename. If both are the same
+    /// directory, the second record contains the changes of both and replaces the first.
     fn save_directories(&mut self, counted: [InodeRecord; 2]) -> Result<(), Errno> {
         let now = now();
         for (dir, counted) in [self.new.0, self.old.0].into_iter().zip(counted) {
@@ -425,8 +431,8 @@ impl Rename<'_, '_> {
         Ok(())
     }
 
-    /// Saves an inode that was moved to directory `dir`. Sets its change time, and the parent if it
-    /// is a directory.
+    /// Saves the record of `inode`, which a rename has moved to the directory `dir`. Sets its
+    /// change time. If `inode` is a directory, also sets its parent to `dir`.
     fn touch(&mut self, inode: &Inode, dir: u64) -> Result<(), Errno> {
         let view = self.view;
         let change = |state: &mut State| {
@@ -451,7 +457,7 @@ impl<'a> Locks<'a> {
     /// Locks directories, some of which may be the same.
     ///
     /// # Errors
-    /// `ENOTDIR` for an inode that is no directory; `ESTALE` for one that was freed.
+    /// `ENOTDIR` if an inode is not a directory; `ESTALE` if it was freed.
     fn new<const N: usize>(wanted: [Option<&'a Arc<Inode>>; N]) -> Result<Locks<'a>, Errno> {
         let mut order: [Option<&'a Arc<Inode>>; 4] = [None; 4];
         order[..N].copy_from_slice(&wanted);
@@ -468,8 +474,8 @@ impl<'a> Locks<'a> {
         Ok(locks)
     }
 
-    /// Returns the locked state of directory `ino`. `ESTALE` if [`Locks`] does not hold the lock of
-    /// that directory.
+    /// Returns the locked state of the directory `ino`. `ESTALE` if the directory is not among
+    /// those that [`Locks::new`] has locked.
     fn state(&mut self, ino: u64) -> Result<&mut State, Errno> {
         let mut all = self.0.iter_mut().flatten();
         all.find(|(at, _)| *at == ino).map(|(_, state)| &mut **state).ok_or(Errno::STALE)
@@ -487,14 +493,15 @@ pub(crate) fn check_directory(inode: &Inode) -> Result<(), Errno> {
     if inode.kind == FileKind::Directory { Ok(()) } else { Err(Errno::NOTDIR) }
 }
 
-/// Returns `EIO` if the kind of an inode differs from the kind in its entry. A call chooses its
-/// locks by the kinds of entries, so a wrong kind would leave a directory unlocked.
+/// Returns `EIO` if an inode has another file type than its directory entry. A call locks an inode
+/// as a directory if the entry says that it is one. So a wrong type in the entry would leave a
+/// directory unlocked.
 fn check_kind(inode: &Inode, link: Link) -> Result<(), Errno> {
     if inode.kind == link.kind { Ok(()) } else { Err(Errno::IO) }
 }
 
-/// Returns the number that an entry adds to the link count of its directory: 1 for a subdirectory,
-/// otherwise 0.
+/// Returns the number of links that an entry adds to its directory: 1 for a subdirectory, otherwise
+/// 0.
 fn subdirectories(link: Link) -> u32 {
     u32::from(link.kind == FileKind::Directory)
 }
@@ -504,8 +511,9 @@ mod tests {
     use super::*;
     use crate::store::StoreOptions;
 
-    /// Makes two names with the same hash, which refer to the inodes `before`. Renames the first
-    /// name to the second with `rename`. Returns the inodes to which the two names then lead.
+    /// Makes two names with the same hash, which refer to the inodes `before`. Calls `rename`,
+    /// which renames the first name to the second. Returns the inodes to which the two names lead
+    /// afterwards.
     fn rename_in_one_record(
         store: &Store,
         before: [Option<Link>; 2],
@@ -532,8 +540,8 @@ mod tests {
         names.map(|name| name_record(name, &mut locks).link())
     }
 
-    /// If both names of a rename are in one record, the change of the old name must not undo that
-    /// of the new name.
+    /// Checks a rename whose old and new name have entries in the same record. The change of the
+    /// old name must not undo the change of the new name.
     #[test]
     fn rename_within_one_record_is_whole() {
         let path = std::env::temp_dir().join(format!("names-{}", std::process::id()));

@@ -1,21 +1,22 @@
 //! A device that shows the content of another device, and keeps all changes in memory.
 //!
-//! A check of a store does the same as a mount, but must not change the store. A mount writes,
-//! because it repairs an unclosed database and replays the log. So the check puts an [`Overlay`]
-//! above each device. A read gets each block from the overlay if it was written there, otherwise
-//! from the device below. The device below is never written, so its file may be open for reading
-//! only.
+//! `fsck` takes the same steps as a mount, but must not change the store. These steps include
+//! writes: an unclosed database is repaired, and the log is replayed. So `fsck` puts an [`Overlay`]
+//! above each device. A block that was written to the overlay is read from memory, any other block
+//! from the device below. Nothing is written to the device below, so its file may be open for
+//! reading only.
 //!
 //! # Invariants
-//! - V.1: the overlay shows bytes of the device below only up to the smallest length that the
-//!   overlay has had. So truncated bytes come back as zeros.
-//! - V.2: a read of the device below covers only bytes that the caller wants, or the rest of a
-//!   partly written block. So if it fails, one of these bytes cannot be read.
+//! - V.1: an [`Overlay`] shows bytes of the device below only up to the smallest length that the
+//!   overlay ever had. So if the overlay is truncated and extended again, the new bytes are zeros.
+//! - V.2: an overlay reads only two kinds of bytes from the device below: those that its caller
+//!   reads, and the rest of a block of which the caller writes a part. An error elsewhere on that
+//!   device does not matter.
 //!
 //! # Limits
-//! Each written block of 4096 bytes stays in memory. A check writes the file data and the records
-//! of the log (16 MiB by default) to the overlays. If each of these records changes another page of
-//! the database, the pages may take some hundred MiB.
+//! Each written block of 4096 bytes stays in memory. `fsck` replays the log (16 MiB by default)
+//! into the overlays. If each record in the log changes another page of the database, the changed
+//! pages may take some hundred MiB.
 //!
 //! Source: Linux `Documentation/filesystems/overlayfs.rst`, and the snapshot target of the device
 //! mapper.
@@ -30,8 +31,8 @@ use crate::device::Device;
 
 const BLOCK_BYTES: u64 = 4096;
 
-/// A device that shows the content of another device, or of an empty one. Its changes stay in
-/// memory.
+/// A device that shows the content of the device `below`, if there is one. Without `below`, it is
+/// empty at first. Its changes stay in memory.
 #[derive(Debug)]
 pub(crate) struct Overlay {
     below: Option<Arc<dyn Device>>,
@@ -43,14 +44,15 @@ pub(crate) struct Overlay {
 #[derive(Debug, Default)]
 struct Written {
     len: u64,
-    /// The length of that part of the device below that reads still show (invariant V.1). A
-    /// truncation makes the part shorter for ever, since truncated bytes must not come back.
+    /// The number of bytes of the device below that the overlay may show, counted from the start of
+    /// the device (invariant V.1). A truncation lowers this number for good, since truncated bytes
+    /// must not come back.
     shown: u64,
     blocks: HashMap<u64, Vec<u8>>,
 }
 
 impl Overlay {
-    /// Returns a device with the content of `below`, or an empty device for None.
+    /// Returns a device with the content of `below`, or an empty device if `below` is None.
     ///
     /// # Errors
     /// The error of the device below if its length cannot be read.
@@ -101,7 +103,8 @@ impl Device for Overlay {
             && let Some(below) = &self.below
             && !pieces(offset, buf.len()).any(is_written)
         {
-            // No block of the range is in memory, so read the whole range from the device below.
+            // No block of this range was written to the overlay, so read the whole range from the
+            // device below.
             return below.read_at(offset, buf);
         }
         let mut rest = buf;
@@ -169,7 +172,7 @@ mod tests {
         assert_eq!(overlay.len().unwrap(), 9);
     }
 
-    /// An overlay must behave like a vector of bytes, and must not change the device below.
+    /// Checks that an overlay behaves like a vector of bytes, and does not change the device below.
     #[test]
     fn overlay_is_as_a_copy_and_what_is_below_stays() {
         for seed in 0..20 {

@@ -1,8 +1,8 @@
 //! The format of the database: keys and values.
 //!
-//! The database has a single table, so that a small commit writes few pages. A key is a kind and
-//! two numbers. It is encoded in 17 bytes that sort in the same order as the kinds and numbers.
-//! Numbers in values are little-endian.
+//! The database has a single table, so that a small commit writes few pages. A key consists of the
+//! kind of the record and two numbers. The 17 bytes of an encoded key sort in the same order as the
+//! kind and the numbers. Numbers in values are little-endian.
 //!
 //! | kind | numbers | value |
 //! |---|---|---|
@@ -14,7 +14,7 @@
 //! | xattr users | block, 0 | hash of the content or 0, users, length of the content |
 //! | xattr | block, 0 | the content: see `xattr` |
 //!
-//! A value that does not parse means corruption, and causes `EIO` but never a panic.
+//! A value that does not parse is corrupt. It causes `EIO`, but never a panic.
 
 use corewalk::{Errno, FileKind, Timespec};
 
@@ -28,17 +28,17 @@ pub(crate) const KEY_BYTES: usize = 17;
 const INODE_BYTES: usize = 108;
 /// Length of an entry without its name, in bytes.
 const ENTRY_BYTES: usize = 11;
-/// Maximum number of names with one hash in a directory. The slot number of a name must fit into
-/// the 4 bits that a cookie has for it.
+/// Maximum number of names in a directory that have the same hash. Each such name has a slot
+/// number, for which a cookie has 4 bits.
 pub(crate) const SLOTS: u8 = 16;
-/// The flag of an inode that has no links but may still get one.
+/// The flag of an inode that was made without a name (`O_TMPFILE`) and may still get one.
 const LINKABLE: u32 = 1;
 /// Flag of an inode with an access ACL.
 const HAS_ACL: u32 = 2;
 
 /// The maximum of inode numbers, of ids of attribute blocks, and of generations. Numbers are
-/// assigned from 1 on, so no store reaches this maximum. A larger number is damage. The number
-/// after such a damaged one might wrap around to a number that is in use.
+/// assigned from 1 on, so no store ever reaches this maximum. A larger number in a record is
+/// damage, and is refused. Otherwise the next number after it might wrap around to a number in use.
 pub(crate) const NUMBER_MAX: u64 = 1 << 62;
 
 /// Maximum number of entries of a directory. With more entries, the size of the directory in
@@ -69,19 +69,22 @@ pub(crate) struct Key {
 impl Key {
     pub(crate) const SUPER: Key = Key { kind: Kind::Super, major: 0, minor: 0 };
 
-    /// Returns the key of a record. `kind` has one record per number.
+    /// Returns the key of a record of the kind `kind`. `major` is the number of the inode or block
+    /// to which the record belongs. It has only one record of this kind, so `minor` is 0.
     #[inline]
     pub(crate) fn of(kind: Kind, major: u64) -> Key {
         Key { kind, major, minor: 0 }
     }
 
-    /// Returns the key of a record. `kind` has many records per number.
+    /// Returns the key of a record of the kind `kind`. There are many records of this kind with the
+    /// same `major`, for example one per extent of an inode, and `minor` distinguishes them.
     #[inline]
     pub(crate) fn at(kind: Kind, major: u64, minor: u64) -> Key {
         Key { kind, major, minor }
     }
 
-    /// Returns `EIO` unless `major` is a valid number of an inode or block, and `minor` is 0.
+    /// Returns `EIO` unless `major` is a valid number of an inode or attribute block, and `minor`
+    /// is 0.
     pub(crate) fn check_number(self) -> Result<(), Errno> {
         let is_sound = (1..=NUMBER_MAX).contains(&self.major) && self.minor == 0;
         if is_sound { Ok(()) } else { Err(Errno::IO) }
@@ -113,12 +116,11 @@ impl Key {
 pub(crate) struct SuperRecord {
     pub(crate) version: u32,
     pub(crate) seed: u64,
-    /// The generation that the entries of the log must have. Entries of earlier generations are
-    /// void.
+    /// The generation of the valid entries of the log. Entries of earlier generations are void.
     pub(crate) generation: u64,
-    /// Length in bytes of a log that may have entries that are not in the database. A shorter log
-    /// has lost some of them. The length is 0 if the store was closed or has no log: then nothing
-    /// in the log is needed.
+    /// The length in bytes that the log had when it was last in use. If the log is shorter now, it
+    /// may have lost entries that are not in the database. The length is 0 if the store was closed,
+    /// or has no log. In that case nothing in the log is needed.
     pub(crate) log_bytes: u64,
 }
 
@@ -158,8 +160,8 @@ pub(crate) struct InodeRecord {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) rdev: u64,
-    /// The length of a file or of the target of a link in bytes, or the number of entries of a
-    /// directory.
+    /// The length in bytes of a file or of the target of a symbolic link, or the number of entries
+    /// of a directory.
     pub(crate) size: u64,
     /// Allocated blocks of 4096 bytes.
     pub(crate) blocks: u64,
@@ -169,10 +171,11 @@ pub(crate) struct InodeRecord {
     pub(crate) mtime: Timespec,
     pub(crate) ctime: Timespec,
     pub(crate) btime: Timespec,
-    /// The inode number of a directory's parent. It is 0 for the root and for inodes of other
-    /// kinds, and in records that older builds have written.
+    /// The inode number of a directory's parent. It is 0 for the root, for inodes that are not
+    /// directories, and in records that older builds have written.
     pub(crate) parent: u64,
-    /// True for a file without a name that may still get one.
+    /// True for a file that was made with `O_TMPFILE` and has no name yet, but may get one by
+    /// link(2).
     pub(crate) is_linkable: bool,
     /// True if the attribute set has an access ACL.
     pub(crate) has_acl: bool,
@@ -195,14 +198,14 @@ impl InodeRecord {
         let linkable = if self.is_linkable { LINKABLE } else { 0 };
         let acl = if self.has_acl { HAS_ACL } else { 0 };
         out.extend_from_slice(&(linkable | acl).to_le_bytes());
-        // `parent` is newer than the format version. Older builds write 0 in its place, and ignore
-        // it when they read.
+        // The field `parent` is newer than the format version. Older builds write 0 in its place,
+        // and ignore it when they read the record.
         out.extend_from_slice(&self.parent.to_le_bytes());
         out.extend_from_slice(target);
     }
 
-    /// Decodes an inode. Returns the inode, and the bytes that follow it in the record: the target
-    /// of a symbolic link. `EIO` for an invalid inode.
+    /// Decodes an inode record. Returns the inode, and the rest of the record, which is the target
+    /// of a symbolic link. `EIO` if the record is invalid.
     pub(crate) fn decode(bytes: &[u8]) -> Result<(InodeRecord, &[u8]), Errno> {
         let mut fields = Fields(bytes);
         let [mode, nlink, uid, gid] = [(); 4].map(|()| fields.u32());
@@ -237,18 +240,20 @@ impl InodeRecord {
         Ok((record, fields.0))
     }
 
-    /// Updates the counts of a directory by the entries that it gets and loses. Each pair is a
-    /// number of entries, and the number of directories among them.
+    /// Updates the size and the link count of a directory that has gained the entries `got` and
+    /// lost the entries `lost`. The first field of both is the number of entries. The second field
+    /// is the number of directories among them.
     ///
     /// # Errors
-    /// `EIO` if the directory has fewer entries than it loses; `EMLINK` if a count overflows. In
-    /// both cases nothing has changed.
+    /// `EIO` if the directory would lose more entries or subdirectories than it has. `EMLINK` if
+    /// the number of entries or the link count becomes too large. After an error nothing has
+    /// changed.
     pub(crate) fn count(&mut self, got: (u64, u32), lost: (u64, u32)) -> Result<(), Errno> {
         let size = self.size.checked_add(got.0).filter(|&size| size <= ENTRIES_MAX);
         let nlink = self.nlink.checked_add(got.1).ok_or(Errno::MLINK)?;
         let size = size.ok_or(Errno::MLINK)?.checked_sub(lost.0).ok_or(Errno::IO)?;
-        // The 2 links of a directory without subdirectories are its own name and its entry `.`. A
-        // directory that loses subdirectories must keep these.
+        // A directory without subdirectories has 2 links: its own name and its entry `.`. So the
+        // count must not fall below 2.
         let least = if lost.1 > 0 { 2 } else { 0 };
         let nlink = nlink.checked_sub(lost.1).filter(|&nlink| nlink >= least).ok_or(Errno::IO)?;
         (self.size, self.nlink) = (size, nlink);
@@ -259,7 +264,7 @@ impl InodeRecord {
 /// One entry of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry<'a> {
-    /// The slot number of the entry, which no other entry with its hash has.
+    /// The slot number of the entry. Entries with the same hash have different slot numbers.
     pub(crate) slot: u8,
     pub(crate) kind: FileKind,
     pub(crate) ino: u64,
@@ -270,7 +275,7 @@ impl Entry<'_> {
     /// Appends the encoded entry to the record of its hash.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         out.reserve(ENTRY_BYTES + self.name.len());
-        // The casts lose nothing: the name of an entry has at most 255 bytes, and its kind fits
+        // The casts lose no bits: a name has at most 255 bytes, and the number of a file type fits
         // into four bits.
         out.extend_from_slice(&[self.slot, (self.kind.to_mode() >> 12) as u8]);
         out.extend_from_slice(&self.ino.to_le_bytes());
@@ -279,8 +284,8 @@ impl Entry<'_> {
     }
 }
 
-/// Iterates over the entries in the record of one hash, in order of their slots. Ends with `EIO` at
-/// an invalid entry.
+/// Iterates over the directory entries of one record, in the order of their slot numbers. The names
+/// of these entries have the same hash. Ends with `EIO` at an invalid entry.
 pub(crate) struct Entries<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Iterator for Entries<'a> {
@@ -314,7 +319,7 @@ impl<'a> Entries<'a> {
     }
 }
 
-/// Maximum number of blocks of a device. With larger numbers, sums of block numbers could overflow.
+/// Maximum number of blocks of a device. On a larger device, sums of block numbers could overflow.
 pub(crate) const BLOCKS_MAX: u64 = 1 << 51;
 
 /// A run of blocks of a file that are adjacent on the device.
@@ -324,7 +329,7 @@ pub(crate) struct Extent {
     pub(crate) physical: u64,
     /// The number of blocks.
     pub(crate) len: u64,
-    /// False for reserved blocks. Reads of such blocks return zeros until the blocks are written.
+    /// False for reserved blocks, which read as zeros until they are written.
     pub(crate) is_written: bool,
 }
 
@@ -345,24 +350,26 @@ impl Extent {
         Ok(Extent { physical, len, is_written: flags == 0 })
     }
 
-    /// Returns the number of the first logical block (block of the file) behind the extent.
-    /// `logical` is the first logical block of the extent.
+    /// Returns the first logical block (block of the file) behind the extent. `logical` is the
+    /// first logical block of the extent.
     ///
     /// # Errors
-    /// `EIO` if no file can have a logical block with that number. Inserted ranges may move
-    /// reserved blocks behind the largest size of a file, but at most to twice that size.
+    /// `EIO` if the block number to return is too large. The limit is above the largest file size.
+    /// A file may have reserved blocks behind its end, and an inserted range moves them even
+    /// farther.
     pub(crate) fn logical_end(self, logical: u64) -> Result<u64, Errno> {
         let end = logical.checked_add(self.len).filter(|&end| end <= 4 * BLOCKS_MAX);
         end.ok_or(Errno::IO)
     }
 
-    /// Returns the block of the device behind the extent, or 0 if the extent is not written.
+    /// Returns the first device block behind the extent, or 0 if the extent is not written.
     pub(crate) fn written_end(self) -> u64 {
         if self.is_written { self.physical + self.len } else { 0 }
     }
 }
 
-/// The hash in the record of a private block, whose content is not hashed.
+/// The value of `hash` in the record of a private attribute block (a block of one inode that is not
+/// shared). The content of such a block is not hashed.
 pub(crate) const UNHASHED: u64 = 0;
 
 /// The record of an attribute block: its hash, its number of users and its length.

@@ -1,9 +1,9 @@
-//! The interface between attribute blocks and the index that finds equal ones.
+//! The interface between attribute blocks and the index that finds blocks with equal contents.
 //!
-//! A [`ShareIndex`] leads from the hash of an attribute set to the blocks that may contain it. The
-//! store uses `corewalk-mbcache` ([`MbcacheIndex`]). With [`NoSharing`] every inode has its own
-//! block. Other implementations can be plugged in, for example for measurements. [`ShareIndex`]
-//! states the rules for them.
+//! A [`ShareIndex`] maps the hash of an attribute set to the blocks that may contain this set. The
+//! store uses `corewalk-mbcache` ([`MbcacheIndex`]). With [`NoSharing`], every inode has its own
+//! block. Other implementations can be plugged in, for example for measurements. They must follow
+//! the rules of [`ShareIndex`].
 //!
 //! Source: `corewalk-mbcache`, "The protocol".
 
@@ -14,29 +14,31 @@ use corewalk_mbcache::{Mbcache, MbcacheOptions, Stats};
 /// The result of [`ShareIndex::remove`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
-    /// The index does not have the pair, and no thread that has found the pair is about to use its
-    /// block.
+    /// The pair of key and block is no longer in the index. No thread that has found the pair is
+    /// about to use the block.
     Done,
-    /// A thread has found the pair and is about to use its block. The caller waits for that thread,
-    /// and then decides again whether to free the block.
+    /// A thread has found the pair of key and block, and is about to use the block. The caller of
+    /// `remove` must wait for that thread, and then decide again whether to free the block.
     Busy,
 }
 
-/// An index of pairs: the hash of a content is the key, and a block that may have the content is
-/// the value.
+/// An index of attribute blocks, which finds blocks with equal contents. It contains pairs of a key
+/// and a block. The key is the hash of an attribute set, and the block is one that may contain this
+/// set.
 ///
 /// # Rules
 /// - H.1: while `find` calls its closure `take`, `find` holds no lock that `insert`, `note_users`
 ///   or `remove` needs.
-/// - H.2: while `find` is inside `take` for a pair, `remove` of that pair returns
-///   [`Removal::Busy`]. After [`Removal::Done`], `take` is not called for the pair until it is
-///   inserted again. Otherwise a block could be found while its last user frees it (trap T34).
-/// - H.3: an index may forget pairs. A forgotten pair only costs a second block with the same
-///   content.
-/// - H.4: a thread that removes a user from a block calls `leave` before it locks the block. From
-///   then on it calls neither `find` nor `insert`, until `remove` has returned [`Removal::Done`] or
-///   the thread has called `left`. So an index may make leaving threads and finding threads wait
-///   for each other, as Linux did before 4.6. `corewalk-mbcache` does not.
+/// - H.2: while `find` is inside `take` for a pair of key and block, `remove` of that pair returns
+///   [`Removal::Busy`]. After `remove` has returned [`Removal::Done`], `take` is not called for the
+///   pair until the pair is inserted again. Otherwise `find` could return a block while the last
+///   user of the block (an inode with these attributes) frees it (trap T34).
+/// - H.3: an index may drop pairs. A dropped pair only costs a second block with the same content.
+/// - H.4: before a thread removes a user from a block, it announces this with `leave`, and then
+///   locks the block. The announcement ends when `remove` returns [`Removal::Done`], or with a call
+///   of `left`. Until then, the thread calls neither `find` nor `insert`. Without this rule, an
+///   index whose `find` waits until announcements end could deadlock. (Linux waited in this way
+///   before 4.6. `corewalk-mbcache` does not wait.)
 /// - H.5: `note_users` is called only for a block that was inserted since the mount.
 ///
 /// # Examples
@@ -88,39 +90,39 @@ pub enum Removal {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait ShareIndex: Send + Sync + 'static {
-    /// Calls `take` with the blocks under `key`, one after the other, until `take` returns true.
-    /// Returns the block for which `take` has returned true. `take` may also return true just to
-    /// stop the search, without using the block.
+    /// Calls `take` with each block stored under `key` in turn, until `take` returns true. Returns
+    /// the block for which `take` has returned true. `take` may also return true only to stop the
+    /// search, without using the block.
     fn find(&self, key: u64, take: &mut dyn FnMut(u64) -> bool) -> Option<u64>;
 
-    /// Inserts the pair of a key and a block. The block has `users` users. If the index has the
-    /// pair, nothing changes.
+    /// Inserts the pair of `key` and `block`. The block has `users` users. Does nothing if the
+    /// index already has the pair.
     fn insert(&self, key: u64, block: u64, users: u32);
 
-    /// Informs the index of the number of users of a block. The caller holds the lock of the block.
+    /// Tells the index the new number of users of a block. The caller holds the lock of the block.
     fn note_users(&self, key: u64, block: u64, users: u32);
 
-    /// Announces that a user is about to leave a block (rule H.4). The caller holds the lock of no
-    /// block.
+    /// Announces that the caller is about to remove a user (an inode that shares the block) from an
+    /// attribute block (rule H.4). The caller holds no lock of any block.
     fn leave(&self, _block: u64) {}
 
-    /// Ends the announcement of `leave`, after the user has left the block or has failed to leave
-    /// it. The caller holds the lock of no block.
+    /// Ends the announcement that the caller made with [`ShareIndex::leave`]. The caller has
+    /// removed its user from the block, or could not remove it. It holds no lock of any block.
     fn left(&self, _block: u64) {}
 
-    /// Removes the pair of a key and a block, if the index has it. The caller holds the lock of the
-    /// block and has called `leave`.
+    /// Removes the pair of `key` and `block` from the index, if the index has it. Before this call,
+    /// the caller has called [`ShareIndex::leave`] for the block and locked the block.
     fn remove(&self, key: u64, block: u64) -> Removal;
 
-    /// Waits until no thread that has found the pair is about to use its block. The caller holds
-    /// the lock of no block.
+    /// Waits until no thread that has found the pair of `key` and `block` is about to use the
+    /// block. The caller holds no lock of any block.
     fn wait(&self, key: u64, block: u64);
 
     /// Returns the maximum number of users that a block may have.
     fn users_max(&self) -> u32;
 
-    /// Returns the number of entries, and the number of entries that were dropped to make room. By
-    /// default both are 0, for an index that does not count them.
+    /// Returns the number of entries, and the number of entries that were dropped to make room. The
+    /// default implementation returns 0 for both, for an index that does not count them.
     fn stats(&self) -> Stats {
         Stats::default()
     }
@@ -162,8 +164,8 @@ impl ShareIndex for MbcacheIndex {
     }
 
     fn note_users(&self, key: u64, block: u64, users: u32) {
-        // Tell the cache the number of users only when it reaches the maximum or falls below it.
-        // The cache does not distinguish other numbers.
+        // Tell the cache a block's number of users only if that number is at the maximum or just
+        // below it. The cache treats all smaller numbers alike.
         if users + 1 >= self.0.users_max() {
             self.0.note_users(key, block, users);
         }
@@ -174,8 +176,9 @@ impl ShareIndex for MbcacheIndex {
     }
 
     fn wait(&self, key: u64, block: u64) {
-        // If no other thread has a handle of the pair any more, `delete_or_get` removes the pair.
-        // That does no harm: the caller decides again, and inserts the pair if it still needs it.
+        // If no other thread has a handle of this pair of key and block any more, `delete_or_get`
+        // removes the pair. That does no harm: the caller decides again whether to free the block.
+        // If it keeps the block, it inserts the pair again.
         if let Some(busy) = self.0.delete_or_get(key, block) {
             busy.wait();
         }
@@ -230,7 +233,7 @@ mod tests {
     use super::*;
     use crate::{Store, StoreOptions, fsck};
 
-    /// The default index, with counters and with checks of the rules H.1 to H.5 of [`ShareIndex`].
+    /// The default index, with counters and with checks of the rules H.4 and H.5 of [`ShareIndex`].
     /// Each mutex protects the value inside it.
     struct Watched {
         index: MbcacheIndex,
@@ -250,7 +253,7 @@ mod tests {
             Arc::new(Watched { index, looks, leaving, known, broken })
         }
 
-        /// Returns the block that this thread is about to leave, if any.
+        /// Returns the block from which this thread is about to remove a user, if there is one.
         fn leaving(&self) -> Option<u64> {
             self.leaving.lock().get(&thread::current().id()).copied()
         }
@@ -342,8 +345,8 @@ mod tests {
         store.setxattr(file, b"user.a", value, XattrMode::Set).unwrap();
     }
 
-    /// Returns the value with the number `number`. Two such values differ only in bytes that the
-    /// hash does not sample, so all values have one hash (trap T54).
+    /// Returns an attribute value that depends on `number`. Two such values differ only in bytes
+    /// that the hash does not sample, so all of them have the same hash (trap T54).
     fn value(number: usize) -> Vec<u8> {
         let mut value = vec![7; 4000];
         value[200..208].copy_from_slice(&number.to_le_bytes());
@@ -351,8 +354,8 @@ mod tests {
     }
 
     const CONTENTS: usize = 200;
-    /// Maximum number of blocks that are compared with one content: four for each of its two index
-    /// keys.
+    /// Maximum number of blocks that are compared with one content. A content has two index keys,
+    /// and at most four blocks are compared for each.
     const LOOKS_MAX: u64 = 2 * 4;
 
     #[test]
@@ -370,8 +373,8 @@ mod tests {
         assert_eq!((stats.xattr_blocks, stats.xattr_users), (200, 400));
         drop(store);
 
-        // After a remount, blocks enter the index when they are read. The limit on comparisons with
-        // one content must hold for these blocks too.
+        // After a remount, the index is empty. A block enters it when the block is first read.
+        // Check that a search still compares at most `LOOKS_MAX` blocks with a content.
         let share = Watched::new();
         let store = folder.open(&share);
         for (number, file) in files.iter().enumerate() {
@@ -429,9 +432,9 @@ mod tests {
         assert!(broken.is_empty(), "{broken:?}");
     }
 
-    /// Rule H.5: one thread reads a block from disk, and another thread finds the block in memory.
-    /// The second thread must not tell the index a new number of users before the index has the
-    /// block.
+    /// Rule H.5: checks that the store inserts a block into the index before it calls `note_users`
+    /// for the block. One thread reads the block from disk. At the same time, a second thread finds
+    /// the block in memory and removes a user.
     #[test]
     fn blocks_that_are_read_are_entered_before_their_users_are_counted() {
         const PAIRS: usize = 300;
@@ -451,10 +454,10 @@ mod tests {
         let store = folder.open(&share);
         let arrived = [(); PAIRS].map(|()| AtomicU64::new(0));
         let meet = |n: usize| {
-            // ORDERING: Relaxed. The counter only makes both threads start at the same moment, and
+            // ORDERING: Relaxed. The counter only makes both threads start at the same moment. It
             // orders no data.
             arrived[n].fetch_add(1, Ordering::Relaxed);
-            // ORDERING: Relaxed. The counter only makes both threads start at the same moment, and
+            // ORDERING: Relaxed. The counter only makes both threads start at the same moment. It
             // orders no data.
             while arrived[n].load(Ordering::Relaxed) < 2 {
                 thread::yield_now();
@@ -480,7 +483,8 @@ mod tests {
         assert!(broken.is_empty(), "{} times: {:?}", broken.len(), broken.first());
     }
 
-    /// Sets longer than 128 KiB must have their own blocks. Sets of 120 kB must be shared.
+    /// Checks that attribute sets of 120 kB are shared, and that sets longer than 128 KiB get their
+    /// own blocks.
     #[test]
     fn sets_of_more_than_128_kib_are_not_shared() {
         let folder = Folder::new("long");
@@ -497,8 +501,8 @@ mod tests {
         assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (1, 2));
         let three = [make_with("c", 3), make_with("d", 3)];
         assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (3, 4));
-        // The set of this file is too long to be shared, so it has its own block. Once a change
-        // makes the set short enough, it must be shared.
+        // The attribute set of this file is too long to be shared, so the file has its own block.
+        // When the set becomes short enough, it must be shared.
         store.removexattr(three[0], b"user.2").unwrap();
         store.setxattr(three[1], b"user.3", b"x", XattrMode::Set).unwrap();
         store.removexattr(three[1], b"user.3").unwrap();

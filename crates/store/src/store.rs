@@ -1,7 +1,7 @@
 //! The store: mount, periodic commits, unmount.
 //!
-//! Module `mount` reads and checks a store before anything is changed. Then the mount frees the
-//! inodes without links, which a crash has left in the store.
+//! The module `mount` reads and checks a store before anything is changed. Then the mount frees the
+//! inodes without links that a crash has left in the store.
 //!
 //! A background thread, the committer, commits every few seconds if anything has changed.
 
@@ -34,8 +34,8 @@ use crate::xattr;
 
 /// The inode number of the root directory.
 pub(crate) const ROOT_INO: u64 = 1;
-/// The committer checks the size of the running transaction at this interval. If the transaction is
-/// too large, the committer commits early.
+/// Interval at which the committer checks the size of the running transaction. If the transaction
+/// is too large, the committer commits early.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Memory of the de-duplication index of attribute sets, in bytes.
 const INDEX_BYTES: u64 = 4 << 20;
@@ -55,14 +55,15 @@ const INDEX_BYTES: u64 = 4 << 20;
 #[non_exhaustive]
 pub struct StoreOptions {
     /// Maximum number of bytes of file data and extended attributes, rounded up to blocks of 4096
-    /// bytes (`size=`). None means that only the free space of the host is a limit.
+    /// bytes (`size=`). None means that only the free space of the host limits them.
     pub size_bytes: Option<u64>,
     /// Maximum number of inodes, including the root directory (`nr_inodes=`). None means no limit.
     pub inodes_max: Option<u64>,
-    /// Interval of the periodic commits (`commit=`). None means that only a sync commits.
+    /// Interval of the periodic commits (`commit=`). None means that there are none: a transaction
+    /// is committed by a sync, when it becomes too large, or when the store is closed.
     pub commit_every: Option<Duration>,
-    /// If the records of the running transaction have more bytes than this, the committer commits
-    /// early. Above twice this number, operations wait for a commit.
+    /// If the records of the running transaction take more bytes than this, the committer commits
+    /// early. If they take more than twice as many, operations wait for a commit.
     pub transaction_bytes: u64,
     /// Length of the write-ahead log in bytes. Below 8192 bytes, the store has no log.
     pub log_bytes: u64,
@@ -81,22 +82,24 @@ pub struct StoreOptions {
     pub atime: AtimePolicy,
     /// True if a change of a directory must be durable when its call returns (`dirsync`).
     pub is_dirsync: bool,
-    /// True if a mount makes a new store where none exists (`create`, `no_create`).
+    /// True if a mount makes a new store when there is none (`create`, `no_create`).
     pub is_made: bool,
     /// True for a read-only mount (`ro`). Changes fail with `EROFS`, no new store is made, and
-    /// inodes without links stay. As in ext4, the mount still replays the log. If the file system
-    /// of the host is mounted read-only, the replay happens in memory.
+    /// inodes without links are not freed. As in ext4, the mount still replays the log. If the
+    /// host's file system is mounted read-only, the log is replayed in memory only.
     pub is_read_only: bool,
-    /// True if a file whose attributes change often gets a private attribute block until the next
-    /// commit. If false, every change of attributes is de-duplicated at once.
+    /// True if an inode whose attributes change often gets an attribute block of its own (a private
+    /// block), which is de-duplicated at the next commit. If false, every change of attributes is
+    /// de-duplicated at once.
     pub is_sharing_late: bool,
 }
 
 impl Default for StoreOptions {
-    /// Returns the default options. There are no limits on size and inodes. A commit comes every 5
-    /// seconds, as in ext4. Transactions have up to 32 MiB. The log has 16 MiB, and the database
+    /// Returns the default options. Size and inodes are not limited. A commit comes every 5
+    /// seconds, as in ext4. A transaction has up to 32 MiB, the log has 16 MiB, and the database
     /// has a cache of 64 MiB. The root directory belongs to user 0 and has mode 755. De-duplication
-    /// is deferred. The mount is read-write, with `relatime`, and makes a new store if none exists.
+    /// is deferred to the next commit. The mount is read-write, uses `relatime`, and makes a new
+    /// store if there is none.
     fn default() -> StoreOptions {
         StoreOptions {
             size_bytes: None,
@@ -153,8 +156,7 @@ pub struct StoreStats {
     pub logged_commits: u64,
     /// Bytes that these commits wrote to the log.
     pub logged_bytes: u64,
-    /// Number of transactions that went to the database because a write or a sync of the log
-    /// failed.
+    /// Number of transactions that went to the database because writing or syncing the log failed.
     pub log_failures: u64,
     /// Sync calls whose changes were committed by another thread.
     pub shared_commits: u64,
@@ -172,8 +174,8 @@ pub struct StoreStats {
     pub xattr_blocks: u64,
     /// Inodes that use an attribute block.
     pub xattr_users: u64,
-    /// Number of inodes whose attribute sets will be de-duplicated at the next commit. Until then
-    /// each of these inodes may have a private block, which it shares with no other inode.
+    /// Number of inodes whose attribute sets wait for de-duplication at the next commit. Until
+    /// then, each of these inodes may have a private block, which it shares with no other inode.
     pub xattr_waiting: u64,
     /// Blocks of 4096 bytes saved by the sharing of attribute blocks.
     pub xattr_saved_blocks: u64,
@@ -189,10 +191,11 @@ pub struct StoreStats {
     pub running_bytes: u64,
     /// Estimated bytes of records that are in the log but not in the database.
     pub logged_running_bytes: u64,
-    /// Length of the log in bytes. It is 0 if the mount could not make a log, because the host
-    /// failed or had no space for it.
+    /// Length of the log in bytes. It is 0 if the store has no log, for example because the host
+    /// had no space for it.
     pub log_bytes: u64,
-    /// True if the reserve is allocated: space on the host that a commit uses if the host is full.
+    /// True if the reserve is allocated on the host. The reserve is space that is set aside for
+    /// commits on a full host.
     pub has_reserve: bool,
     /// True if changes are refused because the mount is read-only or a commit has failed.
     pub is_read_only: bool,
@@ -247,7 +250,7 @@ pub struct Store {
     pub(crate) journal: Arc<Journal>,
     next_ino: AtomicU64,
     flusher: Option<thread::JoinHandle<()>>,
-    /// The locked directory of the store. None for a store on [`Devices`].
+    /// The locked directory of the store. None for a store that was opened on [`Devices`].
     pub(crate) store_dir: Option<StoreDir>,
     pub(crate) atime: AtimePolicy,
     pub(crate) is_dirsync: bool,
@@ -258,8 +261,8 @@ impl Store {
     /// not exist.
     ///
     /// # Errors
-    /// See [`OpenError`]. [`OpenError::Missing`] if there is no store and the options do not allow
-    /// to make one.
+    /// See [`OpenError`]. [`OpenError::Missing`] if there is no store and the options forbid making
+    /// one.
     ///
     /// # Examples
     /// ```
@@ -283,7 +286,7 @@ impl Store {
             })?,
         };
         let devices = store_dir.devices()?;
-        // The database exists: `StoreDir` has refused a directory without a database, or has made
+        // The database exists, since `StoreDir` refuses a directory without a database or makes
         // one.
         let database = BufferedDatabase::open(&devices, options.cache_bytes)?;
         let mount = Mount::look(devices, database)?;
@@ -292,7 +295,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Mounts the store on `devices`. Makes a store if they are empty.
+    /// Mounts the store on `devices`. Makes a store if all devices are empty.
     ///
     /// # Errors
     /// See [`OpenError`]; [`OpenError::Missing`] as for [`Store::open`].
@@ -323,7 +326,7 @@ impl Store {
         }
         let database = BufferedDatabase::open(&devices, options.cache_bytes)?;
         if !database.has_store()? {
-            // The database is empty. If `data` or `log` have content, that content belongs to a
+            // The database is empty. If `data` or `log` is not empty, its content belongs to a
             // store whose database is lost.
             if !devices.data.is_empty()? || !devices.log.is_empty()? {
                 return Err(OpenError::Damaged);
@@ -333,8 +336,8 @@ impl Store {
         Store::open_with(Mount::look(devices, database)?, options, Ok)
     }
 
-    /// Completes the mount of a checked store. `make` makes the files of the store that are
-    /// missing.
+    /// Completes the mount of a store that was checked without changing it. `make` is called to
+    /// make those files of the store that are missing.
     fn open_with(
         mount: Mount,
         options: &StoreOptions,
@@ -349,14 +352,14 @@ impl Store {
         };
         // Only here the mount begins to change the store.
         let (database, devices, superblock, found) = mount.settle(make)?;
-        // Allocate the reserve before the log. Without the reserve no file can grow. Without the
-        // log only fsync is slower.
+        // Allocate the reserve (space for commits on a full host) before the log, because files
+        // cannot grow without it. Without the log, only fsync is slower.
         let has_reserve = devices.take_reserve() || {
             let _ = devices.log.set_len(0);
             devices.take_reserve()
         };
-        // Without a reserve, make no log: commits on a full host need the space that the log would
-        // take.
+        // If the reserve (space for commits on a full host) could not be allocated, use no log. A
+        // commit on a full host needs the space that the log would take.
         let log_bytes = if has_reserve { options.log_bytes } else { 0 };
         let log = Log::new(devices.log.clone(), superblock, log_bytes);
         let secret = Secret::new(superblock.seed);
@@ -462,20 +465,20 @@ impl Store {
 
     /// Returns an unused inode number. `ENOSPC` once all numbers that a mount accepts are used.
     pub(crate) fn draw_ino(&self) -> Result<u64, Errno> {
-        // ORDERING: Relaxed. Two threads must get different numbers, which any atomic addition
-        // ensures.
+        // ORDERING: Relaxed. Two threads only have to get different numbers, which the atomic
+        // addition ensures.
         let ino = self.next_ino.fetch_add(1, Ordering::Relaxed);
         if ino <= NUMBER_MAX { Ok(ino) } else { Err(Errno::NOSPC) }
     }
 
-    /// Calls `change`. If the block budget refuses it while attribute sets are queued for
-    /// de-duplication, de-duplicates them and calls `change` once more. The caller holds no lock
-    /// and no handle of the journal. De-duplication frees blocks of the budget, but neither space
-    /// of the host nor inodes.
+    /// Calls `change`. The block budget may refuse the change while attribute sets are queued for
+    /// de-duplication. In that case this function de-duplicates the queued sets, which frees
+    /// blocks, and calls `change` once more. De-duplication frees neither space of the host nor
+    /// inodes. The caller holds no lock and no handle of the journal.
     pub(crate) fn with_room<R>(&self, change: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
-        // Read the length of the queue both before and after `change`. If another thread has
-        // de-duplicated the queued sets in between, that has also freed blocks, so `change` is
-        // worth a second try.
+        // Read the length of the de-duplication queue both before and after `change`. Another
+        // thread may have emptied the queue in between. That has freed blocks too, so a second call
+        // of `change` may succeed.
         let (refusals, waited) = (self.space.refusals(), self.late.len());
         match change() {
             Err(Errno::NOSPC)
@@ -488,14 +491,14 @@ impl Store {
         }
     }
 
-    /// Returns the arguments of a change of the data of inode `ino`: inode number, journal,
+    /// Returns the context for a change of the data of inode `ino`: inode number, journal,
     /// transaction and space budget.
     pub(crate) fn file_tx<'a>(&'a self, ino: u64, view: &'a View) -> FileTx<'a> {
         FileTx { ino, journal: &self.journal, view, space: &self.space }
     }
 
-    /// Returns the inode of `node`, and reads it if it is not in memory. The caller holds no handle
-    /// of the journal.
+    /// Returns the inode of `node`. Reads the inode if it is not in memory. The caller holds no
+    /// handle of the journal.
     pub(crate) fn inode(&self, node: Node<'_>) -> Result<Arc<Inode>, Errno> {
         match self.table.find(node.ino()) {
             Some(inode) => Ok(inode),
@@ -503,7 +506,7 @@ impl Store {
         }
     }
 
-    /// Returns the attribute set of an inode. The set of an inode without attributes is empty.
+    /// Returns the attribute set of an inode, which is empty for an inode without attributes.
     pub(crate) fn set_of(&self, state: &State, view: &View) -> Result<Arc<[u8]>, Errno> {
         match (&state.block, state.record.xattr) {
             (_, 0) => Ok(Arc::default()),
@@ -520,7 +523,8 @@ impl Store {
         Ok(())
     }
 
-    /// Replaces the attribute set of inode `ino`. The caller then saves the record of the inode.
+    /// Replaces the attribute set of inode `ino`. The caller must save the record of the inode
+    /// afterwards.
     ///
     /// # Errors
     /// `ENOSPC` or `EIO`. Nothing has changed in that case.
@@ -561,14 +565,14 @@ impl Store {
         Ok(())
     }
 
-    /// Frees an inode without links. An inode with links is only dropped from memory.
+    /// Frees an inode that has no links. An inode that has links is only dropped from memory.
     pub(crate) fn forget_inode(&self, ino: u64) {
         let Some(inode) = self.table.find(ino).or_else(|| self.orphan(ino)) else { return };
         if inode.state.read().record.nlink > 0 {
             return self.table.release(inode);
         }
-        // The journal refuses a change if it has failed or is read-only. Then the orphan record
-        // stays, and the next mount frees the inode.
+        // The journal refuses a change if a commit has failed or the mount is read-only. In that
+        // case the orphan record stays, and the next mount frees the inode.
         let Ok(view) = self.journal.change() else { return };
         let view = &*view;
         let mut content = inode.content.write();
@@ -595,8 +599,8 @@ impl Store {
         self.table.remove(ino);
     }
 
-    /// Returns the inode `ino` if it has an orphan record and is not in memory. Such an inode was
-    /// without links at a crash, so it is still in the store.
+    /// Returns the inode `ino` if it has an orphan record but is not in memory. Such an inode had
+    /// no links at a crash and is still to be freed.
     fn orphan(&self, ino: u64) -> Option<Arc<Inode>> {
         let view = self.journal.view();
         view.get(&Key::of(Kind::Orphan, ino)).ok()??;
@@ -608,12 +612,12 @@ impl Drop for Store {
     fn drop(&mut self) {
         self.journal.set_poke(None);
         if let Some(flusher) = self.flusher.take() {
-            // Ignore an error of `join`, which only says that the committer has panicked.
+            // Ignore an error of `join`, which only means that the committer has panicked.
             let _ = flusher.join();
         }
         self.late.share();
-        // Ignore an error. A caller that needs to know whether the last commit succeeds calls
-        // `sync` before the drop.
+        // Ignore an error. A caller that needs to know whether the last commit succeeds must call
+        // `sync` before it drops the store.
         let _ = self.journal.checkpoint();
         self.journal.end();
     }
@@ -625,8 +629,8 @@ impl From<Errno> for OpenError {
     }
 }
 
-/// Commits at each interval `every` if anything has changed. Commits earlier if the running
-/// transaction has more than `bytes_max` bytes.
+/// Commits at the interval `every`, if anything has changed. Commits earlier if the running
+/// transaction exceeds `bytes_max` bytes.
 fn commit_in_time(
     journal: &Journal,
     late: &Late,
@@ -647,12 +651,13 @@ fn commit_in_time(
             }
         }
         late.share();
-        // Ignore an error, since `sync` and fsync report it. Transactions that reach the log during
-        // or after this commit are found by `forget_poke`.
+        // Ignore an error of the commit, since `sync` and fsync report it. During or after this
+        // commit, a further transaction may be appended to the log. `forget_poke` checks for such a
+        // transaction and wakes this thread again.
         let _ = journal.checkpoint();
         journal.forget_poke();
-        // Another thread may have queued sets after `share` but before the commit froze the running
-        // layer. These sets still wait for de-duplication, so wake the committer again.
+        // After the call of `share` above and before the commit, another thread may have queued an
+        // inode. That inode still waits for de-duplication, so wake this thread again.
         if late.len() > 0 {
             journal.poke();
         }

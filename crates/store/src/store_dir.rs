@@ -9,7 +9,7 @@
 //! | `log` | small transactions that are not in the database yet, see `log` |
 //! | `meta.new` | a database that is being made; it is renamed to `meta` once it is complete |
 //!
-//! A directory with any other file is not a store, so it is refused and not changed.
+//! A directory that contains any other file is not a store. It is refused and not changed.
 //!
 //! Source: flock(2), rename(2), proc_locks(5).
 
@@ -41,16 +41,16 @@ const FILES: [&str; 6] = [LOCK, META, META_NEW, DATA, RESERVE, LOG];
 pub enum OpenError {
     /// A process has the store open.
     Busy,
-    /// The directory has other files than those of a store, or the devices have other contents than
-    /// a store.
+    /// The directory contains files that do not belong to a store, or the devices do not contain a
+    /// store.
     Foreign,
-    /// There is no store, and the options do not allow to make one.
+    /// There is no store, and the options forbid making one.
     Missing,
-    /// The file `lock` is missing, and this call must not make it.
+    /// The file `lock` is missing, and the options forbid making it.
     LockMissing,
     /// Pages of the database are damaged.
     Damaged,
-    /// `data` was truncated: it ends before the last written block of a file.
+    /// The file `data` was truncated: it ends before the last written block of a file.
     DataShort {
         /// The length of `data` in bytes.
         len: u64,
@@ -64,8 +64,8 @@ pub enum OpenError {
     },
     /// This program does not know the format version of the store.
     Version(u32),
-    /// The log has lost confirmed entries. The entry at `at` is invalid, but a later entry of the
-    /// same generation is valid.
+    /// The log has lost entries that an fsync had confirmed. The entry at `at` is invalid, but a
+    /// later entry of the same generation is valid.
     LogDamaged {
         /// The offset in bytes of the invalid entry.
         at: u64,
@@ -74,27 +74,29 @@ pub enum OpenError {
         /// The length of the log in bytes.
         len: u64,
     },
-    /// The store was not closed, and its log is missing or shorter than the superblock says.
-    /// Confirmed entries may be lost.
+    /// The store was not closed, and its log is missing or shorter than the superblock says. So
+    /// entries that an fsync had confirmed may be lost.
     LogShort {
         /// The length in bytes.
         len: u64,
         /// The length that it had.
         expected: u64,
     },
-    /// The entry at `at` of the log has the right hash but does not parse.
+    /// The log entry at `at` has the right hash but does not parse.
     LogUnreadable {
         /// The offset of the entry in bytes.
         at: u64,
     },
-    /// The log cannot be read at `at`. The unreadable block may have a confirmed entry.
+    /// The log cannot be read at `at`. The unreadable block may contain an entry that an fsync had
+    /// confirmed.
     LogRead {
         /// The offset in bytes.
         at: u64,
         /// The error of the host.
         error: io::Error,
     },
-    /// The database is too old: the log has an entry or an end mark of a later generation.
+    /// The database is too old: the log is of a later generation. The first entry or end mark of
+    /// that generation in the log was written after a commit that the database has lost.
     DatabaseBehind {
         /// The generation of the database.
         database: u64,
@@ -108,10 +110,10 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// Returns the errno that mount(2) of a disk would return. It is `EBUSY` for a store in use,
-    /// and `ENOENT` if there is no store. It is `EINVAL` for a directory that is no store, and for
-    /// an unknown format version. It is `EUCLEAN` ("structure needs cleaning") for damage.
-    /// Otherwise it is the errno of the host.
+    /// Returns the errno that mount(2) of a disk would return. A store in use gives `EBUSY`, and a
+    /// missing store gives `ENOENT`. A directory that is no store gives `EINVAL`, and so does an
+    /// unknown format version. Damage gives `EUCLEAN` ("structure needs cleaning"). Any other error
+    /// gives the errno of the host.
     ///
     /// # Examples
     /// ```
@@ -223,13 +225,14 @@ impl From<io::Error> for OpenError {
 pub(crate) struct StoreDir {
     path: PathBuf,
     lock: File,
-    /// True if the files of the host are opened for reading only. Then all changes of the devices
-    /// stay in memory.
+    /// True if the files of the store are opened for reading only. In that case changes of the
+    /// devices in [`StoreDir::devices`] stay in memory.
     is_overlaid: bool,
 }
 
 impl StoreDir {
-    /// Locks the directory of a store. Makes a store with `format` if there is none.
+    /// Locks the directory of a store. If there is no store, makes one, whose database `format`
+    /// fills.
     pub(crate) fn open_or_make(
         path: &Path,
         format: impl FnOnce(Arc<dyn Device>) -> io::Result<Snapshot>,
@@ -243,8 +246,8 @@ impl StoreDir {
             }
         }
         check_files(path)?;
-        // Check the directory before the file `lock` is made. A directory that is no store must not
-        // change.
+        // Check the directory before the file `lock` is made, because a directory that is no store
+        // must not change.
         is_missing(path)?;
         let lock = open_file(&path.join(LOCK), true)?;
         let store_dir = StoreDir::lock(path, lock, FlockOperation::NonBlockingLockExclusive)?;
@@ -257,8 +260,8 @@ impl StoreDir {
             open_file(&path.join(RESERVE), true)?;
             fs::rename(&new, path.join(META))?;
         }
-        // Sync the directory even if the store exists. The process that made the store may have
-        // been killed before it synced.
+        // Sync the directory even if the store existed already. The process that made the store may
+        // have been killed before it synced the directory.
         File::open(path)?.sync_all()?;
         Ok(store_dir)
     }
@@ -271,8 +274,8 @@ impl StoreDir {
     }
 
     /// Locks the directory of an existing store for a read-only mount, like [`StoreDir::open`]. If
-    /// the file system of the host is mounted read-only, changes of the devices that
-    /// [`StoreDir::devices`] returns stay in memory.
+    /// the host's file system is mounted read-only, the directory is locked for reading. Changes of
+    /// the devices that [`StoreDir::devices`] returns then stay in memory.
     pub(crate) fn open_unchanged(path: &Path) -> Result<StoreDir, OpenError> {
         match StoreDir::open(path) {
             Err(error) if error.errno() == Errno::ROFS => StoreDir::open_to_read(path),
@@ -298,7 +301,7 @@ impl StoreDir {
         if is_missing(path)? { Err(OpenError::Missing) } else { Ok(()) }
     }
 
-    /// Locks the directory of a store. With a shared lock, changes of the devices that
+    /// Locks the directory of a store. If the lock is a shared one, changes of the devices that
     /// [`StoreDir::devices`] returns stay in memory.
     fn lock(path: &Path, lock: File, how: FlockOperation) -> Result<StoreDir, OpenError> {
         let is_overlaid = matches!(how, FlockOperation::NonBlockingLockShared);
@@ -309,8 +312,8 @@ impl StoreDir {
         }
     }
 
-    /// Opens the devices. An empty device in memory stands for a missing file, until `make_lost`
-    /// makes that file.
+    /// Opens the files of the store as devices. A missing file is replaced by an empty device in
+    /// memory. Later `make_lost` makes the file.
     pub(crate) fn devices(&self) -> io::Result<Devices> {
         match self.is_overlaid {
             true => {
@@ -322,7 +325,7 @@ impl StoreDir {
         }
     }
 
-    /// Opens the devices for reading only. An empty device in memory stands for a missing file.
+    /// Opens the devices for reading only. A missing file is replaced by an empty device in memory.
     pub(crate) fn devices_to_read(&self) -> io::Result<Devices> {
         self.devices_with(open_file_to_read)
     }
@@ -377,10 +380,10 @@ impl StoreDir {
     }
 }
 
-/// Returns the process that has the store in the directory `path` open. Returns None if no process
-/// has it open, or if the process cannot be found. A process in another pid namespace cannot be
-/// found, nor any process if the host reports no locks. On btrfs none is found, because its locks
-/// have another device number than stat(2) reports.
+/// Returns the pid of the process that has the store in the directory `path` open. Returns None if
+/// no process has it open, or if the process cannot be found. A process in another pid namespace
+/// cannot be found. No process can be found if the host reports no locks, or on btrfs, which
+/// reports locks under another device number than stat(2).
 ///
 /// # Examples
 /// ```
@@ -408,20 +411,20 @@ fn find_holder(locks: &str, dev: u64, ino: u64) -> Option<u32> {
     let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
     let file = format!("{major:02x}:{minor:02x}:{ino}");
     locks.lines().find_map(|line| {
-        // A line of `/proc/locks` with an arrow in this field belongs to a process that only waits
-        // for the lock.
+        // Skip the line of a process that only waits for the lock. Such a line has an arrow (`->`)
+        // before the word `FLOCK`.
         let [_, "FLOCK", _, _, pid, at, ..] = line.split_whitespace().collect::<Vec<_>>()[..]
         else {
             return None;
         };
-        // `/proc/locks` shows a pid of 0 or less for a process in another pid namespace.
+        // `/proc/locks` shows a process in another pid namespace with a pid of 0 or less.
         if at == file { pid.parse().ok().filter(|&pid| pid > 0) } else { None }
     })
 }
 
-/// Returns true if the directory has no store: no `meta`, and no other file with content. Returns
-/// an error if `meta` is empty. Also returns an error if `meta` is missing but another file has
-/// content, because that content belongs to a store whose database is lost.
+/// Returns true if the directory has no store: `meta` is missing, and no other file has content.
+/// Returns an error if `meta` is empty. Also returns an error if `meta` is missing but another file
+/// has content, since that content belongs to a store whose database is lost.
 fn is_missing(path: &Path) -> Result<bool, OpenError> {
     let bytes = |name| match fs::symlink_metadata(path.join(name)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -438,7 +441,7 @@ fn is_missing(path: &Path) -> Result<bool, OpenError> {
     }
 }
 
-/// Checks that a directory has no other files than those of a store.
+/// Checks that a directory contains only files that belong to a store.
 fn check_files(path: &Path) -> Result<(), OpenError> {
     for entry in fs::read_dir(path)? {
         let name = entry?.file_name();
@@ -467,8 +470,8 @@ fn open_file_to_read(path: &Path) -> io::Result<File> {
 }
 
 fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    // Refuse a symbolic link, which might lead to a file outside of the store. If the file is a
-    // pipe, do not wait for a writer.
+    // Refuse a symbolic link, because it might lead to a file outside of the store. If the file is
+    // a pipe, the open must not wait for a writer.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let file = options.custom_flags(flags).open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }

@@ -1,9 +1,9 @@
 //! The extended attributes of an inode, encoded as one set.
 //!
-//! All attributes and ACLs of an inode are one string of bytes, sorted by name. So equal sets have
-//! equal bytes and can share a block (`blocks`). An ACL is stored under the name
-//! `system.posix_acl_*`, in the format of user space. `getxattr` does not return ACLs (see
-//! `FileSystem::get_acl`).
+//! All attributes and ACLs of an inode are encoded as one string of bytes, sorted by name. So equal
+//! sets of attributes have equal bytes and can share a block (`blocks`). An ACL is stored under the
+//! name `system.posix_acl_*`, in the format that user space uses. `getxattr` does not return ACLs
+//! (see `FileSystem::get_acl`).
 //!
 //! An attribute is encoded as the length of its name (1 byte), the length of its value (4 bytes,
 //! little-endian), its name, and its value.
@@ -11,12 +11,12 @@
 //! # Limits
 //! The limits of xattr(7) hold. A name has at most 255 bytes, a value 64 KiB, and all names of an
 //! inode with their NULs 64 KiB. All names and values of an inode together have at most 1 MiB, as
-//! in tmpfs. (ext4 allows 4 KiB without `ea_inode`, XFS has no limit.) A larger set, which an older
-//! store may have, is kept. It may only become smaller.
+//! in tmpfs. (ext4 allows 4 KiB without `ea_inode`, XFS has no limit.) A store made by an older
+//! version may contain a larger set. Such a set is kept, but may only become smaller.
 //!
-//! A name has a class before its first dot, such as `user`. A name of an unknown class is refused,
-//! and so is a name that is only a class. `user` attributes are allowed only for regular files and
-//! directories.
+//! The class of a name is the part before its first dot, such as `user`. A name of an unknown class
+//! is refused, and so is a name that consists only of a class. `user` attributes are allowed only
+//! for regular files and directories.
 //!
 //! Source: xattr(7), setxattr(2), getxattr(2), listxattr(2); `corewalk::tmpfs`.
 
@@ -27,11 +27,11 @@ use corewalk::{AclKind, Errno, FileKind, XattrMode};
 const NAME_BYTES_MAX: usize = 255;
 /// The longest value in bytes (`XATTR_SIZE_MAX`).
 const VALUE_BYTES_MAX: usize = 65536;
-/// Maximum length of all names of an inode with their NULs, in bytes (`XATTR_LIST_MAX`).
+/// Maximum length in bytes of all names of an inode, including their NULs (`XATTR_LIST_MAX`).
 const LIST_BYTES_MAX: usize = 65536;
-/// Maximum number of bytes of all names and values of an attribute set, except ACLs: 16 values of
-/// the greatest length. The limit exists because a set is one value of the database, and every
-/// change of an attribute copies the whole set.
+/// Maximum number of bytes of all names and values of an attribute set, except ACLs. It is enough
+/// for 16 values of the maximum length. The limit exists because a set is one value in the
+/// database, and every change of an attribute copies the whole set.
 const SET_BYTES_MAX: usize = 1 << 20;
 /// The classes of names whose attributes are stored.
 const CLASSES: [&[u8]; 3] = [USER, b"trusted.", b"security."];
@@ -40,7 +40,7 @@ const USER: &[u8] = b"user.";
 /// The class of names that listxattr(2) does not list.
 const SYSTEM: &[u8] = b"system.";
 
-/// Iterates over the attributes of a set, in order. Ends early at invalid bytes.
+/// Iterates over the attributes of an encoded set, in order. Ends early at invalid bytes.
 #[derive(Clone)]
 pub(crate) struct Attributes<'a>(pub(crate) &'a [u8]);
 
@@ -56,7 +56,8 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
-/// Returns true if `set` is valid: sorted, without duplicate names, and within the limits.
+/// Returns true if the encoded set of extended attributes `set` is valid: not empty, sorted by
+/// name, without duplicate names, and not too large.
 pub(crate) fn is_set(set: &[u8]) -> bool {
     let (mut attributes, mut last, mut list_bytes) = (Attributes(set), &b""[..], 0);
     for (name, value) in attributes.by_ref() {
@@ -118,11 +119,12 @@ pub(crate) fn with(set: &[u8], name: &[u8], value: Option<&[u8]>) -> Vec<u8> {
     out
 }
 
-/// Returns the set that a setxattr(2) call makes of `set`. The caller has checked the name.
+/// Returns the attribute set into which a setxattr(2) call changes `set`. The caller has checked
+/// the name.
 ///
 /// # Errors
-/// `E2BIG` for a value that is too long. `EEXIST` and `ENODATA` according to `mode`. `ENOSPC` for
-/// too many names or bytes.
+/// `E2BIG` for a value that is too long. `EEXIST` or `ENODATA` if `mode` forbids the change.
+/// `ENOSPC` for too many names or bytes.
 pub(crate) fn changed(
     set: &[u8],
     name: &[u8],
@@ -149,7 +151,8 @@ pub(crate) fn changed(
     Ok(with(set, name, Some(value)))
 }
 
-/// Returns the ACL in `set`, if there is one. `EIO` if it is invalid.
+/// Returns the access ACL or the default ACL (`kind`) in the attribute set `set`, if there is one.
+/// `EIO` if the ACL is invalid.
 pub(crate) fn acl(set: &[u8], kind: AclKind) -> Result<Option<Acl>, Errno> {
     match find(set, acl_name(kind)) {
         Some(value) => Acl::from_xattr(value).map_err(|_| Errno::IO),
@@ -157,7 +160,8 @@ pub(crate) fn acl(set: &[u8], kind: AclKind) -> Result<Option<Acl>, Errno> {
     }
 }
 
-/// Returns the set `set` with its ACL of this kind replaced by `acl`, or removed if `acl` is None.
+/// Returns the attribute set `set` with its access ACL or default ACL (`kind`) replaced by `acl`,
+/// or removed if `acl` is None.
 pub(crate) fn with_acl(set: &[u8], kind: AclKind, acl: Option<&Acl>) -> Vec<u8> {
     with(set, acl_name(kind), acl.map(Acl::to_xattr).as_deref())
 }
@@ -177,8 +181,9 @@ fn acl_kind(name: &[u8]) -> Option<AclKind> {
 /// Checks the name of an attribute before the attribute is changed.
 ///
 /// # Errors
-/// `ERANGE` for a name that is empty or too long. `EOPNOTSUPP` for an unknown class. `EINVAL` for a
-/// name that is only a class. `EPERM` for a user attribute of a file that cannot have one.
+/// `ERANGE` for a name that is empty or too long. `EOPNOTSUPP` for a name without a known prefix
+/// such as `user.`. `EINVAL` for a prefix alone, or for a name that contains a NUL. `EPERM` for a
+/// name with `user.` if the file is neither a regular file nor a directory.
 pub(crate) fn check_name(kind: FileKind, name: &[u8]) -> Result<(), Errno> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
         return Err(Errno::RANGE);
@@ -192,8 +197,8 @@ pub(crate) fn check_name(kind: FileKind, name: &[u8]) -> Result<(), Errno> {
     if class == USER && !has_user_class { Err(Errno::PERM) } else { Ok(()) }
 }
 
-/// Checks the name of an attribute before the attribute is read. The errors are those of
-/// [`check_name`], but with `ENODATA` instead of `EPERM`.
+/// Checks the name of an attribute before the attribute is read. Returns the errors of
+/// [`check_name`], but `ENODATA` instead of `EPERM`.
 pub(crate) fn check_name_to_read(kind: FileKind, name: &[u8]) -> Result<(), Errno> {
     check_name(kind, name).map_err(|errno| if errno == Errno::PERM { Errno::NODATA } else { errno })
 }

@@ -16,20 +16,22 @@
 //! # Guarantees
 //! - A.1: a slot's words are valid to load and store from `new` until the arena is dropped.
 //! - A.2: a slot that was never allocated holds zeroes. Neither `alloc` nor `free` changes a word
-//!   of a slot, so no free list runs through a slot. Trap T7 is a link that overwrites a count
-//!   which late readers still use.
+//!   of a slot, so no free list runs through the slots. The links of such a list would overwrite
+//!   the reference count of a freed object, which a late reader may still access (trap T7).
 //! - A.3: slot 0 is never handed out, so index 0 can mean "none".
-//! - A.4: the arena prefers freed slots to fresh ones. A shard takes fresh slots only on two
-//!   conditions. It and the depot have no slot of the requested [`Group`] (one of two classes of
-//!   slots, which never share a batch), and the depot has fewer than [`SPARE`] slots of the other
-//!   group. So the touched memory exceeds the peak use by at most two batches of each group per
-//!   shard and [`SPARE`] slots.
+//! - A.4: the arena prefers freed slots to fresh (never used) ones. Each slot belongs to one of two
+//!   [`Group`]s. A shard is the list of free slots of some threads, and the depot has free slots
+//!   for all shards. If a shard has no slot of the requested group, it takes a batch of that group
+//!   from the depot. Failing that, it takes a batch of the other group, if the depot has [`SPARE`]
+//!   slots of it. Only then does it take fresh slots. So the touched memory exceeds the peak use by
+//!   at most two batches of each group per shard and [`SPARE`] slots.
 //! - A.5: `alloc` returns `None` only if it found no free slot in any shard.
-//! - A.6: a small arena takes small pages; `arena/memory` says when it uses huge ones.
+//! - A.6: a small arena uses small pages; `arena/memory` says when an arena uses huge ones.
 //!
 //! # Locks
-//! Each shard has a mutex for its free slots, and the depot has one. Lock order: shard, then depot.
-//! A thread locks at most one shard at a time. No code of the caller runs under these mutexes.
+//! Each shard (the free slots of some threads) has a mutex. The depot (the free slots that no shard
+//! has) has one too. Lock order: shard, then depot. A thread locks at most one shard at a time. No
+//! code of the caller runs under these mutexes.
 //!
 //! # Limits
 //! The arena returns no memory before its drop, does not grow past `max_slots`, and does not detect
@@ -51,24 +53,28 @@ use crossbeam_utils::CachePadded;
 use memory::SlotMemory;
 use std::{fmt, io, sync::OnceLock};
 
-/// Number of slots that a shard moves at once: to the depot, from the depot, or from fresh memory.
+/// Number of slots in a batch. A shard (the free slots of some threads) gives slots to the shared
+/// depot and takes slots from it in batches. It takes never used slots in batches too.
 const BATCH: usize = if corewalk_base::primitives::IS_MODEL { 2 } else { 64 };
 
-/// Distance between two slots of [`Group::Few`] that are handed out one after the other.
+/// Difference between the numbers of two slots of [`Group::Few`] (the group of the few often-read
+/// objects) that are allocated one after the other.
 ///
-/// The owner of an arena may keep more words per slot in an array of its own, for example four
-/// counts per cache line. At this distance, the words of two slots are on different cache lines.
+/// The owner of an arena may keep more words for each slot in an array of its own, for example four
+/// words per cache line. The words of two slots whose numbers differ by `STRIDE` are then on
+/// different cache lines.
 const STRIDE: u64 = 4;
 
-/// If the depot has at least this number of free slots of one group, objects of the other group may
-/// use some of them.
+/// A threshold for the depot (the free slots that no shard has), for each [`Group`]. If the depot
+/// has at least this many free slots of one group, a thread may use some of them for the other
+/// group.
 const SPARE: usize = 16 * BATCH;
 
 /// An arena of slots of `WORDS` words each. With eight words a slot is one 64-byte cache line.
 ///
-/// A growing array, such as the buckets of a hash table, needs no `alloc`: `get` reaches every slot
-/// from the beginning. The array's owner calls `extend_to` for each new length. So
-/// `bytes_committed` is right, and huge pages are used when the array is long enough.
+/// An owner can also use an arena as a growing array, such as the buckets of a hash table, without
+/// `alloc`. `get` reaches every slot as soon as the arena exists. The owner calls `extend_to` for
+/// each new length, so that `bytes_committed` is right and a long array gets huge pages.
 ///
 /// # Examples
 ///
@@ -89,15 +95,16 @@ pub struct SlotArena<const WORDS: usize> {
     /// line with words that an allocation writes.
     memory: SlotMemory<WORDS>,
     name: &'static str,
-    /// The first index that was never handed to a shard. Threads raise it by compare-exchange.
+    /// The smallest slot number that no shard has taken yet. Threads raise it by compare-exchange.
     next_fresh: CachePadded<AtomicU64>,
     /// The depot: the free slots that no shard has. Protected by its own mutex. A thread that also
     /// locks a shard locks the shard first.
     depot: CachePadded<Mutex<Free>>,
     shards: [OwnLine<Shard>; SHARDS],
-    /// One bit per batch of slots, which is set if the batch belongs to [`Group::Few`]. Allocated
-    /// with the first such batch. A bit is set before a slot of its batch is handed out, and is
-    /// never cleared.
+    /// One bit per batch of neighbouring slots. The bit is set if the batch belongs to
+    /// [`Group::Few`], the group of the few often-read objects. The bit array is allocated with the
+    /// first such batch. A bit is set before a slot of its batch is handed out, and is never
+    /// cleared.
     few: OnceLock<Box<[AtomicU64]>>,
 }
 
@@ -156,8 +163,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     ///
     /// # Errors
     ///
-    /// - `EINVAL`: `max_slots` or `WORDS` is 0, or the size does not fit in a `usize`.
-    /// - `ENOMEM`: the address space, or a limit on it, is too small.
+    /// - `EINVAL` if `max_slots` or `WORDS` is 0, or if the size does not fit in a `usize`.
+    /// - `ENOMEM` if the address space, or a limit on it, is too small.
     pub fn new(name: &'static str, max_slots: u32) -> io::Result<Self> {
         let shard = || Shard { free: Mutex::new(Free::default()), in_use: AtomicI64::new(0) };
         Ok(Self {
@@ -203,8 +210,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     /// A scan over all objects needs no index at or above this number.
     #[must_use]
     pub fn len_touched(&self) -> u32 {
-        // ORDERING: Relaxed. `next_fresh` never passes `max_slots`. A scan may miss a slot that is
-        // handed out meanwhile, as if the scan had run a moment earlier.
+        // ORDERING: Relaxed. `next_fresh` never passes `max_slots`. A scan of all slots may miss a
+        // slot that is handed out during the scan, as if the scan had run a moment earlier.
         let next = self.next_fresh.load(Ordering::Relaxed);
         u32::try_from(next).expect("next_fresh never passes max_slots")
     }
@@ -212,7 +219,7 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     /// Counts every slot up to `index` as handed out, for an arena that is used as an array.
     ///
     /// Call this method before the first write to slot `index`. A lower or repeated index has no
-    /// effect. `alloc` hands out none of these slots.
+    /// effect. `alloc` never returns one of the slots up to `index`.
     ///
     /// # Panics
     ///
@@ -229,8 +236,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     pub fn extend_to(&self, index: u32) {
         assert!(index < self.max_slots(), "slot {index} is out of range");
         let now = u64::from(index) + 1;
-        // ORDERING: Relaxed. `next_fresh` only gives each caller its own slot numbers. A call with
-        // a lower or repeated index returns after this load, and stores nothing.
+        // ORDERING: Relaxed. `next_fresh` only gives each caller its own slot numbers. If it is
+        // already above `index`, the call returns after this load and stores nothing.
         if self.next_fresh.load(Ordering::Relaxed) >= now {
             return;
         }
@@ -271,7 +278,7 @@ impl<const WORDS: usize> SlotArena<WORDS> {
 
     /// Returns a free slot of `group`, or of the other group if `group` has none.
     ///
-    /// Returns `None` if all slots are in use. The words of the slot keep their last values.
+    /// Returns `None` if all slots are in use. Allocation does not change the words of the slot.
     #[must_use = "the slot is lost unless it is freed"]
     pub fn alloc_in(&self, group: Group) -> Option<u32> {
         let shard = &self.shards[shard_index()];
@@ -303,8 +310,9 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         let slots = free.of(group);
         slots.push(index);
         if slots.len() >= 2 * BATCH {
-            // Move to the depot the slots that were freed first, because late readers of their
-            // former objects have had the most time to finish.
+            // Move the oldest slots of this list to the depot (the free slots that no shard has).
+            // They were freed first, so late readers of their former objects have had the most time
+            // to finish.
             self.depot.lock().of(group).extend(slots.drain(..BATCH));
         }
     }
@@ -313,8 +321,9 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     fn group_of(&self, index: u32) -> Group {
         let batch = index as usize / BATCH;
         let is_few = self.few.get().is_some_and(|few| {
-            // ORDERING: Relaxed. The bit of a batch is set before the first slot of the batch is
-            // handed out. The caller got the slot's number later, so it sees the bit.
+            // ORDERING: Relaxed. A set bit in `few` says that a batch of slots belongs to
+            // [`Group::Few`]. The bit is set before the first slot of the batch is handed out. The
+            // caller has the number of a slot that was handed out, so it sees the bit.
             few[batch / 64].load(Ordering::Relaxed) >> (batch % 64) & 1 != 0
         });
         if is_few { Group::Few } else { Group::Many }
@@ -329,12 +338,12 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         few[batch / 64].fetch_or(1 << (batch % 64), Ordering::Relaxed);
     }
 
-    /// Fills a shard's empty list of free slots of `group` from the depot. If the depot has none to
-    /// give, takes fresh slots.
+    /// Refills a shard's empty free list of `group` from the depot (the free slots that no shard
+    /// has). If the depot has no slots for the list, takes slots that were never used.
     ///
-    /// If the depot has no slot of `group`, but at least [`SPARE`] free slots of the other group,
-    /// few objects use the other group now. Then the shard takes slots of the other group before
-    /// fresh ones.
+    /// The depot may have no slot of `group`, but at least [`SPARE`] free slots of the other group.
+    /// So many free slots mean that the other group needs fewer slots than before. In that case the
+    /// shard takes some of them before slots that were never used.
     fn refill(&self, group: Group, free: &mut Free) {
         let slots = free.of(group);
         {
@@ -352,7 +361,7 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         }
     }
 
-    /// Moves a batch of fresh slots to the list `free`. At the end of the arena the batch may be
+    /// Moves a batch of never used slots to the list `free`. The last batch of the arena may be
     /// shorter.
     fn take_fresh(&self, group: Group, free: &mut Vec<u32>) {
         let max = u64::from(self.max_slots());
@@ -389,8 +398,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         }
     }
 
-    /// Returns a free slot from any shard or from the depot. `alloc_in` calls it last, if the
-    /// thread's shard, the depot and the fresh memory have no slot.
+    /// Returns a free slot of another thread's shard, or of the depot. `alloc_in` calls it last,
+    /// when it has found no slot in the thread's own shard, in the depot and in the fresh memory.
     #[cold]
     fn steal(&self, group: Group) -> Option<u32> {
         let first = shard_index();
@@ -425,7 +434,8 @@ impl Shard {
     }
 }
 
-/// Returns the index after the last slot of the batch that contains the fresh slot `start`.
+/// Returns the number after the last slot of the batch of neighbouring slots that contains slot
+/// `start`.
 fn end_of_batch(start: u64) -> u64 {
     (start / BATCH as u64 + 1) * BATCH as u64
 }

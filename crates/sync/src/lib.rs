@@ -16,11 +16,13 @@
 //!
 //! # Lock order
 //!
-//! 1. The writers' lock of a `SeqLock` or `SeqRwLock`, or a `Lockref`. The caller defines the order
-//!    among these.
-//! 2. A shard of a `SlotArena`, then its depot. No code of the caller runs under them.
+//! A thread takes the locks of this crate in this order:
+//! 1. The lock of the writers of a `SeqLock` or `SeqRwLock`, or the lock of a `Lockref`. The caller
+//!    defines the order among these.
+//! 2. The mutex of a shard of a `SlotArena`, and then the mutex of its depot. No code of the caller
+//!    runs under these two mutexes.
 //!
-//! A read section of `rcu` may be open while any of these locks is held.
+//! A read section of `rcu` may be open while any lock of this crate is held.
 //!
 //! # Model checking
 //!

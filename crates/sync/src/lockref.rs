@@ -15,24 +15,25 @@
 //! - A.3: the count has 61 bits and is checked at both ends. It never overflows into the flags
 //!   (trap T51). Each method says whether it fails or panics at an end.
 //! - A.4: a thread that finds the lock held waits until the lock is free, and then counts by
-//!   compare-exchange again. It takes the lock itself only after `CAS_TRIES` lost races. So one
-//!   short lock holder does not turn every later user into a lock holder, as in trap T52.
+//!   compare-exchange again. It takes the lock itself only after `CAS_TRIES` lost races. If such
+//!   threads took the lock at once, later threads would find it held and take it too, without end
+//!   (trap T52).
 //! - A.5: a waiting thread spins a bounded number of rounds and then sleeps.
-//! - A.6: consider an owner's work before `put_return` or before unlocking. The thread that sees
-//!   the count reach zero sees this work, and so does the next lock holder.
+//! - A.6: an owner's writes before its `put_return`, or before it unlocked, are seen by two
+//!   threads: the one that drops the last reference, and the next lock holder.
 //!
 //! # Rules
 //!
-//! - A lockref in a reused slot does not say which object it counts. Compare the slot's generation
-//!   after the get.
-//! - The word stays a lockref forever. No field of a freed object may reuse the word (trap T7),
-//!   because late readers still try to count the object and must find it dead.
-//! - A guard is not reentrant. `get` and `put_return` under the thread's own guard wait forever;
-//!   use the guard's `add` and `sub`.
+//! - A slot of an arena may be reused, and its lockref then counts another object. So compare the
+//!   slot's generation after the get.
+//! - The word stays a lockref forever. Late readers still try to count a freed object, and must
+//!   find it dead. So no field of a freed object may reuse the word (trap T7).
+//! - A guard is not reentrant. A thread that calls `get` or `put_return` while it has the guard
+//!   waits forever. It must use the guard's `add` and `sub` instead.
 //!
 //! Source: Long, "dcache: make Oracle more scalable on large systems", February 2013; Linux
-//! `lib/lockref.c` and `include/linux/lockref.h`; Guzik, June 2024, on the degradation that A.4
-//! rules out.
+//! `lib/lockref.c` and `include/linux/lockref.h`; Guzik, June 2024, on lockrefs that stay locked
+//! after one short lock holder (A.4).
 #![expect(unsafe_code, reason = "a view over a word is a reference cast")]
 
 use corewalk_base::{
@@ -59,7 +60,7 @@ const CAS_TRIES: u32 = if IS_MODEL { 2 } else { 100 };
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 64 };
 
 /// A lock, a dead bit and a 61-bit reference count in one word. The lock protects the count and the
-/// dead bit, and the fields that the owner of the lockref names.
+/// dead bit. The owner of the lockref may use the lock to protect further fields of its object.
 ///
 /// # Examples
 ///
@@ -76,7 +77,8 @@ const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 64 };
 #[doc(alias = "lockref")]
 #[repr(transparent)]
 pub struct Lockref {
-    /// The state word. A zero word is unlocked and alive, with count 0.
+    /// The word that contains the lock, the dead bit and the reference count. A zero word is
+    /// unlocked and alive, with count 0.
     ///
     /// | bits | meaning | changed by |
     /// |---|---|---|
@@ -85,8 +87,8 @@ pub struct Lockref {
     /// | 2 | dead | the guard |
     /// | 3..64 | count | any thread while unlocked, the guard while locked |
     ///
-    /// If bit 1 is set and bit 0 is not, a woken thread is about to take the lock. When that thread
-    /// unlocks, it wakes the sleepers that are left.
+    /// If bit 1 (a thread may sleep) is set and bit 0 (locked) is clear, a woken thread is about to
+    /// take the lock. When the woken thread unlocks, it wakes the remaining sleepers.
     word: AtomicU64,
 }
 
@@ -107,9 +109,9 @@ impl Lockref {
 
     /// Returns a view of `word` as a lockref.
     ///
-    /// A zero word is a living lockref with count 0. The word belongs to the lockref from then on.
-    /// Any change that bypasses the lockref breaks the guarantees of this type, though not memory
-    /// safety.
+    /// A zero word is an unlocked, living lockref with count 0. After this call, the word must only
+    /// be changed through the lockref. Any other change breaks the guarantees of this type, though
+    /// not memory safety.
     ///
     /// # Examples
     ///
@@ -455,10 +457,11 @@ impl LockrefGuard<'_> {
         self.lockref.is_dead()
     }
 
-    /// Clears the dead bit, for a slot that gets a new object.
+    /// Marks the lockref as alive again, when the slot of a dead object gets a new object.
     ///
-    /// After this call, late readers of the old object can count the new one. So the caller must
-    /// store the new generation before the call.
+    /// A late reader may still have the slot number of the dead object. After `revive`, it can take
+    /// a reference to the new object by mistake. It notices the mistake by the slot's generation,
+    /// which the caller must change before it calls `revive`.
     #[inline]
     pub fn revive(&mut self) {
         // ORDERING(lockref-unlock): Release. Pairs with the compare-exchange by which a reader

@@ -7,10 +7,10 @@
 //! was handed over. The grace periods are those of `crossbeam-epoch`. This module uses the names of
 //! the kernel's RCU and ties every borrow to a guard.
 //!
-//! If a section stays open, the process cannot free any garbage. Every epoch scheme has this
-//! weakness, which is trap T57. The guard therefore cannot leave its thread, so a future that holds
-//! it across an await is not `Send`. A thread that retires memory faster than it is freed has to
-//! help with the freeing.
+//! If a read section stays open, the process cannot free any garbage. Every epoch scheme has this
+//! weakness, which is trap T57. To keep sections short, a guard cannot leave its thread, so a
+//! future that holds it across an await is not `Send`. If a thread retires memory faster than the
+//! memory is freed, the thread has to help with the freeing.
 //!
 //! # Guarantees
 //!
@@ -22,15 +22,16 @@
 //!
 //! # Rules
 //!
-//! - No blocking call and no callback of a user inside a section.
-//! - Any thread may drop a retired value, inside any of its calls to this module. So the value's
-//!   destructor must not block. Nor may it take a lock that a thread holds while it calls this
-//!   module.
+//! - Inside a read section, a thread must neither block nor run a callback of a user.
+//! - Any call to this module, on any thread, may run the destructors of retired values. So a
+//!   destructor must not block. Nor may it take a lock that a caller may hold during such a call,
+//!   since it would wait for its own thread.
 //!
 //! # Model checkers
 //!
-//! Under loom, shuttle and Miri a small domain replaces `crossbeam-epoch` (`rcu/modelled.rs`). It
-//! frees as soon as no section is open. The models check `RcuCell`, not `crossbeam-epoch`.
+//! Under loom, shuttle and Miri a small implementation of grace periods replaces `crossbeam-epoch`
+//! (`rcu/modelled.rs`). It frees garbage as soon as no read section is open. So the model checkers
+//! check `RcuCell`, not `crossbeam-epoch`.
 //!
 //! Source: McKenney, Sarma, Soni, "Scaling dcache with RCU", Linux Journal 2004; McKenney, "Is
 //! Parallel Programming Hard", chapter 9; Fraser, "Practical lock-freedom", 2004 (epochs).
@@ -69,8 +70,8 @@ pub fn read_lock() -> ReadGuard {
     ReadGuard { _section: domain::enter(), not_send: PhantomData }
 }
 
-/// Waits until every section that is open now has ended. Values that this thread retired before
-/// the call are dropped by then.
+/// Waits until every read section that is open now has ended. When the call returns, the values
+/// that this thread retired before the call have been dropped.
 ///
 /// # Panics
 ///
@@ -100,7 +101,7 @@ pub fn synchronize() {
 /// assert_send(corewalk_sync::rcu::read_lock());
 /// ```
 ///
-/// So a future that moves between threads cannot hold it across an await:
+/// A future that moves between threads cannot hold the guard of a read section across an await:
 ///
 /// ```compile_fail
 /// fn assert_send<T: Send>(_: T) {}

@@ -15,8 +15,9 @@
 //! # Guarantees
 //!
 //! - A.1: if `read_retry` returns false, the words read since `read_begin` come from one finished
-//!   write section. The reader sees no section in part.
-//! - A.2: that section is the one that ended when the count became `start`, not an older one.
+//!   write section. They are not a mixture of two sections.
+//! - A.2: that section is the last one that had finished when the reader got `start`, not an older
+//!   one.
 //! - A.3: a panic inside a section opened by `write` makes the count even again. Trap T30 is an odd
 //!   count that makes readers spin. The stores that the section made before the panic stay.
 //!
@@ -131,7 +132,8 @@ impl SeqCount {
 
     /// Returns true if a writer was inside a section since `start` was read.
     ///
-    /// An odd `start`, which `raw_begin` may return, always asks for a retry.
+    /// Also returns true if `start` is odd, since a writer was then inside a section when
+    /// `raw_begin` returned `start`.
     #[doc(alias = "read_seqcount_retry")]
     #[inline]
     #[must_use]
@@ -145,22 +147,24 @@ impl SeqCount {
         self.count.load(Ordering::Relaxed) != start || Self::is_write_in_progress(start)
     }
 
-    /// Orders the reads of a read section before later loads of the count by `difference`.
+    /// Orders the reads of a read section before the load of the count that `difference` makes
+    /// later.
     ///
-    /// This is the first half of `read_retry`. A reader that validates many counts calls it once
-    /// and then calls `difference` for each count.
+    /// `end_of_reads` is the first half of `read_retry`. A reader that validates many counts calls
+    /// it once, and then calls `difference` for each count.
     #[inline(always)]
     pub fn end_of_reads() {
-        // ORDERING(seq-begin): Acquire fence. Pairs with the fence of `write_begin`. If this thread
-        // has read a word that a later write section stored, a load after the fence sees the count
-        // of that section.
+        // ORDERING(seq-begin): Acquire fence. Pairs with the fence of `write_begin`. This thread
+        // may have read a word that a later write section stored. In that case a load of the count
+        // after the fence sees that write section.
         fence(Ordering::Acquire);
     }
 
     /// Returns the bits in which the count differs from `start`.
     ///
-    /// This is the second half of `read_retry`, without its branch. After `end_of_reads` and with
-    /// an even `start`, zero means that no writer disturbed the read section.
+    /// The reader must call `end_of_reads` first, and `start` must be even. A result of zero then
+    /// means that no writer disturbed the read section. Unlike `read_retry`, this function does not
+    /// branch, so a reader can combine the results of several counts and branch once.
     #[inline(always)]
     #[must_use]
     pub fn difference(&self, start: u64) -> u64 {
@@ -179,7 +183,8 @@ impl SeqCount {
         // ORDERING: Relaxed. The caller's lock excludes other writers.
         let count = self.count.load(Ordering::Relaxed);
         debug_assert!(!Self::is_write_in_progress(count), "a writer is already inside");
-        // ORDERING: Relaxed. The Release fence orders this store before the stores of the section.
+        // ORDERING: Relaxed. The Release fence below orders this store before the stores that the
+        // caller makes in its write section.
         self.count.store(count.wrapping_add(1), Ordering::Relaxed);
         // ORDERING(seq-begin): Release fence. Pairs with the fences of `read_retry` and
         // `end_of_reads`. A reader that sees a word stored in this section also sees the odd count,
@@ -216,8 +221,8 @@ impl SeqCount {
         !count.is_multiple_of(2)
     }
 
-    /// Returns an even count. Spins `SPIN_ROUNDS` times, and then calls `pause` before each further
-    /// read of the count.
+    /// Returns the count, once it is even (no writer is inside a section). Reads it `SPIN_ROUNDS`
+    /// times at once, and then calls `pause` before each further read.
     #[inline]
     pub(crate) fn read_begin_or(&self, pause: impl Fn()) -> u64 {
         let count = self.raw_begin();
@@ -351,8 +356,9 @@ mod tests {
         assert!(SeqCount::is_write_in_progress(seq.raw_begin()));
     }
 
-    /// Trap T32: a reader must retry after 2^31 write sections. With two steps per section, a
-    /// 32-bit count would have the remembered value again.
+    /// Trap T32: checks that a reader retries if 2^31 write sections have run since it read the
+    /// count. Each section adds 2 to the count. A 32-bit count would wrap to its old value, and the
+    /// reader would not notice.
     #[test]
     fn read_retry_after_a_32_bit_wrap_is_true() {
         let word = AtomicU64::new(4);

@@ -1,9 +1,9 @@
 //! A sequence lock: readers write nothing, and take a lock only if writers disturb them too often.
 //!
-//! A `SeqLock` is a `SeqCount` together with the writers' lock. The lock makes three things
-//! possible. Writers need no other lock. A reader can sleep until a running writer has finished. So
-//! a preempted writer does not make readers spin, which is trap T30. A reader that was disturbed
-//! too often can take the lock, so that no writer runs meanwhile.
+//! A `SeqLock` is a `SeqCount` together with the lock of its writers. This lock makes three things
+//! possible. First, writers need no other lock. Second, a reader can sleep until a running writer
+//! has finished, so a preempted writer does not make readers spin (trap T30). Third, a reader that
+//! was disturbed too often can take the lock, which keeps writers out.
 //!
 //! The retry loop is one function with a closure, `read_or_lock`. Linux has a pair of calls instead
 //! (`read_seqbegin_or_lock`, `need_seqretry`). There the caller must make the sequence odd for the
@@ -13,9 +13,10 @@
 //!
 //! # Guarantees
 //!
-//! - A.1: an optimistic pass returns its result only if no write section overlapped the pass.
-//! - A.2: the locked pass excludes writers and is the last pass. It does not change the sequence,
-//!   so it disturbs no optimistic reader.
+//! - A.1: `read_or_lock` first runs its closure without the lock (an optimistic pass). It returns
+//!   the result of such a pass only if no write section overlapped the pass.
+//! - A.2: the last pass holds the lock, which excludes writers. It does not change the sequence, so
+//!   it disturbs no optimistic reader.
 //! - A.3: `read_or_lock` runs the closure at most `OPTIMISTIC_PASSES + 1` times.
 //! - A.4: a panic in a write section or in the closure releases the lock.
 //!
@@ -23,13 +24,15 @@
 //!
 //! - Words read in a section are atomics, read with `Relaxed`. Plain reads are a data race, trap
 //!   T31.
-//! - The closure starts afresh in every pass. State kept from a failed pass is garbage, trap T8.
-//! - No recursion: a thread inside `write` or `read_excl` must not enter either again. Inside
+//! - `read_or_lock` may run its closure several times. The closure must keep no state from a failed
+//!   run, which is garbage (trap T8).
+//! - No recursion: a thread inside `write` or `read_excl` must call neither of them again. Inside
 //!   `write` it must not call `read_begin`.
 //!
 //! # Locks
 //!
-//! One mutex, held by writers and by locking readers. Readers in `read_begin` may sleep on it.
+//! There is one mutex. Writers and locking readers hold it. A reader in `read_begin` may sleep
+//! until a writer has unlocked it.
 //!
 //! Source: Linux `include/linux/seqlock.h` (`seqlock_t`, `read_seqlock_excl`); Nesterov's
 //! `need_seqretry_xxx` proposal on its pitfall.
@@ -43,8 +46,8 @@ pub(crate) const OPTIMISTIC_PASSES: u32 = if corewalk_base::primitives::IS_MODEL
 /// The kind of pass in which `read_or_lock` runs its closure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pass {
-    /// Writers may run during the pass. If a write section overlapped the pass, the result of the
-    /// pass is dropped.
+    /// The closure runs without the lock, so writers may run too. If a write section overlaps this
+    /// run, the result of the closure is dropped.
     Optimistic,
     /// Writers are excluded. The result is final.
     Locked,
@@ -118,7 +121,8 @@ impl SeqLock {
         self.seq.read_retry(start)
     }
 
-    /// Runs `read` until a pass is not disturbed by a writer, and returns the result of that pass.
+    /// Runs the closure `read` until a run of it (a pass) is not disturbed by a writer. Returns the
+    /// result of that pass.
     ///
     /// The first passes are optimistic. The last pass holds the lock.
     ///
@@ -189,8 +193,8 @@ pub struct SeqLockExclGuard<'a> {
 #[must_use = "the section ends when the guard is dropped"]
 #[derive(Debug)]
 pub struct SeqLockWriteGuard<'a> {
-    // INVARIANT: `_section` is declared before `_lock`, so it is dropped first. So the count is
-    // even before the next writer can take the lock.
+    // INVARIANT: `_section` is declared before `_lock`, so it is dropped first. So the sequence
+    // count is even again before the next writer can take the lock.
     _section: SeqWriteGuard<'a>,
     _lock: MutexGuard<'a, ()>,
 }
@@ -210,7 +214,8 @@ mod tests {
         assert_eq!(passes, [Pass::Optimistic]);
     }
 
-    /// Trap T29: a reader that loses every optimistic pass must read under the lock.
+    /// Trap T29: if a writer disturbs each attempt of a reader without the lock, the reader must
+    /// read under the lock.
     #[test]
     fn read_or_lock_disturbed_in_every_pass_ends_locked() {
         let lock = SeqLock::new();

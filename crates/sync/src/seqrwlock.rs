@@ -1,11 +1,10 @@
 //! A sequence read/write lock: a seqlock whose fallback readers share the lock.
 //!
-//! Under a steady stream of writers, a long read is disturbed in each retry. An example is a walk
-//! from a dentry up to the root. So such a reader has to exclude the writers. On a plain seqlock
-//! the reader takes the writers' lock, so readers that could run in parallel queue behind each
-//! other. In 2013 a database that asked Linux for many paths spent up to two thirds of its
-//! processor time on the writers' lock. On a seqrwlock, readers that fall back to the lock share
-//! it.
+//! Under a steady stream of writers, each retry of a long read is disturbed again. An example is a
+//! walk from a dentry up to the root. So such a reader has to take a lock that excludes the
+//! writers. On a plain seqlock that is the writers' lock, so these readers wait for each other. On
+//! a seqrwlock they share the lock. (In 2013 a database that asked Linux for many paths spent up to
+//! two thirds of its processor time on the writers' lock.)
 //!
 //! | | optimistic reader | shared reader | writer |
 //! |---|---|---|---|
@@ -18,20 +17,22 @@
 //!
 //! # Guarantees
 //!
-//! - A.1: an optimistic pass returns its result only if no write section overlapped the pass.
+//! - A.1: a reader without the lock is optimistic. `read_or_lock` returns the result of an
+//!   optimistic run of its closure only if no write section overlapped the run.
 //! - A.2: shared readers exclude writers but not each other. They write only the lock word. The
 //!   sequence stays unchanged, so optimistic readers never notice them.
 //! - A.3: no thread starves. A shared reader that arrives while a writer waits queues behind the
-//!   writer. About every half millisecond a writer hands the lock to the longest waiter. These two
-//!   rules are policies of the underlying lock. An optimistic reader becomes a shared reader after
-//!   `OPTIMISTIC_PASSES` lost passes.
+//!   writer. About every half millisecond a writer hands the lock to the longest waiter. Both rules
+//!   come from `corewalk_base::RwLock`. An optimistic reader becomes a shared reader after
+//!   `OPTIMISTIC_PASSES` disturbed runs.
 //! - A.4: a panic in a write section or in the closure releases the lock.
 //!
 //! # Rules
 //!
-//! - The rules of `SeqLock` hold. A thread that holds the shared lock must not take it again. If a
-//!   writer waits, the second request queues behind the writer (A.3), and the writer waits for the
-//!   first one.
+//! - The rules of `SeqLock` hold.
+//! - A thread that holds the shared lock must not take it again. If a writer waits, the second
+//!   request queues behind the writer (A.3). The writer waits for the thread to release the lock,
+//!   so both wait forever.
 //!
 //! Source: Long, "dcache: introduce a new sequence read/write lock type", February 2013;
 //! `parking_lot` `src/rwlock.rs` for the policy.
@@ -111,9 +112,11 @@ impl SeqRwLock {
         self.seq.read_retry(start)
     }
 
-    /// Runs `read` until a pass is not disturbed by a writer, and returns the result of that pass.
+    /// Runs the closure `read`, again if a writer has disturbed it. Returns the result of the run
+    /// that was not disturbed.
     ///
-    /// The first passes are optimistic. The last pass holds the lock shared with other readers.
+    /// The first runs of `read` are without the lock. If writers disturb all of them, the last run
+    /// holds the lock, shared with other readers.
     pub fn read_or_lock<R>(&self, mut read: impl FnMut(Pass) -> R) -> R {
         for _ in 0..OPTIMISTIC_PASSES {
             let start = self.read_begin();
@@ -165,8 +168,9 @@ pub struct SeqRwLockReadGuard<'a> {
 #[must_use = "the section ends when the guard is dropped"]
 #[derive(Debug)]
 pub struct SeqRwLockWriteGuard<'a> {
-    // INVARIANT: `_section` is declared before `_lock`, so it is dropped first. So the count is
-    // even before the next writer can take the lock.
+    // INVARIANT: `_section` is declared before `_lock`, so it is dropped first. Its drop ends the
+    // write section, which makes the sequence count even. Only then can the next writer take the
+    // lock.
     _section: SeqWriteGuard<'a>,
     _lock: RwLockWriteGuard<'a, ()>,
 }
@@ -186,7 +190,8 @@ mod tests {
         assert_eq!(passes, [Pass::Optimistic]);
     }
 
-    /// Trap T29: a reader that loses every optimistic pass must read under the shared lock.
+    /// Trap T29: checks that a reader uses the shared lock after writers have disturbed all its
+    /// runs without the lock.
     #[test]
     fn read_or_lock_disturbed_in_every_pass_ends_locked() {
         let lock = SeqRwLock::new();

@@ -1,5 +1,5 @@
-//! Tests of the grace periods of a whole process: open sections delay them, and garbage stays
-//! bounded.
+//! Tests of grace periods. All threads of a process share them, so a read section of any thread
+//! delays the freeing of values. The garbage (the values that are not freed yet) must stay bounded.
 //!
 //! All threads of a process share its grace periods, so these tests run one at a time.
 #![cfg(not(any(miri, corewalk_loom, corewalk_shuttle)))]
@@ -19,8 +19,9 @@ static TURN: Mutex<()> = Mutex::new(());
 /// Versions that were made and not dropped yet.
 static ALIVE: ShardedCounter = ShardedCounter::new();
 
-/// Number of replacements that surely frees every version whose grace period has ended. The number
-/// is high, because a thread keeps some hundred versions as garbage before it frees any.
+/// Number of times that a test replaces the value of an `RcuCell` to free garbage. After these
+/// replacements, every version whose grace period has ended is freed. The number is high, because a
+/// thread keeps some hundred versions as garbage before it frees any.
 const CHURN: u64 = 10_000;
 
 /// A value of several words, counted in `ALIVE`.
@@ -39,7 +40,7 @@ impl Drop for Version {
     }
 }
 
-/// Makes a cell and replaces its value `CHURN` times, which frees garbage as a side effect.
+/// Makes an `RcuCell` and replaces its value `CHURN` times, which frees garbage as a side effect.
 fn churn() {
     let cell = RcuCell::new(0);
     (0..CHURN).for_each(|round| cell.replace(round));
@@ -171,8 +172,9 @@ fn synchronize_inside_a_section_panics() {
 /// writer is.
 #[test]
 fn garbage_under_churn_is_bounded() {
-    // A reader that is preempted inside a section keeps some ten thousand versions from being freed
-    // for a time slice. So the bound is a quarter of all versions, far above that.
+    // `GARBAGE_MAX` is the limit for the values (of type `Version`) that are not freed yet. A
+    // reader that is preempted inside a read section delays the freeing for a time slice, by some
+    // ten thousand values. A quarter of all values is far above that.
     const ROUNDS: u64 = 1_500_000;
     const GARBAGE_MAX: i64 = ROUNDS as i64 / 4;
     let _turn = TURN.lock();
@@ -208,8 +210,8 @@ fn garbage_under_churn_is_bounded() {
     churn_down_to(0);
 }
 
-/// Trap T57, control (a case without the bound): a section that stays open keeps all garbage. So
-/// the bound that `garbage_under_churn_is_bounded` checks holds only if sections end.
+/// Trap T57, control: while one read section stays open, no replaced value is freed. So the bound
+/// of the test `garbage_under_churn_is_bounded` holds only if readers leave their sections.
 #[test]
 fn control_garbage_behind_an_open_section_grows() {
     const ROUNDS: u64 = 100_000;

@@ -12,8 +12,8 @@ use std::time::Duration;
 /// The time that the writer stays in its section.
 const SECTION: Duration = Duration::from_millis(200);
 
-/// The processor time that a reader may use while the writer is inside its section. A spinning
-/// reader would use all that time.
+/// The limit for the processor time that a reader may use during a write section of length
+/// `SECTION`. A spinning reader would use processor time during the whole section.
 const BURN_MAX: Duration = Duration::from_millis(3);
 
 /// Returns the processor time that this thread has used.

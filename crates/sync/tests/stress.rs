@@ -16,8 +16,8 @@ use std::sync::Barrier;
 const THREADS: u64 = 4;
 const ROUNDS: u64 = if cfg!(miri) { 40 } else { 200_000 };
 
-/// If two kinds of threads compete in a test, each kind makes at least this many steps while the
-/// other kind runs.
+/// Minimum number of steps that each kind of thread makes while the other kind runs, in a test
+/// where two kinds of threads compete.
 const PROGRESS: u64 = if cfg!(miri) { 3 } else { 1_000 };
 
 /// The seed of this run.
@@ -104,7 +104,8 @@ impl Objects {
         generation.wrapping_mul(0x9e37_79b9)
     }
 
-    /// Makes an object and puts it into an empty place of the table.
+    /// Makes an object and puts it into the table of objects at `place`. If another object is
+    /// there, marks the new object dead and frees its slot.
     fn create(&self, place: usize) {
         let Some(index) = self.arena.alloc() else { return };
         let generation = (self.word(index, GENERATION) + 1) & u64::from(u32::MAX);
@@ -131,8 +132,8 @@ impl Objects {
         }
     }
 
-    /// Waits until the count of an object is 0, and marks the object dead. The caller has already
-    /// removed the object from the table.
+    /// Waits until the reference count of an object is 0, marks the object dead, and frees its
+    /// slot. The object is not in `self.table`.
     fn kill(&self, index: u32) {
         loop {
             let mut guard = self.lockref(index).lock();
@@ -222,8 +223,9 @@ fn lockref_locked_and_counted_by_many_keeps_the_sum() {
     assert!(!lockref.is_locked());
 }
 
-/// Trap T52: a thread that holds the lock for a short time must not make later users take the lock.
-/// After that thread has ended, no user may find the lock held.
+/// Trap T52: a thread that holds the lock of a lockref for a short time must not make other threads
+/// take the lock. Those threads, the users, only take and drop references. After the lock holder
+/// has ended, no user may find the lock held.
 #[test]
 fn transient_locker_leaves_users_lock_free() {
     /// How often the locker takes the lock. The number is small, because the locker yields under
@@ -238,9 +240,10 @@ fn transient_locker_leaves_users_lock_free() {
                 let (mut rounds, mut met) = (0, 0);
                 while rounds < ROUNDS {
                     lockref.get();
-                    // ORDERING: Relaxed. `has_gone` says that the locker has ended, but orders no
-                    // other access. So in its first rounds after that, this user may still see the
-                    // lock held. The check skips these rounds.
+                    // ORDERING: Relaxed. The other thread sets `has_gone` at its end, and the flag
+                    // orders no other access. So this thread may see the flag set, and still see
+                    // the lock held for some rounds. So the test ignores the first tenth of the
+                    // rounds.
                     if has_gone.load(Ordering::Relaxed) {
                         rounds += 1;
                         met += u64::from(rounds > ROUNDS / 10 && lockref.is_locked());
@@ -289,9 +292,11 @@ fn assert_whole(words: [u64; 6]) {
     assert!(words.iter().all(|word| *word == words[0]), "torn {words:?}; seed {}", seed());
 }
 
-/// Trap T31: the words of a section are atomics, so Miri and ThreadSanitizer find no race.
+/// Trap T31: the words that a sequence count protects are atomics, so Miri and ThreadSanitizer find
+/// no race.
 ///
-/// Each reader repeats its section until it has seen the words change `PROGRESS` times.
+/// Each reader repeats its read section until it has seen the words that the writer stores change
+/// `PROGRESS` times.
 #[test]
 fn seqcount_readers_beside_a_writer_see_whole_sections() {
     let shared = Arc::new((SeqCount::new(), Words::new(), AtomicU64::new(THREADS - 1)));
@@ -303,7 +308,8 @@ fn seqcount_readers_beside_a_writer_see_whole_sections() {
                 let section = seq.write();
                 words.store(words.load()[0] + 1);
                 drop(section);
-                // Pause between two write sections. Otherwise a reader could not finish a pass.
+                // Pause between two write sections. Otherwise the writer would disturb every read
+                // section, and the readers would retry for ever.
                 (0..random.below(100)).for_each(|_| hint::spin_loop());
             }
             return;
@@ -380,7 +386,7 @@ fn seqrwlock_under_writers_gives_whole_sections_in_bounded_passes() {
 }
 
 /// Runs `mine` on this thread and `theirs` on three other threads. Ends when this thread has run
-/// `mine` `PROGRESS` times, and each other thread has run `theirs` as often in that time. If a
+/// `mine` `PROGRESS` times and each other thread has run `theirs` at least `PROGRESS` times. If a
 /// thread starves, the test hangs.
 fn both_progress(
     lock: &Arc<(SeqRwLock, Words)>,

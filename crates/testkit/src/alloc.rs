@@ -1,18 +1,20 @@
-//! A global allocator that counts. With it a test can check that an operation does not allocate, or
-//! does not leak.
+//! A global allocator that counts allocations. With it a test can check that an operation does not
+//! allocate, or does not leak.
 //!
-//! A test binary makes a [`Counting`] its global allocator, and compares the counts before and
-//! after an operation. Other threads of the binary may allocate at any time, so there are two
-//! scopes:
+//! A test binary makes a [`Counting`] its global allocator, and compares the counts of allocations
+//! before and after an operation. Other threads of the binary may allocate at any time. So there
+//! are counts of the whole process, and counts of one thread.
 //!
-//! - the process: the bytes and blocks that it has allocated and not freed ([`Counting::live`]),
-//!   for bounds on memory;
-//! - the calling thread: the number of its allocations ([`thread_allocations`]), for exact numbers.
+//! For the process, the allocator counts the bytes and blocks that are allocated and not freed
+//! ([`Counting::live`]). Tests use these numbers to check bounds on memory. For the calling thread,
+//! it counts the allocations ([`thread_allocations`]), for tests of exact numbers.
 //!
-//! Sizes are the requested ones, and not those to which malloc rounds them up.
+//! The byte counts add up the requested sizes. They leave out the bytes that malloc adds by
+//! rounding.
 //!
-//! The counters are atomics, and a thread-local cell without a destructor, because an allocator
-//! must not allocate and also runs while a thread ends.
+//! The counters of the process are atomics. The counter of a thread is a thread-local cell without
+//! a destructor. Such a cell is accessed without an allocation, which would call the allocator
+//! recursively. It can also be used while the thread ends, when the allocator still runs.
 //!
 //! ```
 //! use corewalk_testkit::alloc::{Counting, thread_allocations};
@@ -58,8 +60,9 @@ impl Counting {
 
     /// Returns the memory that the process has allocated and not freed.
     ///
-    /// The counters are read one after the other. So the result is exact only if no other thread
-    /// allocates or frees at that time.
+    /// The function reads four counters one after the other: the bytes and the blocks that were
+    /// allocated and freed. So the result is exact only if no other thread allocates or frees
+    /// meanwhile.
     pub fn live(&self) -> Live {
         // ORDERING: Relaxed. The counts are statistics: they are exact only if no other thread
         // allocates or frees during the call. `live` reads the counts of freed memory before those

@@ -1,4 +1,5 @@
-//! Child processes by fork(2) without exec(2). They start fast, for tests that kill many of them.
+//! Child processes by fork(2) without exec(2). They start fast, which helps a test that starts and
+//! kills many of them.
 //!
 //! The child of a process with several threads has only a copy of the forking thread. A lock that
 //! another thread held stays locked in the child for ever. So [`Forked::start`] panics if the
@@ -9,9 +10,10 @@
 //!
 //! - A.1: a child ends when its body returns. It runs no destructors and no exit handlers of the
 //!   parent.
-//! - A.2: a child that is dropped is killed and waited for.
+//! - A.2: when a [`Forked`] is dropped, its child is killed and waited for.
 //!
-//! Source: fork(2), and the functions that POSIX allows in the child of a process with threads.
+//! Source: fork(2); the rule of POSIX that the child of a process with several threads may call
+//! only async-signal-safe functions.
 #![expect(unsafe_code, reason = "fork is an unsafe function")]
 
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, waitpid};
@@ -48,8 +50,8 @@ impl Forked {
     pub fn start(body: impl FnOnce()) -> io::Result<Self> {
         let threads = fs::read_dir("/proc/self/task")?.count();
         assert_eq!(threads, 1, "a process with several threads must not fork");
-        // SAFETY: the process has no other thread. So no lock in the child is held by a thread that
-        // does not exist there.
+        // SAFETY: the process has only this thread. So no other thread holds a lock that the child
+        // would wait for in vain.
         let pid = unsafe { libc::fork() };
         match pid {
             -1 => Err(io::Error::last_os_error()),

@@ -2,13 +2,13 @@
 //! corpus and with randomly changed copies of them.
 //!
 //! The corpus of a fuzz test is a directory of inputs, in `fuzz/` below the root of the repository.
-//! The test first runs all of them. Then it repeatedly takes an input, changes a few bytes, and
-//! runs the result. For each input the target returns an answer, for example an error number. If
-//! the answer is new, the test also changes that input from then on. So the search gets past the
-//! first check that refuses an input.
+//! The test first runs all of them. Then it repeatedly picks an input, changes a few bytes of a
+//! copy, and runs the copy. For each input the target returns an answer, for example an error
+//! number. A changed input that gives a new answer is added to the inputs that the test picks from.
+//! So the search gets past the first check that refuses an input.
 //!
-//! The target fails by a panic. In that case the test writes the input to a file, and prints the
-//! command that adds the file to the corpus.
+//! The code under test reports an error by a panic. In that case the fuzz test writes the input to
+//! a file, and prints the command that adds the file to the corpus.
 //!
 //! ```
 //! use corewalk_testkit::fuzz::Fuzz;
@@ -19,7 +19,8 @@
 //!
 //! # Guarantees
 //!
-//! - A.1: corpus, target and seed determine the inputs. `COREWALK_SEED` repeats a failure.
+//! - A.1: the inputs depend only on the corpus (the stored inputs), the code under test and the
+//!   seed. So a run with the printed seed in `COREWALK_SEED` repeats a failure.
 //! - A.2: a test without a corpus panics.
 //!
 //! `COREWALK_FUZZ_TIMES` multiplies the number of runs; `cargo xtask nightly` sets it.
@@ -50,7 +51,8 @@ const LEN_MAX: usize = 1 << 16;
 const EDGES: [u64; 10] =
     [0, 1, 0x7f, 0xff, 0x7fff, 0xffff, i32::MAX as u64, u32::MAX as u64, i64::MAX as u64, u64::MAX];
 
-/// A fuzz test, with its corpus, the strings that it inserts, and its number of runs.
+/// A fuzz test: the name of its corpus, the strings that it inserts into inputs, and its number of
+/// runs.
 #[derive(Clone, Debug)]
 pub struct Fuzz {
     name: String,
@@ -71,7 +73,7 @@ impl Fuzz {
         self
     }
 
-    /// Sets how many changed inputs the test runs. The default is 2,000.
+    /// Sets how many randomly changed inputs the test runs. The default is 2,000.
     #[must_use]
     pub fn runs(mut self, runs: u64) -> Self {
         self.runs = runs;
@@ -144,8 +146,8 @@ impl Fuzz {
             }
             4 if !self.words.is_empty() => insert(input, at, rng.pick::<Vec<u8>>(&self.words)),
             5 => {
-                // Overwrite one to eight bytes with a number of `EDGES`, or with such a number plus
-                // or minus 1.
+                // Overwrite one to eight bytes of the input with one of the numbers in `EDGES`, or
+                // with that number plus or minus 1.
                 let number = rng.pick(&EDGES).wrapping_add(rng.below(3)).wrapping_sub(1);
                 let width = 1 << rng.below(4);
                 let end = (at + width).min(input.len());
@@ -168,8 +170,8 @@ fn times() -> u64 {
     text.map_or(1, |text| text.parse().expect("COREWALK_FUZZ_TIMES is a number"))
 }
 
-/// A guard that is dropped when the code under test has run. If that code panics, the guard writes
-/// the input to a file.
+/// A guard that exists while the code under test runs. If that code panics, the drop of the guard
+/// writes the input to a file.
 struct Failing<'a> {
     name: &'a str,
     input: &'a [u8],
@@ -196,8 +198,9 @@ mod tests {
     use super::*;
     use std::panic::catch_unwind;
 
-    /// The search must get past several checks in a row. The target checks three bytes one after
-    /// the other. To pass all three, the search must also change inputs that gave new answers.
+    /// Checks that the fuzzer finds an input that passes several checks in a row. The function
+    /// under test compares three bytes one after the other, and answers how many were right. To
+    /// pass all three comparisons, the fuzzer must go on changing inputs that gave new answers.
     // Do not run this test under Miri: it would take long, and this code has no unsafe parts.
     #[cfg(not(miri))]
     #[test]

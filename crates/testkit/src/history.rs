@@ -3,23 +3,25 @@
 //! A history is a set of calls. Each call has the time of its invocation, the time of its return,
 //! the operation and the result. The times come from a logical [`Clock`], a counter, so that the
 //! order of any two events is known. Wall-clock time is too coarse for that, and may differ between
-//! processors. Each thread records into its own [`Recorder`]. [`History::join`] joins these buffers
-//! after the threads have ended.
+//! processors. Each thread records its calls in its own [`Recorder`]. [`History::join`] joins the
+//! recorders after the threads have ended.
 //!
 //! # Guarantees
 //!
-//! - A.1: if the return of call `a` happens before the invocation of call `b`, then `a.returned <
-//!   b.invoked`. Two calls of one thread are an example.
-//! - A.2: if `a.returned < b.invoked`, then `a` happens before `b`. So a checker may demand that
-//!   `b` sees the effects of `a`.
+//! The fields `invoked` and `returned` of a call are the times of its invocation and its return.
+//! - A.1: if the return of call `a` happens before the invocation of call `b`, then `a.returned` is
+//!   less than `b.invoked`. Two calls of one thread are an example.
+//! - A.2: if `a.returned` is less than `b.invoked`, then `a` happens before `b`. So a checker may
+//!   demand that `b` sees the effects of `a`.
 //! - A.3: a call that panicked stays in the history without a result. It may or may not have taken
 //!   effect.
 //!
 //! # Side effect
 //!
-//! Each call makes two read-modify-writes of one shared cache line. They order the calls of
-//! different threads more strongly than the code under test does. So a missing barrier may go
-//! unnoticed. Use the model checker to find weak orderings, and histories to find wrong results.
+//! Each recorded call makes two read-modify-writes of the clock, which is one shared cache line.
+//! They order the calls of different threads more strongly than the code under test does. So a
+//! missing barrier may go unnoticed. Use the model checker to find weak orderings, and histories to
+//! find wrong results.
 //!
 //! Source: Herlihy and Wing, "Linearizability: a correctness condition for concurrent objects",
 //! 1990.
@@ -39,22 +41,25 @@ impl Clock {
         Self { ticks: AtomicU64::new(0) }
     }
 
-    /// Returns the current time, and then advances the clock. So no two calls return the same time.
+    /// Returns the current logical time, and then advances the clock. So no two calls return the
+    /// same time.
     pub fn tick(&self) -> u64 {
-        // ORDERING: AcqRel. Pairs with the same operation in other threads: the actions of a thread
-        // before its tick happen before the actions of another thread after a later tick (A.2).
+        // ORDERING: AcqRel. Calls of `tick` (ticks) by different threads pair with each other. The
+        // actions of a thread before its tick happen before the actions of another thread after a
+        // later tick (A.2).
         self.ticks.fetch_add(1, Ordering::AcqRel)
     }
 
     /// Returns the number of ticks so far, and stores nothing.
     ///
-    /// All counted ticks happen before the return of this call. If the calling thread has read a
-    /// value that another thread stored after a tick, then that tick is counted. So a reader that
-    /// stores nothing can place its read between two ticks of writers.
+    /// A tick is a call of [`Clock::tick`]. The ticks that the result counts happen before this
+    /// call of `now` returns. A writer may tick and then store a value. If this thread has read
+    /// that value, the result counts the writer's tick. So a reader that stores nothing can place
+    /// its read between two ticks of writers.
     pub fn now(&self) -> u64 {
-        // ORDERING: Acquire fence. Assume that an earlier read of this thread, even a relaxed one,
-        // saw a store of another thread. Then the load after the fence sees all ticks before that
-        // store.
+        // ORDERING: Acquire fence. Another thread may have called `tick` and then stored a value.
+        // If this thread has read that value before, the load of the clock below counts that tick.
+        // The fence ensures this even if the value was read with a relaxed load.
         fence(Ordering::Acquire);
         // ORDERING: Acquire, paired with `tick`.
         self.ticks.load(Ordering::Acquire)
@@ -82,7 +87,8 @@ impl<O, R> Call<O, R> {
         Self { thread, invoked, returned, op, ret: Some(ret) }
     }
 
-    /// Returns a call that never returned, for a history that a test writes by hand.
+    /// Returns a call that is still pending at the end of the history, for a history that a test
+    /// writes by hand.
     pub fn pending(thread: usize, invoked: u64, op: O) -> Self {
         Self { thread, invoked, returned: u64::MAX, op, ret: None }
     }

@@ -30,7 +30,7 @@
 //!   contains it.
 //!
 //! Source: crossbeam (`ci/`), mountpoint-s3 (`tests/reftests`), and `TigerBeetle`, whose tests have
-//! controls that must fail.
+//! controls: wrong code that a test must reject.
 
 pub mod alloc;
 pub mod fork;

@@ -13,26 +13,27 @@
 //! calls. If no order of the remaining calls fits, the search puts the call back and tries another
 //! one.
 //!
-//! Lowe's addition makes the search practical. The rest of the search depends only on the set of
-//! taken calls and on the state of the model. So the search visits each pair of such a set and a
-//! state only once. The invocations and returns of the calls are in a linked list, in order of
-//! time. Taking a call or putting it back changes four links: two at its invocation and two at its
-//! return. The search has its own stack, so that a long history does not overflow the stack of the
-//! thread.
+//! An addition by Lowe makes this search practical. The further search depends only on the set of
+//! calls that are already in the sequence, and on the state of the model. So it visits each
+//! combination of a set and a state only once. The invocations and returns of the remaining calls
+//! are in a linked list, in order of time. Taking a call or putting it back changes four links: two
+//! at its invocation and two at its return. The search has its own stack, so that a long history
+//! does not overflow the thread's stack.
 //!
 //! # Bounds
 //!
-//! The problem is NP-complete. The search gives up after [`Limit::states`] such pairs and returns
+//! To decide whether a history is linearizable is NP-complete. So the search gives up after it has
+//! visited [`Limit::states`] combinations of a set of calls and a model state. It then returns
 //! [`Verdict::Undecided`]. The cost grows with the number of calls that overlap. So limit the
-//! number of threads rather than the number of calls.
+//! number of threads, not of calls.
 //!
 //! # The report
 //!
 //! Each prefix of a linearizable history is linearizable, so a wrong history has a shortest wrong
 //! prefix. The report finds that prefix by bisection. It shows the last call of the prefix, the
 //! calls that overlap it, and a state of the model that explains the calls before it. The report
-//! does not print the other calls. But the check includes them, since without one of its calls a
-//! correct history could become a wrong one.
+//! omits the other calls, but the check does not. If a call such as a write is omitted, a correct
+//! history may become a wrong one.
 //!
 //! Source: Wing and Gong, "Testing and verifying concurrent objects", 1993; Lowe, "Testing for
 //! linearizability", 2016; Horn and Kroening, "Faster linearizability checking via
@@ -54,7 +55,8 @@ const SHOWN_BEFORE: usize = 12;
 
 /// A sequential model of the code under test. It computes the correct results.
 ///
-/// The search clones the state at each step. So the state should be small or share structure.
+/// The search for an order of the calls clones the model's state at each step. So the state should
+/// be small or share structure.
 ///
 /// ```
 /// use corewalk_testkit::linearize::Spec;
@@ -92,9 +94,9 @@ pub trait Spec: Clone + Eq + Hash {
 
     /// Returns true if `seen` is a permitted result of `op`, where `right` is the model's result.
     ///
-    /// The default requires that `seen` equals `right`. Override it if an operation may have other
-    /// results, such as "try again". In either case, the model keeps the state in which `apply`
-    /// left it.
+    /// This default implementation requires that `seen` equals `right`. Override it if an operation
+    /// may have other results, such as "try again". The state of the model after the operation is
+    /// in any case that in which `apply` left it.
     fn accepts(&self, op: &Self::Op, right: &Self::Ret, seen: &Self::Ret) -> bool {
         let _ = op;
         right == seen
@@ -110,8 +112,9 @@ pub struct Limit {
 }
 
 impl Default for Limit {
-    /// Returns a limit of four million pairs (see [`Limit::states`]). A search of that size takes a
-    /// few seconds and a few hundred MiB.
+    /// Returns a limit of four million search states. A search state is a set of calls that are
+    /// already in the sequence, and a state of the model. A search of that size takes a few seconds
+    /// and a few hundred MiB.
     fn default() -> Self {
         Self { states: 4_000_000 }
     }
@@ -120,8 +123,8 @@ impl Default for Limit {
 /// The result of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The history is linearizable. The field is a sequence that explains it, as indices into
-    /// [`History::calls`].
+    /// The history is linearizable. The field is a sequence of the calls that proves it, as indices
+    /// into [`History::calls`].
     Linearizable(Vec<usize>),
     /// No sequence explains the results.
     Violated,
@@ -138,7 +141,8 @@ pub fn check<S: Spec>(initial: &S, history: &History<S::Op, S::Ret>, limit: Limi
 ///
 /// # Panics
 ///
-/// Panics with a report and `seed` if the history is not linearizable, or if the search gives up.
+/// Panics with a report and `seed` if the history is not linearizable, or if [`check`] reaches its
+/// limit before it has decided.
 pub fn assert_linearizable<S: Spec + Debug>(
     initial: &S,
     history: &History<S::Op, S::Ret>,
@@ -169,8 +173,9 @@ pub fn report<S: Spec + Debug>(
         .map(|(index, call)| (call.returned, index))
         .collect();
     returns.sort_unstable();
-    // Count the returns in the longest prefix of the history in which the search finds no error.
-    // Bisection finds this prefix, since each prefix that contains a wrong prefix is wrong too.
+    // Search for the shortest wrong prefix of the history by bisection. Each prefix that contains a
+    // wrong prefix is wrong too. The result is the number of returns in the longest prefix that is
+    // not wrong.
     let first_failing = returns.partition_point(|&(until, _)| {
         Search::new(initial, calls, until, limit).run() != Verdict::Violated
     });
@@ -224,24 +229,25 @@ fn describe<S: Spec + Debug>(
 /// The search over one prefix of a history.
 struct Search<'h, S: Spec> {
     calls: &'h [Call<S::Op, S::Ret>],
-    /// For each call, true if it returned within the examined prefix of the history. All other
-    /// calls count as pending.
+    /// One element per call: true if the call returned within the prefix of the history that is
+    /// checked. All other calls count as pending.
     is_answered: Vec<bool>,
     limit: Limit,
     events: EventList,
     state: S,
     taken: BitSet,
-    /// The calls that the search has taken, in sequence, each with the model's state before the
-    /// call.
+    /// The sequence of calls that this search for a linearization has built so far. Each call is
+    /// there with the model's state before it.
     stack: Vec<(usize, S)>,
     seen: HashSet<(BitSet, S)>,
-    /// The number of calls that returned within the examined prefix of the history, but that the
-    /// search has not taken yet.
+    /// The number of calls that are still missing in the sequence. Only the calls that returned
+    /// within the checked prefix of the history are counted.
     missing: usize,
 }
 
 impl<'h, S: Spec> Search<'h, S> {
-    /// Returns a search over the prefix of the history that ends at time `until`.
+    /// Returns a search for a linearization of a part of the history: the prefix that ends at time
+    /// `until`.
     fn new(initial: &S, calls: &'h [Call<S::Op, S::Ret>], until: u64, limit: Limit) -> Self {
         let is_answered: Vec<bool> =
             calls.iter().map(|call| call.ret.is_some() && call.returned <= until).collect();
@@ -292,8 +298,9 @@ impl<'h, S: Spec> Search<'h, S> {
         }
     }
 
-    /// Takes call `index` if the model gives its recorded result. Refuses the call if the search
-    /// has already been at the resulting pair: the set of taken calls and the state of the model.
+    /// Appends call `index` to the sequence. Returns [`Step::Refused`] if the model gives another
+    /// result than the recorded one. Does so also if the search has already visited the same set of
+    /// calls with the same state of the model.
     fn take(&mut self, index: usize) -> Step {
         let call = &self.calls[index];
         let mut next = self.state.clone();
@@ -318,7 +325,8 @@ impl<'h, S: Spec> Search<'h, S> {
         Step::Taken
     }
 
-    /// Puts the most recently taken call back, and returns it. Returns None if no call is taken.
+    /// Removes the last call from the sequence that the search builds, and returns it. Returns None
+    /// if the sequence is empty.
     fn put_back(&mut self) -> Option<usize> {
         let (index, before) = self.stack.pop()?;
         self.state = before;
@@ -332,24 +340,26 @@ impl<'h, S: Spec> Search<'h, S> {
 enum Step {
     /// The call was taken.
     Taken,
-    /// The result of the call differs from the model's. Or the search has already been at the
-    /// resulting pair: the set of taken calls and the state of the model.
+    /// The call cannot come next in the sequence that the search builds, for one of two reasons.
+    /// Its result differs from the model's, or the search has already visited the same set of calls
+    /// with the same state of the model.
     Refused,
-    /// The next event is the return of a call that the search has not taken. So an earlier choice
-    /// of the search was wrong.
+    /// The next event of the history is the return of a call that is not in the sequence yet. All
+    /// further calls were invoked later, so that call had to come earlier in the sequence. So an
+    /// earlier choice was wrong.
     Blocked,
     /// The search reached its limit.
     Exhausted,
 }
 
-/// A doubly linked ring of the events of those calls that the search has not taken. It is ordered
-/// by time.
+/// The events (invocations and returns) of the calls that the search has not put in order yet. They
+/// are in a doubly linked ring, ordered by time.
 ///
 /// # Invariants
 ///
-/// Node 0 is the head. The invocation of call `i` is node `2 * i + 1`, and its return is node `2 *
-/// i + 2`. An unlinked node keeps its own links. So calls must be put back in the reverse of the
-/// order in which they were taken.
+/// Node 0 is the head of the ring. The invocation of call `i` is node `2 * i + 1`, and its return
+/// is node `2 * i + 2`. An unlinked node keeps its links to its former neighbours, which show where
+/// to link it again. So nodes must be linked again in the reverse order of their unlinking.
 struct EventList {
     next: Vec<usize>,
     prev: Vec<usize>,
@@ -379,7 +389,8 @@ impl EventList {
         2 * call + 2
     }
 
-    /// Returns the call whose invocation is `node`. Returns None for a return and for the head.
+    /// Returns the call whose invocation is the node `node` of the list. Returns None if the node
+    /// is a return or the head of the list.
     fn invoked_call(node: usize) -> Option<usize> {
         (node % 2 == 1).then_some(node / 2)
     }
@@ -499,8 +510,9 @@ mod tests {
 
     #[test]
     fn control_new_then_old_read_is_rejected() {
-        // The first read returns the new value, and then the second read returns the old one. Each
-        // read alone has an explanation, but both together have none.
+        // The checker must reject two reads in a row, both during a write, if only the first
+        // returns the new value. Each result alone is possible, but no order of the calls explains
+        // both.
         let calls = vec![
             Call::finished(0, 0, 9, Op::Write(7), 0),
             Call::finished(1, 1, 2, Op::Read, 7),
@@ -558,8 +570,9 @@ mod tests {
             calls.push(Call::finished(0, at, at + 2, Op::Write(value), 0));
             calls.push(Call::finished(1, at + 1, at + 3, Op::Read, value));
         }
-        // Check the calls in parts of 2,000, because each step of the search copies a set with one
-        // bit per call.
+        // Check the calls in chunks of 2,000. At each step, the search copies the set of the calls
+        // that are in its sequence. The set has one bit per call, so one search over all calls
+        // would be slow.
         for part in calls.chunks(2_000) {
             assert!(is_linearizable(part.to_vec()));
         }
@@ -587,8 +600,8 @@ mod tests {
         assert_linearizable(&Register::default(), &history, Seed(42));
     }
 
-    /// Returns true if `calls` are linearizable. It tries all subsets and permutations of the
-    /// calls.
+    /// Returns true if `calls` are linearizable. Tries all orders of the calls, with each subset of
+    /// the calls that did not return.
     fn is_linearizable_by_force(calls: &[Call<Op, u8>]) -> bool {
         fn extend(calls: &[Call<Op, u8>], taken: u32, state: &Register) -> bool {
             let left = |index: &usize| taken & (1 << index) == 0;
@@ -610,7 +623,8 @@ mod tests {
         extend(calls, 0, &Register::default())
     }
 
-    /// Draws a random history: three threads make up to seven calls with small values.
+    /// Generates a random history of a register: three threads make up to seven reads, writes and
+    /// swaps of values from 0 to 2.
     fn small_history() -> impl Strategy<Value = Vec<Call<Op, u8>>> {
         let op = prop_oneof![
             Just(Op::Read),
@@ -660,8 +674,9 @@ mod tests {
 
     #[test]
     fn drawn_histories_are_of_both_kinds() {
-        // Some random histories must be linearizable and some must not. Otherwise the comparison of
-        // the two checkers would prove little.
+        // Other tests compare the search with a check by brute force on random histories. Check
+        // that some of these histories are linearizable and some are not. Otherwise the comparison
+        // would prove little.
         use proptest::{strategy::ValueTree, test_runner::TestRunner};
         let mut runner = TestRunner::deterministic();
         const DRAWS: usize = if cfg!(miri) { 25 } else { 500 };

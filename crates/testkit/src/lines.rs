@@ -16,17 +16,17 @@
 //!
 //! # Rules
 //!
-//! - During a recording, no other thread accesses memory of the phase.
-//! - Record the two operations on two different threads if they use a counter with a line per
-//!   thread. On one thread the counter would show as a conflict.
+//! - During a recording, no other thread accesses memory that was allocated in the [`Phase`].
+//! - Two operations may use a counter that has one cache line per thread. Record such operations on
+//!   two threads. On one thread both would use the same line, which would show as a conflict.
 //! - The operation makes no system call with a pointer to memory of the phase. Such a call would
 //!   fail with `EFAULT`.
 //!
 //! # Limits
 //!
-//! A recording contains no statics, stacks and thread-local variables. If an instruction touches
-//! two lines of one page, the second line is missing. Only paths that the operation took are
-//! recorded.
+//! A recording contains no accesses to statics, stacks and thread-local variables. If one
+//! instruction touches two cache lines of a page, only the first faults, so the second is missing.
+//! Only the code paths that the operation took are recorded.
 //!
 //! Source: Clements et al., "The scalable commutativity rule", 2013; sigaction(2).
 #![expect(unsafe_code, reason = "handlers of signals, and mprotect")]
@@ -42,8 +42,8 @@ use std::{collections::BTreeSet, ffi::c_void, mem::MaybeUninit, ptr};
 const LINE: usize = 64;
 /// Size of a page in bytes.
 const PAGE: usize = 4_096;
-/// Maximum number of accesses in a recording. [`Watched::record`] panics if there are so many,
-/// because further ones may be missing.
+/// Maximum number of memory accesses in a recording. If a recording is full, later accesses may be
+/// missing, so [`Watched::record`] panics.
 const ACCESSES_MAX: usize = 1 << 14;
 /// Maximum number of pages that one instruction touches.
 const OPEN_MAX: usize = 8;
@@ -108,21 +108,22 @@ static RECORDER: Recorder = Recorder {
 };
 
 impl Phase {
-    /// Ends the phase. From now on, [`Watched::record`] can record accesses to the memory that was
-    /// allocated in the phase.
+    /// Ends the phase, in which the test has built its data. From now on, [`Watched::record`] can
+    /// record accesses to the memory that was allocated in the phase.
     pub fn watch(self) -> Watched {
         Watched { ranges: Box::new(self.into_ranges()) }
     }
 }
 
 impl Watched {
-    /// Runs `operation`. Returns the cache lines that it has touched, in the memory that was
-    /// allocated in the phase.
+    /// Runs `operation`, and returns the cache lines that it has touched. Covers only the memory
+    /// that was allocated in the [`Phase`], while the test built its data.
     ///
     /// # Panics
     ///
-    /// Panics if another recording runs, if the kernel refuses mprotect(2) or sigaction(2), or if
-    /// there are more than 16,383 accesses.
+    /// Panics if another recording of memory accesses runs, or if the kernel refuses mprotect(2) or
+    /// sigaction(2). Also panics if `operation` makes more than 16,383 accesses to the recorded
+    /// memory.
     pub fn record(&self, operation: impl FnOnce()) -> Lines {
         // ORDERING: Relaxed, like all orderings in this file. Only one thread is recorded at a
         // time, and the signal handlers interrupt that thread. So a single thread uses the words of
@@ -158,8 +159,9 @@ impl Watched {
     fn set(&self, access: MprotectFlags) {
         for range in self.ranges.iter() {
             let start = ptr::with_exposed_provenance_mut::<c_void>(range.start);
-            // SAFETY: the kernel has reported the range as private and writable. An access that
-            // faults continues after the handler has given access to the page.
+            // SAFETY: the kernel has reported this range of addresses as private and writable. If
+            // an access faults, the handler of SIGSEGV gives access to the page, and the access
+            // continues.
             let done = unsafe { mprotect(start, range.end - range.start, access) };
             assert!(done.is_ok(), "mprotect: {done:?}");
         }
@@ -199,8 +201,9 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
     // SAFETY: the pointer is null, or leads to the `Watched` that is being recorded.
     let is_watched = unsafe { ranges.as_ref() }.is_some_and(|ranges| ranges.contains(address));
     if !is_watched {
-        // The fault is in memory that is not watched. Restore the default disposition, so that the
-        // fault occurs again and ends the process.
+        // The fault is not in the memory whose accesses are recorded, so it is an error of the
+        // program. Restore the default disposition, so that the fault occurs again and ends the
+        // process.
         // SAFETY: `SIG_DFL` is a valid handler.
         unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
         return;
@@ -210,8 +213,8 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
     let is_store = registers[libc::REG_ERR as usize] & FAULT_STORE != 0;
     note(&RECORDER.accesses, &RECORDER.len, (address & !1) | usize::from(is_store));
-    // After a load, make the page only readable, so that a store by the same instruction faults
-    // too.
+    // The faulting instruction runs again when this handler returns. It may load and then store. So
+    // if it faulted at a load, make the page only readable, and the store faults too.
     let access =
         if is_store { MprotectFlags::READ | MprotectFlags::WRITE } else { MprotectFlags::READ };
     note(&RECORDER.open, &RECORDER.open_len, address & !(PAGE - 1));

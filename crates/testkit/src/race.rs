@@ -14,11 +14,11 @@
 //!
 //! # Rejected
 //!
-//! There is no function that sleeps until another thread is probably ready. A test that needs an
-//! order uses a channel or a barrier.
+//! A function that sleeps until another thread is probably ready for a race. A test that needs an
+//! order of its threads uses a channel or a barrier instead.
 //!
 //! Source: the traps T22 (a livelock) and P9 (deadlocks of rename) of `docs/developing/traps.md`.
-//! Tests of these must end in bounded time.
+//! The tests of these traps must end in bounded time.
 
 use crate::{
     real::{
@@ -164,7 +164,7 @@ impl<const N: usize> Tally<N> {
     }
 }
 
-/// A guard that aborts the process if it is not dropped within its limit.
+/// A guard that aborts the process if it is not dropped within a given time.
 ///
 /// # Locks
 ///
@@ -306,8 +306,8 @@ mod tests {
 
     #[test]
     fn racers_run_at_the_same_time() {
-        // The two threads must run at the same time, because each waits for the other. If they ran
-        // one after the other, the first would wait for ever.
+        // Checks that both threads run at the same time. Each waits for the other at a barrier. If
+        // they ran one after the other, the first would wait for ever.
         let _watchdog = Watchdog::start("two racers that meet", Duration::from_secs(60));
         let meet = Barrier::new(2);
         run(2, Seed(0), |_| meet.wait().is_leader());

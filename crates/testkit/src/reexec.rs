@@ -26,10 +26,11 @@
 //!
 //! # Guarantees
 //!
-//! - A.1: when its timeout ends, or when `run` returns, the child and its process group are killed.
-//! - A.2: [`Reexec::run`] panics if no test has the given name. libtest reports success if it has
-//!   run no test. Without this guarantee, a child with the old name of a renamed test would run
-//!   nothing and pass.
+//! - A.1: the child and its process group are killed when the timeout of the child ends, or when
+//!   [`Reexec::run`] returns.
+//! - A.2: [`Reexec::run`] panics if no test has the given name. libtest itself reports success if
+//!   it has run no test. Then a child with the old name of a renamed test would run nothing and
+//!   pass.
 //! - A.3: a child that dies leaves no core file.
 //!
 //! Source: libtest's `--exact`; `pidfd_open(2)`, `setrlimit(2)`, `sched_setaffinity(2)`.
@@ -63,7 +64,8 @@ pub const SIGSEGV: i32 = 11;
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Returns the role of this process, or None in the process that the user has started.
+/// Returns the role of this process: the word that its parent has set, or None if this process is
+/// no child of [`Reexec`].
 pub fn role() -> Option<String> {
     env::var(ROLE_VARIABLE).ok()
 }
@@ -99,7 +101,7 @@ impl Reexec {
         }
     }
 
-    /// Sets the result of [`role`] in the child. The default is `child`.
+    /// Sets the word that [`role`] returns in the child. The default is the word `child`.
     #[must_use]
     pub fn role(mut self, role: &str) -> Self {
         role.clone_into(&mut self.role);

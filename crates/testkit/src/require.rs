@@ -13,7 +13,8 @@
 
 use std::{env, fmt::Display, fs::OpenOptions};
 
-/// The environment variable with the list of requirements that must be met.
+/// The environment variable that lists requirements of tests. If a listed requirement is missing, a
+/// test that needs it fails instead of being skipped.
 const REQUIRE: &str = "COREWALK_REQUIRE";
 
 /// A requirement on the machine.
@@ -21,15 +22,16 @@ const REQUIRE: &str = "COREWALK_REQUIRE";
 pub enum Need {
     /// The user is root, with all capabilities.
     Root,
-    /// `/dev/fuse` can be opened. For a user other than root, `fusermount3` is installed.
+    /// Needs permission to mount with FUSE: `/dev/fuse` can be opened. A user other than root also
+    /// needs the program `fusermount3`.
     Fuse,
     /// A program or library of a package is installed.
     Package,
-    /// The kernel allows calls that some containers forbid even to root, such as ptrace(2) or the
-    /// creation of namespaces.
+    /// Needs a kernel that allows calls such as ptrace(2) or the creation of namespaces. Some
+    /// containers forbid these even to root.
     Kernel,
-    /// The machine has a property that no installation changes. Examples are its processors, huge
-    /// pages, the file system of its disk, and its kernel version.
+    /// Needs a property of the machine that no installation can provide. Examples are its
+    /// processors, huge pages, the file system of its disk, and its kernel version.
     Machine,
 }
 
@@ -84,7 +86,8 @@ pub fn has_root() -> bool {
 /// false.
 #[track_caller]
 pub fn has_fuse() -> bool {
-    // Opening the device has no side effect: a FUSE connection begins only with a mount.
+    // Open `/dev/fuse` to find out whether this process may. This has no side effect, since a FUSE
+    // connection begins only with a mount.
     if OpenOptions::new().read(true).write(true).open("/dev/fuse").is_err() {
         skip(Need::Fuse, "/dev/fuse cannot be opened");
         return false;

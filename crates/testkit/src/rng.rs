@@ -9,7 +9,8 @@
 //! not for secrets. It is written here and is no dependency, because a new version of a crate could
 //! change the numbers of an old seed.
 //!
-//! The seed determines the operations of a test, but not how its threads are scheduled.
+//! The seed determines the operations of a test. It does not determine in which order the kernel
+//! runs its threads.
 //!
 //! ```
 //! use corewalk_testkit::rng::{Rng, Seed};
@@ -41,8 +42,8 @@ impl Seed {
     ///
     /// # Panics
     ///
-    /// Panics if the variable is neither a decimal nor a `0x` hexadecimal number. Otherwise a
-    /// mistyped seed would silently start another run.
+    /// Panics if the value of `COREWALK_SEED` is neither a decimal nor a `0x` hexadecimal number.
+    /// So a mistyped seed does not silently start another run.
     pub fn choose() -> Self {
         match env::var(SEED_VARIABLE) {
             Ok(text) => Self::parse(&text)
@@ -134,8 +135,8 @@ impl Rng {
 
     /// Returns the generator of the stream with number `stream`.
     ///
-    /// The stream depends only on the seed of `self` and on `stream`. The numbers that were already
-    /// drawn from `self` do not change it.
+    /// The numbers of the new stream depend only on the seed of `self` and on `stream`. It does not
+    /// matter how many numbers were already drawn from `self`.
     pub fn fork(&self, stream: u64) -> Self {
         let mut state = self.seed.0 ^ stream.wrapping_add(1).wrapping_mul(0xd134_2543_de82_ef95);
         Self::new(Seed(splitmix(&mut state)))
@@ -156,7 +157,8 @@ impl Rng {
     /// Panics if `bound` is zero.
     pub fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "the bound is zero");
-        // The high half of the product is biased by at most bound / 2^64, which no test can notice.
+        // The result is the high half of a random 64-bit number times `bound`. It is biased by at
+        // most bound / 2^64, which no test can notice.
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 

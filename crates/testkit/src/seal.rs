@@ -1,4 +1,5 @@
-//! Proves that an operation stores nothing into memory that other threads can read.
+//! A global allocator for tests which prove that an operation stores nothing into memory that other
+//! threads can read.
 //!
 //! A test builds the system under test in memory that is then made read-only (*sealed*). Then the
 //! operation runs. A store into sealed memory ends the process with SIGSEGV.
@@ -7,33 +8,33 @@
 //!
 //! A [`Seal`] is a global allocator. During a [`Phase`] it serves all threads from one large
 //! anonymous mapping, the region. Outside of a phase it is the system's allocator.
-//! [`Phase::protect`] ends the phase and makes this memory read-only:
-//!
-//! 1. the region;
+//! In the phase, the test builds its system. [`Phase::protect`] ends the phase and makes read-only:
+//! 1. the region, from which all threads have allocated during the phase;
 //! 2. all private, anonymous, writable mappings that were created during the phase, such as arenas.
 //!    A comparison of `/proc/self/maps` from before and after the phase finds them;
 //! 3. with [`Reach::WithStatics`], `.data` and `.bss` of the program.
 //!
-//! Stacks and thread-local variables of threads that existed before the phase stay writable. So
-//! does memory that is allocated later. Such memory is private to its thread until a store into
-//! sealed memory publishes it, and that store is caught.
+//! Stacks and thread-local variables of threads that existed before the [`Phase`] stay writable. So
+//! does memory that is allocated after [`Phase::protect`]. Such memory is private to its thread
+//! until a store into read-only memory publishes it, and that store is caught.
 //!
 //! # Rules
 //!
-//! - Build the system in the phase. Create helper threads before the phase, or create and join them
-//!   in it. A thread that is created while memory is sealed may get a cached stack that is sealed.
+//! - Create helper threads before the [`Phase`], or create and join them in it. A thread that is
+//!   created while memory is sealed may get a cached stack that is sealed.
 //! - The operation must not print, because the buffer of standard output may be sealed. A test may
-//!   print after it has dropped the guard.
-//! - A process has only one phase. Memory of the region is never reused or unmapped. To free it
-//!   does nothing, and to grow a block moves it out of the region.
+//!   print after it has dropped the guard that [`Phase::protect`] returns.
+//! - A process has only one phase. To free memory of the phase does nothing, so it is never reused.
+//!   A block that grows is copied to new memory.
 //!
-//! [`prove`] is a complete test. It runs the operation in one child, which must succeed. It runs a
-//! store in another child, which must die. So the test fails if the seal has no effect.
+//! [`prove`] does all steps of a test. It runs the operation in one child process, which must
+//! succeed. It runs a control, which stores into sealed memory, in another child process. That
+//! process must die. So the test also fails if the memory is not read-only.
 //!
 //! # Limits
 //!
-//! Some stores are not caught. These are stores to shared file mappings, stores by the kernel, and
-//! stores to memory that C code got from malloc before the phase.
+//! Such a test does not catch stores to shared file mappings and stores by the kernel. Nor does it
+//! catch stores to memory that C code got from malloc before [`Seal::begin`].
 //!
 //! Source: `mprotect(2)`, `proc_pid_maps(5)`; Clements et al., "The scalable commutativity rule",
 //! 2013, which explains why operations that store nothing shared scale.
@@ -113,7 +114,8 @@ impl Seal {
     ///
     /// # Panics
     ///
-    /// Panics if the process had a phase before, or if the region cannot be mapped.
+    /// Panics if `begin` was called before in this process, or if the memory that the phase
+    /// allocates from cannot be mapped.
     pub fn begin(&'static self) -> Phase {
         let before = Ranges::read(Reach::Built);
         // ORDERING(region): Acquire. Pairs with the store of the region's address by `begin`. A
@@ -128,8 +130,8 @@ impl Seal {
         // ORDERING(region): Release. Pairs with the loads of the region's address. A thread that
         // sees the address sees the mapping.
         self.region.store(region.cast(), Ordering::Release);
-        // ORDERING(building): Release. A thread that sees that the phase has begun also sees the
-        // region.
+        // ORDERING(building): Release. Pairs with the load in `bump`. A thread that sees
+        // `is_building` as true also sees the address that was stored to `region` above.
         self.is_building.store(true, Ordering::Release);
         Phase { seal: self, before }
     }
@@ -140,12 +142,12 @@ impl Seal {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Allocates a block of the region. Returns None outside of a phase, if the region is full, or
-    /// if the alignment is too large.
+    /// Allocates a block of the region, the memory that [`Phase::protect`] makes read-only. Returns
+    /// None if no [`Phase`] is active, if the region is full, or if the alignment is too large.
     fn bump(&self, layout: Layout) -> Option<*mut u8> {
         // ORDERING(building): Acquire. Pairs with the store in `begin`, so that this thread sees
-        // the region. The region is aligned to a page, so blocks with a larger alignment come from
-        // the system's allocator.
+        // the address in `region`. The region is only aligned to a page. So a block that needs a
+        // larger alignment must come from the system's allocator.
         if !self.is_building.load(Ordering::Acquire) || layout.align() > REGION_ALIGN_MAX {
             return None;
         }
@@ -156,8 +158,8 @@ impl Seal {
             let start = used.checked_next_multiple_of(layout.align())?;
             start.checked_add(layout.size()).filter(|end| *end <= REGION_BYTES)
         };
-        // ORDERING: Relaxed. The counter only makes the blocks disjoint. A thread that passes a
-        // block to another thread publishes the block's content itself.
+        // ORDERING: Relaxed. `used` only ensures that no two allocated blocks overlap. A thread
+        // that passes a block to another thread publishes the block's content itself.
         let used = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).ok()?;
         Some(region.wrapping_add(used.next_multiple_of(layout.align())))
     }
@@ -181,8 +183,8 @@ impl Default for Seal {
 pub enum Reach {
     /// The memory that was allocated or mapped during the phase.
     Built,
-    /// The memory that was allocated or mapped during the phase, and `.data` and `.bss` of the
-    /// program, which contain for example a global counter.
+    /// The memory that was allocated or mapped during the [`Phase`], and also `.data` and `.bss` of
+    /// the program. These sections hold its global variables, for example counters.
     WithStatics,
 }
 
@@ -195,12 +197,13 @@ pub struct Phase {
 }
 
 impl Phase {
-    /// Ends the phase, and seals its memory until the guard is dropped. Aborts if mprotect(2)
-    /// fails.
+    /// Ends this [`Phase`]. Makes the memory that was allocated since [`Seal::begin`] read-only
+    /// until the returned guard is dropped. Aborts if mprotect(2) fails.
     ///
     /// # Panics
     ///
-    /// Panics if the calling thread was created in the phase, because its stack would be sealed.
+    /// Panics if the calling thread was created after [`Seal::begin`], because its stack would
+    /// become read-only.
     pub fn protect(self, reach: Reach) -> Sealed {
         let mut built = self.into_ranges();
         if reach == Reach::WithStatics {
@@ -217,9 +220,9 @@ impl Phase {
 
     /// Ends the phase and returns the address ranges of its memory.
     pub(crate) fn into_ranges(self) -> Ranges {
-        // ORDERING: Relaxed. By the rules of this module, no other thread allocates while the phase
-        // ends. A thread that breaks the rule gets a block of the sealed region, and dies at its
-        // first store to the block.
+        // ORDERING: Relaxed. By the rules of this module, no other thread allocates during this
+        // call. If a thread breaks the rule, it may get a block of memory that becomes read-only.
+        // Then it dies at its first store to the block.
         self.seal.is_building.store(false, Ordering::Relaxed);
         let mut built = Ranges::read(Reach::Built);
         built.subtract(&self.before);
@@ -227,14 +230,16 @@ impl Phase {
     }
 }
 
-/// A guard. As long as it lives, the memory that was allocated in the phase is read-only.
+/// A guard. As long as it lives, the memory that was allocated between [`Seal::begin`] and
+/// [`Phase::protect`] is read-only.
 #[derive(Debug)]
 pub struct Sealed {
     ranges: Ranges,
 }
 
 impl Sealed {
-    /// Returns the size of the sealed memory, in bytes of address space.
+    /// Returns the total length, in bytes, of the address ranges that are read-only as long as this
+    /// [`Sealed`] lives.
     pub fn sealed_bytes(&self) -> usize {
         self.ranges.iter().map(|range| range.end - range.start).sum()
     }
@@ -242,13 +247,13 @@ impl Sealed {
     fn set(&self, access: MprotectFlags) {
         for range in self.ranges.iter() {
             let start = ptr::with_exposed_provenance_mut::<c_void>(range.start);
-            // SAFETY: the kernel has reported the range as private and writable. Without write
-            // access, a store can only end the process. With write access, the memory is as it was
-            // before the seal.
+            // SAFETY: the kernel has reported the range as private and writable. If this
+            // mprotect(2) removes write access, a later store to the range can only end the
+            // process. If it gives write access, it only restores the original access.
             let done = unsafe { mprotect(start, range.end - range.start, access) };
             if done.is_err() {
-                // Abort, because a panic would allocate and print. These actions store into memory
-                // that may be sealed.
+                // Abort instead of panicking. A panic allocates and prints, and so stores into
+                // memory that may be read-only now.
                 std::process::abort();
             }
         }
@@ -266,13 +271,14 @@ impl Drop for Sealed {
 ///
 /// Call this function as the whole body of the test named `test`, in a binary whose global
 /// allocator is `seal`. The test starts itself twice, as a child process. The child that runs
-/// `operation` must succeed. The child that runs `control` must die of its store. The statics of
-/// the program are sealed too. The result of `build` is put into a box, so that it is in sealed
-/// memory and not on the stack.
+/// `operation` must succeed. The child that runs `control` must die when it stores into read-only
+/// memory. The statics of the program are read-only too. The result of `build` is put into a box,
+/// so that it is in read-only memory and not on the stack.
 ///
 /// # Panics
 ///
-/// Panics with the output of the child if `operation` was killed, or if `control` was not.
+/// Panics with the output of a child in two cases: the child that runs `operation` was killed, or
+/// the child that runs `control` was not killed.
 pub fn prove<S>(
     seal: &'static Seal,
     test: &str,
@@ -294,7 +300,8 @@ pub fn prove<S>(
     let phase = seal.begin();
     // Put the system into a box, because the stack stays writable.
     let system = Box::new(build());
-    // Print with write(2), because the buffer of standard output may be sealed.
+    // Print with write(2), because the buffer of `println!` may be in the memory that becomes
+    // read-only.
     write(stdout(), SEALED_LINE.as_bytes()).expect("stdout is open");
     let sealed = phase.protect(Reach::WithStatics);
     match role.as_str() {
@@ -324,8 +331,8 @@ impl Ranges {
 
     /// Returns those private writable ranges of this process that `reach` includes.
     ///
-    /// This function does not allocate, because a new mapping of malloc would look like memory of
-    /// the phase.
+    /// This function does not allocate. Otherwise malloc might map memory, which would look like
+    /// memory of the system under test.
     fn read(reach: Reach) -> Self {
         let mut text = [0_u8; MAPS_BYTES_MAX];
         let mut maps = File::open("/proc/self/maps").expect("/proc is mounted");
@@ -346,7 +353,8 @@ impl Ranges {
         let mut is_after_program = false;
         for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             let Some(mapping) = Mapping::parse(line) else { continue };
-            // On all supported machines, the program is the first mapping that has a path.
+            // On all supported machines, the first mapping with a path in `/proc/self/maps` is the
+            // program.
             if program.is_none() && mapping.name.starts_with(b"/") {
                 program = Some(mapping.name);
             }
@@ -383,8 +391,9 @@ impl Ranges {
         self.iter().any(|range| (range.start..range.end).contains(&address))
     }
 
-    /// Removes all addresses of `other` from the ranges of `self`. The kernel merges adjacent
-    /// mappings. So `other` may cover only a part of a range of `self`, which is then cut.
+    /// Removes all addresses of `other` from the address ranges of `self`. The kernel merges
+    /// adjacent mappings, so a range of `self` may be only partly in `other`. The other parts of
+    /// that range remain.
     fn subtract(&mut self, other: &Self) {
         let mut left = Self::EMPTY;
         for range in self.iter() {
@@ -446,7 +455,8 @@ unsafe impl GlobalAlloc for Seal {
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         if !self.is_in_region(block) {
-            // SAFETY: the block is not in the region, so it came from `System` with this layout.
+            // SAFETY: the block is not in the region of the `Seal`. So `alloc` got it from
+            // `System`, with this layout.
             unsafe { System.dealloc(block, layout) };
         }
     }

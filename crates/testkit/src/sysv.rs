@@ -1,9 +1,10 @@
 //! The System V IPC of the host kernel. Tests use it as an oracle, and measurements compare their
 //! results with it.
 //!
-//! The functions make the system calls. Their arguments are plain numbers, and their error is the
-//! errno. They act on the IPC namespace of the calling thread. [`unshare_ipc`] gives the thread a
-//! new one. `msg` has message queues, `shm` has shared memory, and this file has semaphores.
+//! Most functions wrap one system call. The arguments are plain numbers and arrays, and an error is
+//! the errno. The calls act on the IPC namespace of the calling thread. [`unshare_ipc`] moves the
+//! thread to a new namespace. This file has the calls for semaphores, `msg` has those for message
+//! queues, and `shm` those for shared memory.
 //!
 //! Source: semget(2), semop(2), semctl(2), unshare(2).
 #![expect(unsafe_code, reason = "libc declares system calls as unsafe")]
@@ -77,14 +78,15 @@ pub fn semtimedop(id: i32, sops: &[Sop], timeout: Option<(i64, i64)>) -> Result<
     )
 }
 
-/// Calls semop(2) with `N` operations. It is for measurements: it neither copies nor allocates.
+/// Calls semop(2) with an array of `N` operations. For measurements: it neither copies nor
+/// allocates.
 ///
 /// # Errors
 ///
 /// The errno of the system call.
 #[inline]
 pub fn semop_raw<const N: usize>(id: i32, sops: &mut [libc::sembuf; N]) -> Result<i32, i32> {
-    // SAFETY: the operations live during the call, and the count is the number of operations.
+    // SAFETY: `sops` is a valid array of `N` operations during the call.
     check(unsafe { libc::semop(id, sops.as_mut_ptr(), N) })
 }
 

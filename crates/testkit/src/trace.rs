@@ -7,7 +7,7 @@
 //! # Rules
 //!
 //! - Only the thread that has started the child may call [`count`].
-//! - The code between two marks must not call getppid(2), because that call is the mark.
+//! - The code between two marks must not call getppid(2), because [`mark`] is a call of getppid(2).
 //!
 //! Source: ptrace(2) `PTRACE_SYSCALL`, `PTRACE_GET_SYSCALL_INFO`.
 #![expect(unsafe_code, reason = "ptrace is an unsafe function")]

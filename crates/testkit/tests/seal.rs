@@ -1,4 +1,5 @@
-//! Tests of the seal, which is the global allocator of this test binary. It must catch stores.
+//! Tests of the seal, which is the global allocator of this test binary. The seal must catch each
+//! store to sealed memory.
 #![cfg(not(miri))]
 
 use corewalk_testkit::seal::{Seal, prove};
@@ -34,8 +35,9 @@ fn lookup_in_a_map_stores_nothing_and_a_store_is_caught() {
 
 #[test]
 fn read_lock_of_a_rwlock_is_a_shared_store() {
-    // The second closure, the control, takes a read lock and only reads the map. Taking the lock
-    // stores into the lock, and the seal must catch that store.
+    // Checks that taking a read lock counts as a store. The last closure, the control, takes a read
+    // lock and only reads the map that the lock protects. `prove` makes the lock's memory
+    // read-only. Taking the lock stores into that memory, so the control must die.
     prove(
         &SEAL,
         "read_lock_of_a_rwlock_is_a_shared_store",
@@ -63,8 +65,9 @@ fn store_to_a_static_is_caught() {
 
 #[test]
 fn store_to_memory_mapped_in_the_phase_is_caught() {
-    // The alignment of `Page` is too large for the allocator of the seal. So the system's allocator
-    // maps the block outside of the region.
+    // Checks that a store to a mapping outside of the allocator's own region is caught. The
+    // alignment of `Page` is too large for that region, so the system's allocator maps the block
+    // elsewhere.
     #[repr(align(8192))]
     struct Page(Mutex<[u8; 1 << 20]>);
     prove(

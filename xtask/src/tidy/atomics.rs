@@ -1,9 +1,10 @@
 //! Rules about atomics: which files may name them, and that each ordering has a reason.
 //!
-//! A model checker sees only the atomics of `corewalk_base::primitives`. Code that names those of
-//! the standard library would silently be missing in all models. An ordering without a reason
-//! cannot be reviewed. Two orderings that form a pair have the same tag in their comments. So a tag
-//! that occurs only once is a mistake: the comment of the other ordering is missing.
+//! A model checker sees only the atomics of `corewalk_base::primitives`. Code that uses the
+//! standard library's atomics would silently be missing in all models. An ordering without a stated
+//! reason cannot be reviewed. Two orderings that form a pair have the same tag in their ORDERING
+//! comments. So a tag that occurs only once is a mistake: the comment of the other ordering is
+//! missing.
 //!
 //! Source: `docs/developing/style.md` section 4; seize; Linux `ipc/sem.c` with its named barriers.
 
@@ -20,15 +21,16 @@ const PRIMITIVES: [(&str, &str); 5] = [
     ("xtask/src/process.rs", "xtask uses the standard library only and has no models"),
 ];
 
-/// Paths that only the files of [`PRIMITIVES`] may name. The rule first expands a `use` with braces
-/// to full paths.
+/// Paths that may occur only in the files of [`PRIMITIVES`]. [`place`] first expands a `use` with
+/// braces to full paths.
 const SWITCHED: [&str; 4] =
     ["std::sync::atomic", "core::sync::atomic", "std::thread", "alloc::sync::atomic"];
 
 /// Orderings that need a reason. (`std::cmp::Ordering` has other names.)
 const ORDERINGS: [&str; 5] = ["Relaxed", "Acquire", "Release", "AcqRel", "SeqCst"];
 
-/// Maximum number of lines between the start of an ORDERING comment and the ordering.
+/// Maximum number of lines from the start of an ORDERING comment to the code that names the
+/// ordering, for example `Relaxed`.
 const REASON_LINES: usize = 6;
 
 /// Returns a finding for each atomic or thread that does not come from `corewalk_base::primitives`.
@@ -107,7 +109,7 @@ pub(super) fn lonely_tags(files: &[RustFile]) -> Vec<Finding> {
         .collect()
 }
 
-/// Returns the `use` statements of `code`, each with the number of its first line.
+/// Returns the `use` statements in `code`, each with the line number of its start.
 fn use_statements(code: &str) -> Vec<(usize, String)> {
     let mut statements = Vec::new();
     let mut rest = code;

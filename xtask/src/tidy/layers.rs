@@ -67,8 +67,8 @@ pub(super) fn dependencies(manifest: &Manifest) -> Vec<Finding> {
     for (at, line) in manifest.text.lines().map(str::trim).enumerate() {
         let header = line.strip_prefix('[').map(|header| header.trim_end_matches(']'));
         section = header.unwrap_or(section);
-        // The name of a dependency is in the header `[dependencies.NAME]`, or at the start of a
-        // line.
+        // A line of a manifest names a dependency either in a header `[dependencies.NAME]`, or at
+        // the start of the line.
         let (table, name) = match header.map(|header| header.rsplit_once('.')) {
             Some(Some((table, name))) => (table, name),
             Some(None) => continue,

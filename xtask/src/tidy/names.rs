@@ -1,6 +1,6 @@
 //! Rules about names of types and of tests: no words that say nothing.
 //!
-//! Words such as manager and wrapper do not say what a type is. A test is named
+//! Words such as manager and wrapper do not say what a type is. The name of a test is
 //! `subject_condition_result`. A prefix `test_`, which any test could have, says nothing.
 
 use super::Finding;

@@ -13,11 +13,11 @@
 //! | `comment line` | a line of a comment, or of a page, with more than 100 letters |
 //! | `essay` | more than 40 lines of `//!` in one file, examples apart |
 //!
-//! Text between backticks counts as one word and is not checked. Tables, headings and code are not
-//! checked.
+//! Text between backticks counts as one word, and its content is not checked. Tables, headings and
+//! code are not checked either.
 //!
-//! Source: `docs/developing/style.md`. The limit of words is that of redb, seize, papaya and
-//! crossbeam-epoch. In these, 0.2 to 3 of 100 sentences are longer.
+//! Source: `docs/developing/style.md`. The limit of words per sentence is that of redb, seize,
+//! papaya and crossbeam-epoch. In these projects, 0.2 to 3 of 100 sentences are longer.
 
 use super::Finding;
 use crate::source::RustFile;
@@ -32,7 +32,7 @@ const BEFORE_A_BARE_WHO: [&str; 15] = [
     "which",
 ];
 
-/// The words of a paragraph. Each has the number of its line.
+/// The words of a paragraph, each with its line number.
 #[derive(Debug, Default)]
 struct Paragraph<'t> {
     words: Vec<(&'t str, usize)>,
@@ -100,8 +100,8 @@ impl<'t> Paragraphs<'t> {
         }
     }
 
-    /// Ends a block of comment lines. Also ends a code example in the block whose closing fence is
-    /// missing.
+    /// Ends a block of comment lines. If the block contains a code example without a closing fence,
+    /// also ends the example.
     fn end_block(&mut self) {
         self.end();
         self.is_code = false;
@@ -146,7 +146,8 @@ fn starts_an_item(text: &str) -> bool {
         || digits > 0 && text[digits..].starts_with(". ")
 }
 
-/// Returns the words of a line. Text between backticks is one word.
+/// Returns the words of a line of text. Text between backticks is one word. The words of a sentence
+/// are counted to find long sentences.
 fn split_words(text: &str) -> Vec<&str> {
     let mut words = Vec::new();
     let (mut start, mut is_code) = (None, false);

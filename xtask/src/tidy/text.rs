@@ -1,6 +1,7 @@
 //! Rules about the text of a file: its length, ASCII, marks of unfinished work, and its name.
 //!
-//! Macros such as `dbg!` are searched only in code, and other marks only in comments.
+//! The rules look for macros such as `dbg!` only in code. They look for other marks of unfinished
+//! work only in comments.
 
 use super::Finding;
 use crate::source::{RustFile, has_word};
@@ -34,7 +35,7 @@ pub(super) fn length(file: &RustFile) -> Vec<Finding> {
     vec![Finding::new(&file.path, LINES_MAX + 1, "length", instead)]
 }
 
-/// Returns a finding for each line with a letter outside of ASCII.
+/// Returns a finding for each line with a carriage return or a letter outside of ASCII.
 pub(super) fn ascii(path: &str, bytes: &[u8]) -> Vec<Finding> {
     let is_bad = |line: &[u8]| !line.is_ascii() || line.contains(&b'\r');
     bytes

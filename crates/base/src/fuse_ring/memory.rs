@@ -1,12 +1,12 @@
 //! The memory of the entries of a ring, which the kernel reads and writes.
 //!
-//! Each entry has one page for its header, and whole pages for its payload.
+//! Each entry of the ring has one page for the header, followed by whole pages for the payload.
 //!
 //! # Invariants
 //!
-//! - M.1: `base` is the start of a readable and writable mapping of `entries` strides, until
-//!   `abandon` is called.
-//! - M.2: the address range is never mapped again for another use after `abandon`. A late write of
+//! - M.1: until `abandon` is called, `base` is the start of a readable and writable mapping of
+//!   `entries` times `stride` bytes.
+//! - M.2: after `abandon`, the address range is never mapped again for another use. A late write of
 //!   the kernel then fails with `EFAULT`, and changes no memory.
 
 use std::ffi::c_void;
@@ -17,13 +17,15 @@ use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, ProtFlags};
 use rustix::param::page_size;
 
-/// Bytes of the request header or reply header of an entry, and of the fixed part of a request.
+/// The length in bytes of two fields of an entry's head: the header of the request or reply, and
+/// the fixed part of the request.
 const PART_BYTES: usize = 128;
 
 /// The number of buffers that a REGISTER command names: the header and the payload.
 const BUFFERS: usize = 2;
 
-/// The head of an entry. Its start is laid out like `struct fuse_uring_req_header`.
+/// The head of a ring entry: the headers of its request and reply. Its start is laid out like
+/// `struct fuse_uring_req_header`.
 #[repr(C)]
 pub(super) struct Head {
     /// `struct fuse_in_header` of a request, then `struct fuse_out_header` of the reply.
@@ -33,7 +35,7 @@ pub(super) struct Head {
     flags: u64,
     /// The number of the request for the commit.
     pub(super) commit_id: u64,
-    /// Bytes of the payload, of the request and then of the reply.
+    /// The length of the payload in bytes: first that of the request, and later that of the reply.
     pub(super) payload_bytes: u32,
     padding: u32,
     reserved: u64,
@@ -50,7 +52,7 @@ pub(super) struct Memory {
     base: NonNull<u8>,
     entries: usize,
     payload_bytes: usize,
-    /// Bytes from the start of an entry to the start of the next one.
+    /// Bytes from the start of one ring entry to the start of the next one.
     stride: usize,
     is_abandoned: bool,
 }
@@ -60,7 +62,8 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for no entries, or for sizes out of range. `ENOMEM` without address space.
+    /// `EINVAL` if there are no entries, or if a size is out of range. `ENOMEM` if there is no
+    /// address space left.
     pub(super) fn map(entries: usize, payload_bytes: usize) -> io::Result<Self> {
         let page = page_size();
         let payload_bytes = payload_bytes.checked_next_multiple_of(page).ok_or(Errno::INVAL)?;
@@ -107,7 +110,8 @@ impl Memory {
     ///
     /// # Safety
     ///
-    /// The kernel must not own the entry as long as the reference lives.
+    /// While the returned reference lives, the kernel must have no command for this entry of the
+    /// ring. Otherwise it could write to the head.
     pub(super) unsafe fn head_mut(&mut self, index: usize) -> &mut Head {
         // SAFETY: `head_at` is inside the mapping and aligned (M.1). Any bits are a valid `Head`.
         // `&mut self` excludes other references, and the function contract excludes the kernel.
@@ -118,24 +122,27 @@ impl Memory {
     ///
     /// # Safety
     ///
-    /// The kernel must not own the entry as long as the references live.
+    /// While the returned references live, the kernel must have no command for this entry of the
+    /// ring. Otherwise it could write to the head and the payload.
     pub(super) unsafe fn parts(&mut self, index: usize) -> (&Head, &mut [u8]) {
         let payload = self.payload_at(index);
-        // SAFETY: the payload is inside the mapping and disjoint from all heads (M.1). `&mut self`
-        // excludes other references, and the function contract excludes the kernel.
+        // SAFETY: the entry's payload is inside the mapping (M.1) and overlaps no entry's `Head`.
+        // `&mut self` excludes other references. The contract of `parts` excludes writes of the
+        // kernel.
         let payload = unsafe { std::slice::from_raw_parts_mut(payload, self.payload_bytes) };
         // SAFETY: as in `head_mut`.
         let head = unsafe { &*self.head_at(index) };
         (head, payload)
     }
 
-    /// Frees the memory and keeps the address range, because the kernel may still write to it.
+    /// Frees the pages that hold the heads and payloads of all entries. Keeps the address range
+    /// reserved, because the kernel may still write to it (M.2).
     pub(super) fn abandon(&mut self) {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         let base: *mut c_void = self.base.as_ptr().cast();
-        // SAFETY: the new mapping replaces exactly the mapping of `self` (M.1), and `&mut self`
-        // proves that no reference into it is left. From here on no method may reach the memory;
-        // the only caller is the drop of the ring.
+        // SAFETY: the call replaces exactly the mapping of the entries' memory (M.1) by a mapping
+        // without access. `&mut self` proves that no reference into that memory is left. The ring
+        // calls `abandon` only in its `drop`, so no later method accesses the memory.
         let _replaced = unsafe { mm::mmap_anonymous(base, self.len(), ProtFlags::empty(), flags) };
         // After an error the old mapping stays, which is as safe.
         self.is_abandoned = true;
@@ -145,20 +152,22 @@ impl Memory {
         self.entries * self.stride
     }
 
-    /// Returns the address of the head of an entry. It is inside the mapping.
+    /// Returns the address of the head of the ring entry `index`. The whole head is inside the
+    /// mapped memory.
     fn head_at(&self, index: usize) -> *mut Head {
         assert!(index < self.entries, "entry {index} of {}", self.entries);
         self.base.as_ptr().wrapping_add(index * self.stride).cast()
     }
 
-    /// Returns the address of the payload of an entry, with `payload_bytes` inside the mapping.
+    /// Returns the address of the payload of entry `index`. The `payload_bytes` bytes from this
+    /// address on are inside the mapping.
     fn payload_at(&self, index: usize) -> *mut u8 {
         self.head_at(index).cast::<u8>().wrapping_add(self.stride - self.payload_bytes)
     }
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread, and `Memory` is its only owner on
-// this side.
+// SAFETY: a mapping belongs to the whole process, not to a thread. In this process only this
+// `Memory` owns the mapping, so it may move to another thread.
 unsafe impl Send for Memory {}
 
 impl Drop for Memory {
@@ -166,8 +175,9 @@ impl Drop for Memory {
         if self.is_abandoned {
             return;
         }
-        // SAFETY: the range is the mapping of `map` (M.1). No reference into it is left, and the
-        // kernel owns no entry, because otherwise the ring has called `abandon`.
+        // SAFETY: the range is the mapping that `map` made (M.1). No reference into it is left. The
+        // kernel has no command for an entry: otherwise the ring would have called `abandon`, and
+        // this function would have returned above.
         let unmapped = unsafe { mm::munmap(self.base.as_ptr().cast(), self.len()) };
         debug_assert!(unmapped.is_ok(), "munmap of a whole mapping cannot fail");
     }

@@ -1,16 +1,16 @@
-//! An atomic word that stops its thread before a chosen store. With this word, tests check the
-//! memory that a killed process leaves behind.
+//! An atomic word that can stop a thread before a chosen store. With it, tests check the memory
+//! that a killed process leaves behind.
 //!
-//! Under `--cfg corewalk_crash` every protocol uses this word as its `AtomicU64`. [`run`] gives the
-//! calling thread a number of stores. Before the next store the thread unwinds. From then on until
-//! `run` returns, none of the thread's stores takes effect. Destructors therefore change nothing,
-//! as if the process had been killed. Other threads run on. A failed compare-exchange is not
-//! counted as a store.
+//! Under `--cfg corewalk_crash` every protocol uses this word as its `AtomicU64`. [`run`] limits
+//! the number of stores of the calling thread. Before the first store over the limit, the thread
+//! unwinds. From then on until `run` returns, none of the thread's stores takes effect. Destructors
+//! therefore change nothing, as if the process had been killed. Other threads run on. A failed
+//! compare-exchange is not counted as a store.
 //!
 //! A process is killed between two instructions, and other processes see its earlier stores. A test
 //! that stops before each store in turn therefore covers every state that a kill can leave.
 //!
-//! Source: the same idea as the crash points of the tests of `ext4` and `SQLite`.
+//! Source: the crash points in the tests of `ext4` and `SQLite`, which use the same idea.
 
 use std::cell::Cell;
 use std::fmt;
@@ -18,7 +18,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64 as Word, Ordering};
 
 thread_local! {
-    /// The number of stores that this thread may still make, or None outside of `run`.
+    /// The number of stores after which `run` stops this thread. None while this thread is not in
+    /// `run`.
     static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
     static IS_STOPPED: Cell<bool> = const { Cell::new(false) };
 }
@@ -35,7 +36,7 @@ pub enum Ended<T> {
     Stopped,
 }
 
-/// Runs `body`, which may make `stores` stores. Stops `body` before any further store.
+/// Runs `body` until it has made `stores` stores, and stops it at the next store.
 ///
 /// # Panics
 ///
@@ -131,8 +132,8 @@ impl AtomicU64 {
         self.compare_exchange(current, new, success, failure)
     }
 
-    /// Works like `fetch_update` of the standard library's `AtomicU64`. Each attempt counts as one
-    /// store.
+    /// Works like `fetch_update` of the standard library's `AtomicU64`. Each attempt is one of the
+    /// stores that [`run`] counts.
     #[inline]
     pub fn fetch_update(
         &self,

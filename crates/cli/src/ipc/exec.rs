@@ -5,8 +5,8 @@
 //! Programs that the command starts inherit all of this. `exec` waits for the command, and then
 //! ends with the exit status of the command.
 //!
-//! If a process sends a signal to `exec`, `exec` sends it to the command. It does not pass on a
-//! signal of the terminal, which the kernel sends to the command as well.
+//! If a process sends a signal to `exec`, `exec` passes the signal on to the command. It does not
+//! pass on a signal of the terminal, because the kernel sends that signal to the command as well.
 //!
 //! # Exit status
 //!
@@ -120,16 +120,16 @@ fn refused(name: &OsStr, refusal: Refusal) -> Failure {
     Failure::Command(status, format!("{}: {why}", name.display()))
 }
 
-/// Waits for the end of the command. Meanwhile passes signals that `exec` gets to the command, and
-/// cleans up after killed processes of the namespace.
+/// Waits for the end of the command. While it waits, `supervise` passes signals on to the command,
+/// and cleans up after killed processes of the namespace.
 fn supervise(
     mut child: Child,
     signals: SignalsInfo<WithOrigin>,
     place: &Place,
 ) -> Result<ExitStatus, Failure> {
     let failed = |error| Failure::of("waiting for the command", error);
-    // Send signals to the command through a pidfd. Its pid may belong to another process after the
-    // command has ended.
+    // Send signals to the command through a pidfd. After the command has ended, its pid may belong
+    // to another process.
     let pid = Pid::from_raw(child.id().cast_signed()).expect("a process has a number");
     let open = || pidfd_open(pid, PidfdFlags::empty()).map_err(|error| failed(error.into()));
     pass_on(signals, open()?);
@@ -144,26 +144,28 @@ fn supervise(
     }
 }
 
-/// Starts a thread that passes the signals which other processes send to `exec` on to `process`.
+/// Starts a thread that passes signals on to `process`. It passes on only signals that other
+/// processes have sent to `exec`, and not those of the terminal.
 fn pass_on(mut signals: SignalsInfo<WithOrigin>, process: OwnedFd) {
     thread::spawn(move || {
         for origin in &mut signals {
             let Some(signal) = Signal::from_named_raw(origin.signal) else { continue };
             if origin.process.is_some() {
-                // Ignore an error of the send: the command has ended, and `supervise` gets its exit
-                // status.
+                // Ignore an error of sending the signal. It means that the command of `exec` has
+                // ended. In that case `supervise` gets the command's exit status.
                 let _sent = pidfd_send_signal(&process, signal);
             }
         }
     });
 }
 
-/// Ends `exec` with the exit status of the command. If a signal killed the command, `exec` dies of
-/// the same signal.
+/// Ends `exec` in the same way as the command has ended: with the same exit status, or by the same
+/// signal.
 fn ended_as(status: ExitStatus) -> Result<(), Failure> {
     if let Some(signal) = status.signal() {
-        // `emulate_default_handler` returns only if the signal does not end a process by default.
-        // In that case end `exec` with an exit status instead.
+        // The command was killed by `signal`. `emulate_default_handler` lets the same signal end
+        // this process. It returns only if the signal does not end a process by default. In that
+        // case, end with an exit status instead.
         let _alive = signal_hook::low_level::emulate_default_handler(signal);
         return Err(Failure::Reported(128u8.wrapping_add(signal as u8)));
     }

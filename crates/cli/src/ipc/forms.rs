@@ -1,7 +1,7 @@
 //! The output formats of ipcs(1): tables of objects, the details of one object, limits and usage.
 //!
-//! Words and columns are those of util-linux. Only the times differ: they are in UTC and in the ISO
-//! 8601 format.
+//! The output has the words and columns of ipcs(1) in util-linux. Only the times differ: they are
+//! in UTC and in the ISO 8601 format.
 //!
 //! Source: ipcs(1) of util-linux 2.39.
 
@@ -23,7 +23,8 @@ pub(super) enum Form {
 pub(super) fn table(kind: Kind, form: Form, objects: &[Object]) -> String {
     let (title, names) = head(kind, form);
     let rows: Vec<Vec<String>> = objects.iter().map(|object| row(object, kind, form)).collect();
-    // The table of pids shows no semaphore sets, because each semaphore of a set has its own pid.
+    // The table with process ids (`ipcs -p`) lists no semaphore sets: each semaphore of a set has
+    // its own process id.
     let rows = if names.is_empty() { &[][..] } else { &rows };
     format!("\n------ {title} --------\n{}", columns(names, rows))
 }
@@ -207,7 +208,7 @@ pub(super) fn limits(kind: Kind, limits: &Limits) -> String {
     }
 }
 
-/// Returns the usage as `ipcs --summary` prints it. The lines on swap are missing, since the
+/// Returns the usage in the form of `ipcs --summary`. The lines on swap are left out, since the
 /// namespace does not know which pages are swapped out.
 ///
 /// # Errors
@@ -253,7 +254,8 @@ fn time(seconds: u64) -> String {
 
 /// Returns the year, the month and the day of the date that is `days` days after 1970-01-01.
 ///
-/// The computation lets each year start in March, so that a leap day is the last day of a year.
+/// Years that start in March make the calculation simpler, because a leap day is then always the
+/// last day of its year.
 fn date(days: u64) -> (u64, u64, u64) {
     const DAYS_OF_400_YEARS: u64 = 146_097;
     // Count from 0000-03-01.

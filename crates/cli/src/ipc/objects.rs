@@ -24,7 +24,7 @@ impl Kind {
         }
     }
 
-    /// Returns the words that ipcs(1) uses for an object of a kind, for example a message queue.
+    /// Returns the term that ipcs(1) uses for an object of this kind, for example "message queue".
     pub(super) fn word(self) -> &'static str {
         match self {
             Self::Msg => "message queue",
@@ -47,8 +47,8 @@ impl Kind {
 pub(super) struct Object {
     pub(super) id: i32,
     pub(super) perm: Perm,
-    /// Names and values of those attributes that objects of this kind (message queue, segment or
-    /// semaphore set) have and objects of the other kinds do not.
+    /// Names and values of the attributes that only objects of this kind have. The kinds are
+    /// message queue, segment and semaphore set.
     pub(super) numbers: Vec<(&'static str, u64)>,
 }
 
@@ -145,12 +145,12 @@ fn object(task: &Task, kind: Kind, index: i32) -> Option<Object> {
     }
 }
 
-/// Returns the name of a user from `/etc/passwd`, or the uid if it is not there.
+/// Returns the name of a user from `/etc/passwd`, or the uid if the user is not in that file.
 pub(super) fn user_name(uid: u32) -> String {
     name_in("/etc/passwd", uid)
 }
 
-/// Returns the name of a group from `/etc/group`, or the gid if it is not there.
+/// Returns the name of a group from `/etc/group`, or the gid if the group is not in that file.
 pub(super) fn group_name(gid: u32) -> String {
     name_in("/etc/group", gid)
 }

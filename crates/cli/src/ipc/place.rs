@@ -6,9 +6,9 @@
 //! | PATH, with a slash | PATH | until `rm --purge` |
 //! | none | a memfd | until the last process that has it ends |
 //!
-//! The file must belong to the user; see `open_file`. The command inherits a descriptor of the
-//! file. So a program that may not open the file, for example after setuid(2), still reaches the
-//! namespace.
+//! The file of a namespace must belong to the user; see `open_file`. The command that `exec` runs
+//! inherits a descriptor of the file. So a program that may not open the file, for example after
+//! setuid(2), still reaches the namespace.
 //!
 //! # Shared memory
 //!
@@ -18,14 +18,15 @@
 //! folder has the permissions of the namespace's file, so a user who may read the file may enter
 //! the folder.
 //!
-//! All users may write in `segments`, but they reach it only if the outer folder lets them in. The
-//! command inherits a descriptor of `segments`. So a program that has changed its user can make
-//! segments, and can attach each segment whose permissions allow it.
+//! All users may write in the folder `segments`, but only users who may enter the outer folder
+//! around it reach it by its path. The program that `exec` runs inherits a descriptor of
+//! `segments`. So even after it has changed its user, it can make segments, and attach segments
+//! whose permissions allow it.
 //!
-//! While `exec` runs, it has the outer folder of a namespace without a name locked (flock(2)). If
+//! For a namespace without a name, `exec` locks the outer folder (flock(2)) while it runs. If
 //! `exec` is killed, the folder stays. The next `exec`, `ls`, `rm` or `serve` of the same user
-//! removes it, unless it is locked or a process has a segment in it attached. A pid would not show
-//! that `exec` has ended, because pid namespaces may share `/dev/shm`.
+//! removes the folder, unless it is locked or a process has attached a segment in it. The pid of
+//! the killed `exec` would not show that it has ended, because pid namespaces may share `/dev/shm`.
 //!
 //! Source: shm_overview(7), memfd_create(2), flock(2), pid_namespaces(7).
 
@@ -44,16 +45,18 @@ use rustix::process::{Pid, Resource, geteuid, getrlimit, test_kill_process};
 
 use crate::failure::Failure;
 
-/// The variable that gives the preload library the path of the namespace.
+/// The environment variable that tells the preload library the path of the namespace's file.
 pub(super) const NAMESPACE_ENV: &str = "COREWALK_IPC_NAMESPACE";
 
-/// The variable that gives the preload library the path of the folder of segments.
+/// The environment variable that tells the preload library the path of the folder of segments.
 pub(super) const SHM_ENV: &str = "COREWALK_IPC_SHM";
 
-/// The variable that gives the preload library the inherited descriptor of the namespace's file.
+/// The environment variable that tells the preload library the inherited descriptor of the
+/// namespace's file.
 pub(super) const FD_ENV: &str = "COREWALK_IPC_FD";
 
-/// The variable that gives the preload library the inherited descriptor of the folder of segments.
+/// The environment variable that tells the preload library the inherited descriptor of the folder
+/// of segments.
 pub(super) const SHM_FD_ENV: &str = "COREWALK_IPC_SHM_FD";
 
 /// The usual limit on open files. The descriptors that `corewalk ipc exec` gives to its command get
@@ -67,28 +70,28 @@ const SHM_FOLDER: &str = "/dev/shm";
 const SEGMENTS: &str = "segments";
 
 /// Permissions of the folder of segments. All users may write in it, because the permissions of the
-/// folder above it decide which users reach it.
+/// outer folder decide which users can reach it.
 const SEGMENTS_MODE: u32 = 0o777;
 
 /// Maximum number of names that are tried for a folder.
 const NAMES_TRIED: u32 = 1000;
 
-/// The longest name of a namespace, in bytes. The name of its file has a prefix too, and at most
-/// 255 bytes.
+/// Maximum length of the name of a namespace, in bytes. The file of the namespace has this name
+/// with a prefix, and a file name has at most 255 bytes.
 const NAME_MAX: usize = 200;
 
-/// Opens the file of a namespace at `path`. `word` is the name or path from the command line.
-/// Creates the file if `flags` contain `CREATE`.
+/// Opens the file of a namespace at `path`. Creates the file if `flags` contain `CREATE`. `word` is
+/// the name or path of the namespace on the command line.
 ///
-/// The file must belong to the user, because its owner can read and change the whole namespace.
-/// Root may use a file of any user by its path, but not by a name. Any user may create a file of
-/// any name in `/dev/shm`, so a name could lead root to a stranger's file.
+/// The file of a namespace must belong to the user, because its owner can read and change the whole
+/// namespace. Root may use a file of any user by its path, but not by a name. Any user may create a
+/// file of any name in `/dev/shm`, so a name could lead root to another user's file.
 fn open_file(path: &Path, word: &str, flags: OFlags) -> Result<OwnedFd, OpenError> {
     let flags = flags | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = loop {
-        // Try to open the file without `CREATE` first. With `CREATE` and `fs.protected_regular`,
-        // open(2) of another user's file fails with `EACCES`. That error is less clear than
-        // `OtherUser`.
+        // Try to open the file without `CREATE` first. With `CREATE` and the sysctl
+        // `fs.protected_regular`, open(2) fails with `EACCES` if the file belongs to another user.
+        // The error `OtherUser` tells the user more.
         match open(path, flags - OFlags::CREATE, Mode::empty()) {
             Err(Errno::NOENT) if flags.contains(OFlags::CREATE) => {}
             opened => break opened?,
@@ -118,8 +121,8 @@ pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
     if word.is_empty() || word.len() > NAME_MAX || word.chars().any(char::is_control) {
         return Err(Failure::Usage(format!("'{word}' is not a name for a namespace")));
     }
-    // Refuse `.` and `..`. As names they would mean files in `/dev/shm`, but the user may mean a
-    // directory.
+    // Refuse the names `.` and `..`. The user may mean a directory, but as names they would stand
+    // for files in `/dev/shm`.
     if word == "." || word == ".." {
         return Err(Failure::Usage(format!(
             "'{word}' is a folder, not a name for a namespace; a path to a file has a slash in it"
@@ -129,10 +132,11 @@ pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
     Ok(PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{word}")))
 }
 
-/// Returns the path of the file of the namespace `word`, for its removal.
+/// Returns the path of a namespace's file that the caller will remove. `word` is the name of the
+/// namespace or the path of its file.
 ///
 /// If `word` is a name, the file may have any content. If `word` is a path, the file must be a
-/// namespace, but it may be damaged, truncated, or from before the last boot.
+/// namespace. That namespace may be damaged, truncated, or from before the last boot.
 pub(super) fn to_purge(word: &str) -> Result<PathBuf, Failure> {
     let path = path(word)?;
     let failed = |error: OpenError| Failure::of(path.display(), error);
@@ -146,8 +150,8 @@ pub(super) fn to_purge(word: &str) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Returns the failure of opening the file of an existing namespace. If the file is missing, the
-/// message is that there is no such namespace.
+/// Returns the message for `error`, which occurred when the namespace's file was opened. If the
+/// file is missing, the message says that there is no such namespace.
 fn absent_or(path: &Path, error: &OpenError) -> Failure {
     match error {
         OpenError::Os(Errno::NOENT) => Failure::of(path.display(), "there is no such namespace"),
@@ -162,18 +166,19 @@ pub(super) struct Place {
     pub(super) path: PathBuf,
     /// The folder of segments, if the namespace has shared memory.
     pub(super) shm: PathBuf,
-    /// The open file of the namespace. If the file is a memfd, the field `path` leads to this
-    /// descriptor.
+    /// The open file of the namespace. If the file is a memfd, the field `path` is the path of this
+    /// descriptor in `/proc`.
     file: OwnedFd,
     /// The folder in `/dev/shm` for the segments of a namespace without a name. Dropping this value
     /// removes the folder.
     folder: Option<Folder>,
 }
 
-/// A locked folder in `/dev/shm`, in which are the segments of a namespace without a name.
+/// A locked folder in `/dev/shm` that contains the segments of a namespace without a name.
 ///
-/// Dropping the value removes the folder, unless a process has a segment in it attached. In that
-/// case the folder stays until the last detach. Then [`Folder::make`] of a later `exec` removes it.
+/// The drop of a `Folder` removes the folder, unless a process has attached a segment in it. In
+/// that case the folder stays until the last detach. After that, [`Folder::make`] of a later `exec`
+/// removes it.
 pub(super) struct Folder {
     path: PathBuf,
     _lock: OwnedFd,
@@ -181,7 +186,7 @@ pub(super) struct Folder {
 
 impl Folder {
     /// Creates a folder in `/dev/shm` for the segments of a namespace without a name. Also removes
-    /// the folders of this kind that killed `exec` processes have left.
+    /// the folders that killed `exec` processes have left there.
     pub(super) fn make() -> Result<Self, Failure> {
         Self::make_in(Path::new(SHM_FOLDER)).map_err(|error| Failure::of(SHM_FOLDER, error))
     }
@@ -192,13 +197,14 @@ impl Folder {
             let path = parent.join(unnamed(std::process::id(), number));
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => {}
-                // Try another name. A process with the same pid, but in another pid namespace, may
-                // have created the folder with this name.
+                // The folder exists already, so try another name. A process with the same pid, but
+                // in another pid namespace, may have created the folder.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),
             }
-            // Another `exec` may have locked or removed the new folder, because it took it for a
-            // folder that a killed process has left. Then create a folder with another name.
+            // Between the creation of the folder and its lock, another `exec` may lock or remove
+            // the folder, because it takes the folder for one that a killed process has left. In
+            // that case create a folder with another name.
             let Some(lock) = locked(&path) else { continue };
             fs::set_permissions(&path, fs::Permissions::from_mode(0o700))?;
             make_segments(&path)?;
@@ -222,7 +228,7 @@ impl Drop for Folder {
 }
 
 /// Opens and locks the folder at `path`. Returns None if another process has locked the folder, or
-/// has removed or replaced it meanwhile.
+/// has removed or replaced the folder before it was locked.
 fn locked(path: &Path) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let folder = open(path, flags, Mode::empty()).ok()?;
@@ -256,12 +262,13 @@ impl Place {
         let failed = |error: &dyn std::fmt::Display| Failure::of(path.display(), error);
         let file = match word {
             Some(word) if !is_path(word) => open_file(&path, word, OFlags::empty()),
-            // If `word` is None, the environment has the path of the namespace in which this
-            // process runs.
+            // If `word` is None, `path` comes from the environment. It is the path of the namespace
+            // in which this process runs.
             _ => open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(Into::into),
         };
         let file = file.map_err(|error| absent_or(&path, &error))?;
-        // A memfd has no path, so no folder for segments lies beside it.
+        // If the namespace's file is a memfd, its path is in `/proc`. Then no folder for segments
+        // can be next to it.
         let is_elsewhere = shm.is_none() && path.starts_with("/proc");
         let shm = shm.map_or_else(|| beside(&path).join(SEGMENTS), PathBuf::from);
         let options = if is_elsewhere { without_shm() } else { options(&shm) };
@@ -270,15 +277,15 @@ impl Place {
         Ok(Self { namespace, path, shm, file, folder: None })
     }
 
-    /// Duplicates the descriptor of the namespace's file for a command to inherit. Also returns its
-    /// number as a text for the preload library. Returns None if the process has no descriptor
-    /// left.
+    /// Duplicates the descriptor of the namespace's file for a command to inherit. Also returns the
+    /// text that tells the preload library the number of the new descriptor. Returns None if the
+    /// process can open no more descriptors.
     pub(super) fn hand_on(&self) -> Option<(OwnedFd, String)> {
         hand_on(&self.file)
     }
 
-    /// Duplicates the descriptor of the folder of segments for a command to inherit, as
-    /// [`Place::hand_on`] does for the namespace's file.
+    /// Opens the folder that contains the segments' files, with a descriptor that the command of
+    /// `exec` inherits. Returns the same two values as [`Place::hand_on`].
     pub(super) fn hand_on_shm(&self) -> Option<(OwnedFd, String)> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         hand_on(&open(&self.shm, flags, Mode::empty()).ok()?)
@@ -312,7 +319,9 @@ impl Place {
         Ok(Self { namespace, path: path.into(), shm, file, folder })
     }
 
-    /// Makes the folder of segments and the folder above it, if they do not exist.
+    /// Makes the outer folder, whose permissions decide which users may enter it. Then makes the
+    /// folder `segments` in it, which holds a file for each segment. Folders that already exist are
+    /// kept.
     pub(super) fn make_shm(&self) -> Result<(), Failure> {
         if self.folder.is_some() {
             return Ok(());
@@ -341,8 +350,8 @@ impl Place {
         make_segments(&outer).map_err(|error| failed(&error))
     }
 
-    /// Removes the files `exec-PID` of ended processes from the folder of segments. PID is the pid
-    /// of the process.
+    /// Removes the files named `exec-PID` from the folder of segments, if the process with the pid
+    /// PID has ended.
     pub(super) fn remove_marks(&self) {
         for entry in fs::read_dir(&self.shm).into_iter().flatten().flatten() {
             let name = entry.file_name();
@@ -354,11 +363,12 @@ impl Place {
     }
 }
 
-/// Duplicates the descriptor `file` for a command to inherit. Also returns its number as a text for
-/// the preload library. Returns None if the process has no descriptor left.
+/// Duplicates the descriptor `file` for a command to inherit. Also returns the text that tells the
+/// preload library the number of the new descriptor. Returns None if the process can open no more
+/// descriptors.
 ///
-/// The number of the descriptor is high, because programs expect that their own descriptors get low
-/// numbers.
+/// The new descriptor gets a high number, because programs expect low numbers for the descriptors
+/// that they open themselves.
 fn hand_on(file: &OwnedFd) -> Option<(OwnedFd, String)> {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(NUMBERS).min(NUMBERS);
     let least = i32::try_from(limit / 8 * 7).ok()?;
@@ -369,9 +379,9 @@ fn hand_on(file: &OwnedFd) -> Option<(OwnedFd, String)> {
     Some((handed, word))
 }
 
-/// Checks that the folder `outer`, in which is the folder of segments, belongs to the owner of the
-/// namespace. Also checks that only users who may read the namespace's file may enter `outer`,
-/// because each user who may enter it can reach all segments.
+/// Checks that `outer`, the outer folder of the segments, belongs to the owner of the namespace.
+/// Also checks that only users who may read the namespace's file may enter `outer`, because each
+/// user who may enter it can reach all segments.
 fn check_outer(outer: &Path, owner: u32, mode: u32) -> Result<(), Failure> {
     let failed = |error: &dyn std::fmt::Display| Failure::of(outer.display(), error);
     let status = fs::symlink_metadata(outer).map_err(|error| failed(&error))?;
@@ -389,16 +399,16 @@ fn check_outer(outer: &Path, owner: u32, mode: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes the folder of segments in the folder `outer`, if it does not exist. Its owner becomes the
-/// owner of `outer`.
+/// Makes the folder of segments in the folder `outer`, if it does not exist. The owner of `outer`
+/// becomes the owner of the folder of segments.
 fn make_segments(outer: &Path) -> std::io::Result<()> {
     let segments = outer.join(SEGMENTS);
     match DirBuilder::new().mode(0o700).create(&segments) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    // Do not follow a symbolic link at this path: any user who may enter the folder `outer` may
-    // have made one.
+    // Do not follow a symbolic link at the path of the folder of segments: any user who may enter
+    // the folder `outer` may have made one.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let folder = open(&segments, flags, Mode::empty())?;
     let owner = fs::metadata(outer)?;
@@ -425,9 +435,9 @@ pub(super) fn beside(path: &Path) -> PathBuf {
     folder.into()
 }
 
-/// Returns the name of the folder in which the `exec` with pid `pid` has the segments of a
-/// namespace without a name. `number` distinguishes several folders for one pid, which exist if pid
-/// namespaces share `/dev/shm`.
+/// Returns the name of the outer folder of a namespace without a name. `pid` is the pid of the
+/// `exec` that makes the folder. If pid namespaces share `/dev/shm`, several processes with this
+/// pid may make a folder. `number` tells their folders apart.
 fn unnamed(pid: u32, number: u32) -> String {
     let prefix = unnamed_prefix();
     if number == 0 { format!("{prefix}{pid}") } else { format!("{prefix}{pid}-{number}") }
@@ -447,7 +457,7 @@ fn has_ended(pid: Pid) -> bool {
 }
 
 /// Removes the folders for segments that killed `exec` processes of this user have left in
-/// `/dev/shm`. Such a folder is not locked, and no process has a segment in it attached.
+/// `/dev/shm`. Such a folder is not locked, and no process has attached a segment in it.
 pub(super) fn remove_orphans() {
     remove_orphans_in(Path::new(SHM_FOLDER));
 }
@@ -461,9 +471,9 @@ fn remove_orphans_in(folder: &Path) {
         let path = entry.path();
         let is_own = fs::symlink_metadata(&path)
             .is_ok_and(|status| status.is_dir() && status.uid() == geteuid().as_raw());
-        // Keep the lock until the folder is removed. Otherwise another process could remove the
-        // folder first, and a new `exec` could create one with the same name. Then this call would
-        // remove the new folder.
+        // Hold the lock on the outer folder until the folder is removed. Without the lock, another
+        // process could remove this folder first. Then a new `corewalk ipc exec` could make a
+        // folder of the same name, and this function would remove the new folder.
         let lock = if is_own { locked(&path) } else { None };
         if lock.is_some() && !is_attached(&path) {
             let _gone = remove_shm(&path);
@@ -483,11 +493,11 @@ fn is_attached(outer: &Path) -> bool {
 }
 
 /// Removes the folder `outer`, the folder of segments in it, and the files that the preload library
-/// makes for segments. Removes no other file.
+/// makes for segments. Files with other names stay.
 ///
 /// # Errors
 ///
-/// The error of removing `outer`, for example because it has other files.
+/// The error of removing `outer`, for example because it contains other files.
 pub(super) fn remove_shm(outer: &Path) -> std::io::Result<()> {
     let folder = outer.join(SEGMENTS);
     for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
@@ -500,8 +510,8 @@ pub(super) fn remove_shm(outer: &Path) -> std::io::Result<()> {
             let _gone = fs::remove_file(entry.path());
         }
     }
-    // Ignore an error: if this removal fails, the removal of `outer` fails too, and its error is
-    // reported.
+    // Ignore an error of the removal of `folder`, which is inside `outer`. If `folder` stays,
+    // `outer` is not empty, so its removal fails, and that error is returned.
     let _gone = fs::remove_dir(&folder);
     fs::remove_dir(outer)
 }
@@ -520,8 +530,8 @@ mod tests {
             Self(path)
         }
 
-        /// Creates a folder for segments with three files, as if an `exec` with the pid `pid` had
-        /// been killed in another pid namespace.
+        /// Creates a folder for segments with three files, as an `exec` with the pid `pid` leaves
+        /// it if it is killed.
         fn folder(&self, pid: u32) -> PathBuf {
             let path = self.0.join(unnamed(pid, 0));
             let segments = path.join(SEGMENTS);
@@ -542,12 +552,12 @@ mod tests {
     #[test]
     fn folders_that_nobody_has_are_removed_and_others_are_not() {
         let parent = Parent::new("orphans");
-        // No process has the first four pids, which are too high. Pid 1 always exists, but the
-        // removal of folders must not depend on the pid.
+        // Make five folders. The pids in the names of the first four are too high for any process.
+        // Pid 1 in the name of the fifth always exists, but the removal must not depend on the pid.
         let high = i32::MAX as u32;
         let paths = [high, high - 1, high - 2, high - 3, 1].map(|pid| parent.folder(pid));
-        // `exec` makes no file with the name `letter`. So the folder that contains this file must
-        // stay.
+        // Make a file called `letter` in the second folder. The removal deletes only files with the
+        // names that `exec` gives them. So it must keep `letter`, and with it the second folder.
         fs::write(paths[1].join(SEGMENTS).join("letter"), "").expect("a folder of ours");
         let lock = locked(&paths[2]).expect("nobody has it");
         let hold = SegmentFiles::new(paths[3].join(SEGMENTS)).hold(26).expect("nobody has it");

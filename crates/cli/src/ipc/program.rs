@@ -1,11 +1,11 @@
 //! Finds the command of `exec`, and checks that the dynamic loader will load a preload library for
 //! it.
 //!
-//! A static program has no loader. For a program with set-user-ID, set-group-ID or file
+//! `exec` refuses three kinds of programs, because they would silently use the kernel's objects. A
+//! static program has no dynamic loader. For a program with set-user-ID, set-group-ID or file
 //! capabilities, the loader ignores the environment. A program for another machine has another
-//! loader. Such programs would silently use the kernel's objects, so `exec` refuses them. For a
-//! script (`#!`), the interpreter is checked. Programs that the command starts later are not
-//! checked.
+//! loader. For a script (`#!`), the interpreter is checked. Programs that the command starts later
+//! are not checked.
 //!
 //! Source: ld.so(8) "Secure-execution mode"; elf(5); execve(2).
 
@@ -25,12 +25,13 @@ const DEPTH_MAX: u32 = 4;
 /// The longest `#!` line, in bytes.
 const SCRIPT_BYTES: usize = 256;
 
-/// Maximum length of the path of a dynamic loader, in bytes. A longer path is cut off.
+/// Maximum length of the path of a dynamic loader, in bytes. Only this many bytes of a longer path
+/// are read.
 const LOADER_BYTES: usize = 4096;
 
 const SET_USER: u32 = 0o4000;
-/// The mode bits of set-group-ID and of execution by the group. Without execution by the group,
-/// set-group-ID gives no privilege.
+/// The mode bits for set-group-ID and for execution by the group. Set-group-ID gives a privilege
+/// only if the group may execute the file.
 const SET_GROUP: u32 = 0o2010;
 
 const PT_INTERP: u32 = 3;
@@ -46,7 +47,8 @@ const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
 pub(super) enum Refusal {
     /// The command does not exist. Exit status 127.
     NotFound,
-    /// The command exists but cannot be run, or not in a namespace. Exit status 126.
+    /// The command exists but cannot be executed, or the preload library cannot bring it into an
+    /// IPC namespace. Exit status 126.
     NotRunnable(&'static str),
 }
 
@@ -96,10 +98,9 @@ fn check_at(path: &Path, depth: u32) -> Result<(), Refusal> {
     }
 }
 
-/// Returns the first bytes of a file, or fewer if a read fails.
+/// Returns the first bytes of a file. If a read fails, returns the bytes before the failure.
 fn start_of(file: &File) -> Vec<u8> {
     let mut start = Vec::new();
-    // If a read fails, use only the bytes that were read before.
     let _ = file.take(SCRIPT_BYTES as u64).read_to_end(&mut start);
     start
 }
@@ -136,7 +137,8 @@ pub(super) fn is_shared_object(path: &Path) -> io::Result<bool> {
     let file = File::open(path)?;
     let start = start_of(&file);
     let is_library = is_elf(&start) && is_for_this_machine(&start) && half(&start, 16) == ET_DYN;
-    // A position-independent program has the same type as a library, but it names a loader.
+    // A position-independent executable has the same ELF type as a library. It is recognised by the
+    // path of a dynamic loader, which a library does not have.
     Ok(is_library && matches!(loader_place(&file, &start), Ok(None)))
 }
 
@@ -153,8 +155,8 @@ fn half(start: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([start[at], start[at + 1]])
 }
 
-/// Returns the offset and the length of the dynamic loader's path in the file. Returns None for a
-/// file that names no loader.
+/// Returns the place of the dynamic loader's path in an ELF file: its offset and its length.
+/// Returns None if the file names no loader.
 fn loader_place(file: &File, start: &[u8]) -> io::Result<Option<(u64, u64)>> {
     let table = u64::from_le_bytes(start[32..40].try_into().expect("eight bytes"));
     let (entry_bytes, entries) = (half(start, 54), half(start, 56));
@@ -234,8 +236,8 @@ mod tests {
         assert!(reason(&header).contains("static"));
         header[18] = 0;
         assert!(reason(&header).contains("another machine"));
-        // A file with a truncated ELF header or in another format must be accepted. execve(2)
-        // reports its error.
+        // Checks that a file with a truncated ELF header or in another format is accepted.
+        // execve(2) reports the error for such a file.
         assert_eq!(judged(&header[..40]), Ok(()));
         assert_eq!(judged(b"echo hello\n"), Ok(()));
         fs::remove_dir_all(&folder).expect("it is ours");

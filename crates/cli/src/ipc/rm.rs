@@ -1,7 +1,7 @@
 //! `corewalk ipc rm`: removes objects, as ipcrm(1) does, or a whole namespace.
 //!
-//! If an object cannot be removed, `rm` still removes all others. The error names each object that
-//! it could not remove.
+//! If an object cannot be removed, `rm` still removes the other objects. At the end it prints an
+//! error that names each object that it could not remove.
 //!
 //! Source: ipcrm(1).
 

@@ -1,8 +1,9 @@
 //! `corewalk ipc serve`: cleans up after killed processes of a namespace until it gets SIGINT or
 //! SIGTERM.
 //!
-//! `serve` also ends if the file of the namespace was removed or replaced, so that no process can
-//! join the namespace. In that case it first waits until no process is left in the namespace.
+//! `serve` also ends if the file of the namespace was removed or replaced, because then no process
+//! can join the namespace any more. In that case it first waits until no process is left in the
+//! namespace.
 //!
 //! Source: the sources of `watch`.
 
@@ -68,8 +69,8 @@ enum At {
         ino: u64,
     },
     Nothing,
-    /// stat(2) on the namespace's file has failed, for example for lack of permission. The file may
-    /// still exist, so `serve` continues.
+    /// stat(2) on the namespace's file has failed, but not because the file is gone. For example,
+    /// this user lacks a permission. The file may still exist, so `serve` continues.
     Unknown,
 }
 

@@ -36,7 +36,7 @@ pub(crate) struct Arguments {
 }
 
 /// Prints the limits and the use of a namespace, and its number of tasks. Before that, cleans up
-/// after dead processes of the namespace and counts them.
+/// after dead processes of the namespace. Also prints the number of these processes.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let place = Place::existing(arguments.namespace.as_deref())?;
     let failed = |error: &dyn std::fmt::Display| Failure::of(place.path.display(), error);

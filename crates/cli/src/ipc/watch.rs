@@ -1,10 +1,11 @@
 //! Watches the processes of a namespace, and cleans up after each process that ends without leaving
 //! the namespace.
 //!
-//! The cleanup (`Namespace::recover`) applies semaphore undo and detaches segments. Without a watch
-//! the cleanup happens later: one of the calls that wait in the namespace looks for dead processes,
-//! but only ten times a second. The watch has a pidfd of each registered process. A pidfd becomes
-//! readable when its process ends. Every [`LOOK_MS`], the watch looks for new processes.
+//! The cleanup (`Namespace::recover`) applies semaphore undo and detaches segments. The watch has a
+//! pidfd of each registered process, which becomes readable when the process ends. So the cleanup
+//! begins at once. Every [`LOOK_MS`] milliseconds, the watch looks for new processes. Without a
+//! watch, the calls that wait in the namespace look for dead processes ten times a second and clean
+//! up.
 //!
 //! Source: pidfd_open(2), poll(2).
 
@@ -18,24 +19,24 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 /// Time between two searches for new processes, in milliseconds.
 pub(super) const LOOK_MS: i64 = 50;
 
-/// Maximum number of processes that a watch has a pidfd of. If a namespace has more processes, its
-/// waiting calls clean up after the others.
+/// Maximum number of processes that a [`Watch`] watches by a pidfd. If a namespace has more
+/// processes, the calls that wait in the namespace clean up after the rest.
 const WATCHED_MAX: usize = 512;
 
 /// The processes of a namespace.
 #[derive(Default)]
 pub(super) struct Watch {
-    /// The pidfd of each watched process, by pid. It is None if the process has ended but is still
-    /// registered, because a child process has inherited its attached segments.
+    /// The pidfd of each watched process, by pid. The value is None for a process that has ended
+    /// but is still registered, because a child process has inherited its attached segments.
     processes: HashMap<u32, Option<OwnedFd>>,
-    /// The number of tasks of dead processes that this watch has cleaned up.
+    /// The number of cleaned up tasks: those of processes that ended without leaving the namespace.
     pub(super) recovered: usize,
 }
 
 impl Watch {
-    /// Looks for new processes of the namespace. Then waits until one of its processes ends, `more`
-    /// is readable, or [`LOOK_MS`] milliseconds have passed. Cleans up after the processes that
-    /// have ended.
+    /// Looks for new processes of the namespace. Then waits until one of the namespace's processes
+    /// ends, the descriptor `more` is readable, or [`LOOK_MS`] milliseconds have passed. Cleans up
+    /// after the processes that have ended.
     pub(super) fn turn(&mut self, namespace: &Namespace, more: Option<&OwnedFd>) {
         if self.look(namespace) {
             self.recover(namespace);
@@ -45,8 +46,8 @@ impl Watch {
         let all = watched.iter().map(|(_, fd)| *fd).chain(more);
         let mut fds: Vec<PollFd<'_>> = all.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
         let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK_MS * 1_000_000 };
-        // Ignore an error: poll(2) fails if a signal interrupts it, and the caller calls `turn`
-        // again.
+        // Ignore an error: poll(2) fails if a signal interrupts it. The caller calls `turn` in a
+        // loop.
         let ready = poll(&mut fds, Some(&timeout)).unwrap_or(0);
         let is_over = |(fd, (pid, _)): (&PollFd<'_>, &(u32, _))| {
             (ready > 0 && !fd.revents().is_empty()).then_some(*pid)

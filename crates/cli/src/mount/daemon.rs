@@ -5,10 +5,11 @@
 //! and the first process ends. If the pipe closes without a line, the server has failed. It has
 //! printed the reason on standard error, which both processes share until the mount is ready.
 //!
-//! The server closes all other descriptors that it inherits. Otherwise it would keep a lock of
-//! flock(1), or the write end of a pipe whose reader waits, until the mount ends.
+//! The server closes all other descriptors that it inherits. Otherwise an inherited flock(2) lock
+//! would be held until the mount ends, and a reader of an inherited pipe would wait until then.
 //!
-//! Rejected: fork without exec. It would be shorter, but it is not safe in a process with threads.
+//! Rejected: a fork of the first process without exec. It would need less code, but it is not safe
+//! in a process with threads.
 //!
 //! Source: daemon(7), "SysV Daemons", step 1.
 
@@ -27,8 +28,8 @@ use crate::failure::Failure;
 pub(super) fn start(source: &OsStr, path: &Path, options: &[OsString]) -> Result<Vec<u8>, Failure> {
     let failed = |error| Failure::of("cannot start the background process", error);
     let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-    // Set `argv[0]` of the server to `corewalk`. If the program is called `mount.corewalk`, as this
-    // process may be, it expects other arguments.
+    // Set `argv[0]` of the server to `corewalk`. This process may have been started under the name
+    // `mount.corewalk`. Under that name the program expects the arguments of a mount(8) helper.
     command.arg0("corewalk").args(["mount", "--background"]);
     for option in options {
         command.arg("-o").arg(option);
@@ -52,7 +53,7 @@ pub(super) fn start(source: &OsStr, path: &Path, options: &[OsString]) -> Result
 /// Leaves the session of the terminal, so that signals of the terminal do not reach the server.
 pub(super) fn leave_terminal() {
     if let Err(error) = rustix::process::setsid() {
-        // Ignore an error: the process already leads a session or a process group.
+        // Ignore an error: setsid(2) fails if the process already leads a process group.
         log::debug!("setsid: {error}");
     }
 }
@@ -65,7 +66,7 @@ pub(super) fn close_inherited() {
     let number = |entry: std::io::Result<DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
     let open: Vec<RawFd> = open.filter_map(number).collect();
     for fd in open.into_iter().filter(|fd| *fd > 2) {
-        // Ignore an error: the list includes the descriptor that was used to read it, which is
+        // Ignore an error: the list contains the descriptor of `/proc/self/fd` itself, which is
         // already closed.
         let _ = nix::unistd::close(fd);
     }

@@ -1,11 +1,12 @@
 //! The limit on open files (`RLIMIT_NOFILE`) of a server.
 //!
-//! Each server thread opens `/dev/fuse` for itself, and maybe a ring, after the file system is
-//! mounted. A failure at that point would leave a mount that does not work. So the limit is checked
-//! before the mount.
+//! After the file system is mounted, each server thread opens `/dev/fuse`, and with io_uring also a
+//! ring. If the limit on open files is too low, these calls fail, and the mount exists but does not
+//! work. So the program checks the limit before the mount.
 //!
-//! The soft limit is often 1024, because select(2) takes no higher descriptors. This program does
-//! not use select(2). So it raises the soft limit to the hard limit, as other servers do.
+//! The soft limit on open files is often 1024, because select(2) accepts no higher descriptors.
+//! This program does not use select(2). So it raises the soft limit to the hard limit, as other
+//! servers do.
 //!
 //! Source: getrlimit(2).
 
@@ -17,14 +18,14 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::failure::Failure;
 
-/// Descriptors of a mount that belong to no thread. They are the standard streams, ten files of a
-/// store, the device, and a few short-lived ones.
+/// The number of descriptors that all threads of a server share: the standard streams, the ten
+/// files of an open store, the FUSE device, and a few short-lived ones.
 const SHARED: u64 = 24;
-/// Descriptors that one thread uses to read requests: the device, and with io_uring also a ring and
-/// an eventfd(2).
+/// The number of descriptors that one thread uses to read requests: one for the device, and with
+/// io_uring also one for a ring and one for an eventfd(2).
 const DEVICE: u64 = 1;
 const DEVICE_AND_RING: u64 = 3;
-/// Descriptors that one thread uses for a call on a directory of the host. They are two
+/// The number of descriptors that one thread uses for a call on a directory of the host: two
 /// directories, a file, and the directory that it lists.
 const CALL: u64 = 4;
 
@@ -34,7 +35,7 @@ pub(super) fn reserved(mount: &MountOptions) -> usize {
     (needed(mount) + CALL * mount.threads as u64) as usize
 }
 
-/// Returns the number of descriptors without which the mount does not work.
+/// Returns the minimum number of descriptors with which the mount works.
 fn needed(mount: &MountOptions) -> u64 {
     let cpus = thread::available_parallelism().map_or(1, NonZero::get);
     let may_have_rings = match mount.transport {

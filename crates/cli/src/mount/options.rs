@@ -1,7 +1,7 @@
 //! The options of `-o`. Most of them come from mount(8), fuse(8), tmpfs(5) and ext4(5).
 //!
 //! A later option overrides an earlier one, as in mount(8). An unknown option or an invalid value
-//! is a usage error that names it. So a misspelt `nosuid`, for example, is not ignored.
+//! causes a usage error that names the option. So a misspelt `nosuid`, for example, is not ignored.
 //!
 //! # Options that are accepted without effect
 //! - Options that mount(8) itself uses in a line of fstab(5): `noauto`, `nofail`, `_netdev`, `x-*`.
@@ -10,9 +10,10 @@
 //! - `lazytime`, which allows the server to delay updates of times. The server never delays them.
 //!
 //! # Options that are refused
-//! An option is refused if the source cannot obey it. `noacl` is always refused. A directory of the
-//! host does not take `dirsync`, `strictatime`, and the options for tmpfs and stores (`size=`,
-//! `mode=` and others). Only a store takes `commit=` and `no_create`.
+//! An option is refused if the mount's source (a directory of the host, a store or a tmpfs) cannot
+//! obey it. `noacl` is always refused. A directory of the host does not take `dirsync`,
+//! `strictatime`, and the options for tmpfs and stores (`size=`, `mode=` and others). Only a store
+//! takes `commit=` and `no_create`.
 
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -36,8 +37,9 @@ const SIZE_PERCENT: u64 = 50;
 /// tmpfs(5).
 const PAGE_BYTES: u64 = 4096;
 const THREADS_MAX: u64 = 1024;
-/// The default of `threads=` for a source whose changes wait for a disk. The first number is the
-/// threads per processor, and the second is the minimum number of threads.
+/// The default of `threads=` for a store that is mounted with `dirsync`, so that changes wait for
+/// the disk. The first number is the threads per processor. The second is the minimum number of
+/// threads.
 const WAITING_THREADS: (usize, usize) = (4, 8);
 
 /// The parsed options of the mount, of the server and of each back end.
@@ -50,7 +52,8 @@ pub(crate) struct Plan {
     pub(crate) host: HostFsOptions,
 }
 
-/// Options whose effect depends on other options. They are applied after all options are parsed.
+/// Options whose effect depends on other options. So they are applied only after all options are
+/// parsed.
 #[derive(Debug, Default)]
 struct Pending {
     server_permissions: bool,
@@ -61,8 +64,8 @@ struct Pending {
     not_for_host: Vec<&'static str>,
 }
 
-/// Options that the mount of a directory of the host does not take. (Such a mount takes
-/// `no_mbcache` and `create`, which have no effect on it.)
+/// Options that are refused for a mount of a host directory. The options `no_mbcache` and `create`
+/// are accepted for such a mount, but have no effect.
 const NOT_FOR_HOST: [&str; 8] =
     ["size", "nr_inodes", "mode", "uid", "gid", "mbcache", COMMIT, NO_CREATE];
 const COMMIT: &str = "commit";
@@ -159,8 +162,8 @@ impl Plan {
         self.store.is_dirsync = flags.intersects(MountFlags::DIRSYNC | MountFlags::SYNC);
     }
 
-    /// Checks that `source` can obey the options. `not_for_host` contains those options of the
-    /// command line that are in [`NOT_FOR_HOST`].
+    /// Checks that every mount option has an effect on the file system `source`. `not_for_host`
+    /// lists those options of the command line that are in [`NOT_FOR_HOST`].
     fn check_supported(&self, source: Source, not_for_host: &[&str]) -> Result<(), Failure> {
         let has = |flag| self.mount.flags.contains(flag);
         let (name, whose) = match source {
@@ -288,7 +291,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Parses an option with a value. Returns None if the value is invalid.
+    /// Parses the option `name` with the value `value`. Returns None if the value is invalid.
     fn take_valued(
         &mut self,
         name: &str,
@@ -319,7 +322,8 @@ impl Plan {
                 let every = Some(seconds(value)?).filter(|time| !time.is_zero());
                 self.store.commit_every = every.or(StoreOptions::default().commit_every);
             }
-            // mount(8) records the user who has mounted a file system as `user=NAME`.
+            // Accept `user=NAME`: mount(8) records in this way which user has mounted a file
+            // system.
             "user" => return Some(self.take_flag(name, pending)),
             "comment" => {}
             name if is_for_other_programs(name) => {}
@@ -328,7 +332,8 @@ impl Plan {
         Some(Ok(()))
     }
 
-    /// Parses an option of tmpfs(5) that a store takes too. Returns None if the value is invalid.
+    /// Parses an option of tmpfs(5), such as `size`, which stores have too. Returns None if the
+    /// value is invalid.
     fn take_limit(&mut self, name: &str, value: &str) -> Option<Result<(), Failure>> {
         let (tmpfs, store) = (&mut self.tmpfs, &mut self.store);
         match name {
@@ -341,8 +346,8 @@ impl Plan {
                 let count = Some(scaled(value)?).filter(|&count| count > 0);
                 (tmpfs.inodes_max, store.inodes_max) = (count, count);
             }
-            // `mode`, `uid` and `gid` set the attributes of a root directory that this mount
-            // creates.
+            // `mode`, `uid` and `gid` apply to the root directory of a new file system. They do not
+            // change a root directory that already exists.
             "mode" => {
                 let mode = u32::from_str_radix(value, 8).ok().filter(|mode| *mode <= 0o7777)?;
                 (tmpfs.root_mode, store.root_mode) = (mode, mode);
@@ -410,7 +415,8 @@ fn number(text: &str) -> Option<u64> {
     text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// Parses a number with an optional suffix k, m, g or t, which stands for a power of 1024.
+/// Parses a number with an optional suffix. The suffixes k, m, g and t multiply the number by a
+/// power of 1024.
 fn scaled(text: &str) -> Option<u64> {
     let scale = |suffix: char| match suffix.to_ascii_lowercase() {
         'k' => Some(10),
@@ -673,7 +679,7 @@ mod tests {
         assert!(plan("no_default_permissions,entry_timeout=0").is_ok());
     }
 
-    /// Any list of options must be accepted, or refused with a usage error.
+    /// Fuzz test: any list of options must either be accepted, or be refused with a usage error.
     #[test]
     fn fuzz_options_are_accepted_or_refused() {
         const WORDS: [&[u8]; 16] = [

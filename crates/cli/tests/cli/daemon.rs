@@ -1,5 +1,5 @@
-//! Tests of `corewalk ipc exec --shm` with a command that ends before a process that it has
-//! started. That process has a segment attached, so the segment must stay.
+//! Tests of `corewalk ipc exec --shm` with a command that starts a process and ends before it. The
+//! started process has attached a segment, so the segment must stay.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read, Write as _};
@@ -13,18 +13,20 @@ use corewalk_testkit::sysv::shm;
 
 use crate::fixtures::{Folder, LIMIT, corewalk, run, wait};
 
-/// The variable with the role of a child process: `command`, or `stays` for the process that the
-/// command starts and that outlives it.
+/// The environment variable that tells a child process its role: `command` is the command of
+/// `exec`, and `stays` is a process that the command starts and that outlives it.
 const ROLE: &str = "COREWALK_TEST_ROLE";
 
-/// The variable with the path of the file for the results of the process that outlives the command.
+/// The environment variable with the path of a file. The test's daemon, a process that outlives the
+/// command of `exec`, writes its results to this file.
 const FOUND: &str = "COREWALK_TEST_FOUND";
 
-/// The start of the line that names the directory with the memory of the segments.
+/// The start of the line in which a child process prints the directory of the segments' memory.
 const ATTACHED: &str = "attached below ";
 
-/// Another test runs this test in child processes. The role in the environment selects the command,
-/// or the process that outlives the command. Without a role this test does nothing.
+/// This test is the code of two child processes that another test starts. The environment variable
+/// `ROLE` selects the child: the command of `exec`, or the daemon, which outlives that command.
+/// Without `ROLE` the test does nothing.
 #[test]
 fn process() {
     match std::env::var(ROLE).as_deref() {
@@ -36,8 +38,8 @@ fn process() {
     std::process::exit(0);
 }
 
-/// The code of the command. Starts the process that outlives the command, waits for the line that
-/// the started process prints, and ends.
+/// The code of the command that `exec` runs. It starts a daemon, copies a line from the daemon's
+/// standard output to its own, and ends. The daemon continues to run.
 #[expect(clippy::zombie_processes, reason = "the child outlives this process")]
 fn start() {
     let mut command =
@@ -80,7 +82,8 @@ fn until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// Runs `true` in a new namespace. `exec` then removes the folders that ended processes have left.
+/// Runs the command `true` with `exec --shm`. Before that, `exec` removes the folders of segments
+/// that ended processes have left.
 fn exec() {
     assert!(run(corewalk(&["ipc", "exec", "--shm", "--", "true"])).status.success());
 }
@@ -96,8 +99,9 @@ fn memory_of_a_process_that_outlives_the_command_stays_until_it_has_ended() {
     let file = File::create(&stderr).expect("the test's directory is writable");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
     let mut exec_child: Child = command.spawn().expect("the program starts");
-    // Keep the write end of the pipe from which the process that outlives the command reads. When
-    // the test drops the write end, that process ends.
+    // The command of `exec` starts a daemon, which outlives the command. The daemon runs until its
+    // standard input, a pipe, is closed. Keep the write end of that pipe, so that the test decides
+    // when the daemon ends.
     let mut input = exec_child.stdin.take().expect("the stream is piped");
     let memory = PathBuf::from(read_attached_directory(
         exec_child.stdout.take().expect("the stream is piped"),

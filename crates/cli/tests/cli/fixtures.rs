@@ -25,8 +25,8 @@ pub(crate) struct Folder(pub(crate) PathBuf);
 impl Folder {
     pub(crate) fn new() -> Folder {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        // ORDERING: Relaxed. The numbers must only be different, and the atomic addition ensures
-        // that.
+        // ORDERING: Relaxed. The names of the directories must have different numbers. The atomic
+        // addition alone ensures that.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("corewalk-cli-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
@@ -45,8 +45,8 @@ impl Folder {
         paths.filter(|path| path.starts_with(&self.0)).collect()
     }
 
-    /// Asserts that the command fails with `status`, prints only one line, which contains `words`,
-    /// on standard error, and leaves no mount below the directory.
+    /// Asserts that the command fails with `status`, and prints one line that contains `words` and
+    /// nothing else on standard error. Also asserts that no mount is left below the directory.
     pub(crate) fn assert_refused(&self, command: Command, status: i32, words: &str) {
         let before = self.mounts();
         let shown = format!("{command:?}");
@@ -75,8 +75,8 @@ impl Drop for Folder {
 /// A server in the foreground. Dropping this value kills it.
 pub(crate) struct Server {
     child: Child,
-    /// The line that the server printed when its mount was ready. It is empty if the server has
-    /// failed.
+    /// The line that the server printed when its mount was ready. The line is empty if the server
+    /// has failed.
     pub(crate) line: String,
 }
 

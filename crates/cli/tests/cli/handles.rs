@@ -18,7 +18,8 @@ use rustix::mount::{MountFlags, mount_remount};
 
 use crate::fixtures::{Folder, Server, can_mount, run};
 
-/// The paths of the tested files below the root of the mount, and true for each directory.
+/// The paths of the tested files, relative to the root of the mount. The second field is true for a
+/// directory.
 const FILES: [(&str, bool); 5] =
     [("a", true), ("a/b", true), ("a/b/c", true), ("a/b/c/file", false), ("top", false)];
 /// An extended attribute of the root of a mount. If a client sets it, the server evicts all unused
@@ -37,12 +38,12 @@ enum Forgotten {
 /// Drops the unused entries of `mount` from the cache of the kernel. With `Forgotten::ByBoth`, also
 /// drops them from the cache of the server.
 ///
-/// A remount drops only the kernel's entries of `mount`. A write to `/proc/sys/vm/drop_caches`
-/// would drop those of the whole machine.
+/// A remount drops the kernel's entries of `mount` only. A write to `/proc/sys/vm/drop_caches`
+/// would drop the entries of all file systems of the machine.
 fn forget(mount: &Path, what: Forgotten) {
     for _ in 0..2 {
-        // Drop the caches twice. The first time, the server evicts the entries in directories. The
-        // directories are unused after that, so the server evicts them the second time.
+        // Drop the caches twice. The first time, the server evicts the entries in directories. Only
+        // then are the directories unused, so the server evicts the directories the second time.
         mount_remount(mount, MountFlags::empty(), c"").expect("root is permitted to");
         if what == Forgotten::ByBoth {
             rustix::fs::setxattr(mount, PRUNE, b"1", XattrFlags::empty())
@@ -66,7 +67,8 @@ fn make_files(root: &Path) {
     }
 }
 
-/// Opens a file handle. Returns the content of a file, or the path and the names of a directory.
+/// Opens a file by its handle. Returns the content of a regular file. For a directory returns its
+/// path and the names in it.
 fn resolve(mount: &Path, handle: &FileHandle) -> Result<String, Errno> {
     let root = File::open(mount).expect("the root can be opened");
     let mut file = File::from(handle.open(root.as_fd(), OFlags::RDONLY)?);
@@ -99,8 +101,8 @@ fn resolve(mount: &Path, handle: &FileHandle) -> Result<String, Errno> {
     Ok(format!("{} {names:?}", place.display()))
 }
 
-/// A mounted file system: either the one under test, or the kernel's tmpfs, with which it is
-/// compared. `at` is the mount point.
+/// A mounted file system, either the one under test or the kernel's tmpfs, which is the oracle.
+/// `at` is the mount point.
 struct Site {
     at: PathBuf,
     _server: Option<Server>,
@@ -138,9 +140,9 @@ impl Site {
     }
 }
 
-/// Takes file handles of all files, and tests them. Moves some of the files, and tests the handles
-/// again. Replaces some of the files, and tests the handles again. Each test of a handle drops the
-/// caches and then opens the handle. Returns the results.
+/// Takes file handles of all files, and opens each handle three times: at once, after some of the
+/// files were moved, and after some of the files were replaced. Before each open the caches are
+/// dropped. Returns the results of all opens.
 fn collect_resolved(source: &str, options: &str, what: Forgotten) -> Vec<Result<String, Errno>> {
     let site = Site::new(source, options);
     let (at, path) = (&site.at, |name: &str| site.at.join(name));
@@ -150,8 +152,8 @@ fn collect_resolved(source: &str, options: &str, what: Forgotten) -> Vec<Result<
     let mut all = vec![];
     let mut look = || {
         for handle in handles.iter().chain([&root]) {
-            // Drop the caches before each handle is opened, because opening one handle loads
-            // entries with which other handles are found.
+            // Drop the caches before each file handle is opened. Otherwise the server could find
+            // the file in cache entries that the open of an earlier handle has loaded.
             site.forget(what);
             all.push(resolve(at, handle));
         }
@@ -162,7 +164,8 @@ fn collect_resolved(source: &str, options: &str, what: Forgotten) -> Vec<Result<
     fs::rename(path("a/b"), path("d/moved")).expect("both exist");
     fs::rename(path("top"), path("d/moved/top")).expect("both exist");
     look();
-    // Remove files, and create other files that may get their inode numbers.
+    // Remove files, and create other files, to which the file system may give the same inode
+    // numbers.
     fs::remove_file(path("d/moved/c/file")).expect("the file exists");
     fs::remove_dir(path("d/moved/c")).expect("the directory is empty");
     fs::remove_file(path("d/moved/top")).expect("the file exists");
@@ -213,14 +216,14 @@ fn handle_of_a_removed_file_never_leads_to_one_with_its_number() {
     if !can_mount() {
         return;
     }
-    // Set the kernel's timeouts to 0. The host replaces the file without notice, so the kernel must
-    // ask the server for each lookup.
+    // Set the timeouts of the kernel's cache to 0, so that the kernel asks the server for each
+    // lookup. The test replaces the file on the host without a notification to the kernel.
     let site = Site::new("host", "entry_timeout=0,attr_timeout=0");
     let (mount, host) = (site.at.join("f"), site.folder.path("source").join("f"));
     let root = File::open(&site.at).expect("the root can be opened");
     let (mut numbers, mut handles) = (std::collections::BTreeSet::new(), vec![]);
     for round in 0..300 {
-        // Alternate between creating the file through the mount and on the host.
+        // Create the file alternately through the mount and on the host.
         let path = if round % 2 == 0 { &mount } else { &host };
         fs::write(path, "text").expect("the file is created");
         numbers.insert(fs::metadata(&host).expect("the file exists").ino());
@@ -262,8 +265,8 @@ fn handle_with_a_number_from_outside_of_the_root_is_stale() {
             skip(Need::Machine, "the host is no ext4");
             return;
         }
-        // A file handle of FUSE has the inode number in two words, the high word first, and then
-        // the generation.
+        // A file handle of FUSE consists of words of 32 bits: the high and the low half of the
+        // inode number, and the generation.
         let ino = fs::metadata(path).expect("the file exists").ino();
         let words = [(ino >> 32) as u32, ino as u32].map(u32::to_ne_bytes).concat();
         let forged = [&words, &outside.bytes()[4..8]].concat();
@@ -271,8 +274,9 @@ fn handle_with_a_number_from_outside_of_the_root_is_stale() {
         let opened = own.with_bytes(&forged).open(root.as_fd(), OFlags::PATH);
         assert_eq!(opened.err(), Some(Errno::STALE), "{path:?}");
     }
-    // Control: a forged handle of a file in the root must equal the kernel's handle. That shows
-    // that the format of forged handles is right.
+    // Control: the format of the forged handles must be right. So build a handle for a file inside
+    // the shared directory in the same way. It must equal the handle that the kernel gives for this
+    // file.
     let ino = fs::metadata(site.at.join("inside")).expect("the file exists").ino();
     let words = [(ino >> 32) as u32, ino as u32].map(u32::to_ne_bytes).concat();
     assert_eq!([&words, &host.bytes()[4..8]].concat(), own.bytes());

@@ -77,9 +77,9 @@ fn program_that_changes_its_user_stays_in_the_namespace() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("ermission denied"), "{output:?}");
 }
 
-/// A program that has changed its user must be able to make and attach segments. Its new user may
-/// not enter the folder above the folder of segments. But the program has inherited a descriptor of
-/// the folder of segments.
+/// A program that has changed its user must be able to make and attach segments. The new user may
+/// not enter the outer folder, but the program has inherited a descriptor of the folder of
+/// segments.
 #[test]
 fn program_that_changes_its_user_makes_and_attaches_segments() {
     let Some(shared) = Shared::new(&["perl", "setpriv"]) else { return };
@@ -124,7 +124,8 @@ fn program_in_a_user_namespace_stays_in_the_namespace() {
 }
 
 /// If a program enters another pid namespace, its IPC calls must return an error, and the program
-/// must continue. In the IPC namespace, its new pid would stand for another process.
+/// must continue. The IPC calls cannot work, because the IPC namespace would take the program's new
+/// pid for another process.
 #[test]
 fn program_in_a_pid_namespace_is_told_so_and_goes_on() {
     let Some(shared) = Shared::new(&["ipcmk", "unshare"]) else { return };
@@ -141,7 +142,7 @@ fn program_in_a_pid_namespace_is_told_so_and_goes_on() {
 }
 
 /// A program must reach the namespace even if its parent closes all descriptors before it starts
-/// the program. In this test an interpreter is the parent.
+/// the program. In this test a Python interpreter is the parent.
 #[test]
 fn program_whose_parent_closes_descriptors_stays_in_the_namespace() {
     let Some(shared) = Shared::new(&["ipcmk", "python3", "setpriv"]) else { return };
@@ -150,8 +151,8 @@ fn program_whose_parent_closes_descriptors_stays_in_the_namespace() {
     assert_eq!(shared.said(&["python3", "-c", script]), "Message queue id: 0\n");
 }
 
-/// `exec` must refuse a file of another user at the start, even if every user may write to the
-/// file.
+/// If the namespace's file belongs to another user, `exec` must refuse it and not start the
+/// command. That also holds if every user may write to the file.
 #[test]
 fn file_of_another_user_is_refused_at_the_start() {
     let Some(shared) = Shared::new(&["setpriv"]) else { return };
@@ -208,8 +209,8 @@ fn full_file_system_is_an_error() {
         assert!(said.contains(part), "{part} in {said}{error}");
     }
     assert!(!said.contains("failed: 1"), "{said}");
-    // ipcmk(1) ends with status 1 if a call fails. A status above 128 would mean that a signal has
-    // killed it.
+    // A status above 128 would mean that a signal has killed ipcmk(1). Its exit status after a
+    // failed call is 1.
     let statuses: Vec<&str> =
         said.lines().filter_map(|line| line.strip_prefix("status ")).collect();
     assert!(!statuses.is_empty() && statuses.iter().all(|status| *status == "1"), "{said}");
@@ -244,8 +245,8 @@ fn damaged_namespace_is_listed_and_purged() {
             assert_eq!(listed.contains(&name), word == name, "{listed}");
             let purged = run(corewalk(&["ipc", "rm", "--namespace", word, "--purge"]));
             if word != name && at == 3 {
-                // `rm --purge PATH` must refuse a file without the header, because it may be any
-                // file of the user.
+                // `rm --purge PATH` must refuse a file without the header of a namespace, because
+                // PATH may be any other file of the user.
                 assert_eq!(purged.status.code(), Some(1));
                 fs::remove_file(path).expect("it is ours");
                 fs::remove_dir_all(path.with_extension("shm")).expect("it is ours");

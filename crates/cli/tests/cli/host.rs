@@ -8,8 +8,8 @@ use std::process::Command;
 
 use crate::fixtures::{Folder, PROGRAM, Server, can_mount, run};
 
-/// Options with which the kernel caches nothing. So an outdated result can only come from the cache
-/// of the server.
+/// Mount options with which the kernel caches nothing. With them, an outdated result can only come
+/// from the cache of the server.
 const KEEP_NOTHING: &str = "entry_timeout=0,attr_timeout=0";
 
 fn mounted(folder: &Folder, options: &str) -> Server {
@@ -52,8 +52,8 @@ fn files_come_and_go(host: &Path, mount: &Path) {
     fs::remove_file(host.join("file")).expect("the file exists");
     assert_eq!(kind_of(read("file")), missing);
     assert_eq!(kind_of(fs::remove_file(mount.join("file"))), missing);
-    // The server has cached that the name does not exist. After the host creates the file, a lookup
-    // must find it.
+    // The server has cached that the name `file` does not exist. It must find the file that the
+    // host creates now.
     fs::write(host.join("file"), "three").expect("the file is created");
     assert_eq!(kind_of(File::create_new(mount.join("file"))), Some(ErrorKind::AlreadyExists));
     let mut opened = OpenOptions::new();
@@ -93,8 +93,8 @@ fn directories_come_and_go(host: &Path, mount: &Path) {
     assert_eq!(names.iter().map(|entry| entry.file_name()).collect::<Vec<_>>(), ["c", "link"]);
 }
 
-/// If another file system is mounted on the directory `m` of the host, the server refuses to look
-/// `m` up. A listing must still show `m`, and the names after it.
+/// If another file system is mounted on a directory `m` of the host, the server refuses lookups of
+/// `m`. Checks that a listing still shows `m`, and the names after it.
 #[test]
 fn directory_with_another_file_system_in_it_is_listed() {
     if !can_mount() {
@@ -124,8 +124,8 @@ fn directory_with_another_file_system_in_it_is_listed() {
         let is_found = |name: &str| fs::metadata(folder.path("m").join(name)).is_ok();
         assert_eq!(["a", "m", "z"].map(is_found), [true, false, true]);
         drop(listed);
-        // umount(8) of both mounts must succeed. So the server must have no open descriptor in the
-        // mounted file systems.
+        // umount(8) must succeed both for the tmpfs inside `host` and for the server's own mount.
+        // It fails if the server has a descriptor open in the file system to unmount.
         for path in [host.join("m"), folder.path("m")] {
             let umount = Command::new("umount").arg(&path).output().expect("umount runs");
             assert!(umount.status.success(), "{}", String::from_utf8_lossy(&umount.stderr));
@@ -135,9 +135,9 @@ fn directory_with_another_file_system_in_it_is_listed() {
     }
 }
 
-/// If a file system is mounted inside of the directory that the server shares, the server must
-/// refuse to enter it, and must not call it. In this test the server itself serves the file system
-/// that is mounted there. So it would wait for itself for ever if it made a call.
+/// If a file system is mounted inside the directory that the server shares, the server must refuse
+/// to enter it, and must not send it any request. In this test, the mount inside the directory is
+/// the server's own mount. A request to it would make the server wait for itself for ever.
 #[test]
 fn mount_point_below_its_own_source_does_not_wait_for_itself() {
     if !can_mount() {
@@ -190,16 +190,19 @@ fn directory_is_mounted_on_itself() {
     assert_eq!(fs::read(host.join("dir/file")).expect("the file is in the directory below"), b"x");
 }
 
-/// Attributes must be current if the shared directory is on another FUSE mount. There the
-/// attributes change without a notice to the kernel, as on a network file system.
+/// Checks that attributes are current if the shared directory is on another FUSE mount. In such a
+/// mount, attributes change without a notice to the kernel, as on a network file system.
 #[test]
 fn directory_on_another_mount_shows_its_current_attributes() {
     if !can_mount() {
         return;
     }
     let folder = Folder::new();
-    // Set a long entry timeout on the lower FUSE mount, whose files the upper server shares. So the
-    // kernel makes no new lookups in the lower mount. A lookup would renew the attributes too.
+    // Mount two file systems. The lower one serves the directory `host`, and the upper one serves
+    // the mount point of the lower one. Under test is the upper one: it must show the current
+    // attributes. A new lookup in the lower one would renew its attributes, and hide an error of
+    // the upper one. So set a long entry timeout on the lower one, so that the kernel makes no new
+    // lookups in it.
     let _below = mounted(&folder, "entry_timeout=600,attr_timeout=0");
     let (host, below, above) = (folder.path("host"), folder.path("m"), folder.path("above"));
     fs::write(host.join("file"), "").expect("the file is created");
@@ -270,8 +273,8 @@ fn working_directory_that_the_host_renames_can_be_used() {
     let mut server = mounted(&folder, KEEP_NOTHING);
     fs::create_dir_all(host.join("a/held")).expect("the directories are created");
     fs::write(host.join("a/held/file"), "text").expect("the file is created");
-    // Make many other directories, whose use makes the server close its descriptor of the working
-    // directory.
+    // Make many other directories. When a client uses them, the server closes its descriptor of the
+    // working directory.
     for i in 0..200 {
         fs::create_dir(host.join(format!("d{i}"))).expect("the directory is created");
     }

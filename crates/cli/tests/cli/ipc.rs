@@ -58,7 +58,8 @@ fn exec_refuses_what_is_not_the_library() {
     folder.assert_refused(exec(), 1, "f2: not the preload library of corewalk");
     fs::copy(&library, path).expect("a copy");
     assert!(run(exec()).status.success(), "the control");
-    // Change the machine number in the ELF header, as if the library was for another machine.
+    // Change the machine number in the ELF header, so that the library seems to be built for
+    // another machine.
     let mut bytes = fs::read(library).expect("it is there");
     bytes[18] ^= 1;
     fs::write(path, bytes).expect("a file");
@@ -73,18 +74,18 @@ fn libraries() -> (PathBuf, PathBuf) {
     let places = [folder.join("deps").join(name), folder.join(name)];
     let library = places.into_iter().find(|path| path.is_file()).expect("it is built");
     let maps = fs::read_to_string("/proc/self/maps").expect("it is there");
-    // Do not use the C library as the library that `exec` must refuse, because it can also be run
-    // as a program.
+    // Use libgcc as the library that `exec` must refuse. The C library would not do, because it can
+    // also be run as a program.
     let words = maps.split_whitespace().find(|word| word.contains("/libgcc_s"));
     (library, words.expect("this program has it").into())
 }
 
-/// Paths in `/dev/shm` whose files are removed at the end of the test.
+/// Paths of test files in `/dev/shm`. The drop removes the files at these paths.
 struct Planted(Vec<PathBuf>);
 
 impl Planted {
-    /// Returns the path of the user's namespace `name`. A file at this path is removed at the end
-    /// of the test.
+    /// Returns the path that the file of the IPC namespace `name` has for the current user. The
+    /// drop of `Planted` removes the file at this path.
     fn path(&mut self, name: &str) -> PathBuf {
         let user = rustix::process::geteuid().as_raw();
         let path = PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{name}"));
@@ -101,8 +102,8 @@ impl Drop for Planted {
     }
 }
 
-/// If another user has created the file of a named namespace, every command must refuse the name.
-/// That user could read all messages in the namespace, even those of root.
+/// Checks that every command refuses a named namespace whose file belongs to another user. That
+/// user could read all messages in the namespace, even those of root.
 #[test]
 fn name_that_another_user_has_taken_is_refused() {
     if !has_root() {
@@ -260,8 +261,8 @@ fn shared_memory_is_refused_where_its_folder_cannot_be() {
     let exec = corewalk(&["ipc", "exec", "--namespace", path, "--shm", "--", "true"]);
     folder.assert_refused(exec, 1, "needs a folder of this name");
     fs::remove_file(format!("{path}.shm")).expect("a folder of ours");
-    // Let all users enter the folder in which the folder of segments will be. `exec` must refuse
-    // that, because all users could then read all segments.
+    // Make an outer folder that all users may enter. `exec` must refuse to put the folder of
+    // segments into it, because all users could then read all segments.
     fs::create_dir(format!("{path}.shm")).expect("a folder of ours");
     let open = fs::Permissions::from_mode(0o777);
     fs::set_permissions(format!("{path}.shm"), open).expect("a folder of ours");
@@ -269,8 +270,8 @@ fn shared_memory_is_refused_where_its_folder_cannot_be() {
     folder.assert_refused(exec, 1, "is open to users who may not read the namespace");
 }
 
-/// The columns and cells of `ls` must be those of ipcs(1), and the messages of `rm` those of
-/// ipcrm(1).
+/// Checks that the tables of `ipc ls` have the columns and cells of ipcs(1), and that the messages
+/// of `ipc rm` are those of ipcrm(1).
 #[test]
 fn objects_are_shown_and_removed_in_the_forms_of_ipcs() {
     use corewalk_ipc::{Cred, GetFlags, MsgFlags, Namespace, NamespaceOptions, SemBuf, SemFlags};

@@ -65,8 +65,8 @@ fn write_over_the_file_limit_of_the_server_is_efbig() {
     }
 }
 
-/// Trap X10: if the file of a namespace would be larger than the file size limit, the program must
-/// report that. The limit must not kill it.
+/// Trap X10: `ipc exec` and `ipc serve` must report an error if the file of a new namespace would
+/// exceed the file size limit. The limit must not kill them by SIGXFSZ.
 #[test]
 fn namespace_over_the_file_limit_is_reported() {
     let folder = Folder::new();
@@ -78,8 +78,8 @@ fn namespace_over_the_file_limit_is_reported() {
     }
 }
 
-/// Trap X10: if a segment would be larger than the file size limit of the program that makes it,
-/// the call must fail. The limit must not kill the program.
+/// Trap X10: if a new segment would exceed the file size limit of the program that makes it, the
+/// call must fail. The limit must not kill the program by SIGXFSZ.
 #[test]
 fn segment_over_the_file_limit_is_an_error() {
     if !has_program("ipcmk") {
@@ -95,7 +95,8 @@ fn segment_over_the_file_limit_is_an_error() {
     assert!(errors.contains("Cannot allocate memory"), "{errors}");
 }
 
-/// The command of `ipc exec` must start with the same disposition of SIGXFSZ as `exec` itself.
+/// Checks that the command of `ipc exec` starts with the disposition of SIGXFSZ with which `exec`
+/// itself was started.
 #[test]
 fn command_of_exec_inherits_the_disposition_of_sigxfsz() {
     let over = "ulimit -f 1; exec head -c 4096 /dev/zero > \"$0\"";

@@ -1,6 +1,7 @@
 //! Tests that run the program as a user would run it.
 //!
-//! Tests that mount are skipped if this machine has no `/dev/fuse`, or if the user may not mount.
+//! Tests that need a mount are skipped if this machine has no `/dev/fuse`, or if the user may not
+//! mount.
 
 #![forbid(unsafe_code)]
 

@@ -62,8 +62,8 @@ fn mount_that_was_started_with_sighup_ignored_survives_it() {
     assert!(!is_mounted(&path));
 }
 
-/// A copy of the mount in another mount namespace, for example of a container, must not delay the
-/// end of the server.
+/// Checks that a copy of the mount in another mount namespace, such as that of a container, does
+/// not delay the end of the server.
 #[test]
 fn copy_in_another_namespace_does_not_delay_the_end() {
     if !can_mount() || !has_program("unshare") {
@@ -148,8 +148,9 @@ fn too_many_threads_for_the_descriptor_limit_are_refused_before_the_mount() {
     daemon.arg("--daemon");
     folder.assert_refused(daemon, 2, words);
     assert!(!path.exists(), "the mount point was created");
-    // Control: with 40 threads instead of 41, the mount must succeed. If only the soft limit is 64,
-    // it must succeed even with 150 threads.
+    // Control: a mount needs one descriptor per thread and 24 others. So 40 threads must fit into a
+    // hard limit of 64 open files. If only the soft limit is 64, a mount with 150 threads must
+    // succeed too.
     for (ulimit, threads) in [("-n 64", 40), ("-S -n 64", 150)] {
         let mut server = Server::run(limited(ulimit, threads, &path));
         let tasks = format!("/proc/{}/task", server.pid());
@@ -228,8 +229,8 @@ fn daemon_returns_when_the_mount_is_ready() {
     let folder = Folder::new();
     let path = folder.path("m");
     let mut command = corewalk(&["mount", "tmpfs", "--daemon", "-o", "ro,fsname=mine"]);
-    // Mount on a relative path. The background process must resolve it before it changes its
-    // working directory.
+    // Mount on a relative path. The background process must make the path absolute before it
+    // changes its working directory.
     command.arg("m").current_dir(&folder.0);
     let output = run(command);
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
@@ -370,7 +371,8 @@ fn full_tmpfs_reports_enospc_and_has_space_again_after_removal() {
     assert_eq!(server.wait().code(), Some(0));
 }
 
-/// For each source, the limits on names, paths and symbolic links must equal those of the kernel.
+/// Checks the limits on names, paths and symbolic links, for each kind of file system that the
+/// program can mount. They must be the limits of the kernel.
 #[test]
 fn limits_of_names_paths_and_links_hold_for_each_source() {
     if !can_mount() {

@@ -1,8 +1,8 @@
 //! Tests of owners, modes and ACLs in a mounted directory of the host, while the host changes them
 //! as well.
 //!
-//! The kernel checks permissions and caches nothing. So a wrong result means that the server has
-//! used outdated attributes from its own cache.
+//! In these tests the kernel checks permissions, but caches nothing. So a wrong result means that
+//! the server has used outdated attributes from its own cache.
 
 use std::fs::{self, File, Permissions};
 use std::io::ErrorKind;
@@ -124,8 +124,8 @@ fn change_of_owner_leaves_the_mode_that_the_host_has_set_since() {
     assert_eq!(mode_and_group(&site.host.join("file")).0, 0o755);
 }
 
-/// A file that the host has made executable must run at once, even though the kernel has cached its
-/// name and sends no lookup to the server.
+/// Checks that a file that the host has made executable can be run at once. The kernel has cached
+/// its name, and sends no lookup to the server.
 #[test]
 fn file_that_the_host_has_made_executable_since_can_be_run() {
     let Some(site) = Site::with("entry_timeout=600,attr_timeout=0") else { return };
@@ -141,8 +141,8 @@ fn file_that_the_host_has_made_executable_since_can_be_run() {
     }
 }
 
-/// An open(2) with `O_TRUNC` must clear set-user-ID on the mount as it does on the host, for root
-/// and for another user.
+/// Checks that an open(2) with `O_TRUNC` clears set-user-ID on the mount as it does on the host,
+/// for root and for another user.
 #[test]
 fn open_that_truncates_clears_set_user_id_as_on_the_host() {
     let Some(site) = Site::new() else { return };

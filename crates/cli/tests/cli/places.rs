@@ -76,8 +76,8 @@ fn mount(path: &Path) -> Result<Mount, MountError> {
     Mount::new(fs, path, Options::exclusive(), &MountOptions::default())
 }
 
-/// Of three threads that mount on one directory at once, exactly one must succeed. So the mount and
-/// the check that nothing is mounted there must be one atomic step.
+/// If three threads mount on one directory at the same time, exactly one must succeed. So the
+/// mount, and the check that nothing is mounted on the directory yet, must be one atomic step.
 #[test]
 fn one_of_concurrent_mounts_on_a_directory_succeeds() {
     if !can_mount() {

@@ -1,9 +1,9 @@
 //! Tests of programs that `corewalk ipc exec` must refuse: static programs and programs that gain
 //! privileges.
 //!
-//! Such programs cannot load the preload library, and would silently use the kernel's objects. Each
-//! test also runs an accepted program that differs from the refused one only in the tested
-//! property.
+//! Static and privileged programs cannot load the preload library, and would silently use the
+//! kernel's objects. Each test also runs an accepted program that differs from the refused one only
+//! in the tested property.
 
 use corewalk_testkit::require::{Need, has_root, skip};
 use std::fs;
@@ -58,15 +58,15 @@ fn program_with_set_user_or_group_id_of_another_is_refused() {
             assert_eq!(run(exec(&program)).status.code(), Some(0), "{mode:o}");
         }
     }
-    // A set-user-ID program that belongs to the user who runs it gains no privilege, so it must be
-    // accepted.
+    // If a set-user-ID program belongs to the user who runs it, it gains no privilege. So `exec`
+    // must accept it.
     std::os::unix::fs::chown(&program, Some(0), Some(0)).expect("root is permitted to");
     set_mode(&program, 0o6755);
     assert_eq!(run(exec(&program)).status.code(), Some(0));
 }
 
-/// A script must be refused if its interpreter gains privileges. execve(2) ignores set-user-ID of a
-/// script, but obeys that of the interpreter.
+/// Checks that `exec` refuses a script whose interpreter gains privileges. execve(2) ignores the
+/// set-user-ID bit of a script, but obeys that of its interpreter.
 #[test]
 fn script_whose_interpreter_gains_privileges_is_refused() {
     if !has_root() {

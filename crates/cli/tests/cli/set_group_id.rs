@@ -1,9 +1,9 @@
 //! Tests of the set-group-ID bit of a file. A change by a user outside of the file's group must
 //! clear the bit.
 //!
-//! For a FUSE mount, the kernel clears the bit only if the group may execute the file. For other
-//! files the server must find out whether the caller is in the group or has `CAP_FSETID`. The
-//! results must be those of the host file system.
+//! For a FUSE mount, the kernel clears the set-group-ID bit only if the group may execute the file.
+//! For other files the server must find out whether the caller is in the group or has `CAP_FSETID`.
+//! The results must be those of the host file system.
 //!
 //! Source: write(2), chown(2); Linux `setattr_should_drop_sgid`.
 
@@ -98,9 +98,9 @@ fn collect_left(at: &Path, caller: Caller, owner: u32) -> Vec<String> {
             chown(&file, Some(owner), Some(GROUP)).expect("root is permitted to");
             fs::set_permissions(&file, Permissions::from_mode(mode)).expect("root is permitted to");
             let done = change_as(caller, || change(at)).map_err(|error| error.kind());
-            // Ask only for mode and group. If the test asked for times or size too, the kernel
-            // would fetch all attributes again. Then the test would not notice an outdated mode in
-            // the kernel's cache.
+            // Ask statx(2) only for mode and group. If the test also asked for times or size, the
+            // kernel would fetch all attributes again. Then the test would not notice an outdated
+            // mode in the kernel's cache.
             let wanted = StatxFlags::MODE | StatxFlags::GID;
             let now = statx(CWD, &file, AtFlags::empty(), wanted).expect("the file exists");
             let (now, gid) = (now.stx_mode & 0o7777, now.stx_gid);

@@ -42,8 +42,8 @@ fn store_keeps_what_was_written() {
     assert_eq!(server.line, format!("mounted {source} on {}\n", path.display()));
     fs::create_dir(path.join("dir")).expect("the directory exists");
     fs::write(path.join("dir/file"), b"kept").expect("the file is created");
-    // The error message must contain the pid of the server that has the store open. On some file
-    // systems the host does not tell which process has a lock.
+    // The error message must contain the pid of the server that has the store open, if the host
+    // reports which process holds a lock. On some file systems the host does not report that.
     let by = corewalk_store::holder(&folder.path("store")).map(|_| server.pid());
     let held = by.map_or("the store is in use".to_owned(), |pid| {
         format!("the store is in use by process {pid}")
@@ -55,7 +55,7 @@ fn store_keeps_what_was_written() {
     let (status, printed) = fsck(&folder);
     assert_eq!(status, Some(0), "{printed}");
     assert!(printed.starts_with("0 errors, 3 inodes"), "{printed}");
-    // The exit status must not be 1, which means "errors corrected" in fsck(8).
+    // The exit status of `fsck` must not be 1, because 1 means "errors corrected" in fsck(8).
     folder.assert_refused(with_full_stdout(&["fsck", &source]), 8, "standard output: No space");
     let server = Server::of(&source, &["-o", "ro"], &path);
     assert_eq!(fs::read(path.join("dir/file")).expect("the file exists"), b"kept");
@@ -75,8 +75,8 @@ fn has_small_disk(folder: &Folder) -> bool {
     is_mounted
 }
 
-/// A store on a read-only file system must be mounted read-only. The mount must show changes that
-/// are only in the log, and must not change a byte of the store.
+/// Checks that a store on a read-only file system is mounted read-only. The mount must show the
+/// changes that are only in the log, and must not change a byte of the store.
 #[test]
 fn store_on_a_read_only_disk_is_mounted_read_only() {
     let folder = Folder::new();
@@ -144,8 +144,8 @@ fn missing_lock_of_a_store_is_reported() {
     assert_eq!(fsck(&folder).0, Some(0));
 }
 
-/// If the disk has no space for the reserve of commits, files in the store cannot grow. df(1) must
-/// show that there is no space, and the program must print a warning.
+/// If the disk has no space for the reserve that commits need, files in the store cannot grow.
+/// Checks that df(1) then shows no free space, and that the program prints a warning.
 #[test]
 fn store_on_a_small_disk_warns_that_nothing_can_be_added() {
     let folder = Folder::new();
@@ -244,7 +244,7 @@ fn store_with_damaged_pages_is_refused_in_one_line() {
             fs::write(&meta, damaged).expect("the database is overwritten");
         };
         damage();
-        // Use an invalid mount point, so that the mount fails in any case. The message tells
+        // Use an invalid mount point, so that the mount always fails. The error message shows
         // whether the store could be opened.
         let output = run(corewalk(&["mount", &source(&folder), "/dev/null/x"]));
         let printed = String::from_utf8_lossy(&output.stderr);
@@ -271,16 +271,16 @@ fn store_with_damaged_pages_is_refused_in_one_line() {
     assert_eq!(fsck(&folder).0, Some(0), "control: the restored database has no errors");
 }
 
-/// The numbers of the writer's files that must exist, or must be absent, after a kill of the
-/// server, since fsync(2) has confirmed it.
+/// The writer's files whose state fsync(2) has confirmed before the kill of the server. After the
+/// kill, the synced files must exist, and the removed files must be absent.
 #[derive(Debug, Default)]
 struct Confirmed {
     /// Files that were synced.
     kept: Vec<u64>,
     /// Files that were removed, and whose directory was synced afterwards.
     gone: Vec<u64>,
-    /// The number of the file on which the writer worked when the server was killed. This file may
-    /// exist or not.
+    /// The number of the file on which the writer worked when the server was killed. No fsync(2)
+    /// has confirmed it, so it may exist or not.
     last: u64,
 }
 
@@ -288,7 +288,8 @@ fn content(number: u64) -> Vec<u8> {
     number.to_le_bytes().repeat(1 + number as usize * 37 % 3000)
 }
 
-/// Creates, renames, syncs and removes files until a call fails. Returns the confirmed files.
+/// Creates, renames, syncs and removes files until the test kills the server, so that a call fails.
+/// Returns the files whose creation or removal a successful fsync(2) has confirmed.
 fn write_until_killed(dir: &Path, first: u64, is_over: &AtomicBool) -> Confirmed {
     let mut confirmed = Confirmed::default();
     let mut step = |number: u64| -> std::io::Result<()> {
@@ -361,8 +362,8 @@ fn killed_server_loses_nothing_that_was_confirmed() {
                 thread::spawn(move || write_until_killed(&dir, first, &is_over))
             })
             .collect();
-        // Kill the server after 3 to 152 ms. By then it has made between one write and some hundred
-        // operations.
+        // Kill the server after 3 to 152 ms. In that time it makes between one write and some
+        // hundred operations.
         let begun = Instant::now();
         let wait = Duration::from_millis(3 + rng.below(150));
         while begun.elapsed() < wait {

@@ -57,7 +57,8 @@ struct User {
 }
 
 impl User {
-    /// Sets up the files. If the test must be skipped, prints the reason and returns None.
+    /// Sets up the files of a test. If the test must be skipped, prints the reason and returns
+    /// None.
     fn new() -> Option<User> {
         if !can_mount() || !["unshare", "setpriv"].into_iter().all(has_program) {
             return None;
@@ -95,8 +96,8 @@ impl User {
     }
 }
 
-/// The example of README.md must work for a user other than root. The mount point does not exist
-/// before the example runs.
+/// Checks that the example in README.md works for a user other than root. The mount point does not
+/// exist before the example runs.
 #[test]
 fn user_mounts_uses_and_unmounts_a_tmpfs() {
     if !has_program("fusermount3") {

@@ -46,7 +46,8 @@ impl OpenFile<'_> {
 
     /// Returns the bytes of one read.
     pub(crate) fn read(&self, at: u64, len: usize) -> Checked<Vec<u8>> {
-        // The buffer is not zero, so that bytes which the back end does not write are noticed.
+        // Fill the buffer with a byte other than zero. Then the check notices bytes that the back
+        // end counts as read but does not write.
         let mut buf = vec![0xee; len];
         let call = || format!("read of {len} bytes at {at}");
         let count = self.bench.vfs.read(&self.inode, self.handle, at, &mut buf).must(&call())?;
@@ -65,8 +66,9 @@ impl OpenFile<'_> {
                 return Ok(content);
             }
             content.extend_from_slice(&page);
-            // Another thread may extend the file during these reads, but no check doubles a file.
-            // So if there are more bytes, the reads of the back end never end.
+            // Another thread may extend the file during these reads. But no check of this suite
+            // extends a file to more than twice its size meanwhile. So if the reads return more
+            // bytes than that, the back end does not report the end of the file.
             let limit = 2 * size + READ_BYTES as u64;
             ensure(content.len() as u64 <= limit, || {
                 format!("reads return more than {limit} bytes of a file of {size} bytes")

@@ -7,7 +7,7 @@ use corewalk::{Errno, FileKind, InodeRef, Name};
 use super::Bench;
 use crate::answer::{Answer, Checked, Stop, ensure};
 
-/// The most files of a snapshot. Checks take snapshots of small trees only.
+/// Maximum number of files in a snapshot. Checks take snapshots of small trees only.
 const FILES_MAX: usize = 2_000;
 
 /// The state of one file.
@@ -26,7 +26,8 @@ struct State {
 pub(crate) struct Snapshot(BTreeMap<String, State>);
 
 impl Bench {
-    /// Returns the state of the tree, as the back end has it.
+    /// Reads the whole tree and returns its state. The cache is evicted first, so that the back end
+    /// answers.
     pub(crate) fn snapshot(&self) -> Checked<Snapshot> {
         self.cool();
         let mut files = BTreeMap::new();
@@ -65,7 +66,8 @@ impl Bench {
         self.fs.root().must("root").map(|attr| attr.ino != 0)
     }
 
-    /// Runs a call that must fail with one of `wanted` and change nothing.
+    /// Runs a call that must fail with one of the errors `wanted`, and checks that the call has
+    /// changed nothing in the tree.
     pub(crate) fn fails<T>(
         &self,
         what: &str,

@@ -7,8 +7,8 @@ use super::tree::pattern;
 use crate::answer::{Answer, Checked, ensure, ensure_bytes, ensure_eq, is_unsupported};
 use crate::bench::Bench;
 
-/// A time long ago, so each change has a later time. It has no fraction of a second, because some
-/// back ends do not store one.
+/// A time long ago, so that each later change has a later time. It has no fraction of a second,
+/// because some back ends do not store fractions.
 const PAST: Timespec = Timespec { secs: 1_000_000_000, nanos: 0 };
 
 fn change(bench: &Bench, inode: &InodeRef<'_>, set: &SetAttr, what: &str) -> Checked<Attr> {
@@ -54,7 +54,7 @@ pub(super) fn set(bench: &Bench) -> Checked {
     ensure_eq("the size, found again,", bench.attr(&bench.find(&root, "f")?)?.size, 100)
 }
 
-/// A size that no file system has: it is beyond the largest offset of Linux.
+/// A file size that no file system supports: it is beyond the largest file offset of Linux.
 const TOO_LARGE: u64 = 1 << 63;
 
 pub(super) fn all_or_none(bench: &Bench) -> Checked {

@@ -6,11 +6,13 @@ use super::tree::pattern;
 use crate::answer::{Answer, Checked, ensure_bytes, ensure_eq};
 use crate::bench::Bench;
 
-/// For the check `random`: the number of steps, and the limit of its random offsets, in bytes.
+/// For the check `random`: its number of steps, and the bound below which it draws offsets, in
+/// bytes.
 const STEPS: usize = 400;
 const SIZE_MAX: usize = 300_000;
 
-/// Compares a file with a vector of bytes, over random writes, appends, cuts and reads.
+/// Makes random writes, appends, truncations and reads of a file, and compares the file with a
+/// vector of bytes after them.
 pub(super) fn random(bench: &Bench) -> Checked {
     let file = bench.file(&bench.root(), "f", b"")?;
     let (mut open, mut model, mut rng) = (bench.open(&file)?, Vec::<u8>::new(), bench.rng(1));
@@ -56,7 +58,7 @@ pub(super) fn holes(bench: &Bench) -> Checked {
     let file = bench.file(&root, "f", b"")?;
     let open = bench.open(&file)?;
     let mut model = Vec::new();
-    // Each write leaves a hole before it. The offsets are in no order, and not at block boundaries.
+    // Each write leaves a hole before it. The offsets are neither in order nor at block boundaries.
     for (number, at) in [1_048_583, 4095, 70_000, 300_001].into_iter().enumerate() {
         let bytes = pattern(number as u64, 5_000);
         open.write(at as u64, &bytes)?;
@@ -93,9 +95,9 @@ pub(super) fn truncate(bench: &Bench) -> Checked {
     Ok(())
 }
 
-/// Truncates a file to `cut` bytes and extends it to `end` bytes, and checks that the new bytes are
-/// zeros. Does so twice: first it extends by setting the size, then by a write at `end`. Before
-/// each truncation the file has all of `content`.
+/// Truncates a file to `cut` bytes, extends it to `end` bytes, and checks that the new bytes are
+/// zeros. The function does this twice. The first time it extends the file by setting the size, the
+/// second time by a write at `end`. Before each truncation it writes all of `content`.
 fn cut_and_extend(
     bench: &Bench,
     file: &InodeRef<'_>,

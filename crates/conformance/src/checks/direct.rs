@@ -1,4 +1,5 @@
-//! Checks that call the functions of a back end by number themselves, without the cache above it.
+//! Checks that call the functions of a back end directly, without the cache above it. They are for
+//! back ends that find files by inode number.
 //!
 //! The cache answers some calls without the back end. For example, it refuses to create a name that
 //! it knows to exist, or a file in a removed directory. The back end must refuse these calls too.
@@ -38,7 +39,7 @@ pub(super) fn refusals(bench: &Bench) -> Checked {
     removed_directory(bench, root)
 }
 
-/// Checks that in a removed directory no file can be created, and none is found.
+/// Checks that no file can be created or found in a directory that was removed.
 fn removed_directory(bench: &Bench, root: Node<'_>) -> Checked {
     let fs = &*bench.fs;
     let made = fs.make(root, name("dir"), &bench.new_file(S_IFDIR | 0o755)).needs("make")?;

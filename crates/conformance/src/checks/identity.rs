@@ -1,5 +1,5 @@
-//! Checks of the life of an inode: its number, its use after its last name was removed, and the
-//! call `forget`.
+//! Checks of the life of an inode: its inode number, its use after its last name was removed, and
+//! the call `forget`.
 
 use std::collections::HashSet;
 
@@ -53,7 +53,8 @@ pub(super) fn numbers(bench: &Bench) -> Checked {
         } else {
             bench.unlink(&root, "f").must("remove")?;
         }
-        // Evict in every third round only. So the cache sometimes forgets several inodes together.
+        // Evict the cache only in every third round. So one eviction sometimes makes the cache
+        // forget several inodes together.
         if round % 3 == 0 {
             bench.cool();
         }

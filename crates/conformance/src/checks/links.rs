@@ -31,7 +31,7 @@ pub(super) fn hard(bench: &Bench) -> Checked {
         bench.vfs.link(&bench.cred, &file, &dir, name("second"))
     };
     bench.fails("link to a taken name", &[Errno::EXIST], taken)?;
-    // A rename of one name over another name of the same file must do nothing.
+    // If two names are hard links of one file, a rename of one over the other must do nothing.
     bench.cool();
     let same = bench.rename((&root, "first"), (&dir, "second"), RenameMode::Replace);
     if !same.is_err_and(is_unsupported) {
@@ -49,8 +49,8 @@ pub(super) fn hard(bench: &Bench) -> Checked {
     nameless(bench)
 }
 
-/// Makes a file without a name (`O_TMPFILE`), and then links it to a name, if the back end supports
-/// that.
+/// Makes a file without a name (`O_TMPFILE`), and then gives it a name by a link, if the back end
+/// supports that.
 fn nameless(bench: &Bench) -> Checked {
     let root = bench.root();
     let made = bench.vfs.tmpfile(&bench.cred, &root, bench.new_file(S_IFREG | 0o600));

@@ -20,7 +20,8 @@ const ENTRIES: usize = 300;
 /// directory from the cookie to the end.
 const COOKIES_MAX: usize = 40;
 
-/// Makes a directory with many files, unless the back end is read-only.
+/// Makes a directory with many files for the checks of cookies. In a read-only back end it makes
+/// nothing, and these checks use the files that are already there.
 fn populate_large(bench: &Bench) -> Checked {
     populate(bench)?;
     let made = || -> Checked {
@@ -75,8 +76,8 @@ pub(super) fn pages(bench: &Bench) -> Checked {
     Ok(())
 }
 
-/// For the check `changes`: the number of files that stay, and also the number of files that are
-/// removed or renamed.
+/// The check `changes` makes this number of files that it never changes. It makes the same number
+/// of files that it then removes or renames.
 const STAY: usize = 60;
 
 pub(super) fn changes(bench: &Bench) -> Checked {
@@ -93,14 +94,15 @@ pub(super) fn changes(bench: &Bench) -> Checked {
     Ok(())
 }
 
-/// Changes `dir` after each page of a listing. Each entry that is not changed must be listed
-/// exactly once.
+/// Lists `dir`, and changes it after each page of the listing. Each entry that is not changed must
+/// be listed exactly once.
 fn changes_of(bench: &Bench, dir: &InodeRef<'_>, page: usize) -> Checked {
     let mut turn = 0;
     let mut goes: Vec<String> = (0..STAY).map(|number| format!("go{number}")).collect();
     let mut change = |listed: &[Entry]| -> Checked {
-        // Stop the changes after a while. The listing may include new files behind its cookie, so
-        // it would never end while new files are made.
+        // A listing may include files that were made after it began. If this closure made a new
+        // file after every page, the listing would never end. So it changes nothing more once all
+        // files in `goes` are removed or renamed.
         if goes.is_empty() {
             return Ok(());
         }
@@ -138,8 +140,9 @@ fn changes_of(bench: &Bench, dir: &InodeRef<'_>, page: usize) -> Checked {
     Ok(())
 }
 
-/// Checks the cookies of the listing `before`, which was made before the directory was changed.
-/// Each must still lead to the same entries among those that were not changed.
+/// Checks that the cookies of `before`, an older listing, still work after the directory was
+/// changed. A listing from each such cookie on must still have the same unchanged entries, in the
+/// same order.
 fn order_is_kept(bench: &Bench, dir: &InodeRef<'_>, before: &[Entry]) -> Checked {
     let staying = |entries: &[Entry]| -> Vec<String> {
         names(entries).into_iter().filter(|name| name.starts_with("stay")).collect()

@@ -95,8 +95,8 @@ pub(super) fn bytes(bench: &Bench) -> Checked {
         let name = Name::new(text).must("a valid name")?;
         let what = bench.new_file(S_IFREG | 0o644);
         match bench.vfs.make(&bench.cred, &dir, name, what) {
-            // A back end may refuse names that it cannot store. But it must keep all names that it
-            // accepts.
+            // A back end may refuse a name that it cannot store. But a name that it accepts must be
+            // found and listed.
             Err(Errno::INVAL | Errno::ILSEQ) => continue,
             answer => drop(answer.needs(&format!("make of {:?}", String::from_utf8_lossy(text)))?),
         }
@@ -138,7 +138,8 @@ pub(super) fn remove(bench: &Bench) -> Checked {
     bench.rmdir(&root, "dir").must("remove of an empty directory")?;
     bench.cool();
     bench.is_absent(&root, "dir")?;
-    // The name of the removed directory is free again, for a regular file too.
+    // After rmdir, the name of the directory is free again. So a regular file can be made with that
+    // name.
     bench.file(&root, "dir", b"now a file")?;
     bench.has_content(&root, "dir", b"now a file")?;
     bench.has_content(&root, "file", b"file")

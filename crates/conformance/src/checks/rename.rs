@@ -1,8 +1,8 @@
 //! Checks of `rename`.
 //!
-//! If the cache knows the names, it refuses some renames without calling the back end. So the
-//! checks evict all names before a rename. They also evict them afterwards, so that the result
-//! comes from the back end.
+//! If the cache knows the names of a rename, it refuses some renames without calling the back end.
+//! So the checks evict all names before a rename. They also evict them afterwards, so that the
+//! result is read from the back end.
 
 use corewalk::{Errno, FileKind, RenameMode};
 
@@ -122,7 +122,8 @@ pub(super) fn exchange(bench: &Bench) -> Checked {
     rename(bench, (&root, "a"), (&dir, "b"), RenameMode::Exchange)?;
     bench.has_content(&root, "a", b"content of b")?;
     bench.has_content(&dir, "b", b"content of a")?;
-    // A file and a directory with a file swap their names too.
+    // Check that an exchange also swaps a file and a directory, and that the directory keeps the
+    // file in it.
     let full = bench.dir(&root, "full")?;
     bench.file(&full, "child", b"child")?;
     drop(full);

@@ -6,10 +6,11 @@ use super::tree::pattern;
 use crate::answer::{Answer, Checked, Stop, ensure, ensure_bytes, ensure_eq, is_unsupported};
 use crate::bench::{Bench, OpenFile};
 
-/// The space that a back end may use for a file beside its content, in bytes: preallocation, and
-/// the end of a large block.
+/// In these checks, a file may use this number of bytes of disk space more than twice its size.
+/// They allow for preallocation and for the unused end of a large block.
 const BESIDE_BYTES: u64 = 16 << 20;
-/// A unit of `fallocate` that is a multiple of each usual block size, in bytes.
+/// The length in bytes from which the checks of `fallocate` build their ranges. It is a multiple of
+/// each usual block size.
 const UNIT: u64 = 64 << 10;
 
 pub(super) fn blocks(bench: &Bench) -> Checked {
@@ -41,7 +42,8 @@ struct Modelled<'b> {
 }
 
 impl Modelled<'_> {
-    /// Calls `fallocate`. Returns false if the back end does not support `how`.
+    /// Calls `fallocate` on the file. Returns false if the back end does not support the mode
+    /// `how`.
     fn allocate(&self, at: u64, len: u64, how: Fallocate) -> Checked<bool> {
         let Modelled { bench, file, open, .. } = self;
         match bench.vfs.fallocate(&bench.cred, file, open.handle(), at, len, how) {

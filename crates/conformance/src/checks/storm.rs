@@ -1,8 +1,9 @@
-//! A storm: several threads change one directory, while the directories above it are renamed.
+//! The check `storm`: several threads change the files of one directory, while the directories
+//! above it are renamed.
 //!
-//! The content of each file shows which file it is, and which version. So a call that reaches
-//! another file, loses a file or returns old bytes is noticed. After the storm, the tree must have
-//! exactly the files that the threads have kept, with their content.
+//! The content of a file tells the file's name and version. So a thread notices if its call has
+//! reached another file, lost a file or returned old bytes. When all threads have ended, the tree
+//! must have exactly the files that the threads have kept, with their content.
 //!
 //! | role | each turn |
 //! |---|---|
@@ -12,10 +13,10 @@
 //! | writer | writes, cuts and reads a file of its own |
 //! | reader | reads published versions and files that stay, and lists the directory |
 //!
-//! The names that a thread changes are its own. So each call has one right answer. The storm ends
-//! after a number of calls, and not after a time.
+//! Each thread changes only names of its own. So each call has exactly one right answer. The
+//! threads end after a fixed number of calls, and not after a fixed time.
 //!
-//! Trap X1 is a back end by path that uses a path after a rename has changed it.
+//! Trap X1: a back end that finds files by path uses a path that a rename has made invalid.
 
 mod roles;
 
@@ -34,18 +35,19 @@ use roles::{Kept, Worker};
 
 /// The number of roles, and so the least number of threads.
 const ROLES: usize = 5;
-/// The files that no thread changes. Each listing must have all of them.
+/// The number of files that no thread changes. Each listing must have all of them.
 const FIXED: u64 = 32;
 /// Minimum number of turns of each thread.
 const TURNS_MIN: u64 = 20;
-/// The message of a thread that has ended only because another thread failed. It is not reported,
-/// since the message of the other thread tells the cause.
+/// The failure message of a thread that has ended only because another thread failed. The check
+/// does not report this message, since the message of the other thread tells the cause.
 const STOPPED: &str = "another thread has stopped the storm";
 
 /// The state that the threads of a storm share.
 struct Storm<'b> {
     bench: &'b Bench,
-    /// The directory that was made as `/a/d/e`, wherever renames have moved it.
+    /// The directory in which the threads of this stress test make their files. It was made as
+    /// `/a/d/e`. It moves when the threads rename its parents.
     dir: InodeRef<'b>,
     has_exchange: bool,
     has_links: bool,
@@ -63,7 +65,7 @@ fn fixed(number: u64) -> Vec<u8> {
 pub(super) fn run(bench: &Bench) -> Checked {
     let storm = Storm::new(bench)?;
     let threads = bench.settings.threads.max(ROLES);
-    // Let all threads start together. Otherwise, with a fast back end, the first one would end
+    // Let all threads start together. Otherwise, with a fast back end, the first thread would end
     // before the last one starts.
     let start = Barrier::new(threads);
     let outcomes: Vec<Checked<Kept>> = thread::scope(|scope| {
@@ -138,8 +140,8 @@ impl<'b> Storm<'b> {
         })
     }
 
-    /// Does the work of one thread, turn by turn. Returns the files of this thread that must exist
-    /// after the storm.
+    /// Runs one thread of this stress test until all threads together have made enough calls.
+    /// Returns the files of this thread that must exist at the end.
     fn work(&self, number: usize) -> Checked<Kept> {
         let mut worker = Worker::new(self, number);
         let mut turn = 0;
@@ -172,7 +174,8 @@ impl<'b> Storm<'b> {
         self.is_stopped.load(Ordering::Relaxed)
     }
 
-    /// Checks that the tree has the files that must be there, and no other.
+    /// Checks, after all threads of the stress test have ended, that the tree has the files that
+    /// must exist, and no others.
     fn check_end(&self, kept: &Kept) -> Checked {
         let (bench, root) = (self.bench, self.bench.root());
         bench.cool();

@@ -7,14 +7,15 @@ use crate::bench::{Bench, Entry};
 
 /// A name that no back end has.
 const ABSENT: &str = "corewalk-conformance-absent";
-/// The most directories and files of a back end that the checks visit.
+/// Some checks visit the whole tree of the back end. They stop after this number of directories and
+/// this number of files.
 const DIRS_MAX: usize = 200;
 const FILES_MAX: usize = 2_000;
 /// The bytes of a file that `read_ranges` reads at most.
 const FILE_BYTES: usize = 1_300_000;
 
-/// Returns `len` bytes, none of which is 0. They depend on the offset and on `number`, so that a
-/// check notices bytes of a wrong place or of a wrong file.
+/// Returns `len` bytes, none of which is 0. The bytes depend on `number` and on the offset, so that
+/// a check notices bytes of another place or of another file.
 pub(super) fn pattern(number: u64, len: usize) -> Vec<u8> {
     let byte = |at: usize| {
         let mixed = (at as u64 / 7 + 1 + number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -23,7 +24,8 @@ pub(super) fn pattern(number: u64, len: usize) -> Vec<u8> {
     (0..len).map(byte).collect()
 }
 
-/// Makes a small tree. A read-only back end keeps the files that it has.
+/// Makes a small tree of files. If the back end is read-only, the checks use the files that it
+/// already has.
 pub(super) fn populate(bench: &Bench) -> Checked {
     let made = || -> Checked {
         let root = bench.root();

@@ -1,4 +1,4 @@
-//! The suite accepts all back ends of the repository, and a read-only one.
+//! Checks that the suite accepts all back ends of the repository, and a read-only one.
 
 use std::cell::RefCell;
 use std::sync::Arc;

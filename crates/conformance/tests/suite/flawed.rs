@@ -21,7 +21,8 @@ pub(crate) enum Flaw {
     ReusedNumber,
     /// Bug: the cookie of the first entry is 0.
     ZeroCookie,
-    /// Bug: a cookie is the position of its entry, so it changes if an earlier entry is removed.
+    /// Planted bug: an entry's cookie is its position in the directory. So the cookie changes if an
+    /// earlier entry is removed.
     MovingCookie,
     /// Bug: `readdir` calls the sink again after the sink has ended the page.
     DeafToBreak,
@@ -31,7 +32,8 @@ pub(crate) enum Flaw {
     ExchangeReplaces,
     /// Bug: NoReplace replaces the target.
     NoReplaceReplaces,
-    /// Bug: a rename removes files that other threads make in the target directory meanwhile.
+    /// Planted bug: if another thread makes a file in the target directory during a rename, the
+    /// rename removes that file.
     LostUpdate,
     /// Bug: a removed file is gone before it is forgotten.
     VanishesUnlinked,
@@ -52,8 +54,8 @@ pub(crate) enum Flaw {
 /// The numbers that clients see, for [`Flaw::ReusedNumber`].
 #[derive(Default)]
 struct Numbers {
-    /// The number that clients see for each inode number of the tmpfs (`shown`), and the reverse
-    /// (`inner`).
+    /// For each inode number of the tmpfs, the inode number that clients see (`shown`), and the
+    /// reverse map (`inner`).
     shown: HashMap<u64, u64>,
     inner: HashMap<u64, u64>,
     removed: HashSet<u64>,
@@ -61,7 +63,8 @@ struct Numbers {
     last: u64,
 }
 
-/// The files that were made while a rename ran, and the number of running renames.
+/// The files that were made while a rename was running, and the number of renames that are running
+/// now.
 #[derive(Default)]
 struct Renames {
     running: u32,
@@ -116,7 +119,7 @@ impl Flawed {
         attr.with_ino(shown).with_generation(0)
     }
 
-    /// Returns the inode number in the tmpfs for the number that a client sees.
+    /// Converts `ino`, an inode number that clients see, to the inode number in the tmpfs below.
     fn inner(&self, ino: u64) -> u64 {
         if !self.has(Flaw::ReusedNumber) {
             return ino;
@@ -144,7 +147,8 @@ impl Flawed {
         Ok(entries)
     }
 
-    /// Removes the files that were made in `dir` while a rename ran.
+    /// Plants the bug [`Flaw::LostUpdate`]: when a rename ends, removes the files that were made in
+    /// `dir` while it ran.
     fn lose_made(&self, dir: u64) {
         // Other threads get the time to make files.
         thread::sleep(Duration::from_micros(50));

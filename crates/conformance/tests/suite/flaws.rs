@@ -1,4 +1,4 @@
-//! The suite finds each planted bug, by the name of a check.
+//! Checks that the suite finds each planted bug, and that the right check of the suite finds it.
 
 use std::sync::Arc;
 use std::time::Duration;

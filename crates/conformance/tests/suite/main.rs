@@ -1,4 +1,5 @@
-//! Tests of the suite: it accepts the back ends of this repository, and finds planted bugs.
+//! Tests of the conformance suite for back ends. The suite must accept the back ends of this
+//! repository, and must find a bug that is planted in a back end.
 
 mod backends;
 mod flawed;

@@ -46,7 +46,7 @@ fn find<'f>(files: &'f mut Files, path: &Path) -> Result<&'f mut File, Errno> {
     files.get_mut(path).ok_or(Errno::NOENT)
 }
 
-/// Marks the directory of `path` as changed. Fails if there is no such directory.
+/// Marks the directory that contains `path` as changed. Fails if there is no such directory.
 fn touch_parent(files: &mut Files, path: &Path) -> Result<(), Errno> {
     find(files, path.parent().unwrap_or(Path::new(""))).map(File::touch)
 }

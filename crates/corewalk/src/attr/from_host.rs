@@ -1,4 +1,4 @@
-//! Attributes of files and file systems of the host, from the types of `std::fs` and rustix.
+//! Conversions from the types of `std::fs` and rustix to the attributes of files and file systems.
 
 use std::fs::{FileType, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -24,9 +24,9 @@ impl From<FileType> for FileKind {
 }
 
 impl From<&Metadata> for Attr {
-    /// Returns the attributes of a file of the host, with its inode number there. The host reuses
-    /// inode numbers, so the time of creation becomes the generation. If the host has no such time,
-    /// the generation is 0.
+    /// Returns the attributes of a file of the host, with the host's inode number. The host reuses
+    /// inode numbers, so the creation time of the file becomes the generation. If the host's file
+    /// system does not record creation times, the generation is 0.
     ///
     /// # Examples
     /// ```

@@ -15,7 +15,8 @@ use crate::key_lock::KeyGuard;
 use crate::slot::{DentrySlot, InodeSlot, OfDentry, Seq};
 use crate::table::Stripe;
 
-/// A name that is about to be entered. The caller holds its in-lookup lock.
+/// The name that a thread adds to the cache: its hash, parent key and lookup key, and the guard of
+/// its in-lookup lock.
 struct NewName<'a> {
     hash: u32,
     key: ParentKey,
@@ -31,15 +32,15 @@ pub(crate) struct DentryInode {
 }
 
 impl Dcache {
-    /// Makes `slot` a root: a directory without a name or a parent. The dentry takes over the
-    /// caller's reference on the inode.
+    /// Makes a root dentry for `inode`: a directory without a name or a parent. The dentry takes
+    /// over the caller's reference on the inode. Returns the slot of the dentry.
     pub(crate) fn publish_root(&self, inode: InodeSlot) -> Result<DentrySlot, Errno> {
         let slot = full(self.dentries.alloc(inode, Group::Few))?;
         let flags = Flags::ROOT | Flags::DIRECTORY;
         let key = ParentKey::new(slot, 0);
         let (superblock, words) = self.superblock_and_words(inode);
-        // For a root `new_image` cannot fail: only a long name needs a slot, and a root has no
-        // name.
+        // `new_image` fails only if no slot is left for a long name. A root has no name, so the
+        // call cannot fail.
         let image = full(self.dentries.new_image(key, superblock, inode, b"", flags, words))?;
         self.begin_life(slot, &image);
         self.inodes.add_alias(inode, slot, &self.dentries);
@@ -47,15 +48,15 @@ impl Dcache {
         Ok(slot)
     }
 
-    /// Enters a name, positive with its inode or negative with None. Returns the dentry with a
-    /// reference for the caller. The dentry takes its own reference on the inode. If the name has a
-    /// dentry of another inode, that dentry becomes stale. The caller holds the in-lookup lock of
-    /// the name.
+    /// Adds a name to the cache. With an inode in `node` the dentry is positive, otherwise it is
+    /// negative. Returns the dentry with a reference for the caller. The dentry takes its own
+    /// reference on the inode. If the name already has a dentry with another inode, that old dentry
+    /// becomes stale. The caller holds the in-lookup lock of the name.
     ///
     /// # Errors
-    /// `ESTALE` if the directory was removed, or was invalidated since the caller read `key`, the
-    /// parent key of its children. Then nothing is entered (trap T25). `ENOMEM` if the arena is
-    /// full.
+    /// `ESTALE` if the directory was removed, or was invalidated after the caller had read `key`,
+    /// the parent key of the directory's children. Then the cache does not change (trap T25).
+    /// `ENOMEM` if no slot is left.
     pub(crate) fn publish(
         &self,
         key: ParentKey,
@@ -64,11 +65,12 @@ impl Dcache {
         in_lookup: &KeyGuard<'_>,
     ) -> Result<DentrySlot, Errno> {
         let (parent, hash) = (key.parent(), self.hash(key.parent(), lookup_key.hash));
-        // The dentry of the name may change before a reference on it is taken, for example when it
-        // becomes a mount point. Then repeat the lookup, so that the name gets no second dentry.
+        // `find` returns a dentry without a reference. Before this thread takes one, the dentry may
+        // change, for example become a mount point. Then the loop repeats the lookup. If it did
+        // not, this thread would add a second dentry for the name.
         let find = || self.find(key, lookup_key).or_else(|| self.find_exact(key, lookup_key));
-        // Only a holder of the name's in-lookup lock enters the name, so a missing name stays
-        // missing.
+        // Adding a name requires its in-lookup lock, which the caller holds. So if the name is
+        // missing now, it stays missing until this thread adds it.
         let is_known = (!key.is_stale() && self.find(key, lookup_key).is_some())
             || self.is_known(hash, parent, lookup_key);
         while is_known
@@ -77,9 +79,9 @@ impl Dcache {
         {
             let is_counted = match node {
                 Some(node) if seen.body.is_negative() => {
-                    // A directory needs a slot of the group for directories, but a negative dentry
-                    // has a slot of the group for other files. So evict the negative dentry if
-                    // possible.
+                    // The slots of directories and of other files are in separate groups. A
+                    // negative dentry has a slot for other files, so a directory should not take
+                    // over that slot. Evict the negative dentry if possible.
                     if node.kind == FileKind::Directory
                         && let Ok((parent, inode)) = self.evict_locked(slot, seen, hash, in_lookup)
                     {
@@ -91,8 +93,8 @@ impl Dcache {
                 node if seen.body.inode() == node.map_or(InodeSlot::NONE, |node| node.inode) => {
                     self.get(slot, seen.seq)
                 }
-                // The cached dentry has another inode than the back end's answer, so make the
-                // dentry stale.
+                // The cached dentry refers to another inode than the back end has just reported. So
+                // make the cached dentry stale.
                 _ => {
                     if self.get(slot, seen.seq) {
                         self.make_stale(slot);
@@ -129,8 +131,8 @@ impl Dcache {
         result
     }
 
-    /// Enters a name that has no dentry yet. The new dentry takes over the caller's reference on
-    /// the parent.
+    /// Adds to the cache a name that has no dentry yet. The new dentry takes over the caller's
+    /// reference on the parent.
     fn publish_new(
         &self,
         entry: &NewName<'_>,
@@ -159,10 +161,11 @@ impl Dcache {
             }
             None => self.counters.negatives.add(1),
         }
-        // Check under the lock of the table's stripe (a group of buckets) whether the fill was
-        // cancelled. An invalidation that cancels the fill after this check looks the name up under
-        // the same lock. So the invalidation waits until this thread has inserted the entry, finds
-        // the entry, and makes it stale. No stale answer stays in the cache (C.1).
+        // An invalidation may cancel the fill, that is, forbid caching this answer. Check for that
+        // under the lock of the table's stripe (a group of buckets), and insert the entry under the
+        // same lock. An invalidation that arrives after the check takes this lock to look the name
+        // up. So it waits for the insertion, finds the entry, and makes it stale. No stale answer
+        // stays in the cache (C.1).
         if self
             .table
             .insert_if(hash, slot, |_| (!in_lookup.is_fill_cancelled()).then_some(()))
@@ -181,8 +184,8 @@ impl Dcache {
         Ok(slot)
     }
 
-    /// Returns the superblock of an inode, and the two words that the dentry of a directory stores:
-    /// the inode number and a child generation. Returns zeroes if `inode` is none.
+    /// Returns the superblock of an inode, and the two words that a directory's dentry stores: the
+    /// inode number and the first child generation. Returns zeroes if `inode` is none.
     fn superblock_and_words(&self, inode: InodeSlot) -> (u32, DirectoryWords) {
         if inode.is_none() {
             return (0, DirectoryWords::default());
@@ -191,11 +194,11 @@ impl Dcache {
         (self.inodes.superblock(inode), words)
     }
 
-    /// Finds the dentries that a name still has from the time before an invalidation. If one of
-    /// them has the inode `node`, gives it the current parent key, and returns it with a reference
-    /// for the caller. Evicts the name's unused dentries of other inodes. So a name has one dentry
-    /// per inode in use, however often it is invalidated. The caller holds the in-lookup lock of
-    /// the name.
+    /// Reuses a dentry of the name that was cached before an invalidation. If such a stale dentry
+    /// refers to the inode in `node`, gives it the current parent key, and returns it with a
+    /// reference for the caller. Evicts the unused stale dentries that refer to other inodes. So a
+    /// name has at most one dentry per inode in use, however often it is invalidated. The caller
+    /// holds the in-lookup lock of the name.
     fn take_back(&self, entry: &NewName<'_>, node: Option<DentryInode>) -> Option<DentrySlot> {
         let &NewName { hash, key, lookup_key, in_lookup } = entry;
         'look: loop {
@@ -206,8 +209,9 @@ impl Dcache {
                         self.inodes.prefer_alias(inode, slot, &self.dentries);
                         return Some(slot);
                     }
-                    // `set_key` fails if the dentry has changed, for example into a mount point. So
-                    // search for the dentry again.
+                    // `set_key` has failed because another thread has changed this dentry since the
+                    // search. For example, it has marked the dentry as a mount point. So search for
+                    // the stale dentries again.
                     continue 'look;
                 }
                 if !key.is_stale()
@@ -220,8 +224,9 @@ impl Dcache {
         }
     }
 
-    /// Returns the dentries that a name has under other parent keys than `key`. If `key` is stale,
-    /// returns all dentries of the name.
+    /// Returns the dentries of a name whose parent key is not `key`. If `key` is the current parent
+    /// key, these are the stale dentries, which remain from before an invalidation. If `key` is a
+    /// stale key, returns all dentries of the name.
     pub(super) fn collect_stale(
         &self,
         hash: u32,
@@ -245,16 +250,17 @@ impl Dcache {
         seen.is_some()
     }
 
-    /// Returns a validated snapshot of a dentry if it has the name `lookup_key` below `parent`,
-    /// whatever child generation its key contains.
+    /// Returns a validated snapshot of the dentry in `slot` if it has the name `lookup_key` in the
+    /// directory `parent`. The dentry may be stale: the child generation in its parent key does not
+    /// matter.
     fn snapshot_as(
         &self,
         slot: DentrySlot,
         parent: DentrySlot,
         lookup_key: &LookupKey<'_>,
     ) -> Option<Snapshot> {
-        // If the dentry changes while it is read, read it again. Otherwise the caller would miss
-        // it, and the name would get a second dentry.
+        // If the dentry changes during the read, read it again. If this function returned None
+        // instead, the caller would miss the dentry, and the name would get a second one.
         loop {
             let seen = self.dentries.snapshot(slot);
             let is_named = self.dentries.line(slot).is_named(seen, lookup_key, &self.dentries);
@@ -264,9 +270,10 @@ impl Dcache {
         }
     }
 
-    /// Gives a dentry the parent key `key`, or a stale key if an invalidation has cancelled the
-    /// fill. Takes a reference on the dentry for the caller. Returns false if the dentry has
-    /// changed since `seq`.
+    /// Stores `key` as the parent key of the dentry in `slot`. If an invalidation has cancelled
+    /// this fill (the caching of the back end's answer), stores a stale key instead. Takes a
+    /// reference on the dentry for the caller. Returns false if the dentry has changed since its
+    /// sequence was `seq`.
     fn set_key(
         &self,
         slot: DentrySlot,
@@ -285,8 +292,8 @@ impl Dcache {
         true
     }
 
-    /// Makes a negative dentry positive without changing its slot, and takes a reference on it for
-    /// the caller. Returns false if the dentry has changed since `seq`.
+    /// Makes a negative dentry positive in its slot, and takes a reference on it for the caller.
+    /// Returns false if the dentry has changed since its sequence was `seq`.
     fn turn_positive(
         &self,
         slot: DentrySlot,
@@ -295,8 +302,8 @@ impl Dcache {
         node: DentryInode,
     ) -> Result<bool, Errno> {
         let mut guard = self.dentries.lockref(slot).lock();
-        // An invalidation takes no in-lookup lock, so it may have unhashed the dentry. The slot may
-        // serve another name by now (trap T55).
+        // An invalidation takes no in-lookup lock. So it may have unhashed the dentry since the
+        // lookup, and the slot may already hold the dentry of another name (trap T55).
         if guard.is_dead() || !self.dentries.is_unchanged(slot, seq) {
             return Ok(false);
         }
@@ -317,15 +324,16 @@ impl Dcache {
         Ok(true)
     }
 
-    /// Lets the dentry take its own reference on its inode, and makes the dentry an alias of the
-    /// inode.
+    /// Takes a reference on the inode for the dentry in `slot`, and makes the dentry an alias of
+    /// the inode.
     fn adopt(&self, slot: DentrySlot, node: DentryInode) {
         self.inodes.lockref(node.inode).get();
         self.inodes.add_alias(node.inode, slot, &self.dentries);
     }
 
-    /// Removes the dentry of a removed name. The caller holds the in-lookup lock of the name, and a
-    /// reference on the dentry, which this call drops.
+    /// Updates the cache after the back end has removed a name, whose dentry is in `slot`. The
+    /// caller holds the in-lookup lock of the name, and a reference on the dentry. This function
+    /// drops that reference.
     pub(crate) fn remove(&self, slot: DentrySlot) {
         let guard = self.dentries.lockref(slot).lock();
         let image = self.dentries.image(slot);
@@ -335,7 +343,8 @@ impl Dcache {
         }
         let inode = image.body.inode();
         if guard.count() == 1 && !inode.is_none() {
-            // The dentry has no other user, so make it negative and keep it in the cache.
+            // The caller has the only reference on the dentry. So make the dentry negative, and
+            // keep it in the cache.
             let flags = image.body.flags() & (Flags::HASHED | Flags::LONG);
             if !image.body.is_directory() {
                 self.write(slot, &guard, |dcache| {
@@ -357,8 +366,9 @@ impl Dcache {
     fn unhash(&self, slot: DentrySlot, guard: LockrefGuard<'_>, image: &Image) {
         let inode = image.body.inode();
         let hash = self.hash_of(slot, image);
-        // Each child holds a reference on its directory. Other users hold references too, so the
-        // count without the caller's reference is an upper bound of the number of children.
+        // Each child of a directory holds a reference on the directory's dentry, and so do other
+        // users. So the reference count, less the caller's reference, is an upper bound of the
+        // number of children.
         let children = if image.body.is_directory() { guard.count() - 1 } else { 0 };
         self.write(slot, &guard, |dcache| {
             dcache.store_unhashed(slot, image);
@@ -373,10 +383,10 @@ impl Dcache {
         self.sweep_orphans(children);
     }
 
-    /// Raises the count of unhashed dentries, and drops the reference of such a dentry on its
-    /// inode. Users of a removed file hold their own references on the inode. Negative entries
-    /// below a removed directory hold references on the directory's dentry only, so they do not
-    /// keep its inode.
+    /// Accounts for a dentry that was just unhashed, and drops the reference that it held on its
+    /// inode. The users of a removed file hold their own references on the inode. Negative dentries
+    /// below a removed directory hold references only on the directory's dentry, so they do not
+    /// keep its inode alive.
     fn release_unhashed(&self, inode: InodeSlot) {
         self.counters.unhashed.add(1);
         if inode.is_none() {
@@ -386,9 +396,10 @@ impl Dcache {
         }
     }
 
-    /// Invalidates a name: its dentry gets a stale key, so lookups miss it. Users of the inode
-    /// still know its last name and, for a directory, the entries below it. The caller holds a
-    /// reference on the dentry, which this call drops.
+    /// Invalidates a name: its dentry gets a stale parent key, so lookups miss it. The dentry
+    /// itself stays, so that users of the inode can still find the inode's last name and, for a
+    /// directory, its children. The caller holds a reference on the dentry, and this function drops
+    /// that reference.
     pub(crate) fn make_stale(&self, slot: DentrySlot) {
         let guard = self.dentries.lockref(slot).lock();
         let before = self.dentries.image(slot);
@@ -397,7 +408,8 @@ impl Dcache {
             return self.put(slot);
         }
         if before.body.is_negative() {
-            // A negative dentry has no inode, so no user of an inode needs its name. Unhash it.
+            // A negative dentry has no inode. A dentry is made stale instead of unhashed only for
+            // the users of its inode. So unhash this one.
             return self.unhash(slot, guard, &before);
         }
         let stale = ParentKey::stale(before.key.parent());
@@ -406,17 +418,18 @@ impl Dcache {
         self.put(slot);
     }
 
-    /// Moves the dentry `moved` from the name `from` to `to`. Replaces the dentry `target`, or
-    /// without a target the negative dentry of the new name. Returns the old parent, on which the
-    /// caller drops a reference. Returns none if the parent stays the same.
+    /// Moves the dentry `moved` from the name `from` to the new name, given by `to` and
+    /// `lookup_key`. If `target` is given, replaces that dentry. Otherwise replaces the negative
+    /// dentry of the new name, if there is one. If the move changes the parent, returns the old
+    /// parent, on which the caller drops a reference. Otherwise returns `DentrySlot::NONE`.
     ///
     /// The caller holds the in-lookup locks of both names, and references on both dentries. If the
     /// parent changes, the caller also holds a reference on the new parent, which the moved dentry
     /// takes over. To move a directory the caller holds `topology` for writing.
     ///
     /// # Errors
-    /// `ENOMEM` if no slot is left for a long name, `ESTALE` if `moved` has lost its name. Then
-    /// nothing has changed.
+    /// `ENOMEM` if no slot is left for a long name. `ESTALE` if `moved` was unhashed meanwhile. In
+    /// both cases the name does not change.
     pub(crate) fn d_move(
         &self,
         moved: DentrySlot,
@@ -434,9 +447,10 @@ impl Dcache {
         moved
     }
 
-    /// Enters `slot`, a renamed dentry, under its new name. `target` is the dentry that the rename
-    /// replaces. Without a `target`, returns the negative dentry of the name, with a reference.
-    /// Makes any other dentry of the name stale, wherever it is in the bucket.
+    /// Inserts the renamed dentry `slot` in the hash table under its new name. `target` is the
+    /// dentry that the rename replaces, if the caller knows one. If `target` is None and the new
+    /// name has a negative dentry, returns that dentry, with a reference. All other dentries of the
+    /// new name become stale.
     fn insert_over_negative(
         &self,
         entry: &NewName<'_>,
@@ -464,15 +478,17 @@ impl Dcache {
                     self.make_stale(other);
                 }
             }
-            // The bucket may contain more dentries of the name, so search again. The search skips
-            // `other`, which is now stale or is in `negative`. Only if `get` has failed, because
-            // `other` changed meanwhile, may the search find `other` again.
+            // The bucket may contain more dentries of the new name, so search again. The search
+            // skips `other` if it is stale now, or if it is stored in `negative`. It may find
+            // `other` again if `get` has failed, because another thread changed `other` after the
+            // last search.
             found = another(&self.table.lock(hash), negative);
         }
         negative
     }
 
-    /// Works like [`Dcache::d_move`], for a dentry that is already in the table under its new name.
+    /// Does the work of [`Dcache::d_move`] once the hash table also lists the dentry under its new
+    /// name.
     fn d_move_listed(
         &self,
         moved: DentrySlot,
@@ -485,7 +501,7 @@ impl Dcache {
         let before = self.dentries.image(moved);
         if !before.body.is_hashed() {
             // An invalidation takes no in-lookup lock, so it may have unhashed the dentry
-            // meanwhile. An unhashed dentry has no inode that a rename could move.
+            // meanwhile. An unhashed dentry has no inode, so there is nothing to rename.
             drop((guard, target_guard));
             self.table.remove(hash, moved);
             return Err(Errno::STALE);
@@ -503,13 +519,13 @@ impl Dcache {
         debug_assert_eq!(old_hash, self.hash_of(moved, &before), "not the name it has");
         let victim = target.map(|slot| {
             let victim = self.dentries.image(slot);
-            // An invalidation may have unhashed the target already. Then the target is not in the
-            // table any more.
+            // An invalidation may already have unhashed the dentry that the rename replaces. Such a
+            // dentry is no longer in the hash table.
             let victim_hash = victim.body.is_hashed().then(|| self.hash_of(slot, &victim));
             (slot, victim, victim_hash)
         });
-        // Guarantee C.2 (a rename appears at one instant): readers of either name wait while a
-        // dentry of that name is inside a write section, so they see the whole move.
+        // Guarantee C.2 (a rename appears at one instant): while the dentry of a name is inside a
+        // write section, readers of that name wait. So they see the whole move or nothing of it.
         self.write(moved, &guard, |dcache| {
             image.key = image.key.unless_cancelled(in_lookup);
             if let (Some((slot, victim, _)), Some(target_guard)) = (&victim, &target_guard) {
@@ -544,8 +560,8 @@ impl Dcache {
     /// writing. The references on the parent dentries are swapped too.
     ///
     /// # Errors
-    /// `ENOMEM` if no slot is left for a long name, `ESTALE` if one name was invalidated. Then
-    /// nothing has changed.
+    /// `ENOMEM` if no slot is left for a long name. `ESTALE` if one of the two names was
+    /// invalidated. After an error, neither dentry has changed.
     pub(crate) fn exchange(
         &self,
         a: DentrySlot,
@@ -559,8 +575,8 @@ impl Dcache {
         let (guard_a, guard_b) = self.lock_two(a, Some(b));
         let guard_b = guard_b.expect("two dentries were locked");
         let (before_a, before_b) = (self.dentries.image(a), self.dentries.image(b));
-        // If one of the two names was invalidated meanwhile, the cache does not have it any more.
-        // Then swap nothing.
+        // After `hash_now`, another thread may have invalidated and unhashed one of the two
+        // dentries to exchange, or given it another name. In that case swap nothing.
         let is_as_before =
             |slot, image: &Image, hash| image.body.is_hashed() && self.hash_of(slot, image) == hash;
         let is_known = is_as_before(a, &before_a, hash_a) && is_as_before(b, &before_b, hash_b);
@@ -595,15 +611,16 @@ impl Dcache {
         Ok(())
     }
 
-    /// Returns the content that the dentry `this` will have under the name of the dentry `other`,
-    /// which is in `slot`.
+    /// Returns the content that the dentry `this` has after an exchange of names: its own inode and
+    /// flags, and the name of the dentry `other`. `slot` is the slot of `other`.
     fn renamed_as(&self, this: &Image, slot: DentrySlot, other: &Image) -> Option<Image> {
         let mut name = NameCopy::new();
         self.dentries.copy_name(slot, other.body, &mut name);
         let (body, words) = (this.body, this.directory_words());
         let (superblock, inode) = (body.superblock(), body.inode());
-        // If the directory of `other` was invalidated, the key of `other` is out of date. Then the
-        // dentry that takes over its name gets a stale key.
+        // With the name of `other`, the dentry `this` gets the parent key of `other`. An
+        // invalidation of that directory may have made the key out of date. Then `this` gets a key
+        // that marks it as stale.
         let parent = other.key.parent();
         let is_current = self.key_of_held(parent) == other.key;
         let key = if is_current { other.key } else { ParentKey::stale(parent) };
@@ -617,8 +634,8 @@ impl Dcache {
         hash
     }
 
-    /// Updates the flag [`Flags::SEARCHABLE`] of the inode's dentry from the inode's permission
-    /// record.
+    /// Updates the flag [`Flags::SEARCHABLE`] of a directory's dentry. The flag is set if the
+    /// permission record of the directory's inode lets every caller search the directory.
     pub(crate) fn sync_searchable(&self, inode: InodeSlot) {
         let slot = self.inodes.alias(inode);
         if slot.is_none() {
@@ -640,7 +657,8 @@ impl Dcache {
         }
     }
 
-    /// Sets or clears [`Flags::MOUNTED`] of a dentry. The caller holds a reference on it.
+    /// Marks a dentry as a mount point ([`Flags::MOUNTED`]), or removes the mark. The caller holds
+    /// a reference on the dentry.
     pub(crate) fn set_mounted(&self, slot: DentrySlot, mounted: Mounted) {
         let guard = self.dentries.lockref(slot).lock();
         let body = self.dentries.image(slot).body;
@@ -651,8 +669,9 @@ impl Dcache {
         });
     }
 
-    /// Marks a dentry as dead. The dentry has no references. The caller removes its entry from the
-    /// table, calls [`Dcache::end_life`], and drops the references that the dentry held.
+    /// Marks a dentry without references as dead. Afterwards the caller removes its entry from the
+    /// hash table, calls [`Dcache::end_life`], and drops the references that the dentry held on its
+    /// parent and its inode.
     pub(super) fn kill(&self, slot: DentrySlot, mut guard: LockrefGuard<'_>) -> Dead {
         debug_assert_eq!(guard.count(), 0);
         let image = self.dentries.image(slot);
@@ -671,8 +690,9 @@ impl Dcache {
         }
     }
 
-    /// Unhashes a dentry. The caller is inside a write section. A removed directory also gets a new
-    /// child generation, so no lookup finds the negative entries below it.
+    /// Makes a dentry unhashed. The caller is inside the dentry's write section. A directory's
+    /// child generation is incremented too, so no lookup finds the negative dentries below the
+    /// removed directory.
     fn store_unhashed(&self, slot: DentrySlot, image: &Image) {
         self.dentries.store_body(slot, unhashed(image.body));
         if image.body.is_directory() {
@@ -680,8 +700,8 @@ impl Dcache {
         }
     }
 
-    /// Fills the slot of a new dentry, which no other thread can find yet. The dentry begins with
-    /// one reference, which is the caller's.
+    /// Initializes the slot of a new dentry, which no other thread can find yet. The dentry starts
+    /// with one reference, which belongs to the caller.
     fn begin_life(&self, slot: DentrySlot, image: &Image) {
         let mut guard = self.dentries.lockref(slot).lock();
         guard.revive();
@@ -708,8 +728,8 @@ impl Dcache {
         }
     }
 
-    /// Runs `change` inside a write section of the dentry. `_guard` holds the dentry's lock. The
-    /// section ends even if `change` panics (trap T30).
+    /// Runs `change` inside the seqlock write section of a dentry. `_guard` proves that the caller
+    /// holds the dentry's lock. The section ends even if `change` panics (trap T30).
     pub(super) fn write<R>(
         &self,
         slot: DentrySlot,

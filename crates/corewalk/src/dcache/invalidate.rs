@@ -5,8 +5,8 @@ use crate::dentry::{Image, LookupKey, ParentKey};
 use crate::slot::{DentrySlot, InodeSlot};
 
 impl Dcache {
-    /// Invalidates every cached name in a directory by one increment of the directory's child
-    /// generation (trap T45).
+    /// Invalidates every cached name in a directory with one step: increments the directory's child
+    /// generation, which is a part of its children's keys (trap T45).
     pub(crate) fn invalidate_directory(&self, slot: DentrySlot) {
         let mut are_retired = false;
         loop {
@@ -30,17 +30,17 @@ impl Dcache {
         }
     }
 
-    /// Makes the keys of a directory's children stale. This happens before the low 32 bits of the
-    /// directory's child generation wrap around. The keys of the children contain only these bits.
-    /// So without this step, lookups would find children with an old key again (trap T32).
+    /// Gives all children of a directory a stale parent key. This is necessary before the low 32
+    /// bits of the directory's child generation wrap around. A parent key contains only these 32
+    /// bits, so after the wrap lookups would find children with an old key again (trap T32).
     #[cold]
     fn retire_children(&self, slot: DentrySlot) {
         for child in (1..self.dentries.slots_touched()).map(DentrySlot::new) {
             if self.dentries.snapshot(child).key.parent() != slot || child == slot {
                 continue;
             }
-            // Read the key again under the dentry's lock, because the slot may have another dentry
-            // by now.
+            // The snapshot above was read without a lock, and the slot may hold another dentry by
+            // now. So read the parent key again under the dentry's lock.
             let guard = self.dentries.lockref(child).lock();
             let key = self.dentries.image(child).key;
             if !guard.is_dead() && key.parent() == slot && !key.is_stale() {
@@ -60,9 +60,10 @@ impl Dcache {
         }
     }
 
-    /// Calls `test` with each inode that a name has or had: first with that under the current key
-    /// `key`, then with those of stale dentries. Returns the first inode that `test` accepts, with
-    /// a reference for the caller. The caller holds the in-lookup lock of the name.
+    /// Searches the dentries of a name for an inode that `test` accepts. The first candidate is the
+    /// dentry with the current parent key `key`. After it come the stale dentries of the name,
+    /// which remain from before an invalidation. Returns the first accepted inode, with a reference
+    /// for the caller. The caller holds the in-lookup lock of the name.
     pub(crate) fn inode_of_name(
         &self,
         key: ParentKey,
@@ -104,8 +105,9 @@ impl Dcache {
     }
 }
 
-/// Returns the next child generation of a directory. Its low 32 bits, which keys contain, are never
-/// 0, because 0 marks a stale key.
+/// Returns the next child generation of a directory, a counter that each invalidation of its names
+/// increments. The parent keys of its children contain the low 32 bits of this counter. In a parent
+/// key, 0 marks a stale dentry. So the function skips generations whose low 32 bits are 0.
 pub(super) fn next_generation(image: &Image) -> u64 {
     let next = image.child_generation() + 1;
     next + u64::from(ParentKey::new(DentrySlot::NONE, next).is_stale())

@@ -1,35 +1,41 @@
-//! Listings that are in progress. They tell whether a name may have changed since a listing of its
-//! directory began.
+//! Directory listings in progress. For each of them, this module can tell whether a name in the
+//! directory may have changed since the listing began.
 //!
-//! A listing may report entries with attributes, which fill the cache. The back end reads the
-//! entries without an in-lookup lock, because their names are not known before. Meanwhile a rename
-//! or a removal may change a name in the back end and in the cache. The older entry of the listing
-//! must not enter the cache afterwards (trap T25).
+//! A listing may report entries with attributes, which are then added to the cache. The names are
+//! not known before the listing, so the back end reads the entries while no in-lookup lock is held.
+//! Meanwhile a rename or a removal may change one of the names in the back end and in the cache.
+//! Then the entry that the listing has read is out of date, and it must not enter the cache (trap
+//! T25).
 //!
 //! # How it works
 //!
-//! Each directory has an atomic word, which it shares with other directories. The word counts the
-//! listings in progress and the changes of names. A listing counts itself before it calls the back
-//! end. A change of a name loads the word after its call of the back end. The change counts itself
-//! only if a listing is in progress, so most changes do not store to the word. A listing enters a
-//! name under the in-lookup lock of the name, and only if no change was counted since it began.
+//! Each directory is assigned an atomic word, which it may share with other directories. The word
+//! holds two counts: listings in progress, and changes of names. A listing increments the first
+//! count before it calls the back end. A thread that changes a name calls the back end, and then
+//! loads the word. Only if the word shows a listing in progress, the thread increments the count of
+//! changes. A listing adds a name under the name's in-lookup lock. It does so only if the count of
+//! changes is still the same as at the start of the listing.
 //!
 //! # Invariants
-//! - L.1: a change counts itself before it releases the in-lookup locks of its names.
-//! - L.2: an invalidation takes no lock. It counts itself before it cancels the fill of the name.
+//! - L.1: a thread that changes names increments the directory's count of changes before it
+//!   releases the in-lookup locks of these names.
+//! - L.2: an invalidation of a name first increments the directory's count of changes. Then it
+//!   cancels the fill: it forbids the thread that holds the name's in-lookup lock to cache the back
+//!   end's answer. (The invalidation itself does not take this lock.)
 //!
-//! A listing cannot enter an entry that is older than a change of the name:
+//! If a name changes during a listing, the listing does not add the name's old entry to the cache:
 //!
-//! - If the back end made the change first, the entry already shows the change.
-//! - Otherwise the listing had counted itself before the back end made the change. So the change
-//!   sees a listing in progress, and counts itself. A listing that takes the in-lookup lock after
-//!   the change sees that count (L.1).
+//! - If the listing reads the name's entry after the change in the back end, the entry is not old.
+//! - Otherwise the changing thread sees a listing in progress, and increments the count of changes.
+//!   When the listing takes the name's in-lookup lock, it sees the new count (L.1), and skips the
+//!   entry.
 //!
-//! A back end need not have locks: two fences order the word and the back end's answers.
+//! In the second case, a back end without locks gives no order between its calls and the accesses
+//! to the atomic word. So the listing and the changing thread have a fence each.
 //!
-//! If a listing does not see the count of an invalidation, the invalidation has not yet cancelled
-//! the fill (L.2). When it does so, it cancels the fill of the listing, or it finds the name that
-//! the listing has entered (K.2 of `key_lock`).
+//! If a listing compares the count before an invalidation increments it, the cancellation is still
+//! to come (L.2). Then either the listing sees the cancellation and does not add its entry, or the
+//! invalidation finds that entry in the cache (K.2 of `key_lock`).
 
 use corewalk_base::OwnLine;
 use corewalk_base::primitives::IS_MODEL;
@@ -41,7 +47,8 @@ use crate::slot::DentrySlot;
 
 /// The number of words.
 const WORDS: usize = if IS_MODEL { 1 } else { 64 };
-/// The atomic word of a directory: `changes << 32 | listings`. The number of changes wraps around.
+/// The layout of a directory's atomic word is `changes << 32 | listings`. `listings` is the number
+/// of listings in progress. `changes` is the number of changes of names, which wraps around.
 const CHANGE: u64 = 1 << 32;
 const LISTINGS_MASK: u64 = CHANGE - 1;
 
@@ -57,8 +64,9 @@ pub(crate) struct ListingMark<'a> {
     changes: u64,
 }
 
-/// A change of names in a directory. Dropping the value counts the change, even if the back end has
-/// panicked.
+/// A change of names in a directory, which the back end makes while this value exists. If a listing
+/// is in progress when the value is dropped, the drop increments the directory's count of changes.
+/// It does so even if the back end has panicked.
 #[must_use]
 pub(crate) struct NameChange<'a> {
     word: &'a AtomicU64,
@@ -72,18 +80,19 @@ impl Listings {
     /// Begins a listing of the directory in the slot `directory`.
     pub(crate) fn begin(&self, directory: DentrySlot) -> ListingMark<'_> {
         let word = self.word(directory);
-        // ORDERING: Relaxed. The fence below orders this store before the back end's answer.
+        // ORDERING: Relaxed. The fence below orders this store before the read of the back end's
+        // answer.
         let before = word.fetch_add(1, Ordering::Relaxed);
-        // ORDERING(listing): SeqCst fence. Pairs with the fence of `NameChange`. The listing stores
-        // to the word and then reads from the back end. A change stores in the back end and then
-        // reads the word. So the listing sees the change's store, or the change sees the listing's
-        // store, even if the back end takes no lock.
+        // ORDERING(listing): SeqCst fence. Pairs with the fence of `NameChange`. A listing stores
+        // to the directory's word (its two counts) and then reads from the back end. A changing
+        // thread stores in the back end and then reads that word. So at least one of the two sees
+        // the other's store, even if the back end takes no lock.
         fence(Ordering::SeqCst);
         ListingMark { word, changes: before / CHANGE }
     }
 
     /// Begins a change of names in the directory in the slot `directory`. The caller holds the
-    /// in-lookup locks of the names, and drops the returned value before it releases them.
+    /// in-lookup locks of these names. It drops the returned value before it releases the locks.
     #[inline]
     pub(crate) fn change(&self, directory: DentrySlot) -> NameChange<'_> {
         NameChange { word: self.word(directory) }
@@ -95,19 +104,21 @@ impl Listings {
 }
 
 impl ListingMark<'_> {
-    /// Returns true if no name in the directory has changed since the listing began. The caller
-    /// holds the in-lookup lock of the name that it is about to enter.
+    /// Returns true if no change of a name was counted in the directory since the listing began.
+    /// The caller holds the in-lookup lock of the name that it is about to add.
     pub(crate) fn is_unchanged(&self) -> bool {
-        // ORDERING: Relaxed. The caller holds the in-lookup lock of the name, so this load sees all
-        // earlier changes of that name (L.1).
+        // ORDERING: Relaxed. Each thread that changed this name before has incremented the count of
+        // changes under the name's in-lookup lock. The caller holds that lock, so this load sees
+        // the increments (L.1).
         self.word.load(Ordering::Relaxed) / CHANGE == self.changes
     }
 }
 
 impl Drop for ListingMark<'_> {
     fn drop(&mut self) {
-        // ORDERING: Relaxed. The listing has ended. So a change that already sees the lower count
-        // of listings need not count itself.
+        // ORDERING: Relaxed. This listing adds no more names to the cache. So it does no harm if a
+        // thread that changes a name no longer sees this listing, and does not increment the count
+        // of changes.
         self.word.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -115,10 +126,12 @@ impl Drop for ListingMark<'_> {
 impl Drop for NameChange<'_> {
     #[inline]
     fn drop(&mut self) {
-        // ORDERING(listing): SeqCst fence. Pairs with the fence of `Listings::begin`: this change
-        // sees the count of the listing, or the answer of the listing contains this change.
+        // ORDERING(listing): SeqCst fence. Pairs with the fence of `Listings::begin`. Either the
+        // load below sees that a listing is in progress, or the listing reads the name after this
+        // change from the back end.
         fence(Ordering::SeqCst);
-        // ORDERING: Relaxed. The fence above orders this load after the change in the back end.
+        // ORDERING: Relaxed. The fence above orders this load after the store of the change in the
+        // back end.
         if self.word.load(Ordering::Relaxed) & LISTINGS_MASK != 0 {
             // ORDERING: Relaxed. The release of the in-lookup lock publishes the count.
             self.word.fetch_add(CHANGE, Ordering::Relaxed);
@@ -127,12 +140,14 @@ impl Drop for NameChange<'_> {
 }
 
 impl Dcache {
-    /// Cancels the fills of a name. An answer that the back end gave before this call does not
-    /// enter the cache any more. If such an answer is already in the cache, a search after this
-    /// call finds it.
+    /// Cancels all fills of a name. A fill is an answer of the back end that a thread is about to
+    /// cache. Any answer from before this call is either not cached, or already in the cache when
+    /// this call returns. So a later lookup by the caller finds it, and the caller can remove it.
     pub(crate) fn cancel_fills(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) {
-        // Count the change before cancelling the fill, so that a listing sees the count or its fill
-        // is cancelled (L.2).
+        // Increment the directory's count of changes first, and then cancel the fill (L.2). A
+        // listing compares this count before it caches an entry. If it compares after the
+        // increment, it does not cache its old entry. If it has compared before, the cancellation
+        // is still to come.
         drop(self.listings.change(directory));
         self.in_lookup.cancel_fill(self.in_lookup_key(directory, lookup_key));
     }

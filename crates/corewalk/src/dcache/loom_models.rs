@@ -1,10 +1,10 @@
-//! Models of the dentry cache: names are entered, renamed and replaced while a reader looks them
-//! up.
+//! Models of the dentry cache: names are added, renamed and replaced while a reader looks them up.
 //!
-//! A model runs the change functions of the real cache, on a cache with three slots. The control
-//! test of a model makes the same change in wrong steps, and must fail. The reader, not the writer,
-//! is the spawned thread. Otherwise loom skips schedules (see `tally` in the base crate). Schedules
-//! have at most [`PREEMPTIONS`] preemptions, which is enough to catch every control.
+//! Each model runs the real functions of the cache, on a cache with three slots. Each control test
+//! does the same with one wrong step, and must fail. The spawned thread is the reader, and the main
+//! thread is the writer. If the roles were swapped, loom would skip schedules (see `tally` in the
+//! crate `corewalk_base`). Schedules have at most [`PREEMPTIONS`] preemptions, which is enough for
+//! every control test to fail.
 
 mod count;
 
@@ -18,8 +18,8 @@ use crate::key_lock::KeyGuard;
 
 /// Preemptions of a schedule, without those at waits.
 pub(super) const PREEMPTIONS: usize = 2;
-/// Names of two machine words each. So a torn read could mix the first word of one name with the
-/// second word of the other.
+/// The names in the models have two machine words each. So a torn read could return the first word
+/// of one name with the second word of another.
 pub(super) const A: &[u8] = b"aaaaaaaaaaaa";
 pub(super) const B: &[u8] = b"bbbbbbbbbbbbbb";
 
@@ -54,7 +54,7 @@ pub(super) fn attr(ino: u64, mode: u32) -> Attr {
     }
 }
 
-/// Returns a cache with a root, and the key of its children.
+/// Returns a cache that has only a root directory, and the parent key for the root's children.
 pub(super) fn cache() -> (Dcache, ParentKey) {
     let dcache = Dcache::new(4, Some(1), Box::new(SilentHost)).unwrap();
     let root = enter(&dcache, 1, mode::S_IFDIR | 0o700);
@@ -73,8 +73,8 @@ pub(super) fn enter(dcache: &Dcache, ino: u64, mode: u32) -> DentryInode {
     DentryInode { inode: entered.slot, kind: attr.kind() }
 }
 
-/// Enters a file in the cache. Returns its dentry, which has no user, and its inode, to which only
-/// the dentry refers.
+/// Adds a file with a name to the cache. Returns the slot of its dentry and its inode. Nothing
+/// refers to the dentry, and only the dentry refers to the inode.
 pub(super) fn file(
     dcache: &Dcache,
     key: ParentKey,
@@ -104,8 +104,8 @@ pub(super) fn lookup(dcache: &Dcache, key: ParentKey, name: &[u8]) -> Option<u64
     Some(ino)
 }
 
-/// Enters a name with `publish`, while a reader looks it up. Returns how often the reader missed
-/// the name, and how often it found the name.
+/// Adds a name to the cache with `publish`, while a reader looks the name up. Returns how often the
+/// reader missed the name, and how often it found the name.
 fn publish_against_find(
     prepare: fn(&Dcache, ParentKey),
     publish: fn(&Dcache, ParentKey),
@@ -145,15 +145,15 @@ fn publish_negative_a(dcache: &Dcache, key: ParentKey) {
     dcache.put(slot);
 }
 
-/// Traps T3, T14, T23: a dentry that a reader finds during its publication must already refer to
-/// its inode, and that inode must already have its number.
+/// Traps T3, T14, T23: when a reader finds a dentry that was just added, the dentry must already
+/// refer to its inode. The inode must already have its number.
 #[test]
 fn name_that_is_entered_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(|_, _| (), publish_a));
 }
 
-/// Traps T3, T16: a reader must not see a pointer before its target. In this model a negative
-/// dentry turns positive.
+/// Traps T3, T16: a reader must not see a reference to an inode before the inode is initialized. In
+/// this model a negative dentry turns positive in its slot.
 #[test]
 fn name_that_turns_positive_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(publish_negative_a, publish_a));
@@ -167,15 +167,17 @@ fn publish_directory_a(dcache: &Dcache, key: ParentKey) {
     dcache.put_inode(node.inode, 1);
 }
 
-/// Traps T3, T16: a reader must not see a pointer before its target. In this model a directory in
-/// another slot replaces a negative dentry.
+/// Traps T3, T16: a reader must not see a reference to an inode before the inode is initialized. In
+/// this model a name has a negative dentry, and then gets a directory. The directory's dentry is a
+/// new one, in another slot than the negative dentry.
 #[test]
 fn directory_in_place_of_a_negative_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(publish_negative_a, publish_directory_a));
 }
 
-/// Trap T23, control (a variant with the bug must fail): the dentry gets its inode outside of a
-/// write section. So a reader may find the inode without its number.
+/// Trap T23, control (a variant with the bug must fail): the variant stores a reference to an inode
+/// in the dentry outside of a write section. So a reader may find the inode before the inode number
+/// is stored in it.
 #[test]
 #[should_panic(expected = "half-born")]
 fn control_inode_before_its_number_is_caught() {
@@ -189,8 +191,8 @@ fn control_inode_before_its_number_is_caught() {
     });
 }
 
-/// Renames a file from `A` to `B` with `rename`, while a reader reads the name of the dentry.
-/// Returns how often the reader saw `A`, and how often `B`.
+/// Renames a file from `A` to `B` with `rename`, while a reader copies the name from the file's
+/// dentry. The copy must be one of the two names. Returns how often it was `A`, and how often `B`.
 fn rename_against_name(rename: fn(&Dcache, DentrySlot, ParentKey)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -224,14 +226,15 @@ fn image_b(dcache: &Dcache, slot: DentrySlot, key: ParentKey) -> Image {
     dcache.dentries.new_image(key, 0, body.inode(), B, body.flags(), words).unwrap()
 }
 
-/// Traps T1, T4: a reader must see the length and the bytes of a name as they were at one instant.
+/// Traps T1, T4: when a reader reads a name, its length and all its bytes must come from the same
+/// instant.
 #[test]
 fn name_beside_a_rename_is_the_old_or_the_new() {
     assert_all_reached(&rename_against_name(rename_to_b));
 }
 
-/// Trap T1, control (a variant with the bug must fail): the name is stored outside of a write
-/// section. So a reader may combine the length of one name with the bytes of the other.
+/// Trap T1, control (a variant with the bug must fail): the writer stores the name outside of a
+/// write section. So a reader may combine the length of one name with the bytes of another.
 #[test]
 #[should_panic(expected = "T1: a torn name")]
 fn control_rename_without_a_section_is_caught() {
@@ -270,8 +273,8 @@ fn file_that_is_renamed_has_one_name_or_the_other() {
     assert_all_reached(&rename_against_lookups(rename_to_b));
 }
 
-/// Trap T13, control (a variant with the bug must fail): the old entry is removed before the new
-/// one is entered. So a reader may miss both names.
+/// Trap T13, control (a variant with the bug must fail): the variant removes the old name from the
+/// hash table before it inserts the new name. So a reader may miss both names.
 #[test]
 #[should_panic(expected = "T13: neither name")]
 fn control_rename_that_takes_out_first_is_caught() {
@@ -287,8 +290,8 @@ fn control_rename_that_takes_out_first_is_caught() {
     });
 }
 
-/// Renames `A` over `B` with `rename`, while a reader looks up `B`. Returns how often the reader
-/// found the replaced file, and how often the moved file.
+/// Renames `A` over the existing file `B` with `rename`, while a reader looks up `B`. Returns how
+/// often the reader found the replaced file, and how often the moved file.
 fn replace_against_lookup(rename: fn(&Dcache, DentrySlot, DentrySlot, ParentKey)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -312,7 +315,8 @@ fn replace_against_lookup(rename: fn(&Dcache, DentrySlot, DentrySlot, ParentKey)
     })
 }
 
-/// Traps T12, T13: if a file is renamed over another one, the name must never be missing.
+/// Traps T12, T13: while one file is renamed over another, a lookup must always find the target
+/// name.
 #[test]
 fn target_of_a_rename_is_always_there() {
     assert_all_reached(&replace_against_lookup(|dcache, moved, victim, key| {
@@ -323,8 +327,8 @@ fn target_of_a_rename_is_always_there() {
     }));
 }
 
-/// Trap T13, control (a variant with the bug must fail): the target is removed before the file
-/// moves. So for a moment no file has the name.
+/// Trap T13, control (a variant with the bug must fail): the variant removes the replaced file
+/// before it moves the other file. So for a moment the target name does not exist.
 #[test]
 #[should_panic(expected = "T13: the target was missing")]
 fn control_rename_in_two_sections_is_caught() {
@@ -340,7 +344,7 @@ fn control_rename_in_two_sections_is_caught() {
     });
 }
 
-/// Changes a name from a file to a directory with `change`, while a reader looks up the name.
+/// Turns a name from a file into a directory with `change`, while a reader looks up the name.
 /// Returns how often the reader saw a file, and how often a directory.
 fn kind_against_lookup(change: fn(&Dcache, DentrySlot, InodeSlot)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
@@ -369,7 +373,8 @@ fn kind_against_lookup(change: fn(&Dcache, DentrySlot, InodeSlot)) -> [usize; 2]
     })
 }
 
-/// Trap T16: the type flag and the inode of a dentry must change together, so they are in one word.
+/// Trap T16: a reader must see the type flag and the inode of a dentry change together. Both are in
+/// one word for this reason.
 #[test]
 fn kind_and_inode_of_a_dentry_belong_together() {
     assert_all_reached(&kind_against_lookup(|dcache, slot, inode| {

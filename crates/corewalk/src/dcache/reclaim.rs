@@ -1,29 +1,34 @@
 //! Reclaim: keeping the cache within its budget of bytes.
 //!
-//! A clock hand moves over the slots. An unused dentry gets a second chance if it was looked up
-//! since the hand last passed; otherwise it is evicted. When the last child of a directory is
-//! evicted, the directory is tried next. So one pass evicts a deep tree (trap T44). No list and no
-//! lock is shared by all evictions. Several threads share the hand, so that each slot is scanned by
-//! one thread per pass. With a hand each, the threads would skip each other's entries again and
-//! again, which is trap T45.
+//! A clock hand moves over the slots of the cache. At an unused dentry it checks whether the dentry
+//! was looked up since the hand last passed it. If so, the dentry gets a second chance; otherwise
+//! it is evicted. When the last child of a directory is evicted, the directory is tried next. So
+//! one round of the hand evicts a deep tree (trap T44). All threads share the hand, so in one round
+//! each slot is scanned by one thread only. If each thread had its own hand, they would scan the
+//! same slots and skip each other's entries again and again (trap T45). Evictions share no list and
+//! no lock.
 //!
-//! A dentry stays while it has references, while it has children, and while it is the only name of
-//! an inode in use. (A back end by path needs that name.) An entry that only the users of its inode
-//! keep is a pinned entry. If only entries in use are left, the cache asks the host to drop pinned
-//! entries. A FUSE server then asks the kernel to forget their inodes.
+//! A dentry is not evicted while it has references or children. It also stays while it is the only
+//! name of an inode in use, because some back ends find their files by name. A dentry that stays
+//! only because its inode is in use is called a pinned entry. If all entries are in use, the cache
+//! asks the host (its owner) to drop the inodes of pinned entries. A FUSE server then asks the
+//! kernel to forget these inodes.
 //!
-//! A thread that fills the cache also reclaims, a few slots at a time. That does not always
-//! suffice: pinned entries stay, and no fill happens without load. So a host with a background
-//! thread calls [`Dcache::reclaim`], which reports pinned entries. When the host has stopped using
-//! a pinned entry, it calls [`Dcache::evict_entry`].
+//! Each thread that adds entries to a cache over its budget also evicts, a few slots at a time.
+//! That does not always suffice: pinned entries stay, and without load no thread adds entries. So a
+//! host with a background thread calls [`Dcache::reclaim`], which reports pinned entries. When the
+//! host has dropped its references on the inode of a pinned entry, it calls
+//! [`Dcache::evict_entry`].
 //!
-//! No lookup finds the negative entries below a removed directory, and there is no list of a
-//! directory's children. So each removal of a directory scans [`ORPHAN_SCAN`] slots for each entry
-//! that it leaves behind. A small cache loses such entries at once, and in any cache they take a
-//! small share.
+//! When a directory is removed, the negative dentries below it stay in the cache as orphans: no
+//! lookup finds them any more. The cache has no list of a directory's children. So each removal of
+//! a directory scans slots of the cache for orphans, [`ORPHAN_SCAN`] slots for each orphan that it
+//! leaves. A small cache loses its orphans at once, and in any cache they take a small share.
 //!
-//! Walks write nothing, so they do not mark entries as used; references and fills do. So an entry
-//! that only walks use is evicted and filled again at most once per pass.
+//! A path walk without locks writes nothing, so it does not mark the dentries on the path as used.
+//! Only a thread that takes a reference or adds an entry marks the dentry. So a dentry that is used
+//! only by walks without locks may be evicted, and added again by the next walk. That happens at
+//! most once per pass of the clock hand.
 //!
 //! Source: Linux `fs/dcache.c` shrinker; the second-chance algorithm (Corbato 1968).
 
@@ -40,29 +45,31 @@ use crate::slot::{DentrySlot, InodeSlot};
 const SCAN_MAX: u32 = 512;
 /// Slots scanned between two checks of the progress.
 const SCAN_STEP: u32 = 64;
-/// For each negative entry that the removal of a directory leaves in the cache, the removal scans
-/// this many slots. No lookup finds such entries. At this rate the scans have covered the whole
-/// cache before such entries fill 1/32 of it.
+/// A removed directory may leave negative entries in the cache, which no lookup finds any more. For
+/// each such entry, the removal scans this number of slots, and evicts those entries that it finds.
+/// So the whole cache is scanned once before such entries fill 1/32 of it.
 const ORPHAN_SCAN: u64 = 32;
 /// Minimum number of slots that the removal of a directory scans, if it leaves negative entries in
-/// the cache. That takes about a microsecond.
+/// the cache. The scan of this number of slots takes about a microsecond.
 const ORPHAN_SCAN_MIN: u64 = 256;
-/// Maximum number of slots that one removal of a directory scans. If more are due, later removals
-/// scan them.
+/// Maximum number of slots that one removal of a directory scans. If more slots are due, later
+/// removals of directories scan the others.
 const ORPHAN_SCAN_MAX: u64 = 4096;
-/// Maximum number of entries that one fill asks the host to drop.
+/// When a thread adds an entry to a cache over its budget, the cache may ask its owner (the host)
+/// to drop inodes. It asks for at most this number of inodes each time.
 const ASK_MAX: u32 = 16;
 /// Negative entries may use the budget divided by this number.
 const NEGATIVE_SHARE: u64 = 8;
-/// The approximate size of an entry in bytes. It turns the negative entries' share of the budget
-/// into a number of entries.
+/// The approximate size of a cache entry in bytes. The maximum number of negative entries is the
+/// budget in bytes, divided by [`NEGATIVE_SHARE`] and by this size.
 const ENTRY_BYTES: u64 = 96;
 
 /// The clock hand, and the budget.
 pub(crate) struct Hand {
     at: AtomicU32,
     budget_bytes: AtomicU64,
-    /// The slot at which the next scan for negative entries below removed directories starts.
+    /// The slot at which the next scan for orphans starts. An orphan is a negative entry whose
+    /// directory was removed.
     orphans_at: AtomicU32,
     /// Slots that this scan still has to visit.
     orphans_owed: AtomicU64,
@@ -96,16 +103,16 @@ enum Chance {
 pub(super) enum Outcome {
     /// The dentry was evicted. Holds the slot of its parent.
     Evicted(DentrySlot),
-    /// The dentry is a pinned entry: only users of its inode keep it.
+    /// The dentry is a pinned entry: it has no user, but it is the only name of an inode in use.
     Pinned,
     /// The dentry stays.
     Kept,
 }
 
 impl Dcache {
-    /// A thread that fills the cache checks the budget only if it fills a slot whose number is a
-    /// multiple of this number. A growing cache uses all slot numbers, so it cannot skip the check.
-    /// Other fills pay nothing.
+    /// A thread that adds an entry to the cache checks the budget only if the entry's slot number
+    /// is a multiple of this constant. A growing cache uses every slot number, so the check happens
+    /// regularly. All other additions skip its cost.
     pub(super) const RECLAIM_EVERY: u32 = 32;
 
     /// Sets the budget in bytes.
@@ -119,8 +126,8 @@ impl Dcache {
         self.hand.budget_bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns true if a negative entry may be cached. If there are many negative entries, evicts
-    /// some first.
+    /// Returns true if the cache has room for one more negative entry. If it has too many, evicts
+    /// some of them first.
     pub(crate) fn has_room_for_negative(&self) -> bool {
         if self.counters.negatives.sum() < self.negatives_max() {
             return true;
@@ -141,10 +148,11 @@ impl Dcache {
         }
     }
 
-    /// Evicts negative entries until they fit their share of the budget. Then evicts unused entries
-    /// and reports pinned ones. Stops after `want` evicted and reported entries, or after one scan
-    /// of all slots. Returns the number of evictions. `pinned` gets the slot, the inode, the
-    /// parent's inode and the name of each pinned entry.
+    /// Evicts negative entries until their number is within the limit. Then evicts unused entries,
+    /// and calls `pinned` for each pinned entry (an entry that stays only because its inode is in
+    /// use). Stops when evictions and pinned entries together are at least `want`, or after one
+    /// scan of all slots. `pinned` gets the entry's slot, its inode, its parent's inode and its
+    /// name. Returns the number of evictions.
     pub(crate) fn reclaim(
         &self,
         want: u64,
@@ -171,9 +179,10 @@ impl Dcache {
         evicted
     }
 
-    /// Evicts the entry in `slot` and its parents without children, unless they are in use. Returns
-    /// the number of evictions. Ignores the referenced bit, because the host has just dropped the
-    /// entry at the cache's request.
+    /// Evicts the entry in `slot`, unless it is in use, and then its parents that have no other
+    /// children. The host calls this method after it has dropped a pinned entry at the cache's
+    /// request. So the entry gets no second chance for a recent use. Returns the number of
+    /// evictions.
     pub(crate) fn evict_entry(&self, slot: DentrySlot) -> u64 {
         let evicted = self.evict_upwards(slot, Chance::None, &mut |_| {});
         self.counters.reclaimed.add(evicted as i64);
@@ -197,16 +206,17 @@ impl Dcache {
         }
     }
 
-    /// Scans for negative entries below removed directories, and evicts them. The caller has
-    /// removed a directory with up to `children` entries, and holds no lock.
+    /// Scans for negative entries below removed directories, and evicts them. The caller has just
+    /// removed a directory that leaves at most `children` negative entries in the cache. It holds
+    /// no lock.
     pub(crate) fn sweep_orphans(&self, children: u64) {
         if children == 0 {
             return;
         }
         let slots = u64::from(self.dentries.slots_touched().max(2));
         let due = (children.saturating_mul(ORPHAN_SCAN)).max(ORPHAN_SCAN_MIN);
-        // ORDERING: Relaxed. This atomic word only counts slots that are still to be scanned. The
-        // thread that takes the count scans these slots.
+        // ORDERING: Relaxed. `orphans_owed` is only the number of slots that the scans for orphans
+        // still have to visit. The thread that swaps it to 0 scans these slots itself.
         let owed = self.hand.orphans_owed.swap(0, Ordering::Relaxed);
         let owed = owed.saturating_add(due).min(slots);
         let scan = owed.min(ORPHAN_SCAN_MAX);
@@ -216,8 +226,8 @@ impl Dcache {
         }
         let mut evicted = 0;
         for _ in 0..scan {
-            // ORDERING: Relaxed. The `fetch_add` gives each slot number to one thread. No other
-            // memory is published with it.
+            // ORDERING: Relaxed. The `fetch_add` gives each slot of the scan for orphans to one
+            // thread. No other memory is published with it.
             let at = self.hand.orphans_at.fetch_add(1, Ordering::Relaxed);
             let slot = DentrySlot::new(at % slots as u32);
             evicted += self.evict_upwards(slot, Chance::OrphansOnly, &mut |_| {});
@@ -225,14 +235,14 @@ impl Dcache {
         self.counters.reclaimed.add(evicted as i64);
     }
 
-    /// Scans `scan` slots and returns the number of evicted entries. Calls `pinned` with the slot
-    /// of each pinned entry.
+    /// Moves the clock hand over `scan` slots, and evicts unused entries. Calls `pinned` with the
+    /// slot of each pinned entry. Returns the number of evictions.
     fn sweep(&self, scan: u32, chance: Chance, pinned: &mut dyn FnMut(DentrySlot)) -> u64 {
         let mut evicted = 0;
         for _ in 0..scan {
             let end = self.dentries.slots_touched().max(2);
-            // ORDERING: Relaxed. The `fetch_add` gives each slot number to one thread. No other
-            // memory is published with it.
+            // ORDERING: Relaxed. The `fetch_add` gives each position of the clock hand to one
+            // thread. No other memory is published with it.
             let at = self.hand.at.fetch_add(1, Ordering::Relaxed);
             evicted += self.evict_upwards(DentrySlot::new(at % end), chance, pinned);
         }
@@ -240,8 +250,9 @@ impl Dcache {
         evicted
     }
 
-    /// Evicts the dentry in `slot`. Then evicts its parent directory if that has no other child or
-    /// user, and so on upwards.
+    /// Evicts the dentry in `slot`, unless it is in use. If its parent directory then has no other
+    /// child and no user, evicts the parent too, and so on upwards. Returns the number of
+    /// evictions.
     fn evict_upwards(
         &self,
         slot: DentrySlot,
@@ -293,14 +304,15 @@ impl Dcache {
         if !body.is_negative()
             && self.inodes.is_only_alias_in_use(body.inode(), slot, &self.dentries)
         {
-            // `evict_locked` could also find out that an entry is pinned, but it hides the entry's
-            // name meanwhile. That would delay lookups: if the kernel caches names too, most
-            // entries are pinned. So return early.
+            // The entry is pinned, so return early. `evict_locked` would also find out that it is
+            // pinned, but `evict_locked` hides the name from lookups for a moment, which delays
+            // them. If the kernel caches names too, most entries are pinned.
             return Outcome::Pinned;
         }
         let lookup_key = self.lookup_key(name);
-        // If a lookup misses the name while the eviction hides it, the lookup waits for this
-        // in-lookup lock. Then it sees the result of the eviction.
+        // During the eviction, lookups do not find the name. So the evicting thread holds the
+        // name's in-lookup lock. A lookup that misses the name waits for this lock, and then sees
+        // whether the eviction succeeded.
         let Some(in_lookup) =
             self.in_lookup.try_lock(self.in_lookup_key(seen.key.parent(), &lookup_key))
         else {
@@ -320,8 +332,8 @@ impl Dcache {
         }
     }
 
-    /// Evicts a dentry. The caller holds the in-lookup lock of its name. Returns the parent and the
-    /// inode, whose references the caller drops.
+    /// Evicts a dentry whose in-lookup lock the caller holds. Returns the parent and the inode of
+    /// the dentry. The caller drops the dentry's references on both.
     pub(super) fn evict_locked(
         &self,
         slot: DentrySlot,
@@ -335,16 +347,18 @@ impl Dcache {
         }
         let inode = seen.body.inode();
         self.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, unhashed(seen.body)));
-        // The inode's count now includes each reference that a reader took through this dentry
-        // before its body changed. A reader that takes one from now on finds that the dentry has
-        // changed, and drops the reference. The lock of the inode's lockref orders the reader and
-        // the eviction.
+        // The dentry is unhashed now. The call below reads the inode's reference count under the
+        // inode's lock. If a reader has taken a reference on the inode through this dentry before,
+        // the count includes it. If a reader takes a reference after the call, the reader finds
+        // that the dentry has changed, and drops the reference.
         let is_free =
             inode.is_none() || self.inodes.remove_alias_unless_needed(inode, slot, &self.dentries);
         if !is_free {
             self.write(slot, &guard, |dcache| {
-                // An invalidation may have missed the name while the eviction hid it, so check
-                // whether the invalidation cancelled the fill.
+                // The inode is in use, so undo the eviction: make the hidden dentry visible again.
+                // If an invalidation of the name came meanwhile, it did not find the dentry, but it
+                // has cancelled the fill (forbidden to cache the name). In that case store a stale
+                // parent key, so that lookups miss the dentry.
                 dcache.dentries.store_key(slot, seen.key.unless_cancelled(in_lookup));
                 dcache.dentries.store_body(slot, seen.body);
             });
@@ -367,7 +381,8 @@ impl Dcache {
         self.put(parent);
     }
 
-    /// Asks the host to drop its references on the inode of a dentry.
+    /// Asks the host (the owner of the cache) to drop its references on the inode of the dentry in
+    /// `slot`.
     fn ask_to_forget(&self, slot: DentrySlot) {
         self.describe(slot, &mut |_, parent, name| {
             let superblock = self.inodes.superblock(parent);
@@ -375,8 +390,8 @@ impl Dcache {
         });
     }
 
-    /// Calls `then` with the inode of a dentry, its parent's inode and its name. Does nothing
-    /// unless all three were valid at one instant.
+    /// Calls `then` with the inode of a dentry, the inode of its parent, and its name. If the three
+    /// do not come from the same instant, does nothing.
     fn describe(&self, slot: DentrySlot, then: &mut dyn FnMut(InodeSlot, InodeSlot, Name<'_>)) {
         let seen = self.dentries.snapshot(slot);
         let mut copy = NameCopy::new();

@@ -1,5 +1,5 @@
-//! The body of a dentry: its inode, the length of its name, its file system and its flags, in one
-//! word.
+//! The body word of a dentry: its inode, the length of its name, its superblock number and its
+//! flags.
 
 use bitflags::bitflags;
 
@@ -7,7 +7,7 @@ use crate::name::NAME_MAX;
 use crate::slot::InodeSlot;
 
 bitflags! {
-    /// The properties of a dentry that a walk needs in addition to the name.
+    /// The properties of a dentry that a path walk checks besides its name.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct Flags: u32 {
         /// A lookup by name finds it.

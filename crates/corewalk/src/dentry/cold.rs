@@ -1,5 +1,6 @@
-//! The cold word of a slot: its generation, its halves in use, the referenced bit, and the alias
-//! chain.
+//! The cold word of a slot, which path walks do not read. A slot has two halves, one for a dentry
+//! and one for an inode. The word contains the slot's generation, the referenced bit, and a bit for
+//! each half that is in use. It also contains the slot of the next dentry of the same inode.
 //!
 //! Source: `dentry`.
 
@@ -11,18 +12,21 @@ pub(super) const GENERATION_SHIFT: u32 = 33;
 const REFERENCED: u64 = 1 << 31;
 const NEXT_MASK: u64 = (1 << 30) - 1;
 
-/// The cold word: the second word of a cold record, beside the lockref. Its layout is `generation
-/// << 33 | dentry half << 32 | referenced << 31 | inode half << 30 | next alias`.
+/// The word of a slot that path walks do not read. It is on the same cache line as the slot's
+/// lockref (its lock and reference count). Its layout is `generation << 33 | dentry half << 32 |
+/// referenced << 31 | inode half << 30 | next alias`.
 ///
-/// - The generation counts reuses of the dentry half, so that an identifier (slot and generation)
-///   of an earlier dentry is recognised. It changes only between two dentries of the slot.
-/// - The bits of the halves tell which parts of the slot are in use.
-/// - `next alias` chains the dentries of an inode. Protected by that inode's lock.
-/// - Any thread sets the referenced bit; reclaim clears it.
+/// - The generation counts how often the slot was reused for another dentry. An identifier of a
+///   dentry contains its slot and its generation, so an identifier of an earlier dentry in the slot
+///   is recognised.
+/// - The bit `dentry half` tells whether the slot holds a dentry. The bit `inode half` tells
+///   whether it holds an inode.
+/// - `next alias` is the slot of the next dentry of the same inode. Protected by that inode's lock.
+/// - Any thread sets the referenced bit, and reclaim clears it.
 pub(crate) struct Cold<'a>(pub(super) &'a AtomicU64);
 
-/// The dentry half or the inode half of a slot. The value is the bit in the cold word that marks
-/// the half as in use.
+/// One of the two halves of a slot: the half for a dentry, or the half for an inode. Its value is a
+/// bit of the slot's cold word ([`Cold`]). The bit is set while the half is in use.
 #[derive(Clone, Copy, Debug)]
 #[repr(u64)]
 pub(super) enum Half {
@@ -42,15 +46,16 @@ impl<'a> Cold<'a> {
         (self.0.load(Ordering::Relaxed) >> GENERATION_SHIFT) as u32
     }
 
-    /// Raises the generation of the dentry half, after its dentry has died. Returns false if all
-    /// generations are used up. In that case the half must not be used again.
+    /// Increments the generation of a slot after its dentry has died. Returns false if the slot has
+    /// used up all generations. Then the slot must not hold a dentry again.
     pub(crate) fn next_generation(&self) -> bool {
         let next = |word: u64| {
             let generation = (word >> GENERATION_SHIFT).wrapping_add(1) << GENERATION_SHIFT;
             generation | (word & (Half::Dentry as u64 | Half::Inode as u64))
         };
-        // ORDERING: Relaxed. The caller owns the dentry half. The update keeps the bit of the inode
-        // half, which another thread may change.
+        // ORDERING: Relaxed. Only the caller uses the slot's half for dentries now. The atomic
+        // update preserves the bit of the half for inodes, which another thread may change at the
+        // same time.
         let before = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |w| Some(next(w)));
         let before = before.unwrap_or_else(|word| word);
         next(before) >> GENERATION_SHIFT != u64::MAX >> GENERATION_SHIFT
@@ -58,16 +63,17 @@ impl<'a> Cold<'a> {
 
     /// Allocates a half; false if it is in use.
     pub(super) fn take(&self, half: Half) -> bool {
-        // ORDERING(half): Acquire. Pairs with `Cold::release`, so that the caller sees everything
-        // that the last user of the half stored.
+        // ORDERING(half): Acquire. Pairs with `Cold::release`, so that the new owner of this half
+        // of the slot sees all stores of its last owner.
         self.0.fetch_or(half as u64, Ordering::Acquire) & half as u64 == 0
     }
 
     /// Frees a half. Returns true if the slot is now free.
     pub(super) fn release(&self, half: Half) -> bool {
-        // ORDERING(half): AcqRel. Pairs with the acquisition of the half: the next user of the half
-        // sees the stores of this thread. The thread that frees the last half of a slot also sees
-        // the stores to the half that was freed earlier.
+        // ORDERING(half): AcqRel. Release pairs with `Cold::take`: the next owner of this half of
+        // the slot sees the stores of this thread. Acquire matters if the other half is free
+        // already, because this thread then frees the slot. It sees the stores of the thread that
+        // freed the other half.
         let before = self.0.fetch_and(!(half as u64), Ordering::AcqRel);
         debug_assert!(before & half as u64 != 0, "a half is given back once");
         before & (Half::Dentry as u64 | Half::Inode as u64) == half as u64
@@ -79,8 +85,9 @@ impl<'a> Cold<'a> {
     }
 
     pub(crate) fn set_next_alias(&self, next: DentrySlot) {
-        // ORDERING: Relaxed. The lock of the inode protects the link to the next alias. The update
-        // does not change the bits that other threads set.
+        // ORDERING: Relaxed. The inode's lock protects the link to the next alias. The atomic
+        // update preserves the other bits of the word, which other threads may change at the same
+        // time.
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
             Some((word & !NEXT_MASK) | u64::from(next.get()))
         });

@@ -1,15 +1,16 @@
-//! The lookup key: a name with its hash, and with the words by which names are compared.
+//! The lookup key: a name, its hash, and its words in the form in which dentries store names.
 //!
 //! Analogous to Linux's `struct qstr`. Word i of a name holds the eight bytes from byte 8 * i on.
-//! Where the name ends within these bytes, the word holds the last eight bytes of the name instead
-//! ([`name_word_at`]). So reading the words needs no shift and no mask, and equal words with equal
-//! lengths mean equal names. If a name is shorter than a word, each of its words is the name padded
-//! with zeroes.
+//! If the name ends before the last of these bytes, the word holds the last eight bytes of the name
+//! instead ([`name_word_at`]). These overlap the word before. So reading the words needs no shift
+//! and no mask, and two names of equal length are equal if their words are equal. The number of
+//! words is fixed. If a name is shorter than eight bytes, each word is the whole name, padded with
+//! zeroes.
 //!
-//! A processor predicts branches on the length of a name badly, so there is almost no such branch.
-//! Names are compared two words at a time, together with the length, which is in the body word of
-//! the dentry. The instructions of a comparison wait until the dentry's cache line arrives. The
-//! fewer they are, the more lookups the processor can run at the same time.
+//! Processors often mispredict branches on the length of a name, so this code avoids such branches.
+//! It compares names two words at a time. The comparison includes the dentry's body word, which
+//! contains the length. A comparison waits until the dentry's cache line arrives. If it has few
+//! instructions, the processor can begin more lookups during the wait.
 
 use corewalk_base::WordPair;
 
@@ -19,26 +20,28 @@ use crate::name::{Name, eight, name_words, padded};
 
 /// The flags of a hashed dentry with a long name.
 pub(super) const LONG_NAMED: Flags = Flags::HASHED.union(Flags::LONG);
-/// The bits of a dentry's body that a comparison of names uses: length, [`Flags::HASHED`],
-/// [`Flags::LONG`].
+/// The bits of a dentry's body word that a comparison of names includes: the name's length,
+/// [`Flags::HASHED`] and [`Flags::LONG`].
 pub(super) const NAMED_MASK: u64 =
     (0xff << 24) | (Flags::HASHED.bits() | Flags::LONG.bits()) as u64;
 
-/// The longest name, in bytes, that is inline in every dentry, also in that of a directory. Nearly
-/// all names of directories are shorter.
+/// The length in bytes up to which a name is inline in any dentry. The limit comes from
+/// directories, whose dentries have the least room for a name. Nearly all names of directories are
+/// shorter.
 pub(crate) const SHORT_MAX: usize = 8 * DIRECTORY_ROOM;
-/// The bits of a dentry's body that tell the length of the name and whether the dentry is plain.
+/// The bits of a dentry's body word that tell the name's length, and whether the dentry is plain
+/// (neither a symbolic link nor a mount point).
 const PLAIN_MASK: u64 = NAMED_MASK | Flags::SYMLINK.union(Flags::MOUNTED).bits() as u64;
 
-/// The last component of a path: the bytes from `start` to the end of `path`.
+/// The last component of a path. It consists of the bytes from `start` to the end of `path`.
 #[derive(Clone, Copy)]
 pub(crate) struct Component<'a> {
     pub(crate) path: &'a [u8],
     pub(crate) start: usize,
 }
 
-/// The lookup key of a component of at most [`SHORT_MAX`] bytes, for plain dentries only: neither a
-/// symbolic link nor a mount point.
+/// The lookup key of a path component of at most [`SHORT_MAX`] bytes. It matches only plain
+/// dentries, which are neither symbolic links nor mount points.
 #[derive(Clone, Copy)]
 pub(crate) struct ShortLookupKey {
     pub(crate) hash: NameHash,
@@ -48,9 +51,9 @@ pub(crate) struct ShortLookupKey {
 }
 
 impl ShortLookupKey {
-    /// Returns the key of the component from `start` to the end of a path, for a dentry with the
-    /// flags in `needed`. Its only branch on a length tests whether the path has fewer than eight
-    /// bytes.
+    /// Returns the lookup key of a path component. The key matches only dentries with the flags in
+    /// `needed`. This function has only one branch on a length: it tests whether the path has fewer
+    /// than eight bytes.
     #[inline(always)]
     pub(crate) fn of_component(
         component: Component<'_>,
@@ -63,8 +66,9 @@ impl ShortLookupKey {
         ShortLookupKey { hash: keys.short_name(len, words), len, needed, words }
     }
 
-    /// Returns true if a dentry with this body is hashed and plain, has the needed flags, and has a
-    /// name of the same length.
+    /// Compares a dentry's body word with this key. Returns true if the dentry is hashed, is
+    /// neither a symbolic link nor a mount point, and has the flags in `needed`. Its name must also
+    /// have the same length as the key's name.
     #[inline(always)]
     pub(super) fn is_of(&self, body: Body) -> bool {
         let needed = u64::from(self.needed.bits());
@@ -73,15 +77,17 @@ impl ShortLookupKey {
     }
 }
 
-/// A name, ready to be compared with the words of a dentry.
+/// A name, and the 64-bit words that a dentry with this name contains. A lookup compares these
+/// words with those of a dentry.
 #[derive(Clone, Copy)]
 pub(crate) struct LookupKey<'a> {
     pub(crate) name: Name<'a>,
     /// The keyed hash of the name alone.
     pub(crate) hash: NameHash,
-    /// The words that the dentry of a file with this name has, from its body word on, in pairs.
+    /// The words that the dentry of a file called `name` contains, as pairs of adjacent words. The
+    /// body word is the first one, and the words of the name follow.
     pub(super) pairs: [WordPair; PAIRS],
-    /// The mask for the last pair of words: the bits that are set in it are compared.
+    /// A mask for the last pair in `pairs`. Only the bits that are set in the mask are compared.
     pub(super) last: WordPair,
 }
 
@@ -91,7 +97,7 @@ impl<'a> LookupKey<'a> {
         LookupKey::of_words(name, name_words(name.as_bytes()), keys)
     }
 
-    /// Returns the key of a component, without a branch on its length.
+    /// Returns the lookup key of a path component, without a branch on the component's length.
     #[inline(always)]
     pub(crate) fn of_component(component: Component<'a>, keys: &HashKeys) -> LookupKey<'a> {
         let name = Name::unchecked(&component.path[component.start..]);
@@ -103,9 +109,10 @@ impl<'a> LookupKey<'a> {
         let len = name.as_bytes().len();
         let flags = if len > 8 * INLINE_WORDS { LONG_NAMED } else { Flags::HASHED };
         let named = ((len as u64) << 24) | u64::from(flags.bits());
-        // In a directory, the last pair of words is the inode number and the child generation. So
-        // compare the last pair only if the name is long enough to reach into it. Such a name is
-        // never inline in a directory's dentry.
+        // The last pair of a dentry's words belongs to the name, but not in a directory. There it
+        // is the inode number and the child generation. So compare the last pair only if the name
+        // is long enough to reach into it. A directory stores the rest of such a long name in
+        // another slot.
         let last = if len > 8 * DIRECTORY_ROOM { u64::MAX } else { 0 };
         LookupKey {
             name,
@@ -124,14 +131,15 @@ impl<'a> LookupKey<'a> {
     }
 }
 
-/// Returns the number of words that `len` bytes of a name take.
+/// Returns the number of words that the first `len` bytes of a name take.
 #[inline]
 pub(super) fn words_of(len: usize) -> usize {
     len.div_ceil(8)
 }
 
-/// Returns the position at which the word of byte `at` begins, in a name of `len` bytes. A word
-/// that would pass the end of the name begins earlier.
+/// A name of `len` bytes is read in words of eight bytes. Returns the index of the byte at which
+/// the word for byte `at` begins. This is `at`, unless the word would extend past the end of the
+/// name. In that case the word begins eight bytes before the end.
 #[inline(always)]
 pub(super) fn name_word_at(at: usize, len: usize) -> usize {
     at.min(len.saturating_sub(8))
@@ -143,9 +151,9 @@ impl Component<'_> {
         self.path.len() - self.start
     }
 
-    /// Returns the first words of this component, as [`name_words`] does. If the component is
-    /// shorter than a word, the read begins before the component, and the excess bytes are shifted
-    /// out.
+    /// Returns the first `N` words of this component, in the form of [`name_words`]. A load reads
+    /// eight bytes. If the component is shorter than that, the load also reads bytes of the path
+    /// before the component, and a shift removes them.
     #[inline(always)]
     fn words<const N: usize>(self) -> [u64; N] {
         let Component { path, start } = self;

@@ -1,7 +1,8 @@
-//! Models of the two halves of a slot, which live and die separately, and of long names.
+//! Models of a slot with two halves, one for a dentry and one for an inode, which different threads
+//! allocate and free. Also models of long names.
 //!
-//! The thread that checks the outcome is the spawned one. Otherwise loom, because of a known bug,
-//! skips schedules (see `tally` in the base crate).
+//! In each model the spawned thread checks the result, and not the main thread. With swapped roles,
+//! loom would skip schedules, because of a known bug (see `tally` in the crate `corewalk_base`).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -10,7 +11,8 @@ use super::cold::GENERATION_SHIFT;
 use super::*;
 use crate::name::padded;
 
-/// Returns dentries with one slot in which both halves are in use. Also returns that slot.
+/// Returns an arena in which one slot is in use, with both its dentry half and its inode half. Also
+/// returns the number of that slot.
 fn one_slot() -> (Arc<Dentries>, u32) {
     let dentries = Dentries::new(4).unwrap();
     let slot = dentries.alloc_inode(DentrySlot::NONE, Group::Many).unwrap();
@@ -19,7 +21,8 @@ fn one_slot() -> (Arc<Dentries>, u32) {
     (Arc::new(dentries), slot.get())
 }
 
-/// Returns the word of the slot that stands for the content of one half.
+/// A slot has a half for a dentry and a half for an inode. Returns a word of the half `half`. In
+/// these models this word stands for the whole content of the half.
 fn word_of(dentries: &Dentries, slot: u32, half: Half) -> &AtomicU64 {
     &dentries.hot.get(slot)[match half {
         Half::Dentry => 1,
@@ -27,15 +30,15 @@ fn word_of(dentries: &Dentries, slot: u32, half: Half) -> &AtomicU64 {
     }]
 }
 
-/// Two threads each store a word in one half of the same slot, free this half with `free`, and then
-/// allocate a half of the same type again. Returns how often the thread of the dentry half got the
-/// slot again, and how often the thread of the inode half did.
+/// One thread owns the dentry half of a slot, and another thread owns the inode half. Each stores a
+/// word in its half, frees the half with `free`, and then allocates such a half again. Returns how
+/// often the first thread got the old slot again, and how often the second thread did.
 fn free_against_free(free: fn(&Dentries, Half, u32)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let (dentries, slot) = one_slot();
         let end = move |dentries: &Dentries, half| {
-            // ORDERING: Relaxed. The model checks that the free of the half orders this store
-            // before the next use of the half.
+            // ORDERING: Relaxed. This thread stores a word in its half of the slot, and then frees
+            // the half. The model checks that the next owner of the half sees this store.
             word_of(dentries, slot, half).store(7, Ordering::Relaxed);
             free(dentries, half, slot);
             let next = dentries.alloc_half(half, 0, Group::Many).expect("there are more slots");
@@ -59,8 +62,8 @@ fn free_against_free(free: fn(&Dentries, Half, u32)) -> [usize; 2] {
     })
 }
 
-/// Traps T7, T59: the last of two threads that free the halves must free the slot, once. The next
-/// owner of the slot must see the stores of both threads.
+/// Traps T7, T59: if two threads free the two halves of a slot at the same time, the slot must be
+/// freed exactly once. The next owner of the slot must see the stores of both threads.
 #[test]
 fn slot_whose_halves_die_at_once_is_given_back_once() {
     assert_all_reached(&free_against_free(|dentries, half, slot| {
@@ -71,18 +74,19 @@ fn slot_whose_halves_die_at_once_is_given_back_once() {
     }));
 }
 
-/// Trap T33, control (a variant with the bug must fail): a half is freed with a load and a store.
-/// So the other thread's change of the word is lost.
+/// Trap T33, control (a variant with the bug must fail): one word has a bit for a slot's dentry
+/// half and a bit for its inode half. The variant frees one half with a load and a store of this
+/// word. If another thread changes the other half's bit in between, its change is lost.
 #[test]
 #[should_panic(expected = "the slot was not given back")]
 fn control_half_in_two_steps_is_caught() {
     free_against_free(|dentries, half, slot| {
         let word = dentries.cold_of(slot).0;
-        // ORDERING: Acquire. Strong enough: this control fails because the load and the store are
-        // two steps.
+        // ORDERING: Acquire. The ordering is not the bug of this variant. The bug is that the load
+        // and the store are two separate steps.
         let before = word.load(Ordering::Acquire);
-        // ORDERING: Release. Strong enough: this control fails because the load and the store are
-        // two steps.
+        // ORDERING: Release. The ordering is not the bug of this variant. The bug is that the load
+        // and the store are two separate steps.
         word.store(before & !(half as u64), Ordering::Release);
         if before & (Half::Dentry as u64 | Half::Inode as u64) == half as u64 {
             dentries.hot.free(slot);
@@ -90,27 +94,30 @@ fn control_half_in_two_steps_is_caught() {
     });
 }
 
-/// Trap T33, control (a variant with the bug must fail): the store of the next generation also
-/// stores an old value of the inode half's bit. So another thread's change of that bit is lost.
+/// Trap T33, control (a variant with the bug must fail): the cold word of a slot holds its
+/// generation, and a bit for each half that is in use. The variant increments the generation with a
+/// load and a store. If another thread clears the bit of the inode half in between, the store sets
+/// that bit again.
 #[test]
 #[should_panic(expected = "the slot was not given back")]
 fn control_generation_that_is_stored_is_caught() {
     free_against_free(|dentries, half, slot| {
         if let Half::Dentry = half {
             let word = dentries.cold_of(slot).0;
-            // ORDERING: Acquire. Strong enough: this control fails because the load and the store
-            // are two steps.
+            // ORDERING: Acquire. The order is strong enough. This control test fails because the
+            // load and the store are two steps.
             let before = word.load(Ordering::Acquire);
-            // ORDERING: Release. Strong enough: this control fails because the load and the store
-            // are two steps.
+            // ORDERING: Release. The order is strong enough. This control test fails because the
+            // word is loaded and stored in two separate steps.
             word.store(before.wrapping_add(1 << GENERATION_SHIFT), Ordering::Release);
         }
         dentries.free_half(half, slot);
     });
 }
 
-/// Trap T7, control (a variant with the bug must fail): the free of a half does not order the
-/// stores before it. So the slot is reused while a last user still stores to it.
+/// Trap T7, control (a variant with the bug must fail): a slot has a half for a dentry and a half
+/// for an inode. The variant frees a half with the ordering Relaxed instead of AcqRel. So the next
+/// owner of the slot may not see the last stores of the earlier owners.
 #[test]
 #[should_panic(expected = "half was not seen")]
 fn control_relaxed_release_of_a_half_is_caught() {
@@ -123,9 +130,9 @@ fn control_relaxed_release_of_a_half_is_caught() {
     });
 }
 
-/// One thread frees the dentry half of a slot. Meanwhile another thread, which holds the inode in
-/// that slot, allocates a dentry beside it with `take`. Returns how often that dentry got another
-/// slot, and how often the slot of the inode.
+/// A slot holds a dentry and its inode. One thread frees the dentry. Meanwhile a second thread
+/// calls `take`, which allocates a new dentry in the same slot. Returns how often `take` failed
+/// because the old dentry was still there, and how often it succeeded.
 fn free_against_take(take: fn(&Dentries, u32) -> bool) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let (dentries, slot) = one_slot();
@@ -134,16 +141,16 @@ fn free_against_take(take: fn(&Dentries, u32) -> bool) -> [usize; 2] {
             move || {
                 let has_taken = take(&dentries, slot);
                 if has_taken {
-                    // ORDERING: Relaxed. The model checks that the allocation of the half orders
-                    // this load after the other thread's store.
+                    // ORDERING: Relaxed. This thread now owns the dentry half of the slot. The
+                    // model checks that this load sees the last store of the half's earlier owner.
                     let seen = word_of(&dentries, slot, Half::Dentry).load(Ordering::Relaxed);
                     assert_eq!(seen, 7, "the last word of the half was not seen");
                 }
                 tally.hit(usize::from(has_taken));
             }
         });
-        // ORDERING: Relaxed. The model checks that the free of the half orders this store before
-        // the next use of the half.
+        // ORDERING: Relaxed. This is the last store of this thread to the dentry half of the slot.
+        // The model checks that the next owner of the half sees it.
         word_of(&dentries, slot, Half::Dentry).store(7, Ordering::Relaxed);
         dentries.free(DentrySlot::new(slot));
         taker.join().unwrap();
@@ -156,8 +163,9 @@ fn free_against_take(take: fn(&Dentries, u32) -> bool) -> [usize; 2] {
     })
 }
 
-/// Trap T7: if a half is allocated beside an inode, its new owner must see the last stores of its
-/// previous user.
+/// Trap T7: a slot has a dentry half and an inode half, and the inode half is in use. A thread
+/// frees the dentry half, and another thread allocates it. The new owner of the dentry half must
+/// see the last stores of the old owner.
 #[test]
 fn half_that_dies_beside_a_taker_is_taken_whole_or_not() {
     assert_all_reached(&free_against_take(|dentries, slot| {
@@ -165,8 +173,8 @@ fn half_that_dies_beside_a_taker_is_taken_whole_or_not() {
     }));
 }
 
-/// Trap T7, control (a variant with the bug must fail): the half is allocated with `Relaxed`. So
-/// its new owner may not see the last user's stores.
+/// Trap T7, control (a variant with the bug must fail): the variant allocates one half of a slot
+/// with a relaxed operation. So the new owner may not see the last stores of the earlier owner.
 #[test]
 #[should_panic(expected = "the last word of the half was not seen")]
 fn control_relaxed_take_of_a_half_is_caught() {
@@ -178,8 +186,8 @@ fn control_relaxed_take_of_a_half_is_caught() {
     });
 }
 
-/// Names of 30 and 29 bytes. A dentry of a model has three inline words, so these names continue in
-/// a long slot.
+/// Names of 30 and 29 bytes. In loom models a dentry has three name words, so the rest of these
+/// names is in a slot for long names.
 const OLD: &[u8] = &[b'o'; 30];
 const NEW: &[u8] = &[b'n'; 29];
 
@@ -188,9 +196,9 @@ fn image(dentries: &Dentries, name: &[u8]) -> Image {
     dentries.new_image(key, 0, InodeSlot::NONE, name, Flags::HASHED, words).unwrap()
 }
 
-/// A dentry gets another long name, and `reuse` reuses the long slot of the old name. Meanwhile a
-/// reader reads the name. Returns how often the reader's validation failed, and how often it read
-/// the old name and the new name.
+/// A dentry is renamed from the long name `OLD` to the long name `NEW`. Then `reuse` stores other
+/// words in the slot that held the rest of `OLD`. Meanwhile a reader reads the dentry's name.
+/// Returns how often the reader's validation failed, how often it read `OLD`, and how often `NEW`.
 fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
     Tally::of_bounded(2, move |tally| {
         let dentries = Arc::new(Dentries::new(4).unwrap());
@@ -220,16 +228,16 @@ fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
                 dentries.drop_image(&before);
             }
         });
-        // The renamer itself does not reuse the slot. The order of one thread's stores would hide
-        // the fault of the control test.
+        // The main thread reuses the slot, not the renaming thread. If one thread did both, the
+        // order of its own stores would hide the bug of the control test.
         renamer.join().unwrap();
         reuse(&dentries);
         reader.join().unwrap();
     })
 }
 
-/// Traps T2, T5, T6: a reader of a long slot that is reused meanwhile must not take the words of
-/// the next name for the old name.
+/// Traps T2, T5, T6: the slot of a long name may be reused while a reader reads the name. The
+/// reader must not take words of the next name for words of the old name.
 #[test]
 fn long_name_beside_reuse_of_its_slot_is_whole() {
     assert_all_reached(&reuse_against_name(|dentries| {
@@ -238,9 +246,9 @@ fn long_name_beside_reuse_of_its_slot_is_whole() {
     }));
 }
 
-/// Trap T5, control (a variant with the bug must fail): no fence precedes the stores to the long
-/// slot. So a store to the reused long slot may be visible before the change of the dentry that
-/// used the slot.
+/// Trap T5, control (a variant with the bug must fail): the slot of an old long name is reused, but
+/// no fence precedes the stores to it. A reader that still copies the old name may read the new
+/// words. It may still not see that the dentry's sequence has changed, and accept the mixed name.
 #[test]
 #[should_panic(expected = "T5: torn")]
 fn control_long_name_without_a_fence_is_caught() {

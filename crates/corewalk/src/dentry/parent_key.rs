@@ -1,9 +1,11 @@
-//! The parent key of a dentry: its directory, and the child generation of that directory.
+//! The parent key of a dentry: its directory, and the child generation of that directory. An
+//! increment of the child generation invalidates all names in the directory.
 
 use crate::key_lock::KeyGuard;
 use crate::slot::DentrySlot;
 
-/// The key under which the children of a directory are entered: slot and child generation.
+/// The word of a dentry that names its parent directory: the slot of the directory's dentry, and
+/// the directory's child generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ParentKey(pub(crate) u64);
 
@@ -13,8 +15,9 @@ impl ParentKey {
         ParentKey((u64::from(parent.get()) << 32) | (child_generation & 0xffff_ffff))
     }
 
-    /// Returns a stale key, which no lookup has. Its generation is 0. Child generations start at 1.
-    /// They skip 0 when their low 32 bits, which keys contain, wrap around.
+    /// Returns a stale parent key: a lookup never finds a dentry that has it. Its child generation
+    /// is 0, and a lookup never searches for 0. The reason is that the low 32 bits of a directory's
+    /// child generation start at 1, and skip 0 when they wrap around.
     pub(crate) fn stale(parent: DentrySlot) -> ParentKey {
         ParentKey::new(parent, 0)
     }
@@ -23,8 +26,10 @@ impl ParentKey {
         self.0 & 0xffff_ffff == 0
     }
 
-    /// Returns the key, or a stale key if the fill is cancelled. The caller is inside the write
-    /// section that makes the entry visible (see `KeyGuard::is_fill_cancelled`).
+    /// Returns this key, unless an invalidation has forbidden to cache the back end's answer (has
+    /// cancelled the fill). In that case returns a stale key, so that no lookup finds the dentry.
+    /// The caller is inside the write section that makes the name visible to lookups (see
+    /// `KeyGuard::is_fill_cancelled`).
     pub(crate) fn unless_cancelled(self, in_lookup: &KeyGuard<'_>) -> ParentKey {
         if in_lookup.is_fill_cancelled() { ParentKey::stale(self.parent()) } else { self }
     }

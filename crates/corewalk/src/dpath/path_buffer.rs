@@ -1,8 +1,10 @@
-//! A path buffer, which a pass of a path translation fills from the leaf to the root.
+//! The path buffer of a path translation. A pass of the translation fills it with names, from the
+//! leaf up to the root.
 //!
-//! Analogous to Linux's `struct prepend_buffer`. Each name is prepended, so the path lies at the
-//! end of the buffer. The buffer starts on the stack, which suffices for nearly all paths. A longer
-//! path moves to a vector, or to the buffer of a caller that allows no allocation.
+//! Analogous to Linux's `struct prepend_buffer`. Each name is prepended to the path, so the path
+//! always ends where the buffer ends. At first the path is in a buffer on the stack, which suffices
+//! for nearly all paths. A path that does not fit there moves to a vector. If the caller wants no
+//! allocation, it lends a buffer, and the path moves to that buffer instead.
 //!
 //! Source: `dpath`.
 
@@ -18,8 +20,8 @@ use crate::slot::DentrySlot;
 
 /// Bytes on the stack: those for a path, and [`WINDOW`].
 const BYTES: usize = 256 + WINDOW;
-/// Prepending an inline name writes at most this many bytes before the path: fewer than `LENGTHS`
-/// for the name, and one word more.
+/// A short name is stored in the dentry itself. Prepending such a name overwrites at most this
+/// number of bytes in front of the path: the bytes of the name and its `/`, and eight bytes more.
 const WINDOW: usize = LENGTHS + 8;
 /// A power of two that is larger than the length of any inline name.
 const LENGTHS: usize = (8 * INLINE_WORDS + 1).next_power_of_two();
@@ -58,7 +60,8 @@ impl PathBuffer<'static> {
 }
 
 impl<'b, const N: usize> PathBuffer<'b, N> {
-    /// Returns a path buffer that allocates nothing, for a path that fits in `buf`.
+    /// Returns a path buffer that allocates no memory. The caller lends `buf`, and the path must
+    /// fit into it.
     pub(crate) fn lent(buf: &'b mut [u8]) -> PathBuffer<'b, N> {
         PathBuffer::with(Storage::OwnAndLent(buf), Growth::Refused)
     }
@@ -76,8 +79,9 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         }
     }
 
-    /// Resets the buffer, so that the next pass starts as if it were the first. Otherwise a pass
-    /// would use the state of an earlier one, which is trap T8.
+    /// Resets the path buffer before the next pass, that is, before a new attempt to collect the
+    /// names of the path. Without the reset, the next pass would use state of the last one, such as
+    /// the [`PathKind`] (trap T8).
     pub(crate) fn clear(&mut self) {
         self.read_set.clear();
         self.start = self.bytes().len();
@@ -86,7 +90,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         self.top = DentrySlot::NONE;
     }
 
-    /// Collects the names from `slot` up to `root` (or the root of the file system).
+    /// Prepends the names from `slot` up to `root`. If `root` is none, continues up to the root of
+    /// the file system.
     pub(crate) fn prepend(
         &mut self,
         dcache: &Dcache,
@@ -100,9 +105,10 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         }
     }
 
-    /// Prepends the names from `slot` in `mount` up to `root`, a mount and a dentry in it. If
-    /// `root` is None or not on the way, continues to the root of the outermost mount. All mounts
-    /// share the read set, so its validation covers the whole path.
+    /// Prepends the names from the dentry `slot` in `mount` up to `root`, across mount points.
+    /// `root` is the number of a mount and a dentry in it. If `root` is None, or is not above the
+    /// dentry, continues up to the root of the namespace. Adds all dentries on the way to one read
+    /// set, so one validation covers the whole path.
     pub(crate) fn prepend_mounts(
         &mut self,
         dcache: &Dcache,
@@ -151,16 +157,18 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
                 self.prepend_copy(dcache, at, seen.body);
             }
             if pass == Pass::Locked && !line.is_unchanged(seen.seq) {
-                // A locked pass holds locks that keep names and parents as they are. Flags may
-                // still change, for example the mark of a mount point. If the dentry has changed,
-                // read it again.
+                // With the locks of `Pass::Locked`, no dentry gets another name or parent. But the
+                // flags of a dentry can change, for example when it becomes a mount point. If the
+                // dentry has changed, remove its name from the path buffer and read the dentry
+                // again.
                 self.start = self.bytes().len() - before;
                 self.is_too_long = false;
                 continue;
             }
             common &= flags;
-            // The names may be of different instants, so the parents may form a loop. A pass along
-            // such a loop ends when it finds a changed sequence, or when the buffer is full.
+            // This loop goes from each dentry to its parent. It may have read the parents at
+            // different instants, so they may form a cycle. In a cycle, the loop ends when a
+            // dentry's sequence has changed, or when the buffer is full.
             let len = self.read_set.len();
             let must_stop = len > N && self.must_stop(dcache, len);
             if seen.key.parent().is_none() || must_stop || self.is_too_long {
@@ -180,8 +188,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         self.is_truncated() || (must_look && !self.is_unchanged(dcache))
     }
 
-    /// Prepends a `/` and an inline name. Returns false if the buffer has no room for all the words
-    /// of the name.
+    /// Prepends a `/` and an inline name to the path. Returns false if the buffer is too small for
+    /// copying whole words of the name.
     #[inline(always)]
     fn prepend_name(&mut self, line: &Line<'_>, body: Body) -> bool {
         if self.start < WINDOW && !self.grow(WINDOW) {
@@ -197,8 +205,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         true
     }
 
-    /// Prepends a `/` and a name of any length. Unlike `prepend_words`, writes no byte before the
-    /// `/`.
+    /// Prepends a `/` and a name of any length to the path. Overwrites no bytes in front of the
+    /// `/`, unlike `prepend_words`.
     #[cold]
     fn prepend_copy(&mut self, dcache: &Dcache, slot: DentrySlot, body: Body) {
         let mut copy = NameCopy::new();
@@ -217,8 +225,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         bytes[start + 1..end].copy_from_slice(name);
     }
 
-    /// Makes space for `wanted` more bytes. Returns false if the buffer lent by the caller is too
-    /// small.
+    /// Makes room for at least `wanted` more bytes in front of the path. Returns false if the path
+    /// is in a buffer that the caller has lent, and this buffer is too small.
     #[cold]
     fn grow(&mut self, wanted: usize) -> bool {
         let len = self.path().len();
@@ -269,7 +277,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         }
     }
 
-    /// Leaves the path at the end of the buffer that was lent, and returns where it begins.
+    /// Moves the path to the end of the buffer that the caller has lent, if it is not there yet.
+    /// Returns the index in that buffer at which the path begins.
     ///
     /// # Errors
     /// `ENAMETOOLONG` if the path does not fit.
@@ -277,8 +286,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         let len = self.whole().len();
         match self.storage {
             _ if self.is_too_long => Err(Errno::NAMETOOLONG),
-            // The lent buffer is used only after the stack buffer `first` was full. So the path is
-            // not empty.
+            // The path is in the caller's buffer already, because it was too long for the stack
+            // buffer `first`. So the path is not empty. (Only an empty path is replaced by `/`.)
             Storage::Lent(_) => Ok(self.start),
             Storage::OwnAndLent(buf) => {
                 let start = buf.len().checked_sub(len).ok_or(Errno::NAMETOOLONG)?;
@@ -302,7 +311,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         self.read_set.slots()
     }
 
-    /// Returns true if the read set had no room for some of the dentries.
+    /// Returns true if the read set was too small for the dentries of the path. Then the path
+    /// cannot be validated.
     pub(crate) fn is_truncated(&self) -> bool {
         self.read_set.is_truncated()
     }
@@ -314,9 +324,10 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
     }
 }
 
-/// Writes a `/` and a name to the end of `bytes`, one word at a time, the last word first. If the
-/// name is shorter than a word, all its words are equal. Their excess bytes lie before the name,
-/// where the next prepended name overwrites them.
+/// Writes a `/` and an inline name (one that is stored in the dentry) to the end of `bytes`. Copies
+/// whole words, the last one first. A name that is shorter than a word is shifted in its word, so
+/// that the name ends where `bytes` ends. The copied words may also overwrite bytes in front of the
+/// `/`, which are not in use yet.
 #[inline(always)]
 fn prepend_words(bytes: &mut [u8], line: &Line<'_>, body: Body) {
     let (len, words) = (body.len() % LENGTHS, line.name_words());
@@ -334,7 +345,7 @@ fn prepend_words(bytes: &mut [u8], line: &Line<'_>, body: Body) {
     window[WINDOW - 1 - len] = b'/';
 }
 
-/// Works like [`prepend_words`], for the few paths that do not fit on the stack.
+/// A copy of [`prepend_words`] that is not inlined, for the few paths that do not fit on the stack.
 #[inline(never)]
 fn prepend_words_off_stack(bytes: &mut [u8], line: &Line<'_>, body: Body) {
     prepend_words(bytes, line, body);

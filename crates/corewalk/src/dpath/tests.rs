@@ -1,5 +1,7 @@
-//! Tests of path translations in which a rename disturbs each step in turn. Two traps are tested: a
-//! pass that uses the state of an earlier one (T8), and a translation that retries for ever (T9).
+//! Tests of path translations while a rename changes one name of the path after another. A
+//! translation collects the names of the path, and starts a new pass if a name has changed. The
+//! tests check that a pass uses no state of an earlier pass (trap T8). They also check that a
+//! translation does not retry for ever (trap T9).
 
 use std::sync::Arc;
 
@@ -16,8 +18,8 @@ use crate::{
 
 const DEPTH: usize = 8;
 
-/// Returns a namespace with the file `f` below a chain of [`DEPTH`] directories, `/d0/d1` and so
-/// on. Each of these directories has a file as its neighbour.
+/// Returns a namespace with a chain of [`DEPTH`] nested directories, `/d0/d1` and so on, and a file
+/// `f` in the innermost one. Each directory of the chain also has a sibling, which is a file.
 fn chain() -> Arc<Vfs> {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
     let vfs = vfs.unwrap();
@@ -36,8 +38,9 @@ fn make<'v>(vfs: &'v Vfs, dir: &InodeRef<'_>, name: &str, mode: u32) -> InodeRef
     vfs.make(&Cred::root(), dir, name, Make::new(mode | 0o755, 0, 0)).unwrap().0
 }
 
-/// Returns the directory that contains `d<depth>`. For a depth above [`DEPTH`], returns the leaf
-/// `f`.
+/// The test tree is a chain of directories `/d0/d1/...` with the file `f` at its end. Returns the
+/// directory at depth `depth` of the chain (0 is the root). If `depth` is above [`DEPTH`], returns
+/// the file `f`.
 fn place(vfs: &Vfs, depth: usize) -> PathRef<'_> {
     let mut path = String::from("/.");
     (0..depth.min(DEPTH)).for_each(|i| path.push_str(&format!("/d{i}")));
@@ -54,14 +57,16 @@ fn rename(vfs: &Vfs, dir: &PathRef<'_>, from: &str, to: &str) {
     vfs.rename(&Cred::root(), (&dir, from), (&dir, to), RenameMode::NoReplace).unwrap();
 }
 
-/// Returns the path and its kind, the dentry at which the pass ended, and the number of its steps.
+/// Returns the result of one pass over the dentries of a path: the path, its kind, the dentry at
+/// which the pass ended, and the number of dentries that it has read.
 fn result_of(buffer: &PathBuffer<'_>) -> (Vec<u8>, PathKind, DentrySlot, usize) {
     (buffer.path().to_vec(), buffer.kind, buffer.top, buffer.steps())
 }
 
-/// Trap T8: a new pass must start without state of the last one. A pass fails if any name on the
-/// path changes, and the next pass gives the same result as a fresh translation. A change of a name
-/// that is not on the path has no effect.
+/// Trap T8: a translation makes passes over the dentries of a path, and a pass must not use state
+/// of an earlier pass. The test renames one name of the path after another. Each time the pass must
+/// fail, and the next pass must give the same result as a fresh buffer. The rename of a name that
+/// is not on the path must not make the pass fail.
 #[test]
 fn pass_that_was_disturbed_at_any_step_starts_afresh() {
     let vfs = chain();
@@ -83,8 +88,9 @@ fn pass_that_was_disturbed_at_any_step_starts_afresh() {
     }
 }
 
-/// Translates places of all depths and kinds in turn with one path buffer. Between two
-/// translations, `clear` resets the buffer.
+/// Translates dentries of different depths and kinds with one path buffer, one after the other.
+/// `clear` resets the buffer between two translations. Compares each result with that of a fresh
+/// buffer.
 fn translate_in_turn(clear: fn(&mut PathBuffer<'static>)) {
     let vfs = chain();
     let removed = place(&vfs, DEPTH + 1);
@@ -107,15 +113,15 @@ fn translate_in_turn(clear: fn(&mut PathBuffer<'static>)) {
     }
 }
 
-/// Trap T8: a new pass must start without state of the last one. In this test `clear` resets the
-/// whole path buffer.
+/// Trap T8: a path translation collects names in one or more passes, and a pass must not use state
+/// of an earlier pass. The test checks that `PathBuffer::clear` resets all state of a path buffer.
 #[test]
 fn path_buffer_that_is_cleared_keeps_nothing() {
     translate_in_turn(PathBuffer::clear);
 }
 
-/// Trap T8, control (a variant with the bug must fail): `clear` resets the names, but not the kind
-/// of the path. So the next pass has a wrong kind.
+/// Trap T8, control (a variant with the bug must fail): the variant of `PathBuffer::clear` keeps
+/// the `PathKind` of the last path. So the next pass over a path's dentries returns a wrong kind.
 #[test]
 #[should_panic(expected = "T8: something is left")]
 fn control_path_buffer_that_keeps_its_kind_is_caught() {
@@ -126,8 +132,9 @@ fn control_path_buffer_that_keeps_its_kind_is_caught() {
     });
 }
 
-/// Trap T8: a new pass must start without state of the last one. So `clear` must also reset the
-/// error of a path that did not fit.
+/// Trap T8: a translation makes passes over the dentries of a path, and a pass must not use state
+/// of an earlier pass. The test checks that `clear` also resets the error of a path that was too
+/// long for the buffer.
 #[test]
 fn path_buffer_that_was_too_long_fits_after_it_is_cleared() {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
@@ -147,8 +154,9 @@ fn path_buffer_that_was_too_long_fits_after_it_is_cleared() {
     assert_eq!(buffer.into_buffer(), Ok(300 - 251));
 }
 
-/// On another thread, translates `leaf` in a locked pass while this thread holds the lock `held`.
-/// Returns true if the translation waited.
+/// Translates the dentry of `leaf` to its path on another thread, in a pass that takes locks.
+/// Meanwhile this thread holds the lock `held`. Returns true if the translation had to wait for
+/// `held`.
 fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
     let dcache = &leaf.vfs.dcache;
     thread::scope(|scope| {
@@ -167,8 +175,9 @@ fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
     })
 }
 
-/// Trap T9: during the locked pass of a translation no directory may move and the leaf may not
-/// change. Other translations do not wait for that pass.
+/// Trap T9: after several failed passes, a path translation makes a pass with locks. Checks that
+/// this pass excludes moves of directories, and changes of the dentry at which the path ends. It
+/// must not exclude other translations.
 #[test]
 fn locked_pass_excludes_moves_and_changes_of_the_leaf() {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
@@ -185,8 +194,9 @@ fn locked_pass_excludes_moves_and_changes_of_the_leaf() {
     assert!(!waits_for(&leaf, dcache.topology.read_shared()));
 }
 
-/// Trap T9: without the locked pass, a rename of an ancestor in each pass keeps a translation from
-/// ending. With the locked pass, no ancestor can be renamed meanwhile.
+/// Trap T9: a path translation must end even if other threads rename directories all the time. Each
+/// pass that takes no locks fails, because the test renames an ancestor during the pass. A pass
+/// that takes the locks then succeeds.
 #[test]
 fn optimistic_passes_alone_never_end_under_a_storm() {
     let vfs = chain();
@@ -205,8 +215,8 @@ fn optimistic_passes_alone_never_end_under_a_storm() {
     drop(still);
 }
 
-/// The statistics must count failed passes and locked passes of translations. They must not count
-/// passes that succeed without a lock.
+/// Checks the statistics of path translations. They count failed attempts, and attempts that take
+/// the locks. They do not count attempts that succeed without a lock.
 #[test]
 fn passes_of_translations_are_counted() {
     const TRANSLATIONS: usize = 5_000_000;
@@ -243,8 +253,9 @@ fn passes_of_translations_are_counted() {
     assert!(fallbacks <= retries / u64::from(OPTIMISTIC_PASSES), "{retries} and {fallbacks}");
 }
 
-/// A locked pass reads a dentry again if the dentry's flags have changed. The second read must
-/// replace the name from the first read, even if the buffer grew in between.
+/// Checks a path translation that holds the lock against moves of directories. It reads a dentry
+/// twice, because the dentry's flags changed during the first read. The name from the second read
+/// must replace the name from the first, even if the buffer grew in between.
 #[test]
 fn locked_pass_beside_marks_grows_and_stays_whole() {
     const PASSES: usize = 2000;

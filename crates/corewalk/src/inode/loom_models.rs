@@ -1,8 +1,10 @@
-//! Models of the permission record. A reader reads the record while another thread changes it. The
-//! back end's answers may arrive after a change.
+//! Models of an inode's permission record, the cached copy of its mode and owner. A reader reads
+//! the record while another thread changes it. Or a thread stores a back end's answer in the record
+//! while another thread changes the permissions.
 //!
-//! The reader, not the writer, is the spawned thread. Otherwise loom, because of a known bug, skips
-//! schedules (see `tally` in the base crate).
+//! In each model the spawned thread is the reader, and the main thread is the writer. If the roles
+//! were swapped, a known bug of loom would make it skip schedules (see `tally` in the crate
+//! `corewalk_base`).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -14,15 +16,16 @@ const NEW: Perm = Perm { mode: mode::S_IFDIR | 0o722, uid: 2, gid: 2, has_acl: t
 
 const SLOT: InodeSlot = InodeSlot::new(1);
 
-/// Returns an inode table with one inode, in [`SLOT`], whose permissions are [`OLD`] and known.
+/// Returns an inode table with one inode in the slot [`SLOT`]. The permissions of the inode are
+/// [`OLD`].
 fn one_inode() -> Arc<Inodes> {
     let inodes = Inodes::new(2, HashKeys::new(Some(1))).unwrap();
     inodes.store_perm(SLOT, OLD, true);
     Arc::new(inodes)
 }
 
-/// Changes the permissions with `change`, while a reader reads them. Returns how often the reader
-/// saw unknown, old, and new permissions.
+/// Changes an inode's permissions with `change`, while a reader reads them. Returns how often the
+/// reader found them unknown, how often it saw the old ones, and how often the new ones.
 fn change_against_perm(change: fn(&Inodes)) -> [usize; 3] {
     Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();
@@ -43,7 +46,8 @@ fn change_against_perm(change: fn(&Inodes)) -> [usize; 3] {
     })
 }
 
-/// Trap T16: a reader must get the mode and the owner of the same state.
+/// Trap T16: a reader must not combine the mode from before a change with the owner from after it,
+/// or the other way round.
 #[test]
 fn perm_beside_a_change_is_whole_or_unknown() {
     assert_all_reached(&change_against_perm(|inodes| {
@@ -52,8 +56,8 @@ fn perm_beside_a_change_is_whole_or_unknown() {
     }));
 }
 
-/// Trap T16, control (a variant with the bug must fail): the record is not marked unknown during
-/// the change. So a reader may see a mix of two states.
+/// Trap T16, control (a variant with the bug must fail): the variant does not mark the permissions
+/// as unknown during a change. So a reader may combine the old mode with the new owner.
 #[test]
 #[should_panic(expected = "a torn record")]
 fn control_change_of_a_known_record_is_caught() {
@@ -63,8 +67,9 @@ fn control_change_of_a_known_record_is_caught() {
     });
 }
 
-/// One thread changes the permissions, so a reader finds them unknown. The reader asks the back end
-/// and installs the answer with `install`. Returns how often the answer was old, and how often new.
+/// A reader finds the permissions unknown. So it asks the back end for them, and stores the answer
+/// with `install`. Meanwhile another thread changes the permissions. Returns how often the reader's
+/// answer was from before the change, and how often from after it.
 fn install_against_change(install: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();
@@ -75,16 +80,16 @@ fn install_against_change(install: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
             let (inodes, store) = (Arc::clone(&inodes), Arc::clone(&store));
             move || {
                 let ticket = inodes.ticket(SLOT);
-                // ORDERING: SeqCst. The atomic word stands in for a back end, which orders its
-                // calls by a lock of its own.
+                // ORDERING: SeqCst. The word `store` stands for a back end. A real back end orders
+                // its calls with a lock, so the order of this word must not be weaker.
                 let answer = if store.load(Ordering::SeqCst) == 0 { OLD } else { NEW };
                 install(&inodes, ticket, answer);
                 usize::from(answer == NEW)
             }
         });
         let ticket = inodes.begin_change(SLOT);
-        // ORDERING: SeqCst. The atomic word stands in for a back end, which orders its calls by a
-        // lock of its own.
+        // ORDERING: SeqCst. The word `store` stands for a back end. A real back end orders its
+        // calls with a lock, so the order of this word must not be weaker.
         store.store(1, Ordering::SeqCst);
         inodes.end_change(SLOT, ticket, Some(NEW));
         let answer = asker.join().unwrap();
@@ -93,8 +98,8 @@ fn install_against_change(install: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     })
 }
 
-/// Trap T25: an answer that the back end gave before a change must not be installed after the
-/// change.
+/// Trap T25: an answer that the back end gave before a change must not be stored in the permission
+/// record after the change.
 #[test]
 fn late_answer_beside_a_change_is_refused() {
     assert_all_reached(&install_against_change(|inodes, ticket, perm| {
@@ -102,8 +107,9 @@ fn late_answer_beside_a_change_is_refused() {
     }));
 }
 
-/// Trap T25, control (a variant with the bug must fail): the answer is installed although a change
-/// may have begun meanwhile. So an old answer stays.
+/// Trap T25, control (a variant with the bug must fail): the variant stores the back end's answer
+/// even if the permissions have begun to change since the back end was asked. So permissions from
+/// before the change may stay in the cache.
 #[test]
 #[should_panic(expected = "T25: an answer from before the change stayed")]
 fn control_install_without_a_ticket_is_caught() {
@@ -113,9 +119,9 @@ fn control_install_without_a_ticket_is_caught() {
     });
 }
 
-/// Runs two changes, which the back end makes one after the other. `end` ends each change in the
-/// cache. Returns how often the permissions are unknown afterwards, and how often they are those of
-/// the back end.
+/// Two threads change the permissions at the same time, and the back end makes one change after the
+/// other. Each thread calls `end` after its change, to update the permission record. Returns how
+/// often the permissions are unknown afterwards, and how often they are known.
 fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();
@@ -123,8 +129,7 @@ fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
         let store = Arc::new(AtomicU64::new(0));
         let changer = move |inodes: &Inodes, store: &AtomicU64| {
             let ticket = inodes.begin_change(SLOT);
-            // ORDERING: SeqCst. The atomic word stands in for a back end, which orders its calls by
-            // a lock of its own.
+            // ORDERING: SeqCst. This word plays a back end, whose own lock orders its calls.
             let uid = store.fetch_add(1, Ordering::SeqCst) as u32;
             end(inodes, ticket, Perm { uid, ..NEW });
         };
@@ -140,8 +145,8 @@ fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     })
 }
 
-/// Trap T25: after two overlapping changes, the permissions must be those of the last change, or
-/// unknown.
+/// Trap T25: after two changes that overlap, the cached permissions must be those of the back end's
+/// last change, or unknown.
 #[test]
 fn overlapping_changes_leave_the_last_or_nothing() {
     assert_all_reached(&change_against_change(|inodes, ticket, perm| {
@@ -149,8 +154,9 @@ fn overlapping_changes_leave_the_last_or_nothing() {
     }));
 }
 
-/// Trap T25, control (a variant with the bug must fail): the change that ends last installs its
-/// permissions, although the back end may have made it first.
+/// Trap T25, control (a variant with the bug must fail): each of two threads stores the permissions
+/// that it has set in the permission record, without a check. But the thread that stores last may
+/// have reached the back end first.
 #[test]
 #[should_panic(expected = "T25: the older change stayed")]
 fn control_change_that_ends_last_is_caught() {
@@ -160,8 +166,8 @@ fn control_change_that_ends_last_is_caught() {
     });
 }
 
-/// Gives the slot of a dead inode to another inode. Meanwhile a reader looks up the first inode by
-/// its number with `get`. Returns how often the lookup missed the first inode, and how often it
+/// Frees an inode and gives its slot to a second inode. Meanwhile a reader looks up the first inode
+/// by its number with `get`. Returns how often the lookup missed the first inode, and how often it
 /// found it.
 fn reuse_against_get(get: fn(&Inodes, &Dentries) -> Option<InodeSlot>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
@@ -222,8 +228,8 @@ fn put(inodes: &Inodes, dentries: &Dentries, slot: InodeSlot) {
     }
 }
 
-/// Trap T55: a slot may be reused between lookup and reference. A lookup must get the wanted inode
-/// or none, so `get` checks the number again under the reference.
+/// Trap T55: a slot may be reused between the lookup of an inode and the reference on it. The test
+/// checks that a lookup by number returns the wanted inode or none.
 #[test]
 fn get_by_number_beside_reuse_gets_that_inode_or_none() {
     assert_all_reached(&reuse_against_get(|inodes, dentries| {
@@ -231,8 +237,8 @@ fn get_by_number_beside_reuse_gets_that_inode_or_none() {
     }));
 }
 
-/// Trap T55, control (a variant with the bug must fail): the inode number is checked only before
-/// the reference is taken. When it is taken, the slot may have another inode already.
+/// Trap T55, control (a variant with the bug must fail): the variant checks the inode number only
+/// before it takes the reference. By then, the slot may already hold another inode.
 #[test]
 #[should_panic(expected = "T55: a reference on another inode")]
 fn control_get_without_a_second_look_is_caught() {

@@ -1,8 +1,9 @@
 //! Inodes with a stale generation: another inode has their number now.
 //!
-//! A back end may reuse a number with another generation while the older file is in use. The older
-//! inode then leaves the table, so no lookup by number finds it. A client that counts lookups by
-//! number alone, as the kernel does, forgets the lookups of both inodes under that number.
+//! A back end may give a number to a new file, with another generation, while the old file with
+//! that number is still in use. The old inode then leaves the inode table, and lookups by number
+//! find only the new one. But the kernel counts its lookups by number alone. So when it forgets the
+//! number, the server needs the old inode too. This module lists such old inodes.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +16,7 @@ use crate::slot::InodeSlot;
 pub(super) struct StaleGenerations {
     /// Protected by its own mutex, which also serialises [`StaleGenerations::alone`].
     list: Mutex<BTreeSet<(u32, u64, InodeSlot)>>,
-    /// The length of `list`, which a caller reads without the lock. It is stored under the lock of
+    /// The length of `list`. `get` reads it without a lock. It changes only under the lock of
     /// `list`.
     len: AtomicUsize,
 }
@@ -25,14 +26,15 @@ impl StaleGenerations {
         StaleGenerations { list: Mutex::new(BTreeSet::new()), len: AtomicUsize::new(0) }
     }
 
-    /// Enters an inode that the caller is about to replace by one with the same number and another
-    /// generation. The caller holds a reference on the old inode, and the lock of its stripe of the
-    /// inode table. The caller enters the new inode in the table after this call.
+    /// Adds the inode in `slot` to the list, before a new inode replaces it in the inode table. The
+    /// new inode has the same number and another generation. The caller holds a reference on the
+    /// old inode, and the lock of the table's stripe for this number. After this call the caller
+    /// inserts the new inode in the table.
     pub(super) fn insert(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let mut list = self.list.lock();
         list.insert((superblock, ino, slot));
-        // ORDERING: Relaxed. The caller enters the new inode in the table later, and that entry
-        // publishes the length.
+        // ORDERING: Relaxed. After this call the caller inserts the new inode in the inode table.
+        // That insertion publishes the length of the list.
         self.len.store(list.len(), Ordering::Relaxed);
     }
 
@@ -40,13 +42,13 @@ impl StaleGenerations {
     pub(super) fn remove(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let mut list = self.list.lock();
         list.remove(&(superblock, ino, slot));
-        // ORDERING: Relaxed. A thread that reads the old length in `get` only makes a useless
-        // search.
+        // ORDERING: Relaxed. `get` may still load the length that the list had before this removal.
+        // Then it only searches the list in vain.
         self.len.store(list.len(), Ordering::Relaxed);
     }
 
-    /// Calls `get` with each slot of the list that has this inode number. Returns the slots for
-    /// which `get` returned true. No slot leaves the list during a call of `get`.
+    /// Calls `get` with each slot in the list whose inode has the number `ino`. Returns the slots
+    /// for which `get` returned true. During these calls no slot can leave the list.
     #[inline]
     pub(super) fn get(
         &self,
@@ -54,8 +56,9 @@ impl StaleGenerations {
         ino: u64,
         get: impl Fn(InodeSlot) -> bool,
     ) -> Vec<InodeSlot> {
-        // ORDERING: Relaxed. A thread that has found the newer inode in the table sees the length,
-        // because `insert` stored the length before that inode was entered.
+        // ORDERING: Relaxed. The caller has searched the inode table before. If it found the new
+        // inode there, it also sees the length that `insert` stored when it added the old inode to
+        // this list. The reason is that the new inode was inserted in the table after that store.
         if self.len.load(Ordering::Relaxed) == 0 {
             return Vec::new();
         }

@@ -1,8 +1,8 @@
-//! Models of locks by key. A lock has one holder at a time, and an invalidation cancels the fill of
-//! a holder.
+//! Models of locks by key. They check that a lock has one holder at a time, and that an
+//! invalidation can forbid the holder to cache the back end's answer.
 //!
-//! The thread whose first step is a load is the spawned one. Otherwise loom, because of a known
-//! bug, skips schedules (see `tally` in the base crate).
+//! In each model, the thread whose first step is a load is spawned. If the roles were swapped, a
+//! known bug of loom would make it skip schedules (see `tally` in the crate `corewalk_base`).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -13,7 +13,7 @@ use super::*;
 const KEY: u64 = 4;
 const NEIGHBOUR: u64 = 8;
 
-/// The locks, and an atomic word that stands for the data that the locks protect.
+/// The locks under test, and an atomic word that plays the data which a lock protects.
 struct Shared {
     locks: KeyLocks,
     word: AtomicU64,
@@ -26,8 +26,8 @@ impl Shared {
 
     /// Adds one in two steps.
     fn add(&self) -> u64 {
-        // ORDERING: Relaxed. The model checks that the lock orders this load after the other
-        // holder's store.
+        // ORDERING: Relaxed. Two threads call this function under the lock of a key. The model
+        // checks that the lock makes the store of one thread visible to the load of the other.
         let before = self.word.load(Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         self.word.store(before + 1, Ordering::Relaxed);
@@ -35,9 +35,9 @@ impl Shared {
     }
 }
 
-/// Runs two threads that change the word under the lock of one key. Meanwhile a third thread runs
-/// `beside`. One of the two threads is spawned. Returns how often the spawned thread changed the
-/// word first, and how often second.
+/// The main thread and a spawned thread increment a word, each while it holds the lock of the same
+/// key. Meanwhile a third thread runs `beside`. Returns how often the spawned thread was the first
+/// to increment the word, and how often it was the second.
 fn two_holders(beside: fn(&KeyLocks)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let shared = Shared::new();
@@ -64,23 +64,24 @@ fn two_holders(beside: fn(&KeyLocks)) -> [usize; 2] {
     })
 }
 
-/// Trap T24: a lock must not stay locked. It must have one holder at a time, whether it is in the
-/// word or in the list, and leave no state behind.
+/// Trap T24: checks that a lock has one holder at a time, and that it is free at the end. If only
+/// one lock of a shard is held, its key is in the shard's word. A third thread takes a second lock
+/// of the shard meanwhile, so the key may move to the shard's list.
 #[test]
 fn key_lock_has_one_holder_beside_a_lock_in_the_same_shard() {
     assert_all_reached(&two_holders(|locks| drop(locks.lock(NEIGHBOUR))));
 }
 
-/// Trap T24: a lock must have one holder at a time and must not stay locked, even if another thread
-/// cancels fills meanwhile.
+/// Trap T24: checks that a lock has one holder at a time, and that it is free at the end. A third
+/// thread cancels the fill of the holder (forbids it to cache an answer) meanwhile.
 #[test]
 fn key_lock_has_one_holder_beside_a_cancelled_fill() {
     assert_all_reached(&two_holders(|locks| locks.cancel_fill(KEY)));
 }
 
-/// A holder changes the word and then calls `is_fill_cancelled`. Meanwhile another thread cancels
-/// the fill and then reads the word. Returns how often the other thread missed the change, and how
-/// often it saw it.
+/// The holder of a lock changes a word and then calls `is_fill_cancelled`. Meanwhile another thread
+/// cancels the holder's fill (forbids it to cache an answer) and then reads the word. Returns how
+/// often that thread missed the change, and how often it saw the change.
 fn change_against_cancel(is_fill_cancelled: fn(KeyGuard<'_>) -> bool) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::new();
@@ -89,8 +90,8 @@ fn change_against_cancel(is_fill_cancelled: fn(KeyGuard<'_>) -> bool) -> [usize;
             let shared = Arc::clone(&shared);
             move || {
                 shared.locks.cancel_fill(KEY);
-                // ORDERING: Relaxed. The model checks that the lock orders this load after the
-                // holder's store.
+                // ORDERING: Relaxed. The model checks that the lock makes the holder's store
+                // visible to this load.
                 shared.word.load(Ordering::Relaxed) == 1
             }
         });
@@ -103,23 +104,24 @@ fn change_against_cancel(is_fill_cancelled: fn(KeyGuard<'_>) -> bool) -> [usize;
     })
 }
 
-/// Trap T25: if a holder finds its fill not cancelled, a later invalidation must see the change
-/// that the holder made before.
+/// Trap T25: checks the case that a lock's holder changes the cache while an invalidation forbids
+/// it to cache its answer. If the holder does not see that it is forbidden, the invalidation must
+/// see the change.
 #[test]
 fn change_that_is_not_cancelled_is_seen_by_the_invalidation() {
     assert_all_reached(&change_against_cancel(|guard| guard.is_fill_cancelled()));
 }
 
-/// Trap T25, control (a variant with the bug must fail): the holder loads the word of the shard
-/// instead of exchanging it. So the holder may miss the cancellation, and the invalidation may miss
-/// the holder's change.
+/// Trap T25, control (a variant with the bug must fail): to find out whether it may still cache its
+/// answer, the lock's holder uses a load instead of a compare-exchange. So it may miss that an
+/// invalidation has cancelled its fill, while the invalidation misses its change of the cache.
 #[test]
 #[should_panic(expected = "T25: neither knows of the other")]
 fn control_load_instead_of_an_exchange_is_caught() {
     change_against_cancel(|guard| {
         let shard = guard.locks.shard(KEY);
-        // ORDERING: SeqCst. The load is wrong on purpose. It has the strongest order that a load
-        // can have, and the model still fails.
+        // ORDERING: SeqCst. The variant's bug is that it uses a load instead of a compare-exchange.
+        // Even with the strongest order of a load, the model fails.
         shard.word.load(Ordering::SeqCst) == LISTED
     });
 }

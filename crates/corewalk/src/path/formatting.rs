@@ -1,9 +1,9 @@
 //! The texts in which Linux shows the path of a place.
 //!
-//! [`PathRef::path_of`](super::PathRef::path_of) returns the kind of a path as a value. Linux adds
-//! the kind to the text instead, as ` (deleted)` for example. [`PathRef::format_in`] writes such a
-//! text into a buffer of the caller, without an allocation. The functions with the names of the
-//! kernel return a vector.
+//! [`PathRef::path_of`](super::PathRef::path_of) returns a path and its kind separately. Linux
+//! instead shows the kind in the text of the path, for example as the suffix ` (deleted)`.
+//! [`PathRef::format_in`] writes such a text into a buffer of the caller, without an allocation.
+//! The functions with the names of kernel functions, such as `d_path`, return a vector.
 //!
 //! | here | Linux | a removed place | outside of the root |
 //! |---|---|---|---|
@@ -19,25 +19,27 @@ use super::PathRef;
 use crate::Errno;
 use crate::dpath::{PathBuffer, PathKind, Route, path_into};
 
-/// A text in which Linux shows the path of a place. See [`PathRef::format_in`].
+/// The formats in which Linux shows the path of a mount and a dentry. See [`PathRef::format_in`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum PathFormat<'a> {
-    /// The path from this root, with the suffix ` (deleted)` if the place is unlinked. The path of
-    /// a place that is not below the root starts at the top of its tree, and looks like any other
-    /// path.
+    /// The path from the given root, with the suffix ` (deleted)` if the file or directory was
+    /// removed. If it is not below the given root, the path starts at the root of the namespace. In
+    /// a tree that is not mounted, the path starts at the root of that tree. The text does not show
+    /// where the path starts.
     DPath(&'a PathRef<'a>),
-    /// The path from the root of the namespace. `EINVAL` if the place is in a tree that is not
-    /// mounted.
+    /// The path from the root of the namespace. `EINVAL` if the file or directory is in a tree that
+    /// is not mounted.
     DAbsolutePath,
     /// The path from the root of the place's own file system.
     DentryPathRaw,
-    /// The path of [`PathFormat::DentryPathRaw`], with the suffix `//deleted` if the place is
-    /// unlinked. No path of an existing file has this suffix, since the suffix contains two slashes
-    /// in a row.
+    /// The path of [`PathFormat::DentryPathRaw`], with the suffix `//deleted` if the file or
+    /// directory was removed. No path of an existing file has this suffix, since the suffix
+    /// contains two slashes in a row.
     DentryPath,
-    /// The text of getcwd(2) in a process with this root: `ENOENT` if the place is unlinked, and
-    /// the prefix `(unreachable)` if it is not below the root.
+    /// The text that getcwd(2) returns for a working directory, to a process with the given root
+    /// directory. If the working directory is not below that root, the text begins with
+    /// `(unreachable)`. `ENOENT` if the working directory was removed.
     Getcwd(&'a PathRef<'a>),
 }
 
@@ -71,12 +73,13 @@ impl PathFormat<'_> {
 }
 
 impl PathRef<'_> {
-    /// Writes the text of the path to the end of `buf`, as the kernel does, and returns the text.
-    /// No NUL follows the text. The bytes before it may be overwritten. The call allocates nothing.
+    /// Writes the path of this mount and dentry in the format `format` to the end of `buf`, and
+    /// returns the text. No NUL follows the text. The bytes before it may be overwritten. The call
+    /// allocates no memory.
     ///
     /// # Errors
-    /// The errors that [`PathFormat`] lists for the format. `ENAMETOOLONG` if the text does not
-    /// fit, but `ERANGE` for [`PathFormat::Getcwd`].
+    /// The errors that [`PathFormat`] documents for `format`. If the text does not fit in `buf`,
+    /// `ERANGE` for [`PathFormat::Getcwd`] and `ENAMETOOLONG` for the other formats.
     ///
     /// # Examples
     /// ```
@@ -123,8 +126,8 @@ impl PathRef<'_> {
 
     /// Returns the text of [`PathFormat::DPath`].
     ///
-    /// The text of a place outside of the root looks like any other path; only getcwd(2) and
-    /// [`PathRef::path_of`] tell the difference. For example, a process on Linux 6.18 has the root
+    /// The text does not show whether the file is below `root` or outside of it. Only getcwd(2) and
+    /// [`PathRef::path_of`] show that. For example, a process on Linux 6.18 has the root
     /// `/tmp/jail` and an open file outside of it. For this file, `/proc/self/fd/3` shows
     /// `/tmp/out/a`. A working directory in a tmpfs that was unmounted lazily is shown as `/a/b`.
     ///
@@ -155,7 +158,7 @@ impl PathRef<'_> {
     /// Returns the text of [`PathFormat::DAbsolutePath`].
     ///
     /// # Errors
-    /// `EINVAL` if the place is in a tree that is not mounted.
+    /// `EINVAL` if the file or directory is in a tree that is not mounted.
     pub fn d_absolute_path(&self) -> Result<Vec<u8>, Errno> {
         self.format(PathFormat::DAbsolutePath)
     }

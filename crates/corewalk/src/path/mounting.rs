@@ -1,5 +1,5 @@
-//! Mounting and unmounting at a place of the namespace. The module `mount` has the table of mounts,
-//! with its invariants and locks.
+//! Mounting a file system on a directory of the namespace, and unmounting it. The module `mount`
+//! has the table of mounts, with its invariants and locks.
 
 use std::sync::Arc;
 
@@ -17,15 +17,16 @@ use crate::vfs::{Vfs, root_of};
 impl Vfs {
     /// Mounts `fs` on the directory `at`.
     ///
-    /// A namespace takes 1024 file systems over its life, including its own. An unmounted file
-    /// system still counts, and is dropped with the namespace, because its inodes may be in use. A
-    /// file system whose mount failed with `ENOMEM` counts too.
+    /// A namespace accepts at most 1024 file systems during its life, including its root file
+    /// system. An unmounted file system still counts: it stays until the namespace is dropped,
+    /// because its inodes may be in use. A file system whose mount failed with `ENOMEM` counts too.
     ///
     /// # Errors
-    /// - `ENOTDIR` for other files; `ENOENT` if the directory has been removed.
-    /// - `EBUSY` if there is a mount on it already. A walk leads to the root of that mount. To
-    ///   mount there, pass that root as `at`.
-    /// - `ENFILE` for more than 1024 file systems; `ENOMEM`.
+    /// - `ENOTDIR` if `at` is no directory. `ENOENT` if the directory has been removed.
+    /// - `EBUSY` if a file system is mounted on `at` already. To mount on top of that file system,
+    ///   walk to the same path again. The walk returns the root of that file system. Pass this root
+    ///   as `at`.
+    /// - `ENFILE` if the namespace has had 1024 file systems. `ENOMEM`.
     /// - The errors of `fs.root()`.
     ///
     /// # Examples
@@ -61,8 +62,8 @@ impl Vfs {
         })
     }
 
-    /// Takes the in-lookup lock of the mount point's name, so that the name is neither removed nor
-    /// renamed (M.2). Returns None for a root, which has no name.
+    /// Takes the in-lookup lock of the mount point's name. While it is held, the name is neither
+    /// removed nor renamed (M.2). Returns None if the mount point is a root, which has no name.
     ///
     /// # Errors
     /// `ENOENT` if the mount point has been removed.
@@ -80,7 +81,7 @@ impl Vfs {
             let key = self.dcache.in_lookup_key(parent, &self.dcache.lookup_key(name));
             let in_lookup = self.dcache.in_lookup.lock(key);
             let (parent_now, now) = self.dcache.name_of(dentry);
-            // The mount point may have been renamed or removed before the lock was taken, so
+            // Before the lock was taken, the mount point may have been renamed or removed. So
             // compare its name again.
             if (parent_now, now.as_bytes()) == (parent, copy.as_bytes()) {
                 return attached().map(|_| Some(in_lookup));
@@ -92,8 +93,8 @@ impl Vfs {
     ///
     /// # Errors
     /// `EINVAL` if `at` is not the root of a mount, or is the root of the namespace. `EBUSY` if
-    /// there is a mount below, or another path into the mount is held. Walks in progress, and
-    /// inodes held without a path, do not keep the mount.
+    /// something is mounted in this mount, or if another [`PathRef`] into the mount exists. Walks
+    /// in progress, and inodes held without a path, do not keep the file system mounted.
     ///
     /// # Examples
     /// ```
@@ -119,8 +120,8 @@ impl Vfs {
         if at.dentry != mount.root {
             return Err(Errno::INVAL);
         }
-        // A file system is mounted at most once. So the dentry of the mount point is in one mount
-        // only, and nothing is mounted on it after the unmount. Clear its flag.
+        // A dentry can be a mount point in one mount only, because a file system is mounted at most
+        // once. So after the unmount nothing is mounted on the dentry. Clear its flag.
         self.mounts.remove(mount, || self.dcache.set_mounted(*point, Mounted::No))?;
         self.dcache.put(*point);
         self.dcache.put(mount.root);

@@ -6,14 +6,16 @@ use std::sync::Arc;
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
-/// Number of maps. Threads that use different handles rarely need the same map.
+/// The number of maps over which the open files are spread. Threads that use different handles
+/// rarely use the same map, so they rarely wait for each other.
 const SHARDS: usize = 16;
 
-/// The open files. A handle is never 0 and never used again, so an old handle finds no other file.
+/// The open files, by handle. Handles start at 1 and are never reused, so an old handle does not
+/// find another file.
 pub(super) struct Files<T> {
     next: AtomicU64,
-    /// The open files by handle. The map with index i has the handles with the remainder i when
-    /// divided by the number of maps. Each map has its own mutex.
+    /// The open files by handle, in maps that each have a mutex. A handle is in the map whose index
+    /// is the handle modulo the number of maps.
     shards: [Mutex<HashMap<u64, Arc<T>>>; SHARDS],
 }
 
@@ -39,8 +41,8 @@ impl<T> Files<T> {
         self.shard(handle).lock().get(&handle).cloned()
     }
 
-    /// Removes a handle. The file is dropped after the last call that uses it, and no lock is held
-    /// then.
+    /// Removes a handle. The open file is dropped when the last call that uses it ends. At that
+    /// moment no lock of the table of handles is held.
     pub(super) fn remove(&self, handle: u64) {
         let removed = self.shard(handle).lock().remove(&handle);
         drop(removed);

@@ -18,7 +18,7 @@ use crate::fs::{
 };
 use crate::name::Name;
 
-/// The access that a call needs. Its values are those of `O_ACCMODE` in open(2).
+/// The access to an open file that a call needs. The values are those of `O_ACCMODE` in open(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 enum Access {
@@ -30,9 +30,10 @@ enum Access {
 const O_ACCMODE: u32 = 3;
 /// The access mode for reads and writes.
 const O_RDWR: u32 = 2;
-/// The flags of open(2) that a back end does not get. Each call that appends says so itself, and
-/// the kernel's other writes through the same open file have their own offsets. `O_DIRECT` is about
-/// the client's pages, and the buffers of a call are not aligned for it.
+/// The flags of open(2) that are not passed to a back end. `O_APPEND` would also move the kernel's
+/// other writes through the same open file to the end of the file. Calls that append are marked as
+/// such instead. `O_DIRECT` is about the pages of the client. The buffers that a back end gets need
+/// not be aligned for it.
 const NOT_PASSED: OFlags = OFlags::APPEND.union(OFlags::DIRECT);
 
 /// Serves a [`PathFileSystem`]: a [`FileSystem`] that calls it with paths.
@@ -56,9 +57,10 @@ impl<F: PathFileSystem> ByPath<F> {
         &self.fs
     }
 
-    /// Runs `call` with the path of `node` and its open file. If no file with this access is open
-    /// under `handle`, opens the file for this call alone. For example, a kernel with a writeback
-    /// cache reads through the handle of a client that opened the file only for writing.
+    /// Runs `call` with the path of `node` and an open file that allows the access `access`. If the
+    /// node's handle has no such open file, opens the file for this call alone. This happens with a
+    /// writeback cache: the kernel may read through the handle of a client that opened the file
+    /// only for writing.
     fn with_file<T>(
         &self,
         node: Node<'_>,
@@ -218,8 +220,8 @@ impl<F: PathFileSystem> FileSystem for ByPath<F> {
         if node.kind() == FileKind::Directory {
             return self.fs.fsync_dir(&path_of(node)?, data_only);
         }
-        // Sync the client's own open file, whatever its access mode. The back end may keep bytes
-        // that are not written yet, and errors, in it.
+        // Use the client's own open file, whatever its access mode. The back end may keep unwritten
+        // bytes, or errors of earlier writes, in that open file.
         match self.files.get(node.handle()) {
             Some(open) => self.fs.fsync(&path_of(node)?, &open.file, data_only),
             None => self

@@ -1,18 +1,20 @@
 //! Cookies for back ends that only report names.
 //!
-//! A client reads a directory in pages, and continues behind a cookie. An entry's cookie is a hash
-//! of its name, and entries are listed in the order of their cookies. So a cookie stays valid
-//! however the directory changes. An entry that exists during a whole pass is listed exactly once
-//! (traps T48, P13).
+//! A client reads a directory in pages. It continues each page after the cookie of the last entry.
+//! The cookie of an entry is a hash of its name, and entries are listed in the order of their
+//! cookies. So a cookie stays valid however the directory changes. An entry that exists during a
+//! whole listing, from the first page to the last, is listed exactly once (traps T48, P13).
 //!
-//! The back end reports all names at once. A few large listings are kept for the next pages.
-//! Otherwise each page would list the directory again, which takes quadratic time. A pass continues
-//! only with a listing that is at least as new as its own begin.
+//! The back end lists a directory only as a whole. If each page needed a new listing, reading a
+//! directory would take quadratic time. So this module keeps a few large listings for the next
+//! pages of clients. A client never gets a page from a listing that is older than the listing of
+//! its first page.
 //!
 //! # Limits
-//! Two names of one directory may have the same hash. Then the second one gets the next free
-//! cookie, and a change of the first one during a pass may list the second one twice or not at all.
-//! At a million names the chance of one such pair is about 1 in 9 million.
+//! Two names in one directory may have the same hash. Then the second name gets the next free
+//! cookie. If the first name changes while a client reads the directory, the second name may be
+//! listed twice or not at all. In a directory of a million names, the chance of one such pair is
+//! about 1 in 9 million.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::RandomState;
@@ -32,16 +34,17 @@ use crate::name::Name;
 
 /// Number of listings that are kept for their next pages.
 const KEPT: usize = 8;
-/// The smallest number of entries of a listing that is kept. It is cheap to list a smaller
-/// directory again, and many small ones must not evict a large one.
+/// Only listings with at least this number of entries are kept. Listing a smaller directory again
+/// is cheap, and many small listings must not evict a large one.
 const KEPT_ENTRIES_MIN: usize = 256;
-/// A listing that no client has read during so many calls of [`Listings::age`] is dropped. A server
-/// makes one call about every second.
+/// A kept listing that no client reads is dropped after this number of calls of [`Listings::age`].
+/// A server calls `age` about once per second.
 const IDLE_MAX: u32 = 30;
-/// Bits that a hash loses to become a cookie. A FUSE server needs cookies below 2^63 - 2.
+/// The number of low bits of a name's hash that are dropped to make a cookie. Without them a cookie
+/// is below 2^63 - 2, as a FUSE server needs.
 const LOST_BITS: u32 = 2;
 
-/// The listings of directories that clients have not read to the end.
+/// The kept listings of directories, from which clients read their next pages.
 pub(super) struct Listings {
     hash: RandomState,
     /// Protected by its own mutex.
@@ -51,12 +54,14 @@ pub(super) struct Listings {
 /// The kept listings.
 #[derive(Default)]
 struct Kept {
-    /// The listings, the least recently read first. A directory has at most one, the newest.
+    /// The listings that are kept for the next pages of clients, ordered by their last read, the
+    /// oldest read first. A directory has at most one: the newest.
     queue: VecDeque<Listing>,
     /// The number of listings that have begun.
     begun: u64,
-    /// The highest number of a listing that was evicted. A listing that began before it is not
-    /// kept, so no pass continues with a listing from before its own begin.
+    /// The highest number of a listing that was dropped. (Listings are numbered in the order in
+    /// which they begin.) From then on, no listing with a lower number is added to `queue`.
+    /// Otherwise a client that began with the dropped listing could continue with an older one.
     evicted: u64,
 }
 
@@ -64,9 +69,9 @@ struct Kept {
 #[derive(Clone)]
 struct Listing {
     path: PathBuf,
-    /// The position of this listing in the order in which listings have begun.
+    /// The number of this listing. Listings are numbered in the order in which they begin.
     number: u64,
-    /// The number of calls of [`Listings::age`] since a client has read this listing.
+    /// The number of calls of [`Listings::age`] since a client last read from this listing.
     idle: u32,
     entries: Arc<[Listed]>,
 }
@@ -91,8 +96,9 @@ impl Listings {
         Listings { hash: RandomState::new(), kept: Mutex::default() }
     }
 
-    /// Reports the entries of the directory at `path` behind `cookie`. `list` asks the back end for
-    /// all entries.
+    /// Reports the entries of the directory at `path` after the position `cookie` to `sink`. If no
+    /// kept listing of the directory can be used, gets all its entries from the back end with
+    /// `list`.
     pub(super) fn read(
         &self,
         path: PathBuf,
@@ -100,7 +106,8 @@ impl Listings {
         sink: &mut DirSink<'_>,
         list: impl FnOnce(&Path, &mut Collector<'_>) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        // A pass that begins must see all earlier changes, so it uses no kept listing.
+        // With the cookie 0 a client begins to read the directory. It must see all earlier changes.
+        // So do not use a listing that was kept from an earlier call.
         let kept = if cookie == 0 { None } else { self.get(&path) };
         let is_new = kept.is_none();
         let entries = match kept {
@@ -116,8 +123,9 @@ impl Listings {
         };
         let start = entries.partition_point(|entry| entry.cookie <= cookie);
         for entry in &entries[start..] {
-            // The attributes of a kept listing are older than this call. The cache would take them
-            // for newer than a change that a client has made since.
+            // If the listing was kept from an earlier call, report no attributes. They are from the
+            // time of that call, and a client may have changed the file since. The cache would take
+            // them for current.
             if sink(entry.as_dir_entry(is_new)).is_break() {
                 break;
             }
@@ -141,8 +149,8 @@ impl Listings {
         Some(entries)
     }
 
-    /// Keeps a listing for the next pages, unless a newer one of the directory is kept. An older
-    /// one is dropped.
+    /// Keeps a listing for the next pages of its readers, and drops an older listing of the same
+    /// directory. If a newer listing of the directory is kept, does nothing.
     fn keep(&self, listing: Listing) {
         let mut kept = self.kept.lock();
         let other = kept.queue.iter().position(|other| other.path == listing.path);
@@ -161,7 +169,7 @@ impl Listings {
             kept.queue.push_back(listing);
         }
         drop(kept);
-        // A large listing takes long to free. So free it without the lock.
+        // Freeing a large listing takes long, so do it after the lock is released.
         drop((replaced, oldest));
     }
 
@@ -191,8 +199,8 @@ impl Collector<'_> {
 
     fn into_entries(self) -> Arc<[Listed]> {
         let mut entries = self.entries;
-        // A back end may report a name twice, for example from two directories that it unites. The
-        // sort is stable, so the first report of the name stays.
+        // A back end may report a name twice, for example if it shows the union of two directories.
+        // The sort is stable, so of two entries with the same name the first one is kept.
         entries.sort_by(|a, b| (a.cookie, &a.name).cmp(&(b.cookie, &b.name)));
         entries.dedup_by(|a, b| a.name == b.name);
         for i in 1..entries.len() {

@@ -1,8 +1,9 @@
-//! Models of the table: a reader looks entries up without a lock, while another thread inserts,
-//! removes or splits.
+//! Models of the hash table. A reader looks up entries without a lock, while another thread inserts
+//! or removes entries, or splits a bucket.
 //!
-//! The reader, not the writer, is the spawned thread. Otherwise loom, because of a known bug, skips
-//! schedules (see `tally` in the base crate).
+//! In each model the spawned thread is the reader, and the main thread is the writer. If the roles
+//! were swapped, a known bug of loom would make it skip schedules (see `tally` in the crate
+//! `corewalk_base`).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -12,19 +13,19 @@ use crate::slot::{DentrySlot, OfDentry};
 
 type Table = super::Table<OfDentry>;
 
-/// Hashes of one bucket with different tags. The first hash has the tag 0, which an empty position
-/// has too.
+/// Two hashes in the same bucket, with different tags (the upper 16 bits). The tag of the first is
+/// 0, which is also the tag of an empty position.
 const BARE: u32 = 7;
 const TAGGED: u32 = 0x0005_0007;
 
-/// A table with one bucket, and an atomic word that stands for the content of a slot.
+/// A table with one bucket, and an atomic word that plays the content of a slot.
 struct Filled {
     table: Table,
     content: AtomicU64,
 }
 
-/// Fills slot 1 and enters it under `hash` with `insert`, while a reader looks it up. Returns how
-/// often the reader missed the slot, and how often it found the filled slot.
+/// Fills slot 1 and inserts it under `hash` with `insert`, while a reader looks up `hash`. Returns
+/// how often the reader missed the slot, and how often it found the filled slot.
 fn insert_against_find(hash: u32, insert: fn(&Table, u32)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let table = Table::new("model", 4, 7).unwrap();
@@ -33,8 +34,8 @@ fn insert_against_find(hash: u32, insert: fn(&Table, u32)) -> [usize; 2] {
             let shared = Arc::clone(&shared);
             move || {
                 let found = shared.table.find(hash, |slot| {
-                    // ORDERING: Relaxed. The model checks that the entry orders this load after the
-                    // store of the content.
+                    // ORDERING: Relaxed. The model checks that the entry in the table makes the
+                    // store of the content visible to this load.
                     (slot == DentrySlot::new(1)).then(|| shared.content.load(Ordering::Relaxed))
                 });
                 assert!(found != Some(0), "T3: found before it was filled");
@@ -48,7 +49,7 @@ fn insert_against_find(hash: u32, insert: fn(&Table, u32)) -> [usize; 2] {
     })
 }
 
-/// Traps T3, T23: an entry that a reader sees must lead to a filled slot.
+/// Traps T3, T23: when a reader finds an entry, it must also see the content of the entry's slot.
 #[test]
 fn entry_that_is_found_was_filled_before() {
     assert_all_reached(&insert_against_find(TAGGED, |table, hash| {
@@ -56,8 +57,9 @@ fn entry_that_is_found_was_filled_before() {
     }));
 }
 
-/// Traps T3, T23: an entry with a tag of 0 must lead to a filled slot. An empty position has this
-/// tag too, so only the slot number publishes the entry.
+/// Traps T3, T23: when a reader finds an entry, it must also see the content of the entry's slot.
+/// Readers find entries by their tag (16 bits of the hash). In this test the tag is 0, as in an
+/// unused place of a bucket. So the store of the slot number alone makes the entry visible.
 #[test]
 fn entry_without_a_tag_that_is_found_was_filled_before() {
     assert_all_reached(&insert_against_find(BARE, |table, hash| {
@@ -65,8 +67,9 @@ fn entry_without_a_tag_that_is_found_was_filled_before() {
     }));
 }
 
-/// Trap T3, control (a variant with the bug must fail): the slot number and the tag are stored with
-/// `Relaxed`. So a reader may find the slot before its content is visible.
+/// Trap T3, control (a variant with the bug must fail): the variant stores an entry, a tag of the
+/// hash and a slot number, with `Relaxed`. So a reader may find the slot before the slot's content
+/// is visible.
 #[test]
 #[should_panic(expected = "T3: found before it was filled")]
 fn control_relaxed_entry_is_caught() {
@@ -79,8 +82,10 @@ fn control_relaxed_entry_is_caught() {
     });
 }
 
-/// Trap T3, control (a variant with the bug must fail): only the tag is stored with `Release`. A
-/// reader may see the slot number before the tag, and then does not see the slot's content.
+/// Trap T3, control (a variant with the bug must fail): an entry of the table is a tag of the hash
+/// and a slot number. The variant stores only the tag with `Release`, and the slot number with
+/// `Relaxed`. A reader may see the slot number before the tag is stored. Then it may not see the
+/// slot's content.
 #[test]
 #[should_panic(expected = "T3: found before it was filled")]
 fn control_relaxed_slot_is_caught() {
@@ -88,20 +93,21 @@ fn control_relaxed_slot_is_caught() {
         let line = table.buckets.get(0);
         // ORDERING: Relaxed. Wrong on purpose.
         line[SLOTS].store(1, Ordering::Relaxed);
-        // ORDERING: Release. Strong enough: the fault of this control is the unordered store of the
-        // slot.
+        // ORDERING: Release. This store has the correct order. The bug of this control test is the
+        // relaxed store of the slot number above.
         line[0].store(u64::from(hash >> 16), Ordering::Release);
     });
 }
 
-/// Three slots in a bucket that is a chain of three cache lines. Slot `FIRST` is the last one in
-/// the full first line. `MIDDLE` and `LAST` are alone in the middle line and in the last line.
+/// Slots in a bucket that is a chain of three cache lines. Slot `FIRST` is the last entry of the
+/// first line, which is full. Slot `MIDDLE` is the only entry of the middle line, and `LAST` is the
+/// only entry of the last line.
 const FIRST: u32 = ENTRIES as u32;
 const MIDDLE: u32 = 2 * ENTRIES as u32;
 const LAST: u32 = MIDDLE + 1;
 
-/// Returns a table whose first bucket is a chain of three cache lines. The middle line has one
-/// entry.
+/// Returns a table with `buckets` buckets. The first bucket is a chain of three cache lines, of
+/// which the middle one has one entry.
 fn chain(buckets: u32) -> Table {
     let table = Table::new("model", 64, 7).unwrap();
     for _ in 1..buckets {
@@ -116,9 +122,10 @@ fn chain(buckets: u32) -> Table {
     table
 }
 
-/// Removes the middle line of a bucket's chain with `change`. Meanwhile a reader looks up the entry
-/// behind the middle line, first without the lock and then with it. Returns how often the lookup
-/// without the lock missed the entry, and how often the lookup found it.
+/// Runs `change`, which frees the middle one of the three cache lines of a bucket. Meanwhile a
+/// reader looks up the entry in the last line, first without the bucket's lock and then with it.
+/// Returns how often the lookup without the lock missed the entry, and how often it found the
+/// entry.
 fn unlink_against_find(buckets: u32, change: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let shared = Arc::new(chain(buckets));
@@ -138,8 +145,9 @@ fn unlink_against_find(buckets: u32, change: fn(&Table)) -> [usize; 2] {
     })
 }
 
-/// Trap T12: a link must not lead a reader to another bucket's chain. A freed overflow line keeps
-/// its link, so that a reader of that line still reaches the rest of its chain.
+/// Trap T12: a link must not lead a reader to the chain of another bucket. A bucket is a chain of
+/// cache lines. Checks that a freed cache line keeps its link to the next one. So a reader that is
+/// still at the freed line reaches the rest of the chain.
 #[test]
 fn entry_behind_a_line_that_is_unlinked_is_always_found() {
     let outcomes = unlink_against_find(1, |table| table.remove(0, DentrySlot::new(MIDDLE)));
@@ -147,8 +155,9 @@ fn entry_behind_a_line_that_is_unlinked_is_always_found() {
     assert!(outcomes[0] == 0 && outcomes[1] > 0, "T.1: a stable entry was missed");
 }
 
-/// Trap T12, control (a variant with the bug must fail): the freed overflow line loses its link. So
-/// a reader of that line misses the entries behind it.
+/// Trap T12, control (a variant with the bug must fail): a bucket is a chain of cache lines, each
+/// with a link to the next one. The variant frees a line of the chain, and clears the link of the
+/// freed line. So a reader that is still at this line misses the entries in the next line.
 #[test]
 #[should_panic(expected = "T.1: a stable entry was missed")]
 fn control_line_that_loses_its_link_is_caught() {
@@ -164,8 +173,9 @@ fn control_line_that_loses_its_link_is_caught() {
     assert!(outcomes[0] == 0, "T.1: a stable entry was missed");
 }
 
-/// Trap T12: if another bucket reuses the overflow line that a reader reads, the reader may miss
-/// entries behind it, as guarantee T.1 allows. A lookup under the stripe's lock must miss none.
+/// Trap T12: while a reader is at an overflow line, that line may be freed and used again for
+/// another bucket. Then the reader may miss the entries behind it, as guarantee T.1 allows. Checks
+/// that a lookup under the stripe's lock misses none.
 #[test]
 fn entry_behind_a_line_that_is_reused_is_found_under_the_lock() {
     assert_all_reached(&unlink_against_find(2, |table| {
@@ -181,7 +191,7 @@ fn entry_behind_a_line_that_is_reused_is_found_under_the_lock() {
 const STAYS: u32 = 0x0001_0000;
 const MOVES: u32 = 0x0002_0001;
 
-/// Splits the only bucket of a table with `split`. Meanwhile a reader looks up the entry that the
+/// Splits the only bucket of a table with `split`. Meanwhile a reader looks up an entry that the
 /// split moves, first without the lock and then with it. Returns how often the lookup without the
 /// lock missed the entry, and how often it found the entry.
 fn split_against_find(split: fn(&Table)) -> [usize; 2] {
@@ -212,15 +222,15 @@ fn split_against_find(split: fn(&Table)) -> [usize; 2] {
     })
 }
 
-/// Trap T12: a lookup without the lock may miss an entry that a split moves to another bucket. A
-/// lookup with the lock must find it.
+/// Trap T12: while a split moves an entry to another bucket, a lookup without the lock may miss the
+/// entry. Checks that a lookup with the lock finds it.
 #[test]
 fn entry_that_a_split_moves_is_found_under_the_lock() {
     assert_all_reached(&split_against_find(|table| assert!(table.split())));
 }
 
-/// Trap T12, control (a variant with the bug must fail): the split does not take the stripe's lock.
-/// So even a lookup with the lock may miss the entry.
+/// Trap T12, control (a variant with the bug must fail): the variant splits a bucket without taking
+/// the lock of the bucket. So even a lookup that holds this lock may miss the entry.
 #[test]
 #[should_panic(expected = "T.2: an entry was invisible under its lock")]
 fn control_split_without_the_lock_is_caught() {
@@ -232,9 +242,9 @@ fn control_split_without_the_lock_is_caught() {
     });
 }
 
-/// Moves an entry from an overflow line to the first line with `change`, while another thread looks
-/// the entry up under the lock. Returns how often the lookup found the entry in the second line,
-/// and how often in the first.
+/// Runs `change`, which moves an entry from the second cache line of its bucket to the first.
+/// Meanwhile another thread looks the entry up under the lock. Returns how often it found the entry
+/// in the second line, and how often in the first.
 fn ranks_against_find(change: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let table = Table::new("model", 64, 7).unwrap();
@@ -258,15 +268,16 @@ fn ranks_against_find(change: fn(&Table)) -> [usize; 2] {
     })
 }
 
-/// Trap T12: a lookup under the lock must find an entry that moves to the first line, in either of
-/// the two lines.
+/// Trap T12: a test moves an entry from the second cache line of its bucket to the first.
+/// Meanwhile, a lookup that holds the bucket's lock must find the entry in one of the two lines.
 #[test]
 fn entry_that_moves_to_the_first_line_is_found_under_the_lock() {
     assert_all_reached(&ranks_against_find(|table| table.lock(0).close_ranks(0)));
 }
 
-/// Trap T12, control (a variant with the bug must fail): the entry is removed from one line before
-/// it is stored in the other, without the lock. So a lookup may miss it.
+/// Trap T12, control (a variant with the bug must fail): the variant moves an entry from the second
+/// cache line of its bucket to the first. It takes no lock. It removes the entry from the second
+/// line before it stores the entry in the first. So a lookup may miss the entry.
 #[test]
 #[should_panic(expected = "T.2: an entry was invisible under its lock")]
 fn control_move_that_takes_out_first_is_caught() {

@@ -14,9 +14,9 @@
 //! - D.5: after `discard` no page is charged, even if other threads still hold the content.
 //!
 //! # Errors
-//! A call checks and charges before it changes anything. Only a write may do part of its work, as
-//! write(2) says. It writes as many bytes as there is space for, and fails with `ENOSPC` only if
-//! there is space for none.
+//! Each call checks its arguments and charges the budget before it changes anything. Only a write
+//! may do part of its work, as write(2) says. It writes as many bytes as there is space for, and
+//! fails with `ENOSPC` only if there is space for none.
 //!
 //! # Limits
 //! Ranges that are shifted must be whole pages (`EINVAL`), as fallocate(2) allows. One call
@@ -74,9 +74,9 @@ impl FileContent {
         len
     }
 
-    /// Returns the offset of the next data or hole at or behind `offset`. The end of the file is a
-    /// hole. Fails with `ENXIO` if `offset` is at or behind the end, or if data is wanted and none
-    /// follows.
+    /// Returns the offset of the next data or hole, as `what` says, at or behind `offset`. The end
+    /// of the file is a hole. Fails with `ENXIO` if `offset` is at or behind the end. Also fails
+    /// with `ENXIO` if `what` is `Seek::Data` and no data follows.
     pub(super) fn seek(&self, offset: u64, what: Seek) -> Result<u64, Errno> {
         if offset >= self.size {
             return Err(Errno::NXIO);
@@ -128,8 +128,8 @@ impl FileContent {
         if size > SIZE_MAX { Err(Errno::FBIG) } else { Ok(()) }
     }
 
-    /// Sets the size. Growth adds a hole. A size that is at most the current size frees all pages
-    /// behind it, also reserved ones, as on ext4 and the kernel's tmpfs.
+    /// Sets the size. Growth adds a hole. If the new size is at or below the current one, all pages
+    /// behind the new size are freed, also reserved ones, as on ext4 and the kernel's tmpfs.
     ///
     /// # Errors
     /// The errors of [`FileContent::check_size`].
@@ -146,10 +146,10 @@ impl FileContent {
     /// Changes the allocation as fallocate(2) does.
     ///
     /// # Errors
-    /// `EINVAL` for an empty range. A collapse or an insert also fails with `EINVAL` with
-    /// `KEEP_SIZE`, or for a range that is not whole pages. `EINVAL` if a collapse reaches the end
-    /// of the file, or an insert does not begin before the end. `EFBIG` for a range behind the
-    /// largest size; `ENOSPC`; `EOPNOTSUPP` for flags that exclude each other.
+    /// `EINVAL` for an empty range. A collapse or an insert fails with `EINVAL` if `KEEP_SIZE` is
+    /// set, or if the range is not whole pages. It also fails with `EINVAL` if a collapse reaches
+    /// the end of the file, or if an insert does not begin before the end. `EFBIG` for a range
+    /// behind the largest size; `ENOSPC`; `EOPNOTSUPP` for flags that exclude each other.
     pub(super) fn allocate(
         &mut self,
         offset: u64,
@@ -170,8 +170,9 @@ impl FileContent {
             Fallocate::ZERO_RANGE => {
                 self.take_missing(touched_pages(offset..end), space)?;
                 self.zero_edges(offset..end);
-                // Remove the pages and then reserve them, so that they read as zeros. They stay
-                // charged in between, so no other writer can use their space.
+                // The zeroed range must read as zeros and stay allocated. So remove its pages, and
+                // then reserve them. The pages stay charged in between, so no other writer can use
+                // their space.
                 self.map_mut().remove(whole_pages(offset..end));
                 self.map_mut().reserve(touched_pages(offset..end));
                 self.extend_to(end, is_size_kept);
@@ -243,8 +244,8 @@ impl FileContent {
         pages.end - pages.start - charged
     }
 
-    /// Charges those of `pages` that were not charged before. `ENOSPC` if there is not enough
-    /// space.
+    /// Charges the budget for each page of `pages` that is not charged yet. `ENOSPC` if there is
+    /// not enough space.
     fn take_missing(&self, pages: Range<u64>, space: &Budget) -> Result<(), Errno> {
         match self.missing_in(&pages) {
             0..=RESERVE_PAGES_MAX => {}
@@ -263,7 +264,7 @@ impl FileContent {
         }
     }
 
-    /// Zeroes those bytes of `range` that are in pages which `range` covers only in part.
+    /// Zeroes the bytes of `range` in the pages that `range` covers only in part.
     fn zero_edges(&mut self, range: Range<u64>) {
         if range.start / PAGE_BYTES == range.end / PAGE_BYTES {
             return self.zero_within_page(range);

@@ -3,10 +3,11 @@
 //! A directory finds entries by name, and can be read from any position while it changes. Reading
 //! is hard because of the cookie, the position at which a reader continues. A reader passes the
 //! cookie of its last entry, perhaps much later. It must neither miss nor repeat an entry that
-//! exists all the time. A position in a growing table cannot serve as a cookie, and a cursor inside
-//! the directory would have to be moved. Trap T48 is a cursor that is moved wrongly, so that
-//! entries are skipped. In this module each new entry takes its cookie from a counter and keeps it,
-//! so "behind cookie c" never changes its meaning.
+//! exists all the time. A position in a growing hash table cannot serve as a cookie, because
+//! entries move when the table grows. A cursor inside the directory would have to be moved when
+//! entries are removed. If it is moved wrongly, the reader skips entries, which is trap T48. In
+//! this module each new entry takes its cookie from a counter and keeps it, so "behind cookie c"
+//! never changes its meaning.
 //!
 //! # Mechanism
 //! Entries are in chunks by cookie: chunk n has the cookies 128 n to 128 n + 127, in order. `index`
@@ -19,16 +20,16 @@
 //!
 //! # Guarantees
 //! - E.1: cookies are never 0, never reused, and ascend in the order of insertion.
-//! - E.2: replacing the inode of a name keeps the cookie. So a pass over the directory reports a
+//! - E.2: replacing the inode of a name keeps the cookie. So a listing of the directory reports a
 //!   name that exists throughout exactly once, even if files are renamed onto it (trap P13).
 //! - E.3: a batch (the entries that `readdir` copies at once) visits a bounded number of positions,
 //!   however many entries were removed.
-//! - E.4: renaming an entry within the directory keeps the cookie. So a pass reports a renamed file
-//!   once, under one of its names, and it ends even if each reported file is renamed.
+//! - E.4: renaming an entry within the directory keeps the cookie. So a listing reports a renamed
+//!   file once, under one of its names, and it ends even if each reported file is renamed.
 //!
 //! # Limits
 //! `.` and `..` are not entries; the caller adds them. A removed directory takes no new entries
-//! (`ENOENT`). A directory has no lock; its inode has one.
+//! (`ENOENT`). A `Directory` has no lock of its own; the lock of its inode protects it.
 //!
 //! Source: readdir(3), getdents(2); Linux `fs/libfs.c` (stable directory offsets).
 
@@ -42,7 +43,8 @@ use crate::fs::DirEntry;
 use crate::hash::HashKeys;
 use crate::name::{Name, name_words};
 
-/// Cookies per chunk. The compaction of a chunk moves at most this many entries.
+/// Number of cookies (positions of entries in a directory listing) in a chunk. A chunk is compacted
+/// when most of its entries were removed. The compaction moves at most this many entries.
 const CHUNK_COOKIES: u64 = 1 << CHUNK_BITS;
 /// The number of low bits of a handle that identify the entry within its chunk. A handle is the
 /// number that the index stores for an entry. Its other bits identify the chunk.
@@ -91,7 +93,7 @@ pub(super) struct FoundEntry {
     handle: u32,
 }
 
-/// The entries of one directory. The lock of the directory's inode slot protects all fields.
+/// The entries of one directory. All fields are protected by the lock of the directory's inode.
 pub(super) struct Directory {
     is_removed: bool,
     /// The inode number of the parent directory.
@@ -162,7 +164,8 @@ impl Directory {
         Some(FoundEntry { link, position, handle })
     }
 
-    /// Checks that the directory accepts new entries. `ENOENT` if it is removed.
+    /// Checks that the directory accepts new entries. Returns `ENOENT` if the directory was
+    /// removed.
     pub(super) fn check_alive(&self) -> Result<(), Errno> {
         if self.is_removed { Err(Errno::NOENT) } else { Ok(()) }
     }
@@ -185,8 +188,8 @@ impl Directory {
         }
     }
 
-    /// Adds an entry. `EEXIST` if the name exists, `ENOENT` if the directory is removed, `ENOSPC`
-    /// if it is full.
+    /// Adds an entry. Fails with `EEXIST` if the name exists, with `ENOENT` if the directory was
+    /// removed, and with `ENOSPC` if the directory has no place for another entry.
     pub(super) fn insert(&mut self, key: Key<'_>, link: Link) -> Result<(), Errno> {
         self.check_alive()?;
         match self.find(key) {
@@ -312,7 +315,8 @@ impl Chunk {
     }
 }
 
-/// Copies of some entries of a directory, so that they can be reported without its lock.
+/// Copies of some entries of a directory, so that they can be reported after the directory's lock
+/// is released.
 #[derive(Default)]
 pub(super) struct Batch {
     names: Vec<u8>,
@@ -422,7 +426,7 @@ mod tests {
     use super::*;
 
     fn key(bytes: &[u8]) -> Key<'_> {
-        // Use only three bits of the hash, so that many names have equal hashes.
+        // The test's hash has only three bits, so that many names have equal hashes.
         let hash = u32::from(bytes[0] & 7);
         Key { name: Name::new(bytes).unwrap(), hash }
     }
@@ -505,9 +509,9 @@ mod tests {
     }
 
     proptest! {
-        /// The directory must answer like a map from names to (inode number, cookie), in the order
-        /// of cookies. Names have 1 or 60 bytes, so that some are stored in the entry and others
-        /// are not.
+        /// Checks that the directory answers like a map from names to (inode number, cookie), in
+        /// the order of cookies. Names have 1 or 60 bytes, because short names are stored in the
+        /// entry and long ones are not.
         #[test]
         fn directory_answers_as_a_map(ops in prop::collection::vec(op(), 1..600)) {
             let mut directory = Directory::new();

@@ -1,28 +1,32 @@
 //! A multimap from the hash of a name to its entries, by linear hashing.
 //!
-//! A hash table that doubles its size moves every entry at once, and meanwhile the file-system
-//! directory cannot be used. A tree of hashes has a cache miss per level. Linear hashing adds one
-//! bucket at a time, and moves some entries of one existing bucket to the new one. A search finds
-//! the bucket by its number, and then looks through the bucket's few entries.
+//! A hash table that doubles its size moves every entry at once. Meanwhile the directory whose
+//! entries it holds cannot be used. A tree of hashes has a cache miss per level. Linear hashing
+//! adds one bucket at a time, and moves some entries of one existing bucket to the new one. A
+//! search finds the bucket by its number, and then looks through the bucket's few entries.
 //!
 //! # Mechanism
-//! Let n be the number of buckets and m the power of two at or above n. Hash h belongs to bucket h
-//! mod m if that bucket exists, otherwise to bucket h mod m/2. The last bucket, n - 1, has taken
-//! its pairs from bucket n - 1 - m/2. When the last bucket is removed, its pairs go back to that
-//! bucket. A search returns the [`Position`] of the pair. So a change needs no second search.
+//! The table stores pairs of a hash and a value. Let n be the number of buckets and m the smallest
+//! power of two that is at least n. Hash h belongs to bucket h mod m if that bucket exists,
+//! otherwise to bucket h mod m/2. When the last bucket, n - 1, is added, it takes its pairs from
+//! bucket n - 1 - m/2. When it is removed, its pairs go back there. A search returns the
+//! [`Position`] of the pair. A caller that then changes or removes the pair passes this position.
+//! So the table does not search for the pair again.
 //!
 //! # Invariants
-//! - H.1: every pair is in the bucket that its hash belongs to.
+//! - H.1: every pair of a hash and a value is in the bucket to which its hash belongs.
 //! - H.2: there are at most [`FILL_MAX`] pairs per bucket on average, and at least one bucket if
 //!   there is a pair.
 //!
 //! # Limits
-//! The index compares no names: a search visits all pairs with the hash. The hash must be keyed
-//! (trap T54). The index has no lock; the inode of the directory has one.
+//! The index compares no names: a search for a hash visits all values that were inserted under this
+//! hash. The hash must be keyed (trap T54). The index has no lock of its own; the lock of the
+//! directory's inode protects it.
 //!
 //! Source: Litwin, "Linear Hashing: A New Tool for File and Table Addressing", 1980.
 
-/// Maximum average number of pairs per bucket. With more pairs, the table grows.
+/// Maximum average number of pairs (of a hash and a value) per bucket. With more pairs, the table
+/// grows.
 const FILL_MAX: usize = 4;
 /// The average number of pairs per bucket below which the table shrinks. It is far below
 /// [`FILL_MAX`], so that alternating insertions and removals do not split and merge a bucket each
@@ -47,7 +51,7 @@ struct Pair {
     value: u32,
 }
 
-/// The position of a pair. It is valid until the index changes.
+/// The position of a (hash, value) pair in the index. It is valid until the index changes.
 #[derive(Clone, Copy)]
 pub(super) struct Position {
     bucket: u32,
@@ -60,8 +64,8 @@ impl HashIndex {
         HashIndex { buckets: Vec::new(), len: 0, mask: 0 }
     }
 
-    /// Calls `is_wanted` for each value with `hash`, until it returns a result. Returns that
-    /// result, and the position of the value.
+    /// Calls `is_wanted` for each value that was inserted with `hash`, until `is_wanted` returns a
+    /// result. Returns that result, and the position of the value.
     #[inline]
     pub(super) fn find<R>(
         &self,
@@ -142,8 +146,8 @@ impl HashIndex {
     }
 }
 
-/// Returns the bucket of `hash` among `count` buckets. `mask` is the mask for a table of `count`
-/// buckets.
+/// Returns the bucket that `hash` belongs to if there are `count` buckets. `mask` is
+/// `mask_of(count)`.
 #[inline]
 fn bucket_of(hash: u32, count: usize, mask: usize) -> usize {
     let bucket = hash as usize & mask;
@@ -155,8 +159,7 @@ fn mask_of(count: usize) -> usize {
     count.next_power_of_two() - 1
 }
 
-/// Returns the number of the bucket from which the new bucket number `new` takes its pairs. `new`
-/// is at least 1.
+/// Returns the bucket whose pairs are split when bucket number `new` is added. `new` is at least 1.
 fn sibling_of(new: usize) -> usize {
     new - (new + 1).next_power_of_two() / 2
 }

@@ -1,13 +1,14 @@
 //! One inode: its attributes and its content.
 //!
-//! `table` finds an inode by number, in a slot with one lock. The lock protects everything but the
-//! bytes of a regular file, which have their own lock. So a change of names takes one lock per
-//! changed inode, and stat(2) takes one lock. A long write delays neither of them.
+//! The inodes are in slots of the table `table`, which finds them by number. Each slot has one
+//! lock. It protects everything but the bytes of a regular file, which have their own lock. So a
+//! change of names takes one lock per changed inode, and stat(2) takes one lock. A long write
+//! delays neither of them.
 //!
 //! Memory use matters most for a tmpfs, so the inode is compact. A time has 12 bytes. Rare parts
-//! (bytes, extended attributes, ACLs) are behind a pointer. With its lock an inode has two cache
-//! lines of its own. Each change of a directory locks its inode for writing, which must not slow
-//! down threads that use another inode.
+//! (bytes, extended attributes, ACLs) are behind a pointer. An inode and its lock have two cache
+//! lines of their own. Each change of a directory writes to the lock of its inode, and that must
+//! not slow down threads that use another inode.
 //!
 //! # Times
 //! The clock is the coarse real-time clock, as in the kernel's file systems before multigrain
@@ -106,8 +107,8 @@ pub(super) fn target_bytes(target: &[u8]) -> u64 {
 }
 
 impl Inode {
-    /// Turns a vacant slot that has got its number into an inode of `kind`. The inode has no links,
-    /// except the two of a new directory. The caller sets the ACLs.
+    /// Turns a vacant slot into an inode of `kind`. The slot already has the new inode number. The
+    /// inode has no links, except the two of a new directory. The caller sets the ACLs.
     pub(super) fn fill(&mut self, kind: FileKind, what: &Make<'_>, now: Timespec) {
         let (body, nlink) = match kind {
             FileKind::Regular => (Body::File(File::default()), 0),
@@ -132,7 +133,8 @@ impl Inode {
         Inode { ino: NO_NUMBER, attributes, body: Body::Vacant(uses) }
     }
 
-    /// Returns the number of inodes that have used this vacant slot. Returns 0 if it is not vacant.
+    /// Returns the number of inodes that this slot has had before. The slot must be vacant, that
+    /// is, have no inode now.
     pub(super) fn uses_of_vacant(&self) -> u32 {
         debug_assert!(matches!(self.body, Body::Vacant(_)), "the slot is not vacant");
         if let Body::Vacant(uses) = self.body { uses } else { 0 }
@@ -195,8 +197,8 @@ impl Inode {
         }
     }
 
-    /// Returns the content of a regular file, for a change. If the file has none yet, creates it.
-    /// The errors are those of `content`.
+    /// Returns the content of a regular file, for a change. If the file has no content yet, creates
+    /// an empty one. The errors are those of `content`.
     pub(super) fn content_mut(&mut self) -> Result<&Arc<RwLock<FileContent>>, Errno> {
         match &mut self.body {
             Body::File(file) => Ok(file.content.get_or_insert_default()),

@@ -1,37 +1,39 @@
 //! Operations that change names: make, remove, rename, link.
 //!
 //! Each operation is atomic. It locks the directories, checks, and only then changes anything. So a
-//! failure leaves no trace, and a name that is renamed over is never missing. Each entry is
-//! searched once; its position stays valid until the lock is released.
+//! failure leaves no trace, and a name that is renamed over is never missing. An operation searches
+//! a directory only once per name. The position that it finds stays valid until it releases the
+//! directory's lock.
 //!
 //! # Lock order
 //! 1. The content of one file. A thread that takes this lock holds no other one.
 //! 2. Directories, exclusive, in ascending order of their slots, all at once ([`Locks`]). These are
-//!    the one or two directories of the names, and each directory that is moved, removed or
-//!    replaced. A directory that is removed or replaced is locked so that no entry can be made in
-//!    it after the check that it is empty. All threads lock in this order, so concurrent renames do
-//!    not deadlock, which is trap P9. The order is by slot, not by number, because an old number of
-//!    a reused slot leads to the same lock as the current one.
+//!    the one or two directories that contain the names, and each directory that is moved, removed
+//!    or replaced. A directory that is removed or replaced is locked so that no entry can be made
+//!    in it after the check that it is empty. All threads lock in this order, so concurrent renames
+//!    do not deadlock, which is trap P9. The order is by slot, not by inode number. The reason is
+//!    that after the reuse of a slot, an old and a new number lead to one lock.
 //! 3. One inode that is not a directory. A thread that holds its lock waits only for a lock of rule
 //!    4.
 //! 4. A free list of slots.
 //!
-//! The kind of an inode is known only from its entry, under the lock of the entry's directory. If
-//! an entry turns out to be a directory that is not locked yet, the operation releases all locks.
-//! Then it takes them again together with the lock of that directory, and searches the entries
-//! again. This search finds another inode only if calls for one name overlap, which rule F.1 of
-//! `FileSystem` forbids. In that case the operation repeats these steps, or fails with `ESTALE` if
-//! the directory was forgotten meanwhile.
+//! An operation must know whether the inode that it moves, removes or replaces is a directory. It
+//! learns that from the entry, after it has locked the entry's directory. If the inode is a
+//! directory that is not locked yet, the operation releases all locks. It takes them again together
+//! with the lock of that directory, and searches the entries again. The entries may now have other
+//! inodes, but only if another caller breaks rule F.1 of `FileSystem`: calls for one name do not
+//! overlap. Then the operation tries again, or fails with `ESTALE` if the directory was forgotten.
 //!
 //! # Invariants
 //! - M.1: a link is counted under the lock of the directory that gains or loses the entry. So while
 //!   that lock is held, link counts agree with the entries (N.2 of `inode`).
-//! - M.2: an entry has the kind of its inode. So an inode whose entry is not a directory is locked
-//!   by rule 3.
+//! - M.2: the kind of file that an entry stores is that of its inode. So the entry tells whether
+//!   the inode is locked as a directory (step 2 of the lock order) or as another file (step 3).
 //!
 //! # Limits
-//! This module checks kinds, and that no directory becomes its own parent, which is cheap. The
-//! caller must exclude longer loops.
+//! This module checks that the kinds of the files allow the operation: no directory replaces a
+//! file, and no file replaces a directory. It also checks that no directory becomes its own parent.
+//! The caller must exclude loops through several directories.
 //!
 //! Source: rename(2), link(2), unlink(2), rmdir(2); Linux
 //! `Documentation/filesystems/directory-locking.rst`.
@@ -48,8 +50,8 @@ use crate::attr::{Attr, FileKind, Timespec};
 use crate::fs::{AclKind, Make, RenameMode};
 use crate::name::Name;
 
-/// Maximum number of directories that one call locks: the two that contain the names, and two
-/// targets.
+/// Maximum number of directories that one call locks: the two that contain the names, and the two
+/// that a rename moves, replaces or exchanges.
 const LOCKS_MAX: usize = 4;
 
 impl Tmpfs {
@@ -61,8 +63,9 @@ impl Tmpfs {
         what: &Make<'_>,
     ) -> Result<Attr, Errno> {
         let key = self.key(name);
-        // Make the inode before locking the directory. So the inode is in its slot before its name
-        // exists (invariant I.1 of `table`). Few calls fail and have to discard the inode.
+        // Make the inode before the directory is locked. The inode is then in its slot before its
+        // name exists (invariant I.1 of `table`). If the call fails later, it discards the inode,
+        // but that is rare.
         let attr = self.insert_new(what, |inode| match inode.directory_mut() {
             Ok(directory) => directory.set_parent(dir),
             Err(_) => inode.attributes.nlink = 1,
@@ -118,8 +121,8 @@ impl Tmpfs {
     pub(super) fn add_name(&self, node: u64, dir: u64, name: Name<'_>) -> Result<Attr, Errno> {
         let (key, table) = (self.key(name), self.table.enter());
         if rank(node) == rank(dir) {
-            // The inode numbers `node` and `dir` share a slot. So one of the numbers is old, or
-            // `node` is the directory itself.
+            // `node` and `dir` are in the same slot. Either both are the number of the same
+            // directory, or one of them is the number of an earlier inode of the slot.
             let kind = table.read(node)?.kind();
             return Err(if kind == FileKind::Directory { Errno::PERM } else { Errno::STALE });
         }
@@ -199,7 +202,8 @@ impl Tmpfs {
         Key::new(name, &self.keys)
     }
 
-    /// Charges and makes a new inode, runs `finish` on it, and returns its attributes.
+    /// Charges the budgets for a new inode, makes the inode, runs `finish` on it, and returns its
+    /// attributes.
     fn insert_new(&self, what: &Make<'_>, finish: impl FnOnce(&mut Inode)) -> Result<Attr, Errno> {
         let kind = FileKind::from_mode(what.mode).ok_or(Errno::INVAL)?;
         let target = if kind == FileKind::Symlink { target_bytes(what.target) } else { 0 };
@@ -235,8 +239,8 @@ impl Tmpfs {
         self.xattrs.first(set, &self.space)
     }
 
-    /// Lowers the link count of an inode after its entry `link` was removed. The count of a
-    /// directory becomes 0, because a directory has only one name.
+    /// Lowers the link count of an inode after its directory entry `link` was removed. The link
+    /// count of a directory becomes 0, because a directory has only one name.
     fn unlink(&self, table: &Entered<'_>, locks: &mut Locks<'_>, link: Link) -> Result<(), Errno> {
         change(table, locks, link, |attributes| {
             attributes.nlink = match link.kind {
@@ -319,7 +323,7 @@ impl Rename<'_, '_> {
         change(self.table, self.locks, other_link, |attributes| attributes.touch(now()))
     }
 
-    /// Sets the parent of the target of `link`, if it is a directory.
+    /// If `link` leads to a directory, records `dir` as the parent of that directory.
     fn note_parent(&mut self, link: Link, dir: u64) -> Result<(), Errno> {
         if link.kind == FileKind::Directory {
             self.locks.directory(link.ino)?.set_parent(dir);
@@ -332,9 +336,9 @@ impl Rename<'_, '_> {
         if self.moved.link.ino == self.new_dir { Err(Errno::INVAL) } else { Ok(()) }
     }
 
-    /// Updates times and link counts of the two directories of a rename. The new directory gains
-    /// `there` subdirectories from the old one. The old directory gains `back` subdirectories from
-    /// the new one.
+    /// Updates the times and link counts of the two directories of a rename. `there` is the number
+    /// of subdirectories that move from the old directory to the new one. `back` is the number that
+    /// move from the new one to the old one.
     #[inline]
     fn touch_directories(&mut self, now: Timespec, there: u32, back: u32) -> Result<(), Errno> {
         let new = &mut self.locks.inode(self.new_dir)?.attributes;
@@ -357,10 +361,12 @@ struct Locks<'a> {
 }
 
 impl<'a> Locks<'a> {
-    /// Locks two directories, which may be the same. If two numbers share a slot, only one can be
-    /// valid, and `inode` does not find the other. A wrong number may lead this function to lock a
-    /// file as if it were a directory. That cannot deadlock, because a thread that holds the lock
-    /// of a file waits for no other inode.
+    /// Locks the directories `a` and `b`, which may be the same. Slots are reused, so the number of
+    /// a removed directory may belong to the same slot as the other number. Then this function
+    /// locks the slot once. The outdated number leads to `ESTALE`, either here or in a later call
+    /// of `inode`. If a number is that of a file, this function locks the file before it fails.
+    /// That cannot deadlock, because a thread that holds the lock of a file waits for no other
+    /// inode.
     ///
     /// # Errors
     /// `ESTALE` for an inode that is gone, `ENOTDIR` for one that is not a directory.
@@ -440,7 +446,8 @@ fn write_directory<'a>(
     Ok(inode)
 }
 
-/// Returns the number of links that an entry adds to its directory: 1 for a subdirectory.
+/// Returns the number of links that an entry adds to its directory: 1 for a subdirectory, otherwise
+/// 0.
 fn subdirectories(link: Link) -> u32 {
     u32::from(link.kind == FileKind::Directory)
 }

@@ -20,7 +20,7 @@
 //!
 //! # Limits
 //! The map knows neither the size of the file nor a limit; the caller checks offsets. The map has
-//! no lock; its owner has one.
+//! no lock of its own; the lock of the file's content protects it.
 //!
 //! Source: Linux `Documentation/core-api/xarray.rst` (tree of extents); Bagwell, "Ideal Hash Trees"
 //! (bitmap index).
@@ -60,7 +60,8 @@ impl PageMap {
         extents.map(|(&no, e)| count(e.charged() & slots_of(no, &pages))).sum()
     }
 
-    /// Fills `buf` with the bytes at `offset`; absent and reserved pages read as zeros.
+    /// Fills `buf` with the bytes of the file at `offset`. Pages without memory (absent or reserved
+    /// ones) read as zeros.
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) {
         let mut rest = buf;
         let mut offset = offset;
@@ -77,9 +78,9 @@ impl PageMap {
         }
     }
 
-    /// Copies `bytes` to `offset` and returns the number of bytes. Each page that was not charged
-    /// uses one of `grants`, the number of pages that the caller has charged in advance. If no
-    /// grant is left, the copy ends before that page.
+    /// Copies `bytes` to `offset` and returns the number of copied bytes. `grants` is the number of
+    /// pages that the caller has charged in advance. Each page that was not charged before uses one
+    /// grant. If no grant is left, the copy ends before that page.
     pub(super) fn write(&mut self, offset: u64, bytes: &[u8], grants: &mut u64) -> usize {
         let mut done = 0;
         while done < bytes.len() {
@@ -135,8 +136,8 @@ impl PageMap {
         }
     }
 
-    /// Moves every page at or behind `from` so that page `from` becomes page `to`. The caller has
-    /// made the target pages absent.
+    /// Moves page number `from` of the file to page number `to`, and every later page by the same
+    /// distance. The caller has removed the pages that were at the new places.
     pub(super) fn shift(&mut self, from: u64, to: u64) {
         let mut moving = Vec::new();
         let tail: Vec<u64> = self.extents.range(from / EXTENT_PAGES..).map(|(&no, _)| no).collect();
@@ -198,8 +199,8 @@ impl Extent {
         self.present | self.reserved
     }
 
-    /// Returns the index in `pages` at which the page of `slot` is, or would be if it is not
-    /// present.
+    /// Returns the index in `pages` of the page in `slot`. If `slot` has no page, returns the index
+    /// at which its page would be inserted.
     fn index(&self, slot: u64) -> usize {
         count(self.present & ((1 << slot) - 1)) as usize
     }
@@ -213,7 +214,9 @@ impl Extent {
         (self.present >> slot & 1 == 1).then(|| &mut *self.pages[index])
     }
 
-    /// Adds a page to an absent slot. With None, adds a reservation.
+    /// Adds a page to the extent: stores `page` in `slot`, which has no page and no reserved space
+    /// yet. If `page` is None, marks the slot as reserved (its space is charged, but it has no
+    /// memory).
     fn put(&mut self, slot: u64, page: Option<Box<Page>>) {
         match page {
             Some(page) => {
@@ -258,22 +261,24 @@ impl Extent {
         done
     }
 
-    /// Makes the pages of `slots` absent and returns how many of them were charged.
+    /// Drops the pages and the reserved space of `slots`. Returns how many of these slots had a
+    /// page or were reserved, and so were charged to the budget of bytes.
     fn remove(&mut self, slots: u64) -> u64 {
         let removed = count(self.charged() & slots);
         self.take(slots, |_, _| ());
         removed
     }
 
-    /// Makes the pages of `slots` absent. Passes each charged page to `sink`, in ascending order. A
-    /// reservation is passed as None.
+    /// Removes the pages of this extent whose bits are set in `slots`. Passes each page that was
+    /// charged to the budget to `sink`, in ascending order. A reserved page was charged but has no
+    /// memory, so it is passed as None.
     fn take(&mut self, slots: u64, mut sink: impl FnMut(u64, Option<Box<Page>>)) {
         let (present, charged) = (self.present, self.charged());
         let mut kept = Vec::new();
         let mut pages = std::mem::take(&mut self.pages).into_iter();
         for slot in (0..EXTENT_PAGES).filter(|slot| charged >> slot & 1 == 1) {
-            // `pages` has one page per present bit (invariant C.2). So a charged slot without a
-            // page is a reservation.
+            // `pages` has one page for each bit that is set in `present` (invariant C.2). So a page
+            // that was charged but is not present is a reserved page.
             let page = if present >> slot & 1 == 1 { pages.next() } else { None };
             match (slots >> slot & 1 == 1, page) {
                 (true, page) => sink(slot, page),
@@ -301,8 +306,8 @@ fn new_page(within: usize, bytes: &[u8]) -> Box<Page> {
     page.try_into().unwrap_or_else(|_| unreachable!("both are one page long"))
 }
 
-/// Returns the position of the byte at `offset`: its extent, the slot in the extent, and the offset
-/// in the page.
+/// Returns the position of the byte at `offset`: the extent, the slot of the page in that extent,
+/// and the offset in the page.
 fn locate(offset: u64) -> (u64, u64, usize) {
     let page = offset / PAGE_BYTES;
     (page / EXTENT_PAGES, page % EXTENT_PAGES, (offset % PAGE_BYTES) as usize)

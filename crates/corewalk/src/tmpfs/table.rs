@@ -5,35 +5,37 @@
 //! count. Each slot has its own lock, so two threads meet only if they use the same inode.
 //!
 //! # Mechanism
-//! The lower half of a number is its slot. The upper half counts the earlier uses of the slot. So
-//! slots are reused and numbers are not: (number, generation 0) identifies an inode for ever, and
-//! no stale handle reaches a new file (trap P11). A slot whose count is at its maximum is retired.
-//! After locking a slot, a caller compares the number, and gets `ESTALE` for an old one.
+//! The lower half of an inode number is its slot. The upper half counts the earlier uses of the
+//! slot. So slots are reused and inode numbers are not: (number, generation 0) identifies an inode
+//! for ever, and no stale handle reaches a new file (trap P11). A slot whose count is at its
+//! maximum is retired. A caller locks the slot, and then compares the inode number in it with its
+//! own. If they differ, the inode is gone, and the caller gets `ESTALE`.
 //!
-//! Slots are allocated in segments of 64, and segments in levels of doubling size, so neither is
-//! ever copied. A thread takes free slots from the list of its shard. The list exchanges batches
-//! with a depot (`depot`). New slots are made only if the depot is empty. Numbers do not show the
-//! order of creation.
+//! A segment is 64 slots. The segments are in arrays (levels), each twice as long as the one
+//! before. So no slot and no segment is ever copied. Threads are divided into shards, and a thread
+//! takes free slots from the list of its shard. The list exchanges batches with the depot, a pool
+//! of free slots for all shards (`depot`). New slots are made only if the depot is empty.
 //!
 //! # Returning memory
-//! A segment is freed when all its slots are in the depot, except for a few spare segments. Callers
-//! reach slots in an RCU read section ([`Entered`]), and the memory is freed after a grace period.
-//! A caller with an old number finds no segment, or a vacant slot, and gets `ESTALE`. The table
-//! keeps the highest use count of each segment. A segment that is allocated again starts there, so
-//! no number repeats. A read section lasts as long as the call holds inode locks.
+//! A segment is freed when the depot has all its slots; a few spare segments are kept. A caller
+//! that holds the number of a removed inode finds no segment, or a vacant slot, and gets `ESTALE`.
+//! The table keeps the highest use count of each segment. If the segment is allocated again, its
+//! slots continue from that count, so no inode number repeats. Callers use slots in an RCU read
+//! section ([`Entered`]), which lasts as long as they hold inode locks. The memory of a segment is
+//! freed after a grace period.
 //!
 //! # Locks
-//! - A slot lock. The module `names` says in which order a thread takes several of them.
-//! - The lock of a shard of `free`, then the lock of `depot`. A thread that takes the first of
-//!   these locks may hold the lock of a file's content, but no other lock.
+//! - The lock of a slot protects the inode in the slot. For the order of several slot locks see the
+//!   module `names`.
+//! - A thread takes the lock of a free list before the lock of `depot` (a pool of free slots).
+//!   Before a free list, it may have locked the content of a file, but nothing else.
 //!
 //! # Invariants
-//! - I.1: an inode is in its slot before its first directory entry exists, until it is forgotten
-//!   without links. So a number in a locked directory is in the table.
-//! - I.2: a slot is in one free list, or being moved between two, if and only if it is vacant and
-//!   not retired, and its segment is allocated.
-//! - I.3: `uses` of a segment is at least the use count of each of its vacant slots that have been
-//!   used.
+//! - I.1: an inode enters its slot before its first directory entry exists. It stays there until it
+//!   has no links and is forgotten. So each inode number in a locked directory is in the table.
+//! - I.2: a vacant slot of an allocated segment is in one free list (or the depot), or is being
+//!   moved between two. Retired slots (whose use count is at its maximum) and slot 0 are in none.
+//! - I.3: `Segment::uses` is at least the use count of each vacant slot of the segment.
 //!
 //! Source: traps P1, P2, P11; Bonwick and Adams, "Magazines and Vmem", USENIX 2001.
 
@@ -72,9 +74,9 @@ type Slots = [OwnLine<RwLock<Inode>>; SEGMENT_SLOTS as usize];
 /// Slots that are allocated and freed together.
 #[derive(Default)]
 struct Segment {
-    /// The slots, each protected by its own lock. The pointer to them is written only by a thread
-    /// that owns all slots of the segment. Such a thread took them from the depot, or has just made
-    /// them.
+    /// The slots, each protected by its own lock. A thread writes the pointer to the slots only
+    /// while it owns all of them. It owns them after it has made them, or has taken them from the
+    /// depot (the pool of free slots).
     slots: RcuOption<Slots>,
     /// An upper bound of the use counts of the segment's slots (I.3).
     uses: AtomicU32,
@@ -90,22 +92,24 @@ pub(super) struct InodeTable {
     /// The free slots, with a list for each shard of threads. Each list is protected by its own
     /// mutex.
     free: Box<[OwnLine<Mutex<Vec<u32>>>]>,
-    /// The depot, protected by its own mutex. A thread that locks both takes the mutex of a list in
-    /// `free` first.
+    /// The depot: a pool for the free slots that are in no list of `free`. The depot is protected
+    /// by its own mutex. A thread that locks both a list in `free` and the depot locks the list
+    /// first.
     depot: CachePadded<Mutex<Depot>>,
     /// The number of segments ever allocated.
     segments: CachePadded<AtomicU64>,
 }
 
-/// A table in an RCU read section. No slot of the table is freed during the section.
+/// Access to an inode table within an RCU read section. No slot of the table is freed during the
+/// section.
 pub(super) struct Entered<'t> {
     table: &'t InodeTable,
     section: rcu::ReadGuard,
 }
 
 impl InodeTable {
-    /// Returns a table with the first segment. The slot of the root directory is vacant, and is in
-    /// no free list.
+    /// Returns an inode table with the slots of one segment (64 slots). The slot of the root
+    /// directory is vacant, and is in no free list.
     pub(super) fn new() -> InodeTable {
         let table = InodeTable {
             levels: [const { OnceLock::new() }; LEVELS],
@@ -117,8 +121,8 @@ impl InodeTable {
         table
     }
 
-    /// Enters a read section for a call. The section must end before code of a caller runs, which
-    /// could wait.
+    /// Begins an RCU read section for one call. The section must end before the call runs a
+    /// callback of its caller, because the callback could block.
     #[inline]
     pub(super) fn enter(&self) -> Entered<'_> {
         Entered { table: self, section: rcu::read_lock() }
@@ -183,7 +187,8 @@ impl InodeTable {
         }
     }
 
-    /// Allocates a new segment, if the table is not full, and adds its slots to `free`.
+    /// Allocates a new segment (64 inode slots), if the table is not full, and adds its slots to
+    /// `free`.
     fn take_segment(&self, free: &mut Vec<u32>) {
         // ORDERING: Relaxed. The count only gives each thread a segment number of its own. The
         // store to `Segment::slots` publishes the segment.
@@ -193,7 +198,8 @@ impl InodeTable {
         }
     }
 
-    /// Allocates a segment, which no other thread can find yet, and adds its slots to `free`.
+    /// Allocates the 64 inode slots of segment number `nth`, which has no memory at this time. Adds
+    /// them to `free`. No other thread can find these slots yet.
     fn make_segment(&self, nth: u32, free: &mut Vec<u32>) {
         let start = nth * SEGMENT_SLOTS;
         let level = (nth + 1).ilog2();
@@ -239,8 +245,8 @@ impl Entered<'_> {
         if inode.ino() == ino { Ok(inode) } else { Err(Errno::STALE) }
     }
 
-    /// Returns a vacant slot with a new number, locked for writing. No other thread knows the
-    /// number yet. `ENOSPC` if all slots are in use.
+    /// Returns a vacant slot, locked for writing, and gives it a new inode number. No other thread
+    /// knows the number yet. Fails with `ENOSPC` if all slots are in use.
     pub(super) fn alloc(&self) -> Result<RwLockWriteGuard<'_, Inode>, Errno> {
         let index = self.table.alloc_slot().ok_or(Errno::NOSPC)?;
         let mut slot = self.slot(u64::from(index)).expect("a allocated slot exists").write();
@@ -266,9 +272,10 @@ impl Entered<'_> {
         drop(slot);
         if uses < u32::MAX {
             let segment = self.table.segment(index).expect("the segment of an inode exists");
-            // ORDERING: Relaxed. The locks of the lists of free slots order this store before the
-            // load of the use count in `make_segment`. `remove` loads the use count first, so that
-            // most removals store nothing.
+            // ORDERING: Relaxed. This store raises the segment's upper bound of use counts. The
+            // locks of the lists of free slots order it before the load of this bound in
+            // `make_segment`. In most removals the bound is already high enough. So load it first,
+            // and avoid the store.
             if segment.uses.load(Ordering::Relaxed) < next {
                 // ORDERING: Relaxed. As above.
                 segment.uses.fetch_max(next, Ordering::Relaxed);
@@ -287,8 +294,8 @@ impl Entered<'_> {
     }
 }
 
-/// Returns the rank of an inode's lock, which is its slot number. An old number of the slot gives
-/// the same rank.
+/// Returns the position of an inode's lock in the lock order: the number of the inode's slot. Two
+/// inodes that have used one slot, one after the other, have the same position.
 pub(super) fn rank(ino: u64) -> u32 {
     ino as u32
 }
@@ -370,8 +377,9 @@ mod tests {
         numbers
     }
 
-    /// Trap P11: a number must never be reused. So a segment that is allocated again must continue
-    /// the use counts of its slots.
+    /// Trap P11: an inode number must never be reused. A number consists of a slot and the slot's
+    /// use count. So if the memory of slots is freed and allocated again, the slots must continue
+    /// their counts.
     #[test]
     fn numbers_are_not_used_again_when_segments_are_given_back() {
         const COUNT: usize = 50 * SEGMENT_SLOTS as usize;
@@ -391,8 +399,9 @@ mod tests {
         assert!(slots.len() < 2 * COUNT, "slots are not reused: {} numbers", seen.len());
     }
 
-    /// While segments are freed and allocated again, and other threads make files, callers with old
-    /// numbers must get `ESTALE`.
+    /// Checks that the numbers of removed inodes stay invalid (`ESTALE`). Meanwhile other threads
+    /// make and remove inodes, so that segments (groups of 64 inode slots) are freed and allocated
+    /// again.
     #[test]
     fn old_numbers_are_estale_while_segments_are_given_back() {
         const ROUNDS: usize = if cfg!(miri) { 2 } else { 60 };

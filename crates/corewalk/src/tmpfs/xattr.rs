@@ -4,22 +4,22 @@
 //! parsed (`FileSystem::get_acl`), because the mode and the access ACL change each other.
 //!
 //! # Mechanism
-//! An inode has one set (`set`) behind one pointer. A shared set has at most 1024 users, so a
-//! million files with one security label need a thousand copies (`blocks`).
-//!
-//! - The first change of an inode in an epoch is de-duplicated at once. An epoch ends at
-//!   `FileSystem::maintain`, which a server calls once per second, at `Tmpfs::share_xattrs`, and
-//!   when space runs out.
-//! - A second change in the same epoch makes the set private, by a copy if it has other users. A
-//!   private set is changed in place, and de-duplicated when the epoch ends. Sharing does not pay
-//!   for a set that is soon replaced. At most [`QUEUED_MAX`] inodes wait.
+//! An inode has one set of extended attributes and ACLs (`set`), behind a pointer. Up to 1024
+//! inodes share one set (`blocks`), so a million files with one security label need a thousand
+//! copies.
+//! - The first change in an epoch: the new set is de-duplicated at once, that is, replaced by an
+//!   equal shared set. An epoch ends when space runs out, and at `FileSystem::maintain` (called
+//!   once per second) and `Tmpfs::share_xattrs`.
+//! - Further changes in the epoch: the inode gets a private set, a copy if others use the old one.
+//!   The set is changed in place and de-duplicated when the epoch ends, because it may soon change
+//!   again. At most [`QUEUED_MAX`] inodes wait for that.
 //! - Sets over [`SHARED_BYTES_MAX`] are not shared, which bounds the cost of a copy. With
 //!   `share_xattrs` off no set is shared.
 //!
 //! # Cost
-//! Sharing saves memory if many files have equal sets, and reading is faster. Setting a short value
-//! takes longer, because a copy is cheaper than a search. The index takes 2.1 MB from the first
-//! shared set on. Measurements: `docs/results/xattr-sharing.md`.
+//! Sharing sets of attributes saves memory if many files have equal sets. Reading is faster.
+//! Setting a short value takes longer, because of the search for an equal set. The index takes 2.1
+//! MB from the first shared set on. Measurements: `docs/results/xattr-sharing.md`.
 //!
 //! # Charges
 //! The budget of pages is also charged for each attribute (name, value and 48 bytes) and each ACL
@@ -29,13 +29,13 @@
 //! de-duplicated. A failed call has changed nothing.
 //!
 //! # Invariants
-//! - X.2: the bytes of every private set are charged to the budget. The bytes of every block (a
-//!   shared set) are charged once.
-//! - X.3: the set of an inode is not empty.
+//! - X.2: the bytes of every private set of attributes are charged to the budget of pages. The
+//!   bytes of every block (a shared set) are charged once.
+//! - X.3: an inode without attributes has no set.
 //!
 //! # Limits
-//! Unknown classes, names without a suffix, and `user` attributes of anything but a regular file or
-//! a directory are refused (xattr(7)). Reading a set takes no lock but the inode's.
+//! Names of an unknown class and names without a suffix are refused. So are `user` attributes of
+//! anything but a regular file or a directory (xattr(7)). Reading takes only the inode's lock.
 //!
 //! Source: xattr(7), setxattr(2), getxattr(2), listxattr(2); Linux `fs/ext4/xattr.c`.
 
@@ -60,16 +60,16 @@ mod set;
 /// The largest set that is shared, in bytes. A set with one value of the largest size is still
 /// shared.
 const SHARED_BYTES_MAX: u64 = 2 * 65536;
-/// Maximum number of inodes whose changed set waits until the epoch ends (about a second) to be
-/// de-duplicated. It is enough for 4 threads that change 1000 files each, the largest tmpfs load of
-/// the benchmark `xattr`.
+/// Maximum number of inodes with a changed set of attributes that waits for its de-duplication
+/// (about a second). It is enough for 4 threads that change the attributes of 1000 files each. The
+/// benchmark `xattr` does not change more files of a tmpfs.
 const QUEUED_MAX: u64 = 4096;
 /// The stored classes of attributes.
 const CLASSES: [&[u8]; 3] = [USER, b"trusted.", b"security."];
 /// The class of user attributes.
 const USER: &[u8] = b"user.";
 
-/// The set of an inode, or None if it has no attributes.
+/// The set of extended attributes and ACLs of an inode, or None if it has no attributes.
 pub(super) type OwnSet = Option<Arc<Block>>;
 
 /// All sets of attributes of a file system.
@@ -82,8 +82,9 @@ pub(super) struct Xattrs {
     /// The table of shared sets, which is made when the first set is shared. It is None if it could
     /// not be made.
     blocks: OnceLock<Option<Blocks>>,
-    /// The numbers of inodes with a private set that is de-duplicated at the next `maintain`, which
-    /// ends the epoch.
+    /// The inode numbers of inodes whose set of attributes is private (not shared with other
+    /// inodes). The next call of `maintain` de-duplicates these sets: it replaces each by an equal
+    /// shared set, if there is one.
     queued: Deferral<u64>,
     /// The time at which the running epoch began, in milliseconds since 1970. Each `maintain` ends
     /// one epoch and begins the next.
@@ -102,8 +103,8 @@ impl Xattrs {
         }
     }
 
-    /// Changes the set of the inode `ino`. The inode is locked, and `changed` is the time of its
-    /// last change.
+    /// Changes an extended attribute or ACL in the set `own` of the inode `ino`. The caller has
+    /// locked the inode. `changed` is the time of the inode's last change.
     ///
     /// # Errors
     /// `E2BIG` for a value that is too long; `EEXIST` and `ENODATA` as the kind of change requires;
@@ -131,9 +132,9 @@ impl Xattrs {
         if after > 0 && can_share && !is_deferred {
             let mut set = block.set().clone();
             set.apply(change);
-            // `Xattrs::first` may charge the whole changed set while the old set is still charged.
-            // If there is no space for both, change the set in place, which charges only the
-            // difference.
+            // `Xattrs::first` may charge the new set of attributes to the budget while the old set
+            // is still charged. If the budget has no space for both, change the old set in place.
+            // That charges only the difference.
             if let Ok(new) = self.first(set, space) {
                 self.drop_set(own, space);
                 *own = new;
@@ -149,11 +150,13 @@ impl Xattrs {
         result
     }
 
-    /// Changes the set of an inode in place if the inode is its only user. Otherwise replaces it by
-    /// a private copy. The set has `before` bytes now, and `after` bytes after the change.
+    /// Changes an inode's set of extended attributes in place if the inode is the only user of that
+    /// set. Otherwise replaces the set by a private, changed copy. The set has `before` bytes now,
+    /// and `after` bytes after the change.
     ///
     /// # Errors
-    /// `ENOSPC`. The attributes are unchanged then, but their set may have become private.
+    /// `ENOSPC` if there is no space for the change. Then the attributes are unchanged, but other
+    /// inodes may no longer share the set of attributes.
     fn change_private(
         &self,
         own: &mut OwnSet,
@@ -178,8 +181,9 @@ impl Xattrs {
         Ok(())
     }
 
-    /// Returns a block that contains `set`: an equal shared block, or a new block, whose bytes it
-    /// charges. `set` is not empty.
+    /// Returns a block (a reference-counted set of attributes) with the content `set`. It is an
+    /// equal shared block if there is one. Otherwise it is a new block, whose bytes are charged to
+    /// `space`. `set` is not empty.
     ///
     /// # Errors
     /// `ENOSPC` if there is no space.
@@ -216,8 +220,9 @@ impl Xattrs {
     /// Ends the running epoch (the time in which repeated changes are queued), and begins one at
     /// `now`. `handle` gets the queued inodes, and calls [`Xattrs::share_queued`] for each.
     pub(super) fn end_epoch(&self, now: Timespec, handle: impl FnOnce(Vec<u64>)) {
-        // ORDERING: Relaxed. A thread that still loads the start of the old epoch may queue an
-        // inode without need. This call of `end_epoch` or the next one then de-duplicates its set.
+        // ORDERING: Relaxed. Another thread may still load the start of the old epoch, and queue an
+        // inode although its change is the first one in the new epoch. That is harmless. This or
+        // the next call of `end_epoch` de-duplicates the inode's set of attributes.
         self.epoch_ms.store(milliseconds(now), Ordering::Relaxed);
         self.queued.share(handle);
     }
@@ -227,7 +232,8 @@ impl Xattrs {
         self.queued.len()
     }
 
-    /// De-duplicates the set of an inode if the inode is queued with this set.
+    /// De-duplicates the set of an inode, if this set was queued for de-duplication and has not
+    /// been replaced since.
     pub(super) fn share_queued(&self, own: &mut OwnSet, space: &Budget) {
         let Some(block) = own.as_mut().and_then(Arc::get_mut) else { return };
         if std::mem::take(&mut block.is_queued) {
@@ -261,13 +267,15 @@ impl Xattrs {
         XattrStats { shared_sets: blocks.map_or(0, Blocks::len), waiting: self.queued() }
     }
 
-    /// Returns the counters of the index of shared sets. All are 0 before the first set.
+    /// Returns the counters of the index of shared attribute sets. All are 0 before a set was
+    /// shared.
     pub(super) fn index_counts(&self) -> IndexCounts {
         let blocks = self.blocks.get().and_then(Option::as_ref);
         blocks.map_or_else(IndexCounts::default, Blocks::counts)
     }
 
-    /// Makes a shared block private if the inode is its only user. Returns false otherwise.
+    /// If an inode is the only user of its shared set of attributes, makes the set private to the
+    /// inode and returns true. Otherwise returns false.
     fn make_private_if_last(&self, own: &mut OwnSet) -> bool {
         let (Some(blocks), Some(block)) = (self.blocks(), own.take()) else { return false };
         match blocks.release(block, Leave::IfLast) {
@@ -283,7 +291,8 @@ impl Xattrs {
         }
     }
 
-    /// Replaces a shared block by a changed copy. The caller has charged the copy.
+    /// Replaces an inode's shared set by a changed private copy. The caller has charged the copy to
+    /// the budget.
     fn copy(&self, own: &mut OwnSet, change: Change<'_>, space: &Budget) {
         let Some(shared) = own else { return };
         let mut copy = Block::private(shared.set().clone());
@@ -294,13 +303,14 @@ impl Xattrs {
         }
     }
 
-    /// Returns true if a change at `now` of an inode that last changed at `changed` is to be
-    /// de-duplicated later.
+    /// Returns true if the changed set of an inode must be queued for de-duplication. The change is
+    /// at `now`, and the inode's previous change was at `changed`.
     fn defers(&self, block: &Block, changed: Timespec, now: Timespec) -> bool {
         // ORDERING: Relaxed. See `end_epoch`.
         let epoch_ms = self.epoch_ms.load(Ordering::Relaxed);
-        // A change time ahead of the clock is not in the epoch: the clock was set back, or a caller
-        // has set that time.
+        // An earlier change counts only if its time is between the beginning of the running epoch
+        // and `now`. A time after `now` shows that the clock was set back, or that a caller has set
+        // the time.
         let is_again = (epoch_ms..=milliseconds(now)).contains(&milliseconds(changed));
         self.queued.defers(match (block.is_queued, is_again) {
             (true, _) => ChangeInEpoch::Waiting,
@@ -334,7 +344,7 @@ impl Xattrs {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct XattrStats {
-    /// The shared sets. Several inodes can use a set, which is stored once per 1024 inodes.
+    /// The number of shared sets of extended attributes. Up to 1024 inodes use one stored set.
     pub shared_sets: u64,
     /// Inodes with a private set that are queued for de-duplication.
     pub waiting: u64,
@@ -342,7 +352,8 @@ pub struct XattrStats {
 
 /// Returns a time in milliseconds since 1970.
 fn milliseconds(time: Timespec) -> u64 {
-    // A time before 1970 counts as 1970, so it does not prevent de-duplication.
+    // A time before 1970 counts as 1970, so it is before the running epoch. A change at such a time
+    // does not delay de-duplication.
     (time.secs.max(0) as u64).saturating_mul(1000).saturating_add(u64::from(time.nanos) / 1_000_000)
 }
 
@@ -350,7 +361,8 @@ fn milliseconds(time: Timespec) -> u64 {
 ///
 /// # Errors
 /// `ERANGE` for an empty or too long name; `EOPNOTSUPP` for an unknown class; `EINVAL` for a name
-/// without a suffix; `EPERM` for a user attribute of a kind of file that has none.
+/// without a suffix; `EPERM` for a `user` attribute of a file that is neither a regular file nor a
+/// directory.
 pub(super) fn check_name(kind: FileKind, name: &[u8]) -> Result<(), Errno> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
         return Err(Errno::RANGE);

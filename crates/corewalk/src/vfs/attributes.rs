@@ -1,8 +1,9 @@
 //! Attributes and permissions.
 //!
-//! A permission check reads the permission record of an inode; it asks the back end only while the
-//! record is unknown, or for an ACL. Changes follow chmod(2), chown(2), utimensat(2), truncate(2)
-//! and acl(5).
+//! A permission check reads the inode's permission record: its cached mode, owner, group, and
+//! whether it has an ACL. The check asks the back end only while the record is unknown, or for an
+//! ACL. Changes of attributes follow the rules of chmod(2), chown(2), utimensat(2), truncate(2) and
+//! acl(5).
 //!
 //! # Changes
 //! A change reads the permissions, decides, and then calls the back end. If two changes overlapped,
@@ -13,15 +14,15 @@
 //! every write.
 //!
 //! # Invariants
-//! - P.1: one thread at a time changes the attributes of an inode, from its check to its change.
-//!   Readers do not take the lock.
-//! - P.2: a decision uses the mode and the ACL of one state. A check reads mode and ACL separately,
-//!   and repeats the reads if a change came in between. After a few repetitions it takes the
-//!   attribute lock.
+//! - P.1: a thread that changes the attributes of an inode holds the attribute lock from its check
+//!   of the old attributes to its change. Readers do not take the attribute lock.
+//! - P.2: a permission check uses a mode and an ACL that the inode had at the same time. It reads
+//!   the two separately, and repeats the reads if a change came in between. After a few repetitions
+//!   it takes the attribute lock.
 //!
 //! # Locks
 //! An attribute lock is taken after in-lookup locks and before every other lock. No thread holds
-//! two, or takes an in-lookup lock under one.
+//! two attribute locks, or takes an in-lookup lock while it holds an attribute lock.
 //!
 //! Source: chmod(2), write(2), acl(5); Linux `notify_change`, `file_remove_privs`, `inode_lock`.
 
@@ -44,8 +45,9 @@ use crate::slot::InodeSlot;
 const SLOT_SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Nanoseconds of a second.
 const NANOS: u32 = 1_000_000_000;
-/// Number of attempts of a permission check to read the mode and the ACL of one state. After that,
-/// the check takes the attribute lock.
+/// A permission check reads the mode and the ACL of an inode one after the other. If the attributes
+/// change between the two reads, it reads both again. After this number of attempts, it takes the
+/// attribute lock.
 const ACL_TRIES: u32 = 4;
 
 /// The result of a check that does not block.
@@ -63,7 +65,7 @@ impl Vfs {
     /// Checks that `cred` has the permissions `what` for `inode`, as access(2) does.
     ///
     /// # Errors
-    /// `EACCES` if `cred` lacks one of them; the errors of the back end.
+    /// `EACCES` if `cred` lacks one of the permissions; the errors of the back end.
     ///
     /// # Examples
     /// ```
@@ -111,14 +113,16 @@ impl Vfs {
     pub fn getattr_through(&self, inode: &InodeRef<'_>, handle: u64) -> Result<Attr, Errno> {
         let inodes = &self.dcache.inodes;
         let ticket = inodes.ticket(inode.slot);
-        // The back end's link count may include the file's hidden name. Subtract it before the path
-        // lock is released, because afterwards another thread may remove that name.
+        // The back end's link count may include the hidden name that keeps an unlinked open file.
+        // Subtract that name before the path lock is released, because afterwards another thread
+        // may remove the name.
         let attr = self.ask(inode, |fs, node| {
             Ok(self.reported(inode.slot, fs.getattr(node.with_handle(handle))?))
         })?;
-        // The permission record must not be older than the attributes that a client gets. Ignore a
-        // difference in `has_acl` alone, because the back end may report an ACL without having
-        // looked for one.
+        // A client must not get attributes that are newer than the cached permission record (mode,
+        // owner and ACL flag). So if the attributes differ from the record, invalidate the record.
+        // Ignore a difference in `has_acl` alone, because the back end may set that flag without
+        // checking that there is an ACL.
         let perm = Perm::of(&attr, attr.has_acl);
         match inodes.perm(inode.slot) {
             Some(known) if Perm { has_acl: known.has_acl, ..perm } == known => {}
@@ -131,10 +135,10 @@ impl Vfs {
         Ok(Attr { generation: inode.generation(), ..attr })
     }
 
-    /// Returns true if a file has set-group-ID and its group may not execute it. The answer is that
-    /// of the permission record, which is as new as the attributes that clients have got. A write,
-    /// or a change of size or owner, clears the bit unless the caller is in the group or has
-    /// `CAP_FSETID`. The kernel leaves that decision to a FUSE server.
+    /// Returns true if a file has set-group-ID and its group may not execute it. A write, or a
+    /// change of size or owner, clears this bit unless the caller is in the group or has
+    /// `CAP_FSETID`. The kernel leaves it to a FUSE server to check that. The answer comes from the
+    /// cached mode, which is at least as new as the attributes that clients have got.
     ///
     /// # Errors
     /// The errors of the back end.
@@ -146,9 +150,9 @@ impl Vfs {
     /// Changes attributes and returns the new ones.
     ///
     /// # Errors
-    /// `EINVAL` for an invalid time; `EOPNOTSUPP` for the mode of a symbolic link; `EPERM`,
-    /// `EACCES` as chmod(2), chown(2), utimensat(2) and truncate(2) say; `EISDIR` and `EINVAL` for
-    /// the size of anything but a regular file; the errors of the back end.
+    /// `EINVAL` for an invalid time; `EOPNOTSUPP` if the mode of a symbolic link is changed;
+    /// `EPERM` and `EACCES` as chmod(2), chown(2), utimensat(2) and truncate(2) say; `EISDIR` or
+    /// `EINVAL` if the size of anything but a regular file is changed; the errors of the back end.
     ///
     /// # Examples
     /// ```
@@ -187,10 +191,10 @@ impl Vfs {
         })
     }
 
-    /// Changes the size of a file and returns its attributes, for a server that looks up the
-    /// caller's credentials only if needed. `load_cred` returns them; it is called only if the file
-    /// has set-user-ID or set-group-ID. The groups and the `CAP_FSETID` of its result, not those of
-    /// `cred`, decide whether the bits stay.
+    /// Changes the size of a file and returns its attributes. It is meant for a server that looks
+    /// up the caller's groups and capabilities only if needed. Calls `load_cred` for them only if
+    /// the file has the set-user-ID or the set-group-ID bit. The loaded groups and `CAP_FSETID`
+    /// decide whether the file keeps these bits. Everything else is checked with `cred`.
     ///
     /// # Errors
     /// The errors of [`Vfs::setattr`].
@@ -242,9 +246,9 @@ impl Vfs {
         }
     }
 
-    /// Runs a change of attributes that permission checks depend on. The permission record is
-    /// unknown while the change runs. Afterwards it is the back end's answer. If another change
-    /// overlapped, the record stays unknown.
+    /// Runs a change of the mode, the owner or the group. The inode's permission record (its cached
+    /// mode and owner) is marked unknown while `change` runs. Afterwards the record is set from the
+    /// back end's answer. If another change overlapped, the record stays unknown.
     fn change(
         &self,
         slot: InodeSlot,
@@ -258,7 +262,8 @@ impl Vfs {
         Ok(attr)
     }
 
-    /// Makes the checks of the system calls, and returns the change that the back end has to make.
+    /// Checks whether `cred` may change the attributes `set`, as chmod(2), chown(2), utimensat(2)
+    /// and truncate(2) do. Returns the change that the back end has to make.
     fn prepare(
         &self,
         cred: &Cred,
@@ -343,7 +348,8 @@ impl Vfs {
         Ok(attr_lock)
     }
 
-    /// Checks a permission. The back end may be asked. The caller holds no attribute lock.
+    /// Checks that `cred` has the permissions `what` for an inode. May call the back end. The
+    /// caller holds no attribute lock.
     ///
     /// # Errors
     /// `EACCES`, and the errors of the back end.
@@ -393,16 +399,17 @@ impl Vfs {
             return Ok((perm, None, Consistency::Proven));
         }
         let acl = self.with_inode(slot, |fs, node| fs.get_acl(node, AclKind::Access))?;
-        // Check that no attribute change came between the reads of the record and of the ACL. A
-        // change takes three steps:
-        // 1. It increments the count of changes, and makes the record unknown.
+        // Check that no attribute change came between the two reads: first of the permission record
+        // (the cached mode and owner), then of the ACL. A change takes three steps:
+        // 1. It increments the count of changes, and marks the record as unknown.
         // 2. It calls the back end.
-        // 3. It increments the count again, and sets the record.
+        // 3. It increments the count again, and sets the new record.
         //
-        // If the ACL is newer than the record, the record was read before step 3, and the ACL after
-        // step 2. So the record is still unknown, or step 3 has changed the count. The count is
-        // read last, so that this check sees either. The count covers all inodes, so a difference
-        // may be a false alarm.
+        // Suppose that a change has stored the ACL in the back end, and that the record is from
+        // before this change. Before step 3 of the change, the record is marked as unknown. After
+        // step 3, the count of changes is higher than at the beginning. This check compares the
+        // record first and the count last, so it notices both cases. The count covers all inodes,
+        // so a change of another inode may cause a false alarm.
         let is_same = inodes.perm(slot) == Some(perm) && inodes.changes() == changes;
         Ok((perm, acl, if is_same { Consistency::Proven } else { Consistency::Unproven }))
     }
@@ -425,7 +432,8 @@ impl Vfs {
         }
     }
 
-    /// Returns the permission record. If it is unknown, asks the back end.
+    /// Returns the permission record (mode, owner, ACL flag) of an inode. If the cache does not
+    /// have it, asks the back end.
     pub(super) fn perm(&self, slot: InodeSlot) -> Result<Perm, Errno> {
         if let Some(perm) = self.dcache.inodes.perm(slot) {
             return Ok(perm);
@@ -509,7 +517,8 @@ impl Vfs {
     }
 }
 
-/// Tells whether a permission record and an ACL were certainly read with no change in between.
+/// Tells whether a permission record and an ACL are certainly of one state of the inode. That is so
+/// if no attribute change came between the reads of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Consistency {
     /// The record and the ACL are of one state.
@@ -518,7 +527,8 @@ enum Consistency {
     Unproven,
 }
 
-/// Ends an attribute change when it is dropped, even if the back end fails or panics.
+/// A guard for a running attribute change. Its drop ends the change, even if the back end fails or
+/// panics.
 struct ChangeGuard<'v> {
     vfs: &'v Vfs,
     slot: InodeSlot,
@@ -549,10 +559,12 @@ pub(super) fn acl_kind(name: &[u8]) -> Option<AclKind> {
     }
 }
 
-/// Returns the new mode of a file, not a directory, if the change `set` of its owner, group or size
-/// clears mode bits. Otherwise returns None. A chown that clears a bit needs the rights of a chmod.
-/// So the caller must be the owner (`EPERM`), and set-group-ID stays only if the caller is in the
-/// new group. A truncation clears bits like a write, without a check of the owner.
+/// A chown or a truncation may clear the set-user-ID and set-group-ID bits of a file (not a
+/// directory). If the change `set` does so, returns the new mode. Otherwise returns None.
+///
+/// If a chown clears a bit, the caller must be allowed to chmod: it must be the owner of the file
+/// (otherwise `EPERM`). Set-group-ID stays only if the caller is in the new group. A truncation
+/// clears the same bits as a write, without a check of the owner.
 fn left_of_set_id(cred: &Cred, perm: &Perm, set: &SetAttr) -> Result<Option<u32>, Errno> {
     let is_given = set.uid.is_some() || set.gid.is_some();
     let left = without_set_id(cred, perm);
@@ -569,7 +581,7 @@ fn left_of_set_id(cred: &Cred, perm: &Perm, set: &SetAttr) -> Result<Option<u32>
     Ok(Some(allowed_set_id(cred, set.gid.unwrap_or(perm.gid), left)))
 }
 
-/// Returns the mode without set-user-ID. It also clears set-group-ID if the group may execute the
+/// Returns the mode without set-user-ID. Also clears set-group-ID if the group may execute the
 /// file, or if the caller may not set the bit.
 #[doc(alias = "setattr_should_drop_suidgid")]
 fn without_set_id(cred: &Cred, perm: &Perm) -> u32 {
@@ -585,8 +597,8 @@ fn is_lone_set_group_id(mode: u32) -> bool {
     mode & (mode::S_ISGID | 0o010) == mode::S_ISGID
 }
 
-/// Returns the mode that a caller may set on a file of the group `gid`: without set-group-ID if the
-/// caller is neither in the group nor has `CAP_FSETID`.
+/// Returns the mode that a file of the group `gid` gets when the caller sets `mode`. If the caller
+/// is not in the group and does not have `CAP_FSETID`, set-group-ID is cleared.
 fn allowed_set_id(cred: &Cred, gid: u32, mode: u32) -> u32 {
     match cred.is_in_group(gid) || cred.has(Caps::FSETID) {
         true => mode,

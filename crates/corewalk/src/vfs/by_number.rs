@@ -1,11 +1,11 @@
-//! Opening by file handle: inodes by number that the cache does not have.
+//! Opening by file handle: finds an inode by number, even if the cache does not have it.
 //!
 //! A client may hold a file handle longer than the cache keeps the inode. Then the namespace asks
-//! the back end by number. A file found this way has no name in the cache, as after `tmpfile`; a
-//! later lookup adds the name. A directory must be connected to the tree, for `..`, renames and
-//! paths. So the back end is asked for the directory's parent, and for the parent's parent, up to a
-//! directory with a dentry. From there down, each directory is read to find the name of the next
-//! one, and that name is looked up.
+//! the back end for the inode with that number. A file found in this way has no name in the cache,
+//! like a file of `tmpfile`; a later lookup adds the name. A directory must be connected to the
+//! tree, for `..`, renames and paths. So the back end is asked for the directory's parent, and for
+//! the parent's parent, up to a directory that has a dentry. From there down, each directory is
+//! read to find the name of the next one, and that name is looked up.
 //!
 //! # Limits
 //! If other clients move a directory during each of [`TRIES_MAX`] attempts, the result is `ESTALE`.
@@ -23,14 +23,14 @@ use crate::attr::FileKind;
 use crate::cred::Cred;
 use crate::name::Name;
 
-/// Maximum number of attempts to connect a directory to the tree, if other clients move it
-/// meanwhile.
+/// Maximum number of attempts to find the names of a directory and of all its parents, starting
+/// from its inode number. An attempt fails if other clients move these directories meanwhile.
 const TRIES_MAX: u32 = 16;
 
 impl Vfs {
     /// Returns the inode with this number in the root's file system, from the cache or the back
-    /// end. If `generation` is given, the inode must have it (trap P11). A directory is connected
-    /// to the tree.
+    /// end. If `generation` is given and the inode has another generation, fails (trap P11). If the
+    /// inode is a directory, connects it to the tree.
     ///
     /// # Errors
     /// `ESTALE` if the inode does not exist any more, or the back end has no lookup by number;
@@ -63,11 +63,11 @@ impl Vfs {
     }
 
     /// Returns a path of the inode with this number from the root of its file system. All names on
-    /// the path exist at one instant. If no name on the path changes meanwhile, this writes no
-    /// shared memory.
+    /// the path exist at one instant. If no name on the path changes during the call, the call
+    /// writes no shared memory.
     ///
     /// # Errors
-    /// `ESTALE` if no inode with this number is in use; `ENOENT` if it has no name any more.
+    /// `ESTALE` if no inode with this number is in use; `ENOENT` if the inode has no name any more.
     pub fn path_of_ino(&self, ino: u64) -> Result<Vec<u8>, Errno> {
         match crate::dpath::path_of_ino(&self.dcache, ino) {
             Some(path) => Ok(path),
@@ -82,8 +82,8 @@ impl Vfs {
             Err(Errno::STALE) => {}
             found => {
                 let found = found?;
-                // Compare the generation: the back end may have reused the number since the client
-                // got it.
+                // Compare the generation: the back end may have reused the inode number since the
+                // client got it.
                 if is_wanted(&found) {
                     return Ok(LookedUp { inode: found, attr: None });
                 }
@@ -92,8 +92,8 @@ impl Vfs {
         let near = self.root().slot;
         let changes = self.dcache.inodes.changes();
         let attr = self.fs(near).by_number(ino, generation).map_err(stale)?;
-        // Enter the inode even if it is not the wanted one. The back end has reported it and may
-        // keep state for it, so the cache must later send a `forget`.
+        // Enter the inode in the cache even if it is not the wanted one. The back end has reported
+        // the inode and may keep state for it, so the cache must later send a `forget`.
         let inode = self.enter(near, &attr, changes, None)?;
         match inode.ino() == ino && is_wanted(&inode) && attr.nlink > 0 {
             true => Ok(self.looked_up(inode.unless_saturated()?, &attr, changes)),

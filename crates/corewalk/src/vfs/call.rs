@@ -1,8 +1,10 @@
-//! One call of a back end: the inodes of the call, and the paths that the back end asks for.
+//! One call of a back end: the inodes that are passed to it, and the paths that the back end asks
+//! for.
 //!
-//! A call takes a path lock, which keeps a path valid, only when the back end asks for that path.
-//! So a back end that reaches an open file by its handle never waits for a rename. The call
-//! releases its path locks when it ends.
+//! While a call of the back end runs, the back end may ask for the path of an inode. At that
+//! moment, the call takes a path lock, which keeps the path valid. It releases its path locks when
+//! it ends. A back end that reaches an open file by its handle asks for no path, so it never waits
+//! for a rename.
 
 use std::sync::OnceLock;
 
@@ -18,8 +20,8 @@ use crate::slot::InodeSlot;
 pub(crate) struct Call<'v> {
     vfs: &'v Vfs,
     superblock: &'v Superblock,
-    /// The path locks of the call. Protected by its own mutex, since a back end may ask for paths
-    /// on several threads.
+    /// The path locks that this call of the back end has taken. Protected by its own mutex, since a
+    /// back end may ask for paths on several threads.
     locks: Mutex<Vec<PathLock<'v>>>,
 }
 
@@ -30,8 +32,9 @@ pub(crate) struct CallNode<'c, 'v> {
     path: OnceLock<Result<Vec<u8>, Errno>>,
 }
 
-/// The path of a directory that a rename or a removal has locked, or of a name in it. It is `None`
-/// for a back end that finds files by inode number and needs no path.
+/// A path that a rename or a removal passes to the back end. It is the path of a directory whose
+/// path lock the operation holds, or of a name in that directory. It is `None` for a back end that
+/// finds files by inode number and needs no path.
 pub(crate) struct KnownPath(pub(super) Option<Vec<u8>>);
 
 impl Vfs {
@@ -52,8 +55,8 @@ impl Vfs {
     /// path reports a missing inode as `ENOENT`; this function turns that error into `ESTALE`.
     ///
     /// # Errors
-    /// `ESTALE` for `ENOENT` of a back end by path, and for an inode without a path; the errors of
-    /// the back end.
+    /// `ESTALE` if a back end that finds files by path fails with `ENOENT`, or asks for a path that
+    /// the inode does not have; the other errors of the back end.
     #[inline]
     pub(crate) fn with_inode<T>(
         &self,
@@ -63,7 +66,8 @@ impl Vfs {
         self.with_node(inode, question).map_err(|error| self.stale_if_gone(inode, error))
     }
 
-    /// Returns `ESTALE` for an `ENOENT` of a back end by path, and any other error as it is.
+    /// If a back end that finds files by path has failed with `ENOENT`, returns `ESTALE`. Returns
+    /// any other error unchanged.
     #[inline]
     pub(super) fn stale_if_gone(&self, inode: InodeSlot, error: Errno) -> Errno {
         match error {
@@ -78,9 +82,9 @@ impl Vfs {
         Call { vfs: self, superblock: self.superblock(inode), locks: Mutex::new(Vec::new()) }
     }
 
-    /// Takes the path locks of a rename or a removal. The operation moves or removes the inodes
-    /// `moved`, of which the second may be none, in the directories `above`. Returns `None` for a
-    /// back end that finds files by inode number and needs no path.
+    /// Takes the path locks of a rename or a removal. `moved` are the inodes that are moved or
+    /// removed; the second may be `InodeSlot::NONE`. `above` are the directories of their names.
+    /// Returns `None` for a back end that finds files by inode number and needs no path.
     ///
     /// # Errors
     /// `ENOENT` if one of the directories was removed.
@@ -95,8 +99,8 @@ impl Vfs {
         }
     }
 
-    /// Returns an inode of a rename or a removal as a `Node`, the form in which the back end gets
-    /// it.
+    /// Returns a `Node` for an inode whose path is already locked. A rename or a removal passes
+    /// this `Node` to the back end.
     pub(super) fn known_node<'a>(&self, inode: InodeSlot, path: &'a KnownPath) -> Node<'a> {
         let inodes = &self.dcache.inodes;
         let node = Node::with_source(inodes.ino(inode), inodes.kind(inode), path);
@@ -148,8 +152,8 @@ impl PathSource for CallNode<'_, '_> {
 }
 
 impl KnownPath {
-    /// Returns the path of a directory that was passed to [`Vfs::lock_move`] in `above`, at
-    /// position `index`.
+    /// Returns the path of a directory that was passed to [`Vfs::lock_move`]: the one at position
+    /// `index` of the list `above`.
     pub(super) fn above(lock: Option<&MoveLock<'_>>, index: usize) -> KnownPath {
         KnownPath(lock.map(|lock| lock.above[index].clone()))
     }

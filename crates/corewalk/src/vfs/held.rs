@@ -12,9 +12,10 @@ pub(crate) struct Dir<'v> {
     pub(crate) now: Directory,
 }
 
-/// A name with its inode, found in the cache or the back end, under the in-lookup lock of the name.
-/// The `FoundName` holds a reference on the dentry, which keeps the inode until a holder of the
-/// lock removes the name. Without a dentry, the `FoundName` holds a reference on the inode.
+/// A name and its inode, found in the cache or the back end under the in-lookup lock of the name.
+/// If the name has a dentry, the `FoundName` holds a reference on the dentry only. That also keeps
+/// the inode, because the dentry holds it until a thread with the in-lookup lock removes the name.
+/// If the name has no dentry, the `FoundName` holds a reference on the inode.
 pub(crate) struct FoundName<'v> {
     pub(super) vfs: &'v Vfs,
     pub(crate) inode: InodeSlot,
@@ -24,8 +25,8 @@ pub(crate) struct FoundName<'v> {
 /// The reason why an inode that was found in the back end has no dentry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unattached {
-    /// Another operation is changing the name under which the cache has the directory. That
-    /// operation ends soon.
+    /// The inode is a directory that already has a dentry under another name. Another operation is
+    /// changing that name, and will end soon. Then the caller can try again.
     Overtaken,
     /// The back end shows a directory below itself.
     Loop,
@@ -39,8 +40,8 @@ pub(crate) struct DentryHold<'v> {
     pub(super) slot: DentrySlot,
 }
 
-/// References on a dentry and its inode. A reference on the dentry alone does not keep the inode
-/// when the name is removed.
+/// A reference on a dentry and one on its inode. A reference on the dentry alone would not keep the
+/// inode when the name is removed.
 pub(crate) struct DentryAndInode<'v> {
     pub(crate) dentry: DentryHold<'v>,
     pub(crate) inode: InodeRef<'v>,
@@ -60,7 +61,8 @@ impl Drop for Dir<'_> {
 }
 
 impl<'v> FoundName<'v> {
-    /// Returns a found name. If `dentry` is given, it must be a dentry of `inode`.
+    /// Makes a `FoundName` of an inode and its dentry. If `dentry` is given, it must be a dentry of
+    /// `inode`.
     pub(super) fn new(
         inode: InodeRef<'v>,
         dentry: Result<DentryHold<'v>, Unattached>,
@@ -124,7 +126,8 @@ impl Drop for FoundName<'_> {
 }
 
 impl<'v> DentryHold<'v> {
-    /// Returns a `DentryHold` that takes over a reference of the caller. The slot may be none.
+    /// Returns a `DentryHold` that takes over the caller's reference on the dentry. `slot` may be
+    /// `DentrySlot::NONE`.
     pub(super) fn adopt(vfs: &'v Vfs, slot: DentrySlot) -> DentryHold<'v> {
         DentryHold { vfs, slot }
     }

@@ -1,16 +1,18 @@
 //! Unlinked open files of a back end that addresses files by path only
 //! ([`PathOnly`](crate::Addressing::PathOnly)).
 //!
-//! A file that is open when its last name is removed must stay usable. A back end by path alone
-//! could not reach it. So the removal becomes a rename to a hidden name in the root directory. The
-//! hidden name is removed when the file is closed or forgotten.
+//! A file that is open when its last name is removed must stay usable. A back end that finds files
+//! only by path could not reach it without a name. So the removal becomes a rename to a hidden name
+//! in the root directory. The hidden name is removed when the file is closed or forgotten.
 //!
-//! A rename that replaces a file first gives that file a hidden name, open or not. A client may
-//! have looked the name up and open it next; it must get the old or the new file, and no error. The
-//! hidden name is a hard link if possible, so other users of the back end see an atomic
-//! replacement. Without links, the file is moved to the hidden name first.
+//! A rename that replaces a file first gives the replaced file a hidden name, even if it is not
+//! open. The reason is that a client may already have looked the name up, and open it next. That
+//! open must get the old or the new file, and no error. The hidden name is a hard link if possible,
+//! so other users of the back end see an atomic replacement. Without links, the file is moved to
+//! the hidden name first.
 //!
-//! The hidden name adds one link, which the reported link counts leave out.
+//! A file that is unlinked while it is open gets a hidden name. The back end counts this name as a
+//! link. Clients get the link count without it.
 //!
 //! # Limits
 //! The hidden name is in the root directory. So a directory can be removed although files that were
@@ -43,7 +45,7 @@ pub(super) struct LockedName<'a> {
     pub(super) name: Name<'a>,
 }
 
-/// Tells how a file that a rename replaces got its hidden name.
+/// The way in which a file got its hidden name. A rename gives one to each file that it replaces.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HiddenBy {
     /// The hidden name is a second link of the file.
@@ -53,9 +55,9 @@ enum HiddenBy {
 }
 
 impl Vfs {
-    /// Removes `victim` from its back end. If the file is open and the back end addresses by path
-    /// only, renames it to a hidden name instead. The caller holds the path locks and the in-lookup
-    /// lock of the name.
+    /// Removes `victim` from its back end. If a client has the file open and the back end finds
+    /// files only by path, renames the file to a hidden name instead. The caller holds the path
+    /// locks and the in-lookup lock of the name.
     pub(super) fn remove_in_backend(
         &self,
         at: LockedName<'_>,
@@ -94,9 +96,9 @@ impl Vfs {
         }
     }
 
-    /// Counts a close of `inode`. The last close removes the hidden name, if the file also has a
-    /// visible name. If the hidden name is its only one, `forget` removes it, because a client that
-    /// has looked the file up may open it again.
+    /// Counts a close of `inode`. At the last close, removes the file's hidden name, if the file
+    /// also has a visible name. If the hidden name is the only one, it stays until `forget`,
+    /// because a client that has looked the file up may open it again.
     pub(super) fn closed(&self, inode: &InodeRef<'_>) {
         let superblock = self.superblock(inode.slot);
         let Some(paths) = &superblock.paths else { return };
@@ -106,8 +108,9 @@ impl Vfs {
         let Ok(_lock) = paths.lock_move(&self.dcache, &[], [inode.slot, InodeSlot::NONE]) else {
             return;
         };
-        // Check again under the lock. The file may have been opened again, or may have lost its
-        // last visible name to a rename or a removal. In both cases it still needs the hidden name.
+        // The last close was counted before this thread had the path lock. Check again whether the
+        // file still needs its hidden name. It does if it was opened again. It also does if a
+        // rename or a removal has taken its last visible name.
         let is_named = dpath::chain_of_inode(&self.dcache, inode.slot).is_ok();
         if paths.is_open(inode.slot) || !is_named {
             return;
@@ -117,8 +120,9 @@ impl Vfs {
         }
     }
 
-    /// Returns the attributes that the back end has reported for `inode`, as a client gets them:
-    /// with the number of the inode, and a link count that does not count the hidden name.
+    /// Returns the attributes that a client gets when the back end has reported `attr` for `inode`.
+    /// They have the inode number that the cache uses. The link count excludes the hidden name that
+    /// an unlinked open file has in the back end.
     pub(super) fn reported(&self, inode: InodeSlot, attr: Attr) -> Attr {
         let attr = self.numbered_as(inode, attr);
         match &self.superblock(inode).paths {
@@ -182,7 +186,8 @@ impl Superblock {
         done
     }
 
-    /// Records the hidden name of a file, and removes the file's previous hidden name.
+    /// Records the new hidden name of a file. If the file already had a hidden name, removes the
+    /// old one.
     fn note_hidden(&self, inode: InodeSlot, hidden: Hidden) {
         let before = self.paths.as_ref().and_then(|paths| paths.hide(inode, hidden));
         if let Some(before) = before {

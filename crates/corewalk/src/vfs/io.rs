@@ -20,15 +20,15 @@ const XATTR_SIZE_MAX: usize = 65536;
 /// The attribute of file capabilities (`XATTR_NAME_CAPS`).
 const XATTR_CAPABILITY: &[u8] = b"security.capability";
 
-/// The file creation flags of open(2) that a client may pass on. They are about the name, which
-/// exists when a file is opened by its inode. So a back end does not get them.
+/// The flags of open(2) that concern only the creation of a file. A client may pass them on, but
+/// the file exists when it is opened by its inode. So the back end does not get these flags.
 const CREATION_FLAGS: u32 =
     OFlags::CREATE.union(OFlags::EXCL).union(OFlags::NOCTTY).union(OFlags::TRUNC).bits();
 
 impl Vfs {
     /// Opens a file with the permissions `what` and returns the back end's answer. `flags` are
-    /// those of open(2). The back end does not get the flags of a creation, so the caller truncates
-    /// the file itself for `O_TRUNC`.
+    /// those of open(2). The back end does not get creation flags such as `O_TRUNC`, so the caller
+    /// must truncate the file itself.
     ///
     /// # Errors
     /// `EACCES`; `EISDIR` for writing to a directory; the errors of the back end.
@@ -112,14 +112,15 @@ impl Vfs {
     /// Tells the back end that a client closes a descriptor of an open file.
     ///
     /// # Errors
-    /// `ENOSYS` if the back end needs no such calls; the other errors of the back end.
+    /// `ENOSYS` if the back end does not need to know when a descriptor is closed; the other errors
+    /// of the back end.
     pub fn flush(&self, inode: &InodeRef<'_>, handle: u64) -> Result<(), Errno> {
         self.ask(inode, |fs, node| fs.flush(node.with_handle(handle)))
     }
 
-    /// Copies up to `len` bytes from one file to another without reading them, and returns the
+    /// Copies up to `len` bytes from one file to another inside the back end, and returns the
     /// number of copied bytes. Each file comes with its handle and its offset. The caller has
-    /// opened the first one for reading and the second one for writing. As [`Vfs::write`] does, a
+    /// opened the source for reading and the destination for writing. As [`Vfs::write`] does, a
     /// copy clears set-user-ID and set-group-ID.
     ///
     /// # Errors
@@ -211,9 +212,10 @@ impl Vfs {
     }
 
     /// Writes `bytes` at `offset` and returns the number of bytes. The caller has opened the file
-    /// for writing. Without `CAP_FSETID` in `cred`, the write clears set-user-ID and set-group-ID,
-    /// and no thread can set them before the bytes are written. If the group may not execute the
-    /// file and `cred` is in the group, set-group-ID stays. A write of 0 bytes changes nothing.
+    /// for writing. Without `CAP_FSETID` in `cred`, the write clears set-user-ID and set-group-ID.
+    /// Until the bytes are written, no thread can set these bits again. If the group may not
+    /// execute the file and `cred` is in the group, set-group-ID stays. A write of 0 bytes changes
+    /// nothing.
     ///
     /// # Errors
     /// `EISDIR`, `EINVAL` for anything but a regular file; `ENOSPC`, `EFBIG`; the errors of the
@@ -255,9 +257,9 @@ impl Vfs {
     }
 
     /// Writes as [`Vfs::write`] does, for a server that looks up the writer's credentials only if
-    /// needed. `load_cred` returns them; it is called only if the file has set-user-ID or
-    /// set-group-ID. From then on, no other thread changes the file's attributes until the bytes
-    /// are written.
+    /// needed. `load_cred` returns these credentials. It is called only if the file has set-user-ID
+    /// or set-group-ID. From that call on, no other thread changes the file's attributes until the
+    /// bytes are written.
     ///
     /// # Errors
     /// The errors of [`Vfs::write`].
@@ -291,9 +293,9 @@ impl Vfs {
         })
     }
 
-    /// Writes as [`Vfs::write`] does, but at the end of the file. `end` is the end that the caller
-    /// knows. If other programs may change the files of the back end, the back end finds the end
-    /// itself. Other back ends write at `end`. See [`FileSystem::append`].
+    /// Writes as [`Vfs::write`] does, but at the end of the file. `end` is the file size that the
+    /// caller knows. A back end whose files other programs may change finds the current end itself.
+    /// Any other back end writes at `end`. See [`FileSystem::append`].
     ///
     /// # Errors
     /// The errors of [`Vfs::write`].
@@ -358,8 +360,9 @@ impl Vfs {
         loop {
             let (parent, seq) = self.dcache.parent(dir.now.slot);
             let parent = self.dcache.directory(parent).map(|now| self.dcache.inodes.ino(now.inode));
-            // Check that `dir` has not moved since its parent was read, so `parent` is still its
-            // parent. Without this check, a wrong directory could be returned, which is trap T19.
+            // If `dir` was not moved after the read of its parent, `parent` is still its parent.
+            // Otherwise repeat the read. Without this check, a wrong directory could be returned,
+            // which is trap T19.
             if self.dcache.dentries.is_unchanged(dir.now.slot, seq) {
                 return parent.ok_or(Errno::NOENT);
             }
@@ -369,7 +372,7 @@ impl Vfs {
     /// Returns the target of a symbolic link.
     ///
     /// # Errors
-    /// `EINVAL` if it is not a symbolic link; the errors of the back end.
+    /// `EINVAL` if the inode is not a symbolic link; the errors of the back end.
     ///
     /// # Examples
     /// ```
@@ -491,8 +494,8 @@ impl Vfs {
     /// Returns the offset of the next data or hole at or behind `offset`.
     ///
     /// # Errors
-    /// `ENXIO` behind the end; `ESPIPE` for a FIFO, `EINVAL` for anything else but a regular file,
-    /// as the kernel's tmpfs does for a directory.
+    /// `ENXIO` if `offset` is behind the end of the file; `ESPIPE` for a FIFO. `EINVAL` for
+    /// anything else but a regular file, as the kernel's tmpfs does for a directory.
     ///
     /// # Examples
     /// ```
@@ -526,8 +529,8 @@ impl Vfs {
     /// Returns the value of an extended attribute.
     ///
     /// # Errors
-    /// `ENODATA`; `EOPNOTSUPP` for a namespace that does not exist; `EACCES`; `ERANGE` for a name
-    /// that is too long.
+    /// `ENODATA` if the file does not have the attribute; `EOPNOTSUPP` for an unknown attribute
+    /// namespace; `EACCES`; `ERANGE` for a name that is too long.
     ///
     /// # Examples
     /// ```
@@ -563,8 +566,9 @@ impl Vfs {
     /// Sets an extended attribute.
     ///
     /// # Errors
-    /// `EEXIST`, `ENODATA` as `mode` requires; `EPERM`, `EACCES`; `ERANGE` for a name and `E2BIG`
-    /// for a value that is too long; `ENOSPC`; `EOPNOTSUPP`; `EINVAL` for an invalid ACL or
+    /// `EEXIST` or `ENODATA` as `mode` requires; `EPERM` or `EACCES` if the caller lacks the right;
+    /// `ERANGE` for a name that is too long; `E2BIG` for a value that is too long; `ENOSPC`;
+    /// `EOPNOTSUPP` for a name that is not supported; `EINVAL` for an invalid ACL or
     /// `security.capability`.
     ///
     /// # Examples
@@ -643,9 +647,9 @@ impl Vfs {
         })
     }
 
-    /// Runs `question`, which makes a permission check and then calls the back end about an inode.
-    /// If `question` fails because the back end has removed the inode, waits until the cache shows
-    /// the removal.
+    /// Runs `question`, which makes a permission check and then calls the back end about `inode`.
+    /// `question` may fail because the back end has already removed the inode. Then this method
+    /// waits until the removal has also removed the inode's name from the cache.
     #[inline]
     pub(super) fn ask<T>(
         &self,
@@ -690,16 +694,17 @@ impl Vfs {
                 }
                 self.permission(cred, inode.slot, what)
             }
-            // Each attribute of `system.` has a fixed name. So the bare prefix is an unknown name
-            // like any other.
+            // Unlike the other classes, `system.` has only a few known names, such as those of
+            // ACLs. So `system.` without a suffix fails like any other unknown name.
             (b"user" | b"trusted" | b"security", false) => Err(Errno::INVAL),
             _ => Err(Errno::OPNOTSUPP),
         }
     }
 }
 
-/// An open that is counted before it is made, and uncounted if it fails. The count keeps the file
-/// usable if it is removed while the back end opens it.
+/// Counts an open of a file before the back end opens it, and undoes this if the open fails. The
+/// count matters if the back end finds files only by path. Then the removal of a file that counts
+/// as open renames it to a hidden name, so that the file stays usable.
 struct Opening<'a>(&'a InodeRef<'a>);
 
 impl<'a> Opening<'a> {
@@ -707,8 +712,9 @@ impl<'a> Opening<'a> {
         if let Some(paths) = &inode.vfs.superblock(inode.slot).paths
             && paths.hides()
         {
-            // Count the open under the path lock. So a removal that comes later sees the count, and
-            // renames the file to a hidden name. An earlier removal has already ended.
+            // Count the open under the path lock, which excludes removals of this file. So a
+            // removal is either complete before the count, or sees the count and renames the file
+            // to a hidden name.
             let _lock = paths.lock(&inode.vfs.dcache, inode.slot, Nesting::First);
             paths.count_open(inode.slot);
         }
@@ -731,8 +737,9 @@ pub enum Fsync {
     Data,
 }
 
-/// Checks that flags of fallocate(2) do not exclude each other, as Linux does since 6.12. At most
-/// one operation is allowed. Punching a hole needs `KEEP_SIZE`; collapsing and inserting forbid it.
+/// Checks that the flags of a fallocate(2) call fit together. Linux makes the same checks since
+/// 6.12. At most one operation is allowed. Punching a hole needs `KEEP_SIZE`; collapsing and
+/// inserting forbid it.
 fn check_together(how: Fallocate) -> Result<(), Errno> {
     let is_size_kept = how.contains(Fallocate::KEEP_SIZE);
     match how - Fallocate::KEEP_SIZE {

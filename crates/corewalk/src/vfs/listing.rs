@@ -1,9 +1,9 @@
 //! Listing a directory.
 //!
 //! A back end may report entries with their attributes. A server that needs the attributes makes a
-//! [`Listing`]. It enters such an entry in the cache without a call of the back end. An entry that
-//! may be older than a change of its name is refused (`dcache::listings`). The server then looks
-//! the name up.
+//! [`Listing`], which enters the reported entries in the cache without another call of the back
+//! end. The listing refuses an entry that may be older than a change of its name
+//! (`dcache::listings`). The server then looks the name up.
 
 use std::ops::ControlFlow;
 
@@ -70,8 +70,8 @@ impl Vfs {
     /// Reports a page of the entries of a directory behind `cookie`, without `.` and `..`. Cookie 0
     /// is the start. The page ends where `sink` breaks or where the back end ends it. A page
     /// without entries is the end of the directory. The caller has opened the directory for
-    /// reading. `sink` must not call this namespace, because a back end by path holds the path of
-    /// the directory meanwhile, and renames wait for that path.
+    /// reading. `sink` must not call this namespace. The reason is that a back end that finds files
+    /// by path locks the directory's path during the call, and renames wait for that lock.
     ///
     /// # Errors
     /// `ENOTDIR`; the errors of the back end.
@@ -133,8 +133,9 @@ impl Vfs {
         let is_hidden = |name: &[u8]| paths.is_some_and(|paths| paths.is_hidden_name(name));
         let mut cookie = cookie;
         loop {
-            // A page with only hidden names (unlinked open files), which are not shown, would look
-            // like the end of the directory. So continue with the next page.
+            // Hidden names (of unlinked open files) are not shown. A page of only such names would
+            // be empty, and would look like the end of the directory. So continue with the next
+            // page.
             let (mut is_shown, mut last) = (false, cookie);
             let mut shown = |entry: DirEntry<'_>| {
                 last = entry.cookie;
@@ -161,13 +162,14 @@ impl Vfs {
         }
     }
 
-    /// Begins a listing of `dir`. Entries that the listing reads later can be cached, unless a name
-    /// in `dir` has changed since.
+    /// Begins a listing of `dir`. The caller can then enter the listed entries in the cache, unless
+    /// a name in `dir` has changed since this call.
     pub fn listing<'v>(&'v self, dir: &'v InodeRef<'v>) -> Listing<'v> {
         let changes = self.dcache.inodes.changes();
         let held = self.dir(dir.slot).ok().map(|dir| {
-            // Register the listing first, and then read the parent key. An invalidation of the
-            // directory changes the key, so `enter` notices each later invalidation.
+            // Register the listing before reading the parent key (the directory and its child
+            // generation). An invalidation of the directory increments the generation. So `enter`
+            // sees every later invalidation, and does not cache an outdated entry.
             let mark = self.dcache.listings.begin(dir.now.slot);
             Held { mark, key: dir.key(), dir }
         });
@@ -211,24 +213,25 @@ impl<'v> Listing<'v> {
                 FoundName::new(inode, dentry)
             }
         };
-        // Take the reference on the inode under the in-lookup lock. Otherwise a removal of the name
-        // could drop the inode first.
+        // Take the reference on the inode before the in-lookup lock is released. Otherwise a
+        // removal of the name could free the inode first.
         let inode = found.into_inode();
         drop(in_lookup);
         Some(vfs.looked_up(inode.unless_saturated().ok()?, &attr, self.changes))
     }
 
-    /// Returns true if the cached inode is the inode that `attr` describes.
+    /// Returns true if `inode`, which the cache has for the name, is the inode that `attr`
+    /// describes.
     fn is_inode(&self, inode: InodeSlot, attr: &Attr) -> bool {
         let inodes = &self.directory.vfs.dcache.inodes;
         let superblock = inodes.superblock(self.directory.slot);
         inodes.is(inode, superblock, attr.ino) && inodes.generation(inode) == attr.generation
     }
 
-    /// Returns true if the cache contradicts `attr`: it has the number with another generation, or
-    /// has the directory under another name. Another program may have changed the file since the
-    /// entry was read. So only a lookup in the back end tells whether the cache or the entry is
-    /// current.
+    /// Returns true if the cache contradicts `attr`. Either the cached inode with this number has
+    /// another generation, or `attr` describes a directory that the cache has under another name.
+    /// Another program may have changed the file since the entry was read. So only a lookup in the
+    /// back end tells whether the cache or the entry is current.
     fn is_known_otherwise(&self, attr: &Attr) -> bool {
         let inodes = &self.directory.vfs.dcache.inodes;
         let superblock = inodes.superblock(self.directory.slot);

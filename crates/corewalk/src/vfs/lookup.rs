@@ -1,7 +1,7 @@
 //! Lookups for servers that reply with attributes.
 //!
-//! A lookup that asks the back end gets the attributes with the name, and returns them. So the
-//! server asks the back end at most once.
+//! The back end's answer to a lookup contains the attributes of the file. A lookup returns them to
+//! the server, so that the server asks the back end at most once.
 
 use super::held::Dir;
 use super::names::{Cached, Missing};
@@ -21,12 +21,14 @@ use crate::slot::InodeSlot;
 pub struct LookedUp<'v> {
     /// The inode.
     pub inode: InodeRef<'v>,
-    /// The attributes, if the back end answered the lookup. None if the cache answered it.
+    /// The attributes, if the lookup asked the back end. None if the lookup was answered from the
+    /// cache.
     pub attr: Option<Attr>,
 }
 
 impl LookedUp<'_> {
-    /// Returns the attributes. Asks the back end for them if the lookup did not.
+    /// Returns the attributes of the inode that the lookup has found. If the cache answered the
+    /// lookup, asks the back end for the attributes.
     ///
     /// # Errors
     /// The errors of [`Vfs::getattr`].
@@ -37,9 +39,9 @@ impl LookedUp<'_> {
 
 impl Vfs {
     /// Looks up a name as a FUSE server does: `parent` is the number of an inode in use. `name` is
-    /// checked only on a cache miss, because the cache has no invalid name. The result has the
-    /// attributes if the back end was asked for the name. On a cache hit the only store is the
-    /// reference on the inode: the parent needs no reference.
+    /// validated only on a cache miss, because an invalid name is never cached. The result has the
+    /// attributes if the lookup asked the back end. On a cache hit the only store to memory is the
+    /// new reference on the inode; the parent needs no reference.
     ///
     /// # Errors
     /// The errors of [`Vfs::lookup`] and [`Name::new`]; `ESTALE` if `parent` is not in use.
@@ -74,9 +76,9 @@ impl Vfs {
         self.lookup_by_ino_slow(cred, parent, name)
     }
 
-    /// Returns the inode of `name` in the directory with the number `parent`. Asks only the cache,
-    /// and takes no lock. None does not prove that the cache lacks the name; use
-    /// [`Vfs::cached_child`] for that.
+    /// Looks up `name` in the directory with the inode number `parent`. Searches only the cache,
+    /// and takes no lock. None does not prove that the name is not cached. [`Vfs::cached_child`]
+    /// tells that for certain.
     #[inline]
     pub(crate) fn child_by_ino(
         &self,
@@ -87,8 +89,8 @@ impl Vfs {
         Some(InodeRef { vfs: self, slot }.unless_saturated())
     }
 
-    /// Returns the inode of a name, without asking the back end. A server that hears of a change by
-    /// path finds the cached directories on the path with it.
+    /// Returns the inode of a cached name, without asking the back end. A server that is notified
+    /// of a change of a path uses it to find the cached directories on that path.
     ///
     /// # Errors
     /// `ENOENT` if the cache does not have the name, or `dir` was removed; `ENOTDIR`; `ENFILE`.
@@ -182,12 +184,16 @@ impl Vfs {
         Ok(found.map(|found| LookedUp { inode: found.into_inode(), attr }))
     }
 
-    /// Returns an inode with the attributes that came with its name. `changes` is the count of
-    /// attribute changes from before the back end was asked.
+    /// Returns the result of a lookup: an inode, and the attributes that the back end reported with
+    /// its name. `changes` is the value of the count of attribute changes before the back end was
+    /// asked.
     ///
-    /// As in `getattr`, the permission record must not be older than the attributes. The function
-    /// leaves out attributes whose link count may include a hidden name (that of an unlinked open
-    /// file). It does not know whether the file had a hidden name when the back end answered.
+    /// A client must not get attributes that are newer than the cached permission record (mode and
+    /// owner). So if the record differs from `attr`, it is invalidated.
+    ///
+    /// An unlinked open file has a hidden name, which the back end counts as a link. This function
+    /// does not know whether the file had a hidden name when the back end answered. So if `attr`
+    /// may count a hidden name, the result has no attributes.
     pub(super) fn looked_up<'v>(
         &self,
         inode: InodeRef<'v>,

@@ -44,8 +44,8 @@ pub(super) struct Answer {
 
 /// The cached answer for a name.
 pub(super) enum Cached<'v> {
-    /// The search found no dentry: the cache has none, or a concurrent change hid it. So ask the
-    /// back end.
+    /// The search found no dentry. Either the cache has none, or a concurrent change hid it from
+    /// the search. So the caller asks the back end.
     Unknown,
     /// The file of the name, or None for a negative dentry.
     Known(Option<FoundName<'v>>),
@@ -87,7 +87,8 @@ impl Vfs {
         }
     }
 
-    /// Checks search permission. Skips the check for a caller that may search every directory.
+    /// Checks search permission. Skips the check for a caller with `CAP_DAC_READ_SEARCH`, which
+    /// allows to search every directory.
     #[inline]
     pub(super) fn may_search(&self, cred: &Cred, dir: InodeSlot) -> Result<(), Errno> {
         if cred.has(Caps::DAC_READ_SEARCH) {
@@ -99,7 +100,8 @@ impl Vfs {
         })
     }
 
-    /// Looks the name up in the cache. Its only store is the reference that it takes.
+    /// Looks a name up in the cache. The search writes no shared memory except the reference count
+    /// of the found inode.
     pub(super) fn lookup_cached(
         &self,
         dir: InodeSlot,
@@ -110,8 +112,8 @@ impl Vfs {
             return None;
         }
         let (slot, seen) = self.dcache.find(now.key, lookup_key)?;
-        // Check that the directory's dentry is unchanged. If the directory was removed, the slot of
-        // its dentry may already belong to another directory.
+        // Check that the directory's dentry has not changed since it was read. If the directory was
+        // removed, the slot of its dentry may already belong to another directory.
         let is_still_parent = || self.dcache.dentries.is_unchanged(now.slot, now.seq);
         if seen.body.is_negative() {
             self.dcache.dentries.cold(slot).touch();
@@ -132,7 +134,7 @@ impl Vfs {
     /// Returns the dentry of a directory inode with a reference.
     ///
     /// # Errors
-    /// `ENOENT` if it was removed, `ENOTDIR` if the inode is not a directory.
+    /// `ENOENT` if the directory was removed, `ENOTDIR` if the inode is not a directory.
     pub(crate) fn dir(&self, inode: InodeSlot) -> Result<Dir<'_>, Errno> {
         if !self.dcache.inodes.is_directory(inode) {
             return Err(Errno::NOTDIR);
@@ -170,8 +172,9 @@ impl Vfs {
         in_lookup: &KeyGuard<'_>,
         missing: Missing,
     ) -> Result<Option<FoundName<'_>>, Errno> {
-        // The search may miss a dentry that changes meanwhile. Then `fill` finds this dentry when
-        // it enters the answer.
+        // `cached` searches the hash table of dentries without a lock. If the name's dentry is
+        // changing at this moment, it may miss the dentry. Then `fill` asks the back end, and finds
+        // the dentry when it enters the answer.
         match self.cached(dir, lookup_key) {
             Cached::Known(found) => Ok(found),
             Cached::Unknown => {
@@ -196,8 +199,8 @@ impl Vfs {
         Cached::Unknown
     }
 
-    /// Takes references on the dentry of a snapshot and on its inode. Returns None if the dentry
-    /// has changed since the snapshot, or is negative.
+    /// Takes references on the dentry in `slot` and on its inode. `seen` is a snapshot of that
+    /// dentry. Returns None if the dentry has changed since the snapshot, or is negative.
     pub(crate) fn hold(&self, slot: DentrySlot, seen: Snapshot) -> Option<DentryAndInode<'_>> {
         let inode = seen.body.inode();
         if inode.is_none() || !self.dcache.get(slot, seen.seq) {
@@ -211,9 +214,9 @@ impl Vfs {
         Some(DentryAndInode { dentry, inode: InodeRef { vfs: self, slot: inode } })
     }
 
-    /// Looks a name up in the back end and caches the answer. It does not cache an answer that an
-    /// invalidation during the call may have made stale (traps T25, P12). Returns the attributes
-    /// too, unless [`Vfs::looked_up`] leaves them out.
+    /// Looks a name up in the back end and caches the answer. An answer that an invalidation during
+    /// the call may have made stale is not cached (traps T25, P12). Returns the attributes too,
+    /// unless [`Vfs::looked_up`] leaves them out.
     pub(super) fn fill(
         &self,
         dir: &Dir<'_>,
@@ -236,8 +239,9 @@ impl Vfs {
         Answer { key, changes, attr }
     }
 
-    /// Caches the answer for a name, unless an invalidation has made it stale. `known` is the
-    /// answer that the cache had before. It is invalidated if the new answer differs.
+    /// Caches the back end's answer for a name, unless an invalidation has made it stale. `known`
+    /// is the answer that the cache had before. If the new answer is another inode, invalidates the
+    /// known one.
     pub(super) fn take_answer<'v>(
         &'v self,
         dir: &Dir<'_>,
@@ -291,8 +295,10 @@ impl Vfs {
         }
     }
 
-    /// Returns the inode with the attributes `attr`, in the file system of `near`, with a
-    /// reference. `beside` is the negative dentry of the name that the inode gets, if there is one.
+    /// Returns the inode that `attr` describes, with a reference. If the cache does not have the
+    /// inode, enters it. Its file system is that of the inode `near`. `beside` is the negative
+    /// dentry of the new inode's name, if there is one. If possible, the new inode gets the slot
+    /// number of that dentry.
     pub(super) fn enter(
         &self,
         near: InodeSlot,
@@ -315,8 +321,9 @@ impl Vfs {
             return Err(Errno::NOMEM);
         };
         if let Some(stale) = entered.stale_generation {
-            // The inode number now belongs to the new inode. So a lookup by this number
-            // (`get_by_ino`) must not find names below the directory that had the number before.
+            // The back end has reused an inode number. If the earlier inode was a directory, the
+            // cache may still have names below it. Invalidate them, so that a lookup by this number
+            // (`get_by_ino`) does not find them.
             if let Some(old) = self.dcache.get_directory(stale) {
                 self.dcache.invalidate_directory(old.slot);
                 self.dcache.put(old.slot);
@@ -326,9 +333,9 @@ impl Vfs {
         Ok(InodeRef { vfs: self, slot: entered.slot })
     }
 
-    /// Enters an inode under `lookup_key` in the directory with the parent key `key`, and returns
-    /// its dentry. If `key` is stale, because the directory was invalidated, no lookup finds the
-    /// dentry.
+    /// Makes a dentry of `inode` with the name `lookup_key` in the directory `dir`, and returns it.
+    /// `key` is the directory's parent key (its slot and child generation). If the directory was
+    /// invalidated and `key` is stale, no lookup finds the dentry.
     pub(super) fn attach(
         &self,
         dir: &Dir<'_>,
@@ -359,8 +366,8 @@ impl Vfs {
             let _old_parent = self.splice(dir, key, lookup_key, &hold, in_lookup)?;
             return Ok(hold);
         }
-        // If the directory was invalidated meanwhile, enter the dentry under a stale key, which no
-        // lookup has.
+        // Publishing with `key` fails if the directory was invalidated since `key` was read. Then
+        // use a stale parent key (child generation 0). No lookup finds the dentry under it.
         let slot = self.dcache.publish(key, lookup_key, Some(node), in_lookup).or_else(|_| {
             self.invalidate_cached(dir, lookup_key);
             self.dcache.publish(ParentKey::stale(key.parent()), lookup_key, Some(node), in_lookup)
@@ -370,18 +377,21 @@ impl Vfs {
         if node.kind == FileKind::Directory
             && inodes.has_older_alias(inode.slot, slot, &self.dcache.dentries)
         {
-            // Another thread has entered the directory under another name after `get_directory`
-            // found no dentry of it. A directory has only one dentry, so remove the new one.
+            // After `get_directory` found no dentry of this directory, another thread has entered
+            // one under another name. A directory has only one dentry, so remove the new one.
             self.dcache.remove(slot);
             return Err(Unattached::Overtaken);
         }
         Ok(DentryHold { vfs: self, slot })
     }
 
-    /// Moves the one dentry of a directory, with everything below it, to the name under which the
-    /// back end has reported the directory. This may be the old name, if it was invalidated. If
-    /// another operation holds the in-lookup lock of the old name, the dentry stays and the answer
-    /// is not cached; this is no error (trap T28). Returns the old parent, which the caller drops.
+    /// Moves the dentry of a directory to the name under which the back end has now reported the
+    /// directory. A directory has only one dentry, so the cached one moves, with everything below
+    /// it. The old and the new name may be equal, if the old one was invalidated. Returns a
+    /// reference on the old parent, which the caller drops.
+    ///
+    /// The move needs the in-lookup lock of the dentry's old name. If another operation holds this
+    /// lock, the dentry stays and the back end's answer is not cached. This is no error (trap T28).
     fn splice(
         &self,
         dir: &Dir<'_>,
@@ -391,8 +401,8 @@ impl Vfs {
         in_lookup: &KeyGuard<'_>,
     ) -> Result<DentryHold<'_>, Unattached> {
         let (old_parent, old_name) = self.dcache.name_of(hold.slot);
-        // Only a root has no name. A root cannot move below `dir`, because the move would make a
-        // loop.
+        // A dentry without a name is a root. A root cannot move below `dir`, because the move would
+        // make a loop.
         let old_name = Name::new(old_name.as_bytes()).map_err(|_| Unattached::Loop)?;
         let old_lookup_key = self.dcache.lookup_key(old_name);
         let old_key = self.dcache.in_lookup_key(old_parent, &old_lookup_key);
@@ -405,8 +415,8 @@ impl Vfs {
         let (parent_now, name_now) = self.dcache.name_of(hold.slot);
         if parent_now != old_parent || name_now.as_bytes() != old_name.as_bytes() {
             // Another thread moved the dentry before this thread took the in-lookup lock. So the
-            // lock does not cover the dentry's current name. Trap T21 is a caller that does not
-            // check the name again.
+            // lock does not cover the dentry's current name. To go on without this check would be
+            // trap T21.
             return Err(Unattached::Overtaken);
         }
         let _topology = self.dcache.topology.write();
@@ -417,12 +427,15 @@ impl Vfs {
             .map_err(|_| Unattached::NoRoom)
     }
 
-    /// Runs `operation`. If it fails because one of `inodes` is gone, waits for the operation that
-    /// removes this inode. The back end may have removed the inode while the cache still has it. A
-    /// caller must not learn of the removal before the cache shows it. `operation` must contain
-    /// each question to the back end, including the permission check.
+    /// Runs `operation`. If `operation` fails because one of `inodes` is gone, the back end has
+    /// removed that inode, but the cache may still have it. A caller must not learn of the removal
+    /// before the cache shows it. So this method then waits for the operation that removes the
+    /// inode. `operation` must contain each question to the back end, including the permission
+    /// check.
     ///
-    /// `operation` releases its in-lookup locks before it returns, and the caller holds none.
+    /// The operation that removes an inode may need an in-lookup lock. So this method must hold
+    /// none while it waits. `operation` releases its in-lookup locks before it returns, and the
+    /// caller holds none.
     #[inline]
     pub(crate) fn awaiting_removal<T>(
         &self,
@@ -436,8 +449,9 @@ impl Vfs {
         })
     }
 
-    /// Waits for the in-lookup lock of the name under which an inode is cached. A holder of that
-    /// lock keeps the dentry of a directory from moving to another name (trap T28).
+    /// Waits until no other thread holds the in-lookup lock of the name under which an inode is
+    /// cached. While a thread holds that lock, no other thread moves the dentry of a directory to
+    /// another name (trap T28).
     pub(crate) fn wait_for_name_of(&self, inode: InodeSlot) {
         let Some(slot) = self.dcache.get_alias(inode) else { return };
         let hold = DentryHold { vfs: self, slot };
@@ -454,9 +468,9 @@ impl Vfs {
     /// as mkdir(2) says.
     ///
     /// # Errors
-    /// In this order: `ENOTDIR`; `ENOENT` if `dir` was removed; `EACCES` without search permission;
-    /// `EEXIST`; `EACCES` without write permission; `EPERM` for a device node without `CAP_MKNOD`,
-    /// except for a whiteout (character device 0); the errors of the back end.
+    /// In this order: `ENOTDIR`; `ENOENT` if `dir` was removed; `EACCES` if `dir` may not be
+    /// searched; `EEXIST`; `EACCES` if `dir` may not be written; `EPERM` for a device node without
+    /// `CAP_MKNOD`, except for a whiteout (character device 0); the errors of the back end.
     ///
     /// # Examples
     /// ```
@@ -496,13 +510,14 @@ impl Vfs {
             let attr = self.numbered_new(dir.now.inode, attr);
             let entered = self.enter(dir.now.inode, &attr, changes, negative.as_ref());
             if attr.kind() == FileKind::Directory {
-                // Free the slot of the negative dentry, because a new directory gets a slot on the
-                // pages of directories.
+                // The name had a negative dentry. The dentry of a new directory does not reuse its
+                // slot, but gets one on pages that only directories use. So release the negative
+                // dentry, which frees its slot.
                 drop(negative);
             }
             let inode = entered.inspect_err(|_| {
-                // The file exists in the back end, so a negative dentry that the cache has for the
-                // name is wrong.
+                // The file exists in the back end but could not be entered in the cache. So a
+                // negative dentry of the name is wrong.
                 self.invalidate_cached(&dir, &lookup_key);
             })?;
             self.publish_change(&dir, key, &lookup_key, &inode, &in_lookup);
@@ -513,7 +528,7 @@ impl Vfs {
     /// Makes a regular file without a name (`O_TMPFILE`). [`Vfs::link`] can give it one later.
     ///
     /// # Errors
-    /// The errors of [`Vfs::make`]; `EOPNOTSUPP` if the back end cannot make one.
+    /// The errors of [`Vfs::make`]; `EOPNOTSUPP` if the back end cannot make a file without a name.
     pub fn tmpfile(
         &self,
         cred: &Cred,
@@ -536,9 +551,9 @@ impl Vfs {
     /// Gives `inode` another name and returns its attributes.
     ///
     /// # Errors
-    /// In this order: `ENOTDIR`, `ENOENT`, `EACCES` for `dir` as in [`Vfs::make`]; `EEXIST`;
-    /// `EXDEV` across file systems; `EACCES` without write permission; `EPERM` for a directory;
-    /// `EMLINK` and the other errors of the back end.
+    /// In this order: `ENOTDIR`, `ENOENT`, `EACCES` (no search permission) for `dir` as in
+    /// [`Vfs::make`]; `EEXIST`; `EXDEV` across file systems; `EACCES` if `dir` may not be written;
+    /// `EPERM` if `inode` is a directory; `EMLINK` and the other errors of the back end.
     ///
     /// # Examples
     /// ```
@@ -597,10 +612,11 @@ impl Vfs {
     /// Removes a name.
     ///
     /// # Errors
-    /// In this order: `ENOTDIR`, `ENOENT`, `EACCES` for `dir` as in [`Vfs::make`]; `ENOENT`;
-    /// `EACCES` without write permission; `EPERM` in a sticky directory; `EISDIR` (unlink of a
-    /// directory), `ENOTDIR` (rmdir of another file); `EBUSY` for a mount point; `ENOTEMPTY` and
-    /// the other errors of the back end.
+    /// In this order: `ENOTDIR`, `ENOENT`, `EACCES` for `dir` as in [`Vfs::make`]; `ENOENT` if the
+    /// name does not exist; `EACCES` without write permission; `EPERM` if the sticky bit of `dir`
+    /// forbids the removal; `EISDIR` for an unlink of a directory; `ENOTDIR` for an rmdir of
+    /// another file; `EBUSY` for a mount point; `ENOTEMPTY` for a directory with entries; the other
+    /// errors of the back end.
     ///
     /// # Examples
     /// ```
@@ -629,7 +645,7 @@ impl Vfs {
     /// Removes a name as [`Vfs::remove`] does, but only if `is_wanted` accepts its inode.
     ///
     /// # Errors
-    /// Those of [`Vfs::remove`]; `ENOENT` if the name has another inode.
+    /// Those of [`Vfs::remove`]; `ENOENT` if `is_wanted` rejects the inode.
     pub(crate) fn remove_if(
         &self,
         cred: &Cred,
@@ -675,8 +691,10 @@ impl Vfs {
         dir: &Dir<'_>,
         lookup_key: &LookupKey<'_>,
     ) -> Result<Option<DentryHold<'_>>, Errno> {
-        // The search may miss a dentry that changes meanwhile. Then the back end refuses the change
-        // because the name exists, or `enter` finds the dentry.
+        // `find` looks up the new name without a lock, so it may miss a dentry that is changing at
+        // this moment. That does no harm. After a missed positive dentry, the back end refuses to
+        // make the file, because the name exists. A missed negative dentry is found later by
+        // `attach`, which enters the new file in the cache.
         match self.dcache.find(dir.key(), lookup_key) {
             Some((_, seen)) if !seen.body.is_negative() => Err(Errno::EXIST),
             Some((slot, seen)) if self.dcache.get(slot, seen.seq) => {
@@ -686,9 +704,9 @@ impl Vfs {
         }
     }
 
-    /// Returns the error for a name that cannot be entered: `EEXIST` if the name is taken,
-    /// otherwise `error`. Linux checks for `EEXIST` first. The caller holds the in-lookup lock of
-    /// the name.
+    /// Returns the error to report when `error` has prevented a name from being made: `EEXIST` if
+    /// the name is taken, otherwise `error`. Linux checks for `EEXIST` first. The caller holds the
+    /// in-lookup lock of the name.
     #[cold]
     fn eexist_or<T>(
         &self,
@@ -706,7 +724,7 @@ impl Vfs {
     }
 
     /// Enters the dentry of a new file. If the name was invalidated meanwhile, the dentry gets a
-    /// stale key, and no lookup finds it.
+    /// stale parent key (child generation 0), so no lookup finds it.
     fn publish_change(
         &self,
         dir: &Dir<'_>,
@@ -743,7 +761,7 @@ impl Vfs {
     /// then has the entry, but the cache may still have a negative dentry. So this function
     /// invalidates all names in the directory. A later lookup of the entry then needs the in-lookup
     /// lock of the name, which the other thread holds until the cache has the entry. Rejected: a
-    /// list of names that are being made, which would cost a store in every creation.
+    /// list of names that are being made, because it would cost a store in every creation.
     pub(super) fn invalidate_if_not_empty(
         &self,
         victim: Option<&FoundName<'_>>,

@@ -5,13 +5,15 @@
 //! inode: through renames, and while a client holds a lookup of it. A file that was evicted gets
 //! another number at its next lookup. No number is given out twice.
 //!
-//! The cache cannot tell whether such a back end has replaced a file behind its back. A lookup of a
-//! name finds the same file, unless the kind of the file has changed. An invalidation of the name
-//! does not change that. Otherwise a client that has the file open would lose it.
+//! If a back end reports no inode numbers, the cache cannot tell whether another program has
+//! replaced a file. So it assumes that a cached name still leads to the same file, unless the kind
+//! of the file has changed. This holds even after the name was invalidated. Otherwise a client that
+//! has the file open would lose it.
 //!
-//! Two names of such a back end are two files, since nothing could tell that they are one.
+//! If a file in a back end without inode numbers has two names, the cache treats them as two files.
+//! It cannot tell that they are one.
 //!
-//! Source: libfuse without `use_ino`, whose node table numbers files in the same way.
+//! Source: libfuse. Without its option `use_ino`, its node table also gives inode numbers to files.
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
@@ -23,9 +25,9 @@ use crate::dentry::LookupKey;
 use crate::name::Name;
 use crate::slot::InodeSlot;
 
-/// The number by which a back end says that it has no number for a file.
+/// The inode number that a back end reports if it has no inode number for a file.
 pub(super) const UNNUMBERED: u64 = 0;
-/// The number of a root directory whose back end has no numbers.
+/// The inode number that the cache gives to the root directory of a back end without inode numbers.
 const ROOT: u64 = 1;
 
 /// The numbers that a file system's cache has given out.
@@ -42,8 +44,9 @@ impl Numbers {
     }
 }
 
-/// Returns the attributes of a root directory with a number, and the numbers of the file system's
-/// other files if its back end has none.
+/// Returns the attributes of a root directory, with an inode number. If the back end has no
+/// numbers, the number is `ROOT`, and the second result is the generator for the numbers of all
+/// other files.
 pub(super) fn of_root(attr: &Attr) -> (Attr, Option<Numbers>) {
     match attr.ino {
         UNNUMBERED => {
@@ -55,20 +58,21 @@ pub(super) fn of_root(attr: &Attr) -> (Attr, Option<Numbers>) {
 }
 
 impl Vfs {
-    /// Returns the numbers that the cache gives to the files of `near`'s file system, or None if
-    /// its back end has numbers.
+    /// Returns the generator of inode numbers for the file system that contains the inode `near`.
+    /// Returns None if the back end of that file system supplies inode numbers.
     pub(super) fn numbers(&self, near: InodeSlot) -> Option<&Numbers> {
         self.superblock(near).numbers.as_ref()
     }
 
-    /// Returns the attributes that the back end has reported for a new file in `dir`, with a
-    /// number.
+    /// Returns the attributes `attr` of a new file in `dir`. If the back end has no inode numbers,
+    /// the file gets a new number.
     pub(super) fn numbered_new(&self, dir: InodeSlot, attr: Attr) -> Attr {
         self.numbers(dir).map_or(attr, |numbers| numbers.number(attr))
     }
 
-    /// Returns the attributes that the back end has reported for the name `lookup_key` in `dir`,
-    /// with a number. The caller holds the in-lookup lock of the name.
+    /// Returns the attributes `attr` that the back end has reported for the name `lookup_key` in
+    /// `dir`. If the back end has no inode numbers, they get the number of the cached inode of this
+    /// name, or a new one. The caller holds the in-lookup lock of the name.
     pub(super) fn numbered(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>, attr: Attr) -> Attr {
         let Some(numbers) = self.numbers(dir.now.inode) else { return attr };
         let is_kind = |inode| self.dcache.inodes.kind(inode) == attr.kind();
@@ -81,7 +85,8 @@ impl Vfs {
         }
     }
 
-    /// Returns the attributes that the back end has reported for `inode`, with its number.
+    /// Returns the attributes `attr` that the back end has reported for `inode`. If the back end
+    /// has no inode numbers, they get the number that the cache has given to `inode`.
     pub(super) fn numbered_as(&self, inode: InodeSlot, attr: Attr) -> Attr {
         match attr.ino {
             UNNUMBERED => {

@@ -1,39 +1,40 @@
-//! Path locks: a path that the back end is given stays valid until its call returns.
+//! Path locks. While a call of the back end runs, the back end may ask for the path of a file. A
+//! path lock keeps this path valid until the call returns.
 //!
-//! A back end by path acts on whatever file its path leads to. If a directory on the path is
-//! renamed during the call, the path leads nowhere, or to another file (trap X1). So each call that
-//! asks for a path takes a shared lock on the inode and on every directory above it. Each rename or
-//! removal takes an exclusive lock on the inodes that lose or change a name. Both locks last until
-//! the back end has answered. The lock of a rename lasts until the cache has the new name. So no
-//! path is built from a name that the back end no longer has.
+//! A back end that finds files by path acts on whatever file its path leads to. If a directory on
+//! the path is renamed during the call, the path leads nowhere, or to another file (trap X1). So
+//! each call that asks for a path takes a shared lock on the inode and on every directory above it.
+//! Each rename or removal takes an exclusive lock on the inodes that lose or change a name. Both
+//! locks last until the back end has answered. The lock of a rename lasts until the cache has the
+//! new name. So no path is built from a name that the back end no longer has.
 //!
-//! Each file system has one table of locks, with one entry per running call. An entry lists the
-//! inodes of its path. A rename searches the entries for the inode that it moves; a call searches
-//! the renames for the inodes of its path. A call also holds the last dentry of its path. So no
-//! directory on the path can be evicted and loaded again as another inode.
+//! Each file system has one table of locks, with an entry for each running call, rename and
+//! removal. The entry of a call lists the inodes on its path. A rename searches these entries for
+//! the inode that it moves. A call searches the entries of renames for the inodes on its path. A
+//! call also holds the last dentry of its path, so no directory on the path can be evicted and
+//! loaded again as another inode.
 //!
 //! # Guarantees
-//! - L.1: while a call holds the path of an inode, the back end runs no rename or removal of that
-//!   inode or of a directory above it. The cache also shows each such change that the back end has
-//!   already made.
-//! - L.2: a waiting call holds no shared lock, or waits only for renames that are in the back end.
-//!   A waiting rename holds no lock of the table.
+//! - L.1: a call holds the path lock of an inode. Meanwhile the back end runs no rename or removal
+//!   of that inode or of a directory above it. The cache shows each such change that was made
+//!   before.
+//! - L.2: a call that already holds a path lock waits only for renames that already have their path
+//!   locks. A waiting rename holds no path lock.
 //! - L.3: no starvation. A rename waits for each conflicting rename or call that arrived earlier. A
-//!   call that asks for its first path waits for each conflicting rename that arrived earlier. If a
-//!   call asks for a second path, it overtakes waiting renames, because such a rename may wait for
-//!   the call's first path.
+//!   call waits for its first path lock until each conflicting rename that arrived earlier has
+//!   ended. For a second path lock, it overtakes waiting renames, as they may wait for its first.
 //!
 //! # Why no deadlock
-//! A rename that has its locks needs no others, so each wait for it ends. A call that holds a path
-//! waits only for renames that have their locks, so each wait for the call ends too. Each other
-//! wait is for a call or rename that arrived earlier (its ticket is lower). In-lookup and attribute
-//! locks are taken before a path lock, and no holder of a path lock takes one of them. Two renames
-//! of directories that could each wait for the other's path would make a loop; `InFlightMoves`
-//! admits only one of them.
+//! A rename that has its path locks takes no other lock of this kind, so it ends. A call that has a
+//! path lock waits only for renames that have theirs. These end, so the call ends too. All other
+//! waits are for a call or rename that arrived earlier (its ticket is lower). In-lookup and
+//! attribute locks are taken before a path lock, never after it. Two renames could wait for each
+//! other if each moves a directory above the other's target. `InFlightMoves` (in `rename`) admits
+//! only one of them.
 //!
 //! # Locks
-//! The table's lock is taken after in-lookup locks and before `topology`. No back end is called
-//! under it.
+//! The mutex of the table of path locks is taken after in-lookup locks and before the lock
+//! `topology` of the dentry tree. No back end is called under it.
 //!
 //! Source: libfuse `lib/fuse.c` (`get_path_wrlock`, `try_get_path2`), which locks each node of the
 //! path.
@@ -56,8 +57,8 @@ pub(crate) struct Paths {
     table: Mutex<Table>,
     /// Calls wait here for moves, under `table`.
     move_ended: Condvar,
-    /// Renames and removals wait on this condition variable for calls and for each other, with the
-    /// mutex `table`.
+    /// Renames and removals wait on this condition variable until other renames, removals or calls
+    /// of the back end have ended. Used with the mutex `table`.
     any_ended: Condvar,
     addressing: Addressing,
     /// The prefix of hidden names. Clients cannot guess it.
@@ -99,7 +100,8 @@ struct CallEntry {
 struct MoveEntry {
     ticket: u64,
     is_granted: bool,
-    /// The inodes that lose or change a name in a rename or a removal. The second may be none.
+    /// The one or two inodes that lose or change a name in a rename or a removal. If there is only
+    /// one, the second element is `InodeSlot::NONE`.
     moved: [InodeSlot; 2],
     /// The inodes of the paths of its directories.
     above: Vec<InodeSlot>,
@@ -111,9 +113,9 @@ struct MoveEntry {
 pub(crate) struct PathLock<'a> {
     paths: &'a Paths,
     ticket: u64,
-    /// A reference on the last dentry of the path. It is dropped after the call has left the table,
-    /// and not under the table's lock. The reason is that dropping the last reference may call
-    /// `Paths::forget`, which takes that lock.
+    /// A reference on the last dentry of the path. To drop it may call `Paths::forget`, which takes
+    /// the mutex `Paths::table`. So drop it without this mutex, after the call's entry was removed
+    /// from the table.
     leaf: Option<Leaf<'a>>,
 }
 
@@ -128,7 +130,7 @@ struct Leaf<'a> {
 pub(crate) struct MoveLock<'a> {
     paths: &'a Paths,
     ticket: u64,
-    /// The paths of the directories, in the order in which the caller named them.
+    /// The paths of the directories, in the order in which the caller passed the directories.
     pub(crate) above: Vec<Vec<u8>>,
 }
 
@@ -137,8 +139,9 @@ pub(crate) struct MoveLock<'a> {
 pub(crate) enum Nesting {
     /// This is the first path of the call.
     First,
-    /// The call already holds a path, for which a waiting rename may wait. So the call must not
-    /// wait for a waiting rename.
+    /// The call already holds the path lock of another inode, and a waiting rename may wait for
+    /// this lock. So the call must not wait for a waiting rename. It waits only for renames that
+    /// have their path locks.
     Further,
 }
 
@@ -155,8 +158,8 @@ impl Paths {
         })
     }
 
-    /// Returns a path of `inode` that stays valid until the lock is dropped. Waits for renames and
-    /// removals of the inode and of directories above it.
+    /// Returns a path of `inode`, and a lock that keeps the path valid until it is dropped. Waits
+    /// for renames and removals of the inode and of directories above it.
     ///
     /// # Errors
     /// `ENOENT` if the inode has no name.
@@ -170,7 +173,8 @@ impl Paths {
         let ticket = table.next_ticket();
         table.calls.push(CallEntry { ticket, is_granted: false, inodes: Vec::new() });
         drop(table);
-        // If the inode has no path, this function fails, and the drop of `lock` removes the entry.
+        // If the inode has no path, this function returns an error. Then `lock` is dropped, which
+        // removes the entry of this call from the table of path locks.
         let mut lock = PathLock { paths: self, ticket, leaf: None };
         loop {
             // Take and drop the reference without the table's lock.
@@ -182,7 +186,8 @@ impl Paths {
                     Some(leaf) => dpath::chain_of_name(dcache, leaf, inode),
                     None => Some(self.hidden_chain(&table, inode)?),
                 };
-                // The name was removed, so try another name of the inode, or its hidden name.
+                // The name was removed. So try another name of the inode, or its hidden name (which
+                // an unlinked open file has).
                 let Some(Chain { path, inodes }) = chain else { break };
                 let must_wait = table.moves.iter().any(|other| {
                     let is_before = nesting == Nesting::First && other.ticket < ticket;
@@ -191,8 +196,10 @@ impl Paths {
                 let entry = table.call(ticket);
                 entry.is_granted = !must_wait;
                 let before = std::mem::replace(&mut entry.inodes, inodes);
-                // This call no longer holds the inodes of its old path. So wake the renames and
-                // removals that may wait for one of them.
+                // Renames and removals search this call's entry in the table for the inodes that
+                // they move. The inode's path may have changed while this call waited, so the entry
+                // now has other inodes. Wake the renames and removals that may have waited for an
+                // inode of the old path.
                 if table.call(ticket).inodes != before && table.waiting_moves > 0 {
                     self.any_ended.notify_all();
                 }
@@ -206,9 +213,10 @@ impl Paths {
         }
     }
 
-    /// Takes exclusive locks on the inodes `moved`, of which the second may be none. Returns the
-    /// paths of the directories `above`, which stay valid. Waits for calls that hold a path with
-    /// one of the inodes, and for conflicting earlier renames and removals.
+    /// Takes the path locks of a rename or a removal. `moved` are the inodes that lose or change a
+    /// name; the second may be `InodeSlot::NONE`. First waits for calls that have one of these
+    /// inodes on their path, and for conflicting earlier renames and removals. Returns the paths of
+    /// the directories `above`, which stay valid while the locks are held.
     ///
     /// # Errors
     /// `ENOENT` if one of the directories has no name.
@@ -221,8 +229,8 @@ impl Paths {
         let mut table = self.table.lock();
         let ticket = table.next_ticket();
         table.moves.push(MoveEntry { ticket, is_granted: false, moved, above: Vec::new() });
-        // If a directory has no path, this function fails, and the drop of `lock` removes the
-        // entry.
+        // If a directory has no path, this function returns an error. Then `lock` is dropped, which
+        // removes the entry of this rename from the table of path locks.
         let mut lock = MoveLock { paths: self, ticket, above: Vec::new() };
         loop {
             let chains: Result<Vec<Chain>, Errno> =
@@ -254,15 +262,16 @@ impl Paths {
         self.addressing == Addressing::PathOnly
     }
 
-    /// Counts an open of `inode` before it is made. If the open fails, [`Paths::count_close`]
-    /// undoes the count.
+    /// Counts an open of `inode`, before the back end opens the file. If the open fails,
+    /// [`Paths::count_close`] undoes the count.
     pub(crate) fn count_open(&self, inode: InodeSlot) {
         if self.hides() {
             *self.table.lock().opens.entry(inode).or_default() += 1;
         }
     }
 
-    /// Counts a close. Returns true if the close was the last one of a file with a hidden name.
+    /// Counts a close of `inode`. Returns true if this was the last close and the file has a hidden
+    /// name (it was unlinked or replaced while open).
     pub(crate) fn count_close(&self, inode: InodeSlot) -> bool {
         if !self.hides() {
             return false;
@@ -289,13 +298,13 @@ impl Paths {
         format!("{}{}", self.hidden_prefix, table.hidden_count).into_bytes()
     }
 
-    /// Returns true if `name`, in the root directory, is a hidden name.
+    /// Returns true if `name`, in the root directory, is the hidden name of an unlinked open file.
     pub(crate) fn is_hidden_name(&self, name: &[u8]) -> bool {
         self.hides() && name.starts_with(self.hidden_prefix.as_bytes())
     }
 
-    /// Records the hidden name of `inode`. Returns the previous hidden name, if the file has
-    /// already lost another name.
+    /// Records the hidden name of `inode`. If the inode already had a hidden name, returns the old
+    /// one.
     pub(crate) fn hide(&self, inode: InodeSlot, hidden: Hidden) -> Option<Hidden> {
         self.table.lock().hidden.insert(inode, hidden)
     }
@@ -305,8 +314,8 @@ impl Paths {
         self.hides() && self.table.lock().hidden.contains_key(&inode)
     }
 
-    /// Removes the hidden name of `inode` from the table, if it has one. The caller removes the
-    /// file itself.
+    /// Forgets the hidden name of `inode`, and returns it. The caller removes that name from the
+    /// back end.
     pub(crate) fn take_hidden(&self, inode: InodeSlot) -> Option<Hidden> {
         if !self.hides() {
             return None;
@@ -314,8 +323,8 @@ impl Paths {
         self.table.lock().hidden.remove(&inode)
     }
 
-    /// Drops the count of opens and the hidden name of an inode that the cache has evicted, and
-    /// returns the hidden name. Another inode may use the slot next.
+    /// Called when the cache evicts an inode, whose slot another inode may use next. Drops the
+    /// inode's count of opens and its hidden name. Returns the hidden name.
     pub(crate) fn forget(&self, inode: InodeSlot) -> Option<Hidden> {
         if !self.hides() {
             return None;
@@ -330,7 +339,8 @@ impl Paths {
         self.table.lock().hidden.drain().map(|(_, hidden)| hidden).collect()
     }
 
-    /// Returns the path of an inode whose only name is a hidden name.
+    /// Returns the path of an inode whose only name is a hidden name, that is, of an unlinked open
+    /// file.
     fn hidden_chain(&self, table: &Table, inode: InodeSlot) -> Result<Chain, Errno> {
         let hidden = table.hidden.get(&inode).ok_or(Errno::NOENT)?;
         Ok(Chain { path: hidden.path(), inodes: vec![inode] })
@@ -358,10 +368,12 @@ impl Table {
         self.moves.iter_mut().find(|it| it.ticket == ticket).expect("the ticket has an entry")
     }
 
-    /// Returns true if the rename or removal with this `ticket` can get its locks. Only operations
-    /// that already have their locks, or have a lower ticket, can prevent that. A call prevents it
-    /// if one of the inodes `moved` is on its path. Another rename or removal prevents it if it
-    /// moves one of `moved` or `above`, or if its directories are at or below one of `moved`.
+    /// Returns true if the rename or removal with this `ticket` can get its path locks. It moves
+    /// the inodes `moved`, and the paths of its directories contain the inodes `above`. Other
+    /// operations prevent it only if they have their path locks, or a lower ticket. A call prevents
+    /// it if one of `moved` is on the call's path. Another rename prevents it if that rename moves
+    /// one of `moved` or `above`. Another rename also prevents it if one of `moved` is on the paths
+    /// of that rename's directories.
     fn is_free_for(&self, ticket: u64, moved: [InodeSlot; 2], above: &[InodeSlot]) -> bool {
         let is_moved =
             |inodes: &[InodeSlot]| moved.iter().any(|it| !it.is_none() && inodes.contains(it));

@@ -24,12 +24,13 @@ impl Vfs {
     }
 
     /// Evicts unused entries, first those that have not been used for long. Reports each pinned
-    /// entry (one that only lookups of the client keep) to `pinned`. Stops when the evicted and
-    /// reported entries together are `want`, or when each entry was examined once. Returns the
-    /// number of evicted entries.
+    /// entry (one that only lookups of the client keep) to `pinned`. Stops when the number of
+    /// evicted and reported entries reaches `want`, or when each entry was examined once. Returns
+    /// the number of evicted entries.
     ///
-    /// A large scan takes long, so call it on a thread that serves no requests. When the client has
-    /// forgotten a reported entry, evict it with [`Vfs::evict`].
+    /// If `want` is large, this method takes long, so call it on a thread that serves no requests.
+    /// When the client has forgotten an entry that was passed to `pinned`, evict the entry with
+    /// [`Vfs::evict`].
     ///
     /// # Examples
     /// ```

@@ -1,15 +1,16 @@
-//! Rename: two names change at one instant, and the tree has no loops.
+//! Rename: changes both names at one instant, and keeps the tree free of loops.
 //!
-//! The back end renames first, then the cache. Until then, readers get the old answers, because the
-//! cache still has the old names. If the cache does not have the new name, the back end is told not
-//! to replace an existing file. During a rename only two kinds of operations wait. These are other
-//! changes of the old or the new name, and lookups of either name if it is not cached.
+//! A rename changes the back end first, and then the cache. Until the cache has changed, readers
+//! get the old answers. If the new name is not cached, the rename does not know whether a file has
+//! this name. So it tells the back end not to replace a file. During a rename only two kinds of
+//! operations wait: other changes of the old or the new name, and lookups of either name if it is
+//! not cached.
 //!
 //! Two concurrent moves of directories could put each directory below the other. So a move
 //! announces its new parent before it calls the back end. Then it checks the path to the root, over
 //! current and announced parents. If the move would close a loop with an announced move, it waits
-//! for that move. The lock of the announced moves is not held during the call, and no reader takes
-//! it (traps T26, T27, P9).
+//! for that move. The lock of the announced moves is not held while the back end runs, and no
+//! reader takes it (traps T26, T27, P9).
 //!
 //! Source: rename(2); Linux directory-locking.rst.
 
@@ -31,8 +32,8 @@ use crate::key_lock::KeyGuard;
 use crate::name::Name;
 use crate::slot::{DentrySlot, InodeSlot};
 
-/// Number of shards of the in-flight renames. It is so large that renames in different directories
-/// seldom use the same shard.
+/// Number of shards of the list of in-flight renames. It is so large that renames in different
+/// directories seldom use the same shard.
 const IN_FLIGHT_SHARDS: usize = if cfg!(corewalk_shuttle) { 2 } else { 64 };
 
 impl Vfs {
@@ -41,14 +42,14 @@ impl Vfs {
     ///
     /// # Errors
     /// In this order:
-    /// - `ENOTDIR`, `ENOENT`, `EACCES` for either directory, as in [`Vfs::make`]; `EXDEV` across
-    ///   file systems.
-    /// - `ENOENT` without a source; `EEXIST` for an existing target (no replace).
-    /// - `EINVAL` for a directory into itself; `ENOTEMPTY` onto a directory that contains the
-    ///   source.
-    /// - `EACCES` without write permission; `EPERM` in a sticky directory.
+    /// - For either directory as in [`Vfs::make`]: `ENOTDIR`, `ENOENT`, `EACCES`. `EXDEV` if they
+    ///   are in different file systems.
+    /// - `ENOENT` if the source does not exist; `EEXIST` if the target exists (no replace).
+    /// - `EINVAL` if a directory would move into itself; `ENOTEMPTY` if the target is a directory
+    ///   that contains the source.
+    /// - `EACCES` if either directory may not be written; `EPERM` in a sticky directory.
     /// - `ENOTDIR`, `EISDIR` if only one of source and target is a directory.
-    /// - `EACCES` for a directory that gets another parent and that the caller may not write.
+    /// - `EACCES` if a moved directory would get another parent and the caller may not write it.
     /// - `EBUSY` for a mount point; `ENOTEMPTY` and the other errors of the back end.
     ///
     /// # Examples
@@ -117,19 +118,22 @@ impl Vfs {
         })
     }
 
-    /// Waits for the in-flight renames into or out of a directory that the back end has removed, or
-    /// found not to be empty. The cache must show such a rename before any caller learns of its
-    /// consequences. The caller holds no in-lookup lock. If the caller's own rename failed, it is
-    /// no longer in flight, so the caller does not wait for itself.
+    /// Waits until the cache shows all renames that have moved an entry into or out of the
+    /// directory `victim`. Called after the back end has removed or replaced `victim`, or has
+    /// refused to, for example because it is not empty. The result shows a caller whether `victim`
+    /// is empty. Without the wait, the caller could learn that before the cache shows the renames
+    /// that made it so. If the caller's own rename failed, it is no longer in `in_flight_renames`,
+    /// and its in-lookup locks are released. So the caller does not wait for itself.
     pub(super) fn wait_for_renames(&self, victim: Option<DentrySlot>) {
         if let Some(slot) = victim {
             self.in_flight_renames.wait(slot);
         }
     }
 
-    /// Moves a dentry from the name `from` to one under `key`. The caller holds the dentry and both
-    /// in-lookup locks, and `topology` for a directory. Returns the old parent, which the caller
-    /// drops without a lock.
+    /// Moves a dentry, which has the name `from`, to the name `lookup_key` in the directory of the
+    /// parent key `key`. The caller holds the dentry and the in-lookup locks of both names, and
+    /// `topology` for a directory. Returns the old parent. The caller must drop it when it holds no
+    /// lock.
     pub(super) fn move_dentry(
         &self,
         slot: DentrySlot,
@@ -177,10 +181,10 @@ enum Failed {
 }
 
 impl<'v> Rename<'v, '_> {
-    /// Renames to a name that the cache does not have. Except for an exchange, first asks the back
-    /// end for a rename that replaces nothing, which saves a lookup of the name. Returns None if
-    /// that rename succeeds. Otherwise looks the target up and returns it; the result is
-    /// `Some(None)` if there is none.
+    /// Renames to a name that is not cached. Except for an exchange, first asks the back end to
+    /// rename without replacing a file. If that succeeds, returns None: the rename is complete.
+    /// Otherwise looks up the target (the file that has the new name) and returns `Some(target)`,
+    /// or `Some(None)` if there is no target. The caller must then rename again.
     fn rename_to_uncached_name(
         &self,
         source: &FoundName<'_>,
@@ -193,13 +197,14 @@ impl<'v> Rename<'v, '_> {
                 Err(failed) => Some(failed),
             },
         };
-        // If the lookup of the target fails too, its error takes precedence over that of the
-        // attempted rename.
+        // If the lookup of the target also fails, return its error, not the error of the attempted
+        // rename.
         let target = self.vfs.resolve_or(self.new_dir, self.new, in_lookup, Missing::Dropped)?;
         match (first, target) {
             (Some(Failed::Before(error)), None) => Err(error),
-            // The target was removed after the attempt, or the back end does not support
-            // `NoReplace`. Try again, and allow a replacement.
+            // The rename without replacement failed, but the lookup found no target. There are two
+            // reasons: the target was removed between the two, or the back end does not support
+            // `NoReplace`. So try again, and allow a replacement.
             (Some(Failed::InBackEnd(Errno::EXIST | Errno::INVAL | Errno::NOSYS)), None)
                 if self.mode == RenameMode::Replace =>
             {
@@ -210,7 +215,7 @@ impl<'v> Rename<'v, '_> {
         }
     }
 
-    /// Renames in the back end with `mode`, and then in the cache. If the call fails, nothing has
+    /// Renames in the back end with `mode`, and then in the cache. If `run` fails, nothing has
     /// changed.
     fn run(
         &self,
@@ -227,8 +232,8 @@ impl<'v> Rename<'v, '_> {
         let dirs = [self.old_dir.now.inode, self.new_dir.now.inode];
         let moved = [source.inode, target.map_or(InodeSlot::NONE, |target| target.inode)];
         let lock = vfs.lock_move(&dirs, moved).map_err(Failed::Before)?;
-        // Announce the rename as in flight only after it has its path locks. So no thread waits for
-        // a rename that itself waits for path locks.
+        // Add the rename to `in_flight_renames` only after it has its path locks. Then a thread
+        // that waits for in-flight renames never waits for one that itself waits for path locks.
         let in_flight = self.changes_parent().then(|| vfs.in_flight_renames.enter(slots));
         let paths = [0, 1].map(|index| KnownPath::above(lock.as_ref(), index));
         let names = [self.old.name, self.new.name];
@@ -320,9 +325,9 @@ impl<'v> Rename<'v, '_> {
         self.vfs.in_flight_moves.announce(&self.vfs.dcache, edges).map(Some)
     }
 
-    /// Updates the cache after the back end's rename. If one of the names was invalidated
-    /// meanwhile, the dentries still get their new names, but under stale keys, which no lookup
-    /// has.
+    /// Updates the cache after the back end's rename. If the old or the new name was invalidated
+    /// meanwhile, the dentry still gets the new name, but under a stale parent key. This key has
+    /// the child generation 0, for which lookups never search. So no lookup finds the dentry.
     fn commit(
         &self,
         source: &FoundName<'_>,
@@ -370,18 +375,21 @@ impl<'v> Rename<'v, '_> {
     }
 }
 
-/// The directories between which renames are moving entries. A rename is listed from before its
-/// call of the back end until the cache shows its result.
+/// The directories between which renames are moving entries. A rename registers its two directories
+/// before it calls the back end, and unregisters them when the cache shows the result.
 ///
-/// A thread whose rename succeeds waits only for other renames that the back end has already made,
-/// or will refuse. So threads never wait in a circle.
+/// A rename that replaces a directory waits for other renames into and out of that directory. It
+/// waits only after the back end has made its own change. At that time the back end has also made
+/// the other renames, or will refuse them, because the directory is gone. So renames never wait in
+/// a circle.
 pub(super) struct InFlightRenames {
     shards: Box<[CachePadded<InFlightShard>]>,
 }
 
 /// The entries of some directories.
 struct InFlightShard {
-    /// A directory is in the list once for each of its running renames. Protected by its own mutex.
+    /// The directories of the running renames, as far as they belong to this shard. A directory
+    /// with several running renames is in the list several times. Protected by its own mutex.
     busy: Mutex<Vec<DentrySlot>>,
     /// Notified when a rename leaves `busy`. Waited on under `busy`.
     left: Condvar,
@@ -434,9 +442,11 @@ impl Drop for InFlightRename<'_> {
     }
 }
 
-/// The announced moves: the directories that are about to get a new parent.
+/// The directories that running renames are about to move to a new parent.
 pub(super) struct InFlightMoves {
-    /// Each announced move: a directory and its new parent. Protected by its own mutex.
+    /// The moves that running renames have announced: a directory and its new parent each. A thread
+    /// that wants to move a directory checks them, so that two moves cannot make a loop. Protected
+    /// by its own mutex.
     announced: Mutex<Vec<(DentrySlot, DentrySlot)>>,
     /// Notified when an announcement is withdrawn. Waited on under `announced`.
     withdrawn: Condvar,
@@ -455,8 +465,8 @@ enum Loop {
     No,
     /// The directory is an ancestor of its new parent.
     Yes,
-    /// The moved directory is not yet an ancestor of its new parent, but will be if an announced
-    /// move is made.
+    /// The directory is not an ancestor of its new parent yet, but another rename that has
+    /// announced its move may make it one. So the caller must wait for that rename.
     Perhaps,
 }
 
@@ -465,8 +475,9 @@ impl InFlightMoves {
         InFlightMoves { announced: Mutex::new(Vec::new()), withdrawn: Condvar::new() }
     }
 
-    /// Announces moves. Each edge is a directory and its new parent. Waits while the edges could
-    /// close a loop with a move that another thread has announced.
+    /// Registers moves, so that other threads see them before they move directories. Each edge is a
+    /// directory and its new parent. First waits while these moves, together with a move of another
+    /// thread, could make a loop in the tree.
     ///
     /// # Errors
     /// `EINVAL` if a move would put a directory below itself.
@@ -510,8 +521,9 @@ impl Drop for Announced<'_> {
     }
 }
 
-/// Searches for `moved` on the paths from `parent` to the root, over current and announced parents.
-/// The caller keeps directories from moving.
+/// Searches for `moved` among the ancestors of `parent`. For each directory, follows its present
+/// parent and the new parents of running renames (`announced`). The caller makes sure that no
+/// directory moves meanwhile.
 fn would_loop(
     dcache: &Dcache,
     announced: &[(DentrySlot, DentrySlot)],

@@ -14,12 +14,13 @@ use super::names::{Answer, Cached};
 use super::{InodeRef, LookedUp, Vfs};
 
 impl Vfs {
-    /// Invalidates the cached name, unless the back end still has the same inode under it. A server
-    /// whose back end is also changed by other programs calls this before it uses a name. A name
-    /// that is not cached costs no call of the back end.
+    /// Compares a cached name with the back end, and invalidates the name unless the back end still
+    /// has the same inode under it. A server whose back end is also changed by other programs calls
+    /// this before it uses a name. For a name that is not cached, the back end is not called.
     ///
-    /// If the name is still the same directory, the entries below it stay cached. In any case the
-    /// permission record of the inode is invalidated.
+    /// If the back end still has the same inode under the name, the inode's permission record (its
+    /// cached mode and owner) is invalidated. If the inode is a directory, the entries below it
+    /// stay cached.
     ///
     /// # Errors
     /// `ENOTDIR`; `ENOENT` if `dir` was removed.
@@ -45,20 +46,20 @@ impl Vfs {
     pub fn revalidate(&self, dir: &InodeRef<'_>, name: Name<'_>) -> Result<(), Errno> {
         let dir = self.dir(dir.slot)?;
         let lookup_key = self.dcache.lookup_key(name);
-        // An answer that the back end gave before this call must not enter the cache after the
-        // call.
+        // Cancel running lookups of the name. The back end may have answered them before this call,
+        // and such an answer must not enter the cache after this call.
         self.dcache.cancel_fills(dir.now.slot, &lookup_key);
         if self.dcache.find(dir.key(), &lookup_key).is_none() {
             return Ok(());
         }
-        // The in-lookup lock is held, so no other operation of this namespace changes the name
+        // Take the in-lookup lock, so that no other operation of this namespace changes the name
         // meanwhile.
         let in_lookup =
             self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, &lookup_key));
         let is_so = match self.cached(&dir, &lookup_key) {
             Cached::Unknown => true,
-            // Invalidate the name without asking the back end. The next operation that uses the
-            // name asks the back end anyway.
+            // The name has a negative dentry. Invalidate it without asking the back end, because
+            // the next operation that uses the name asks the back end anyway.
             Cached::Known(None) => false,
             Cached::Known(Some(found)) => self.is_still(&dir, &lookup_key, &found),
         };
@@ -69,11 +70,12 @@ impl Vfs {
         Ok(())
     }
 
-    /// Looks up `name` in `dir` in the back end, whatever the cache has, and corrects the cache.
-    /// The answer is at least as new as the call. A server whose back end is also changed by other
+    /// Looks up `name` in `dir` in the back end, even if the cache has it, and corrects the cache.
+    /// The answer is not older than the call. A server whose back end is also changed by other
     /// programs calls this instead of [`Vfs::revalidate`], [`Vfs::lookup`] and [`Vfs::getattr`].
     ///
-    /// If the name is still the same directory, the entries below it stay cached.
+    /// If the back end still has the same directory under the name, the entries below that
+    /// directory stay cached.
     ///
     /// # Errors
     /// The errors of [`Vfs::lookup`].
@@ -87,8 +89,8 @@ impl Vfs {
         self.lookup_slow(dir.slot, &self.dcache.lookup_key(name), Vfs::resolve_again)
     }
 
-    /// Asks the back end for a name. Caches the answer, unless the cache has it already. The caller
-    /// holds the in-lookup lock of the name.
+    /// Asks the back end for a name, even if the cache has it. Caches the answer if it is new. The
+    /// caller holds the in-lookup lock of the name.
     fn resolve_again(
         &self,
         dir: &Dir<'_>,
@@ -104,9 +106,9 @@ impl Vfs {
         let before = known.as_ref().map(|known| known.inode);
         let answer = self.take_answer(dir, lookup_key, in_lookup, answer, known);
         if !matches!(&answer, Ok(Some((found, _))) if Some(found.inode) == before) {
-            // Another program may have changed the name after a running listing read it. Count a
-            // change, so that the listing does not enter its old entry (invariant L.1 of
-            // `dcache::listings`).
+            // Another program may have changed the name after a running listing read it. So tell
+            // the listing that the directory has changed. It then does not enter its old entry in
+            // the cache (invariant L.1 of `dcache::listings`).
             drop(self.dcache.listings.change(dir.now.slot));
         }
         Ok(answer?.map(|(found, attr)| LookedUp { inode: found.into_inode(), attr }))
@@ -117,8 +119,9 @@ impl Vfs {
     fn is_still(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>, found: &FoundName<'_>) -> bool {
         let Answer { attr, changes, .. } = self.ask_for_name(dir, lookup_key);
         let attr = attr.map(|attr| self.numbered(dir, lookup_key, attr));
-        // Enter the answer even if it is another inode. The back end may keep state for a reported
-        // inode, so the cache must send a `forget` when the reference is dropped.
+        // Enter the inode that the back end has reported in the cache, even if the cache had
+        // another inode for the name. The back end may keep state for an inode that it has
+        // reported. So the cache must send a `forget` when it drops the inode.
         let entered = attr.and_then(|attr| self.enter(dir.now.inode, &attr, changes, None));
         let is_same = entered.is_ok_and(|inode| inode.slot == found.inode);
         if is_same {

@@ -1,21 +1,24 @@
-//! The fast path of a walk: cached names of files and of searchable directories.
+//! The fast path of a walk. It handles components that are cached names of files and of searchable
+//! directories.
 //!
-//! Nearly all components of nearly all paths are such names. [`Walk::step`] handles all others, and
-//! continues where the fast path ends: names that are not cached, links, mount points, `..`, and
-//! unknown permissions. The fast path only fills the read set; the walk validates it later.
+//! Nearly all components of nearly all paths are cached names of files or of searchable
+//! directories, which the fast path handles. Where the fast path ends, [`Walk::step`] continues. It
+//! handles names that are not cached, symbolic links, mount points, `..`, and unknown permissions.
+//! The fast path only fills the read set, and the walk validates it later.
 //!
 //! # How it works
-//! The state of a step stays in registers only if the loop contains the usual case alone. That is
-//! an inline name which is the first entry of its bucket with its tag (16 bits of the hash). So
-//! [`Cursor::fast_steps`] handles that case alone. Otherwise [`Cursor::slow_step`], which is not
-//! inlined, repeats the step from its beginning. The code for the last component is a copy of the
-//! loop's body. That component may be any kind of file, and the cache line with its inode number is
-//! prefetched before the dentry arrives.
+//! The fast path ([`Cursor::fast_steps`]) is a loop over the components of the path. It handles
+//! only the usual case, because only then its state stays in registers. In the usual case, the
+//! component's name is inline in its dentry. Among the entries in the name's bucket, the dentry's
+//! entry is the first one with its tag (16 bits of the hash). In all other cases
+//! [`Cursor::slow_step`], which is not inlined, walks the component again from its beginning. For
+//! the last component of a path there is a copy of the loop's body. This component may be any kind
+//! of file. While its dentry is loaded, the cache line with the inode number is prefetched.
 //!
-//! A step takes about 120 instructions on x86-64, and its validation about 10. Each step depends on
-//! the one before. The hash of a name contains the number of its directory. The hash selects a
-//! bucket, whose tags lead to an entry. The dentry in the entry's slot has the number of the next
-//! directory.
+//! To look up one component takes about 120 instructions on x86-64, and its validation about 10.
+//! Each lookup depends on the one before, through a chain of loads. The hash of a name contains the
+//! number of its directory. The hash selects a bucket, and the tags of the bucket lead to an entry.
+//! The entry leads to the slot of a dentry, and that dentry has the number of the next directory.
 
 use super::{Mode, Walk};
 use crate::cred::Caps;
@@ -27,8 +30,8 @@ use crate::slot::DentrySlot;
 use crate::table::Extent;
 
 impl Walk<'_, '_> {
-    /// Walks along `path` as long as its components are plain (neither symbolic links nor mount
-    /// points), and returns the rest.
+    /// Walks along `path` as long as the components are cached and plain (neither symbolic links
+    /// nor mount points). Returns the rest of the path.
     #[inline(never)]
     pub(super) fn fast_path<'p>(&mut self, path: &'p [u8]) -> &'p [u8] {
         if self.mode != Mode::Rcu || self.hold.is_some() {
@@ -59,8 +62,8 @@ impl Walk<'_, '_> {
 struct FastCursor<'a> {
     dcache: &'a Dcache,
     extent: Extent,
-    /// The part of a directory's identifier that depends on the file system. The directory's inode
-    /// number is added to it.
+    /// The hash of a name includes a number of its directory: the sum of this value, which depends
+    /// on the file system, and the directory's inode number.
     id: u64,
     dentry: DentrySlot,
     line: Line<'a>,
@@ -69,10 +72,11 @@ struct FastCursor<'a> {
 }
 
 impl FastCursor<'_> {
-    /// Moves to a component. Returns false unless the component is the first entry with its tag (16
-    /// bits of the hash), has the flags in `needed`, and fits in the read set. An invalid name
-    /// (empty, a dot, too long) is not found. Calls `before` with the slot of the entry, when the
-    /// cache line of its dentry is not loaded yet.
+    /// Moves to the child called `component`, and adds it to the read set. Returns false if the
+    /// child lacks a flag in `needed`, or is not the first entry of the bucket with its tag (16
+    /// bits of the hash). Also returns false if the read set is full, and for an invalid name
+    /// (empty, a dot, too long). Calls `before` with the slot of the child before it loads the
+    /// child's dentry.
     #[inline(always)]
     fn to(&mut self, component: Component<'_>, needed: Flags, before: impl Fn(DentrySlot)) -> bool {
         if component.start >= component.path.len() {
@@ -96,15 +100,15 @@ struct Cursor<'p> {
     dentry: DentrySlot,
     seen: Snapshot,
     path: &'p [u8],
-    /// Number of bytes of the path that the walk has passed. The next byte is a slash. Only at the
-    /// start of the fast path may the next byte be the first byte of a name instead.
+    /// The number of bytes of the path that are already walked. The next byte is a slash. At the
+    /// start of the fast path it may also be the first byte of a name.
     done: usize,
 }
 
 impl Cursor<'_> {
-    /// Continues as long as the components are usual. A usual component has a short name, and fits
-    /// inline in the read set. It is the first entry with its tag (16 bits of the hash) in the
-    /// first cache line of its bucket.
+    /// Walks along the path as long as three conditions hold for the next component. Its name is
+    /// short. Its entry is the first one with its tag (16 bits of the hash) in the first cache line
+    /// of its bucket. The read set has an inline place for its dentry.
     #[inline(always)]
     fn fast_steps(&mut self, dcache: &Dcache, read_set: &mut ReadSet, needed: Flags) {
         let path = self.path;
@@ -119,8 +123,7 @@ impl Cursor<'_> {
             steps: read_set.inline_steps(),
         };
         let first = fast.steps.at();
-        // The position at which the next component may begin, behind the slash that ended the
-        // previous one.
+        // The position in the path at which the next component begins, after the slash.
         let mut start = self.done;
         let mut slashes = Slashes::from(path, self.done);
         if path.get(start) == Some(&b'/') {
@@ -132,7 +135,7 @@ impl Cursor<'_> {
             let Some(upto) = path.get(..end) else { break };
             let component = Component { path: upto, start };
             if end == path.len() {
-                // The caller of the walk will ask for the number of the inode, so prefetch it.
+                // The walk will need the inode number of the last component, so prefetch it.
                 if fast
                     .to(component, Flags::empty(), |slot| dcache.inodes.prefetch(slot.inode_half()))
                 {
@@ -153,8 +156,9 @@ impl Cursor<'_> {
         }
     }
 
-    /// Moves one component if its name is cached and plain, in any cache line of its bucket.
-    /// Otherwise returns false.
+    /// Walks one component if its name is cached, and if it is neither a symbolic link nor a mount
+    /// point. The name's entry may be in any cache line of its bucket. Returns false if the
+    /// component cannot be walked this way.
     #[inline(never)]
     fn slow_step(&mut self, dcache: &Dcache, read_set: &mut ReadSet) -> bool {
         let rest = &self.path[self.done..];
@@ -185,9 +189,10 @@ mod tests {
     use crate::tmpfs::{Tmpfs, TmpfsOptions};
     use crate::{Cred, Errno, FsStruct, Make, Name, Vfs, VfsOptions, WalkFlags};
 
-    /// The fast path must find names of each length that is compared in a different way, both of
-    /// directories and of files. Neighbouring names differ in one byte. The path has more
-    /// components than the read set has inline steps.
+    /// Checks that the fast path finds directories and files with names of all lengths up to 48
+    /// bytes. For each length there are a directory and a file whose names differ in one byte. The
+    /// directories are nested, so the longest path has more components than the inline part of a
+    /// read set can hold.
     #[test]
     fn path_of_names_of_all_lengths_leads_to_its_end() {
         let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());

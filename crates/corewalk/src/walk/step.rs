@@ -13,8 +13,8 @@ use crate::slot::DentrySlot;
 use crate::vfs::{Checked, DentryAndInode, InodeRef, Unattached};
 
 impl<'v> Walk<'v, '_> {
-    /// Walks one component. If the component is a symbolic link to be followed, returns its target.
-    /// The walk then stands at the directory from which the target is resolved.
+    /// Walks one component. If the component is a symbolic link that must be followed, returns its
+    /// target. The walk is then at the directory at which the target starts.
     pub(super) fn step(
         &mut self,
         component: &[u8],
@@ -41,7 +41,7 @@ impl<'v> Walk<'v, '_> {
         Ok(None)
     }
 
-    /// Checks that the walk stands in a directory that the caller may search.
+    /// Checks that the walk is at a directory, and that the caller may search this directory.
     #[inline]
     fn may_search(&mut self) -> Result<(), Stop> {
         let flags = self.seen.body.flags();
@@ -67,7 +67,8 @@ impl<'v> Walk<'v, '_> {
         }
     }
 
-    /// Moves to the child called `name`; returns the reference on it, if one was taken.
+    /// Moves the walk to the child called `name`. Returns the reference on the child, if this
+    /// function has taken one.
     fn child(
         &mut self,
         name: Name<'_>,
@@ -101,8 +102,8 @@ impl<'v> Walk<'v, '_> {
     ) -> Result<Option<DentryAndInode<'v>>, Stop> {
         self.must_not_block()?;
         let vfs = self.vfs;
-        // The parent's dentry must be referenced during the call of the back end. The caller holds
-        // the reference, or this function takes one.
+        // The parent's dentry needs a reference during the call of the back end. Either the caller
+        // holds one, or this function takes one.
         let _hold = match parent {
             Some(_) => None,
             None => {
@@ -119,7 +120,8 @@ impl<'v> Walk<'v, '_> {
                 vfs.dcache.in_lookup.lock(vfs.dcache.in_lookup_key(dir.now.slot, &lookup_key));
             vfs.resolve(&dir, &lookup_key, &in_lookup).map(|found| (in_lookup, found))
         })?;
-        // Under the in-lookup lock a missing name stays missing, so `ENOENT` is still true.
+        // The back end has reported that the name is missing. While this thread holds the in-lookup
+        // lock, it stays missing. So the answer `ENOENT` is still true here.
         let found = found.ok_or_else(|| self.validated(Errno::NOENT))?;
         let inode = found.inode_ref();
         let dentry = match found.into_dentry() {
@@ -139,8 +141,9 @@ impl<'v> Walk<'v, '_> {
         Ok(Some(hold))
     }
 
-    /// Returns the reason to stop the walk at an inode that was found in the back end but got no
-    /// dentry. If another operation is changing the inode's name, first waits for that operation.
+    /// Returns how a walk goes on if the back end has found an inode, but the cache could not make
+    /// a dentry. `why` is the reason. If another operation is changing the name of the inode, first
+    /// waits for that operation. The walk then begins again. Otherwise it fails.
     fn unattached(&self, inode: &InodeRef<'_>, why: Unattached) -> Stop {
         match why {
             Unattached::Overtaken => {
@@ -169,19 +172,19 @@ impl<'v> Walk<'v, '_> {
                 return Err(self.validated(Errno::XDEV));
             }
             let left = std::mem::replace(&mut self.mount, Cow::Owned(mount));
-            // A dead mount does not keep its mount point. The slot of `point` may have another
-            // dentry by now, so check that the mount is alive (M.1).
+            // If the mount `left` is dead, it does not keep its mount point `point` any more. The
+            // slot of `point` may then hold another dentry. So check that the mount is alive (M.1).
             self.move_to(point, |_| !left.is_dead())?;
         }
         let (child, parent) = (self.dentry, self.seen.key.parent());
         self.validate()?;
         match self.mode {
-            // The child is in the read set, so a validation also confirms that `parent` is its
-            // parent.
+            // The child's dentry contains its parent and is in the read set. So a validation also
+            // confirms that `parent` is the child's parent.
             Mode::Rcu => self.move_to(parent, |_| true)?,
-            // The child may have moved since the snapshot, and the slot of the parent may have been
-            // reused. So take a reference on `parent`, and then check again that it is the child's
-            // parent. Otherwise the walk may reach another directory (trap T19).
+            // The child may have moved since its snapshot was taken, and the slot of its old parent
+            // may have been reused. So take a reference on `parent`, and then check again that it
+            // is the child's parent. Otherwise the walk may reach another directory (trap T19).
             Mode::Ref => {
                 let _child = self.hold.take();
                 self.move_to(parent, |dcache| dcache.parent(child).0 == parent)?;
@@ -193,9 +196,10 @@ impl<'v> Walk<'v, '_> {
         Ok(())
     }
 
-    /// Moves to the dentry in `slot`. A mount, a child dentry or the root of the walk keeps that
-    /// dentry alive. A ref-walk takes its own reference on the dentry. Then `is_kept` checks that
-    /// the mount, the child or the root still keeps the dentry.
+    /// Moves the walk to the dentry in `slot`. The walk has no reference on this dentry yet. A
+    /// mount, a child dentry, or the root of the walk keeps it alive. A ref-walk takes a reference
+    /// of its own, and then calls `is_kept` to check that the dentry was still kept alive at that
+    /// time.
     fn move_to(
         &mut self,
         slot: DentrySlot,
@@ -230,8 +234,8 @@ impl<'v> Walk<'v, '_> {
         Ok(())
     }
 
-    /// Moves to the root of the mount on this dentry, and repeats that while the root is itself a
-    /// mount point.
+    /// If the current dentry is a mount point, moves the walk to the root of the mounted file
+    /// system. Repeats that while the root is itself a mount point.
     fn cross_mounts(&mut self) -> Result<(), Stop> {
         let vfs = self.vfs;
         let guard = corewalk_sync::rcu::read_lock();
@@ -246,8 +250,8 @@ impl<'v> Walk<'v, '_> {
         Ok(())
     }
 
-    /// Reads the symbolic link at which the walk stands, and returns its target. Moves the walk to
-    /// the link's directory, or to the root for an absolute target.
+    /// Returns the target of the symbolic link at which the walk is. Moves the walk to the
+    /// directory that contains the link, or to the root if the target is absolute.
     #[cold]
     fn read_link(
         &mut self,

@@ -1,5 +1,5 @@
-//! Tests of a back end by path. They check, one case at a time, which calls must wait for each
-//! other.
+//! Tests of a back end that finds files by path. They check, one case at a time, which calls must
+//! wait for each other.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use corewalk_testkit::race::Watchdog;
 
 use crate::tree::{At, Links, PathTree};
 
-/// A gate in the back end, at which a test can stop calls and let them continue.
+/// A gate in the back end, at which a test can hold calls and later let them continue.
 #[derive(Clone, Default)]
 pub(crate) struct Gate(Arc<(Mutex<Passing>, Condvar)>);
 
@@ -59,12 +59,14 @@ impl Gate {
         }
     }
 
-    /// Returns true if a call has passed the point `at` since the last query.
+    /// Returns true if a call of the back end has passed the point `at` since the last call of
+    /// `has_passed` or `take_passed`.
     pub(crate) fn has_passed(&self, at: At) -> bool {
         self.take_passed().contains(&at)
     }
 
-    /// Returns the points that calls have passed since the last query, in the order of passing.
+    /// Returns the points (such as `At::BeforeRename`) that calls of the back end have passed since
+    /// the last query. They are in the order in which the calls passed them.
     pub(crate) fn take_passed(&self) -> Vec<At> {
         std::mem::take(&mut self.0.0.lock().passed)
     }
@@ -92,7 +94,7 @@ pub(crate) fn rename(vfs: &Vfs, from: &str, to: &str) {
     vfs.rename(&Cred::root(), from, to, RenameMode::Replace).unwrap();
 }
 
-/// How long a test waits to see that an event does not happen.
+/// The time that a test waits before it concludes that an event does not happen.
 pub(crate) const A_WHILE: Duration = Duration::from_millis(100);
 
 /// Trap X1: a file that is made while a directory above it is renamed must not be lost. Afterwards
@@ -192,7 +194,8 @@ fn open_file_removed_behind_the_cache_is_stale() {
     vfs.release(&file, handle);
 }
 
-/// A back end by number that asks for the path of a node, which it may not do.
+/// A faulty back end. It finds files by inode number, but asks for the path of a node, which only a
+/// back end by path may do.
 struct Mistaken(Tmpfs);
 
 impl FileSystem for Mistaken {

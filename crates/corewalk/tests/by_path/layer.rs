@@ -1,4 +1,5 @@
-//! Tests of the layer `ByPath` over a back end that has no inode numbers.
+//! Tests of [`ByPath`], the adapter that serves a back end which knows its files only by path and
+//! has no inode numbers.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -39,7 +40,7 @@ fn rename(vfs: &Vfs, from: &str, to: &str, mode: RenameMode) {
     vfs.rename(&Cred::root(), (&root, name(from)), (&root, name(to)), mode).unwrap();
 }
 
-/// Lists the root in pages of `page` entries. Calls `between` after each page.
+/// Lists the root directory in pages of `page` entries. Calls `between` after each page.
 fn list(vfs: &Vfs, page: usize, mut between: impl FnMut(usize)) -> Vec<(String, u64)> {
     let (mut entries, mut cookie, mut pages) = (vec![], 0, 0);
     loop {
@@ -98,7 +99,8 @@ fn name_with_another_kind_of_file_is_another_file() {
         assert_ne!(found.ino(), file.ino());
         assert_eq!((found.kind(), found.ino()), (FileKind::Directory, lookup(&vfs, "f").ino()));
     }
-    // The back end gets only the path of the old file, which leads to the directory now.
+    // The back end gets only a path. The path of the old file leads to the new directory, so the
+    // read fails with `EISDIR`.
     assert_eq!(vfs.read(&file, 0, 0, &mut [0; 4]), Err(Errno::ISDIR));
 }
 
@@ -109,8 +111,9 @@ fn open_files_reach_the_back_end_until_they_are_closed() {
     // ORDERING: Relaxed. One thread.
     let open = || fs.get_ref().open.load(Ordering::Relaxed);
     let file = make(&vfs, &root, "f", 0o644);
-    // A client that creates and opens a file also passes the flags of the creation. A back end that
-    // passed them on to open(2) would fail with `EEXIST`.
+    // A client that creates and then opens a file passes `O_CREAT` and `O_EXCL` with the open.
+    // `ByPath` must not pass these flags on, because open(2) of the existing file would fail with
+    // `EEXIST`.
     let creation = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
     let writer = vfs.open(&cred, &file, creation.bits(), May::WRITE).unwrap().handle;
     let reader = vfs.open(&cred, &file, 0, May::READ).unwrap().handle;
@@ -118,7 +121,7 @@ fn open_files_reach_the_back_end_until_they_are_closed() {
     assert_eq!((open(), vfs.write(&cred, &file, writer, 0, b"text")), (2, Ok(4)));
     vfs.remove(&cred, &root, name("f"), Removal::Unlink).unwrap();
     let mut buf = [0; 8];
-    // If the caller passes no handle, or one with the wrong access mode, the layer opens the file
+    // If the caller passes no handle, or one with the wrong access mode, `ByPath` opens the file
     // for this call only.
     for handle in [reader, writer, 0] {
         assert_eq!(vfs.read(&file, handle, 1, &mut buf), Ok(3));
@@ -149,7 +152,7 @@ fn calls_on_an_open_file_get_the_value_of_its_open() {
     assert_eq!(load(&fs.get_ref().getattrs_open), before);
     vfs.getattr_through(&a, reader.handle).unwrap();
     assert_eq!(load(&fs.get_ref().getattrs_open), before + 1);
-    // The layer asks the back end only for a file that is open.
+    // `ByPath` passes a flush to the back end only if the call has the handle of an open file.
     assert_eq!(vfs.flush(&a, 0), Ok(()));
     assert_eq!(load(&fs.get_ref().flushes), 0);
     assert_eq!(vfs.flush(&a, reader.handle), Err(Errno::NOSPC));
@@ -163,7 +166,7 @@ fn calls_on_an_open_file_get_the_value_of_its_open() {
     vfs.release(&b, writer.handle);
 }
 
-/// Traps T48, P13: an entry that exists during a whole pass is listed exactly once.
+/// Traps T48, P13: an entry that exists during a whole listing must be reported exactly once.
 #[test]
 fn large_directory_is_listed_once_beside_changes() {
     let (fs, vfs) = new();
@@ -192,7 +195,8 @@ fn large_directory_is_listed_once_beside_changes() {
     }
 }
 
-/// More directories are listed at once than the layer keeps listings for.
+/// Lists more directories at the same time than the number of listings that `ByPath` keeps. Checks
+/// that each listing is complete.
 #[test]
 fn many_directories_are_listed_at_once() {
     let (_, vfs) = new();
@@ -241,9 +245,9 @@ fn listed_entry_has_the_number_of_the_cached_file() {
     assert_eq!(entries, expected);
 }
 
-/// An invalidation of names, here by a refused rmdir(2), must not make a second inode of a file
-/// that a client has open. Otherwise the removal of the name would not find the file open, and the
-/// content of the file would be lost.
+/// Names can be invalidated, here by a refused rmdir(2), while a client has a file open. Then the
+/// cache must not make a second inode of this file. Otherwise the removal of the name would treat
+/// the file as closed, and its content would be lost.
 #[test]
 fn open_file_is_one_file_after_an_invalidation_of_its_name() {
     let (fs, vfs) = new();
@@ -276,8 +280,8 @@ fn open_file_is_one_file_after_an_invalidation_of_its_name() {
     assert_eq!(linked.err(), Some(Errno::PERM), "no number tells that two names are one file");
 }
 
-/// The back end must sync the file through which the client has written, since it may keep bytes
-/// there that are not written yet.
+/// An fsync must reach the open file through which the client has written, because the back end may
+/// buffer unwritten bytes in that open file.
 #[test]
 fn fsync_gets_the_file_that_the_client_has_open() {
     let (fs, vfs) = new();
@@ -293,7 +297,8 @@ fn fsync_gets_the_file_that_the_client_has_open() {
     }
 }
 
-/// A later page of a listing must not show old attributes as new ones.
+/// Checks that only the first page of a listing reports attributes. A later page comes from a saved
+/// listing, so its attributes could be out of date.
 #[test]
 fn later_pages_of_a_listing_have_no_attributes() {
     let (_, vfs) = new();
@@ -317,8 +322,8 @@ fn later_pages_of_a_listing_have_no_attributes() {
     }
 }
 
-/// Several clients list a directory at once. A pass that began after a file was made must show the
-/// file, whatever listings the layer keeps.
+/// Several clients list a directory at once. A listing that began after a file was made must report
+/// the file, even if `ByPath` still has older listings of the directory.
 #[test]
 fn pass_shows_every_file_that_was_made_before_it() {
     let (_, vfs) = new();

@@ -113,7 +113,8 @@ impl File {
         path.iter().try_fold(self, |at, name| at.names.get_mut(name))
     }
 
-    /// Returns the files in the parent directory of `path`, and the last name of `path`.
+    /// Splits `path` into the path of a parent directory and a name. Returns the map of the
+    /// parent's entries, and the name.
     fn place<'p>(
         &mut self,
         path: &'p Path,

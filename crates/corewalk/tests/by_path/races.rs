@@ -1,4 +1,4 @@
-//! Regression tests for races of path locks and hidden names. Each test runs one schedule.
+//! Regression tests for races of path locks and hidden names. Each test runs one fixed schedule.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ fn remove(vfs: &Vfs, text: &str) {
     vfs.remove(&Cred::root(), &vfs.root(), name(text), Removal::Unlink).unwrap();
 }
 
-/// Returns a file with the content `x` and two names, `f` and `g`.
+/// Makes a file with the content `x` and two names, `f` and `g`.
 fn make_linked(vfs: &Vfs) -> InodeRef<'_> {
     let file = make(vfs, &vfs.root(), "f", 0o644);
     vfs.write(&Cred::root(), &file, 0, 0, b"x").unwrap();
@@ -39,8 +39,8 @@ fn make_linked(vfs: &Vfs) -> InodeRef<'_> {
 }
 
 /// A rename that replaces the last name of an open file gives the file a hidden name. If the last
-/// close runs during the rename, it must not remove the file. Before the fix, the close still found
-/// the replaced name, and so removed the hidden name.
+/// close runs during the rename, it must not remove the hidden name. In an earlier version of the
+/// cache, the close still found the replaced name, and so removed the hidden name.
 #[test]
 fn close_during_a_rename_over_the_last_name_keeps_the_file() {
     let _watchdog = Watchdog::start("a close beside a rename", LIMIT);
@@ -86,9 +86,9 @@ fn file_opened_while_it_is_closed_and_removed_stays() {
     assert_eq!(content(&vfs, &file).as_deref(), Ok("x"));
 }
 
-/// A name must not be evicted while a call of the back end uses a path that ends in this name.
-/// Before the fix, the name's directory was evicted too, and then loaded as another inode, which
-/// the path lock did not cover.
+/// A name must not be evicted while a call of the back end uses a path that ends in this name. In
+/// an earlier version of the cache, the name's directory was evicted too. It was then loaded as
+/// another inode, for which the call had no path lock.
 #[test]
 fn name_in_use_by_a_call_is_not_evicted() {
     let _watchdog = Watchdog::start("an eviction beside a call", LIMIT);
@@ -104,8 +104,8 @@ fn name_in_use_by_a_call_is_not_evicted() {
         let reader = scope.spawn(|| vfs.getattr(&file).map(|attr| attr.ino));
         gate.wait_for_stop();
         vfs.prune();
-        // Make another directory, which would get the slot of `x` or `f` if the eviction had freed
-        // it.
+        // The stopped call still uses the path of `f`, so `prune` must not evict `x` or `f`. If it
+        // has done so by mistake, the new directory `other` gets the slot of one of them.
         let _other = make(&vfs, &vfs.root(), "other", S_IFDIR | 0o755);
         gate.take_passed();
         let mover = scope.spawn(|| rename(&vfs, "x", "z"));
@@ -118,8 +118,8 @@ fn name_in_use_by_a_call_is_not_evicted() {
     });
 }
 
-/// A file's count of opens must be dropped with the file. Before the fix, the next file in the same
-/// slot got the count, so that file was kept after its removal.
+/// A file's count of opens must be dropped when the file is evicted. In an earlier version of the
+/// cache, the next file in the same slot got the count. So that file was kept after its removal.
 #[test]
 fn open_count_is_dropped_with_its_file() {
     let (_gate, fs, vfs) = gated();
@@ -133,8 +133,9 @@ fn open_count_is_dropped_with_its_file() {
     drop(next);
 }
 
-/// A later rename must not overtake a waiting call. Before the fix, a thread that renamed back and
-/// forth kept a call waiting for hundreds of renames.
+/// A call of the back end that waits for a rename must run before renames that begin later. In an
+/// earlier version of the cache, one thread renamed back and forth, and the call waited for
+/// hundreds of renames.
 #[test]
 fn waiting_call_precedes_a_later_rename() {
     let _watchdog = Watchdog::start("a call between two renames", LIMIT);
@@ -152,8 +153,9 @@ fn waiting_call_precedes_a_later_rename() {
             let call = || vfs.getattr(&file).map(|attr| attr.ino);
             let caller = named("caller").spawn_scoped(scope, call).unwrap();
             until_asleep("caller", &caller);
-            // No other thread uses the names `a/f` and `a/sub/f`. So this rename can wait only for
-            // the call, which asks for the path of `a/f`.
+            // The first rename (`a` to `b`) hangs in the back end. The call `getattr` needs the
+            // path of `a/f`, so it waits for this rename. The later rename moves `f` to `sub`. It
+            // uses no name that the first rename changes, so it can wait only for `getattr`.
             let rename_later = || {
                 let (from, to) = ((&dir, name("f")), (&sub, name("f")));
                 vfs.rename(&Cred::root(), from, to, corewalk::RenameMode::Replace)
@@ -173,7 +175,7 @@ fn waiting_call_precedes_a_later_rename() {
     }
 }
 
-/// If the back end panics in a call or a rename, its path locks must be released.
+/// Checks that the path locks of a call or a rename are released if the back end panics in it.
 #[test]
 fn path_locks_end_with_a_panic() {
     let _watchdog = Watchdog::start("a call after a panic", LIMIT);

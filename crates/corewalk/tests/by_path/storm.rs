@@ -1,5 +1,5 @@
-//! A stress test of a slow back end by path. The content of each file shows which file it is, so a
-//! call that reached another file is noticed.
+//! A stress test of back ends that find files by path. The content of each file tells which file it
+//! is, so a call that reached another file is noticed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use corewalk_testkit::rng::Seed;
 use crate::memory::Memory;
 use crate::tree::{Links, PathTree};
 
-/// The number of calls in the storm whose back end does not pause, unless `COREWALK_STORM_CALLS` is
-/// set. The step `storm` of `cargo xtask ci` makes a million. Tests with a slow back end make fewer
-/// calls from more threads.
+/// The number of calls of a stress test whose back end is fast (it does not sleep), unless
+/// `COREWALK_STORM_CALLS` is set. The step `storm` of `cargo xtask ci` makes a million calls. Tests
+/// with a slow back end make fewer calls from more threads.
 const CALLS: u64 = 60_000;
-/// The number of threads in the storm whose back end does not pause: one that moves directories,
-/// one that publishes versions, one that makes files, and two readers.
+/// The number of threads of a stress test with a fast back end. One thread moves directories, one
+/// writes new versions of a file and renames them into place, one makes files, and two read.
 const THREADS: usize = 5;
-/// The number of threads of the test with a slow back end. It is high, so that many calls are
+/// The number of threads of a stress test with a slow back end. It is high, so that many calls are
 /// running when a rename begins.
 const THREADS_MANY: usize = 24;
 /// The content of the file that never changes.
@@ -79,7 +79,8 @@ impl<'v> Storm<'v> {
 
     /// Counts `calls` more calls. Returns false once enough calls were made.
     fn goes_on(&self, calls: u64) -> bool {
-        // ORDERING: Relaxed. The count only ends the storm. No other memory is published with it.
+        // ORDERING: Relaxed. The count of calls only ends the stress test. No other memory is
+        // published with it.
         self.calls.fetch_add(calls, Ordering::Relaxed) < self.calls_max
     }
 
@@ -124,8 +125,8 @@ impl<'v> Storm<'v> {
         self.published.store(version, Ordering::Relaxed);
     }
 
-    /// Reads the version in the file. It must be at least the version that was published before the
-    /// read began.
+    /// Reads the file that holds the current version. It must be at least the version that was
+    /// published before the read began.
     fn read_published(&self) {
         let (vfs, cred) = (self.vfs, &self.cred);
         // ORDERING: Relaxed. A stale number only makes the check weaker.
@@ -176,15 +177,16 @@ impl<'v> Storm<'v> {
 /// Minimum number of rounds of each thread.
 const TURNS_MIN: u64 = 4;
 
-/// Runs the storm. Returns the number of files that must be left, and the number of directory
-/// moves.
+/// Runs the threads of a stress test, which move directories, make files and read files. Returns
+/// the number of files that must exist at the end, and the number of directory moves.
 fn run(storm: &Storm<'_>) -> [u64; 2] {
     let unfinished = AtomicU64::new(storm.threads as u64);
     let turns = race::run(storm.threads, Seed::choose(), |racer| {
         let mut turn = 0;
         let _end = EndOnPanic { storm, unfinished: &unfinished };
         let calls = [1, 5, 7].get(racer.thread).copied().unwrap_or(6);
-        // ORDERING: Relaxed. The count only ends the storm. No other memory is published with it.
+        // ORDERING: Relaxed. The counts of calls and of unfinished threads only end the stress
+        // test. No other memory is published with them.
         while storm.goes_on(calls) || unfinished.load(Ordering::Relaxed) > 0 {
             match racer.thread {
                 0 => storm.move_above(turn),
@@ -207,7 +209,7 @@ fn run(storm: &Storm<'_>) -> [u64; 2] {
     [turns[2], turns[0]]
 }
 
-/// Ends the test if the thread that owns the value panics. Otherwise the other threads would wait
+/// Ends the test if the thread that owns this value panics. Otherwise the other threads would wait
 /// for that thread for ever.
 struct EndOnPanic<'a> {
     storm: &'a Storm<'a>,
@@ -217,8 +219,8 @@ struct EndOnPanic<'a> {
 impl Drop for EndOnPanic<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            // ORDERING: Relaxed. The count only ends the storm. No other memory is published with
-            // it.
+            // ORDERING: Relaxed. The count of calls only ends the stress test. No other memory is
+            // published with it.
             self.storm.calls.store(u64::MAX / 2, Ordering::Relaxed);
             // ORDERING: Relaxed. As above.
             self.unfinished.store(0, Ordering::Relaxed);
@@ -226,7 +228,8 @@ impl Drop for EndOnPanic<'_> {
     }
 }
 
-/// Reads the back end directly, to check the result of the storm.
+/// Functions that read files and names directly from the back end, to check the result of a stress
+/// test.
 struct Backend<'a> {
     content: &'a dyn Fn(&str) -> Option<Vec<u8>>,
     names: &'a dyn Fn(&str) -> Vec<String>,
@@ -267,7 +270,8 @@ fn storm_with_numbers(links: Links, [call, rename]: [Duration; 2], threads: usiz
     println!("{calls} calls of the back end");
 }
 
-/// Runs the storm over a back end that has no inode numbers.
+/// Runs a stress test of moves, writes and reads over a back end that has no inode numbers
+/// ([`Memory`]).
 fn storm_without_numbers([call, rename]: [Duration; 2], threads: usize, calls: u64) {
     let fs = Arc::new(Memory::new(call, rename));
     let memory = fs.get_ref();

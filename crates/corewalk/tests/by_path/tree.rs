@@ -1,4 +1,5 @@
-//! A back end by path only. Each call gets its path, pauses, and only then resolves the path.
+//! A back end that finds files by path only. Each call gets its path, pauses, and only then
+//! resolves the path.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
@@ -27,7 +28,8 @@ pub(crate) enum Links {
 /// A point in a call at which a test can act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum At {
-    /// The call has got its path, but has not used the path yet.
+    /// The back end has got the path of the call's file from the namespace, but has not used the
+    /// path yet.
     Call,
     /// The rename has got its paths and has not begun.
     BeforeRename,
@@ -42,10 +44,12 @@ pub(crate) struct PathTree {
     state: Mutex<State>,
     links: Links,
     pause: Box<Pause>,
-    /// A namespace that control tests set. If it is set, a call asks this namespace for its path,
-    /// without a path lock. So a rename can make such a path invalid during the call.
+    /// Set only by control tests. If it is set, a call of this back end asks this namespace for the
+    /// path of its file, without a path lock. So a rename can make such a path invalid during the
+    /// call.
     pub(crate) snapshots: OnceLock<Weak<Vfs>>,
-    /// The number of calls whose path led to another file than the inode of the call.
+    /// The number of calls of the back end whose path led to another file than the one for which
+    /// the namespace made the call.
     pub(crate) strays: AtomicU64,
     pub(crate) calls: AtomicU64,
 }
@@ -84,8 +88,8 @@ impl PathTree {
         })
     }
 
-    /// Returns a tree in which each call pauses for the time `call`. Each rename pauses for the
-    /// time `rename` in all, half of it before and half after the change.
+    /// Returns a back end in which each call sleeps for the time `call`. A rename sleeps for half
+    /// of the time `rename` before the change, and for the other half after the change.
     pub(crate) fn slow(links: Links, call: Duration, rename: Duration) -> Arc<PathTree> {
         PathTree::new(links, move |at, _| match at {
             At::Call if !call.is_zero() => thread::sleep(call),
@@ -124,15 +128,15 @@ impl PathTree {
         }
     }
 
-    /// Pauses, and returns the inode that the path of `node` leads to afterwards.
+    /// Gets the path of `node`, pauses, and then returns the inode to which that path leads.
     fn at(&self, node: Node<'_>) -> Result<u64, Errno> {
         let path = self.path(node)?;
         (self.pause)(At::Call, &path);
         self.meant(node, &path)
     }
 
-    /// Returns the inode to which `path` leads now. If it is not the inode of `node`, counts the
-    /// call as a stray.
+    /// Returns the inode to which `path` leads now. If it is not the inode of `node`, the call has
+    /// reached a wrong file. Such calls are counted in `strays`.
     fn meant(&self, node: Node<'_>, path: &[u8]) -> Result<u64, Errno> {
         // ORDERING: Relaxed. Statistic.
         self.calls.fetch_add(1, Ordering::Relaxed);

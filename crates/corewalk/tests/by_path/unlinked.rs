@@ -1,4 +1,5 @@
-//! Tests of files that are unlinked or replaced while they are open, with a back end by path only.
+//! Tests of files that are unlinked or replaced while they are open, with a back end that finds
+//! files by path only.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -77,8 +77,8 @@ fn overlap<R>(
 fn chmod_during_a_write_that_clears_set_user_id_is_not_lost() {
     let _watchdog = Watchdog::start("a chmod beside a write", Duration::from_secs(60));
     let (vfs, stop) = stopping(|call| matches!(call, Call::Setattr(_)));
-    // The file already has set-user-ID when it is created. So the first `setattr` of the back end
-    // is the call that clears the bit.
+    // Create the file with set-user-ID, so that no earlier `setattr` sets the bit. The first
+    // `setattr` of the back end is then the one that clears the bit.
     let what = Make::new(S_IFREG | 0o4755, 0, 0);
     let (f, _) = vfs.make(&Cred::root(), &vfs.root(), name("f"), what).unwrap();
     let write = || assert_eq!(vfs.write(&user(), &f, 0, 0, b"x"), Ok(1));
@@ -258,8 +258,8 @@ fn shut_to_its_owner(vfs: &Vfs) -> InodeRef<'_> {
 }
 
 /// A permission check must not mix the old owner with the new ACL. User 2 owns a file whose ACL
-/// denies the owner. The file's owner becomes root, and then the ACL lets the owner read. So user 2
-/// may read the file at no time.
+/// denies the owner. First the owner becomes root, and only then does the ACL allow the owner to
+/// read. So user 2 must never be allowed to read the file.
 #[test]
 fn check_during_a_change_of_owner_and_acl_mixes_nothing() {
     let _watchdog = Watchdog::start("a check beside a change", Duration::from_secs(60));
@@ -305,7 +305,7 @@ fn permission_check_ends_despite_constant_changes() {
     place.set(Arc::downgrade(&vfs)).unwrap();
     assert_eq!(vfs.access(&Cred::user(2, 2, &[]), &f, May::READ), Err(Errno::ACCESS));
     assert_eq!(vfs.access(&Cred::user(3, 3, &[]), &f, May::READ), Ok(()));
-    // `access` was called twice. Each call reads the ACL four times without a lock, and then once
-    // under the attribute lock.
+    // The number of reads of the ACL: `access` was called twice. Each time it read the ACL four
+    // times without the attribute lock, and then once under this lock.
     assert_eq!(*looks.lock().unwrap(), 10);
 }

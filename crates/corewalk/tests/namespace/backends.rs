@@ -54,11 +54,11 @@ pub(crate) enum Call<'a> {
 
 /// A hook around the calls of a back end.
 pub(crate) trait Hook: Send + Sync + 'static {
-    /// A function that runs before or after a call. If it returns an error, the call fails with
-    /// that error.
+    /// Called before and after each call of the namespace to the tmpfs, for example a lookup.
+    /// `call` tells which call it is. If this hook returns an error, the namespace gets that error.
     fn at(&self, fs: &Tmpfs, call: Call<'_>) -> Result<(), Errno>;
 
-    /// Returns the inode number in the tmpfs of the inode that the namespace sees as `ino`.
+    /// Returns the tmpfs's own number of the inode that the namespace sees as `ino`.
     fn inside(&self, ino: u64) -> u64 {
         ino
     }

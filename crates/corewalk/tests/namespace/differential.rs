@@ -1,11 +1,11 @@
 //! A test of the order of errors. An unprivileged user makes the same calls in a namespace and on
 //! the host, on equal trees.
 //!
-//! Each round makes one random tree in the namespace and on the host, with owners and modes that
-//! refuse some calls. It then makes random calls until one succeeds. If several errors apply to a
-//! call, namespace and host must report the same error. A thread without privileges makes the calls
-//! on the host. If the tests do not run as root, the user that runs them makes the calls and owns
-//! all files.
+//! Each round makes one random tree in the namespace and on the host. The owners and modes of some
+//! files make calls fail. The same random calls are then made on both, until one succeeds and so
+//! may change the tree. If several errors apply to a call, namespace and host must report the same
+//! error. On the host, a thread without privileges makes the calls. If the tests do not run as
+//! root, the user that runs them makes the calls and owns all files.
 //!
 //! Source: path_resolution(7), unlink(2), link(2), mknod(2), rename(2); Linux `may_delete`.
 
@@ -36,7 +36,7 @@ const ROUNDS: u32 = 600;
 /// Maximum number of calls in one tree.
 const CALLS: u32 = 24;
 
-/// The directories in which calls are made, and one file. The caller may always search the
+/// The directories in which calls are made, and one file (`p`). The caller may always search the
 /// directory `t`, because the path `t/d` leads through it.
 const PLACES: [&str; 5] = [".", "a", "t", "t/d", "p"];
 /// Names in the root directory.
@@ -82,8 +82,8 @@ fn caller() -> Caller {
     }
 }
 
-/// Returns a random tree. The user owns those files to which it makes links. The host's setting
-/// `protected_hardlinks` forbids links to other files.
+/// Returns a random tree. If a test makes a hard link to a file, the user owns that file, because
+/// the host's setting `protected_hardlinks` forbids links to other files.
 fn random_tree(rng: &mut Rng) -> Vec<Entry> {
     let dir = |path, mode, owner| Entry { path, mode: S_IFDIR | mode, owner };
     let file = |path, mode, owner| Entry { path, mode: S_IFREG | mode, owner };
@@ -191,8 +191,8 @@ fn grow(tree: &[Entry], caller: &Caller) -> Arc<Vfs> {
 struct TempDir(PathBuf);
 
 impl TempDir {
-    /// Makes a tree on the host. The modes are set last. Otherwise they could prevent the creation
-    /// of the files below.
+    /// Makes a tree on the host. Sets the modes of the files and directories only after all were
+    /// made. Otherwise the mode of a directory could prevent the creation of files in it.
     fn new(round: u32, tree: &[Entry], caller: &Caller) -> TempDir {
         let name = format!("corewalk-differential-{}-{round}", std::process::id());
         let dir = TempDir(std::env::temp_dir().join(name));

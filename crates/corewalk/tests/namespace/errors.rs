@@ -1,6 +1,7 @@
 //! The order of errors, and the attributes of new and changed files, as on Linux.
 //!
-//! The expected orders are those of Linux 6.18, for the same calls on ext4 and tmpfs.
+//! If several errors apply to a call, the tests expect the one that Linux 6.18 returns for the same
+//! call on ext4 and tmpfs.
 
 use std::sync::Arc;
 
@@ -75,7 +76,7 @@ fn existing_name_in_a_directory_that_is_not_writable_is_eexist() {
     );
 }
 
-/// If a file is created under an existing name, it must fail with `EEXIST`, even if the file system
+/// The creation of a file under an existing name must fail with `EEXIST`, even if the file system
 /// is full and the cache does not have the name.
 #[test]
 fn existing_name_on_a_full_file_system_is_eexist() {
@@ -162,8 +163,8 @@ fn fallocate_by_another_user_clears_set_user_id() {
     assert_eq!((attr.mode & 0o7777, attr.size), (0o755, 8192));
 }
 
-/// A change of a `security` attribute must need a capability, even for the owner, but every caller
-/// may read it. Without the capability, even the removal of an absent attribute is refused.
+/// Setting or removing a `security` attribute must need a capability, even for the owner. Reading
+/// it needs none. Without the capability, even the removal of an absent attribute is refused.
 #[test]
 fn security_attributes_need_a_capability_to_change() {
     let capability = |bytes, version: u8| {

@@ -29,8 +29,8 @@ pub(crate) fn at(vfs: &Vfs) -> FsStruct<'_> {
     FsStruct { root: vfs.root_path(), cwd: vfs.root_path() }
 }
 
-/// Makes each entry of `paths`: a directory if it ends in `/`, a symbolic link to `b` if it is `a
-/// -> b`, otherwise a file.
+/// Makes each entry of `paths`. An entry that ends in `/` is a directory, an entry `a -> b` is a
+/// symbolic link `a` to `b`, and any other entry is a file.
 pub(crate) fn tree(vfs: &Vfs, paths: &[&str]) {
     let at = at(vfs);
     for path in paths {

@@ -1,8 +1,9 @@
 //! Fuzz tests of paths, ACLs and extended attributes.
 //!
-//! A path must lead to the same entry in the namespace and on the host, where openat2(2) with
-//! `RESOLVE_IN_ROOT` resolves it on an equal tree. An ACL value must be refused, or be equal after
-//! it was stored. After a sequence of changes, the extended attributes must be those of a map.
+//! Three properties are checked. A path must lead to the same entry in the namespace and on the
+//! host, where openat2(2) with `RESOLVE_IN_ROOT` resolves it in an equal tree. An ACL value must
+//! either be refused, or be read back as it was stored. After a sequence of changes, the extended
+//! attributes must equal the model's. The model is a map in which the test makes the same changes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -59,7 +60,8 @@ impl Drop for HostTree {
     }
 }
 
-/// Resolves `path` on the host. Returns the index of the entry of the tree to which it leads.
+/// Resolves `path` on the host to a file or directory of the test's tree. Returns its index in the
+/// tree.
 fn on_host(root: &fs::File, numbers: &BTreeMap<u64, usize>, path: &[u8]) -> Result<usize, Errno> {
     loop {
         match openat2(root, path, OFlags::PATH, Mode::empty(), ResolveFlags::IN_ROOT) {
@@ -171,8 +173,9 @@ fn collect_xattrs(fs: &Tmpfs, node: Node<'_>) -> BTreeMap<Vec<u8>, Vec<u8>> {
     names.map(|name| (name.to_vec(), fs.getxattr(node, name).unwrap())).collect()
 }
 
-/// Extended attributes must match a map. The input is a sequence of changes. Each has an operation,
-/// the length of a name, the name, a length in units of 16 bytes, and a value.
+/// Checks the extended attributes of a file against a map, after a sequence of changes. The input
+/// encodes the changes. Each has an operation, the length of a name, the name, a length in units of
+/// 16 bytes, and a value.
 #[test]
 fn fuzz_xattrs_match_a_map() {
     let answers = Fuzz::of("xattrs").words(&[b"user.", b"trusted."]).runs(5_000).run(|input| {

@@ -34,8 +34,8 @@ fn random_op(rng: &mut Rng, tag: u32) -> Op {
     }
 }
 
-/// Returns a random operation on directory 1 of the model: on the directory itself, on its name, or
-/// on a file in it. A fifth of the operations remove the directory.
+/// Returns a random operation on a certain directory, on the directory's name, or on a file in the
+/// directory. A fifth of the operations remove the directory.
 fn random_op_around_rmdir(rng: &mut Rng, tag: u32) -> Op {
     let file = rng.index(2);
     match rng.below(10) {
@@ -118,8 +118,9 @@ fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
             });
             record(&world, seed, random_op)
         });
-        // The history of a walk that became a ref-walk cannot be checked, because a ref-walk
-        // combines several instants. The statistics count such walks.
+        // A ref-walk looks up the names of a path at several instants, so its result need not be
+        // linearizable. Do not check a history with a walk that fell back to ref-walk. The
+        // statistics count such walks.
         if vfs.stats().fallbacks > 0 {
             unchecked += 1;
         } else {
@@ -179,8 +180,8 @@ impl Drop for Done<'_> {
     }
 }
 
-/// Control: the cache of the namespace is not updated after a change. The checker must reject its
-/// history.
+/// Control: the recorded history has a lookup that misses a file which was created before, as if
+/// the cache had not been updated. The checker must reject this history.
 #[test]
 #[should_panic(expected = "linearizable")]
 fn control_wrong_answer_is_rejected() {

@@ -1,4 +1,4 @@
-//! Tests of entries with attributes that a listing enters in the cache (traps T25, P12).
+//! Tests of listings whose entries have attributes, and are entered in the cache (traps T25, P12).
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -116,7 +116,7 @@ fn change_behind(vfs: &Vfs) {
 }
 
 /// Returns a namespace over a tmpfs. The first call of [`change_behind`] runs `change` in that
-/// tmpfs, without telling the namespace.
+/// tmpfs, and the namespace does not learn of the change.
 fn over_changing(change: fn(&Tmpfs) -> Result<(), Errno>) -> Arc<Vfs> {
     let changed = AtomicU64::new(0);
     over(HookedTmpfs::new(move |fs, call| {
@@ -192,8 +192,8 @@ fn entry_from_before_a_move_behind_the_namespace_is_refused() {
     assert_eq!(d.path().unwrap(), b"/b/d");
 }
 
-/// Trap T25: if a listing read an entry before a chmod, the old mode must not become the permission
-/// record.
+/// Trap T25: if a listing read an entry before a chmod, the old mode must not be cached for
+/// permission checks.
 #[test]
 fn mode_from_before_a_chmod_is_not_used() {
     for is_cached in [true, false] {
@@ -217,8 +217,8 @@ fn mode_from_before_a_chmod_is_not_used() {
     }
 }
 
-/// Control for trap T25: the listing begins only after a removal, but enters entries that were read
-/// before the removal. So it brings the removed name back.
+/// Control for trap T25: a listing is begun after a removal, but gets entries that were read before
+/// the removal. It brings the removed name back, and the check must catch that.
 #[test]
 #[should_panic(expected = "a name was brought back")]
 fn control_entry_of_an_older_listing_is_caught() {
@@ -290,9 +290,9 @@ impl Owned<'_> {
     }
 }
 
-/// Traps T25, T12, T13: threads change names of their own in two directories, and must always find
-/// the state that they have made. Meanwhile other threads list the directories, enter the entries
-/// that they have read, and evict unused entries.
+/// Traps T25, T12, T13: each of several threads makes, moves and removes its own names in two
+/// directories. It must always find exactly the names that it has made. Meanwhile other threads
+/// list the directories, enter the listed entries in the cache, and evict unused entries.
 #[test]
 fn storm_of_changes_beside_listings_brings_no_name_back() {
     let _watchdog = Watchdog::start("listings beside changes", Duration::from_secs(300));

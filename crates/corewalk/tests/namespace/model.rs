@@ -1,7 +1,8 @@
-//! The reference model: a map of names, and the answer of each operation.
+//! The reference model of a namespace: a map of names, which gives the expected answer of each
+//! operation.
 //!
-//! The checker of recorded histories uses it as the sequential specification. Property tests make
-//! the same random operations on the model and on a namespace, and compare the answers.
+//! The checker of recorded histories uses the model as the sequential specification. Property tests
+//! make the same random operations on the model and on a namespace, and compare the answers.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,8 @@ pub(crate) const DIRS: [u32; 3] = [0, 1, 2];
 pub(crate) const NAMES: [&str; 4] =
     ["a", "b", "p", "a-name-of-more-than-forty-bytes-so-that-it-is-long"];
 
-/// An operation. A tag identifies a file or a directory. The tag is also the user ID of its owner.
+/// An operation on the model's tree. It names files and directories by their tags (`dir`, `tag`). A
+/// tag is a number that is also the user ID of the file's owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     /// Looks up a name in a held directory.
@@ -190,8 +192,8 @@ impl Model {
         }
     }
 
-    /// Returns `ENOENT` if `dir` was removed or replaced, because such a directory accepts no new
-    /// names.
+    /// Checks that the directory `dir` exists. Returns `ENOENT` if it was removed or replaced,
+    /// because such a directory accepts no new names.
     fn must_exist(&self, dir: u32) -> Result<(), Errno> {
         if dir == 0 || self.place(dir).is_some() { Ok(()) } else { Err(Errno::NOENT) }
     }

@@ -1,18 +1,21 @@
 //! Tests of permissions to change a file, and of the resulting modes. The same calls are made in a
 //! namespace and on the host.
 //!
-//! Each caller makes each call of a table on a file of each owner and mode. The result of the call,
-//! and then mode, owner and attribute names of the file, must be equal on both sides. The callers
-//! are an ordinary user, a user in another group, and users with a capability. On the host, threads
-//! with exactly these privileges make the calls. If the tests do not run as root, the only caller
-//! is the user that runs them, and it owns all files.
+//! Each caller makes each call of a list, on files of each owner and mode, in a namespace and on
+//! the host. In both places the call must have the same result. Afterwards the file must have the
+//! same mode, owner and attribute names in both.
 //!
-//! Two file systems of the host are compared: the one for temporary files, and the tmpfs in
-//! `/dev/shm`. fallocate(2) on tmpfs does not clear set-user-ID, but on ext4 it does. corewalk
-//! follows ext4.
+//! The callers are an ordinary user, a user in another group, and users with capabilities. On the
+//! host, threads with exactly these privileges make the calls. If the tests do not run as root, the
+//! only caller is the user that runs them, and it owns all files.
 //!
-//! The table leaves two calls out. Linux lets any caller set an empty `security.capability` on any
-//! file, but corewalk refuses that. And chown(2) without a change has no counterpart in `setattr`.
+//! The namespace is compared with two file systems of the host: the one for temporary files, and
+//! the tmpfs in `/dev/shm`. fallocate(2) on tmpfs does not clear set-user-ID, but on ext4 it does.
+//! corewalk follows ext4.
+//!
+//! The tests leave out two calls. Linux lets any caller set an empty `security.capability` on any
+//! file, but corewalk refuses that. A chown(2) that passes neither an owner nor a group cannot be
+//! expressed with `setattr`.
 //!
 //! Source: chmod(2), chown(2), write(2), truncate(2), utimensat(2), mkdir(2), mknod(2), xattr(7),
 //! capabilities(7); Linux since 6.2, `setattr_should_drop_suidgid`, `cap_inode_setxattr`.
@@ -47,8 +50,8 @@ const FOREIGN: u32 = 8;
 
 /// The modes of files and directories.
 const MODES: [u32; 6] = [0o644, 0o1777, 0o6777, 0o2666, 0o6666, 0o2676];
-/// The number of modes for calls whose result does not depend on set-user-ID and set-group-ID: the
-/// first ones in `MODES`.
+/// The number of modes, from the beginning of `MODES`, that are enough for some calls: those whose
+/// result does not depend on set-user-ID and set-group-ID.
 const PLAIN_MODES: usize = 2;
 /// A value of `security.capability` (`VFS_CAP_REVISION_2`, with `CAP_CHOWN` permitted).
 const CAPABILITY: &[u8] = &[0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -445,8 +448,8 @@ fn answers_and_modes_are_those_of_the_host() {
     assert!(!judges.is_empty(), "no directory on the host is writable");
 }
 
-/// Calls `each` with every pair of a file and a call that the test makes for a caller with the
-/// capabilities `caps`.
+/// Calls `each` with every pair of a file and a call on it that must be tested for a caller with
+/// the capabilities `caps`.
 fn for_each_start(caps: Caps, owners: &[(u32, u32)], mut each: impl FnMut(Start, Op)) {
     for op in ops().into_iter().filter(|op| !op.is_indifferent_to(caps)) {
         let kinds = match op {

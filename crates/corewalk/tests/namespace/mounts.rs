@@ -126,7 +126,7 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
         let target = vfs.readlink(&link.inode()).unwrap();
         let number: u64 = std::str::from_utf8(&target).unwrap().parse().unwrap();
         // ORDERING(unmounted): Acquire. Pairs with the store after the umount. So each umount that
-        // is counted in the loaded value has returned.
+        // is counted in the loaded value has already returned.
         let gone = unmounted.load(Ordering::Acquire);
         assert!(gone <= number, "mount {number} is held, and {gone} have been unmounted");
         // ORDERING: Relaxed. A count.
@@ -146,15 +146,16 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
             vfs.mount(numbered(number), &place(&vfs, "m")).unwrap();
             // ORDERING: Relaxed. A count.
             let before = visits.load(Ordering::Relaxed);
-            // ORDERING: Relaxed. The loop only waits until a walk of this round has succeeded.
+            // ORDERING: Relaxed. The loop only waits until a walk has succeeded since the last
+            // mount.
             while visits.load(Ordering::Relaxed) == before {
                 thread::yield_now();
             }
             while vfs.umount(place(&vfs, "m")) == Err(Errno::BUSY) {
                 thread::yield_now();
             }
-            // ORDERING(unmounted): Release. Pairs with the load in the other thread: the umount
-            // happens before a load that sees its count.
+            // ORDERING(unmounted): Release. Pairs with the load in the walking thread. A thread
+            // that loads this number of umounts also sees that this umount is complete.
             unmounted.store(number + 1, Ordering::Release);
             assert_eq!(
                 try_place(&vfs, "m/id").err(),
@@ -210,7 +211,7 @@ fn mount_on_a_directory_that_is_being_removed_is_enoent() {
     }
 }
 
-/// If the `root` call of a file system is slow, its mount must delay no other operation.
+/// If a new file system answers the call `root` slowly, its mount must delay no other operation.
 #[test]
 fn mount_of_a_slow_file_system_delays_no_other() {
     let _watchdog = Watchdog::start("a slow mount", Duration::from_secs(60));
@@ -273,7 +274,8 @@ fn mount_in_a_full_cache_is_enomem_and_forgets_its_root() {
     vfs.mount(tmpfs(), &m).unwrap();
 }
 
-/// A namespace accepts 1024 file systems during its life, however many are mounted at once.
+/// A namespace accepts 1024 file systems during its life, even if few of them are mounted at the
+/// same time.
 #[test]
 fn mount_of_one_file_system_too_many_is_enfile() {
     let vfs = new();

@@ -8,8 +8,8 @@ use corewalk::{Errno, Vfs};
 use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::over;
 
-/// The test's side of a pause. `arrived` tells the test that a thread has stopped. Through `go_on`
-/// the test sends the thread the result with which it continues.
+/// The handle with which a test controls a stopped thread. `arrived` tells the test that a thread
+/// has stopped. Through `go_on` the test sends the result with which the thread continues.
 pub(crate) struct Stop {
     pub(crate) arrived: Receiver<()>,
     pub(crate) go_on: Sender<Result<(), Errno>>,
@@ -30,7 +30,7 @@ pub(crate) fn once() -> (impl Fn() -> Result<(), Errno> + Send + Sync, Stop) {
     (pause, Stop { arrived, go_on })
 }
 
-/// Returns a namespace. Its back end stops at the first call for which `matches` returns true.
+/// Returns a namespace whose back end stops at the first call for which `matches` returns true.
 pub(crate) fn stopping(
     matches: impl Fn(Call<'_>) -> bool + Send + Sync + 'static,
 ) -> (Arc<Vfs>, Stop) {

@@ -1,12 +1,14 @@
-//! Tests of the interval between a change in the back end and its appearance in the cache.
+//! Tests of the interval between a change in the back end and its appearance in the cache, for
+//! instance of a removal.
 //!
-//! In this interval the cache still has the old names. So an error that means that a directory is
-//! gone must wait until the directory's name is gone too. Otherwise a caller could get the error
-//! and then find the directory by its name.
+//! The back end has made a change, for example removed a directory, but the cache still has the old
+//! names. At this time no other caller may get an error such as `ENOENT`, which tells that the
+//! directory is gone. Otherwise the caller could get the error and then find the directory by its
+//! name. So such a call must wait until the cache shows the change.
 //!
-//! The back end of each test makes a change, reports it, and returns when the test tells it to. The
-//! tests do not depend on timing. Before they let the change return, they wait until the other
-//! thread sleeps or has ended.
+//! The back end of each test makes a change, reports to the test that it has made it, and returns
+//! only when the test says so. The tests do not depend on timing. Before they let the change
+//! return, they wait until the other thread sleeps or has ended.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,19 +25,21 @@ use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, over, remove, rename, tree, walk};
 use crate::pauses::{Stop, once, stopping};
 
-/// Returns true if `call` reports that the back end has removed or renamed `slow`.
+/// Returns true if `call` reports that the back end has removed or renamed the file or directory
+/// with the name `slow`.
 fn is_done(call: Call<'_>, slow: &[u8]) -> bool {
     call == Call::RemoveDone(slow) || call == Call::RenameDone(slow)
 }
 
-/// Returns a namespace whose back end stops once: after it has removed or renamed `slow`.
+/// Returns a namespace whose back end stops once, until the test lets it go on. It stops after it
+/// has removed or renamed the file or directory with the name `slow`.
 fn slow_back_end(slow: &'static [u8]) -> (Arc<Vfs>, Stop) {
     stopping(move |call| is_done(call, slow))
 }
 
-/// Returns a namespace as [`slow_back_end`] does. After the stop, its back end returns ESTALE for
-/// attributes and ACLs of the inode `gone`, and for the name `new`. The tests look up `new` only in
-/// the directory `gone`.
+/// Returns a namespace whose back end stops as in [`slow_back_end`]. After the stop, its back end
+/// returns ESTALE for attributes and ACLs of the inode `gone`, and for a lookup of the name `new`.
+/// The tests look up `new` only in the directory `gone`.
 fn slow_with_stale_errors(slow: &'static [u8], gone: u64) -> (Arc<Vfs>, Stop) {
     let (pause, stop) = once();
     let now = AtomicU64::new(0);
@@ -57,8 +61,9 @@ fn slow_with_stale_errors(slow: &'static [u8], gone: u64) -> (Arc<Vfs>, Stop) {
     (vfs, stop)
 }
 
-/// Runs `change` until the back end has made it, then runs `act`, and returns the result of `act`.
-/// When `act` has ended or waits, the back end lets `change` return.
+/// Starts `change` on a thread, and waits until the back end has made the change but has not
+/// returned. Then runs `act` on another thread. When `act` has ended or waits, lets the back end
+/// return. Returns the result of `act`.
 fn amid<T: Send>(
     (vfs, stop): &(Arc<Vfs>, Stop),
     change: Change,
@@ -119,14 +124,15 @@ fn check_creates_in_a_vanishing_directory(slow: &'static [u8], change: Change) {
     }
 }
 
-/// A create must not return ENOENT for its directory while the directory's name still leads to it.
+/// If a directory is being removed, a create in it must not return ENOENT while the directory's
+/// name still leads to the directory.
 #[test]
 fn create_in_a_removed_directory_fails_after_its_name_is_gone() {
     check_creates_in_a_vanishing_directory(b"d", |vfs| remove(vfs, "d", Removal::Rmdir));
 }
 
-/// If a rename replaces a directory, a create in it must not return ENOENT while the name still
-/// leads to the replaced directory.
+/// A rename replaces a directory. While the name of the replaced directory still leads to it,
+/// creating a file in this directory must not fail with `ENOENT`.
 #[test]
 fn create_in_a_replaced_directory_fails_after_its_name_is_reused() {
     check_creates_in_a_vanishing_directory(b"e", |vfs| rename(vfs, "e", "d", RenameMode::Replace));
@@ -139,8 +145,8 @@ fn user() -> Cred {
     Cred::user(1000, 1000, &[])
 }
 
-/// Operations on a directory or a file in it. Most of them first ask the back end for permissions,
-/// an inherited ACL or a name.
+/// Operations on a directory or a file in it. Before most of them change anything, they ask the
+/// back end: for permissions, for an inherited ACL, or to look up a name.
 const ACTS: [(&str, Act); 17] = [
     ("make", make),
     ("tmpfile", tmpfile),
@@ -180,8 +186,8 @@ enum Permissions {
     Unknown,
 }
 
-/// After an operation has failed with ENOENT or ESTALE for a directory, the directory's name must
-/// not lead to it. The back end of this test returns ESTALE for the removed directory.
+/// After an operation has failed with ENOENT or ESTALE because a directory is gone, the directory's
+/// name must not lead to it. The back end of this test returns ESTALE for the removed directory.
 fn check_errors_of_a_vanishing_directory(slow: &'static [u8], change: Change) {
     // The number of `d`, the first file after the root.
     const GONE: u64 = 2;
@@ -211,22 +217,23 @@ fn check_errors_of_a_vanishing_directory(slow: &'static [u8], change: Change) {
     assert!(early.is_empty(), "the directory was found after the error of: {early:?}");
 }
 
-/// No operation may report that a directory is gone while its name still leads to it. Before the
-/// fix, checks of permissions and of inherited ACLs did so.
+/// No operation may report that a directory is gone while its name still leads to it. In an earlier
+/// version of the cache, checks of permissions and of inherited ACLs reported that too early.
 #[test]
 fn error_of_a_removed_directory_follows_its_name() {
     check_errors_of_a_vanishing_directory(b"d", |vfs| remove(vfs, "d", Removal::Rmdir));
 }
 
 /// After a rename has replaced a directory, no operation may report that the directory is gone as
-/// long as the name leads to it.
+/// long as its name still leads to it.
 #[test]
 fn error_of_a_replaced_directory_follows_its_name() {
     check_errors_of_a_vanishing_directory(b"e", |vfs| rename(vfs, "e", "d", RenameMode::Replace));
 }
 
-/// If a file was moved out of a directory, so that the directory is empty and can be removed, the
-/// file must be found at its new name.
+/// One thread moves a file out of a directory. The directory is then empty, and another thread
+/// removes it before the rename returns. After that removal, the file must be found at its new
+/// name.
 #[test]
 fn file_moved_out_of_a_removed_directory_is_at_its_new_name() {
     let namespace = slow_back_end(b"x");
@@ -247,8 +254,8 @@ fn file_moved_out_of_a_removed_directory_is_at_its_new_name() {
     );
 }
 
-/// If the removal of a directory fails because a file was moved into it, that file must not be
-/// found at its old name.
+/// A file is moved into a directory, and so the removal of the directory fails. After that error,
+/// the file must not be found at its old name.
 #[test]
 fn file_moved_into_a_nonempty_directory_is_not_at_its_old_name() {
     let namespace = slow_back_end(b"a");
@@ -266,8 +273,8 @@ fn file_moved_into_a_nonempty_directory_is_not_at_its_old_name() {
     assert_eq!(found, Err(Errno::NOENT), "d is not empty, but the file is at its old name");
 }
 
-/// If a link fails because the file has no name any more, a later lookup of the file's last name
-/// must not find the file.
+/// While the last name `f` of a file is being removed, a link of the file fails. After that
+/// failure, a lookup of `f` must not find the file.
 #[test]
 fn link_of_a_removed_file_fails_after_its_name_is_gone() {
     let namespace = slow_back_end(b"f");
@@ -286,7 +293,8 @@ fn link_of_a_removed_file_fails_after_its_name_is_gone() {
 /// A change of the tree.
 type Change = fn(&Vfs) -> Result<(), Errno>;
 
-/// If the removal of a directory fails because a file was just made in it, the file must be found.
+/// If the removal of a directory fails because another thread has just made a file in it, a later
+/// lookup must find that file.
 #[test]
 fn directory_that_is_not_empty_shows_its_new_file() {
     let removals: [Change; 2] =

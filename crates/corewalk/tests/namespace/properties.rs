@@ -1,4 +1,5 @@
-//! The namespace and the model must give equal answers to the same random operations.
+//! Property tests: the namespace and the reference model must give equal answers to the same random
+//! operations.
 
 use corewalk::RenameMode;
 use corewalk_testkit::linearize::Spec;
@@ -39,8 +40,8 @@ enum Noise {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Every answer must equal that of the model, whatever is evicted or invalidated between the
-    /// operations (trap T15).
+    /// Every answer of the namespace must equal that of the reference model, whatever is evicted or
+    /// invalidated between the operations (trap T15).
     #[test]
     fn namespace_answers_as_the_model(
         steps in prop::collection::vec(
@@ -59,7 +60,8 @@ proptest! {
                 Noise::Prune => { vfs.prune(); }
                 Noise::InvalidateRoot => vfs.invalidate_dir(&vfs.root()).unwrap(),
             }
-            // The model tells files apart by their tags, so each file gets a new tag.
+            // The model identifies each file by a number (its tag), so give each new file a new
+            // tag.
             let op = match *op {
                 Op::Create { dir, name, .. } => Op::Create { dir, name, tag: 3 + step as u32 },
                 ref op => op.clone(),

@@ -1,7 +1,9 @@
-//! Tests of ref-walk: the tree changes during a walk that holds references.
+//! Tests of ref-walk, the fallback of a path walk that holds references. The tests change the tree
+//! during a walk.
 //!
-//! The directory that the walk searches has an ACL, so each search asks the back end. In that call
-//! the test changes the tree. A walk whose path changes in each pass becomes a ref-walk.
+//! The walks of these tests search a directory with an ACL, so each walk asks the back end for this
+//! ACL. When the back end is asked, the test changes the tree. If that changes the walk's path in
+//! each lock-free attempt, the walk falls back to ref-walk.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -22,8 +24,9 @@ fn user() -> Cred {
 
 /// Disturbs each walk that searches a certain directory.
 ///
-/// During rcu-walk it renames the parent of the directory away and back. During the first ref-walk
-/// it makes `change`, once.
+/// When a walk searches `directory` in rcu-walk mode, renames the parent of `directory` away and
+/// back. When a ref-walk searches `directory` for the first time, calls `change`, the change that
+/// the test makes.
 struct Disturber {
     vfs: OnceLock<Weak<Vfs>>,
     directory: OnceLock<u64>,
@@ -32,7 +35,8 @@ struct Disturber {
 }
 
 impl Disturber {
-    /// A function that runs when the back end is asked for the ACL of the inode `ino`.
+    /// Called when a walk asks the back end for the ACL of the directory `ino`. If `ino` is
+    /// `self.directory`, changes the tree.
     fn acl_asked(&self, ino: u64) {
         if self.directory.get() != Some(&ino) {
             return;
@@ -48,8 +52,9 @@ impl Disturber {
     }
 }
 
-/// Returns a namespace with `p/d` and `q`. Once a walk through `p/d` has become a ref-walk, the
-/// back end makes `change` when it is asked for the ACL of `d`.
+/// Returns a namespace with the directories `p/d` and `q`. Renames disturb each walk through `p/d`
+/// until the walk becomes a ref-walk. When this ref-walk asks the back end for the ACL of `d`, the
+/// back end runs `change`.
 fn disturbed(change: Change) -> (Arc<Vfs>, Arc<Disturber>) {
     let disturber = Arc::new(Disturber {
         vfs: OnceLock::new(),
@@ -94,8 +99,8 @@ fn resolve(vfs: &Vfs, path: &str) -> Result<u64, Errno> {
     found.map(|found| found.ino)
 }
 
-/// If the path of a walk changes in each pass, the statistics must count each failed pass, and the
-/// fallback to ref-walk once.
+/// If the path of a walk changes during each lock-free attempt, the statistics must count each
+/// failed attempt, and the fallback to ref-walk once.
 #[test]
 fn fallback_to_ref_walk_is_counted_once() {
     let (vfs, _) = disturbed(|_| {});
@@ -111,8 +116,9 @@ fn fallback_to_ref_walk_is_counted_once() {
     assert_eq!((after.retries - before.retries, after.fallbacks - before.fallbacks), (16, 1));
 }
 
-/// Traps T17, T19: a ref-walk must not go up to a reused slot. The walk holds `p/d` but not `p`, so
-/// another directory may have the slot of `p` when the walk goes up.
+/// Traps T17, T19: a walk goes up from `p/d` by `..`. As a ref-walk, it holds `p/d` but not `p`. So
+/// `p` may have been removed, and another directory may have its slot. The walk must not go to that
+/// directory.
 #[test]
 fn walk_does_not_go_up_to_a_reused_slot() {
     let (vfs, disturber) = disturbed(|vfs| {

@@ -45,8 +45,8 @@ fn under_storm(
     storms.load(Ordering::Relaxed)
 }
 
-/// Lowers the count of running readers when it is dropped, even after a panic, so that the storm
-/// ends.
+/// Decrements the count of running threads when it is dropped, even after a panic. The stress test
+/// ends when the count is 0.
 pub(crate) struct Leaving<'a>(pub(crate) &'a AtomicU64);
 
 impl Drop for Leaving<'_> {
@@ -98,8 +98,9 @@ fn renamed_file_is_never_without_a_name() {
         100_000,
         |i| {
             let (from, to) = if i % 2 == 0 { (&a, &b) } else { (&b, &a) };
-            // ORDERING(moves): SeqCst. The check needs a single order of the operations on four
-            // locations: the counters `begun` and `ended`, and the names `a/f` and `b/f`.
+            // ORDERING(moves): SeqCst. The test compares two lookups with the renames that have
+            // begun and ended. So it needs one order of all operations on the counters `begun` and
+            // `ended` and on the names `a/f` and `b/f`.
             begun.fetch_add(1, Ordering::SeqCst);
             vfs.rename(&cred, (from, name("f")), (to, name("f")), RenameMode::Replace).unwrap();
             // ORDERING(moves): SeqCst. As above.
@@ -138,7 +139,8 @@ fn translated_paths_existed_at_one_instant() {
     let f = walk(&vfs, "d/e/f").unwrap();
     let (root, cred) = (vfs.root(), Cred::root());
     let odd = corewalk::Name::new(&odd).unwrap();
-    // Make one rename at a time, in this cycle: `d` to `long`, `long` to `odd`, `odd` to `d`.
+    // Make one rename at a time, in this cycle: from `d` to `long`, from `long` to `odd`, and from
+    // `odd` to `d`.
     let steps = [(name("d"), name(&long)), (name(&long), odd), (odd, name("d"))];
     let right: Vec<Vec<u8>> = [b"d".as_slice(), long.as_bytes(), odd.as_bytes()]
         .iter()
@@ -159,8 +161,8 @@ fn translated_paths_existed_at_one_instant() {
     );
 }
 
-/// Trap T20: the directory of a confined walk is moved out of its root and back. A confined walk
-/// must never end outside of its root.
+/// Trap T20: a directory on the path of a confined walk is moved out of the walk's root and back. A
+/// confined walk must never end outside of its root.
 #[test]
 fn confined_walk_never_leaves_its_root() {
     let _watchdog = Watchdog::start("confined walk", Duration::from_secs(300));
@@ -211,7 +213,8 @@ fn renames_between_all_pairs_end() {
             let _ = rename(&vfs, from, to, mode);
         }
     });
-    // The result must be a tree, so each remaining directory has a path to the root.
+    // After the renames, the directories must still form a tree. So visit all directories from the
+    // root, and check that each one has a path to the root.
     let dir = vfs.root();
     let mut left = vec![dir];
     let mut count = 0;
@@ -235,8 +238,9 @@ fn renames_between_all_pairs_end() {
     }
 }
 
-/// Traps T19, T49: a directory is moved, and all unused entries are evicted. The reported parent
-/// must always be one that the directory had.
+/// Traps T19, T49: a directory is moved back and forth between two parents, while all unused
+/// entries are evicted. Each call that returns the directory's parent or path must show one of the
+/// two parents.
 #[test]
 fn parent_is_one_that_the_directory_had() {
     let _watchdog = Watchdog::start("parent under moves", Duration::from_secs(120));
@@ -273,10 +277,13 @@ fn parent_is_one_that_the_directory_had() {
     });
 }
 
-/// Alternately renames a directory above a mount point and a directory in the mount, each to the
-/// next of three names. Meanwhile two threads call `translate`, which returns the path of a file in
-/// the mount from the root. Each thread makes `each` calls. Of the nine combinations of the two
-/// directories' names, three never exist. A path with one of these mixes instants.
+/// Renames two directories in turn: the outer one is above a mount point, and the inner one is in
+/// the mount. Each gets the names a, b and c in this order, again and again. The renames alternate,
+/// so only six of the nine pairs of names ever exist. A path with one of the other three pairs
+/// combines names of different instants.
+///
+/// During the renames, two threads call `translate`, each of them `each` times. `translate` returns
+/// the path of a file in the mount.
 fn translate_across_mounts(
     each: u64,
     translate: impl Fn(&PathRef<'_>, [&PathRef<'_>; 2]) -> Vec<u8> + Sync,

@@ -1,8 +1,9 @@
-//! Traps of lifetime, reclaim and scale: T43 to T51, T54, T55, P8, P12, and the budget.
+//! Tests of traps (known bugs of other implementations) about object lifetime, reclaim and scale:
+//! T43 to T51, T54, T55, P8, P12, and the memory budget.
 //!
-//! An object dies while other threads use it, or there are very many objects. Tests about time
-//! measure the CPU time of the working thread, which other load changes little. They compare it
-//! with the same work at another size in the same run.
+//! In these tests an object dies while other threads use it, or there are very many objects. Some
+//! tests check how long the work takes. They measure the CPU time of the working thread, because
+//! load on the machine hardly changes it. They compare two amounts of work in the same run.
 //!
 //! | module | traps |
 //! |---|---|
@@ -14,7 +15,8 @@
 //! | `removed` | T53, T60: negative entries below removed directories |
 //! | `torn` | P8: names and parents of different instants |
 //!
-//! T56 and T57 have no test: docs/developing/races.md says why they cannot happen here.
+//! Traps T56 and T57 have no test: docs/developing/races.md says why they cannot happen in
+//! corewalk.
 
 mod backend;
 mod crowds;

@@ -1,8 +1,8 @@
 //! Traps T4 to T32: bugs of other name caches in lookup, fill, rename and path translation.
 //!
 //! Each group of tests has a control: if the steps are deliberately wrong, the same check must
-//! fail. The modules `storms` and `histories` test some of these traps and name them.
-//! docs/developing/races.md shows why other traps cannot occur.
+//! fail. Traps that are not tested here are tested in the modules `storms` and `histories`, or
+//! cannot occur. docs/developing/races.md shows why they cannot.
 
 mod confined;
 mod fills;

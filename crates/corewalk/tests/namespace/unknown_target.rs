@@ -39,8 +39,8 @@ impl Log {
     }
 }
 
-/// Returns a namespace with `paths`. Its cache does not have the name `forgotten`. Its back end
-/// logs its calls, and answers the first rename with `first`.
+/// Returns a namespace with the files `paths`. Its cache does not have the name `forgotten`. Its
+/// back end logs its calls, and answers the first rename with `first`.
 fn watched(paths: &[&str], forgotten: &str, first: Result<(), Errno>) -> (Arc<Vfs>, Log) {
     let log = Log::default();
     let written = log.clone();
@@ -108,8 +108,8 @@ fn rename_onto_an_uncached_name_of_the_same_file_changes_nothing() {
     remove(&vfs, "a", corewalk::Removal::Unlink).unwrap();
 }
 
-/// If the back end does not support the flags of renameat2(2), a rename must look up the target
-/// name and then try again.
+/// A rename to an uncached name first uses a flag of renameat2(2) that forbids replacement. If the
+/// back end does not support the flag, the rename must look up the name and then rename without it.
 #[test]
 fn back_end_without_no_replace_is_asked_for_the_name() {
     for refusal in [Errno::INVAL, Errno::NOSYS] {

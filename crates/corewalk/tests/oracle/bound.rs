@@ -1,5 +1,5 @@
-//! A test of how many passes a path translation makes at most before it takes the lock that blocks
-//! moves of directories.
+//! A test of how many lock-free attempts a path translation makes at most before it takes the lock
+//! that blocks moves of directories.
 
 use std::time::Duration;
 
@@ -15,9 +15,9 @@ use crate::fixtures;
 use crate::judge::VARIABLES;
 use crate::tree::{Deep, MOVED, TOP, Tree};
 
-/// The two trees of the test. In the first tree, paths have so many names that renames disturb
-/// nearly every pass. In the second tree, paths change their depth, so a translation into a buffer
-/// must start again with more space.
+/// The two trees of the test, which translates directories to paths. In the first tree, paths have
+/// so many names that renames disturb nearly every attempt. In the second tree, paths change their
+/// depth. So a translation that writes into a buffer must start again with more space.
 const TREES: [Deep; 2] =
     [Deep { below_top: 600, above_moved: 300 }, Deep { below_top: 0, above_moved: 900 }];
 /// Minimum and maximum number of translations.
@@ -29,14 +29,15 @@ const RENAMES: u64 = 10_000;
 const FALLBACKS: u64 = 20;
 
 /// Trap T9: however often directories on the path are renamed, each translation must end after a
-/// fixed number of passes. The last pass is under the lock that blocks moves of directories. The
-/// renamer must make progress meanwhile.
+/// fixed number of attempts. The last attempt is under the lock that blocks moves of directories.
+/// The renaming thread must make progress meanwhile.
 #[test]
 fn translation_makes_a_bounded_number_of_passes() {
     let _watchdog = Watchdog::start("passes of translations", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());
-    // If all threads share one CPU, few renames happen during a translation. Then the test does not
-    // require that any translation takes the lock.
+    // Some translations of a directory to its path must fall back to the lock that blocks moves of
+    // directories. If all threads share one CPU, few renames happen during a translation. So the
+    // test does not require fallbacks then.
     let processors = processors();
     let fallbacks_min = if processors.len() > 1 { FALLBACKS } else { 0 };
     for deep in TREES {
@@ -72,8 +73,8 @@ fn stay_on(cpu: usize) {
     sched_setaffinity(None, &only).expect("the CPU is in the allowed set");
 }
 
-/// Translates through randomly chosen doors (interfaces that return a path), and checks the number
-/// of passes of each call.
+/// Translates through randomly chosen doors (interfaces that return a path), and checks how many
+/// attempts each call makes.
 fn translate(tree: &Tree<'_>, mut rng: Rng, fallbacks_min: u64) {
     let (vfs, doors) = (tree.vfs, translations(tree));
     let start = vfs.stats();
@@ -95,7 +96,7 @@ fn translate(tree: &Tree<'_>, mut rng: Rng, fallbacks_min: u64) {
     assert!(is_enough(turns, last), "{turns} translations: {start:?} {last:?}");
 }
 
-/// Renames directories above the translated places, mostly the topmost one, until the translating
+/// Renames directories on the translated paths, mostly the topmost one, until the translating
 /// thread is done.
 fn rename(tree: &Tree<'_>, mut rng: Rng, done: &AtomicBool) {
     let mut values = [0; VARIABLES];

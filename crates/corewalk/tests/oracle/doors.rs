@@ -1,6 +1,6 @@
-//! A door is an interface of the namespace that answers questions about the tree: a translation, a
-//! lookup or a walk. Each door also computes the claim that its answer makes about the names in the
-//! tree.
+//! A door is one of the interfaces by which the tests ask the namespace about the tree: a
+//! translation of a file to its path, a lookup or a walk. For each answer, the door also returns
+//! its claim: the names that the tree must have had if the answer is true.
 
 use std::cell::{Cell, RefCell};
 
@@ -15,28 +15,31 @@ use crate::tree::{IN_WAY, INNER, MOVED, TOP, Tree, WAY, names_of};
 /// A buffer size for any path of the tree, in bytes.
 pub(crate) const ROOM: usize = 4096;
 
-/// The values that an answer claims for the variables of the tree (the names and places that
-/// renames change). Otherwise the reason why the answer cannot be true.
+/// The claim that an answer makes about the tree. The state of the tree is a few variables, for
+/// example the name of a directory that is renamed. For each variable, the claim has the set of
+/// values with which the answer can be true. If no state of the tree can give the answer, the claim
+/// is an error text.
 pub(crate) type Claim = Result<Seen, String>;
 type Ask<'a> = Box<dyn Fn(&mut Rng, &mut [u8]) -> Claim + Sync + 'a>;
 
 /// An interface of the namespace that answers questions about the tree.
 pub(crate) struct Door<'a> {
     pub(crate) name: &'static str,
-    /// Maximum number of optimistic passes of one call. The call may make one more pass under the
-    /// lock that blocks moves of directories.
+    /// Maximum number of lock-free attempts of one call. After them, the call may make one more
+    /// attempt under the lock that blocks moves of directories.
     pub(crate) passes_max: u64,
     pub(crate) ask: Ask<'a>,
 }
 
 /// The passes of a translation; see `Vfs::stats` and `PathRef::path_of`.
 pub(crate) const PASSES: u64 = 4;
-/// Maximum number of passes of a translation by inode number. One pass without a reference on the
-/// inode comes before the usual passes.
+/// Maximum number of lock-free attempts of one path translation by inode number. The first attempt
+/// takes no reference on the inode. After it come up to `PASSES` attempts with a reference.
 const PASSES_BY_NUMBER: u64 = PASSES + 1;
-/// Maximum number of passes of a translation into a buffer. A first attempt, for paths of few
-/// names, may make `PASSES - 1` failed passes before it finds that the path has too many names. A
-/// second attempt then makes up to `PASSES` passes.
+/// Maximum number of failed lock-free attempts in one translation of a file to its path in a
+/// buffer. The translation makes up to `PASSES` attempts with a small read set. If the last of them
+/// finds that the path has too many names, it does not count as failed. Then up to `PASSES` more
+/// attempts use a large read set.
 const PASSES_INTO_BUFFER: u64 = PASSES + PASSES - 1;
 
 fn claim(parts: &[Part], path: &[u8]) -> Claim {
@@ -59,7 +62,7 @@ fn door<'a>(
     Door { name, passes_max, ask: Box::new(ask) }
 }
 
-/// Returns all interfaces that translate a place of the tree into a path.
+/// Returns a door for each interface that translates a file or directory of the tree into its path.
 pub(crate) fn translations<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     let mut doors = from_the_root(tree);
     doors.extend(from_elsewhere(tree));
@@ -139,7 +142,8 @@ fn from_elsewhere<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
                 PathKind::OutsideRoot => claim(&below_root, &path)?,
                 kind => return Err(format!("{kind:?}: {}", path.escape_ascii())),
             };
-            // The kind of the path must be true at the same instant as its text.
+            // The reported kind of the path (inside or outside of the root) must be true at the
+            // same instant as its text.
             let is_inside = kind == PathKind::Linked;
             seen[MOVED] &= if is_inside { IN_WAY } else { !IN_WAY };
             Ok(seen)
@@ -153,8 +157,9 @@ fn from_elsewhere<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     ]
 }
 
-/// Returns doors (interfaces of the namespace) that look up names. Because of the renames, each of
-/// these names exists at some times only. That a name is missing is an answer, too.
+/// Returns doors (interfaces of the namespace) that look up names of directories. The directories
+/// are renamed meanwhile, so a name exists only from time to time. The answer that a name does not
+/// exist is judged too: it must have been true at one instant.
 pub(crate) fn lookups<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     let lookup = |variable: usize| {
         let dir = [(TOP, &tree.root), (WAY, &tree.middle), (INNER, &tree.mounted)]
@@ -181,9 +186,9 @@ pub(crate) fn lookups<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     ]
 }
 
-/// Returns a door (an interface of the namespace) that walks along a path, which exists only at
-/// some times. A failed walk makes no claim, because any of the names may have been missing. A
-/// ref-walk makes no claim either, because it is no snapshot.
+/// Returns a door (an interface of the namespace) that walks along a path. Renames are running, so
+/// the path exists only from time to time. A failed walk makes no claim about the tree, because any
+/// of the names may have been missing. A ref-walk makes no claim either, because it is no snapshot.
 pub(crate) fn walk<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     thread_local! {
         /// The count of ref-walks at this thread's last successful walk.
@@ -212,9 +217,8 @@ pub(crate) fn walk<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     })
 }
 
-/// Returns a door (an interface that returns a path) that is wrong on purpose, for control tests.
-/// It asks for the name of each level separately. Each name is right, but the names are of
-/// different instants.
+/// Returns a wrong door (an interface that returns a path) for control tests. It asks for each name
+/// of the path separately. Each name is right, but the names are of different instants.
 pub(crate) fn level_by_level<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     let parts = to_leaf(tree);
     door("level by level", PASSES, move |_, _| {
@@ -225,8 +229,8 @@ pub(crate) fn level_by_level<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     })
 }
 
-/// Returns a door (an interface that returns a path) that is wrong on purpose, for control tests.
-/// It returns the path that was right at the previous call.
+/// Returns a wrong door (an interface that returns a path) for control tests. Each call returns the
+/// path that was right at the call before.
 pub(crate) fn one_call_late<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     thread_local! {
         static LATE: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };

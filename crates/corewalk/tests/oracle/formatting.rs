@@ -1,5 +1,7 @@
-//! The possible texts of a path in the tree. The names in a text show the values of the tree's
-//! variables (see `judge`).
+//! Patterns of the paths that can exist in the test's tree. Renames change the names and places of
+//! some files and directories. In the model, each such file or directory is a *variable*, and its
+//! present name and place are the variable's value (see `judge`). So the names in a path show the
+//! values of variables.
 
 use crate::judge::Seen;
 
@@ -8,9 +10,10 @@ use crate::judge::Seen;
 pub(crate) enum Part {
     /// These names, each with a `/` before it.
     Names(Vec<u8>),
-    /// One of several texts, of which at most one can begin a path. The text depends on the
-    /// variable with this number. Each text comes with those values of the variable that select it,
-    /// as one bit per value.
+    /// A part of a path that depends on a variable, for example on a directory that is renamed. The
+    /// first field is the index of the variable. The second field has each possible form of the
+    /// part, for example each name of the directory. With each form it has the values of the
+    /// variable that lead to this form (one bit per value). At most one form matches a given path.
     One(usize, Vec<(u8, Vec<Part>)>),
 }
 
@@ -19,15 +22,17 @@ pub(crate) fn names(names: &str) -> Part {
     Part::Names(names.as_bytes().to_vec())
 }
 
-/// Returns a part of a path that depends on one variable. For the value `value` of the variable,
-/// the part is `forms[value]`.
+/// Returns a part of a path that depends on one variable, such as a directory that is renamed. If
+/// the variable has the value `n` (the directory has its name number `n`), the part is `forms[n]`.
 pub(crate) fn one(variable: usize, forms: impl IntoIterator<Item = Vec<Part>>) -> Part {
     let bit = |(value, parts): (usize, _)| (1_u8 << value, parts);
     Part::One(variable, forms.into_iter().enumerate().map(bit).collect())
 }
 
-/// Returns the claim `seen`, restricted to those values of the variables that `path` shows. Returns
-/// None if no tree has such a path.
+/// Compares `path` with the pattern `parts`. The names in the path show which names and places the
+/// renamed files and directories (the variables) had. Removes all other values from the sets in
+/// `seen`, and returns `seen`. Returns None if `path` does not match the pattern. Such a path can
+/// never have existed.
 pub(crate) fn read(parts: &[Part], path: &[u8], mut seen: Seen) -> Option<Seen> {
     let rest = take(parts, path, &mut seen)?;
     rest.is_empty().then_some(seen)
@@ -40,8 +45,8 @@ fn take<'p>(parts: &[Part], path: &'p [u8], seen: &mut Seen) -> Option<&'p [u8]>
         rest = match part {
             Part::Names(names) => {
                 let rest = rest.strip_prefix(&names[..])?;
-                // The matched text must be a whole name, and not the beginning of a longer name in
-                // the path.
+                // `names` must match whole names of the path. So the byte after `names` must be a
+                // slash, or the path must end there.
                 rest.first().is_none_or(|&next| next == b'/').then_some(rest)?
             }
             Part::One(variable, forms) => {

@@ -1,12 +1,13 @@
 //! Linearizability of paths and lookups: every answer was true at one instant, and no rename blocks
 //! a reader.
 //!
-//! Renamers change a tree as fast as possible, on every level of the paths: names change and
-//! return, directories are moved and exchanged, a mount point moves along. Translators ask for
-//! paths through every interface (a "door"). Renames and answers are recorded with the ticks of one
-//! clock around them. Each answer is judged: was there an instant during the call at which the tree
-//! could have had all the names in the answer (`judge`)? Ten million answers are judged in windows,
-//! so that none has to be stored for long (`windows`).
+//! Some threads (renamers) change a tree as fast as possible, on every level. They rename files and
+//! directories and back again, exchange two directories, and move a mount point. Other threads
+//! (translators) ask for the paths of files, through every interface. The clock is read before and
+//! after each rename and each answer. Then the module `judge` checks each answer: was there an
+//! instant during the call at which the tree could have had all the names in the answer? Ten
+//! million answers are judged. The module `windows` divides the test into periods, so that no
+//! answer is stored for long.
 //!
 //! | module | content |
 //! |---|---|
@@ -52,8 +53,9 @@ const LOCKED: Extent = Extent { windows: 10, windows_max: 1000, questions: 2_500
 const WALKS: Extent = Extent { windows: 20, windows_max: 1000, questions: 20_000 };
 
 /// Traps T1, T8, T9, P8: the test translates ten million paths, through every interface, while the
-/// names change on all levels of the tree. Each path must have existed at one instant. In every
-/// window, both the renamers and the translators must make progress.
+/// names change on all levels of the tree. Each path must have existed at one instant. The test is
+/// divided into windows (periods of time), in each of which all renamers and translators must make
+/// progress.
 #[test]
 fn ten_million_paths_existed_at_one_instant() {
     let _watchdog = Watchdog::start("ten million paths", Duration::from_secs(900));
@@ -67,9 +69,9 @@ fn ten_million_paths_existed_at_one_instant() {
     assert!(stats.retries > 0 && stats.renames >= found.renames, "{stats:?} {found:?}");
 }
 
-/// Traps T9, P8: a path that is translated under the lock that blocks moves of directories must
-/// have existed at one instant. The paths of this test have so many names that renames make
-/// translations into a buffer fall back to this lock.
+/// Traps T9, P8: if a translation of a file to its path blocks moves of directories by a lock, the
+/// path must have existed at one instant. The paths of this test have more names than a translation
+/// into a buffer can check without this lock. So each translation takes the lock.
 #[test]
 fn paths_of_locked_passes_existed_at_one_instant() {
     let _watchdog = Watchdog::start("locked passes", Duration::from_secs(300));
@@ -104,15 +106,16 @@ fn walked_paths_existed_at_one_instant() {
     assert_judged(&found, WALKS.answers());
 }
 
-/// Checks that the judge has seen at least `answers` answers, that all were true, and that renames
-/// ran during enough of them.
+/// Checks the result of a test: at least `answers` answers were compared with the recorded renames.
+/// All of them were true, and enough of them overlapped with a rename.
 fn assert_judged(found: &Report, answers: u64) {
     assert_eq!(found.wrong, None);
     assert!(found.answers >= answers && found.disturbed >= DISTURBED, "{found:?}");
 }
 
-/// Translates through a door (an interface that returns a path) that is wrong on purpose, until the
-/// judge finds a wrong answer. Returns the judge's error. Makes no more calls than the other tests.
+/// Translates a file to its path by the interface `door`, which returns wrong paths on purpose.
+/// Stops when a path is found that did not exist at one instant during its call, and returns the
+/// error. Fails if no such path is found in the usual number of calls.
 fn detect_wrong_door(door: impl for<'a> FnOnce(&'a Tree<'a>) -> Door<'a>) -> String {
     let _watchdog = Watchdog::start("a wrong door", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());
@@ -122,16 +125,16 @@ fn detect_wrong_door(door: impl for<'a> FnOnce(&'a Tree<'a>) -> Door<'a>) -> Str
     found.wrong.expect("a wrong answer")
 }
 
-/// Control for trap P8: each name of a path is right, but the names are of different instants. The
-/// judge must catch that.
+/// Control for trap P8: each name of a path was right when it was read, but the names were read at
+/// different times. The test must notice that the path as a whole did not exist.
 #[test]
 fn control_path_collected_level_by_level_is_caught() {
     let wrong = detect_wrong_door(doors::level_by_level);
     assert!(wrong.starts_with("level by level: "), "{wrong}");
 }
 
-/// Control: an answer is a path that existed before the call, but not during it. The judge must
-/// catch that.
+/// Control: each call returns the path that was right at the call before, and that may not have
+/// existed during this call. The test must detect such an answer.
 #[test]
 fn control_path_from_before_the_question_is_caught() {
     let wrong = detect_wrong_door(doors::one_call_late);

@@ -1,8 +1,9 @@
-//! Readers during a rename that hangs in its back end, before or after the back end has made it. In
-//! both cases the readers must get the old state without waiting.
+//! Tests of readers while a rename hangs in its back end, before or after the back end has made the
+//! change. In both cases the readers must get the old state without waiting.
 //!
-//! Only operations that must ask the back end about one of the two names wait. These are other
-//! changes of the two names, and a lookup of the new name if the cache does not have it.
+//! While a rename hangs, an operation waits only if it must ask the back end about the rename's old
+//! or new name. Such operations are other changes of these names, and a lookup of the new name if
+//! the cache does not have it.
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -19,7 +20,8 @@ use crate::backends::Call;
 use crate::fixtures::{at, name, remove, rename, tree, walk};
 use crate::pauses::{Stop, stopping};
 
-/// Maximum time of a read that does not wait, even on a busy machine.
+/// The test fails if a read takes longer than this while a rename hangs in the back end. A read
+/// that does not wait for the rename is faster, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const TREE: [&str; 14] = [
@@ -108,8 +110,8 @@ fn paths(vfs: &Vfs) -> Vec<(String, u64)> {
     paths.map(|path| (path.clone(), number(vfs, &path).expect("the tree has this path"))).to_vec()
 }
 
-/// Traps T13, P7: while a rename hangs, each lookup and each translation must give the same result
-/// as before the rename.
+/// Traps T13, P7: while a rename hangs in the back end, lookups of names must give the same results
+/// as before the rename. So must translations of files to their paths.
 #[test]
 fn readers_during_a_hanging_rename_get_the_old_state() {
     let _watchdog = Watchdog::start("readers beside a hanging rename", Duration::from_secs(300));
@@ -117,7 +119,8 @@ fn readers_during_a_hanging_rename_get_the_old_state() {
         for (vfs, stop) in hanging.namespaces() {
             let before = paths(&vfs);
             let held: Vec<_> = before.iter().map(|(path, _)| place(&vfs, path)).collect();
-            // Give the cache negative dentries of three names. It gets none of "b/unknown".
+            // Look up three missing names, so that the cache has negative dentries of them. The
+            // name `b/unknown` is not looked up here, so the cache has no dentry of it.
             let missing = ["b/g", "a/g", "c/nothing"].map(|path| (path, number(&vfs, path)));
             let answers = read_beside(&vfs, &stop, hanging, || {
                 let root = vfs.root_path();
@@ -168,9 +171,9 @@ fn changes_during_a_hanging_rename_succeed() {
     }
 }
 
-/// After too many disturbed passes, a translation takes the lock that blocks moves of directories.
-/// It must not wait for a move that hangs in the back end. So a move must not hold that lock while
-/// it calls the back end.
+/// After too many failed lock-free attempts, a path translation takes the lock that blocks moves of
+/// directories. It must not wait for a move that hangs in the back end. So a move must not hold
+/// that lock while it calls the back end.
 #[test]
 fn locked_translation_during_a_hanging_move_succeeds() {
     const DEEP: usize = 1100;
@@ -199,8 +202,8 @@ fn locked_translation_during_a_hanging_move_succeeds() {
     }
 }
 
-/// Control: a lookup of the new name, which is not in the cache, must wait. It returns the result
-/// of the rename.
+/// Control: during a hanging rename, a lookup of the new name, which is not in the cache, must
+/// wait. Then it returns the result of the rename.
 #[test]
 fn control_lookup_of_an_unknown_new_name_waits() {
     let _watchdog = Watchdog::start("a reader that waits", Duration::from_secs(60));

@@ -10,8 +10,9 @@
 //!       s, mnt/        in the one made as x1, a file and a mount point; in the mount:
 //!         INNER/g      variable 5: a directory with three names, and a file
 //! ```
-//! Names are short, too long to be inline in a dentry, or as long as possible. Each variable takes
-//! each of its values again and again.
+//! Names are short, too long to be inline in a dentry, or as long as possible. A variable stands
+//! for a name or a parent directory that renames change. Each variable takes each of its values
+//! again and again.
 
 use std::sync::Arc;
 
@@ -31,14 +32,15 @@ pub(crate) const SWAP: usize = 3;
 pub(crate) const LEAF: usize = 4;
 pub(crate) const INNER: usize = 5;
 
-/// Those values of the variable [`MOVED`] that put the moved directory into the directory [`WAY`],
-/// as one bit per value.
+/// The directory [`MOVED`] has four values: combinations of its parent and its name, with one bit
+/// each. In this set are the values whose parent is the directory [`WAY`].
 pub(crate) const IN_WAY: u8 = 0b0011;
 const SWAPPED: [&str; 2] = ["x0", "x1"];
 const MOVED_AS: [&str; 4] = ["m", "moved", "m", "in-q-it-is-called-something-longer"];
 
-/// Returns the name that a variable's directory or file has for each value of the variable. No
-/// other entry in the same directories has one of these names.
+/// Returns the names that a file or directory can get by renames. `variable` is the number of the
+/// file or directory, such as [`TOP`]. Its value is an index in the result. No other entry in the
+/// same directories has one of these names.
 pub(crate) fn names_of(variable: usize) -> Vec<String> {
     match variable {
         TOP => vec!["t".into(), "t".repeat(255), "top-of-all".into(), "t".repeat(40)],
@@ -54,13 +56,16 @@ fn tmpfs() -> Arc<Tmpfs> {
     Arc::new(Tmpfs::new(TmpfsOptions::default()))
 }
 
-/// The numbers of nested directories `q` at two places of a tree.
+/// The lengths of two chains of nested directories. All these directories have the name `q`. The
+/// chains make paths longer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Deep {
-    /// The number of nested directories `q` between [`TOP`] and everything else in the tree. So a
-    /// translation reads this many names between its first name and its last name.
+    /// The number of nested directories named `q` directly below the directory [`TOP`]. All other
+    /// files and directories are below them. So each path of a file has at least this many names
+    /// after the name of `TOP`.
     pub(crate) below_top: usize,
-    /// The number of directories `q` above [`MOVED`] in one of its two places.
+    /// The directory [`MOVED`] is either in [`WAY`], or below a chain of nested directories `q`.
+    /// This is the number of directories in the chain.
     pub(crate) above_moved: usize,
 }
 
@@ -78,8 +83,9 @@ pub(crate) struct Tree<'v> {
     /// The parent directory of [`WAY`].
     pub(crate) middle: PathRef<'v>,
     deep: Deep,
-    /// The places of each variable's directory or file, one per value: a parent directory and a
-    /// name.
+    /// All pairs of a parent directory and a name that renames give to the files and directories of
+    /// the tree. There is a list of pairs for each file or directory that is renamed, such as
+    /// [`TOP`].
     places: [Vec<(InodeRef<'v>, String)>; VARIABLES],
 }
 
@@ -153,8 +159,8 @@ impl<'v> Tree<'v> {
         drawn + u8::from(drawn >= now)
     }
 
-    /// Sometimes makes a file or a directory at the target name, so that the next rename of a
-    /// variable replaces it.
+    /// Prepares a rename of the file [`LEAF`] to its place number `to`: sometimes makes a file
+    /// there, which the rename then replaces. Does nothing if `variable` is not `LEAF`.
     pub(crate) fn prepare(&self, rng: &mut Rng, variable: usize, to: u8) {
         if variable == LEAF && rng.chance(1, 4) {
             let (dir, name) = &self.places[LEAF][usize::from(to)];
@@ -193,23 +199,24 @@ impl<'v> Tree<'v> {
         "/q".repeat(self.deep.below_top)
     }
 
-    /// Returns the part of a path that names the directory [`MOVED`] while it is in [`WAY`]: one
-    /// name for each value of the variable that puts it there.
+    /// Returns the path from the directory [`WAY`] to the directory [`MOVED`], at times when
+    /// `MOVED` is in `WAY`. The path is a single name, one of two that renames give to `MOVED`.
     pub(crate) fn below_way(&self) -> Vec<Part> {
         let mut parts = forms(MOVED);
         parts.truncate(IN_WAY.count_ones() as usize);
         vec![one(MOVED, parts)]
     }
 
-    /// Returns the path from [`MOVED`] to one of the two directories that renames exchange with
-    /// each other.
+    /// Returns the path from the directory [`MOVED`] to a directory in it. There are two, and
+    /// renames exchange them, so that each gets the name of the other. `which` selects one.
     pub(crate) fn to_swapped(&self, which: usize) -> Vec<Part> {
         let mut parts = forms(SWAP);
         parts.rotate_left(which);
         vec![one(SWAP, parts)]
     }
 
-    /// Returns the path of the file, from the directory that was made as `x0`.
+    /// Returns the path to the file [`LEAF`] from its directory: the one that was first called
+    /// `x0`, and that renames exchange with `x1`.
     pub(crate) fn to_leaf(&self) -> Vec<Part> {
         let parts = forms(LEAF)
             .into_iter()

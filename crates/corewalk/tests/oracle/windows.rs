@@ -1,10 +1,11 @@
 //! Concurrent renamers and translators, judged window by window.
 //!
-//! In a window each translator makes a fixed number of translations, and each renamer makes at
-//! least a fixed number of renames. A thread that has done its share continues until all threads
-//! have done theirs, so renamers and translators always run together. If the renamers or the
-//! translators make no progress, the watchdog ends the test. Then the translators judge their
-//! answers by the recorded renames, and all records are dropped.
+//! The test is divided into windows (periods of time). In a window, each translator makes a fixed
+//! number of translations, and each renamer makes at least a fixed number of renames. A thread that
+//! has done its share continues until all threads have done theirs, so renamers and translators
+//! always run together. If the renamers or the translators make no progress, the watchdog ends the
+//! test. At the end of a window, the translators compare their answers with the recorded renames.
+//! Then all records are dropped.
 
 use std::sync::{Barrier, Mutex, PoisonError, RwLock};
 
@@ -30,8 +31,10 @@ pub(crate) const DISTURBED: u64 = 1000;
 pub(crate) struct Extent {
     /// Minimum number of windows.
     pub(crate) windows: u64,
-    /// Maximum number of windows. A run goes on beyond `windows` until a rename has begun or ended
-    /// during [`DISTURBED`] answers. If threads share a CPU, that happens seldom.
+    /// Maximum number of windows (periods of time) of a test run. Normally a run ends after
+    /// `windows` windows. A run needs at least [`DISTURBED`] answers during which a rename has
+    /// begun or ended. If threads share a CPU, there may be fewer. Then the run goes on, up to this
+    /// maximum.
     pub(crate) windows_max: u64,
     /// The number of questions of each translator in each window.
     pub(crate) questions: u64,
@@ -63,16 +66,17 @@ struct Race<'a> {
     doors: &'a [Door<'a>],
     extent: Extent,
     clock: Clock,
-    /// The number of threads that have not yet made their share of the translations or renames of
-    /// this window.
+    /// The number of threads that have not yet done their share in the current window (period of
+    /// the test). A thread's share is a minimum number of translations or renames.
     behind: AtomicU64,
     ends: Barrier,
     lives: RwLock<Vec<Life>>,
     report: Mutex<Report>,
 }
 
-/// Asks for paths through random `doors` (interfaces that return a path) while renamers rename
-/// every part of the tree. Ends after the windows of `extent`, or at the first wrong answer.
+/// Asks for paths through random `doors` (interfaces that return a path), while renamers rename
+/// every part of the tree. Ends after the number of periods (windows) that `extent` says, or at the
+/// first wrong answer.
 pub(crate) fn run(seed: Seed, tree: &Tree<'_>, doors: &[Door<'_>], extent: Extent) -> Report {
     let race = Race {
         tree,
@@ -145,8 +149,9 @@ impl Race<'_> {
         }
     }
 
-    /// Judges the answers of one translating thread. `wrong` is the text of an error that the
-    /// thread itself has already found: an answer that no state of the tree can give.
+    /// Compares the answers of one translating thread with the recorded renames, and adds the
+    /// counts and the first error to the report. `wrong` is an error that the thread has found
+    /// before: an answer that is false in every state of the tree.
     fn judge(&self, answers: &[Answer], mut wrong: Option<String>) {
         let lives = self.lives.read().unwrap_or_else(PoisonError::into_inner);
         let (mut judge, mut disturbed) = (Judge::default(), 0);
@@ -175,8 +180,9 @@ impl Race<'_> {
         Ok(Answer { before, after, seen, door: number as u8 })
     }
 
-    /// Waits until all threads have recorded their window, runs `judge`, and waits until all
-    /// threads have judged. Returns true after the last window.
+    /// Ends a window (a period of the test). Waits until all threads have recorded their renames
+    /// and answers of this window. Then runs `judge`, and waits until all threads have run their
+    /// `judge`. Returns true after the last window.
     fn end_window(&self, is_first: bool, judge: impl FnOnce()) -> bool {
         self.ends.wait();
         if is_first {
@@ -186,7 +192,9 @@ impl Race<'_> {
         }
         judge();
         self.ends.wait();
-        // No thread changes the report until all threads have reached the barrier again.
+        // All threads read the same values of `windows`, `disturbed` and `wrong`. A thread changes
+        // these only when all threads have again reached the barrier `ends`, at the end of the next
+        // window (period of the test).
         let report = self.report.lock().unwrap_or_else(PoisonError::into_inner);
         let Extent { windows, windows_max, .. } = self.extent;
         let is_enough = report.windows >= windows && report.disturbed >= DISTURBED;

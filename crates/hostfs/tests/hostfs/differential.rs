@@ -1,6 +1,6 @@
-//! Comparison of a namespace with the host. The same random calls are made through the namespace in
-//! one directory, and directly on the host in another directory. Each call must have the same
-//! result, including the errno. At the end both directories must be equal.
+//! Compares a `Vfs` over `HostFs` with the host itself. The same random calls are made through the
+//! `Vfs` in one directory, and directly on the host in another directory. Each call must have the
+//! same result, including the errno. At the end both directories must be equal.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -95,9 +95,9 @@ fn directly(root: &Path, op: Op) -> Result<(), Errno> {
     result.map_err(|error: io::Error| Errno::from_io_error(&error).expect("the error has an errno"))
 }
 
-/// Returns true if the namespace and the host return different errors, but both errors are right,
-/// since two errors apply to the call. In a mount the order of such checks does not matter: the
-/// kernel makes them before a call reaches the namespace.
+/// Returns true if the `Vfs` and the host check the arguments in another order, and so return
+/// different errors. Both errors are right. In a mount the order does not matter: the kernel makes
+/// these checks before the call reaches the `Vfs`.
 fn is_order_of_checks(op: Op, mine: Result<(), Errno>, right: Result<(), Errno>) -> bool {
     let both = (mine.err(), right.err());
     match op {
@@ -124,7 +124,7 @@ fn collect_tree(root: &Path) -> BTreeMap<String, (u32, u64, u64)> {
     found
 }
 
-/// Each of many random calls on the namespace must have the same result as on the host.
+/// Checks that each of many random calls has the same result through the `Vfs` as on the host.
 #[test]
 fn random_calls_have_the_results_of_the_host() {
     let seed = Seed::choose();

@@ -1,4 +1,5 @@
-//! Tests of attempts to leave the root, and of changes that other programs make on the host.
+//! Tests of attempts to leave the root directory, and of changes that other programs make on the
+//! host.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -12,8 +13,8 @@ use corewalk_testkit::rng::Seed;
 
 use crate::fixtures::{TempDir, at, make, name, over, rename, walk, with_options};
 
-/// Returns options with which no reusable descriptor is kept, so that each call has to resolve a
-/// path.
+/// Returns options with which `HostFs` keeps no descriptor of an inode for later calls. So each
+/// call has to resolve a path.
 fn by_path() -> HostFsOptions {
     let options = HostFsOptions::default().with_reusable(0).with_orphans(0);
     options.with_atime(AtimePolicy::NEVER)
@@ -34,8 +35,8 @@ fn symbolic_links_are_followed_in_the_namespace() {
     }
 }
 
-/// If a directory that the cache knows is replaced by a link that leads out of the root, a call
-/// must not follow the link.
+/// Checks that a call does not leave the root after another program has replaced a directory by a
+/// symbolic link. The dentry cache still knows the directory, and the link leads out of the root.
 #[test]
 fn directory_replaced_by_a_link_leads_nowhere() {
     let (dir, outside) = (TempDir::new(), TempDir::new());
@@ -57,9 +58,9 @@ fn directory_replaced_by_a_link_leads_nowhere() {
     assert!(!outside.join("made").exists());
 }
 
-/// A call never uses a wrong file (H.1). So if the host replaces a file by another one of the same
-/// name, calls on the old inode must not reach the new file. After an invalidation of the name, a
-/// lookup must find the new file.
+/// Checks that a call never uses a wrong file (guarantee H.1). Another program replaces a file on
+/// the host by another one with the same name. Calls on the old inode must fail and not reach the
+/// new file. After an invalidation of the name, a lookup must find the new file.
 #[test]
 fn file_replaced_on_the_host_is_stale_and_then_found() {
     let dir = TempDir::new();
@@ -77,9 +78,9 @@ fn file_replaced_on_the_host_is_stale_and_then_found() {
     assert_eq!(&buf, b"new");
 }
 
-/// The host removes the name of a file that was looked up last. The file must then be found by its
-/// other name. In the first part, the host renames the file to another name and back, with a lookup
-/// in between. In the second part, it removes the newer of two names.
+/// Checks that a file is found by another name after another program has removed the name by which
+/// it was last looked up. First the program renames the file from `a` to `c` and, after a lookup,
+/// back to `a`. Then, twice, it adds a second hard link and, after a lookup, removes it.
 #[test]
 fn file_is_found_by_the_name_that_remains_on_the_host() {
     let dir = TempDir::new();
@@ -115,9 +116,9 @@ fn file_is_found_by_the_name_that_remains_on_the_host() {
     assert_eq!(vfs.getattr(&held).err(), Some(Errno::STALE));
 }
 
-/// Trap T20: a write by path must never reach a file outside of the root. While one thread writes,
-/// another moves a directory of the path out of the root and back. In between, that thread puts a
-/// link to the outside in the place of the directory.
+/// Trap T20: checks that a write by path never reaches a file outside of the root. One thread
+/// writes. A second thread moves a directory of the path out of the root and back. While the
+/// directory is away, the second thread puts a symbolic link to the outside in its place.
 #[test]
 fn directory_moved_out_and_back_leads_to_no_file_outside() {
     let _watchdog = Watchdog::start("moved out and back", Duration::from_secs(120));
@@ -156,9 +157,9 @@ fn directory_moved_out_and_back_leads_to_no_file_outside() {
     assert_eq!(fs::read(outside.join("d/e/f")).unwrap(), b"12345678");
 }
 
-/// While the namespace renames a directory, files below it must never become stale. A rename
-/// changes the host first and the dentry cache second. No call may use an old path after the change
-/// of the host.
+/// Checks that files below a directory do not become stale while the directory is renamed through
+/// the `Vfs`. A rename changes first the host and then the dentry cache. Between these two changes,
+/// no call may use the old path.
 #[test]
 fn renames_through_the_namespace_make_no_file_stale() {
     let _watchdog = Watchdog::start("renames through the namespace", Duration::from_secs(120));

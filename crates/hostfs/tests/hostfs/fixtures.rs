@@ -1,4 +1,4 @@
-//! Temporary directories, and functions that make calls through a namespace by path.
+//! Temporary directories, and functions that make calls through a `Vfs` by path.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,8 +18,8 @@ pub(crate) struct TempDir(PathBuf);
 impl TempDir {
     pub(crate) fn new() -> TempDir {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        // ORDERING: Relaxed. The numbers must only be different, and the atomic addition ensures
-        // that.
+        // ORDERING: Relaxed. The numbers only have to differ from each other, which the atomic
+        // addition ensures.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("corewalk-hostfs-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
@@ -105,8 +105,8 @@ pub(crate) fn link(vfs: &Vfs, from: &str, to: &str) -> Result<(), Errno> {
     vfs.link(&Cred::root(), &file, &dir, last).map(drop)
 }
 
-/// Returns the sorted names in a directory, which it reads with `readdir` calls of at most `reply`
-/// entries.
+/// Returns the sorted names in a directory. Reads them with `readdir` calls that return at most
+/// `reply` entries each.
 pub(crate) fn list(vfs: &Vfs, path: &str, reply: usize) -> Result<Vec<String>, Errno> {
     let dir = walk(vfs, path)?;
     let (mut names, mut at) = (Vec::new(), Some(0));

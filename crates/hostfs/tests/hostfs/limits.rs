@@ -17,8 +17,8 @@ const DIRS: usize = 2000;
 const FILES: usize = 100;
 const CACHE_BYTES: u64 = 16 << 20;
 
-/// Trap P10 is one descriptor per known inode. A walk must read the attributes of 200,000 files
-/// with at most 256 descriptors and 16 MiB of cache.
+/// Trap P10: a server keeps one descriptor per known inode and runs out of descriptors. Checks that
+/// reading the attributes of 200,000 files needs at most 256 descriptors and 16 MiB of cache.
 #[test]
 fn walk_of_many_files_needs_few_descriptors() {
     const NAME: &str = "limits::walk_of_many_files_needs_few_descriptors";
@@ -65,8 +65,8 @@ fn walk_of_many_files_needs_few_descriptors() {
     }
 }
 
-/// Trap X10: if a client opens files until an open fails with `ENFILE`, all other calls of all
-/// clients must still succeed. The whole process may have 64 descriptors.
+/// Trap X10: a client opens files until an open fails with `ENFILE`. Checks that all other calls of
+/// all clients still succeed. The whole process may have 64 descriptors.
 #[test]
 fn open_files_of_one_client_leave_descriptors_to_all_calls() {
     const NAME: &str = "limits::open_files_of_one_client_leave_descriptors_to_all_calls";
@@ -99,8 +99,8 @@ fn open_files_of_one_client_leave_descriptors_to_all_calls() {
     };
     assert_eq!(refused, Errno::NFILE);
     assert!(opened.len() >= 8, "{} files are open", opened.len());
-    // The limit on open files is reached, so a new file cannot be opened (`ENFILE`). Then it must
-    // not be created either.
+    // The limit on open files is reached, so opening a new file fails with `ENFILE`. The new file
+    // must not be created either.
     let made_open = Make::new(S_IFREG | 0o644, 0, 0).with_open(OFlags::RDWR.bits());
     assert_eq!(vfs.make(&cred, &vfs.root(), name("o"), made_open).err(), Some(Errno::NFILE));
     assert!(!tree.join("o").exists());

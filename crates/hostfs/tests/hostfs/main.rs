@@ -1,4 +1,4 @@
-//! Tests of a host directory behind a namespace: `Vfs` over `HostFs` over a temporary directory.
+//! Tests of `HostFs` through a `Vfs`, over a temporary directory of the host.
 
 mod differential;
 mod escapes;

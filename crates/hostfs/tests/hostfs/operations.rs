@@ -1,5 +1,5 @@
-//! Tests of the operations. Each must have the right effect on the host, and the namespace must
-//! show the state of the host.
+//! Tests of the operations of `HostFs`. Each operation must change the host correctly, and the
+//! `Vfs` must show the state of the host.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -40,15 +40,16 @@ fn made_files_are_on_the_host_with_owner_and_mode() {
     assert_eq!(list(&vfs, "d", 1).unwrap(), ["f", "l", "p"]);
 }
 
-/// A truncation that the host refuses must change nothing. The host refuses to truncate a running
-/// program, and to set a size that is negative as an `i64`.
+/// Checks that a truncation that the host refuses changes nothing. The host refuses to truncate a
+/// running program, and to set a size that does not fit into an `i64`.
 #[test]
 fn truncation_that_fails_changes_nothing() {
     let dir = TempDir::new();
     let vfs = over(dir.path());
     let path = dir.join("cat");
-    // Let `cp` write the program. If this process opened the file for writing, the descriptor could
-    // leak into a child process of another test. Then the program could not be started (`ETXTBSY`).
+    // Let `cp` write the program. If this process opened the file for writing, a child process that
+    // another test starts could inherit the descriptor. Then the program could not be started
+    // (`ETXTBSY`).
     assert!(Command::new("cp").arg("/bin/cat").arg(&path).status().unwrap().success());
     let program = walk(&vfs, "cat").unwrap();
     let changed = || {
@@ -74,8 +75,8 @@ fn truncation_that_fails_changes_nothing() {
     assert_eq!((changed().0, changed().1), (before.0, before.1));
 }
 
-/// A new file must have the requested mode, even if the host would change the mode by its umask or
-/// by the group of the directory.
+/// Checks that a new file has the requested mode, even if the umask of the process or the group of
+/// the directory would change it.
 #[test]
 fn made_files_have_the_requested_mode() {
     let dir = TempDir::new();
@@ -108,8 +109,8 @@ fn made_files_have_the_requested_mode() {
     }
 }
 
-/// A new file in a directory with a default ACL must get the same mode and ACL as in corewalk's
-/// tmpfs.
+/// Checks that a new file in a directory with a default ACL gets the same mode and ACL as in
+/// corewalk's tmpfs.
 #[test]
 fn made_files_inherit_the_default_acl() {
     let dir = TempDir::new();
@@ -170,8 +171,8 @@ fn permission_follows_changes_of_an_acl() {
         assert_eq!(vfs.access(&user, &f, May::READ), Err(Errno::ACCESS));
         assert_eq!(vfs.getxattr(&cred, &f, XATTR_ACCESS), Err(Errno::NODATA));
     }
-    // A second namespace sets an ACL. The first one must check permissions by that ACL as soon as
-    // it is notified.
+    // A second `Vfs` over the same directory sets an ACL. After a notification
+    // (`invalidate_attributes`), the first `Vfs` must check permissions by the new ACL.
     let again = over(dir.path());
     let same = walk(&again, "f").unwrap();
     again.setxattr(&cred, &same, XATTR_ACCESS, &acl.to_xattr(), XattrMode::Set).unwrap();
@@ -193,12 +194,12 @@ fn data_is_read_and_written_with_and_without_a_handle() {
     assert_eq!(vfs.read(&f, handle, 0, &mut buf), Ok(14));
     assert_eq!(&buf[..14], b"\0\0\0withoutwith");
     vfs.fsync(&f, handle, Fsync::All).unwrap();
-    // A write with a read-only handle must succeed, because the writeback cache of a client makes
-    // such writes.
+    // A write with a read-only handle must succeed, because the writeback cache of a client's
+    // kernel makes such writes.
     let reader = vfs.open(&cred, &f, 0, May::READ).unwrap().handle;
     assert_eq!(vfs.write(&cred, &f, reader, 0, b"abc"), Ok(3));
-    // An append must go to the end of the file on the host. The client's own offset may be out of
-    // date, so it must be ignored.
+    // An append must go to the end of the file on the host. The end of file that the client passes
+    // may be out of date, so it must be ignored.
     for handle in [0, handle, reader] {
         assert_eq!(vfs.append(&cred, &f, handle, 3, b"!"), Ok(1));
     }
@@ -231,7 +232,7 @@ fn attributes_are_changed_on_the_host() {
     );
     assert_eq!((host.mode() & 0o7777, host.uid(), host.gid(), host.len()), (0o640, 7, 8, 100));
     assert_eq!((host.mtime(), host.mtime_nsec()), (1_000_000, 5_000));
-    // The owner and the times of a symbolic link must be those of the link, and not those of its
+    // A change of the owner and the times of a symbolic link must affect the link, and not its
     // target.
     fs::write(dir.join("target"), b"").unwrap();
     symlink(&vfs, "l", "target").unwrap();
@@ -268,7 +269,7 @@ fn extended_attributes_and_acls_are_those_of_the_host() {
     vfs.setxattr(&cred, &f, XATTR_ACCESS, &acl.to_xattr(), XattrMode::Set).unwrap();
     let mode = fs::metadata(dir.join("f")).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode, 0o640, "the group bits show the mask");
-    // A second namespace, which has not cached the file, must find the ACL that the first one has
+    // A second `Vfs`, which has not cached the file, must find the ACL that the first `Vfs` has
     // set.
     let again = over(dir.path());
     let f = walk(&again, "f").unwrap();
@@ -278,8 +279,8 @@ fn extended_attributes_and_acls_are_those_of_the_host() {
     assert_eq!(again.getxattr(&cred, &f, XATTR_ACCESS), Ok(acl.to_xattr()));
 }
 
-/// Trap P3: after a directory was renamed, files below it must be found by their new paths, and by
-/// references from before the rename.
+/// Trap P3: checks that files below a renamed directory are found by their new paths. A reference
+/// to an inode that was taken before the rename must also stay usable.
 #[test]
 fn descendants_of_a_renamed_directory_are_found() {
     let dir = TempDir::new();
@@ -319,8 +320,8 @@ fn rename_modes_are_those_of_the_host() {
     assert!(!dir.join("d").exists());
 }
 
-/// Trap P11: a reused inode number must come with another generation, even within one tick of the
-/// host's clock.
+/// Trap P11: checks that a reused inode number comes with another generation, even within one tick
+/// of the host's clock.
 #[test]
 fn number_and_generation_never_repeat() {
     let dir = TempDir::new();
@@ -353,8 +354,8 @@ fn listing_continues_after_its_last_entry() {
     }
 }
 
-/// Sets the access time of a file on the host to a time long ago. So the next read updates the
-/// access time, even with `relatime`.
+/// Sets the access time of a file on the host to a time long ago, so that the next read updates it
+/// even with `relatime`.
 fn make_read_long_ago(path: &std::path::Path) {
     let long_ago = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
     let times = fs::FileTimes::new().set_accessed(long_ago);
@@ -366,8 +367,8 @@ fn reads_without_atime_leave_access_times_of_the_host() {
     let dir = TempDir::new();
     fs::create_dir(dir.join("d")).unwrap();
     fs::write(dir.join("d/f"), "text").unwrap();
-    // Find out whether the mount of the host updates access times. If it does not, no read can
-    // update them.
+    // Find out whether the host's mount updates access times at all. On a `noatime` mount no read
+    // does.
     make_read_long_ago(&dir.join("d/f"));
     fs::read(dir.join("d/f")).unwrap();
     let is_noted_here = fs::metadata(dir.join("d/f")).unwrap().atime() != 1_000_000;

@@ -44,7 +44,7 @@ fn replaced_file_and_removed_directory_stay_usable() {
     assert_eq!(made.err(), Some(Errno::NOENT));
 }
 
-/// A removal of a directory with entries must fail and change nothing.
+/// Checks that the removal of a directory that is not empty fails and changes nothing.
 #[test]
 fn directory_that_is_not_empty_stays() {
     let dir = TempDir::new();
@@ -57,8 +57,8 @@ fn directory_that_is_not_empty_stays() {
     assert_eq!(remove(&vfs, "d", Removal::Rmdir), Ok(()));
 }
 
-/// If more files are unlinked while in use than the limit `orphans` allows, the one unlinked first
-/// must become stale. A file that a client has open must stay usable.
+/// Checks the limit `orphans` on files that are unlinked while in use. If there are more, the one
+/// that was unlinked first must become stale. A file that a client has open must stay usable.
 #[test]
 fn orphans_beyond_the_bound_are_stale_unless_they_are_open() {
     let dir = TempDir::new();

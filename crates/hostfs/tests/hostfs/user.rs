@@ -1,5 +1,5 @@
-//! Tests of a server that does not run as root, so that the host checks the permissions of its
-//! calls.
+//! Tests of a server that does not run as root. The host then checks the permissions of the
+//! server's system calls.
 
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt as _, chown};
@@ -16,14 +16,14 @@ use crate::fixtures::{TempDir, name, over};
 /// The user ID and group ID of a user without rights (65534).
 const OTHER_ID: u32 = 65534;
 
-/// Makes a directory that belongs to an unprivileged user. Calls `call` with it on a thread that
-/// has that user's credentials.
+/// Makes a directory that belongs to an unprivileged user. Calls `call` with the path of the
+/// directory, on a thread that has that user's credentials.
 fn as_user(call: impl FnOnce(&Path) + Send) {
     as_user_with(|_| {}, call);
 }
 
-/// Like [`as_user`], but first calls `prepare` with the credentials of the test, so that `prepare`
-/// can fill the directory.
+/// Like [`as_user`], but first calls `prepare` with the original credentials. `prepare` can create
+/// files in the temporary directory.
 fn as_user_with(prepare: impl FnOnce(&Path), call: impl FnOnce(&Path) + Send) {
     let dir = TempDir::new();
     prepare(dir.path());
@@ -45,8 +45,9 @@ fn as_user_with(prepare: impl FnOnce(&Path), call: impl FnOnce(&Path) + Send) {
     });
 }
 
-/// If a user truncates another user's file, the host must clear its set-user-ID and set-group-ID
-/// bits. The user may not clear these bits with chmod(2), as only the owner may.
+/// Checks a truncation by a user that does not own the file. It must clear the file's set-user-ID
+/// and set-group-ID bits. The server cannot clear them by chmod(2), which only the owner may call.
+/// So it must let the host clear them as a part of the truncation.
 #[test]
 fn file_of_another_user_is_truncated_and_loses_set_user_id() {
     if !has_root() {
@@ -64,15 +65,16 @@ fn file_of_another_user_is_truncated_and_loses_set_user_id() {
         let set = SetAttr::default().with_size(0);
         let attr = vfs.setattr(&user, &file, &set).unwrap();
         assert_eq!((attr.size, attr.mode & 0o7777), (0, 0o775));
-        // A user who is not the owner sets the mode together with the size. That must fail, because
-        // only the owner may change the mode.
+        // A user who is not the owner sets the mode together with the size. The call must fail,
+        // because only the owner may set the mode.
         let set = SetAttr::default().with_size(0).with_mode(0o600);
         assert_eq!(vfs.setattr(&Cred::root(), &file, &set), Err(Errno::PERM));
     });
 }
 
-/// A user must be able to truncate an open file that could not be opened for writing again. cp(1)
-/// makes such a truncation if the copied file ends with a hole.
+/// Checks that a user can truncate a file through an open descriptor. The mode of the file would
+/// not let this user open it for writing again. cp(1) makes such a truncation if the copied file
+/// ends with a hole.
 #[test]
 fn open_file_is_truncated_without_the_right_to_reopen_it() {
     as_user(|path| {

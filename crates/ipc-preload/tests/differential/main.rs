@@ -1,21 +1,23 @@
 //! Runs the scripts of `crates/ipc/tests/differential` with the preload library on one side. Every
 //! answer that a program gets through the library must be the kernel's.
 //!
-//! Both sides are processes of this one program, which reads operations from a pipe and makes the
-//! calls of libc. Half of the processes run with the library and a namespace in their environment,
-//! as `corewalk ipc exec` starts a command. The test process applies the undo of killed processes.
-//! The comparison covers all that a caller sees: results, errnos, the structures of `*_STAT` and
-//! `*_INFO`. Pids are translated before the comparison. A time counts as equal if it is set on both
-//! sides or on neither. Ids have to be equal.
+//! Each operation runs twice: with the library, and on the host kernel. Both times a process of
+//! this program reads the operation from a pipe and makes the call of libc. The processes with the
+//! library get a namespace in their environment, as `corewalk ipc exec` starts a command. The test
+//! process applies the undo of killed processes. The comparison covers all that a caller sees:
+//! results, errnos, the structures of `*_STAT` and `*_INFO`. Pids are translated before the
+//! comparison. A time counts as equal if it is set on both sides or on neither. Ids have to be
+//! equal.
 //!
 //! `COREWALK_DIFFERENTIAL_OPS` sets the number of steps. Where the kernel does not permit an IPC
 //! namespace of its own, this program skips all tests.
 //!
-//! Each control test changes the library's answers on purpose in one way, and the comparison must
-//! find the change.
+//! Each control test changes the library's answers on purpose in one way. The comparison must find
+//! the change.
 //!
-//! This program has no test runner (`harness = false`). A process that ends applies its own undo
-//! only if it has one thread (guarantee P.4), and a process of the runner has two.
+//! This program does not use Rust's test runner (`harness = false`), because the runner adds a
+//! second thread to each process. A process that ends applies its own undo only if it has one
+//! thread (guarantee P.4).
 //!
 //! Source: `docs/developing/testing.md`.
 
@@ -46,11 +48,12 @@ use mapped::Change;
 use op::Kind;
 use pairing::{Extent, Pairing};
 
-/// The default extent of a run. A run ends at the time limit, but not before the least number of
-/// steps.
+/// The default length of a run. The run ends after `steps` steps, or at the time `limit` if it has
+/// made at least `least` steps by then.
 const EXTENT: Extent = Extent { steps: 20_000, least: 2_000, limit: Duration::from_secs(40) };
 
-/// The number of steps within which the comparison must find the wrong answers of a control test.
+/// The length of a run of a control test, which changes some answers on purpose. Within this number
+/// of steps, the comparison with the kernel must find a wrong answer.
 const CONTROL: Extent = Extent { steps: 4_000, least: 4_000, limit: Duration::MAX };
 
 type Kinds = fn(&mut Rng) -> &'static [Kind];
@@ -96,7 +99,8 @@ fn corner_cases(mut pairing: Pairing) {
     }
 }
 
-/// The comparison must find a changed answer. If it does not, a green run proves nothing.
+/// Runs a control test: `change` changes some answers of the library on purpose. The comparison
+/// must find such an answer. Otherwise a run without differences would prove nothing.
 fn control(change: Change, kinds: Kinds) {
     let mut pairing = Pairing::new(mapped::starter(Some(change))).expect("it was tried");
     let run = || pairing.fuzz(Seed(1), CONTROL, kinds);

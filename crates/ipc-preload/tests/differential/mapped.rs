@@ -1,13 +1,13 @@
 //! The side of the comparison that runs with the preload library: one process per task, all with
 //! one namespace mapped.
 //!
-//! A process that waits in a call sleeps in futex(2). It may also sleep there for a lock that
-//! another process of this side holds. So it counts as waiting only if all processes of this side
-//! sleep.
+//! The test sees that a process waits in an IPC call by its sleep in futex(2). But the process may
+//! also sleep there for a lock that another process of the namespace holds. The holder of a lock is
+//! awake. So the process counts as waiting only if all processes of the namespace sleep.
 //!
-//! Processes that are in no call end by themselves and by SIGKILL, in turns. A process that ends by
-//! itself applies its own undo. After a SIGKILL the test process recovers the namespace, as
-//! `corewalk ipc exec` does.
+//! The test ends every second process by SIGKILL. The others end by themselves, unless they are in
+//! a call: then they get SIGKILL, too. A process that ends by itself applies its own undo. After a
+//! SIGKILL the test process recovers the namespace, as `corewalk ipc exec` does.
 
 use std::cell::RefCell;
 use std::env;
@@ -33,20 +33,20 @@ use crate::shm::ShmOp;
 /// futex(2), by number.
 const FUTEX: [&[u8]; 1] = [b"202 "];
 
-/// A change that a control makes on purpose to the operations or answers of a process.
+/// A change that a control test makes on purpose to the operations or answers of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     /// `EAGAIN` becomes `ENOMSG`.
     Errno,
     /// `SEM_UNDO` is left out.
     NoUndo,
-    /// Adds one to the answer of `GETNCNT` if it is not zero.
+    /// An injected bug: adds one to the answer of `GETNCNT` if the answer is not zero.
     Count,
     /// Clears a permission bit in the mode that `IPC_STAT` returns for a queue.
     Mode,
     /// One attach fewer than there are.
     Attaches,
-    /// Makes msgrcv(2) with a negative type take a message of any type.
+    /// An injected bug: msgrcv(2) with a negative type takes a message of any type.
     Type,
 }
 
@@ -106,7 +106,8 @@ pub(crate) fn starter(change: Option<Change>) -> Start {
     Box::new(move |_| Box::new(Preloaded::start(&common)))
 }
 
-/// Returns the path of the library that was built with this test: cargo puts both into one folder.
+/// Returns the path of the preload library that cargo has built with this test, into the same
+/// folder.
 fn library() -> PathBuf {
     let test = env::current_exe().expect("this program");
     let library = test.with_file_name("libcorewalk_ipc_preload.so");
@@ -130,8 +131,9 @@ impl Preloaded {
         self.worker.as_ref().expect("until it ends")
     }
 
-    /// Returns true if the process waits: it sleeps, and so do all other processes, which could
-    /// wake it.
+    /// Returns true if the process waits in an IPC call. The process then sleeps in futex(2). It
+    /// also sleeps there for a moment if another process holds a lock, or is about to wake it. So
+    /// this function also checks that all other processes sleep.
     fn is_waiting(&self) -> bool {
         let is_asleep = || self.worker().borrow().is_asleep_in(&FUTEX);
         let workers = self.common.workers.borrow();
@@ -195,8 +197,8 @@ impl Side for Preloaded {
                 if !self.is_interrupted {
                     return None;
                 }
-                // The signal came while the call looked for dead processes, before it slept in its
-                // own wait. The call sleeps in the wait now, so send the signal again.
+                // The signal has interrupted the call's search for dead processes, but not yet its
+                // sleep. Now the call sleeps, so send the signal again.
                 self.worker().borrow_mut().interrupt();
             }
             patience.wait(&self.worker().borrow().socket);

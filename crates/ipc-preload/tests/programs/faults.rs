@@ -2,8 +2,8 @@
 //! kernel.
 //!
 //! A role (a function that a test runs in a process of its own) makes each call with every kind of
-//! bad address for every pointer argument, by the C library's function and by number. The roles run
-//! on the host kernel as well, so the expectations are those of the kernel.
+//! bad address for every pointer argument. It makes the call by the C library's function and by
+//! number. The roles run on the host kernel as well, so the expectations are those of the kernel.
 
 use corewalk_testkit::sysv;
 use libc::{c_int, c_long};
@@ -26,12 +26,13 @@ fn answer(result: c_long) -> Answer {
 /// syscall(2) with six arguments.
 fn call(number: c_long, arguments: &[usize]) -> Answer {
     let at = |index: usize| arguments.get(index).copied().unwrap_or(0);
-    // SAFETY: the library and the kernel refuse bad addresses. Good addresses are in mappings of
-    // this role.
+    // SAFETY: the library and the kernel refuse bad addresses. Good addresses are in memory that
+    // this test function has mapped.
     answer(unsafe { libc::syscall(number, at(0), at(1), at(2), at(3), at(4), at(5)) })
 }
 
-/// Three pages of ones. The first is writable, the second is read-only, the third has no access.
+/// Three pages. The first is writable, and the second is read-only. Both are filled with bytes of
+/// value 1. The third page has no access.
 struct Pages(usize);
 
 impl Pages {
@@ -42,8 +43,9 @@ impl Pages {
         let made = unsafe { libc::mmap(ptr::null_mut(), 4 * PAGE, protection, flags, -1, 0) };
         assert_ne!(made, libc::MAP_FAILED);
         let pages = made.expose_provenance();
-        // A message type that begins in these bytes is valid, because they are not zero.
-        // SAFETY: the pages are ours, and may be written to.
+        // Fill the pages with nonzero bytes. So if a message starts anywhere in the pages, its type
+        // is valid.
+        // SAFETY: this function has mapped the pages writable.
         unsafe { made.write_bytes(1, 2 * PAGE) };
         for (at, protection) in [(1, libc::PROT_READ), (2, libc::PROT_NONE)] {
             let page = ptr::with_exposed_provenance_mut(pages + at * PAGE);
@@ -56,7 +58,8 @@ impl Pages {
         Self(pages)
     }
 
-    /// Returns addresses from which `bytes` bytes cannot be read, in part or as a whole.
+    /// Returns addresses from which `bytes` bytes cannot be read. From some of them, the first of
+    /// these bytes can be read, but not all.
     fn unreadable(&self, bytes: usize) -> Vec<usize> {
         let crossing = self.0 + 2 * PAGE - bytes + 1;
         vec![
@@ -94,7 +97,8 @@ fn check(what: &str, addresses: Vec<usize>, expected: Answer, of: impl Fn(usize)
     }
 }
 
-/// Stores `value` at the end of the writable page, and returns its address.
+/// Stores `value` at the end of the first page of `pages`, which is writable, and returns its
+/// address.
 fn good<T: Copy>(pages: &Pages, value: T) -> usize {
     let address = pages.0 + PAGE - size_of::<T>();
     // SAFETY: there is room for it.
@@ -119,8 +123,9 @@ pub(crate) fn semaphores() {
         check("semtimedop by number", pages.unreadable(6 * count), libc::EFAULT, |address| {
             call(libc::SYS_semtimedop, &[raw, address, count, 0])
         });
-        // semop(2) checks the number of operations first, then reads the operations, then looks up
-        // the id.
+        // semop(2) first checks the number of operations. Then it copies the operations from the
+        // caller's memory, and then it looks up the id. So with a bad address and a bad id it fails
+        // with `EFAULT`.
         check("semop of no set", pages.unreadable(6 * count), libc::EFAULT, |address| {
             call(libc::SYS_semop, &[usize::MAX, address, count])
         });
@@ -138,7 +143,7 @@ pub(crate) fn semaphores() {
         call(libc::SYS_semtimedop, &[raw, add, 1, address])
     });
     assert_eq!((value(id, 0), value(id, 1)), (0, 0));
-    // Operations that end with the last byte of the writable page are good.
+    // An array of operations that ends with the last byte of the writable page must be accepted.
     assert_eq!(call(libc::SYS_semop, &[raw, add, 2]), 0);
     assert_eq!((value(id, 0), value(id, 1)), (1, 1));
     semaphore_commands(&pages, id);
@@ -197,8 +202,9 @@ pub(crate) fn queues() {
     check("msgsnd to none", pages.unreadable(8), libc::EFAULT, |address| {
         call(libc::SYS_msgsnd, &[raw + 0x8000, address, 0, 0])
     });
-    // The message's type can be read and its text cannot. msgsnd(2) first checks the length, then
-    // reads the text, then looks up the queue.
+    // At `text_gone`, the type of the message is in the last bytes of a readable page. Its text is
+    // in the next page, which cannot be read. msgsnd(2) checks the length, then reads the text,
+    // then looks up the queue.
     let text_gone = pages.0 + 2 * PAGE - size_of::<c_long>();
     let send_by_number = |size, id| call(libc::SYS_msgsnd, &[id, text_gone, size, 0]);
     assert_eq!(send_by_number(9000, raw), libc::EINVAL);
@@ -293,7 +299,8 @@ pub(crate) fn actions() {
     assert_eq!(action(0, good(&pages, [0_u8; 32])), 0);
 }
 
-/// A call must accept the same good address again, but only as long as the memory is mapped.
+/// Passes the same address to several calls. The calls must accept it while its memory is mapped.
+/// After that they must refuse it, although earlier calls have found it accessible.
 pub(crate) fn gone() {
     let id = set(1);
     for _ in 0..3 {
@@ -306,8 +313,8 @@ pub(crate) fn gone() {
         drop(pages);
         assert_eq!(call(libc::SYS_semop, &[id as usize, address, 1]), libc::EFAULT);
     }
-    // A call must also accept operations on the stack, on the heap and in the program's image
-    // again.
+    // semop(2) must accept an array of operations on the stack, on the heap and in the program's
+    // image. It must accept the same array again in later calls.
     static SOPS: [[i16; 3]; 1] = [[0, 1, 0]];
     let (stack, heap) = ([[0_i16, 1, 0]], Box::new([[0_i16, 1, 0]]));
     for sops in [&stack, &*heap, &SOPS] {

@@ -27,8 +27,9 @@ enum Call {
     Send,
 }
 
-/// The objects of a call that waits. The call uses semaphore 0 or the queue; semaphore 1 counts the
-/// waiters that have started.
+/// The kind of a waiting call, and the objects that it uses. semop(2) waits at semaphore 0 of
+/// `sems`, and the message calls wait at `queue`. Semaphore 1 of `sems` counts the waiters that
+/// have started.
 #[derive(Clone, Copy)]
 struct Place {
     call: Call,
@@ -80,8 +81,8 @@ impl Place {
         }
     }
 
-    /// Starts a process that makes the call, and returns once the process sleeps in it. The process
-    /// ends with the result of `then`.
+    /// Starts a process that makes the waiting call, and returns once the process sleeps in it. The
+    /// process exits with `then(result)`, where `result` is the result of the call.
     fn waiter(self, then: impl FnOnce(Result<i32, i32>) -> i32) -> i32 {
         let there = value(self.sems, 1) + 1;
         let pid = child(|| {
@@ -104,19 +105,20 @@ pub(crate) fn is_asleep(pid: i32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('S'))
 }
 
-/// Whether the handler `forks` uses syscall(2) instead of fork(2), and the pipe ends by which it
-/// talks to the test.
+/// Arguments of the signal handler `forks`, which has no other way to get them: whether it uses
+/// syscall(2) instead of fork(2), and the pipe ends by which it talks to the test.
 static BY_NUMBER: AtomicI64 = AtomicI64::new(0);
 static PIPES: [AtomicI64; 2] = [const { AtomicI64::new(0) }; 2];
 
-/// A handler that forks and returns in both processes. In the parent it returns when the test tells
-/// it to, after the child has ended.
+/// A signal handler that forks and returns in both processes. In the child it returns at once. In
+/// the parent it returns after the child has ended and the test has told it to go on.
 extern "C" fn forks(_signal: libc::c_int) {
     let pid = if BY_NUMBER.load(RELAXED) == 0 {
         // SAFETY: the child returns and ends.
         unsafe { libc::fork() }
     } else {
-        // SAFETY: the child has a copy of the parent's memory, returns and ends.
+        // SAFETY: clone(2) with these flags is a fork. The child has a copy of the parent's memory,
+        // and ends after its return from the signal handler.
         unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as i32 }
     };
     if pid > 0 {
@@ -128,9 +130,9 @@ extern "C" fn forks(_signal: libc::c_int) {
     }
 }
 
-/// A handler that has interrupted a call forks, and returns in both processes. In both, the
-/// interrupted call must end with `EINTR`. A unit or a message that comes later must go to calls of
-/// other processes.
+/// Checks a signal handler that forks in the middle of a waiting call, and returns in both
+/// processes. In both, the interrupted call must end with `EINTR`. A unit of the semaphore or a
+/// message that comes later must go to calls of other processes.
 pub(crate) fn return_in_both() {
     for call in [Call::Semop, Call::Receive, Call::Send] {
         for by_number in [0, 1] {
@@ -154,8 +156,8 @@ fn fork_in(call: Call, is_granted_before: bool) {
     let what = format!("{call:?}, by number: {}", BY_NUMBER.load(RELAXED));
     assert_eq!(hear(told), 1, "the child: {what}");
     if is_ours && call == Call::Semop {
-        // The parent's handler has not returned, so its call still counts as waiting. (In the
-        // kernel the wait has ended by now.)
+        // The signal handler of the parent has not returned yet. Until then the library counts the
+        // interrupted semop(2) as waiting. In the host kernel, its wait has already ended.
         assert_eq!(sysv::semctl(place.sems, 0, libc::GETNCNT, 0), Ok(1), "it waits on: {what}");
     }
     if is_granted_before {
@@ -176,8 +178,8 @@ fn fork_in(call: Call, is_granted_before: bool) {
     place.remove();
 }
 
-/// The semaphore set that a child of vfork(2) uses, and the errno of the child's call, in memory
-/// that it shares with its parent.
+/// The semaphore set that a child of vfork(2) uses, and the errno of the child's call. The child
+/// shares this memory with its parent.
 static SET: AtomicI64 = AtomicI64::new(0);
 static ERRNO: AtomicI64 = AtomicI64::new(0);
 
@@ -188,11 +190,14 @@ extern "C" fn first_call(_: *mut c_void) -> libc::c_int {
     unsafe { libc::_exit(5) }
 }
 
-/// Changes the user and makes a call, in a child of vfork(2) whose parent has made a call.
+/// Runs in a child of vfork(2) whose parent has made an IPC call. Changes the user and makes a
+/// call.
 extern "C" fn other_user(_: *mut c_void) -> libc::c_int {
     // SAFETY: the call takes a number.
     let changed = unsafe { libc::setuid(1000) };
-    // The result of the call does not matter: docs/using/ipc.md says which credentials apply.
+    // Ignore the result of this call, which the child makes with changed credentials. The document
+    // docs/using/ipc.md says which credentials apply. The test only checks later calls of the
+    // parent.
     let _value = sysv::semctl(SET.load(RELAXED) as i32, 1, libc::GETVAL, 0);
     // SAFETY: the call takes a number.
     unsafe { libc::_exit(changed) }

@@ -16,7 +16,7 @@ unsafe extern "C" {
 /// Numbers of the descriptors that a role closes one by one.
 const NUMBERS: std::ops::Range<i32> = 3..2048;
 
-/// A way to close all descriptors except the first three, at once or at execve(2).
+/// A way to close all descriptors except the first three: at once, or at the next execve(2).
 type Way = (&'static str, fn());
 
 const WAYS: [Way; 8] = [
@@ -60,8 +60,8 @@ const WAYS: [Way; 8] = [
     }),
 ];
 
-/// A program whose predecessor has closed all descriptors before execve(2) must still reach the
-/// namespace.
+/// A program must reach the namespace even if the previous program of its process closed all
+/// descriptors before execve(2).
 pub(crate) fn closed() {
     for (name, close) in WAYS {
         let pid = child(|| {
@@ -106,7 +106,8 @@ pub(crate) fn filtered() {
     calls();
 }
 
-/// The first call must work for a user that may not open the namespace's file.
+/// Checks a process that inherits a descriptor of the namespace's file, and changes to a user that
+/// may not open the file. Its first IPC call must work.
 pub(crate) fn other_user() {
     // SAFETY: the call takes no group.
     let mut changed = unsafe { libc::setgroups(0, std::ptr::null()) } == 0;
@@ -120,8 +121,8 @@ pub(crate) fn other_user() {
     calls();
 }
 
-/// Each call of a process without a namespace must return an error. The host kernel cannot run this
-/// role.
+/// Checks that each IPC call of a process without a namespace of the library returns `ENOSYS`. On
+/// the host kernel such calls succeed, so the test does not run this function there.
 pub(crate) fn without() {
     for _ in 0..2 {
         let made = sysv::semget(libc::IPC_PRIVATE, 1, 0o600);

@@ -66,7 +66,8 @@ mod here {
     }
 
     extern "C" fn handler(_signal: libc::c_int) {
-        // SAFETY: one call of `protect` is under way, and no frame above it has a value to drop.
+        // SAFETY: one call of `protect` is under way. `leave` jumps back into that call, as
+        // longjmp(3) does. No function that the jump leaves has a value to drop.
         unsafe { leave(&PLACE) }
     }
 
@@ -78,8 +79,8 @@ mod here {
         IDS[at].load(Ordering::Relaxed) as i32
     }
 
-    /// Blocks or unblocks the signals of the test, so that they arrive only inside of the protected
-    /// calls.
+    /// Blocks or unblocks `SIGUSR1`, the signal of the test. It is unblocked only during the calls
+    /// that `protect` makes.
     fn let_in(how: libc::c_int) {
         // SAFETY: zeroes are a valid set of signals.
         let mut signals: libc::sigset_t = unsafe { std::mem::zeroed() };
@@ -105,7 +106,8 @@ mod here {
         unsafe { libc::msgrcv(id(1), message.as_mut_ptr().cast(), 8, 0, 0) == 8 }
     }
 
-    /// A call that a handler has left by a jump must take no unit and no message from later calls.
+    /// A signal handler leaves a waiting call by a jump. That call must not take a semaphore unit
+    /// or a message that a later call should get.
     pub(crate) fn jump() {
         let sems = set(3);
         // SAFETY: the call takes numbers.
@@ -115,7 +117,7 @@ mod here {
             IDS[at].store(id as usize, Ordering::Relaxed);
         }
         let pid = child(|| {
-            // The alarm ends a process that would wait for ever.
+            // The alarm ends the process if it waits for ever.
             // SAFETY: the call takes a number.
             unsafe { libc::alarm(300) };
             install(libc::SIGUSR1, Some(&action(handler as *const () as usize, libc::SA_NODEFER)));
@@ -148,8 +150,9 @@ mod here {
         assert_eq!(unsafe { libc::msgctl(queue, libc::IPC_RMID, ptr::null_mut()) }, 0);
     }
 
-    /// A handler whose own call waits for a unit of a semaphore. The call ends when [`handler`]
-    /// interrupts it, or when it gets the unit.
+    /// A signal handler that waits for a unit of a semaphore. A second signal may run [`handler`],
+    /// which jumps out of this wait and of the call that the first signal has interrupted. If this
+    /// handler gets the unit first, it jumps out of the interrupted call itself.
     extern "C" fn waiting(_signal: libc::c_int) {
         take_inside();
         // SAFETY: as in `handler`.
@@ -162,8 +165,9 @@ mod here {
 
     static INSIDE: Place = Place([const { AtomicUsize::new(0) }; 7]);
 
-    /// A handler whose own call waits. [`handler_inside`] leaves that call, and this handler
-    /// returns.
+    /// A signal handler that waits for a unit of a semaphore. A second signal runs
+    /// [`handler_inside`], which jumps out of this wait, but not out of this handler. So this
+    /// handler returns normally.
     extern "C" fn waiting_and_left(_signal: libc::c_int) {
         protect(&INSIDE, take_inside);
     }
@@ -182,14 +186,16 @@ mod here {
         Outer,
     }
 
-    /// Like [`jump`], for a call that is interrupted by a handler whose own call also waits.
+    /// As in [`jump`], a signal handler interrupts a waiting call. But here the handler makes a
+    /// waiting call too, and a second signal may interrupt that call.
     pub(crate) fn nested() {
         [Left::Both, Left::Inner, Left::Outer].into_iter().for_each(leave_nested);
     }
 
     fn leave_nested(left: Left) {
-        // Semaphore 0 is for the outer wait, 1 for the inner wait. Semaphore 2 counts jumps, and 3
-        // tells the child to go on.
+        // The interrupted call of the child waits at semaphore 0, and the call of its signal
+        // handler at semaphore 1. After it has left the calls, the child adds 1 to semaphore 2.
+        // Semaphore 3 tells the child to go on.
         let sems = set(4);
         // ORDERING: Relaxed. See `id`.
         IDS[0].store(sems as usize, Ordering::Relaxed);

@@ -71,8 +71,8 @@ fn opened(library: &CStr) -> *mut c_void {
 /// The look-up of Python's `ctypes.CDLL("libc.so.6")`.
 pub(crate) fn by_handle() {
     let handle = opened(c"libc.so.6");
-    // A library that depends on the C library, so a search in it also finds the C library's
-    // functions.
+    // A library that depends on the C library, so a dlsym(3) search in it also finds the C
+    // library's functions.
     let other = opened(c"libm.so.6");
     for name in NAMES {
         let linked = found(libc::RTLD_DEFAULT, name);

@@ -1,9 +1,9 @@
 //! Programs that use only libc, with the library preloaded.
 //!
-//! A test starts this binary once more, with the library and a namespace in its environment and the
-//! name of a role. The role makes plain calls of libc, and forks. A role panics if an answer is
-//! wrong. As the control, the same roles run without the library, and must pass on the host kernel
-//! too.
+//! A test starts this test program again. In the environment of the new process are the preload
+//! library, a namespace and the name of a role. A role is a function that makes plain calls of
+//! libc, forks, and panics if an answer is wrong. As the control, the same roles run without the
+//! library, and must pass on the host kernel too.
 #![expect(unsafe_code, reason = "libc declares system calls as unsafe")]
 
 mod faults;
@@ -222,7 +222,8 @@ fn ipcs_and_sysctl_say_what_they_say_of_the_kernel() {
         words.filter(|word| !word.starts_with("0x")).collect::<String>()
     };
     assert_eq!(words(&ours), words(&linux));
-    // If the shell does not find `ipcs` and `ipcmk`, both outputs are equal and prove nothing.
+    // If the shell does not find `ipcs` and `ipcmk`, both outputs contain only the error message.
+    // They are then equal, but this proves nothing. So skip the test.
     if ours.contains("not found") {
         skip(Need::Package, ours);
         return;
@@ -230,8 +231,8 @@ fn ipcs_and_sysctl_say_what_they_say_of_the_kernel() {
     assert!(ours.contains("max queues system wide") && ours.contains("100000"), "{ours}");
 }
 
-/// A write to a limit in /proc must fail. On the kernel, root can set the limits of its own IPC
-/// namespace.
+/// A write to a limit in `/proc/sys/kernel` must fail. On the host kernel, root can set the limits
+/// of its own IPC namespace.
 #[test]
 fn limits_are_not_set_through_proc() {
     let script = "echo 5 > /proc/sys/kernel/msgmax; cat /proc/sys/kernel/msgmax";
@@ -296,8 +297,8 @@ fn first_call_of_a_process_without_rights_is_answered() {
     }
 }
 
-/// If the number of the inherited descriptor is closed, or open for another file, the library must
-/// not use it.
+/// The environment names an inherited descriptor and its file. If the descriptor is closed, or open
+/// for another file, the library must not use it.
 #[test]
 fn descriptor_of_another_file_is_left_alone() {
     let handed = Namespace::handed();
@@ -309,7 +310,7 @@ fn descriptor_of_another_file_is_left_alone() {
     }
 }
 
-/// Not a test of its own: it plays the role in a process that a test starts.
+/// No test of its own: a process that a test has started calls this function to play its role.
 #[test]
 fn role() {
     process::play();

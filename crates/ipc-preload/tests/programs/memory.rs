@@ -5,14 +5,15 @@ use std::fs;
 
 use crate::roles::{child, exited, remove, semop, set, wait};
 
-/// More than the memory of the test program, and less than the size of a namespace.
+/// A limit for the locked memory of the test program, in KiB. The program needs less, but a locked
+/// namespace would exceed it.
 const SMALL_KB: u64 = 512 * 1024;
 
 const PAGE: usize = 4096;
 const PAGES: usize = 64;
 
-/// mlockall(2), called by the C library's function and by syscall(2), must lock and populate all
-/// memory of the program except the namespace.
+/// Checks mlockall(2), called by the C library's function and by syscall(2). It must lock and
+/// populate all memory of the program, but not the mapped memory of the namespace.
 pub(crate) fn locked() {
     let ways: [fn(i32) -> i32; 2] = [
         // SAFETY: the call takes a number.
@@ -30,8 +31,8 @@ pub(crate) fn locked() {
     }
 }
 
-/// Calls mlockall(2) before the first IPC call or after it. Returns 0 if the right memory is locked
-/// and resident.
+/// Calls mlockall(2) before the first IPC call or after it. Returns 0 if two conditions hold. The
+/// mappings that `flags` selects are locked and resident. The memory of the namespace is not.
 fn lock(way: fn(i32) -> i32, flags: i32, is_before: bool) -> i32 {
     let before = map();
     let mut id = 0;

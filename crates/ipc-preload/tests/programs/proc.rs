@@ -1,8 +1,9 @@
 //! The text of the files of proc(5) that show IPC objects and limits must be the kernel's, byte by
 //! byte.
 //!
-//! A role formats the expected text from the answers of semctl(2), msgctl(2) and shmctl(2), as the
-//! kernel does. The roles pass on the host kernel as well.
+//! Each test function here (a role) runs in a process of its own. It formats the text that a file
+//! such as `/proc/sysvipc/sem` must have, as the kernel does. The values come from semctl(2),
+//! msgctl(2) and shmctl(2). The roles pass on the host kernel as well.
 
 use corewalk_testkit::sysv;
 use libc::{c_char, c_int, c_long};
@@ -195,7 +196,8 @@ pub(crate) fn ways() {
         // SAFETY: nothing uses the stream any more.
         unsafe { libc::fclose(file) };
     }
-    // A file of the same name in another directory is not replaced.
+    // The library replaces `/proc/sysvipc/sem`. It must not replace a file with the name `sem` in
+    // another directory.
     let other = std::env::temp_dir().join(format!("corewalk-proc-{}", std::process::id()));
     fs::create_dir_all(&other).expect("a folder");
     fs::write(other.join("sem"), "other").expect("a file");

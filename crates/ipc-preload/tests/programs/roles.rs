@@ -1,7 +1,8 @@
-//! The roles of processes. A role makes plain calls of the C library.
+//! The roles: functions that tests run in processes of their own. A role makes plain calls of the C
+//! library.
 //!
-//! A role runs in the one process that the test starts, and forks the other processes that it
-//! needs. It must pass on the host kernel as well.
+//! A role is a function that the test runs in a process of its own. It forks the other processes
+//! that it needs. It must pass on the host kernel as well.
 
 use corewalk_base::primitives::thread;
 use corewalk_testkit::require::{Need, has_root, skip};
@@ -65,7 +66,7 @@ pub(crate) const ROLES: [(&str, fn()); 49] = [
 const UNDO: i16 = libc::SEM_UNDO as i16;
 const NOWAIT: i16 = libc::IPC_NOWAIT as i16;
 
-/// The largest number of checks that `until` makes. It sleeps for a tenth of a millisecond between
+/// The largest number of checks that `until` makes before it panics. It sleeps for 0.1 ms between
 /// two checks.
 const LOOKS_MAX: u32 = 1_000_000;
 
@@ -86,7 +87,7 @@ pub(crate) fn remove(id: i32) {
     sysv::semctl(id, 0, libc::IPC_RMID, 0).expect("it is ours");
 }
 
-/// Runs `work` in a forked child, which exits with the result. Returns the child's pid.
+/// Runs `work` in a forked child, which exits with the result of `work`. Returns the child's pid.
 pub(crate) fn child(work: impl FnOnce() -> i32) -> i32 {
     // SAFETY: the child has one thread, and exits without returning into the test.
     let pid = unsafe { libc::fork() };
@@ -180,7 +181,7 @@ fn fork() {
     assert_eq!(semop(id, (0, 5, UNDO)), Ok(0));
     let pid = child(|| i32::from(semop(id, (1, 2, UNDO)) != Ok(0)));
     assert_eq!(exited(wait(pid)), 0);
-    // At the end of the child, its own undo is applied. Its parent's undo is not.
+    // At the end of the child, the child's own undo is applied, but not its parent's undo.
     assert_eq!((value(id, 0), value(id, 1)), (5, 0));
     assert_eq!(sysv::semctl(id, 1, libc::GETPID, 0), Ok(pid));
     // SAFETY: the call takes nothing.
@@ -269,7 +270,8 @@ fn errors_of_queues(errno: impl Fn(i32) -> Option<i32>) {
 /// syscall(2) with six arguments.
 fn call(number: libc::c_long, arguments: &[usize]) -> libc::c_long {
     let at = |index: usize| arguments.get(index).copied().unwrap_or(0);
-    // SAFETY: callers pass numbers, and addresses of values that live during the call.
+    // SAFETY: callers pass the arguments that the system call expects. Each address among them
+    // points to a value that lives during the call.
     unsafe { libc::syscall(number, at(0), at(1), at(2), at(3), at(4), at(5)) }
 }
 
@@ -285,7 +287,7 @@ fn by_number() {
     assert_eq!(call(libc::SYS_semctl, &[id, 0, libc::IPC_RMID as usize]), 0);
     assert_eq!(call(libc::SYS_semctl, &[id, 0, libc::GETVAL as usize]), -1);
     assert_eq!(last_errno(), Some(libc::EINVAL));
-    // The library passes calls that it does not handle on to the C library, with all of their
+    // System calls that the library does not handle must reach the C library with all of their
     // arguments.
     assert_eq!(call(libc::SYS_getpid, &[]), i64::from(std::process::id()));
     assert_eq!(call(libc::SYS_close, &[usize::MAX]), -1);
@@ -379,7 +381,8 @@ fn threads() {
     remove(id);
 }
 
-/// The environment variable with the id of the semaphore set, for the program that `exec` starts.
+/// The environment variable with the id of the semaphore set. The role `exec` sets it for the
+/// program that it starts.
 const SET_ENV: &str = "COREWALK_PRELOAD_SET";
 
 fn exec() {
@@ -400,14 +403,16 @@ fn exec() {
     remove(id);
 }
 
-/// The program that `exec` starts. Without the environment variable it does nothing.
+/// The role (test function) `exec` turns into a program that plays this role, by execve(2). Without
+/// the environment variable `SET_ENV`, which names the semaphore set, this role does nothing.
 fn after_exec() {
     let Ok(id) = std::env::var(SET_ENV) else { return };
     let id = id.parse().expect("a number");
     assert_eq!(value(id, 0), 5, "undo survives exec");
     assert_eq!(semop(id, (0, 2, UNDO)), Ok(0));
-    // The end of a process ends its task only if the process has one thread. The test runner has
-    // two, so a forked child makes the check.
+    // Let a forked child read the semaphore's value. A process ends its task at its exit only if it
+    // has one thread. The child has one thread. The present process has two threads, because of the
+    // test runner.
     let pid = child(|| i32::from(value(id, 0) != 7));
     assert_eq!(exited(wait(pid)), 0);
 }
@@ -424,7 +429,8 @@ fn killed() {
     assert!(libc::WIFSIGNALED(status), "status {status:x}");
     assert_eq!(value(id, 0), 0, "seen by who asks");
 
-    // A waiting call in another process also applies the undo of the killed process, and so wakes.
+    // The waiting process also looks for killed processes. It applies the undo of the killed
+    // process, and this ends its own wait.
     let waiter = child(|| semop(id, (1, 0, 0)).err().unwrap_or(0));
     assert_eq!(exited(wait(waiter)), 0);
     remove(id);
@@ -450,9 +456,9 @@ pub(crate) fn hear(pipe: [i32; 2]) -> u8 {
     byte
 }
 
-/// While a process in another pid namespace has taken a unit with undo, no other process may get
-/// that unit. With the library, the semop of the process in the other pid namespace fails with
-/// `ENOSYS`, and the process goes on.
+/// Checks a process in another pid namespace that decrements a semaphore by a semop(2) with
+/// `SEM_UNDO`. On the host kernel this semop(2) succeeds. With the library it fails with `ENOSYS`,
+/// and the value of the semaphore does not change.
 fn pid_namespace() {
     let id = set(1);
     assert_eq!(semop(id, (0, 1, 0)), Ok(0));

@@ -1,7 +1,8 @@
 //! Roles (functions that tests run in processes of their own) with shared memory. They must pass on
 //! the host kernel as well.
 //!
-//! Processes wait for each other at a pipe, so that a child makes no IPC call of its own.
+//! Processes wait for each other at pipes and not at semaphores. So a child makes no IPC call
+//! except those that the test checks.
 
 use corewalk_base::primitives::thread;
 use corewalk_testkit::require::{Need, has_root, skip};
@@ -77,8 +78,8 @@ fn read(address: usize) -> u8 {
     unsafe { byte(address).read_volatile() }
 }
 
-/// A pipe with which a process lets another process go on: closing the ends of the pipe opens the
-/// gate.
+/// A gate between processes, made of a pipe. A process waits at the gate until all other processes
+/// have closed their ends of the pipe.
 struct Gate([i32; 2]);
 
 impl Gate {
@@ -89,7 +90,7 @@ impl Gate {
         Self(ends)
     }
 
-    /// In the child: waits until all other processes have closed the write end.
+    /// Waits in the child until all other processes have closed the write end of the pipe.
     fn pass(&self) {
         self.close(1);
         let mut byte = 0u8;
@@ -101,7 +102,8 @@ impl Gate {
         self.shut();
     }
 
-    /// Closes both ends of the pipe in a process that does not use the gate any more.
+    /// Closes both ends of the gate's pipe. A process calls this when it no longer uses the gate (a
+    /// point at which processes wait for others).
     fn shut(&self) {
         self.close(0);
         self.close(1);
@@ -139,8 +141,8 @@ pub(crate) fn calls() {
     assert_eq!(detach(second), Err(libc::EINVAL));
     assert_eq!(detach(first + PAGE), Err(libc::EINVAL));
 
-    // shmat at a free address, at one in use, at an unaligned one, with `SHM_RND` and with
-    // `SHM_REMAP`.
+    // Checks shmat(2) at a free address, at an address in use and at an unaligned address, and with
+    // `SHM_RND` and `SHM_REMAP`.
     assert_eq!(attach(id, free, 0), Ok(free));
     assert_eq!(attach(id, free, 0), Err(libc::EINVAL));
     assert_eq!(attach(id, free + 1, 0), Err(libc::EINVAL));
@@ -202,7 +204,8 @@ pub(crate) fn by_number() {
     assert_eq!(errno(), libc::EINVAL);
 }
 
-/// A child that makes no call must be counted from its first instruction to its last.
+/// nattch must count a child that makes no IPC call, from the child's first instruction to its
+/// last.
 pub(crate) fn fork() {
     let id = segment(PAGE);
     let at = attach(id, 0, 0).expect("an address");
@@ -217,7 +220,7 @@ pub(crate) fn fork() {
         assert_eq!(exited(wait(pid)), 0);
         assert_eq!(nattch(id), 1, "as soon as its end is seen");
     }
-    // A child forks again. The grandchild detaches the segment that it has inherited.
+    // A forked child forks again. The grandchild detaches the segment that it has inherited.
     let pid = child(|| {
         let inner = child(|| i32::from(nattch(id) != 3 || detach(at) != Ok(0) || nattch(id) != 2));
         i32::from(exited(wait(inner)) != 0 || nattch(id) != 2)
@@ -230,7 +233,8 @@ pub(crate) fn fork() {
     remove(id);
 }
 
-/// A child that was made without the C library must know which segments it has attached.
+/// A child that was made by clone(2) without the C library must know which segments it has
+/// attached.
 pub(crate) fn raw_fork() {
     let id = segment(PAGE);
     let at = attach(id, 0, 0).expect("an address");
@@ -246,18 +250,22 @@ pub(crate) fn raw_fork() {
     remove(id);
 }
 
-/// If a parent is killed, its child that makes no call must keep the parent's attaches.
+/// Checks nattch after a parent was killed whose child still has its segments attached. Before the
+/// first IPC call of the child, nattch does not include the child. Until then, nattch must still
+/// include the attaches of the killed parent.
 ///
-/// The child is made without the C library, so nattch counts it only at its first call. A child of
-/// fork(2) is uncounted, too, from its first instruction until the library registers it.
+/// The test makes the child without the C library, so nattch counts the child only at its first
+/// call. A child of fork(2) is uncounted, too, from its first instruction until the library
+/// registers it.
 pub(crate) fn orphan() {
-    // SAFETY: the call takes numbers. From now on this process is the parent of orphaned
-    // descendants.
+    // SAFETY: the arguments are integers. This process becomes a subreaper: the parent of
+    // descendants whose own parent has died.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
     for calls in [0, 1] {
         let (id, marked) = (segment(PAGE), segment(PAGE));
-        // The grandchild opens gate 0 (a pipe) when it runs, and gate 2 when it has made its call,
-        // if any. Gates 1 and 3 let it go on.
+        // Gates are pipes at which processes wait. The grandchild opens gate 0 when it runs, and
+        // gate 2 after its IPC call, if it makes one. The test opens the gates 1 and 3 to let the
+        // grandchild go on.
         let gates = [Gate::new(), Gate::new(), Gate::new(), Gate::new()];
         let pid = child(|| {
             let attached = [attach(id, 0, 0), attach(marked, 0, 0)];
@@ -299,14 +307,14 @@ pub(crate) fn orphan() {
     }
 }
 
-/// A fork that fails must not make its parent wait: no child has the other end of the pipe at which
-/// the library waits for a child.
+/// A fork that fails must not make its parent wait. The library waits for a child at a pipe, and
+/// after a failed fork no child has the other end of the pipe.
 pub(crate) fn failing_fork() {
     let id = segment(PAGE);
     attach(id, 0, 0).expect("an address");
     let pid = child(|| {
-        // `RLIMIT_NPROC` does not bind root, so the child takes another user.
-        // SAFETY: the call takes numbers.
+        // Change to another user, because `RLIMIT_NPROC` does not limit root.
+        // SAFETY: the arguments are integers.
         let is_nobody = unsafe { libc::setresgid(65534, 65534, 65534) } == 0
             // SAFETY: as above.
             && unsafe { libc::setresuid(65534, 65534, 65534) } == 0;
@@ -317,14 +325,14 @@ pub(crate) fn failing_fork() {
             return 77;
         }
         let start = std::time::Instant::now();
-        // SAFETY: if a child is made after all, it exits at once.
+        // SAFETY: the fork should fail. If it succeeds, the child exits at once.
         let inner = unsafe { libc::fork() };
         if inner == 0 {
             // SAFETY: the call takes a number.
             unsafe { libc::_exit(0) };
         }
-        // A parent waits up to 30 seconds for a stopped child. For a fork that fails it must not
-        // wait so long.
+        // A parent waits up to 30 seconds for a stopped child. After a fork that has failed there
+        // is no child, so fork(2) must return sooner.
         i32::from(inner != -1 || errno() != libc::EAGAIN || start.elapsed().as_secs() >= 30)
     });
     match exited(wait(pid)) {
@@ -371,8 +379,8 @@ pub(crate) fn exec() {
         unsafe { libc::execvp(words[0], words.as_ptr()) };
         1
     });
-    // The segment is detached as soon as the program is loaded. The parent cannot see that moment,
-    // so it polls.
+    // After execve(2), the library detaches the segment when the new program is loaded. The parent
+    // cannot see that moment, so it polls nattch.
     until("the program is there", || nattch(id) == 1);
     gate.open();
     assert_eq!(exited(wait(pid)), 0);
@@ -380,7 +388,7 @@ pub(crate) fn exec() {
     remove(id);
 }
 
-/// A program that cannot join the namespace, and makes no call, must run all the same.
+/// A program that cannot join the namespace, and makes no IPC call, must run all the same.
 pub(crate) fn exec_elsewhere() {
     let id = segment(PAGE);
     let pid = child(|| {
@@ -399,8 +407,8 @@ pub(crate) fn exec_elsewhere() {
     remove(id);
 }
 
-/// While threads attach and detach, a forked child must be counted for exactly the segments that it
-/// has mapped.
+/// Forks a process while its other threads attach and detach a segment. The child may inherit one
+/// more mapping or none. nattch must count exactly the mappings that the child has inherited.
 pub(crate) fn threads() {
     let id = segment(PAGE);
     let keep = attach(id, 0, 0).expect("an address");
@@ -428,9 +436,9 @@ pub(crate) fn threads() {
 /// While one thread is about to fork, no other thread may attach, even if nothing is attached yet.
 /// Otherwise the child would not know whether it has the segment.
 ///
-/// The thread that forks is traced, and stopped at the entry of clone(2), when the library has
-/// prepared the fork. The kernel's own fork has no such preparation, so the role does nothing
-/// there.
+/// The test stops the forking thread by ptrace(2) at the entry of clone(2). At that moment the
+/// library has prepared the fork. On the host kernel there is no such preparation, so there the
+/// test does nothing.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn first_attach() {
     /// The number of times that the test reads nattch, a millisecond apart.
@@ -447,8 +455,9 @@ pub(crate) fn first_attach() {
                 attach(id, 0, 0).is_ok()
             });
             if nattch(id) != 0 || !signals::is_traced() {
-                // SAFETY: the call takes a number. To return from here would wait for ever for the
-                // thread at the gate.
+                // SAFETY: the argument is an integer. Exit at once to skip the test. A return from
+                // this closure would wait for the other thread for ever: that thread waits at
+                // `gate`, which is not opened in this case.
                 unsafe { libc::_exit(77) };
             }
             let inner = child(|| i32::from(nattch(id) > 1));
@@ -477,8 +486,8 @@ pub(crate) fn first_attach() {}
 
 /// shmdt must unmap a segment before it lowers nattch, so that no mapping is left once nattch is 0.
 ///
-/// The child is traced, and stopped at the entry of munmap(2). The kernel's own shmdt makes no such
-/// call, so the role does nothing there.
+/// The test stops the child by ptrace(2) at the entry of munmap(2). The shmdt(2) of the host kernel
+/// does not call munmap(2), so there the test does nothing.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn detach_order() {
     if std::env::var_os("LD_PRELOAD").is_none() {
@@ -507,7 +516,7 @@ pub(crate) fn detach_order() {
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn detach_order() {}
 
-/// The permissions of a segment must bind a process of another user.
+/// Checks that the permissions of a segment apply to a process of another user.
 pub(crate) fn permissions() {
     if !has_root() {
         return;

@@ -59,7 +59,8 @@ pub(crate) fn install(signal: i32, new: Option<&libc::sigaction>) -> libc::sigac
     before
 }
 
-/// One signal must end a wait, even if it comes right after the call was queued.
+/// One signal must end the wait of a call, even if the signal comes right after the call was
+/// queued.
 pub(crate) fn soon() {
     const ROUNDS: u32 = 500;
     let id = set(2);
@@ -109,8 +110,8 @@ pub(crate) fn kept() {
     assert_eq!(exited(wait(child(on_a_stack))), 3);
 }
 
-/// The numbers of times that `with_a_mask` and `without_a_mask` have run, and the number of times
-/// that one of them ran with the mask of the other.
+/// `RUNS` counts how often `with_a_mask` and `without_a_mask` have run. `MIXED` counts how often
+/// one of these handlers ran with the signal mask of the other.
 static RUNS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static MIXED: AtomicU64 = AtomicU64::new(0);
 
@@ -170,9 +171,10 @@ fn changes_beside_signals() -> bool {
         });
         for change in 1..CHANGES {
             install(libc::SIGUSR2, Some(&actions[change % 2]));
-            // Wait until the new handler has run twice, since only its second run is sure to begin
-            // after this change. So no signal is in an entry (the library's code before a handler)
-            // during two changes.
+            // Wait until the new handler has run twice. Its first run may belong to an earlier time
+            // at which the same handler was installed. Its second run has begun after this call of
+            // `install`. So no signal arrives before one change of the handler and runs its handler
+            // after the next change.
             let before = load(&RUNS[change % 2]);
             until("both handlers run", || load(&RUNS[change % 2]) > before + 1);
         }
@@ -185,17 +187,18 @@ fn changes_beside_signals() -> bool {
 fn changes_beside_changes() -> bool {
     const ROUNDS: u64 = 3000;
     let actions = both();
-    // The last round that this thread has begun, and the last one that the spawned thread has
-    // completed.
+    // `begun` is the last round that this thread has begun. `done` is the last round that the
+    // spawned thread has completed.
     let [begun, done] = [(); 2].map(|()| AtomicU64::new(0));
     let wait_for = |cell: &AtomicU64, round| {
         let mut looks = 0u32;
-        // ORDERING: Acquire. Pairs with the Release stores of `begun` and `done`, so the other
-        // thread's work in the round is visible.
+        // ORDERING: Acquire. Pairs with the Release stores of `begun` and `done`. In each round,
+        // both threads install signal handlers. A thread that reads the number of a round also sees
+        // the handlers that the other thread has installed in that round.
         while cell.load(Ordering::Acquire) < round {
             looks += 1;
-            // Both threads should install at the same moment, so they spin, and yield only now and
-            // then.
+            // Both threads should install their handlers at the same moment. So they spin, and
+            // yield only now and then.
             if looks.is_multiple_of(1 << 12) { thread::yield_now() } else { hint::spin_loop() }
         }
     };
@@ -275,8 +278,9 @@ fn one_shot() -> i32 {
     // SAFETY: the call takes numbers.
     unsafe { libc::raise(libc::SIGUSR2) };
     let after = install(libc::SIGUSR2, None).sa_sigaction;
-    // Install the first action again by rt_sigaction(2). That action still has the C library's
-    // restorer.
+    // Install by rt_sigaction(2) the action that rt_sigaction(2) has returned above. The action
+    // contains the restorer of the C library (the code to which a handler returns), as the kernel
+    // requires.
     // SAFETY: `words` is an action that the kernel returned.
     let set = unsafe {
         libc::syscall(libc::SYS_rt_sigaction, libc::SIGUSR2, words.as_ptr(), 0usize, 8usize)
@@ -284,7 +288,7 @@ fn one_shot() -> i32 {
     let again = install(libc::SIGUSR2, None).sa_sigaction;
     let mut changed = words;
     changed[0] = nothing as *const () as usize;
-    // The call fails, because the size of the signal set is wrong.
+    // rt_sigaction(2) must fail, because the size of the signal set is wrong.
     // SAFETY: `changed` is an action of the kernel with another handler.
     let refused = unsafe {
         libc::syscall(libc::SYS_rt_sigaction, libc::SIGUSR2, changed.as_ptr(), 0usize, 4usize)
@@ -312,12 +316,13 @@ fn on_a_stack() -> i32 {
     5
 }
 
-/// A signal must end a wait even if it comes when the call is queued and is just about to sleep in
-/// futex(2).
+/// A signal must end the wait of a call, even if it comes when the call is queued and just about to
+/// sleep in futex(2).
 ///
-/// The parent traces the child. At the entry of futex(2) the parent skips the system call, and sets
-/// the child back to the instruction that makes it. Then it delivers the signal. The kernel's own
-/// semop has no moment between queueing and sleep, so the role does nothing there.
+/// The parent traces the child by ptrace(2). When the child enters futex(2), the parent makes the
+/// child skip this system call. It then delivers the signal, and makes the child repeat the call.
+/// The host kernel's semop(2) has no such gap between queueing and sleep. So without the library
+/// the test does nothing.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn before_sleep() {
     if std::env::var_os("LD_PRELOAD").is_none() {

@@ -1,4 +1,4 @@
-//! A check of the ids of a kind while no task uses them.
+//! Checks the consistency of the id table of one object kind while no task uses the table.
 
 use corewalk_sync::SeqCount;
 
@@ -6,8 +6,9 @@ use super::{IN_USE, IPC_PRIVATE, Ids, KEY, LOCK, Object, SEQ, USED, read};
 use crate::field::{get, high, low};
 
 impl Ids<'_> {
-    /// Returns all objects, and the total that a limit bounds, such as the number of semaphores. If
-    /// the ids are inconsistent, returns a description of the first fault.
+    /// Returns all objects, and the total to which a limit of the namespace applies, such as the
+    /// number of semaphores in all sets. If the id table is inconsistent, returns a description of
+    /// the first inconsistency.
     pub(crate) fn audit(self) -> Result<(Vec<Object>, u64), String> {
         let head = self.head();
         if get(&head[LOCK]) != 0 {

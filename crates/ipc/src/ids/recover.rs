@@ -1,19 +1,19 @@
-//! Recovery of the ids of a kind after the holder of the lock of the object kind has died.
+//! Recovery of the ids of an object kind after a task has died with the lock of that kind held.
 //!
-//! The state of a slot says whether the slot has an object. The object's own words say whether the
-//! object is complete. The index of keys, the bitmap and the counts follow from the slots, so
-//! recovery rebuilds them.
+//! The state word of a slot says whether the slot has an object. The object's own words say whether
+//! it was completely made. The hash table of keys, the bitmap and the counts of objects can be
+//! derived from the slots, so recovery rebuilds them.
 //!
 //! Source: the essay of `ids`.
 
 use super::{BITS, IN_USE, IPC_PRIVATE, Ids, IdsGuard, KEY, STATE, USED};
 use crate::field::{get, low, pair, put};
 
-/// Completes or reverts the unfinished change that a dead holder of the lock of the object kind has
-/// left. The caller holds the lock now.
+/// Completes or reverts the change that a dead holder of the lock of the object kind has left
+/// unfinished. The caller holds the lock now.
 ///
 /// A live process may still use a removed object. Recovery does not wait for that process: a later
-/// call frees the rest of the object.
+/// call frees the rest of the object's memory.
 #[cold]
 pub(super) fn recover(ids: Ids<'_>) {
     let slots = ids.slots();
@@ -27,7 +27,7 @@ pub(super) fn recover(ids: Ids<'_>) {
         if let Some(object) = ids.live(index) {
             used += (ids.kind.repair)(ids, &object);
         }
-        // The repair may have removed the object or its key, so read the slot again.
+        // `repair` may have removed the object or its key, so read the slot again.
         let Some(object) = ids.live(index) else {
             ids.set_bit(index, !(ids.kind.end)(ids, index));
             continue;
@@ -47,18 +47,20 @@ pub(super) fn recover(ids: Ids<'_>) {
 }
 
 impl IdsGuard<'_> {
-    /// Marks the slot of a removed object as used, until no remains of the object are left.
+    /// Marks the slot of a removed object as used, so that no new object gets it before all memory
+    /// of the removed object is free.
     pub(crate) fn keep_slot(&self, index: u32) {
         self.ids.set_bit(index, true);
     }
 
-    /// Frees the remains of all removed objects. Returns true if a slot has become free.
+    /// Frees the memory that removed objects still have. Returns true if a slot has become free.
     #[cold]
     pub(crate) fn end_left(&self) -> bool {
         self.ids.taken().filter(|index| self.end_left_at(*index)).count() != 0
     }
 
-    /// Frees the remains of the removed object in slot `index`. Returns true if none are left.
+    /// Frees the memory that the removed object in slot `index` still has. Returns true if all of
+    /// it is free.
     pub(crate) fn end_left_at(&self, index: u32) -> bool {
         let ids = self.ids;
         if index >= ids.slots() || ids.live(index).is_some() {
@@ -71,14 +73,14 @@ impl IdsGuard<'_> {
 }
 
 impl Ids<'_> {
-    /// Removes the key of the object in slot `index`. Only recovery calls this function, and then
-    /// rebuilds the index of keys.
+    /// Removes the key of the object in slot `index`, but leaves the object in the hash table of
+    /// keys. Only recovery calls this function, and rebuilds that table afterwards.
     pub(crate) fn forget_key(self, index: u32) {
         let _section = self.closed(index).write();
         put(&self.slot(index)[KEY], pair(IPC_PRIVATE.cast_unsigned(), 0));
     }
 
-    /// Removes the object in slot `index`. The index of keys and the bitmap do not change.
+    /// Removes the object from slot `index`, but leaves the index of keys and the bitmap unchanged.
     pub(crate) fn forget_slot(self, index: u32) {
         let _section = self.closed(index).write();
         put(&self.slot(index)[STATE], 0);

@@ -1,8 +1,8 @@
-//! Crash models of message queues: a task is stopped before each store of a call, and other tasks
-//! go on.
+//! Crash models of message queues: a task is killed before each store of a call, and other tasks
+//! continue.
 //!
-//! After each stop, a task recovers the namespace. Then each message must be in its queue or gone,
-//! and only waiting calls may have nodes.
+//! After each kill, another task recovers the namespace. Then each message must be in its queue or
+//! gone, and only waiting calls may have wait nodes.
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 
@@ -51,8 +51,9 @@ impl World {
         Queue::new(&self.survivor.shared, &object)
     }
 
-    /// Runs `act` as the victim, and stops the victim before store number `stores`. Runs `others`
-    /// once the victim waits or is dead. Returns true if the victim was stopped.
+    /// Runs `act` in the name of the task `victim`, and kills that task after it has made `stores`
+    /// stores to shared memory. Runs `others` as soon as the victim waits or is dead. Returns true
+    /// if the victim was killed before `act` ended.
     fn stop(&self, stores: u64, act: fn(&Task, MsgId), others: fn(&Self)) -> bool {
         let thread = thread::spawn({
             let (victim, id) = (Arc::clone(&self.victim), self.id);
@@ -76,8 +77,8 @@ impl World {
         thread.join().unwrap()
     }
 
-    /// Sets `bits` in the status of all waiting calls, and wakes their tasks. This takes no lock
-    /// that a dead task may hold.
+    /// Sets `bits` in the status word of each waiting call, and wakes its task. The function does
+    /// not take the queue's lock, since the killed task may hold it.
     fn wake(&self, bits: u64) {
         let shared = &self.survivor.shared;
         for (line, _) in shared.layout.msg_waits.used(&shared.region) {
@@ -98,19 +99,20 @@ impl World {
         self.survivor.msg_stat(self.id).unwrap().qnum
     }
 
-    /// Ends the victim, and checks that no message or node of the victim is left.
+    /// Marks the process of the killed task as gone, and runs recovery. Checks that no messages are
+    /// left outside the queue, and no wait nodes.
     fn end(self, at: &str) {
         crate::task_line::forget_process(&self.victim.shared, self.victim.owner.index);
         self.namespace.recover().unwrap();
         assert_eq!(self.used(), [self.qnum() as usize, 0], "{at}: a message or node is left over");
-        // The victim's line (the record of the task) is free, and another task may use its number.
-        // So the drop of the victim must store nothing.
+        // Recovery has freed the record of the killed task, and another task may use it. So drop
+        // the killed task's `Task` object without any store to shared memory.
         crash::run(0, || drop(self.victim));
     }
 }
 
-/// A receiver is killed after a message was passed to it, and before it takes that message. The
-/// message must be received or back in the queue, and not stay in the state `Delivered`.
+/// Kills a receiver after a message was passed to it, and before it takes that message. Checks that
+/// the message is received or back in the queue, and does not stay in the state `Delivered`.
 #[test]
 fn crash_of_a_receiver_that_is_handed_a_message_leaves_none_delivered() {
     let mut sent = [0; 2];
@@ -133,8 +135,9 @@ fn crash_of_a_receiver_that_is_handed_a_message_leaves_none_delivered() {
     panic!("the call needs more than {STORES_MAX} stores");
 }
 
-/// A waiting call has left its list and released the lock, but has not freed its node yet. A
-/// rebuild by another task must not link the node again.
+/// Checks a rebuild of a queue's lists by another task. A waiting call has removed its wait node
+/// from a list and released the lock, but has not freed the node yet. The rebuild must not put that
+/// node back into the list.
 fn leaves_before_a_rebuild(act: fn(&Task, MsgId), prepare: fn(&World), others: fn(&World)) {
     for stores in 0..STORES_MAX {
         let world = World::new();
@@ -204,8 +207,8 @@ fn audit(world: &World, at: &str) {
     }
 }
 
-/// A task is killed while it creates a queue. The slot belonged to a removed queue, and another
-/// task still has the id of that queue. The new queue must exist as a whole, or not at all.
+/// Kills a task while it creates a queue in a slot that belonged to a removed queue, whose id
+/// another task still has. Checks that the new queue then exists as a whole, or not at all.
 #[test]
 fn crash_of_a_new_queue_leaves_all_of_it_or_nothing() {
     let mut seen = [0; 2];

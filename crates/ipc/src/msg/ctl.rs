@@ -79,12 +79,13 @@ impl Task {
         Ok(MsgId::from_raw(id))
     }
 
-    /// Removes a queue with its messages: `IPC_RMID`. Waiting calls end with `EIDRM`.
+    /// Removes a queue with its messages: `IPC_RMID`. Calls that wait at the queue end with
+    /// `EIDRM`.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: there is no such queue; `EPERM`: the caller is neither owner nor creator of the
-    /// queue, and lacks `CAP_SYS_ADMIN`.
+    /// Returns `EINVAL` if there is no such queue. Returns `EPERM` if the caller is neither owner
+    /// nor creator of the queue, and lacks `CAP_SYS_ADMIN`.
     ///
     /// # Examples
     ///
@@ -117,8 +118,8 @@ impl Task {
         };
         ids.unpublish(&object);
         let Some(guard) = guard else {
-            // A hostile process has overwritten the queue. Recovery then ends the queue, as after
-            // an interrupted removal.
+            // The lock fails with `EIDRM` only if a hostile process has overwritten the queue. Then
+            // recovery destroys the queue, as it does after an interrupted removal.
             let _ended = queue.recover(self.owner);
             return Ok(());
         };
@@ -133,8 +134,8 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// `EACCES`: the caller has no read permission; `EIDRM`: the queue was removed during the call;
-    /// `EINVAL`: there is no such queue.
+    /// Returns `EACCES` if the caller has no read permission, `EIDRM` if the queue was removed
+    /// during the call, and `EINVAL` if there is no such queue.
     ///
     /// # Examples
     ///
@@ -157,8 +158,8 @@ impl Task {
         self.msg_stat_by(By::Id, msqid.raw(), IPC_STAT)
     }
 
-    /// Like [`Task::msg_stat`], for the queue at an index: `MSG_STAT`. The answer contains the id
-    /// of the queue.
+    /// Like [`Task::msg_stat`], for the queue at an index of the id table: `MSG_STAT`. The answer
+    /// contains the id of the queue.
     ///
     /// # Errors
     ///
@@ -189,7 +190,8 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: there is no queue at this index; `EIDRM`: the queue was removed during the call.
+    /// Returns `EINVAL` if there is no queue at this index of the id table. Returns `EIDRM` if the
+    /// queue was removed during the call.
     ///
     /// # Examples
     ///
@@ -210,17 +212,17 @@ impl Task {
         self.msg_stat_by(By::AnyIndex, index, MSG_STAT_ANY)
     }
 
-    /// Changes owner, group, the nine permission bits, and the limit for the bytes of a queue:
+    /// Changes a queue's owner, its group, its nine permission bits and its limit `msg_qbytes`:
     /// `IPC_SET`.
     ///
-    /// Waiting receivers then check permission again. So do those waiting senders whose messages
-    /// now fit.
+    /// Once the new values are stored, waiting receivers check their permission again. So do those
+    /// waiting senders whose messages now fit into the queue.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: there is no such queue, or an id is `-1`; `EPERM`: the caller is neither owner nor
-    /// creator of the queue, and lacks `CAP_SYS_ADMIN`. Also `EPERM` if `qbytes` is above `MSGMNB`,
-    /// and the caller lacks `CAP_SYS_RESOURCE`.
+    /// Returns `EINVAL` if there is no such queue, or if an id is `-1`. Returns `EPERM` if the
+    /// caller is neither owner nor creator of the queue, and lacks `CAP_SYS_ADMIN`. Also returns
+    /// `EPERM` if `qbytes` is above `MSGMNB`, and the caller lacks `CAP_SYS_RESOURCE`.
     ///
     /// # Examples
     ///
@@ -265,9 +267,10 @@ impl Task {
         Ok(())
     }
 
-    /// Returns the totals of all queues and the highest index in use: `MSG_INFO`, `IPC_INFO`.
+    /// Returns the numbers of queues, messages and bytes in the namespace, and the highest index of
+    /// the id table in use. Corresponds to the commands `MSG_INFO` and `IPC_INFO`.
     ///
-    /// The queues are read one after the other, so the totals may combine several instants.
+    /// The queues are read one after the other, so the totals may not be those of a single moment.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! Waiting calls must end even if they cannot acquire their queue's lock, or if a hostile process
-//! has overwritten the queue.
+//! Tests that calls which wait at a queue end, even if they cannot acquire the queue's lock, or if
+//! a hostile process has overwritten the queue.
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_testkit::race::Watchdog;
@@ -15,7 +15,8 @@ use crate::{
     Capacity, Cred, GetFlags, IPC_PRIVATE, MsgFlags, MsgId, Namespace, NamespaceOptions, Task,
 };
 
-/// A full queue with two waiting calls: a sender, and a receiver that waits for another type.
+/// A full queue with two waiting calls: a msgsnd, and a msgrcv of a type that the queue does not
+/// have.
 struct Waiting {
     one: Task,
     other: Arc<Task>,
@@ -56,8 +57,8 @@ impl Waiting {
         )
     }
 
-    /// Tells the waiting sender and the waiting receiver to check again, as a change of the queue
-    /// does.
+    /// Tells the waiting sender and the waiting receiver to check the queue again, and wakes them.
+    /// Every task that changes the queue does the same.
     fn call_both(&self, locked: &QueueGuard<'_>) {
         let lists = [locked.waiting(Role::Receiver), locked.waiting(Role::Sender)];
         let lines = lists.iter().flat_map(|list| list.iter().collect::<Vec<_>>());
@@ -68,8 +69,9 @@ impl Waiting {
     }
 }
 
-/// A hostile process has overwritten the queue's word `LIVE`, so no removal ends the waiting calls.
-/// They must end when they check again.
+/// A hostile process has overwritten the word `LIVE`, which identifies the queue at which a sender
+/// and a receiver wait. Then a task tells the two to check the queue again. They must see that
+/// `LIVE` has changed, and end with `EIDRM`.
 #[test]
 fn call_at_a_queue_that_was_overwritten_ends() {
     let _watchdog = Watchdog::start("calls at an overwritten queue", Duration::from_secs(300));
@@ -90,7 +92,7 @@ impl Waiting {
         put(&self.one.shared.region.line(line)[LIVE], 0);
     }
 
-    /// Removes the queue, and checks that no message or node is left.
+    /// Removes the queue, and checks that no message or wait node is left.
     fn remove(self) {
         drop(self.other);
         assert_eq!(self.one.msg_rmid(self.id), Ok(()));
@@ -103,8 +105,9 @@ impl Waiting {
     }
 }
 
-/// A hostile process has overwritten the queue's word `LIVE`, and no other task makes the waiting
-/// calls check again. They must look at `LIVE` from time to time, and end.
+/// A hostile process has overwritten the word `LIVE`, which identifies the queue at which a sender
+/// and a receiver wait. No task tells the two to check the queue again. So they must read `LIVE`
+/// from time to time, and end with `EIDRM`.
 #[test]
 fn wait_at_a_queue_that_was_overwritten_ends() {
     let _watchdog = Watchdog::start("waits at an overwritten queue", Duration::from_secs(300));
@@ -129,8 +132,8 @@ fn overwritten_queue_is_removed_and_ends_its_waits() {
     assert_eq!(one.msg_rmid(id), Err(Errno::INVAL));
 }
 
-/// A living task does not release the queue's lock. A waiting call must end with `EIO`, and its
-/// node must be freed later.
+/// Checks calls that wait at a queue while a living task keeps the queue's lock. Each call must end
+/// with `EIO`. The end of its task must free the call's wait node.
 #[test]
 fn call_at_a_held_queue_ends_with_eio_and_its_node_is_freed_later() {
     let _watchdog = Watchdog::start("calls at a queue that is held", Duration::from_secs(300));
@@ -143,8 +146,8 @@ fn call_at_a_held_queue_ends_with_eio_and_its_node_is_freed_later() {
     assert_eq!(waiting.other.waiting(), 0);
     drop(guard);
     let Waiting { one, other, id } = waiting;
-    // No message is passed to the nodes of the ended calls. When their task ends, the nodes are
-    // freed.
+    // The waiting msgsnd and msgrcv have failed, but their wait nodes are still in the queue. No
+    // message may be passed to these nodes. They are freed when their task, `other`, ends.
     one.msgrcv(id, &mut [0; 4], 1, MsgFlags::empty()).unwrap();
     one.msgsnd(id, 2, b"text", MsgFlags::empty()).unwrap();
     assert_eq!(one.msgrcv(id, &mut [0; 4], 2, MsgFlags::NOWAIT).unwrap().mtype, 2);

@@ -36,15 +36,16 @@ impl Filter {
         match self.msgtyp {
             0 => true,
             _ if self.msgflg.contains(MsgFlags::COPY) => true,
-            // The lowest `i64` has no positive counterpart. Its absolute value is above all types,
-            // so the filter takes any message.
+            // A negative `msgtyp` requests the types up to its absolute value. `i64::MIN` has no
+            // positive counterpart. Its absolute value is larger than any type, so it requests any
+            // message.
             ..0 => mtype <= self.msgtyp.checked_neg().unwrap_or(i64::MAX),
             _ => (mtype == self.msgtyp) != self.msgflg.contains(MsgFlags::EXCEPT),
         }
     }
 
-    /// Returns the first message that the filter takes. `messages` has pairs of a type and a
-    /// message.
+    /// Returns the message that msgrcv(2) selects with this filter. `messages` yields the queue's
+    /// messages in their order, each as a pair of its type and itself.
     #[inline]
     pub(super) fn find<M>(self, messages: impl Iterator<Item = (i64, M)>) -> Option<M> {
         let mut messages = messages.filter(|(mtype, _)| self.takes(*mtype));

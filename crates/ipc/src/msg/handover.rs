@@ -2,17 +2,18 @@
 //!
 //! # A receiver that has died
 //!
-//! A sender does not check whether the receiver is alive. That would take several system calls
-//! under the queue's lock (trap X6). The sender passes the message on and wakes the receiver. If
-//! the wake-up finds a sleeping thread, the receiver is alive. If not, either the receiver is about
-//! to sleep, and takes the message within a few instructions, or it has died. So the sender polls
-//! the message for some microseconds. If the receiver does not take the message, the sender checks
-//! whether it is dead, and reaps it.
+//! A sender does not check whether the receiver is alive, since that would take several system
+//! calls under the queue's lock (trap X6). The sender passes the message on and wakes the receiver.
+//! If the wake-up finds a sleeping thread, the receiver is alive. Otherwise the receiver has died,
+//! or it is about to sleep and takes the message within a few instructions. So the sender polls the
+//! message for some microseconds. If the receiver does not take the message, the sender checks
+//! whether the receiver is dead. If it is, the sender reaps it: it cleans up after the dead task.
 //!
-//! The reaping passes the message to the next receiver, or puts it back into the queue (`rebuild`).
-//! So if a receiver died before msgsnd(2) began, its message can be received before msgsnd returns.
-//! The message also goes to another receiver if the process is killed later, before it takes the
-//! message. Linux loses such a message.
+//! To reap a dead receiver is also to pass its message to the next receiver, or to put the message
+//! back into the queue (`rebuild`). So suppose that a receiver is already dead when msgsnd(2)
+//! begins. Before msgsnd returns, another task can receive the message. A receiver may also be
+//! killed later, before it takes its message. Linux loses that message, but corewalk passes it to
+//! another receiver.
 //!
 //! Source: Linux `ipc/msg.c` (`pipelined_send`); futex(2) for the number of woken threads.
 
@@ -28,9 +29,9 @@ use crate::shared::Shared;
 use crate::status::STATUS;
 use crate::task_line::Absent;
 
-/// The number of times that the sender reads the state of a message that it has passed to a
-/// receiver. After that, the sender checks whether the receiver is dead. The reads take some
-/// microseconds.
+/// The number of times that the sender polls the state of a message that it has passed to a
+/// receiver. After these polls, which take some microseconds, the sender checks whether the
+/// receiver is dead.
 const LOOKS: u32 = if IS_MODEL { 1 } else { 200 };
 
 /// The receivers to which a send has given an outcome.
@@ -39,7 +40,8 @@ const LOOKS: u32 = if IS_MODEL { 1 } else { 200 };
 pub(super) struct Sent {
     /// The receivers whose buffers were too small.
     failed: Wakes,
-    /// The message, if a receiver has it. Otherwise the caller must queue the message.
+    /// The message, if `pipelined_send` passed it directly to a waiting receiver. If this is none,
+    /// the caller must put the message into the queue.
     pub(super) handed: Option<Handed>,
 }
 
@@ -54,8 +56,9 @@ pub(super) struct Handed {
 }
 
 impl Sent {
-    /// Wakes the receivers. The caller holds no lock. If the receiver of the message may have died,
-    /// returns its task.
+    /// Wakes the receivers to which a send has given an outcome: those whose buffers were too
+    /// small, and the one that got the message. The caller holds no lock. If the receiver that got
+    /// the message may have died, returns the number of its task.
     pub(super) fn wake(self, shared: &Shared) -> Absent {
         node::wake(shared, &self.failed);
         let Some(handed) = self.handed else { return Absent::new() };
@@ -69,7 +72,8 @@ impl Sent {
 }
 
 impl Handed {
-    /// Returns true if the receiver takes the message within a short time.
+    /// Reads the state of the message again and again for some microseconds. Returns true if the
+    /// receiver takes the message in that time.
     #[cold]
     fn is_taken_soon(&self, shared: &Shared) -> bool {
         let message = Message { shared, line: self.message };
@@ -82,17 +86,19 @@ impl Handed {
 
 /// Passes a message to the first waiting receiver whose filter takes it.
 ///
-/// The message has a ticket already, and keeps it. If receivers die one after the other, the
-/// message is put back by its first ticket, before all messages that were sent later.
+/// The message already has a ticket (its number in the order of arrival), and keeps it. If several
+/// receivers die in turn, the ticket puts the message back before all messages that were sent
+/// later.
 ///
-/// If the buffer of a receiver is too small, it gets `E2BIG`, and the next receiver is tried.
+/// If the buffer of a receiver is too small, that receiver gets `E2BIG`, and the next receiver is
+/// tried.
 pub(super) fn pipelined_send(guard: &QueueGuard<'_>, message: Message<'_>, now_s: u64) -> Sent {
     let mut sent = Sent::default();
     let (mtype, size, name) = (message.mtype(), message.size(), guard.queue.name);
     for line in guard.waiting(Role::Receiver).iter() {
         let node = guard.node(line);
-        // An interrupted call gets no message: it will end with `EINTR`, or a signal handler has
-        // left it by siglongjmp(3).
+        // Skip an interrupted receiver, which must not get a message. Its call is about to fail
+        // with `EINTR`, or a signal handler has already left the call by siglongjmp(3).
         if node.status() == Status::Interrupted || !node.filter().takes(mtype) {
             continue;
         }

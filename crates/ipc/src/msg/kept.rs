@@ -1,9 +1,9 @@
-//! How tasks allocate and free messages, and the lines that a task keeps.
+//! Allocates and frees messages. A task keeps the memory of one message that it has read.
 //!
-//! A task that has read a message keeps the lines of that message for its next one. It keeps the
-//! lines of at most one message, which stay a private message of the task (one in no queue). So a
-//! task that receives and sends in turn does not take the lock of the pool, which all queues share.
-//! All tasks together keep at most a quarter of the lines.
+//! A task that has read a message keeps the memory of that message for the next message that it
+//! sends. It keeps at most one message, which is still marked as its private message (one that is
+//! in no queue). So a task that receives and sends in turn does not take the lock of the pool,
+//! which all queues share. All tasks together keep at most a quarter of the pool.
 
 use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
@@ -38,17 +38,20 @@ impl<'s> Message<'s> {
         Ok(message)
     }
 
-    /// Frees a private message of `task`. If the message is small, and the task has no lines for
-    /// its next message yet, the task keeps the lines.
+    /// Releases the memory of a private message of `task`. If the message is small, and `task`
+    /// keeps no memory yet, it keeps this memory for the next message that it sends. Otherwise the
+    /// memory is freed.
     ///
-    /// If the task dies, the kept lines are reaped like any private message.
+    /// The kept memory remains marked as a private message of the task (one that is in no queue).
+    /// So if the task dies, the cleanup after the task also frees this memory.
     #[inline]
     pub(super) fn let_go(self, task: &Task) {
         let layout = &self.shared.layout;
         let kept_max = layout.msgs.lines / (KEPT_SHARE * layout.tasks_max.max(1));
         let is_small = layout.msgs.len(&self.shared.region, self.line) <= kept_max;
-        // ORDERING(ipc-kept): Release. Pairs with `take_kept`: the next writer of these lines comes
-        // after all reads of the message.
+        // ORDERING(ipc-kept): Release. Pairs with `take_kept`. This thread has read the text of the
+        // old message. The thread that takes the memory and writes a new text into it does so only
+        // after these reads.
         let (kept, order) = (&task.kept_message, Ordering::Release);
         if !is_small || kept.compare_exchange(0, self.line, order, Ordering::Relaxed).is_err() {
             self.free(task.owner);

@@ -1,8 +1,9 @@
-//! Models of message queues: a wait for a message or for space, with the call that ends it; a
-//! removal with a send and with a wait; passing a message to a receiver.
+//! Loom models of message queues. In some of them, a receiver waits for a message or a sender for
+//! space, and another task ends the wait. In others, a queue is removed while a task sends to it or
+//! waits at it. The last ones pass a message to a waiting receiver.
 //!
-//! Each model counts its outcomes, like the models of semaphores in `crate::loom_models`. Its
-//! control leaves out one step, and must fail.
+//! Each model counts its outcomes, like the models of semaphores in `crate::loom_models`. Each
+//! control (a mutation test) leaves out one step, and must fail.
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -42,8 +43,8 @@ fn blind_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// A wrong variant for a control: sends without checking that the queue is still the one that the
-/// lookup found.
+/// The wrong variant of a send for a control: it does not check that the queue is still the one
+/// that the lookup found.
 fn stale_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     let object = task.msg_ids().obtain_object_check(id.raw())?;
     let queue = Queue::new(&task.shared, &object);
@@ -53,8 +54,8 @@ fn stale_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// A wrong variant for a control: tells the receiver that it has a message, before the store that
-/// delivers the message.
+/// The wrong variant of a send for a control: it tells the receiver that there is a message before
+/// it stores the state that delivers the message.
 fn hasty_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     let message = Message::alloc(task, 1, b"")?;
     let guard = queue(task, id).lock(task.owner)?;
@@ -82,8 +83,8 @@ fn receive(task: &Task, id: MsgId) -> Result<(), Errno> {
     task.msgrcv(id, &mut [], 0, NOWAIT).map(drop)
 }
 
-/// A receiver waits for the message of `send`. Counts two outcomes: the sender found no waiting
-/// call, or a waiting one.
+/// Lets a receiver wait for the message of `send`. Counts how often no receiver waited when `send`
+/// began, and how often one did.
 fn receiver_against(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let namespace = namespace(1);
@@ -101,23 +102,23 @@ fn receiver_against(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] {
     })
 }
 
-/// Trap I5: a receiver must find no message and start to wait in one step. Otherwise it could miss
-/// a message.
+/// Trap I5: in one step, a receiver must find that there is no message and become visible as
+/// waiting. Otherwise a sender in between would not wake it.
 #[test]
 fn receiver_beside_its_message_goes_on() {
     assert_all_reached(&receiver_against(send));
 }
 
-/// Trap I5, control (a variant with the bug must fail): the message is appended although a receiver
-/// waits.
+/// Trap I5, control (a variant with the bug must fail): a sender appends its message to the queue
+/// although a receiver waits.
 #[test]
 #[should_panic(expected = "branches")]
 fn control_message_that_wakes_nobody_is_caught() {
     receiver_against(blind_send);
 }
 
-/// A sender waits for the space that `receive` frees. Counts two outcomes: `receive` found no
-/// waiting call, or a waiting one.
+/// Lets a sender wait for the space that `receive` frees. Counts how often no sender waited when
+/// `receive` began, and how often one did.
 fn sender_against(receive: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let namespace = namespace(1);
@@ -138,22 +139,22 @@ fn sender_against(receive: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] 
     })
 }
 
-/// Trap I5: a sender must find no space and start to wait in one step. Otherwise it could miss the
-/// free space.
+/// Trap I5: in one step, a sender must find that there is no space and become visible as waiting.
+/// Otherwise a receiver in between would not wake it.
 #[test]
 fn sender_beside_a_receiver_goes_on() {
     assert_all_reached(&sender_against(receive));
 }
 
-/// Trap I5, control (a variant with the bug must fail): the receiver does not tell waiting senders
-/// to check again.
+/// Trap I5, control (a variant with the bug must fail): a receiver frees space in the queue. It
+/// does not tell the waiting senders to check whether their messages now fit.
 #[test]
 #[should_panic(expected = "branches")]
 fn control_receiver_that_calls_nobody_is_caught() {
     sender_against(blind_receive);
 }
 
-/// A queue is removed and another one created during `send`. Counts three outcomes of `send`:
+/// Runs `send` while a queue is removed and another one created. Counts three outcomes of `send`:
 /// success, `EINVAL`, `EIDRM`.
 fn remove_against(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 3] {
     Tally::of_bounded(1, move |tally| {
@@ -180,8 +181,8 @@ fn remove_against(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 3] {
     })
 }
 
-/// Traps I3, I10: a call must check the result of its lookup again under the lock, since the queue
-/// may have been removed meanwhile.
+/// Traps I3 and I10: after a lookup, the queue may be removed before the call takes the queue's
+/// lock. So the call must check the result of its lookup again under the lock.
 #[test]
 fn message_beside_removal_reaches_its_own_queue_or_none() {
     assert_all_reached(&remove_against(send));
@@ -195,8 +196,8 @@ fn control_message_without_a_second_look_is_caught() {
     remove_against(stale_send);
 }
 
-/// Trap I3: if a queue is removed, a call that waits at it must end, and so must a call that is
-/// about to wait.
+/// Trap I3: if a queue is removed, a call that waits at it must end. A call that is about to wait
+/// must end too.
 #[test]
 fn receiver_beside_removal_ends() {
     let outcomes: [usize; 2] = Tally::of_bounded(2, move |tally| {
@@ -215,7 +216,7 @@ fn receiver_beside_removal_ends() {
     assert_all_reached(&outcomes);
 }
 
-/// A message is passed to a receiver, which at once sends another one. Counts two outcomes for the
+/// Passes a message to a receiver, which sends another message at once. Counts two outcomes for the
 /// first message: it was queued, or passed to the waiting receiver.
 fn hand_over(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
@@ -241,8 +242,8 @@ fn hand_over(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] {
     })
 }
 
-/// Trap I13: once a sender has stored the outcome in the receiver's node, it must not access the
-/// node or the message any more.
+/// Trap I13: the receiver may free its wait node once it finds an outcome there. So a sender that
+/// has stored the outcome must not access the node or the message any more.
 #[test]
 fn delivered_message_belongs_to_its_receiver() {
     assert_all_reached(&hand_over(send));

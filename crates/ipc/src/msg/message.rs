@@ -1,6 +1,7 @@
-//! A message: a line with its state, and its text in the lines after it.
+//! A message: one cache line with its state, and its text in the lines after that.
 //!
-//! The *truth word* is the message's state. A store to it sends or receives the message:
+//! The *truth word* contains the state of the message. A store to the truth word sends or receives
+//! the message:
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
@@ -9,15 +10,18 @@
 //! | 17-36 | tag | the tag of the queue, which differs from that of earlier queues in the slot |
 //! | 37-63 | node | of a delivered message: the node of the receiver |
 //!
-//! The sender writes a private message and makes it queued. The receiver makes it private again and
-//! reads it. If a receiver waits, the sender makes the message delivered instead of queued. The
-//! pool's header names the owner of a private message. The owner is written before the message
-//! becomes private. Everything else, such as links and the queue's counts, follows from the truth
-//! words and the tickets.
+//! The truth word, the first word of a message, contains one of three states. A private message
+//! belongs to one task, its owner, which the memory pool's header of the message names. A queued
+//! message is in its queue. A delivered message was passed to a waiting receiver. A sender writes a
+//! private message, and then stores the state queued or delivered. A receiver first stores itself
+//! as the owner, then makes the message private, and then reads it. Everything else, such as links
+//! and the queue's counts, can be rebuilt from the truth words and the tickets (numbers in the
+//! order of arrival).
 //!
-//! Type, size and ticket are written before the truth word, and do not change while the message is
-//! queued. Only the sender writes the text, and only the receiver reads it, so they need no lock
-//! for it. The queue's lock, or the status of a node, orders the write before the read.
+//! Type, size and ticket are written before the truth word, which contains the message's state.
+//! They do not change while the message is queued. Only the sender writes the text, and only the
+//! receiver reads it, so the text needs no lock. The queue's lock, or the status word of a wait
+//! node, orders the write before the read.
 
 use corewalk_base::Line;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering, fence};
@@ -28,8 +32,8 @@ use crate::limits::MSGMAX_MAX;
 use crate::lock::Owner;
 use crate::shared::Shared;
 
-// The indices of words in the first line of a message. Word 1 has the links of the list, words 6
-// and 7 belong to the pool.
+// Indices of words in the first line of a message. Word 1 contains the links of the list. Words 6
+// and 7 belong to the memory pool.
 const TRUTH: usize = 0;
 const TICKET: usize = 2;
 const TYPE: usize = 3;
@@ -48,8 +52,8 @@ pub(super) enum Truth {
     Private,
     /// It is in this queue.
     Queued(QueueName),
-    /// A sender has passed the message to a waiting receiver of this queue. The number is the line
-    /// of the receiver's node.
+    /// A sender has passed the message to a waiting receiver. The fields are the receiver's queue,
+    /// and the number of the first cache line of the receiver's wait node.
     Delivered(QueueName, u32),
 }
 
@@ -83,11 +87,15 @@ pub(super) struct Message<'s> {
 }
 
 impl<'s> Message<'s> {
-    /// Writes type and text of a private message. The message has enough lines for the text.
+    /// Writes the type and the text into a private message (one that is in no queue). The caller
+    /// has allocated enough cache lines for the text.
     #[inline]
     pub(super) fn fill(&self, mtype: i64, text: &[u8]) {
-        // ORDERING(ipc-joins): Release. A walk over the pool may read this text as the header of an
-        // old range. If it does, it also sees that the count of joins has changed.
+        // ORDERING(ipc-joins): Release. Orders a change of the pool's count `joins` before the
+        // stores of the type and the text below. The pool may have joined free ranges of cache
+        // lines to make memory for this message. A thread that walks over the ranges may then
+        // mistake this text for the header of an old range. If so, it also sees that `joins` has
+        // changed.
         fence(Ordering::Release);
         let first = self.first();
         put(&first[TYPE], mtype.cast_unsigned());
@@ -104,8 +112,8 @@ impl<'s> Message<'s> {
     /// Makes the message private to the task numbered `task`.
     #[inline]
     pub(super) fn make_private(&self, task: u32) {
-        // Store the owner in the pool's header first, so that a private message always has an
-        // owner.
+        // Store the new owner in the memory pool's header of the message, and only then the state
+        // `Private`. So at any time, the header of a private message names its owner.
         self.shared.layout.msgs.set_whose(&self.shared.region, self.line, task);
         self.set_truth(Truth::Private);
     }
@@ -115,8 +123,8 @@ impl<'s> Message<'s> {
         get(&self.first()[TYPE]).cast_signed()
     }
 
-    /// Returns the length of the text in bytes, at most [`MSGMAX_MAX`] even in a damaged
-    /// region.
+    /// Returns the length of the text in bytes. The result is at most [`MSGMAX_MAX`], even if the
+    /// shared memory is damaged.
     #[inline]
     pub(super) fn size(&self) -> usize {
         get(&self.first()[SIZE]).min(u64::from(MSGMAX_MAX)) as usize
@@ -132,8 +140,8 @@ impl<'s> Message<'s> {
     }
 
     pub(super) fn truth(&self) -> Truth {
-        // ORDERING(ipc-truth): Acquire. The caller sees type, size, ticket and text, which were
-        // written before.
+        // ORDERING(ipc-truth): Acquire. Pairs with `set_truth`. A thread that reads the state of a
+        // message also sees the type, size, ticket and text, which were stored before the state.
         Truth::from_word(self.first()[TRUTH].load(Ordering::Acquire))
     }
 
@@ -144,7 +152,7 @@ impl<'s> Message<'s> {
         self.first()[TRUTH].store(truth.to_word(), Ordering::Release);
     }
 
-    /// Copies as much of the text as fits to `out`. Returns the number of bytes.
+    /// Copies as much of the text as fits to `out`. Returns the number of copied bytes.
     #[inline]
     pub(super) fn read(&self, out: &mut [u8]) -> usize {
         let size = self.size().min(out.len());

@@ -1,8 +1,10 @@
-//! A waiting call: a receiver that waits for a message, or a sender that waits for space.
+//! The wait node of a call at a queue: of a receiver that waits for a message, or of a sender that
+//! waits for space.
 //!
-//! A node has two lines of a pool. Its task sleeps on the first word. After a wake-up the task
-//! reads only that word, since the queue may be gone. A task that stores the outcome in that word
-//! must not access the node afterwards, since the waiting task may have freed it (trap I13).
+//! A wait node consists of two cache lines of a memory pool. The waiting task sleeps on the node's
+//! first word, the status. After a wake-up the task reads only the status, since the queue may have
+//! been removed. A task that stores an outcome in the status must not access the node afterwards,
+//! since the waiting task may have freed it (trap I13).
 //!
 //! | status | meaning |
 //! |---|---|
@@ -11,8 +13,10 @@
 //! | `INTERRUPTED` | the call must give up, and gets no message |
 //! | `DONE`, errno, line | the outcome: an errno, or a receiver's message. The node is in no list |
 //!
-//! `WHOSE` has the role of the node and its queue. The ticket is the node's position in the list.
-//! So the lists of a queue can be rebuilt from the nodes. `WHOSE` is 0 in a free node.
+//! The word `WHOSE` of a wait node contains the queue and the role (sender or receiver) of the
+//! waiting call. It is 0 in a free node. The word `TICKET` numbers the waiting calls in the order
+//! of their arrival, in which a queue lists them. So the lists of a queue can be rebuilt from the
+//! wait nodes.
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::{Line, futex};
@@ -26,8 +30,8 @@ use crate::lock::Owner;
 use crate::shared::Shared;
 use crate::status::{self, DONE, INTERRUPTED, STATUS};
 
-// The indices of words in the first line of a node, apart from status and links. Words 6 and 7
-// belong to the pool.
+// Indices of words in the first line of a wait node. The indices of the status and the links are
+// defined elsewhere. Words 6 and 7 belong to the memory pool.
 const TICKET: usize = 2;
 /// The pid and the number of the task.
 const TASK: usize = 3;
@@ -40,12 +44,12 @@ const FILTER: [usize; 2] = [0, 1];
 
 const CALLED: u64 = 1 << 1;
 
-/// The bit of `WHOSE` that is set in each node in use. It is above the bits of the role and the
+/// The bit of `WHOSE` that is set in every node in use. It lies above the bits of the role and the
 /// queue.
 const IS_NODE: u64 = 1 << 62;
 const ROLE_SHIFT: u32 = 40;
 
-/// Nodes whose tasks must be woken after the release of the lock.
+/// The wait nodes whose tasks the caller must wake after it has released the queue's lock.
 pub(super) type Wakes = SmallVec<[u32; 4]>;
 
 /// The role of a waiting call.
@@ -61,7 +65,8 @@ pub(super) enum Status {
     Waits,
     Called,
     Interrupted,
-    /// The call has an outcome. For a receiver the outcome has the line of its message.
+    /// The call is finished, with this result. For a receiver, the number is that of the first
+    /// cache line of its message.
     Done(Result<u32, Errno>),
 }
 
@@ -73,7 +78,7 @@ pub(super) struct Node<'s> {
 }
 
 impl<'s> Node<'s> {
-    /// Returns a node with the next ticket, for a call of the task with this pid. The task holds
+    /// Allocates a node with the next ticket, for a call of the task with pid `pid`. The task holds
     /// the queue's lock.
     ///
     /// # Errors
@@ -97,8 +102,8 @@ impl<'s> Node<'s> {
         put(&first[SIZE], size as u64);
         put(&first[STATUS], 0);
         node.set_ticket(guard.next_ticket());
-        // ORDERING(ipc-truth): Release. From here on the node waits. A rebuild that sees this store
-        // also sees the fields stored above.
+        // ORDERING(ipc-truth): Release. This store marks the wait node as waiting in the queue. A
+        // rebuild of the queue's lists that sees the mark also sees the fields stored above.
         first[WHOSE].store(whose(role, name), Ordering::Release);
         Ok(node)
     }
@@ -108,12 +113,13 @@ impl<'s> Node<'s> {
         self.shared.layout.msg_waits.free(self.shared, self.line, owner);
     }
 
-    /// Records that the node does not wait any more. The caller has removed it from its list.
+    /// Records that the node does not wait any more. The caller has removed the node from its list.
     pub(super) fn forget(&self) {
         put(&self.first()[WHOSE], 0);
     }
 
-    /// Returns role and queue of the node, or `None` if it is not in use.
+    /// Returns the role of the wait node's call (sender or receiver), and the queue at which the
+    /// call waits or has waited. Returns `None` if the wait node is not in use.
     pub(super) fn whose(&self) -> Option<(Role, QueueName)> {
         // ORDERING(ipc-truth): Acquire. See `alloc`.
         let word = self.first()[WHOSE].load(Ordering::Acquire);
@@ -122,7 +128,8 @@ impl<'s> Node<'s> {
         roles.find(|role| whose(*role, name) == word).map(|role| (role, name))
     }
 
-    /// Returns role and queue of the node, or `None` if it does not wait any more.
+    /// Returns the role of the wait node's call (sender or receiver), and the queue at which the
+    /// call waits. Returns `None` if the call does not wait any more.
     pub(super) fn waits_as(&self) -> Option<(Role, QueueName)> {
         self.whose().filter(|_| !matches!(self.status(), Status::Done(_)))
     }
@@ -168,37 +175,40 @@ impl<'s> Node<'s> {
         }
     }
 
-    /// Returns the value that the task passes to futex(2) for its sleep: the low half of the
-    /// status, without the bits that end a sleep. Other bits are kept, since a damaged word may
-    /// have any of them set.
+    /// Returns the value that futex(2) must find in the low half of the status word, so that the
+    /// task goes to sleep. It is the present status with the bits `DONE`, `INTERRUPTED` and
+    /// `CALLED` cleared. If one of these bits is set, the values differ, and the task does not
+    /// sleep. Other bits do not prevent the sleep. Only damage of shared memory can set them.
     pub(super) fn asleep(&self) -> u32 {
         low(get(self.word()) & !(DONE | INTERRUPTED | CALLED))
     }
 
-    /// Stores the outcome of the call, which for a receiver is the line of its message. The node is
-    /// in no list any more, and the caller must not access the node afterwards.
+    /// Stores the outcome of the call. A receiver's outcome is the line number of its message. The
+    /// caller has removed the node from its list, and must not access the node afterwards.
     pub(super) fn tell(&self, outcome: Result<u32, Errno>) {
         let status = match outcome {
             Ok(line) => status::done(0) | pair(0, line),
             Err(errno) => status::done(errno.raw_os_error()),
         };
-        // ORDERING(ipc-status): Release. The task that reads the outcome sees all work that was
-        // done for its call.
+        // ORDERING(ipc-status): Release. The task that reads the outcome also sees all stores that
+        // were made for its call.
         self.word().store(status, Ordering::Release);
     }
 
-    /// Ends a wait with `outcome`, unless another task has stored an outcome meanwhile.
+    /// Ends the wait of the calling task with `outcome`, unless another task has already stored an
+    /// outcome.
     ///
-    /// Returns the outcome, and whether the node is out of its list. If the caller could not
-    /// acquire the queue's lock, the node stays in the list. The status of the node then says that
-    /// the call is interrupted, so the call gets no message.
+    /// Returns the outcome of the call, and whether its wait node has left the queue's list of
+    /// waiting calls. If another task has stored an outcome, returns that one, and the node has
+    /// left the list. Otherwise returns `outcome`, and the node may still be in the list. It is
+    /// then marked as interrupted, so that no sender passes it a message.
     pub(super) fn leave(&self, outcome: Result<u32, Errno>) -> (Result<u32, Errno>, bool) {
         if self.whose().is_none() {
             return (outcome, true);
         }
-        // ORDERING(ipc-status): AcqRel. Acquire pairs with `tell`: this task sees the work for its
-        // call. Release pairs with `status::load`: a sender that sees `INTERRUPTED` passes no
-        // message.
+        // ORDERING(ipc-status): AcqRel. Acquire pairs with `tell`: this task sees all stores made
+        // for its call. Release pairs with `status::load`: a sender that sees `INTERRUPTED` passes
+        // no message.
         let seen = self.word().fetch_or(INTERRUPTED, Ordering::AcqRel);
         match status::outcome(seen) {
             Some(told) => (told.map(|()| high(seen)), true),
@@ -206,14 +216,16 @@ impl<'s> Node<'s> {
         }
     }
 
-    /// Tells the task of the node to check again. Returns true if the task must be woken. The
-    /// caller holds the queue's lock.
+    /// Tells the waiting task to check again whether it may continue. Returns true if the caller
+    /// must wake the task. The caller holds the queue's lock.
     pub(super) fn call(&self) -> bool {
-        // ORDERING(ipc-status): AcqRel, like the exchange in `tell`. The bit `INTERRUPTED` is kept.
+        // ORDERING(ipc-status): AcqRel, as in `leave`. A plain store could lose the bit
+        // `INTERRUPTED`.
         self.word().fetch_or(CALLED, Ordering::AcqRel) & CALLED == 0
     }
 
-    /// Records that the task has checked again. The caller holds the queue's lock.
+    /// Clears the bit `CALLED`, by which another task has told the waiting task to check again. The
+    /// waiting task is doing that now. The caller holds the queue's lock.
     pub(super) fn answer_call(&self) {
         // ORDERING(ipc-status): AcqRel. As in `call`.
         self.word().fetch_and(!CALLED, Ordering::AcqRel);
@@ -228,7 +240,7 @@ impl<'s> Node<'s> {
     }
 }
 
-/// Wakes the tasks of nodes. The caller holds no lock.
+/// Wakes the tasks of nodes.
 #[inline]
 pub(super) fn wake(shared: &Shared, wakes: &[u32]) {
     for node in wakes {

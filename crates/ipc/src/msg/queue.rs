@@ -1,10 +1,11 @@
 //! A queue: its words and its lock.
 //!
-//! A queue has two lines for each slot of its kind. The queue's lock protects the words of these
-//! lines and the links of the queue's messages and nodes. It also protects the state of these
-//! messages and nodes while they belong to the queue. `LIVE` identifies the queue that the slot
-//! has. A lookup takes no lock, so a call compares the queue that it found with `LIVE` under the
-//! lock (trap I3).
+//! Each slot of the id table has two cache lines for a queue. The queue's lock protects the words
+//! of these lines, and the links of the queue's messages and wait nodes. It also protects the state
+//! of these messages and nodes while they belong to the queue. The word `LIVE` identifies the queue
+//! that occupies the slot. A lookup takes no lock, so the queue may be removed before the call
+//! takes the lock. Under the lock, each call therefore compares `LIVE` with the queue that it found
+//! (trap I3).
 
 use corewalk_base::Line;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -45,24 +46,26 @@ const TAG: usize = 4;
 
 /// The new `QBYTES` of an `IPC_SET` that is under way.
 const NEXT_QBYTES: usize = 5;
-/// During an `IPC_SET`: [`IS_SETTING`] and the slot's state before the change. Otherwise 0.
+/// During an `IPC_SET`, this word contains [`IS_SETTING`] and the slot's state word before the
+/// change. Otherwise it is 0.
 const SETTING: usize = 6;
 
-/// The bit of `SETTING` that is always set, so that the word is not 0.
+/// A bit that is set in the word `SETTING` during an `IPC_SET`. So the word is never 0 then: 0
+/// means that no `IPC_SET` is under way.
 const IS_SETTING: u64 = 1 << 63;
 
 /// The bits of a tag: 20.
 const TAG_MASK: u32 = (1 << 20) - 1;
 
-/// The word with the links, in the first line of a message or node.
+/// The index of the word with the list links, in the first line of a message or wait node.
 const LINKS: usize = 1;
 
-/// The bit that is always set in a payload (the word of a slot that says where its queue is). So no
-/// payload is 0.
+/// A bit that is set in every payload, so no payload is 0. The payload is the word in a slot of the
+/// id table that identifies the slot's queue.
 const PAYLOAD: u64 = 1 << 63;
 
-/// The identity of a queue: its slot, and a tag that differs from those of earlier queues in the
-/// slot.
+/// The identity of a queue: the index of its slot, and a tag that differs from the tags of earlier
+/// queues in that slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct QueueName {
     pub(super) index: u32,
@@ -88,7 +91,7 @@ impl QueueName {
     }
 }
 
-/// A queue that a lookup without the lock has found. It may be gone.
+/// A queue that was found by a lookup without a lock. It may have been removed since.
 #[derive(Clone, Copy)]
 pub(super) struct Queue<'s> {
     pub(super) shared: &'s Shared,
@@ -121,7 +124,7 @@ pub struct MsgStat {
     pub cbytes: u64,
     /// The number of messages in the queue.
     pub qnum: u64,
-    /// The limit for the bytes in the queue, and also for the number of its messages.
+    /// The maximum number of bytes in the queue, and also the maximum number of its messages.
     pub qbytes: u64,
     /// The pid of the last sender, or 0.
     pub lspid: u32,
@@ -136,8 +139,9 @@ impl<'s> Queue<'s> {
         Self { shared, name: QueueName { index: object.index, tag } }
     }
 
-    /// Returns the queue of slot `index` without its tag, for functions that work on whichever
-    /// queue the slot has.
+    /// Returns a handle of the queue in slot `index`, whichever queue that is now. The tag tells
+    /// the queues apart that use the slot one after the other. It is 0 in the result. So use the
+    /// result only for functions that do not compare the tag.
     pub(super) fn of_slot(shared: &'s Shared, index: u32) -> Self {
         Self { shared, name: QueueName { index, tag: 0 } }
     }
@@ -148,7 +152,8 @@ impl<'s> Queue<'s> {
         Self { shared: self.shared, name: QueueName { index: self.name.index, tag } }
     }
 
-    /// Makes an empty queue in the slot. The caller holds the lock of the slot.
+    /// Initializes an empty queue in the slot, with a new tag. The caller holds the slot's queue
+    /// lock.
     pub(super) fn init(self, qbytes: u64) -> Self {
         let last = self.last_of_slot().name.tag;
         let name = QueueName { tag: last.wrapping_add(1) & TAG_MASK, ..self.name };
@@ -171,21 +176,23 @@ impl<'s> Queue<'s> {
         self.live() != 0 && payload == Some(self.live())
     }
 
-    /// Returns the payload of the slot's queue, or 0. Without the lock the value is only a hint.
+    /// Returns the word that identifies the queue in this slot, or 0 if there is no queue. The word
+    /// equals the payload of the slot in the id table. Without the queue's lock it is only a hint.
     #[inline]
     pub(super) fn live(self) -> u64 {
         get(&self.line()[LIVE])
     }
 
-    /// Returns the last ticket. Without the lock the value is a hint: if it changes, a message was
-    /// sent.
+    /// Returns the newest ticket of the queue. Tickets number messages and waiting calls in the
+    /// order of their arrival. Without the queue's lock the value is a hint: if it changes, a
+    /// message was probably sent.
     #[inline]
     pub(super) fn last_ticket(self) -> u64 {
         get(&self.second()[TICKET])
     }
 
-    /// Returns the numbers of messages and bytes. Without the lock they may be of different
-    /// instants.
+    /// Returns the number of messages and the number of bytes. Without the queue's lock, the two
+    /// numbers may not belong together.
     pub(super) fn glimpse(self) -> (u64, u64) {
         (get(&self.line()[QNUM]), get(&self.line()[CBYTES]))
     }
@@ -222,7 +229,8 @@ impl<'s> QueueGuard<'s> {
         self.list(ends, self.queue.shared.layout.msg_waits)
     }
 
-    /// Returns the state of the queue, without its id, permissions and time of change.
+    /// Returns the counts, times and pids of the queue. Its id, permissions and ctime are left at
+    /// their defaults.
     pub(super) fn numbers(&self) -> MsgStat {
         let (line, second) = (self.queue.line(), self.queue.second());
         let pids = get(&second[PIDS]);
@@ -255,14 +263,18 @@ impl<'s> QueueGuard<'s> {
         put(&self.queue.line()[QBYTES], qbytes);
     }
 
-    /// Records that `IPC_SET` is about to change the slot, and then `qbytes`.
+    /// Records, before an `IPC_SET`, that the call will change the slot of the id table and then
+    /// set the queue's `qbytes`.
     ///
-    /// The record contains the slot's state. If that state has changed, recovery changes `qbytes`
-    /// too. So the whole change takes effect with the one store that changes the slot.
+    /// The function stores the present state word of the slot in `SETTING`. If the caller dies,
+    /// recovery compares that word with the slot. If the slot has changed, recovery sets `qbytes`
+    /// too. Otherwise the `IPC_SET` has changed nothing yet, and recovery leaves it so. So the
+    /// caller's store to the slot commits the whole `IPC_SET`.
     pub(super) fn begin_set(&self, qbytes: u64) {
         let second = self.queue.second();
         put(&second[NEXT_QBYTES], qbytes);
-        // ORDERING(ipc-redo): Release. Recovery that sees the record also sees the new value.
+        // ORDERING(ipc-redo): Release. If recovery sees the record, it also sees the new value of
+        // `qbytes`.
         second[SETTING].store(self.setting(), Ordering::Release);
     }
 
@@ -271,8 +283,8 @@ impl<'s> QueueGuard<'s> {
         IS_SETTING | ids::state(shared, shared.layout.msg_ids, self.queue.name.index)
     }
 
-    /// Completes the `IPC_SET` of a dead task, if the task had already changed the slot. Returns
-    /// true if the slot was changed.
+    /// Completes the `IPC_SET` of a dead task, if the task had already changed the state word of
+    /// the queue's slot in the id table. Returns true if it had.
     pub(super) fn redo_set(&self) -> bool {
         let second = self.queue.second();
         let setting = get(&second[SETTING]);
@@ -289,8 +301,8 @@ impl<'s> QueueGuard<'s> {
         self.queue.second()[SETTING].store(0, Ordering::Release);
     }
 
-    /// Returns true if a message of `size` bytes fits.
-    /// Analogous to Linux's `msg_fits_inqueue`.
+    /// Returns true if the queue has room for a message of `size` bytes. Analogous to Linux's
+    /// `msg_fits_inqueue`.
     #[inline]
     pub(super) fn fits(&self, size: usize) -> bool {
         let line = self.queue.line();
@@ -324,7 +336,8 @@ impl<'s> QueueGuard<'s> {
         self.count_in(message);
     }
 
-    /// Inserts a delivered message into the queue again, at the position of its ticket.
+    /// Puts a message that was delivered to a dead receiver back into the queue. Tickets number the
+    /// messages in the order of arrival, and determine the position of this message.
     #[cold]
     pub(super) fn put_back(&self, message: Message<'s>) {
         let mut lines: Vec<u32> = self.messages().iter().collect();
@@ -358,8 +371,9 @@ impl<'s> QueueGuard<'s> {
         put(&line[QNUM], qnum);
     }
 
-    /// Tells all waiting receivers, or those waiting senders whose messages now fit, to check
-    /// again. Returns the nodes to wake. Analogous to Linux's `expunge_all` and `ss_wakeup`.
+    /// Tells waiting calls of the role `role` to check the queue again: all receivers, or those
+    /// senders whose messages now fit. Returns the wait nodes to wake. Analogous to Linux's
+    /// `expunge_all` and `ss_wakeup`.
     #[inline]
     pub(super) fn call(&self, role: Role) -> Wakes {
         if self.waiting(role).is_empty() {
@@ -370,9 +384,8 @@ impl<'s> QueueGuard<'s> {
         ready.filter(|node| node.call()).map(|node| node.line).collect()
     }
 
-    /// Ends the queue: frees all messages, and ends all waits with `EIDRM`. Returns the nodes to
-    /// wake.
-    /// Analogous to Linux's `freeque`.
+    /// Destroys the queue: frees all messages, and ends all waits with `EIDRM`. Returns the wait
+    /// nodes to wake. Analogous to Linux's `freeque`.
     pub(super) fn end(&self) -> Wakes {
         let owner = self.owner;
         let lists = [Role::Receiver, Role::Sender].map(|role| self.waiting(role));
@@ -385,8 +398,8 @@ impl<'s> QueueGuard<'s> {
         }
         self.messages().set([]);
         self.set_counts(|_, _| (0, 0));
-        // This store comes last. If the task dies before it, recovery finds `LIVE` set in a slot
-        // without an object, and ends the queue.
+        // Clear `LIVE` last. If this task dies earlier, `LIVE` is still set in a slot that has no
+        // queue in the id table. Recovery then calls this function once more.
         put(&self.queue.line()[LIVE], 0);
         told
     }

@@ -1,9 +1,9 @@
 //! Rebuilds a queue from its messages and nodes.
 //!
-//! A task that takes over a queue's lock from a dead task calls [`recover`], which reads all
-//! messages and nodes of the pools. Their truth words show which of them belong to the queue. The
-//! lists and counts of the queue are set accordingly. So the step that the dead task had begun is
-//! completed or undone:
+//! When a task takes over a queue's lock from a dead task, it calls [`recover`]. `recover` reads
+//! all messages and wait nodes of the namespace. Their truth words, which contain their state, tell
+//! which of them belong to the queue. `recover` sets the lists and counts of the queue accordingly.
+//! So the change that the dead task had begun is completed or undone:
 //!
 //! | the task died | then |
 //! |---|---|
@@ -16,8 +16,9 @@
 //! | in `IPC_SET`, once the slot was changed | recovery sets `qbytes`; receivers check again |
 //! | in a removal, after it unpublished the queue | recovery ends the queue |
 //!
-//! Recovery may be stopped at any point and started again. It does not free the nodes and private
-//! messages of a dead task. [`reap`] does that, once the task is known to be dead.
+//! Recovery may itself be interrupted at any point and started again. It does not free the wait
+//! nodes and private messages of a dead task. [`reap`] does that, once the task is known to be
+//! dead.
 //!
 //! [`recover`] and [`reap`] read every message and node of the namespace.
 
@@ -45,12 +46,12 @@ pub(crate) const QUEUES: &Kind = &Kind {
 };
 
 impl<'s> Queue<'s> {
-    /// Acquires the queue's lock. If its holder has died, this first repairs the queue.
+    /// Acquires the queue's lock. If the last holder of the lock has died, repairs the queue first.
     ///
     /// # Errors
     ///
-    /// `EIDRM` if the queue is gone (trap I3: every path checks this again under the lock); `EIO`
-    /// if a living holder does not release the lock.
+    /// Returns `EIDRM` if the queue is gone (trap I3: every path checks this again under the lock).
+    /// Returns `EIO` if a living holder does not release the lock.
     #[inline]
     pub(super) fn lock(self, owner: Owner) -> Result<QueueGuard<'s>, Errno> {
         let held = self.hold(owner, Wait::Long)?;
@@ -79,8 +80,8 @@ impl<'s> Queue<'s> {
     }
 }
 
-/// Repairs the newest queue of a slot, after the caller has taken the queue's lock from a dead
-/// task. `queue` may be any queue of the slot.
+/// Repairs the queue that was created last in a slot of the id table. The caller has just taken the
+/// queue's lock from a dead task. `queue` may be an earlier queue of the same slot.
 pub(super) fn recover(queue: Queue<'_>, owner: Owner) {
     let locked = QueueGuard { queue: queue.last_of_slot(), owner, _held: None };
     let is_set = locked.redo_set();
@@ -95,12 +96,14 @@ pub(super) fn recover(queue: Queue<'_>, owner: Owner) {
     node::wake(queue.shared, &wakes);
 }
 
-/// Rebuilds the lists and counts of a queue. Returns the nodes to wake.
+/// Rebuilds the lists of a message queue, and its counts of messages and bytes, from all messages
+/// and wait nodes of the namespace. Returns the wait nodes to wake.
 pub(super) fn rebuild(locked: &QueueGuard<'_>) -> Wakes {
     let shared = locked.queue.shared;
     let name = locked.queue.name;
     let mut wakes = Wakes::new();
-    // The caller holds the queue's lock, so no message enters or leaves the queue meanwhile.
+    // The caller holds the queue's lock. So no message enters or leaves the queue while this
+    // function walks over all messages.
     let (_, messages) = shared.layout.msgs.collect_used(&shared.region, |line, _| {
         let truth = Message { shared, line }.truth();
         let is_own = matches!(truth, Truth::Queued(of) | Truth::Delivered(of, _) if of == name);
@@ -119,8 +122,9 @@ pub(super) fn rebuild(locked: &QueueGuard<'_>) -> Wakes {
                     continue;
                 }
                 if node.status() == Status::Interrupted {
-                    // The message was not sent, since its receiver gave up. So the message belongs
-                    // to its sender, which has died.
+                    // The receiver gave up before the sender stored an outcome in its wait node, so
+                    // the message was not sent. The message still belongs to the sender, which has
+                    // died.
                     message.set_truth(Truth::Private);
                 } else {
                     node.tell(Ok(line));
@@ -145,14 +149,15 @@ pub(super) fn rebuild(locked: &QueueGuard<'_>) -> Wakes {
     wakes
 }
 
-/// Frees the nodes and private messages of the dead task numbered `task`.
+/// Frees the wait nodes and private messages of the dead task numbered `task`.
 ///
-/// Messages that were passed to that task go to other receivers. Returns the tasks of these
-/// receivers if they may have died.
+/// Messages that a sender passed to the dead task go to other receivers. Returns the tasks of these
+/// receivers if they may have died too.
 ///
 /// # Errors
 ///
-/// `EIO` if a living task does not release a queue's lock. Then the task must be reaped again.
+/// Returns `EIO` if a living task does not release a queue's lock. The caller must then reap the
+/// task again later.
 pub(crate) fn reap(shared: &Shared, owner: Owner, task: u32) -> Result<Absent, Errno> {
     let mut absent = Absent::new();
     for (node, _) in nodes(shared).filter(|(_, whose)| *whose == task) {
@@ -165,26 +170,31 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, task: u32) -> Result<Absent, E
     Ok(absent)
 }
 
-/// Frees the messages in `seen` that are private messages of the dead task `task`, unless another
-/// task has received them meanwhile. `seen` and the count `joins` come from `Pool::collect_used`.
+/// Frees the private messages `seen` of the dead task `task`, which `Pool::collect_used` has found.
+/// Messages that another task has received since are not freed. `joins` is the count of joins that
+/// `Pool::collect_used` returned. If it has changed, the pool may have joined the memory of a
+/// message to other free memory.
 pub(super) fn free_private(shared: &Shared, owner: Owner, task: u32, joins: u64, seen: Vec<u32>) {
     let pool = &shared.layout.msgs;
     for line in seen {
         let message = Message { shared, line };
-        // Another task may take a message of the dead task meanwhile. It records itself as the
-        // owner before it makes the message private. So read the owner again after the truth word.
+        // Another task may be receiving this message now. A receiver first stores itself as the
+        // owner, and then the state `Private`. So read the state first and the owner second. If the
+        // state is `Private` then, the owner is already the receiver.
         pool.free_seen(shared, line, joins, owner, || {
             message.truth() == Truth::Private && pool.whose(&shared.region, line) == Some(task)
         });
     }
 }
 
-/// Unlinks a node from its list, and frees the node. If a message was passed to the node, passes it
-/// on to another receiver. Returns the task of that receiver if it may have died.
+/// Unlinks a wait node from its list, and frees it. If a message was passed to the node, passes the
+/// message on to another receiver. If that receiver may have died, returns the number of its task,
+/// so that the caller can clean up after it.
 ///
 /// # Errors
 ///
-/// `EIO` if a living task does not release the queue's lock. The node then stays.
+/// Returns `EIO` if a living task holds the queue's lock and does not release it. The wait node
+/// `node` is then not freed.
 pub(super) fn end_node(shared: &Shared, owner: Owner, node: Node<'_>) -> Result<Absent, Errno> {
     let absent = match node.whose() {
         Some((role, name)) => leave_queue(shared, owner, node, role, name)?,
@@ -194,8 +204,8 @@ pub(super) fn end_node(shared: &Shared, owner: Owner, node: Node<'_>) -> Result<
     Ok(absent)
 }
 
-/// Unlinks a node from its queue, for [`end_node`]. `role` and `name` tell how and at which queue
-/// the call of the node waits or has waited.
+/// Unlinks a wait node from the list of its queue, and passes its message on; see [`end_node`].
+/// `role` says whether the waiting call sends or receives. `name` identifies the queue.
 fn leave_queue(
     shared: &Shared,
     owner: Owner,
@@ -203,8 +213,9 @@ fn leave_queue(
     role: Role,
     name: QueueName,
 ) -> Result<Absent, Errno> {
-    // Under the lock, the node is in its list or has its outcome. If the queue was removed, the
-    // removal has stored the outcome.
+    // While this task holds the queue's lock, the wait node is in the queue's list, or another task
+    // has stored its outcome. If the queue was removed, `lock` fails, and the removal has stored
+    // the outcome.
     let guard = match (Queue { shared, name }).lock(owner) {
         Err(Errno::IDRM) => None,
         guard => Some(guard?),
@@ -224,8 +235,9 @@ fn leave_queue(
         message.free(owner);
         return Ok(Absent::new());
     };
-    // While the message is private, it belongs to this task. If this task dies, the message is
-    // freed.
+    // This task may die before it has passed the message to another receiver. A rebuild of the
+    // queue may then give the message the state `Private`. So record this task as the owner. The
+    // cleanup after this task then frees the message.
     shared.layout.msgs.set_whose(&shared.region, line, owner.index);
     let sent = pipelined_send(&guard, message, now_s());
     if sent.handed.is_none() {
@@ -235,22 +247,24 @@ fn leave_queue(
     Ok(sent.wake(shared))
 }
 
-/// Clears the remains in a slot without a queue. The caller holds the lock of all queues. Returns
-/// true if no remains are left.
+/// Completes the removal of a queue whose removing task has died: frees the messages in slot
+/// `index`, and ends the waiting calls. The caller holds the lock of all queues. Returns true if
+/// nothing of the queue is left.
 fn end_slot(ids: Ids<'_>, index: u32) -> bool {
     let slot = Queue::of_slot(ids.shared, index);
     slot.live() == 0 || slot.recover(ids.owner).is_ok()
 }
 
-/// Returns the nodes in use, each with the number of its task.
+/// Returns the wait nodes in use, each with the number of the task that it belongs to.
 pub(super) fn nodes(shared: &Shared) -> impl Iterator<Item = (Node<'_>, u32)> {
     let used = shared.layout.msg_waits.used(&shared.region);
     used.map(move |(line, whose)| (Node { shared, line }, whose))
 }
 
-/// Looks after the calls that wait at queues, for the watcher. Repairs the queues whose lock has a
-/// dead holder and those whose removal was interrupted. Wakes calls that have an outcome or whose
-/// queue is gone. Returns the receivers that may not have taken the message passed to them.
+/// Checks all calls that wait at message queues, on behalf of the watcher (the one waiting call
+/// that looks for dead tasks). Repairs queues whose lock has a dead holder or whose removal was
+/// interrupted. Wakes calls that have an outcome or whose queue is gone. Returns the tasks that
+/// were passed a message and may have died before they took it.
 pub(crate) fn look_at_waits(shared: &Shared, owner: Owner) -> Vec<u32> {
     let (mut suspects, mut queues) = (Vec::new(), BTreeSet::new());
     for (node, task) in nodes(shared) {
@@ -274,8 +288,8 @@ pub(crate) fn look_at_waits(shared: &Shared, owner: Owner) -> Vec<u32> {
             ids.end_left_at(index);
         }
         if is_left(shared, get(&queue.line()[LOCK])) {
-            // Taking the lock from the dead holder repairs the queue. If that fails, a later check
-            // tries again.
+            // Taking the lock from the dead holder repairs the queue. If the lock cannot be taken
+            // now, the watcher tries again at its next check.
             drop(queue.hold(owner, Wait::Short));
         }
     }

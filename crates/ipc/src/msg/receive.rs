@@ -1,7 +1,7 @@
 //! msgrcv(2).
 //!
 //! A received message is private to its receiver. So the receiver copies the text without the
-//! queue's lock. The drop of [`Arrived`] frees the lines of the message.
+//! queue's lock. Dropping the [`Arrived`] value frees the memory of the message.
 //!
 //! Source: msgop(2); Linux `ipc/msg.c` (`do_msgrcv`, "lockless receive").
 
@@ -66,7 +66,7 @@ impl Arrived<'_> {
         size.min(self.size_max)
     }
 
-    /// Copies as much of the text as fits to `out`. Returns the number of bytes.
+    /// Copies as much of the text as fits to `out`. Returns the number of copied bytes.
     #[inline]
     pub fn read(&self, out: &mut [u8]) -> usize {
         let size = self.size_max.min(out.len());
@@ -93,23 +93,24 @@ impl Drop for Arrived<'_> {
 impl Task {
     /// Receives a message into `text`. Waits until there is one.
     ///
-    /// With `msgtyp` 0 it takes the first message. With a positive `msgtyp` it takes the first one
-    /// of this type, or with `MSG_EXCEPT` the first one of another type. With a negative `msgtyp`
-    /// it takes the first one of the lowest type up to the absolute value. `MSG_COPY` copies the
-    /// message at position `msgtyp` and leaves it in the queue.
+    /// With `msgtyp` 0, the call takes the first message. With a positive `msgtyp`, it takes the
+    /// first message of this type, or with `MSG_EXCEPT` the first one of another type. With a
+    /// negative `msgtyp`, it takes the first message of the lowest type that is at most the
+    /// absolute value. With `MSG_COPY`, it copies the message at position `msgtyp` and leaves that
+    /// message in the queue.
     ///
     /// # Errors
     ///
     /// - `E2BIG`: the message is longer than `text`, and `MSG_NOERROR` is not given. The message
     ///   stays in the queue.
-    /// - `EACCES`: the caller has no read permission, and lacks `CAP_IPC_OWNER`. Also if the
-    ///   permission is removed during the wait.
+    /// - `EACCES`: the caller has no read permission, and lacks `CAP_IPC_OWNER`. The permission may
+    ///   also have been removed during the wait.
     /// - `EIDRM`: the queue was removed during the call.
     /// - `EINTR`: the wait was interrupted, by a signal or by [`Task::interrupt`].
     /// - `EIO`: the namespace is shared, and another process does not release the queue's lock.
-    /// - `EINVAL`: there is no such queue; `MSG_COPY` without `IPC_NOWAIT`, with `MSG_EXCEPT`, or
-    ///   with `MSG_NOERROR` and too short a `text`.
-    /// - `ENOMEM`: there is no free node for the waiting call.
+    /// - `EINVAL`: there is no such queue, or `MSG_COPY` is given without `IPC_NOWAIT`, with
+    ///   `MSG_EXCEPT`, or with `MSG_NOERROR` and too short a `text`.
+    /// - `ENOMEM`: there is no memory for the wait node of the call.
     /// - `ENOMSG`: there is no such message, and `IPC_NOWAIT` is given.
     ///
     /// # Examples
@@ -194,8 +195,8 @@ impl Task {
                 return Ok(self.take(guard, message, size_max));
             }
             refuse_if(msgflg.contains(MsgFlags::NOWAIT), Errno::NOMSG)?;
-            // A receiver polls for a message before it is queued, unless other receivers are
-            // queued, since they come first.
+            // A receiver polls for a while before it enters the list of waiting receivers. If other
+            // receivers are in the list, it does not poll, since they get the next message.
             let may_watch = self.shared.spin_ns != 0 && guard.waiting(Role::Receiver).is_empty();
             match watched {
                 Some(Ended::Interrupted) => return Err(Errno::INTR),
@@ -220,9 +221,9 @@ impl Task {
 
     /// Polls for a short time until a message is sent.
     ///
-    /// Meanwhile the receiver is in no list. So a sender makes no system call for it, and a killed
+    /// A polling receiver is in no list. So a sender makes no system call to wake it, and a killed
     /// receiver leaves nothing behind. Each round yields the processor, since the sender may need
-    /// it. If a signal handler runs while the receiver polls, the call is interrupted.
+    /// it. If a signal handler calls [`Task::interrupt_own`], the polling call ends with `EINTR`.
     #[cold]
     fn watch(&self, queue: Queue<'_>, last_ticket: u64) -> Ended {
         let before = signals::count();
@@ -250,7 +251,8 @@ impl Task {
         self.ask(|hook, cred| hook.msg_msgrcv(cred, &object.perm(), msgtyp))
     }
 
-    /// Takes a queued message. Tells the senders whose messages now fit to check again.
+    /// Takes a queued message. Tells the waiting senders whose messages now fit to check the queue
+    /// again.
     #[inline]
     fn take<'t>(
         &'t self,
@@ -272,7 +274,8 @@ impl Task {
         Arrived { from: From::Message(message, self), mtype, size_max }
     }
 
-    /// Waits for a message and returns its line. The message is then private to this task.
+    /// Waits for a message. Returns the number of the message's first cache line. The message then
+    /// belongs to this task alone.
     #[cold]
     fn receive_waiting(
         &self,
@@ -284,8 +287,8 @@ impl Task {
         let size_max = if msgflg.contains(MsgFlags::NOERROR) { usize::MAX } else { size_max };
         let may = |object: &Object| self.may_receive(object, msgtyp);
         self.wait_at(guard, filter, size_max, Role::Receiver, may, |_guard, node| {
-            // Once the call waits, a sender passes a message directly to its node. So do not look
-            // for a queued message.
+            // While a receiver waits, each message that it takes is passed directly to its wait
+            // node. So it need not look for a queued message.
             if !matches!(node.status(), Status::Done(_)) {
                 node.answer_call();
             }
@@ -301,7 +304,7 @@ fn find<'s>(guard: &QueueGuard<'s>, filter: Filter) -> Option<Message<'s>> {
     filter.find(messages.map(|message| (message.mtype(), message)))
 }
 
-/// Copies a message that stays in its queue. The caller holds the queue's lock.
+/// Copies a message for `MSG_COPY`, and leaves it in its queue. The caller holds the queue's lock.
 fn copy<'t>(message: Message<'_>, size_max: usize) -> Result<Arrived<'t>, Errno> {
     refuse_if(message.size() > size_max, Errno::INVAL)?;
     let mut text = vec![0; message.size()];

@@ -19,21 +19,20 @@ use crate::shared::now_s;
 use crate::task::Task;
 
 impl Task {
-    /// Sends a message of type `mtype` with `text`. Waits until it fits into the queue.
+    /// Sends a message of type `mtype` with `text`. Waits until the message fits into the queue.
     ///
     /// Of the flags in `msgflg`, only [`MsgFlags::NOWAIT`] has an effect.
     ///
     /// # Errors
     ///
-    /// - `EACCES`: the caller has no write permission, and lacks `CAP_IPC_OWNER`. Also if the
-    ///   permission is removed during the wait.
+    /// - `EACCES`: the caller has no write permission, and lacks `CAP_IPC_OWNER`. The permission
+    ///   may also have been removed during the wait.
     /// - `EAGAIN`: the message does not fit, and `IPC_NOWAIT` is given.
     /// - `EIDRM`: the queue was removed during the call.
     /// - `EINTR`: the wait was interrupted, by a signal or by [`Task::interrupt`].
     /// - `EIO`: the namespace is shared, and another process does not release the queue's lock.
     /// - `EINVAL`: there is no such queue, `mtype` is below 1, or `text` is longer than `MSGMAX`.
-    /// - `ENOMEM`: there are too few free lines for the message, or no free node for the waiting
-    ///   call.
+    /// - `ENOMEM`: there is no memory for the message, or for the wait node of the call.
     ///
     /// # Examples
     ///
@@ -67,8 +66,9 @@ impl Task {
         let message = Message::alloc(self, mtype, text)?;
         let send = || self.send(queue, message, msgflg);
         let sent = recover::with_room(&self.shared, self.owner, send);
-        // A forked child may return from this call of its parent. The message belongs to the
-        // parent, so the child must not free it.
+        // If a signal handler forks during this call, the call may also return in the child. The
+        // message that this call has allocated belongs to the parent, so the child must not free
+        // it.
         if sent.is_err() && !self.is_copy() {
             message.let_go(self);
         }
@@ -129,8 +129,8 @@ impl Task {
                     self.hand_in(guard, message);
                     return true;
                 }
-                // Another message has taken the space, so wait again, at the end of the list of
-                // senders.
+                // Space in the queue was freed, but another sender has taken it. So wait again, at
+                // the end of the queue's list of senders.
                 node.set_ticket(guard.next_ticket());
                 guard.waiting(Role::Sender).push(node.line);
                 node.answer_call();

@@ -1,5 +1,5 @@
-//! Tests of queues that need the crate's internals: remains of dead tasks, and the rebuild from
-//! messages and nodes.
+//! Tests of message queues that use internals of the crate: cleanup after dead tasks, and the
+//! rebuild of a queue from its messages and wait nodes.
 
 use corewalk_base::primitives::{Arc, thread};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -30,8 +30,8 @@ fn queue(task: &Task, id: MsgId) -> Queue<'_> {
     Queue::new(&task.shared, &task.msg_ids().obtain_object_check(id.raw()).unwrap())
 }
 
-/// A sender that was called to check again must not count as waiting, even if its message does not
-/// fit after all.
+/// Checks whether `Task::waiting` counts a sender. Once the sender is told to check the queue
+/// again, it does not count. If its message still does not fit, it waits and counts again.
 #[test]
 fn called_sender_does_not_count_as_waiting() {
     let namespace = namespace();
@@ -51,7 +51,7 @@ fn called_sender_does_not_count_as_waiting() {
     node.free(task.owner);
 }
 
-/// Runs `call` on its own thread, and returns once the call waits.
+/// Runs `call` on a new thread, and returns once the call waits.
 fn waiting<T: Send + 'static>(
     task: &Arc<Task>,
     call: impl FnOnce(&Task) -> T + Send + 'static,
@@ -67,7 +67,8 @@ fn waiting<T: Send + 'static>(
     handle
 }
 
-/// Returns the state of a queue that a rebuild must restore: lists and counts.
+/// Returns the parts of a queue that a rebuild must restore: the lists of messages and waiting
+/// calls, and the numbers of bytes and messages.
 fn picture(task: &Task, id: MsgId) -> (Vec<u32>, Vec<u32>, Vec<u32>, u64, u64) {
     let guard = queue(task, id).lock(task.owner).unwrap();
     let numbers = guard.numbers();
@@ -143,8 +144,9 @@ fn control_scrambled_queue_without_a_rebuild_is_wrong() {
     assert_ne!(picture(&one, id), before);
 }
 
-/// A sender died after it stored `Delivered` in its message, and before it told the receiver. The
-/// rebuild must tell the receiver.
+/// Simulates a sender that dies after it has stored the state `Delivered` in its message, and
+/// before it has told the receiver. Checks that the rebuild of the queue, which recovery makes,
+/// tells the receiver.
 #[test]
 fn receiver_of_a_delivered_message_is_told_by_the_rebuild() {
     let namespace = namespace();
@@ -169,8 +171,9 @@ fn receiver_of_a_delivered_message_is_told_by_the_rebuild() {
     assert_eq!(receiver.join().unwrap().unwrap(), b"handed");
 }
 
-/// A receiver died after it took its message, and before it told waiting senders to check again.
-/// The rebuild must tell them.
+/// Simulates a receiver that takes its message, and dies before it tells the waiting senders to
+/// check the queue again. Recovery then rebuilds the queue. Checks that the rebuild tells the
+/// senders to check.
 #[test]
 fn senders_that_have_room_are_called_by_the_rebuild() {
     let namespace = namespace();
@@ -193,8 +196,8 @@ fn senders_that_have_room_are_called_by_the_rebuild() {
     assert_eq!(one.msg_stat(id).unwrap().qnum, 2);
 }
 
-/// A task died while it removed a queue, after it had unpublished the queue. Recovery must end the
-/// queue.
+/// Simulates a task that dies during the removal of a queue, after it has unpublished the queue.
+/// Checks that recovery completes the removal.
 #[test]
 fn interrupted_removal_is_completed_by_recovery() {
     let namespace = namespace();
@@ -228,7 +231,7 @@ fn used(task: &Task) -> [usize; 2] {
     [&layout.msgs, &layout.msg_waits].map(|pool| pool.used(&task.shared.region).count())
 }
 
-/// Reaping must free the private messages and nodes of a dead task, and nothing else.
+/// Checks that reaping a dead task frees its private messages and its wait nodes, and nothing else.
 #[test]
 fn messages_and_nodes_of_a_dead_task_are_reaped() {
     let namespace = namespace();
@@ -237,12 +240,14 @@ fn messages_and_nodes_of_a_dead_task_are_reaped() {
     // A queued message belongs to the queue, not to its sender.
     dead.msgsnd(id, 5, b"sent", MsgFlags::empty()).unwrap();
     let shared = &*dead.shared;
-    // The dead task was writing one message, and was reading another one.
+    // The dead task owns two messages that are in no queue: one that it was about to send, and one
+    // that it had received and not yet freed.
     Message::alloc(&dead, 1, b"written").unwrap();
     one.msgsnd(id, 6, b"read", MsgFlags::empty()).unwrap();
     std::mem::forget(dead.msgrcv_owned(id, 8, 6, MsgFlags::empty()).unwrap());
     let guard = queue(&dead, id).lock(dead.owner).unwrap();
-    // One node waits. A message was passed to the other node, whose task has not seen that.
+    // The dead task has two wait nodes. One is waiting. A message was passed to the other one, but
+    // the task died before it noticed.
     let nodes = [9, 10].map(|mtype| {
         let filter = Filter::new(mtype, MsgFlags::empty()).unwrap();
         let node = Node::alloc(&guard, Role::Receiver, 2, 8, filter).unwrap();
@@ -259,14 +264,14 @@ fn messages_and_nodes_of_a_dead_task_are_reaped() {
     let guard = queue(&one, id).lock(one.owner).unwrap();
     assert!(guard.waiting(Role::Receiver).is_empty());
     drop(guard);
-    // The message that was passed to the dead task must be in the queue again.
+    // The message that was passed to the dead task must have returned to the queue.
     let received =
         [(); 2].map(|()| one.msgrcv(id, &mut [0; 8], 0, MsgFlags::empty()).unwrap().mtype);
     assert_eq!(received, [5, 10]);
 }
 
-/// If a receiver takes a message of a dead task while that task is reaped, the message must stay
-/// with the receiver.
+/// Checks a receiver that takes a message of a dead task while that task is reaped. The message
+/// must stay with the receiver.
 #[test]
 fn message_taken_while_its_sender_is_reaped_stays_with_its_receiver() {
     let namespace = namespace();
@@ -274,7 +279,7 @@ fn message_taken_while_its_sender_is_reaped_stays_with_its_receiver() {
     let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     dead.msgsnd(id, 5, b"sent", MsgFlags::empty()).unwrap();
     let shared = &*dead.shared;
-    // The dead task was writing this message, so the reaping frees it.
+    // The dead task was just writing this message to send it, so the reaping must free it.
     Message::alloc(&dead, 1, b"written").unwrap();
     let (joins, seen) = shared.layout.msgs.collect_used(&shared.region, |line, whose| {
         assert_eq!(whose, dead.owner.index);
@@ -310,8 +315,9 @@ fn left(task: &Task, id: MsgId, role: Role) -> Node<'_> {
     node
 }
 
-/// A task that cannot acquire the queue's lock leaves its node in the list. That node must get no
-/// message, and the end of the task must free it.
+/// Checks a call that has failed because it could not acquire the queue's lock, so its wait node is
+/// still in the queue's list. No message may be passed to that node. The end of the task must free
+/// the node.
 #[test]
 fn abandoned_node_gets_no_message_and_is_freed_with_its_task() {
     let namespace = namespace();
@@ -345,8 +351,9 @@ fn abandoned_node_gets_no_message_and_is_freed_with_its_task() {
     }
 }
 
-/// A signal interrupts a receiver, and its thread runs again only after a message is there. The
-/// receiver must not get that message.
+/// A signal interrupts a waiting receiver, which does not run again before a message is sent. The
+/// receiver must not get that message, since its call fails with `EINTR`. So the message must stay
+/// in the queue.
 #[test]
 fn interrupted_receiver_is_given_no_message() {
     let namespace = namespace();
@@ -362,8 +369,8 @@ fn interrupted_receiver_is_given_no_message() {
     node.free(one.owner);
 }
 
-/// A node must get an outcome from a sender or be abandoned by its task, never both. The later of
-/// the sender and the task must notice.
+/// Checks that a wait node either gets an outcome from a sender or is abandoned by its task, and
+/// never both. Whichever comes second, the sender or the task, must notice the other.
 #[test]
 fn node_gets_an_outcome_or_is_abandoned_and_never_both() {
     let namespace = namespace();
@@ -375,8 +382,9 @@ fn node_gets_an_outcome_or_is_abandoned_and_never_both() {
     assert!(told.is_ok() && is_out, "it has a message");
     let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     let node = left(&other, id, Role::Receiver);
-    // A sender died after it stored `Delivered` with an abandoned node in its message, and before
-    // it told that node.
+    // Simulate a sender that dies while it passes a message to a receiver that has given up. The
+    // sender has stored `Delivered` in the message. It has not stored an outcome in the receiver's
+    // wait node.
     let guard = queue(&one, id).lock(one.owner).unwrap();
     let message = Message::alloc(&one, 3, b"text").unwrap();
     message.set_truth(Truth::Delivered(guard.queue.name, node.line));
@@ -384,8 +392,8 @@ fn node_gets_an_outcome_or_is_abandoned_and_never_both() {
     assert_eq!(message.truth(), Truth::Private);
 }
 
-/// A task died in `IPC_SET`. If it had changed the slot, the whole change must take effect, and
-/// otherwise none of it.
+/// Checks recovery after a task has died in `IPC_SET`. If the task had changed the slot, the whole
+/// change must take effect, and otherwise none of it.
 #[test]
 fn interrupted_change_of_a_queue_is_whole_or_nothing() {
     let namespace = namespace();
@@ -439,7 +447,8 @@ fn region_after_queues_come_and_go_has_nothing_in_use() {
     assert_eq!((totals.queues, totals.messages, totals.bytes), (0, 0, 0));
 }
 
-/// Returns the number of message ranges in use, including those that tasks keep.
+/// Returns the number of allocated ranges in the pool of messages. A range that a task keeps for
+/// its next message counts too.
 fn ranges(task: &Task) -> usize {
     task.shared.layout.msgs.used(&task.shared.region).count()
 }
@@ -460,7 +469,8 @@ fn task_keeps_the_lines_of_one_message_until_it_ends_or_dies() {
             }
             assert_eq!(ranges(&one), 1, "the receiver keeps the lines of one message of two");
         }
-        // A message of another size needs other lines, so the task frees the lines that it keeps.
+        // The task has kept the memory of an earlier message. The next message is larger and does
+        // not fit into that memory. So the task frees the memory that it has kept.
         other.msgsnd(id, 9, &[0; 500], MsgFlags::empty()).unwrap();
         assert_eq!(ranges(&one), 1);
         one.msgrcv(id, &mut [0; 500], 9, MsgFlags::empty()).unwrap();
@@ -475,7 +485,8 @@ fn task_keeps_the_lines_of_one_message_until_it_ends_or_dies() {
     }
 }
 
-/// A sender that finds no free lines must reap dead tasks, and get their lines.
+/// Checks that a sender that finds no free memory for its message reaps dead tasks, and gets the
+/// memory of their messages.
 #[test]
 fn sender_without_free_lines_gets_those_of_dead_tasks() {
     let capacity = Capacity { queues: 1, msgs: 16, waits: 4, tasks: 4, ..Capacity::LEAST };
@@ -494,7 +505,8 @@ fn sender_without_free_lines_gets_those_of_dead_tasks() {
     assert_eq!(one.msgsnd(id, 1, b"text", MsgFlags::empty()), Ok(()));
 }
 
-/// The limit for kept lines must hold for messages of all sizes.
+/// Checks the limit for the memory that tasks keep for their next messages, with messages of all
+/// sizes.
 #[test]
 fn lines_that_all_tasks_keep_are_at_most_a_quarter() {
     const LINES: u32 = 1024;
@@ -511,7 +523,8 @@ fn lines_that_all_tasks_keep_are_at_most_a_quarter() {
             task.msgsnd(id, 1, &text, NOWAIT).unwrap();
             task.msgrcv(id, &mut text, 0, NOWAIT).unwrap();
         }
-        // The queue is empty, so all lines in use are kept by tasks.
+        // The queue is empty. So all cache lines in use in the message pool belong to ranges that
+        // tasks keep for the next message that they send.
         let kept: u32 = pool.used(region).map(|(line, _)| pool.len(region, line)).sum();
         assert!(kept <= LINES / 4, "{kept} lines are kept after messages of {lines} lines");
         kept_most = kept.max(kept_most);
@@ -537,7 +550,7 @@ fn text_of_any_length_arrives_as_it_was_sent() {
     }
 }
 
-/// A damaged region must lead to wrong messages, but not to a crash.
+/// Checks that damage in shared memory leads to wrong messages, but not to a crash.
 #[test]
 fn message_with_an_impossible_size_is_cut() {
     let namespace = namespace();
@@ -553,7 +566,8 @@ fn message_with_an_impossible_size_is_cut() {
     assert_eq!(received.size_bytes, 8192);
 }
 
-/// Makes `task` wait for a message that `filter` takes, without a thread that sleeps.
+/// Adds a wait node of `task` for a message that `filter` takes. No thread sleeps on the node, so
+/// the test can continue.
 fn receive_without_sleep(task: &Task, id: MsgId, filter: Filter) -> u32 {
     let queue = queue(task, id);
     let guard = queue.lock(task.owner).unwrap();
@@ -569,8 +583,8 @@ fn shared_namespace() -> Namespace {
     Namespace::open_fd(&file, options).unwrap()
 }
 
-/// A sender does not check whether receivers are alive. If both waiting receivers are dead when
-/// msgsnd begins, the next msgrcv must get the message.
+/// A sender does not check in advance whether waiting receivers are alive. Checks that if two
+/// waiting receivers are dead when msgsnd begins, the next msgrcv gets the message.
 #[test]
 fn message_handed_to_dead_receivers_is_left_to_the_next_call() {
     let namespace = shared_namespace();
@@ -607,8 +621,8 @@ fn message_handed_to_a_dead_receiver_goes_to_the_one_that_waits_next() {
     assert_eq!(waits.join().unwrap(), Ok(b"text".to_vec()));
 }
 
-/// If a receiver dies after it got its message, the message must return to its position in the
-/// queue, before the messages sent later.
+/// Checks that if a receiver dies after a message was passed to it, the message returns to its
+/// position in the queue, before the messages that were sent later.
 #[test]
 fn message_of_a_receiver_that_died_later_returns_to_its_position() {
     let namespace = shared_namespace();
@@ -627,8 +641,8 @@ fn message_of_a_receiver_that_died_later_returns_to_its_position() {
     assert_eq!((next(), other.msg_stat(id).unwrap().cbytes), (Err(Errno::NOMSG), 0));
 }
 
-/// A message passes from a dead receiver to another receiver, which dies too. The message must
-/// return to its position in the queue, before the messages sent later.
+/// Passes a message from a dead receiver to another receiver, which dies too. Checks that the
+/// message returns to its position in the queue, before the messages that were sent later.
 #[test]
 fn message_of_two_dead_receivers_returns_to_its_position() {
     let namespace = shared_namespace();

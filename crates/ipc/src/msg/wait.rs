@@ -1,4 +1,4 @@
-//! The wait of a call at a message queue, for space or for a message.
+//! How a call waits at a message queue, for space or for a message.
 //!
 //! Source: msgop(2); Linux `ipc/msg.c` (`do_msgsnd`, `do_msgrcv`).
 
@@ -18,16 +18,17 @@ use crate::task_line::Absent;
 use crate::watch::{self, Turn};
 
 impl Task {
-    /// Queues a call and waits. Returns the line of a receiver's message, which is then private to
-    /// its task.
+    /// Adds a wait node for a call to the queue, and waits until the call ends. A receiver gets a
+    /// message, which only the caller may use from then on: the function returns the number of the
+    /// message's first cache line.
     ///
-    /// When the call has to check again, `may` checks permission, and then `again` checks under the
-    /// lock whether the call is done. `size` is the size of a sender's message or of a receiver's
-    /// buffer.
+    /// When another task tells the waiting call to check the queue again, `may` first checks the
+    /// permission of this task. Then `again` checks under the queue's lock whether the call can
+    /// complete. `size` is the size of a sender's message or of a receiver's buffer.
     ///
     /// # Errors
     ///
-    /// The outcome of the call, if it is an error. `ENOMEM` if there is no free node.
+    /// Returns the error with which the call ends. `ENOMEM` if there is no free wait node.
     pub(super) fn wait_at<'q>(
         &self,
         guard: QueueGuard<'q>,
@@ -38,8 +39,8 @@ impl Task {
         again: impl Fn(QueueGuard<'q>, Node<'_>) -> bool,
     ) -> Result<u32, Errno> {
         let queue = guard.queue;
-        // The caller has held the lock since it found that the call has to wait, so no wake-up is
-        // lost (trap I5).
+        // The caller found under the lock that the call has to wait, and has held the lock since.
+        // So no wake-up is lost (trap I5).
         let node = Node::alloc(&guard, role, self.pid, size, filter)?;
         guard.waiting(role).push(node.line);
         let outer = self.begin_wait(node.line);
@@ -50,8 +51,8 @@ impl Task {
         if let Ok(line) = outcome
             && role == Role::Receiver
         {
-            // Make the message private before the node is freed, since recovery finds a delivered
-            // message by its node.
+            // Mark the message as private before the wait node is freed. If this task dies earlier,
+            // recovery finds the delivered message through its wait node.
             Message { shared: &self.shared, line }.make_private(self.owner.index);
         }
         if is_out {
@@ -78,8 +79,8 @@ impl Task {
                 Status::Interrupted => Errno::INTR,
                 Status::Called => match self.permitted_still(queue, &may) {
                     Err(errno) => errno,
-                    // If the queue is removed meanwhile, the lock fails. `Node::leave` then returns
-                    // the outcome that the removal has stored in the node.
+                    // If the queue has been removed, `lock` fails with `EIDRM`. `Node::leave` then
+                    // returns the outcome that the removal has stored in the wait node.
                     Ok(()) => {
                         if again(queue.lock(self.owner)?, node) {
                             return Ok(0);
@@ -98,20 +99,20 @@ impl Task {
             }
             let guard = guard?;
             guard.waiting(role).unlink(node.line);
-            // Forget the node under the lock, so that a rebuild by another task does not link it
-            // again.
+            // Mark the wait node as not waiting while the lock is still held. Otherwise a rebuild
+            // of the queue by another task could link the node again.
             node.forget();
             return Err(errno);
         }
     }
 
-    /// Sleeps until the node's status changes, or until this call must check whether a watcher
-    /// exists (the one waiting call that looks for dead tasks). If this call becomes the watcher,
-    /// it looks for dead tasks.
+    /// Sleeps until the wait node's status changes, or until this call must check whether there is
+    /// a watcher: one waiting call that looks for dead tasks on behalf of all. If this call becomes
+    /// the watcher, it looks for dead tasks.
     ///
     /// # Errors
     ///
-    /// `EIDRM` if the queue is gone because it was removed or overwritten.
+    /// Returns `EIDRM` if the queue is gone because it was removed or overwritten.
     fn sleep(&self, queue: Queue<'_>, node: Node<'_>, turn: &mut Turn) -> Result<Ended, Errno> {
         let scope = self.shared.scope;
         let end = turn.end(scope, Deadline::NEVER);
@@ -122,8 +123,8 @@ impl Task {
         if ended == Ended::TimedOut && turn.is_watcher(&self.shared) {
             watch::look(&self.shared, self.owner);
         }
-        // The watcher also wakes a call whose queue is gone. If the lock cannot be acquired, the
-        // wait continues.
+        // After each sleep, check whether the queue still exists, since the watcher also wakes the
+        // calls of removed queues. If the queue's lock cannot be acquired, the wait continues.
         let may_be_gone = !IS_MODEL && queue.live() != queue.name.payload();
         refuse_if(may_be_gone && queue.lock(self.owner).err() == Some(Errno::IDRM), Errno::IDRM)?;
         Ok(ended)
@@ -146,9 +147,9 @@ impl Task {
     }
 }
 
-/// Ends those waits of an ending task whose nodes are still in their lists. Messages that were
-/// passed to these nodes go to other receivers. Returns the tasks of these receivers that may have
-/// died.
+/// Frees the wait nodes of an ending task that are still in the lists of their queues, because the
+/// calls could not remove them. A message that was passed to one of these nodes goes to another
+/// receiver. Returns the tasks of these other receivers, if they may have died.
 ///
 /// # Errors
 ///

@@ -1,9 +1,9 @@
-//! Crash models of a pool: a task is killed before each store of an allocation that joins free
-//! ranges and cuts the result.
+//! Crash models of a pool. A task allocates a range, for which the pool first joins adjacent free
+//! ranges and then splits the result. The task is killed before each store of this allocation.
 //!
-//! After each kill, the next task that takes the pool's lock repairs the pool. Then the ranges of
-//! other tasks must be unchanged, and each line must belong to one range. As many lines as before
-//! must be allocatable.
+//! After each kill, the next task that takes the pool's lock repairs the pool. Then the ranges
+//! (runs of cache lines) of other tasks must be unchanged. Each line of the pool must belong to
+//! exactly one range. As many lines can be allocated as before the killed allocation.
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 
@@ -35,7 +35,8 @@ struct World {
 }
 
 impl World {
-    /// Makes 64 ranges of one line. The survivor uses two of them, and the others are free.
+    /// Makes a pool with 64 ranges of one cache line each. The surviving task uses two of them, and
+    /// the others are free.
     fn new(pool: fn(&Layout) -> Pool) -> Self {
         let lines = Capacity { msgs: LINES, undos: LINES, ..Capacity::LEAST };
         let capacity = Capacity { queues: 2, tasks: 4, ..lines };
@@ -50,7 +51,8 @@ impl World {
             (0..LINES).map(|_| pool.alloc(shared, 1, own, own.index).unwrap()).collect();
         let is_kept = |at: usize| at == 13 || at == 37;
         for (at, line) in lines.iter().enumerate() {
-            // Each line looks as if it had the text of a message, or a message in a queue, before.
+            // Fill each cache line of the pool with words that look like old message text, or like
+            // a message in a queue.
             let text = 1 | USED | 77 << WHOSE_SHIFT;
             shared.region.line(*line)[..HEADER].iter().for_each(|word| put(word, text));
             if !is_kept(at) {
@@ -74,16 +76,17 @@ impl World {
         self.survivor.owner
     }
 
-    /// Runs `act`, and kills the victim before its store numbered `stores`. Returns true if it was
-    /// killed.
+    /// Runs `act` in the name of the task `victim`, and kills that task after it has made `stores`
+    /// stores to shared memory. Returns true if the task was killed before `act` ended.
     fn stop(&self, stores: u64, act: impl FnOnce(&Self)) -> bool {
         let is_stopped = matches!(crash::run(stores, || act(self)), Ended::Stopped);
         forget_process(self.shared(), self.victim.owner.index);
         is_stopped
     }
 
-    /// Returns the number of ranges, or a description of the fault. It reads the pool without the
-    /// lock, like a task that reaps.
+    /// Checks that each cache line of the pool is in one range, and that the survivor's ranges are
+    /// unchanged. Does not take the pool's lock, like the cleanup after a dead task. Returns the
+    /// number of ranges, or a description of the first inconsistency.
     fn check(&self) -> Result<usize, String> {
         let mut next = self.pool.first;
         let ranges: Vec<_> = self.pool.ranges(self.region()).collect();
@@ -101,7 +104,8 @@ impl World {
         if used == self.kept { Ok(ranges.len()) } else { Err(format!("in use: {used:?}")) }
     }
 
-    /// Recovers the pool, frees the ranges of the victim, and checks the pool again.
+    /// Repairs the pool, frees the range that the killed task has allocated, and checks the pool
+    /// again.
     fn end(self, at: &str) {
         let (shared, pool) = (self.shared(), self.pool);
         drop(pool.lock(shared, self.own()).unwrap());
@@ -116,21 +120,21 @@ impl World {
         }
         pool.audit(self.region()).unwrap_or_else(|what| panic!("{at}: {what}"));
         self.check().unwrap_or_else(|what| panic!("{at}: {what}"));
-        // The free lines are three runs of 13, 23 and 26 lines: before, between and after the two
-        // lines in use.
+        // The surviving task uses two cache lines of the pool. The free lines before, between and
+        // after them form three runs of 13, 23 and 26 lines.
         for wanted in [16, 16, 8] {
             let line = pool.alloc(shared, wanted, self.own(), 9);
             assert!(line.is_ok(), "{at}: no {wanted} lines");
         }
-        // The victim's process counts as gone, so this drop must store nothing.
+        // The victim counts as killed, so dropping its `Task` must store nothing.
         crash::run(0, || drop(self.victim));
     }
 }
 
 #[test]
 fn crash_of_an_allocation_that_joins_ranges_leaves_each_line_in_one_range() {
-    // The pool of messages zeroes the first lines of new ranges, and the pool of undo records does
-    // not.
+    // When the pool of messages joins free ranges, it zeroes the first cache line of each new
+    // range. The pool of undo records does not. Test both pools.
     stop_at_each_store(|layout| layout.msgs);
     stop_at_each_store(|layout| layout.undos);
 }
@@ -144,7 +148,8 @@ fn stop_at_each_store(pool: fn(&Layout) -> Pool) {
             pool.alloc(world.shared(), 4, victim, victim.index).ok();
         });
         let at = format!("stopped after {stores} stores");
-        // The ranges must be valid even before recovery, since reaping walks them without the lock.
+        // Check the ranges even before recovery has repaired the pool. The cleanup after a dead
+        // task walks over them without the pool's lock, so it may see this state.
         let ranges = world.check().unwrap_or_else(|what| panic!("{at}: {what}"));
         if !seen.contains(&ranges) {
             seen.push(ranges);
@@ -152,8 +157,8 @@ fn stop_at_each_store(pool: fn(&Layout) -> Pool) {
         world.end(&at);
         if !is_stopped {
             println!("{stores} stores; counts of ranges seen: {seen:?}");
-            // The kills must hit all stages: nothing joined, parts joined, all joined, and a range
-            // cut.
+            // The kills must hit all stages of the allocation: no free ranges are joined yet, some
+            // are joined, all are joined, and the joined range is cut to the requested size.
             assert!(seen.len() > 5, "not reached: {seen:?}");
             return;
         }
@@ -161,8 +166,9 @@ fn stop_at_each_store(pool: fn(&Layout) -> Pool) {
     panic!("the allocation never ends");
 }
 
-/// Control (a variant with the bug must fail): a wrong cut of a range. Its first store shrinks the
-/// range, and its second store adds the rest as a new range.
+/// Control (a variant with the bug must fail): a free range is cut into two halves in the wrong
+/// order. The first store shrinks the range to its first half. The header of the second half is
+/// stored only then, so a kill in between loses the second half.
 #[test]
 fn crash_control_range_that_shrinks_before_the_rest_is_a_range_is_caught() {
     let store = |line: &Line, class: u64| {

@@ -1,34 +1,36 @@
 //! Joining adjacent free ranges into larger ones, and cutting large ranges.
 //!
-//! Messages of one size may fill the pool of messages, and messages of another size may follow.
-//! Without joins, the ranges of the pool would keep their first sizes for ever. The same holds for
-//! semaphore sets and undo records. So an allocation that finds no range joins free ranges, under
-//! the pool's lock.
+//! Messages of one size may fill the pool of messages, and messages of another size may follow. If
+//! the pool did not join ranges, its ranges would keep their first sizes for ever. The same holds
+//! for semaphore sets and undo records. So an allocation that finds no range joins free ranges,
+//! under the pool's lock.
 //!
 //! # One store at a time
 //!
-//! A run of adjacent free ranges is divided anew, from its end to its start. The header of a new
-//! range overwrites an old header, or lies where no walk reads a header yet. The lines after the
-//! new range are divided already. So the headers are valid after each store. If the thread dies,
-//! only some of the ranges are joined.
+//! To join a run of adjacent free ranges, the pool splits the whole run into new ranges, which are
+//! as large as possible. It writes their headers one by one, the last range of the run first. A new
+//! header overwrites an old one, or lies where no walk over the headers looks yet, such as inside
+//! an old range. Where the new range ends, the next new header is already written. So the headers
+//! are valid after each store. If the thread dies in between, only some of the ranges are joined.
 //!
 //! # Walks without the lock
 //!
-//! While a walk is at the start of a range, another thread may join this range to the previous one
-//! and use it again. Then the walk may take text of a message for the next header. The count
-//! `JOINS` changes after a join and before the joined ranges are used. If the count has changed by
-//! the end of a walk, the walk is repeated ([`Pool::collect_used`]). Before a thread frees a range
-//! that a walk has found, it checks that range again under the lock ([`Pool::free_seen`]).
+//! A walk over the headers of a pool's ranges takes no lock. Another thread may meanwhile join the
+//! range that the walk has reached to the previous range, and allocate the result. Then the walk
+//! may mistake text of a message for the next header. So the count `JOINS` changes after a join,
+//! before the joined ranges are used. If the count has changed by the end of a walk, the walk is
+//! repeated ([`Pool::collect_used`]). Before a thread frees a range that a walk has found, it
+//! checks that range again under the lock ([`Pool::free_seen`]).
 //!
 //! # Cost
 //!
-//! A join walks the pool twice. So a full pool of messages joins only after `lines / 256` lines
-//! were freed since the last join. Otherwise each msgsnd(2) would walk the pool. The other pools
-//! join after any line was freed: a slow semget(2) is better than one that fails although the pool
-//! has enough free lines.
+//! Each time a pool joins free ranges, it walks over all its ranges twice. In a full pool of
+//! messages, each msgsnd(2) would do that. So this pool joins ranges only after 1/256 of its cache
+//! lines were freed since the last join. The other pools join ranges after any line was freed.
+//! There, a slow semget(2) is better than one that fails although enough lines are free.
 //!
-//! Source: Knuth, The Art of Computer Programming 1, 2.5, for joining; Linux
-//! `include/linux/seqlock.h` for the count.
+//! Source: Knuth, The Art of Computer Programming 1, 2.5, for the joining of free ranges; Linux
+//! `include/linux/seqlock.h` for the count `JOINS`.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::{Ordering, fence};
@@ -38,16 +40,18 @@ use crate::field::{get, put};
 use crate::lock::Owner;
 use crate::shared::Shared;
 
-/// A pool of messages joins again after 1/`GIVEN_SHARE` of its lines were freed.
+/// The pool of messages joins its free ranges again only after 1/`GIVEN_SHARE` of its cache lines
+/// were freed since the last join.
 const GIVEN_SHARE: u32 = 256;
 
-/// The maximum number of repeated walks over the headers. A hostile process may change the count
-/// `JOINS` during each walk.
+/// The maximum number of walks over the headers of a pool in one call. A walk is repeated if the
+/// count `JOINS` has changed meanwhile. A hostile process could change it during each walk.
 const WALKS_MAX: u32 = 16;
 
 impl Pool {
-    /// Joins free ranges if enough lines were freed since the last join. Returns true if it has
-    /// joined. The caller holds the lock.
+    /// Joins adjacent free ranges of the pool, if enough of its cache lines were freed since the
+    /// last call that did so. Returns true if it has joined ranges. The caller holds the pool's
+    /// lock.
     #[cold]
     pub(super) fn join(&self, region: &Region) -> bool {
         let least = match self.joins {
@@ -60,8 +64,9 @@ impl Pool {
             return false;
         }
         let (mut start, mut count) = (self.first, 0);
-        // The lines that were never used belong to the last run of free ranges. If no memory can be
-        // reserved for headers in those lines, the run ends before them.
+        // The cache lines at the end of the pool that were never used count as free. They may be
+        // joined to the free range before them, or form new ranges. The headers of these ranges
+        // need memory. If no memory can be reserved for them, leave the lines as they are.
         let fresh = self.first + get(&head[NEXT_FRESH]).min(u64::from(self.lines)) as u32;
         let all = self.first + self.lines;
         let is_room = pieces(fresh, all).all(|(line, _)| self.ensure(region, line..line + 1));
@@ -84,9 +89,9 @@ impl Pool {
         true
     }
 
-    /// Cuts a free range that is in no list to the class `wanted`, and frees the rest. If no memory
-    /// can be reserved for the header of the rest, the range stays larger. The caller holds the
-    /// lock.
+    /// Cuts a free range down to the size class `wanted`, and frees the rest. The range is in no
+    /// free list. The rest may have no memory yet. If none can be reserved for its header, because
+    /// the file system is full, the range stays larger. The caller holds the pool's lock.
     pub(super) fn cut(&self, region: &Region, line: u32, class: u32, wanted: u32) {
         if self.joins == Joins::Never {
             return;
@@ -97,14 +102,15 @@ impl Pool {
                 return;
             }
             self.write_free(region, rest, class);
-            // This store shortens the range, so from now on walks reach the header of the rest.
+            // This store shortens the free range to its first half. From now on, a thread that
+            // walks over the headers also finds the second half.
             self.write_free(region, line, class);
             self.push(region, rest, class);
         }
     }
 
-    /// Divides a run of lines without used ranges into free ranges. Each free range is as large as
-    /// possible.
+    /// Splits a run of free cache lines into free ranges. The size of each range is the largest
+    /// power of two that still fits.
     fn divide(&self, region: &Region, start: u32, end: u32) {
         let pieces: Vec<(u32, u32)> = pieces(start, end).collect();
         for (line, class) in pieces.into_iter().rev() {
@@ -112,28 +118,30 @@ impl Pool {
         }
     }
 
-    /// Writes the header of a free range. The first line may have been in the middle of another
-    /// range.
+    /// Writes the header of a free range into its first cache line, `line`. Before, this line may
+    /// have been in the middle of another range.
     fn write_free(&self, region: &Region, line: u32, class: u32) {
         let words = region.line(line);
         if self.joins == Joins::Clearing {
-            // Zero the first line: old text of a message could look like the state of a new object.
+            // Zero the cache line. It may contain old text of a message, which could look like the
+            // state of a new message.
             words[..HEADER].iter().for_each(|word| put(word, 0));
         }
         // ORDERING(ipc-pool): Release. As in `set_whose`.
         words[HEADER].store(u64::from(class) + 1, Ordering::Release);
     }
 
-    /// Counts a change of the range boundaries, so that walks without the lock notice it. The
-    /// caller holds the lock.
+    /// Changes the count `JOINS`. A thread that walks over the pool's ranges without the lock then
+    /// notices that free ranges may have been joined. The caller holds the pool's lock.
     pub(super) fn note_joins(&self, region: &Region) {
         if self.joins != Joins::Never {
             let head = region.line(self.head);
-            // ORDERING(ipc-joins): Release. A walk that begins with this count reads the new
-            // headers.
+            // ORDERING(ipc-joins): Release. A walk over the pool's ranges that reads the new count
+            // at its start also reads the new headers of the ranges.
             head[JOINS].store(get(&head[JOINS]).wrapping_add(1), Ordering::Release);
-            // After a rebuild, the number of freed lines is unknown. Assume that all were freed, so
-            // that the next join runs.
+            // After a task's death, the number of cache lines that were freed since the last join
+            // is unknown. Assume that all lines were freed. Then the next allocation that finds no
+            // free range joins free ranges.
             put(&head[GIVEN], u64::from(self.lines));
         }
     }
@@ -143,10 +151,11 @@ impl Pool {
         region.line(self.head)[JOINS].load(Ordering::Acquire)
     }
 
-    /// Calls `of` with each used range and its user. Returns the results, and the count of joins at
-    /// that time.
+    /// Walks over the used ranges of the pool, and calls `of` for each. The arguments are the
+    /// number of the range's first cache line, and the number of the task or object that uses it.
+    /// Returns the results of `of`, and the count `JOINS` at the start of the walk.
     ///
-    /// If a range is allocated or freed during the walk, the results may lack it, as in
+    /// If a range is allocated or freed during the walk, the walk may miss it. The same holds for
     /// [`Pool::used`].
     pub(crate) fn collect_used<T>(
         &self,
@@ -160,8 +169,10 @@ impl Pool {
         };
         let mut seen = walk();
         for _ in 1..WALKS_MAX {
-            // ORDERING(ipc-joins): Acquire. Pairs with the fence in `Message::fill`: if the walk
-            // has read a part of a text, it sees here that the count has changed.
+            // ORDERING(ipc-joins): Acquire. Pairs with the fence in `Message::fill`. Ranges may
+            // have been joined during the walk, and the walk may have mistaken text of a message
+            // for a header. If so, the load below returns a new count `JOINS`, and the walk is
+            // repeated.
             fence(Ordering::Acquire);
             if self.joins(region) == seen.0 {
                 break;
@@ -171,8 +182,10 @@ impl Pool {
         seen
     }
 
-    /// Frees the range at `line` if `is_left` returns true under the lock. [`Pool::collect_used`]
-    /// has returned `joins`, the count of joins, with the range.
+    /// Frees the range that begins at the cache line `line`. [`Pool::collect_used`] has found this
+    /// range, and has returned `joins`, the count of joins at that time. The pool may have changed
+    /// since. So the function first checks, under the pool's lock, that a range still begins at
+    /// `line`. It also checks that `is_left`, the caller's own condition, is true.
     ///
     /// If the lock cannot be taken, the range is lost.
     pub(crate) fn free_seen(
@@ -193,8 +206,8 @@ impl Pool {
     }
 }
 
-/// Returns the ranges that cover the lines from `start` to `end`, as first lines and classes. Each
-/// range is as large as possible.
+/// Splits the cache lines from `start` to `end` into ranges that are as large as possible. Returns
+/// the first line and the size class of each range.
 fn pieces(start: u32, end: u32) -> impl Iterator<Item = (u32, u32)> {
     let piece = move |at: u32| (at < end).then(|| (at, (end - at).ilog2().min(CLASSES - 1)));
     std::iter::successors(piece(start), move |(at, class)| piece(at + (1 << class)))
@@ -223,8 +236,8 @@ mod tests {
         (namespace, pool)
     }
 
-    /// Sends texts of `size` bytes until the pool is full, and receives all of them. Returns their
-    /// number.
+    /// Sends texts of `size` bytes until the pool is full, and then receives all of them. Returns
+    /// the number of texts.
     fn fill_and_drain(task: &Task, id: crate::MsgId, size: usize) -> usize {
         let send = || task.msgsnd(id, 1, &vec![7; size], MsgFlags::NOWAIT);
         let count = (0..).take_while(|_| send() == Ok(())).count();
@@ -243,21 +256,21 @@ mod tests {
         let task = namespace.register(Cred::root(), 1).unwrap();
         let id = task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
         for _ in 0..3 {
-            // The three sizes need ranges of 2, 32 and 8 lines. The task keeps one range for its
-            // next message.
+            // Texts of 64, 1000 and 300 bytes need ranges of 2, 32 and 8 cache lines of the message
+            // pool. The task keeps one range for its next message.
             let counts = [64, 1000, 300].map(|size| fill_and_drain(&task, id, size));
             assert!(counts[0] >= 127 && counts[1] >= 6 && counts[2] >= 30, "{counts:?}");
         }
     }
 
-    /// Fills the lines of a range, except the first, with words that look like headers.
+    /// Fills all lines of a range but the first with words that look like headers.
     fn scribble(region: &Region, line: u32, lines: u32, whose: u32) {
         for at in line + 1..line + lines {
             region.line(at).iter().for_each(|word| put(word, looks_used(whose)));
         }
     }
 
-    /// Returns a word that looks like the header of a used range of one line.
+    /// Returns a word that looks like the header of a used range with one cache line.
     fn looks_used(whose: u32) -> u64 {
         1 | super::super::USED | u64::from(whose) << super::super::WHOSE_SHIFT
     }
@@ -308,7 +321,8 @@ mod tests {
         let (namespace, pool) = pool(1024);
         let shared = namespace.shared();
         while pool.alloc(shared, 1, ME, 0).is_ok() {}
-        // Free every second line, so that no two free lines are adjacent.
+        // Free every second cache line of the pool. Then no two free lines are adjacent, and no
+        // ranges can be joined.
         for line in (pool.first..pool.first + 1024).step_by(2) {
             pool.free(shared, line, ME);
         }
@@ -319,9 +333,10 @@ mod tests {
         assert_eq!(pool.joins(&shared.region), before + 1);
     }
 
-    /// Frees all but the first of the two-line ranges in `ranges`, whose user is 5. Then it
-    /// allocates a joined range for user 6, and fills it with words that look like headers with
-    /// user 77. Returns the old start of the third range, which is now inside of that text.
+    /// Joins ranges while a test walks over them. `ranges` are ranges of two cache lines each, used
+    /// by task 5. The function frees all but the first, and allocates a joined range of eight lines
+    /// for task 6. Then it fills the joined range with words that look like range headers of task
+    /// 77. Returns the line where the third of `ranges` began. It is now inside the joined range.
     fn join_beside(shared: &Shared, pool: &Pool, ranges: &[u32]) -> u32 {
         for line in &ranges[1..] {
             pool.free(shared, *line, ME);
@@ -376,7 +391,8 @@ mod tests {
         );
         pool.free_seen(shared, middle, joins, ME, || true);
         assert_eq!(pool.whose(&shared.region, middle), Some(77), "the text is unchanged");
-        // `free_seen` must free a real range, but only if `is_left` returns true.
+        // Check that `free_seen` frees a range that exists if `is_left` returns true, and keeps the
+        // range otherwise.
         for is_left in [false, true] {
             pool.free_seen(shared, ranges[1], joins, ME, || is_left);
             assert_eq!(pool.whose(&shared.region, ranges[1]).is_none(), is_left);

@@ -1,4 +1,5 @@
-//! A check of all semaphore sets of a namespace, for the crash models. No call may be running.
+//! Checks the consistency of all semaphore sets of a namespace, for the crash models. No call may
+//! be running.
 
 use super::node::nodes_of;
 use super::queue;
@@ -67,7 +68,8 @@ pub(crate) fn audit(task: &Task) -> Result<(), String> {
     Ok(())
 }
 
-/// For a control test: clears the logs of all sets and semaphores, so that recovery finds none.
+/// For a control test: clears the recovery logs of all semaphore sets and semaphores, so that
+/// recovery cannot use them.
 pub(crate) fn forget_logs(task: &Task) {
     for set in sets(task) {
         crate::field::put(&set.line()[COMMIT], 0);
@@ -77,15 +79,16 @@ pub(crate) fn forget_logs(task: &Task) {
     }
 }
 
-/// For a control test: clears the bit `OWED` in all sets. Without the bit, no call looks for dead
-/// tasks that were granted something.
+/// For a control test: clears the bit `OWED` in all sets. Without this bit, no call looks for dead
+/// tasks whose waiting calls were completed.
 pub(crate) fn forget_owed(task: &Task) {
     for commit in sets(task).map(|set| &set.line()[COMMIT]) {
         crate::field::put(commit, get(commit) & !OWED);
     }
 }
 
-/// For a control test: frees all locks of sets and pools, so that recovery repairs nothing.
+/// For a control test: marks the locks of semaphore sets and memory pools as free. So recovery
+/// finds no lock with a dead holder, and repairs nothing.
 pub(crate) fn forget_locks(task: &Task) {
     let shared = &*task.shared;
     let layout = &shared.layout;

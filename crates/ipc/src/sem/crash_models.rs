@@ -1,10 +1,14 @@
-//! Crash models: a task is killed while it grants a permit to waiting tasks that have died.
+//! Crash models: a task is killed while it grants a permit (one unit of a semaphore) to waiting
+//! tasks that have died.
 //!
-//! A permit is one unit of a semaphore. The victim makes the granting call, and is killed before
-//! each of its stores. Then the survivor tries to take the permit, before another task cleans up
-//! after the dead tasks. If that try was refused, the permit must not be free after recovery.
+//! One or two tasks wait for the permit (one unit of a semaphore), and have died. Another task, the
+//! victim, makes a call that grants the permit to one of them. In one run for each store of this
+//! call, the victim is killed before that store. Then a third task, the survivor, tries to take the
+//! permit, before any cleanup. If the survivor is refused, no permit may be free after recovery.
+//! Otherwise a dead task would have kept it from the survivor.
 //!
-//! The dead tasks neither sleep nor poll their wait nodes, as after a kill.
+//! The tasks that count as dead have no thread. So they neither sleep on their wait nodes nor poll
+//! them, as if they had been killed.
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 
@@ -107,8 +111,8 @@ impl World {
         world
     }
 
-    /// Lets the victim act. Kills it before the store numbered `stores`, or after its call. Returns
-    /// true if it was killed before the end of its call.
+    /// Runs the call of the victim. Kills the victim before store number `stores`, or after its
+    /// call. Returns true if it was killed before the end of its call.
     fn stop(&mut self, case: Case, stores: u64) -> bool {
         let victim = self.victim.take().unwrap();
         let ended = crash::run(stores, || (case.act)(&victim, self.id));
@@ -116,8 +120,9 @@ impl World {
         ended == Ended::Stopped
     }
 
-    /// Tries to take the permit as the survivor. Returns true if it got the permit, or a
-    /// description of the fault.
+    /// Lets the surviving task try to take the permit (one unit of the semaphore), and then runs
+    /// recovery. Returns true if the task got the permit, and false if it was refused. Returns a
+    /// description if the final state is wrong.
     fn try_next(&self) -> Result<bool, String> {
         let tried = self.survivor.semop(self.id, &[TRY]);
         self.namespace.recover().map_err(|errno| errno.to_string())?;
@@ -135,18 +140,23 @@ impl World {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Protocol {
     Whole,
-    /// A control: no set has `OWED`, the bit that says that a dead task may have a grant.
+    /// A control (a variant with the bug must fail): the bit `OWED` of each set is cleared after
+    /// the kill. Without it, no call looks for dead tasks to which a unit of a semaphore was
+    /// granted.
     WithoutOwed,
 }
 
-/// Checks that the survivor got the permit for at least one stop of the victim, and was refused for
-/// at least one. If the victim's death itself grants the permit, there is no refusal.
+/// Checks that the kills have led to both outcomes: in some runs the survivor got the permit, and
+/// in others it was refused. In some cases the death of the victim also grants the permit. The
+/// survivor must never be refused there.
 fn assert_all_reached(case: Case, tries: [u32; 2]) {
     assert_eq!(tries.map(|count| count > 0), [!case.is_granted_by_death, true], "not reached");
 }
 
-/// Stops the victim before each of its stores. Counts for how many stops the survivor was refused,
-/// and for how many it got the permit. Returns a description of the fault, if there is one.
+/// Kills the victim before each store of its call, in one run for each store. After each kill, the
+/// survivor tries to take the permit (one unit of the semaphore). Returns how often the survivor
+/// was refused, and how often it got the permit. If the final state of a run is wrong, returns a
+/// description of it.
 fn stop_everywhere(case: Case, is_watched: bool, protocol: Protocol) -> Result<[u32; 2], String> {
     let mut tries = [0; 2];
     for stores in 0..STORES_MAX {
@@ -175,8 +185,10 @@ fn crash_in_a_grant_to_the_dead_leaves_the_permit_to_the_next_task() {
     }
 }
 
-/// After a grant to dead tasks, another task calls `GETVAL`, which cleans up after the dead tasks.
-/// That other task is killed before each of its stores. The survivor must still get the permit.
+/// Kills the victim in a call that grants the permit (one unit of a semaphore) to dead tasks. Then
+/// kills a second task in `GETVAL`, which takes the permit back from dead tasks. Each pair of
+/// stores has a run of its own. After it, the survivor tries to take the permit. If the survivor is
+/// refused, no permit may be free after recovery.
 #[test]
 fn crash_in_getval_after_a_grant_to_the_dead_leaves_the_permit_to_the_next_task() {
     for case in CASES {

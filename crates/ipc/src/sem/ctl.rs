@@ -1,8 +1,8 @@
 //! semget(2) and semctl(2), one method per command.
 //!
 //! A query of one value or pid reads the semaphore's word. It takes a lock only if another task has
-//! frozen the word to change it. A command takes the set's lock if it needs the queues of waiting
-//! calls, or several semaphores at one instant.
+//! frozen (locked) the word to change it. A command takes the set's lock if it needs the queues of
+//! waiting calls, or the values of several semaphores at one instant.
 //!
 //! Source: semget(2), semctl(2); Linux `ipc/sem.c` (`newary`, `freeary`, `semctl_main`,
 //! `semctl_setval`, `semctl_stat`, `semctl_down`).
@@ -91,12 +91,12 @@ impl Task {
     /// # Errors
     ///
     /// - `EACCES`: the set exists, and its mode does not grant the permissions in `mode`.
-    /// - `EEXIST`: the set exists, and `CREATE` and `EXCLUSIVE` are given.
-    /// - `EINVAL`: `nsems` is negative, more than `SEMMSL`, more than the set has, or 0 for a new
-    ///   set.
+    /// - `EEXIST`: the set exists, and both `CREATE` and `EXCLUSIVE` are given.
+    /// - `EINVAL`: `nsems` is negative, more than `SEMMSL`, more than the existing set has, or 0
+    ///   for a new set.
     /// - `ENOENT`: no set has this key, and `CREATE` is not given.
-    /// - `ENOMEM`: there is no room for the semaphores.
-    /// - `ENOSPC`: the new set would exceed `SEMMNI` sets or `SEMMNS` semaphores.
+    /// - `ENOMEM`: there is no memory for the semaphores.
+    /// - `ENOSPC`: with the new set there would be more than `SEMMNI` sets or `SEMMNS` semaphores.
     ///
     /// # Examples
     ///
@@ -136,7 +136,7 @@ impl Task {
         Ok(SemId::from_raw(id))
     }
 
-    /// Makes the semaphores of a new set, before any lookup can find the set.
+    /// Creates the semaphores of a new set, before any lookup can find the set.
     fn make_set(&self, index: u32, nsems: u32) -> Result<u64, Errno> {
         let shared = &*self.shared;
         let base = shared.layout.sems.alloc(shared, nsems, self.owner, index)?;
@@ -149,8 +149,8 @@ impl Task {
             [OTIME, ALTER_LIST, CONST_LIST, LOG, REDO]
                 .into_iter()
                 .for_each(|word| put(&line[word], 0));
-            // ORDERING(ipc-word): Release. A thread that reads the new tag also sees the stores
-            // above.
+            // ORDERING(ipc-word): Release. A thread that reads the new tag also sees the other
+            // words of the semaphore, which were stored before.
             line[WORD].store(Word::new(set.place.tag).0, Ordering::Release);
         }
         [ALTER_LIST, CONST_LIST, COMPLEX_COUNT, UNDO_LIST, COMMIT, TICKET]
@@ -164,8 +164,8 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: there is no such set; `EPERM`: the caller is neither its owner nor its creator,
-    /// and lacks `CAP_SYS_ADMIN`.
+    /// Returns `EINVAL` if there is no such set. Returns `EPERM` if the caller is neither owner nor
+    /// creator of the set, and lacks `CAP_SYS_ADMIN`.
     ///
     /// # Examples
     ///
@@ -198,8 +198,9 @@ impl Task {
         ids.unpublish(&object);
         ids.set_used(ids.used().saturating_sub(u64::from(set.place.nsems)));
         let Some(guard) = guard else {
-            // The lookup found the set, but its line is not in use: a hostile process has
-            // overwritten words. Free the set's semaphores.
+            // The id table contains this set, but the word `LIVE` in the set's record does not
+            // identify the set. Only a hostile process can have overwritten `LIVE`. Free the set's
+            // semaphores.
             put(&set.line()[LIVE], 0);
             free_lost(self.sem_ids());
             return Ok(());
@@ -218,9 +219,9 @@ impl Task {
     /// # Errors
     ///
     /// - `EACCES`: the caller has no read permission.
-    /// - `EIDRM`: the set was removed meanwhile.
+    /// - `EIDRM`: the set was removed during the call.
     /// - `EINVAL`: there is no such set or semaphore.
-    /// - `EIO`: a live process did not release the set for 10 s.
+    /// - `EIO`: a live process did not release a lock of the set for 10 s.
     ///
     /// # Examples
     ///
@@ -269,7 +270,7 @@ impl Task {
         Ok(self.sem_word(semid, semnum, GETPID)?.pid())
     }
 
-    /// Returns the number of calls that wait for an increase of a semaphore: `GETNCNT`.
+    /// Returns the number of calls that wait until a semaphore is increased: `GETNCNT`.
     ///
     /// # Errors
     ///
@@ -361,12 +362,12 @@ impl Task {
         (0..set.place.nsems as u16).map(|num| Ok(txn.frozen(num)?.value as u16)).collect()
     }
 
-    /// Sets a value, and clears all undo adjustments of the semaphore: `SETVAL`.
+    /// Sets the value of a semaphore, and clears all its undo adjustments: `SETVAL`.
     ///
     /// # Errors
     ///
-    /// The errors of [`Task::sem_getval`], with `EACCES` for a lack of write permission. `ERANGE`:
-    /// the value is negative or more than `SEMVMX`.
+    /// Returns the errors of [`Task::sem_getval`], but `EACCES` if the caller has no write
+    /// permission. Returns `ERANGE` if the value is negative or more than `SEMVMX`.
     ///
     /// # Examples
     ///
@@ -389,18 +390,19 @@ impl Task {
         let set = Set::new(&self.shared, &object);
         let num = in_range(set, semnum)?;
         self.permission(&object, WRITE)?;
-        // For `SETVAL`, Linux returns `EACCES`, whatever the error of the security module is.
+        // `SETVAL` returns `EACCES` if the security module refuses it, whatever error the module
+        // returned. So does Linux.
         let asked = self.ask(|hook, cred| hook.sem_semctl(cred, Some(&object.perm()), SETVAL));
         asked.map_err(|_| Errno::ACCESS)?;
         self.set_values(set, &[num], |_| value)
     }
 
-    /// Sets all values, and clears all undo adjustments of the set: `SETALL`.
+    /// Sets the values of all semaphores, and clears all undo adjustments of the set: `SETALL`.
     ///
     /// # Errors
     ///
-    /// The errors of [`Task::sem_setval`]. `EINVAL` also if the number of values is not the number
-    /// of semaphores.
+    /// Returns the errors of [`Task::sem_setval`], and `EINVAL` if the number of values differs
+    /// from the number of semaphores.
     ///
     /// # Examples
     ///
@@ -453,8 +455,8 @@ impl Task {
         self.sem_stat_by(By::Id, semid.raw(), IPC_STAT)
     }
 
-    /// Like [`Task::sem_stat`], for the set at an index: `SEM_STAT`. The result has the id of the
-    /// set.
+    /// Like [`Task::sem_stat`], for the set at an index of the id table: `SEM_STAT`. The result
+    /// contains the id of the set.
     ///
     /// # Errors
     ///
@@ -512,7 +514,7 @@ impl Task {
     /// # Errors
     ///
     /// - `EINVAL`: there is no such set, or an id is `-1`.
-    /// - `EPERM`: the caller is neither the owner nor the creator, and lacks `CAP_SYS_ADMIN`.
+    /// - `EPERM`: the caller is neither owner nor creator of the set, and lacks `CAP_SYS_ADMIN`.
     /// - `EIO`: a live process did not release the lock of the set, or of all semaphore sets, for
     ///   10 s.
     ///
@@ -541,12 +543,13 @@ impl Task {
         Ok(())
     }
 
-    /// Returns the totals of all sets and the highest index in use: `SEM_INFO`, `IPC_INFO`.
+    /// Returns the numbers of semaphore sets and semaphores in the namespace, and the highest index
+    /// of the id table in use. Corresponds to the commands `SEM_INFO` and `IPC_INFO`.
     ///
     /// # Errors
     ///
-    /// The errors of the security hook, and `EIO` if a live process did not release the lock of all
-    /// semaphore sets for 10 s.
+    /// Returns the errors of the security hook, and `EIO` if a live process did not release the
+    /// lock of all semaphore sets for 10 s.
     ///
     /// # Examples
     ///
@@ -567,8 +570,9 @@ impl Task {
         Ok(SemTotals { sets: objects, sems: used, index_max })
     }
 
-    /// Returns the number of semaphores of a set. It needs no permission, since a [`Task::semop`]
-    /// without permission also reveals the number.
+    /// Returns the number of semaphores of a set. This needs no permission. A caller without
+    /// permission can also find the number by [`Task::semop`], which returns `EFBIG` for a
+    /// semaphore number that is too large.
     ///
     /// # Errors
     ///
@@ -595,15 +599,15 @@ impl Task {
         let object = self.obtain(self.sem_ids(), By::Id, semid.raw(), flag, cmd)?;
         let set = Set::new(&self.shared, &object);
         if set.may_be_owed() {
-            // First clean up after dead tasks, so that the command sees neither their unapplied
-            // adjustments nor their unused grants.
+            // First clean up after dead tasks. Otherwise the command would see values without the
+            // undo adjustments of dead tasks, or with units that were granted to dead tasks.
             self.look_after(set, Concern::Values);
         }
         Ok(set)
     }
 
-    /// Returns the word of a semaphore. If another task is changing the word, waits for the end of
-    /// that change.
+    /// Returns the word of a semaphore. If another task has frozen the word to change it, waits
+    /// until the change is complete.
     fn sem_word(&self, semid: SemId, semnum: i32, cmd: i32) -> Result<Word, Errno> {
         let set = self.sem_obtain(semid, READ, cmd)?;
         let num = in_range(set, semnum)?;
@@ -611,8 +615,9 @@ impl Task {
         if !word.is_frozen() {
             return Ok(word);
         }
-        // The word may belong to a change of several semaphores. Another call may have seen a part
-        // of that change, so wait until the change is complete.
+        // The task that froze (locked) this semaphore's word may be changing several semaphores at
+        // once. Another call may already have seen the new value of one of them. So wait until all
+        // new values are stored.
         let guard = set.lock(self.owner)?;
         let word = guard.freeze(num)?;
         set.thaw(num, word);
@@ -620,7 +625,7 @@ impl Task {
     }
 
     /// Returns the number of calls that wait at a semaphore: for an increase with [`ALTER_LIST`],
-    /// for zero with [`CONST_LIST`]. Calls of several operations count too.
+    /// for zero with [`CONST_LIST`]. The number includes calls with several operations.
     fn sem_count(&self, semid: SemId, semnum: i32, cmd: i32, list: usize) -> Result<i32, Errno> {
         let set = self.sem_obtain(semid, READ, cmd)?;
         let num = in_range(set, semnum)?;
@@ -676,11 +681,12 @@ fn in_range(set: Set<'_>, semnum: i32) -> Result<u16, Errno> {
     num.ok_or(Errno::INVAL)
 }
 
-/// Returns a tag for a new set. It is newer than the tags that the set's lines have from earlier
-/// sets.
+/// Returns the tag of a new set. The tag distinguishes the set from earlier sets that used the same
+/// cache lines. Each of these lines still contains the tag of an earlier set. The new tag must be
+/// newer than all of them.
 ///
-/// Tags of a line increase, and wrap around. If two tags differ by more than half of all tags, the
-/// larger number is the older tag.
+/// Tags increase, and wrap around to 0 after the largest number. So if two tags are more than half
+/// of the range apart, the larger number is the older tag.
 fn next_tag(tags: impl Iterator<Item = u64>) -> u64 {
     let is_later = |tag: u64, other: u64| tag.wrapping_sub(other) & TAG_MASK <= TAG_MASK / 2;
     let last = tags.reduce(|last, tag| if is_later(tag, last) { tag } else { last });

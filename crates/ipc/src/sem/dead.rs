@@ -1,5 +1,5 @@
-//! For tests: makes the state that a task leaves if it is killed while it waits. The task needs no
-//! process of its own.
+//! For tests: creates the state that a task leaves if it is killed while it waits, without a
+//! process of its own for the task.
 
 use super::SemBuf;
 use super::node::{Call, Node};
@@ -13,13 +13,14 @@ use crate::status::AWAKE;
 use crate::task::Task;
 use crate::task_line::forget_process;
 
-/// Queues a call of `task` with all steps of a real call before its sleep. No thread sleeps.
-/// Returns the line of the node.
+/// Queues a semop(2) call of `task`, with all steps of a real call up to its sleep, but without a
+/// thread that sleeps. Returns the number of the first cache line of the wait node.
 pub(crate) fn wait_without_sleep(task: &Task, id: SemId, sops: &[SemBuf]) -> u32 {
     wait_looking(task, id, sops, false)
 }
 
-/// Like [`wait_without_sleep`]. With `is_watched`, the task seems to poll the status of its node.
+/// Like [`wait_without_sleep`]. If `is_watched` is true, the wait node says that the task polls its
+/// status instead of sleeping.
 pub(crate) fn wait_looking(task: &Task, id: SemId, sops: &[SemBuf], is_watched: bool) -> u32 {
     let object = task.sem_ids().obtain_object_check(id.raw()).unwrap();
     let guard = Set::new(&task.shared, &object).lock(task.owner).unwrap();
@@ -35,10 +36,10 @@ pub(crate) fn wait_looking(task: &Task, id: SemId, sops: &[SemBuf], is_watched: 
     node.line
 }
 
-/// Makes the process of a task count as ended. The rest of the task's state stays.
+/// Marks the process of a task as ended, and keeps all other state of the task.
 pub(crate) fn kill(task: Task) {
     forget_process(&task.shared, task.owner.index);
-    // A drop would end the task properly, which a killed process does not do.
+    // Dropping the `Task` would end the task properly, which a killed process does not do.
     std::mem::forget(task);
 }
 
@@ -71,8 +72,9 @@ mod tests {
         namespace.register(Cred::root(), pid).unwrap()
     }
 
-    /// Two sets that follow each other in a slot may have the same tag. An operation on the second
-    /// set must not use the undo record of the first.
+    /// Two sets that use the same slot of the id table one after the other may have the same tag
+    /// (version). Checks that an operation on the second set does not use the undo record of the
+    /// first.
     #[test]
     fn undo_record_of_the_set_before_is_not_taken_for_that_of_the_next() {
         let namespace = namespace(1);
@@ -81,7 +83,8 @@ mod tests {
         let first = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         up(first, 0);
         task.sem_rmid(first).unwrap();
-        // The second set has other lines, but the same slot and tag.
+        // The semaphores of the second set are in other cache lines than those of the first set.
+        // But the second set has the same slot and the same tag.
         let second = task.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
         up(second, 0);
         up(second, 1);
@@ -139,7 +142,8 @@ mod tests {
         }
     }
 
-    /// After one call has looked for dead tasks, later calls that are refused must take no lock.
+    /// Checks that a call that has cleaned up after dead tasks clears the set's bit `OWED`. Later
+    /// calls that would fail with `EAGAIN` then take no lock to look for dead tasks.
     #[test]
     fn set_whose_dead_were_looked_at_owes_nothing() {
         let namespace = namespace(1);
@@ -160,8 +164,8 @@ mod tests {
         assert!(!set.may_be_owed());
     }
 
-    /// Control: a grant must stay if its task lives and has not returned yet, since the task may
-    /// only be stopped.
+    /// Control: a unit of a semaphore is granted to a live task that does not return from its call.
+    /// The task may be stopped. Checks that it keeps the unit.
     #[test]
     fn control_permit_granted_to_a_live_task_stays() {
         for is_watched in [false, true] {
@@ -230,8 +234,9 @@ mod tests {
         assert_eq!(waits.used(&holder.shared.region).count(), 0, "the node is free");
     }
 
-    /// A task that froze a word dies and is reaped. Then the next task with the same number freezes
-    /// the word. The end of the dead task's freeze must leave the freeze of the next task alone.
+    /// Checks the cleanup after a dead task that had frozen (locked) a semaphore's word. A later
+    /// task with the same task number may have frozen the word since. The cleanup must not unlock
+    /// the word in that case.
     #[test]
     fn freeze_by_the_next_task_with_a_dead_ones_number_stays() {
         let namespace = namespace(1);
@@ -250,8 +255,9 @@ mod tests {
         assert!(!set.word(0).unwrap().is_frozen());
     }
 
-    /// Makes a semaphore whose only permit a task has taken with `SEM_UNDO`. `identity` becomes the
-    /// process of that task.
+    /// Makes a semaphore with value 1, and lets a task take the unit with `SEM_UNDO`. Then changes
+    /// the task's record, so that the task belongs to the process `identity`. Returns the id of the
+    /// set.
     fn holds_one(namespace: &Namespace, other: &Task, identity: Identity) -> SemId {
         let holder = task(namespace, 1);
         let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
@@ -266,8 +272,8 @@ mod tests {
     const LOCK: SemBuf = SemBuf::new(0, -1, SemFlags::UNDO);
     const PLAIN: SemBuf = SemBuf::new(0, -1, SemFlags::empty());
 
-    /// A signal interrupts a wait. Before the thread of the wait runs again, another task adds a
-    /// unit. The interrupted wait must not get the unit.
+    /// Checks a wait that a signal has interrupted. Another task adds 1 to the semaphore before the
+    /// interrupted thread runs again. The interrupted call must not take this unit.
     #[test]
     fn interrupted_wait_is_granted_nothing() {
         let namespace = namespace(1);
@@ -284,9 +290,10 @@ mod tests {
         assert_eq!((other.sem_getval(id, 0), other.sem_getncnt(id, 0)), (Ok(1), Ok(0)));
     }
 
-    /// A task is granted a permit, `SETVAL` sets the value, and the task dies. `SETVAL` has cleared
-    /// the task's adjustment, so nothing must be undone. A grant without adjustment must not be
-    /// taken back either, since the value of `SETVAL` does not contain it.
+    /// A waiting task is granted a unit of a semaphore. Then `SETVAL` sets the value, and the task
+    /// dies. Checks that the unit is not returned to the semaphore. If the task waited with
+    /// `SEM_UNDO`, `SETVAL` has cleared its undo adjustment. Otherwise the value of `SETVAL` has
+    /// replaced the effect of its call.
     #[test]
     fn value_set_after_a_grant_stays_when_the_grant_is_dropped() {
         for lock in [LOCK, PLAIN] {
@@ -302,9 +309,10 @@ mod tests {
         }
     }
 
-    /// One transaction of `SETVAL` sets the value, clears adjustments, and then grants a permit to
-    /// a waiting task. If that task dies, its grant must be taken back, since it is later than the
-    /// clearing.
+    /// Checks a `SETVAL` that completes a waiting call. It sets the value, clears all undo
+    /// adjustments, and then completes the call, in one transaction. If the waiting task dies, the
+    /// unit that it took must be returned to the semaphore. `SETVAL` did not overwrite this unit,
+    /// since the call was completed after the clearing.
     #[test]
     fn lock_granted_by_setval_to_a_dead_task_is_free_again() {
         let namespace = namespace(1);
@@ -318,9 +326,10 @@ mod tests {
         assert_eq!(other.sem_getval(id, 0), Ok(1));
     }
 
-    /// A dead task was granted a call that adds to one semaphore with `SEM_UNDO` and takes from
-    /// another. A live task has used the added permit, so the call cannot be reverted as a whole.
-    /// Either its part without `SEM_UNDO` is reverted, or nothing.
+    /// The waiting call of a dead task adds to one semaphore with `SEM_UNDO`, and takes from
+    /// another. It was completed, and then a live task took the added unit. So the cleanup cannot
+    /// revert the whole call. Checks that it returns only the unit that the call took. If the
+    /// decrement had `SEM_UNDO`, the undo adjustment does that.
     #[test]
     fn grant_is_taken_back_in_part_or_not_at_all_if_not_possible_as_a_whole() {
         let give = SemBuf::new(1, 1, SemFlags::UNDO);
@@ -363,8 +372,9 @@ mod tests {
         assert!(tries.count() < 1000);
     }
 
-    /// A call that succeeds may see values before the undo of a dead task, as the crate's
-    /// documentation says. A call that fails may not.
+    /// Checks a semaphore for which a dead task has an undo adjustment. A call that succeeds at
+    /// once does not apply the adjustment first, as the crate's documentation says. Once another
+    /// call has applied it, the result is that of Linux.
     #[test]
     fn call_that_succeeds_sees_values_before_the_undo_of_a_dead_task() {
         const ZERO: SemBuf = SemBuf::new(0, 0, crate::SemFlags::NOWAIT);

@@ -1,9 +1,10 @@
-//! Freezing the words of semaphores under the set's lock, and ending the freezes of dead tasks.
-//! Only the task that froze a word may change it.
+//! To freeze the word of a semaphore is to lock it: only the task that froze the word may change
+//! it. This module freezes words under the set's lock, and ends the freezes of dead tasks.
 //!
-//! A task that finds a word frozen waits: it spins, yields, and then sleeps. If the task that froze
-//! the word has died, the waiting task ends the freeze ([`thaw_dead`]). It completes or reverts the
-//! operation of the dead task (`log`).
+//! A task may find that another task has frozen the word that it needs. It then waits: it spins,
+//! yields, and then sleeps. If the other task has died, the waiting task thaws (unlocks) the word
+//! ([`thaw_dead`]). The log of the dead task's operation says whether the operation must be
+//! completed or reverted (`log`).
 //!
 //! Source: the essays of `word`, `several` and `log`.
 
@@ -20,9 +21,9 @@ use crate::lock::{BEAT_NS, Patience, Wait};
 use crate::process::Identity;
 use crate::task_line::{identity, task_line};
 
-/// The number of times that a thread reads a frozen word before it starts to yield the processor,
-/// and the number of yields before it sleeps. A freeze takes a few dozen instructions, unless the
-/// freezing task is preempted.
+/// The number of times that a thread reads a frozen (locked) word before it starts to yield the
+/// processor, and the number of yields before it sleeps. A freeze lasts for a few dozen
+/// instructions, unless the task that froze the word is preempted.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 200 };
 const YIELD_ROUNDS: u32 = if IS_MODEL { u32::MAX - 1 } else { 20 };
 
@@ -30,26 +31,30 @@ const YIELD_ROUNDS: u32 = if IS_MODEL { u32::MAX - 1 } else { 20 };
 const NAP_NS: u64 = 50_000;
 
 impl SetGuard<'_> {
-    /// Freezes the word of semaphore `num`. Returns the word before the freeze.
+    /// Freezes the word of semaphore `num`. Returns the word as it was before the freeze.
     ///
     /// # Errors
     ///
-    /// `EIDRM` if the set is gone. `EIO` if a live task does not thaw the word.
+    /// Returns `EIDRM` if the set is gone, and `EIO` if a live task keeps the semaphore's word
+    /// frozen.
     pub(super) fn freeze(&self, num: u16) -> Result<Word, Errno> {
         let word = self.change(num, |word| word.freeze_locked(self.owner.index))?;
-        // Clear the log. Otherwise recovery could take the log of an earlier freeze for the log of
-        // this freeze.
+        // Clear the word `LOG` of the semaphore. It may still contain the log of an earlier
+        // operation that froze (locked) the semaphore. If this task dies, recovery could mistake
+        // that log for the log of this operation.
         put(&self.set.sem(num)[LOG], 0);
         Ok(word)
     }
 
-    /// Marks all semaphores of the set dead, except those that another task keeps frozen. Returns
-    /// true if it has marked all.
+    /// Marks the words of all semaphores of the set as dead, except those that another task keeps
+    /// frozen. Returns true if all words are marked.
     pub(super) fn kill_all(&self) -> bool {
         let mut patience = Patience::new(self.set.shared, Wait::Short);
         let mut kill = |num| self.exchange(num, Word::dead, &mut patience);
-        // `EIDRM` means that the word has another tag or is dead: a hostile process has written it,
-        // or a remover that died has marked it. So such a word counts as marked.
+        // `EIDRM` means that the semaphore's word is already marked as dead, or contains the tag of
+        // another set. The first happens if an earlier task died while it removed the set. The
+        // second happens if a hostile process has overwritten the word. In both cases there is
+        // nothing to mark.
         let is_left = |num: &u16| !matches!(kill(*num), Ok(_) | Err(Errno::IDRM));
         (0..self.set.place.nsems as u16).filter(is_left).count() == 0
     }
@@ -63,8 +68,8 @@ impl SetGuard<'_> {
         self.exchange(num, next, &mut Patience::new(self.set.shared, Wait::Long))
     }
 
-    /// Replaces the word of semaphore `num`. If the word is frozen, waits for the end of the freeze
-    /// first.
+    /// Replaces the word of semaphore `num`. If another task has frozen the word, first waits until
+    /// it is thawed.
     fn exchange(
         &self,
         num: u16,
@@ -79,15 +84,15 @@ impl SetGuard<'_> {
             if seen.is_frozen() {
                 waits = waits.or_else(|| set.shared.contention.begin());
                 round = round.saturating_add(1);
-                // Only the holder of the set's lock freezes a word in the locked way
-                // (`Word::freeze_locked`). This task holds the lock now, so the freezing task is
-                // dead.
+                // The holder of the set's lock freezes words by `Word::freeze_locked`, and thaws
+                // them before it releases the lock. This task holds the lock now. So if the word is
+                // still frozen in this way, the task that froze it has died.
                 let dead = match seen.is_frozen_locked() {
                     true => Some(identity(task_line(set.shared, seen.frozen_by()))),
                     false => pause(round, patience, word, seen)?,
                 };
-                // Read the word again after the check that the freezing task is dead, since that
-                // task may have thawed the word before its death.
+                // The task that froze (locked) the semaphore's word may have thawed it just before
+                // its death. So read the word again, now that the death is known.
                 if let Some(dead) = dead.filter(|_| set.word(num) == Ok(seen)) {
                     thaw_dead(self, num, seen, dead);
                 }
@@ -103,8 +108,9 @@ impl SetGuard<'_> {
     }
 }
 
-/// Waits a moment for the task that has frozen a word. Spins in the first rounds, yields the
-/// processor in the next ones, and then sleeps. Returns the identity of the task if it has died.
+/// Called in a loop while another task keeps a semaphore's word frozen (locked). `round` is the
+/// number of the call. In the first calls the function spins, in the next ones it yields the
+/// processor, and then it sleeps. If the other task has died, returns its identity.
 #[cold]
 fn pause(
     round: u32,
@@ -117,7 +123,8 @@ fn pause(
     } else if round < SPIN_ROUNDS + YIELD_ROUNDS {
         thread::yield_now();
     } else {
-        // The end of a freeze is a plain store that wakes no thread, so the sleep is short.
+        // A task thaws (unlocks) a word by a plain store, which does not wake a thread that sleeps
+        // here. So each sleep must be short.
         patience.nap(word, seen.0, NAP_NS)?;
         if round.is_multiple_of((BEAT_NS / NAP_NS) as u32) {
             let (shared, owner) = (patience.shared, seen.frozen_by());
@@ -128,8 +135,9 @@ fn pause(
     Ok(None)
 }
 
-/// Ends the freeze of a dead task. If the task had committed its call, stores the word that it
-/// logged in `REDO`. Otherwise thaws the word with its present value.
+/// Thaws the word of a semaphore that a dead task has frozen. If the dead task had committed its
+/// call, stores the new word from the semaphore's redo log, `REDO`. Otherwise keeps the present
+/// value.
 pub(super) fn settle(set: Set<'_>, num: u16, seen: Word, is_committed: bool) {
     let redo = Word(get(&set.sem(num)[REDO]));
     if is_committed && redo.is_of(set.place.tag) && !redo.is_frozen() {
@@ -137,22 +145,24 @@ pub(super) fn settle(set: Set<'_>, num: u16, seen: Word, is_committed: bool) {
         set.sem(num)[WORD].store(redo.0, Ordering::Release);
         return;
     }
-    // Make the log void. If the task died before it wrote a log, the present log belongs to an
-    // earlier freeze. A void log cannot be taken for the log of the next freeze.
+    // Clear the word `LOG` of the semaphore. If the dead task had not written it yet, it contains
+    // the log of an earlier operation. Recovery could later mistake that log for the log of the
+    // next operation that freezes (locks) the semaphore.
     Log::Void.write(&set, num, seen);
     let pid = set.shared.pid_of(seen.frozen_by());
     set.thaw(num, seen.with(seen.value(), pid));
 }
 
-/// Ends the operation of the dead task that froze semaphore `num`. The caller holds the set's lock.
+/// Completes or reverts the operation of the dead task that froze semaphore `num`. The caller holds
+/// the set's lock.
 ///
-/// This function ends all freezes of that task in the set. If its call had several operations, all
-/// words of the call must get the same outcome. So the call's first semaphore comes last, since its
-/// log tells whether the call is committed.
+/// The dead task may have frozen several semaphores of the set, and the function thaws all of them.
+/// If they belong to one call, all must get the same outcome. The log of the call's first semaphore
+/// tells whether the call is committed, so this semaphore is thawed last.
 ///
-/// `dead` is the identity that the caller read in the task's line. If the line has another identity
-/// by now, a later task may have the same number. Then the function leaves words alone that are
-/// frozen under that number.
+/// A later task may get the number of the dead task, and may freeze (lock) words under that number.
+/// `dead` is the identity that the caller read in the record of the dead task. If the record now
+/// contains another identity, the function leaves the words of the later task as they are.
 #[cold]
 pub(super) fn thaw_dead(guard: &SetGuard<'_>, num: u16, seen: Word, dead: Identity) {
     let set = guard.set;
@@ -164,9 +174,9 @@ pub(super) fn thaw_dead(guard: &SetGuard<'_>, num: u16, seen: Word, dead: Identi
     let frozen = |num| {
         let word = set.word(num).ok()?;
         let is_left = word.is_frozen() && !word.is_frozen_locked() && word.frozen_by() == task;
-        // Read the identity after the word. A later task with the dead task's number stores its
-        // identity before it freezes a word. So if the freeze belongs to the later task, this read
-        // finds that task's identity.
+        // Read the identity in the task's record after the semaphore's word. A later task with the
+        // same task number stores its own identity in the record before it freezes a word. So if a
+        // later task has frozen this word, the identity read here differs from `dead`.
         (is_left && identity(task_line(set.shared, task)) == dead).then_some(word)
     };
     for is_turn_of_first in [false, true] {

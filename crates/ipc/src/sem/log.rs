@@ -1,7 +1,7 @@
-//! The log of an operation that has frozen a word without the set's lock.
+//! The log of an operation that has frozen (locked) a semaphore's word without the set's lock.
 //!
-//! The log is one word in the line of the semaphore. It belongs to the task that has frozen the
-//! semaphore's word. If that task dies, recovery reads the log:
+//! The log is the word `LOG` in the cache line of a semaphore. The task that has frozen the
+//! semaphore's word writes the log. If that task dies, recovery reads the log and acts as follows:
 //!
 //! | kind | content | recovery |
 //! |---|---|---|
@@ -9,11 +9,14 @@
 //! | several | the number of the call's first semaphore | follows the log of that semaphore |
 //! | several, committed | only in the log of the first semaphore | stores the words from `REDO` |
 //!
-//! In all cases but the last, recovery thaws the word with its present value.
+//! Recovery also thaws (unlocks) the semaphore's word. If the log belongs to a committed call of
+//! several operations, recovery stores the new word, which it finds in the semaphore's word `REDO`.
+//! Otherwise the semaphore's word keeps its present value.
 //!
-//! A log belongs to a freeze if the phase, a bit of the log, equals the phase bit of the frozen
-//! word. The phase flips at each end of a freeze. But a log from two freezes ago has the same phase
-//! again. So every freeze must write the log, even if only to make it void.
+//! `LOG` may still contain the log of an earlier operation. So a log contains a phase bit, which
+//! must equal the phase bit of the frozen word. The phase bit of the word flips each time that the
+//! word is thawed (unlocked). But after two operations it is the same again. So each operation that
+//! freezes the word must write the log, even if only to make it void (empty).
 
 use super::set::{LOG, Set};
 use super::word::Word;
@@ -60,8 +63,9 @@ impl Log {
         Self::Single { record: log as u32, adj: i32::from((log >> ADJ_SHIFT) as u16 as i16) }
     }
 
-    /// Writes this log for a freeze of semaphore `num`. The log gets the phase of `word`, which is
-    /// the semaphore's word before or during the freeze.
+    /// Stores this log in the word `LOG` of semaphore `num`, which the task has frozen (locked) or
+    /// is about to freeze. The log gets the phase bit of `word`, the semaphore's word. By that bit,
+    /// recovery knows that the log is not that of an earlier operation.
     #[inline]
     pub(super) fn write(self, set: &Set<'_>, num: u16, word: Word) {
         let phase = VALID | word.phase() << PHASE_SHIFT;
@@ -75,8 +79,9 @@ impl Log {
                 phase | SEVERAL | committed | u64::from(first)
             }
         };
-        // ORDERING(ipc-undo): Release. Recovery that sees a changed adjustment also sees this log.
-        // Recovery that sees this log also sees the words in `REDO`.
+        // ORDERING(ipc-undo): Release. This store comes after the stores of the new words in
+        // `REDO`, and before the store of an undo adjustment. So recovery that sees the new
+        // adjustment also sees this log. Recovery that sees this log also sees the words in `REDO`.
         set.sem(num)[LOG].store(log, Ordering::Release);
     }
 }

@@ -1,5 +1,5 @@
 //! For control tests: operations that leave out one step of the protocol. The models must detect
-//! each of them.
+//! each of these faults.
 
 use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
@@ -16,14 +16,14 @@ use crate::handle::SemId;
 use crate::status::AWAKE;
 use crate::task::Task;
 
-/// A wrong variant for a control: adds 1 to the first semaphore of a set, without regard to waiting
-/// calls or to the word's tag.
+/// A wrong variant for a control: adds 1 to the first semaphore of a set. It ignores waiting calls,
+/// and does not check the tag that identifies the set.
 pub(crate) fn blind_add(task: &Task, id: SemId) -> Result<(), Errno> {
     let object = task.sem_ids().obtain_object_check(id.raw())?;
     let cell = &Set::new(&task.shared, &object).sem(0)[WORD];
     for _ in 0..4 {
-        // ORDERING: Acquire. The order is that of the real operation; this control test leaves out
-        // the check of the tag.
+        // ORDERING: Acquire. The same as in `Set::word`. The fault of this control is another one:
+        // it does not check the set's tag in the word.
         let seen = Word(cell.load(Ordering::Acquire));
         let next = seen.with(seen.value() + 1, task.pid);
         // ORDERING: AcqRel. As above.
@@ -34,8 +34,8 @@ pub(crate) fn blind_add(task: &Task, id: SemId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// A wrong variant for a control: adds 1 to the first semaphore of a set, with undo. It changes the
-/// adjustment after the word, and does not freeze the word.
+/// A wrong variant for a control: adds 1 to the first semaphore of a set, with undo. It stores the
+/// undo adjustment after the word, and does not freeze (lock) the word meanwhile.
 pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
     let object = task.sem_ids().obtain_object_check(id.raw())?;
     let set = Set::new(&task.shared, &object);
@@ -43,8 +43,8 @@ pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
         .expect("an undo record from an earlier call");
     let seen = set.word(0)?;
     let next = seen.with(seen.value() + 1, task.pid);
-    // ORDERING: AcqRel. The order is that of the real operation; this control test leaves out the
-    // freeze.
+    // ORDERING: AcqRel. The same as in `Task::semop_single`. The fault of this control is another
+    // one: it does not freeze (lock) the semaphore's word.
     let swapped =
         set.sem(0)[WORD].compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed);
     swapped.map_err(|_| Errno::IDRM)?;
@@ -53,7 +53,8 @@ pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Allocates a wait node whose task polls it before it sleeps. Returns the line of the node.
+/// Allocates a wait node whose status says that its task polls it and does not sleep yet. Returns
+/// the number of the node's first cache line.
 pub(crate) fn watched_node(task: &Task) -> u32 {
     let call = Call { sops: &[SemBuf::new(0, -1, SemFlags::empty())], undo: 0, pid: task.pid };
     let node = Node::alloc(&task.shared, task.owner, call, 0).unwrap();
@@ -61,7 +62,8 @@ pub(crate) fn watched_node(task: &Task) -> u32 {
     node.line
 }
 
-/// Ends the polling of a wait node. Returns true if the task of the node then sleeps.
+/// Ends the polling of the wait node at `line`, as its task does before it sleeps. Returns true if
+/// the call has no outcome yet, so that its task would go to sleep.
 pub(crate) fn sleeps(task: &Task, line: u32) -> bool {
     let node = Node { shared: &task.shared, line };
     node.stop_watching();
@@ -69,7 +71,7 @@ pub(crate) fn sleeps(task: &Task, line: u32) -> bool {
     node.outcome().is_none()
 }
 
-/// Completes the call of a wait node. Returns true if the task of the node must be woken.
+/// Completes the waiting call of a wait node. Returns true if its task must be woken.
 pub(crate) fn completes(task: &Task, line: u32) -> bool {
     !tell(&task.shared, [(line, 0)].into_iter().collect()).is_empty()
 }
@@ -82,15 +84,15 @@ pub(crate) fn completes_in_two_steps(task: &Task, line: u32) -> bool {
     before == 0
 }
 
-/// Begins an operation that adds 1 to the first semaphore of a set, with undo. It stops before the
-/// end of the freeze, as if its task were killed there.
+/// Begins an operation that adds 1 to the first semaphore of a set, with undo. Leaves the
+/// semaphore's word frozen, as if the task were killed at that point.
 pub(crate) fn stop_in_undo(task: &Task, id: SemId) {
     let object = task.sem_ids().obtain_object_check(id.raw()).expect("the set");
     let set = Set::new(&task.shared, &object);
     let record = undo::cached(set, &task.undos, task.owner.index)
         .expect("an undo record from an earlier call");
     let seen = set.word(0).expect("the set");
-    // ORDERING: Release. No other thread uses the set yet, so any order is right.
+    // ORDERING: Release. No other thread uses the set yet, so any memory ordering is correct.
     set.sem(0)[WORD].store(seen.freeze(task.owner.index).0, Ordering::Release);
     let adj = undo::load_adj(&task.shared, record, 0);
     Log::Single { record, adj }.write(&set, 0, seen);

@@ -1,30 +1,33 @@
-//! A waiting call: its node in the region, and the outcome that another call stores in the node.
+//! The wait node of a waiting semop(2) call. The node is in shared memory. Another call stores the
+//! outcome of the waiting call in it.
 //!
-//! The node has the operations of the call, its task, and a status word on which the task sleeps
-//! (`status`). A task that wakes reads only the status of its node, since the set may be gone by
-//! then.
+//! A wait node contains the operations of the call, its task, and a status word on which the task
+//! sleeps (`status`). A task that wakes up reads only the status of its node, since the set may be
+//! gone by then.
 //!
 //! # Polling before a sleep
 //!
-//! A task may poll its status before it sleeps ([`Node::watch`]). Until then the status has the bit
-//! `AWAKE`. The waker completes the call with one exchange of the status. If the old status had
-//! `AWAKE`, the task sees the outcome by itself. Otherwise the waker wakes it by futex(2). If
-//! futex(2) finds no sleeping thread, the task may have died. The waker does not notice the death
-//! of a polling task in this way.
+//! A task may poll its status before it sleeps ([`Node::watch`]). While it polls, the status has
+//! the bit `AWAKE`. The waker completes the call with one exchange of the status. If the old status
+//! had `AWAKE`, the task sees the outcome by itself. Otherwise the waker wakes the task by
+//! futex(2). If futex(2) finds no sleeping thread, the task may have died. If a polling task has
+//! died, the waker does not notice.
 //!
 //! # Grants without acknowledgement
 //!
-//! A task acknowledges the outcome of its call by freeing its node. The commit of a grant sets
-//! `OWED` in the set's line, which means that grants may be unacknowledged. A call that is refused,
-//! or reads a value, then first checks whether the task of such a grant has died (`reap`). So the
-//! waker needs no system call to find out whether the task lives. `OWED` stays set even if the
-//! waker dies.
+//! A call that changes a semaphore may complete the waiting call of another task. This is a grant.
+//! The other task acknowledges the grant by freeing its wait node. The other task may also have
+//! died, but the granting call makes no system call to find that out. Instead, its commit sets
+//! `OWED` in the set's record: some grants may be unacknowledged. A later call that would fail, or
+//! that reads a value, then checks whether the tasks of such grants have died (`reap`). `OWED`
+//! stays set even if the granting task dies.
 //!
 //! # Memory
 //!
-//! A node belongs to its task, and a freed node keeps its type. After its store of the status, the
-//! waker reads nothing from the node (trap I13). So the futex(2) wake-up of the waker may reach the
-//! next user of the node. That user takes it for a spurious wake-up.
+//! The memory of a freed node is used only for other wait nodes. After the waker has stored the
+//! status, it reads nothing from the node, because the node may be freed (trap I13). Its futex(2)
+//! wake-up may then reach the task of the next node in this memory. That task takes it for a
+//! spurious wake-up.
 //!
 //! Source: Linux `ipc/sem.c` (`struct sem_queue`, `wake_up_sem_queue_prepare`).
 
@@ -45,20 +48,21 @@ use crate::shared::Shared;
 use crate::status::{self, AWAKE, DONE, DONE_BITS, INTERRUPTED, STATUS};
 use crate::task_line::Absent;
 
-// The indices of words in the first line of a node. Word 0 is the status, and words 6 and 7 belong
-// to the pool. The second line begins with the set's payload (its lines and its tag). The
-// operations follow the payload, one per word.
+// Indices of words in the first cache line of a wait node. Word 0 is the status. Words 6 and 7
+// belong to the memory pool. The second cache line begins with a word that identifies the set. This
+// word contains the number of the set's first semaphore line, the number of semaphores, and the
+// set's tag. The operations of the waiting call follow, one per word.
 /// The neighbours in a queue of the set.
 pub(super) const SET_LINKS: usize = 1;
 /// The neighbours in a queue of a semaphore.
 pub(super) const SEM_LINKS: usize = 2;
 /// The pid and the undo record.
 const TASK: usize = 3;
-/// The word with the number of operations, the index of the blocking operation, the bit [`ALTERS`],
-/// and the logged outcome.
+/// The word with the number of operations, the index of the operation that has to wait, the bit
+/// [`ALTERS`], and the logged outcome.
 pub(super) const SHAPE: usize = 4;
-/// The word with the set for which the node waits, and with the node's ticket: its place in the
-/// order of arrival. The word is 0 if the node is in no queue.
+/// The word that says for which set the node waits. It also contains the node's ticket, its number
+/// in the order of arrival. The word is 0 if the node is in no queue.
 const PLACE: usize = 5;
 
 const ALTERS: u64 = 1 << 32;
@@ -66,22 +70,25 @@ const ALTERS: u64 = 1 << 32;
 // The outcome that a commit has logged, in `SHAPE`.
 const PENDING: u64 = 1 << 33;
 const PENDING_SHIFT: u32 = 48;
-/// The lowest bit of the field in `SHAPE` with a copy of `SETTINGS`, the count of `SETVAL` and
-/// `SETALL` calls on the set. A commit stores the copy. The field ends below [`PENDING_SHIFT`].
+/// The lowest bit of a field in `SHAPE`, which ends below [`PENDING_SHIFT`]. The field contains the
+/// set's count of `SETVAL` and `SETALL` calls (`set::SETTINGS`) at the time when the waiting call
+/// was completed. If the count has changed since, the undo adjustments of the waiting call were
+/// cleared.
 const SETTINGS_SHIFT: u32 = 34;
-/// The logged outcome of a call whose grant is taken back, because its task has died or is ending;
-/// see `reap`.
+/// The outcome that is logged for a waiting call whose completion is reverted, because its task has
+/// died or is ending; see `reap`.
 pub(super) const TAKEN_BACK: i32 = 0xffff;
 
-// Fields of the word `PLACE`: slot and tag of the set, and the ticket. A removed set and its
-// successor may have the same slot and tag. The set's payload in the node's second line tells them
-// apart.
+// Fields of a wait node's word `PLACE`: the slot of the set at which the call waits, the set's tag,
+// and the call's ticket. Tickets number the waiting calls in the order of arrival. A removed set
+// and the next set in its slot may have the same tag. They are told apart by the set's payload, of
+// which the second cache line of the wait node has a copy.
 const PLACE_SET: u64 = 1;
 const PLACE_TAG_SHIFT: u32 = 16;
 const TICKET_SHIFT: u32 = u64::BITS - TICKET_BITS;
 
-/// The largest number of operations of a wait node. A larger number was written by a hostile
-/// process.
+/// The largest number of operations in a wait node. Only a hostile process can have written a
+/// larger number.
 const SOPS_MAX: usize = 1 << 15;
 
 /// A copy of the operations of a node.
@@ -91,17 +98,17 @@ pub(super) type Sops = SmallVec<[SemBuf; 4]>;
 #[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
     pub(super) sops: &'a [SemBuf],
-    /// The task's undo record for this set, or 0 if no operation has `SEM_UNDO`.
+    /// The task's undo record for the set of the call, or 0 if no operation has `SEM_UNDO`.
     pub(super) undo: u32,
     pub(super) pid: u32,
 }
 
-/// The waiting calls that were completed. Each has the line of its node, and the errno of its
-/// outcome (0 for success).
+/// The waiting calls that a transaction has completed: for each call the line of its wait node, and
+/// its errno (0 for success).
 pub(super) type Completed = SmallVec<[(u32, i32); 4]>;
 
-/// The tasks to wake after the release of the set's lock, each as the line of its wait node and its
-/// task number.
+/// The tasks that the caller must wake after it has released the set's lock. Each item has the
+/// number of the first cache line of a wait node, and the number of the node's task.
 pub(crate) type Wakes = SmallVec<[(u32, u32); 4]>;
 
 /// A waiting call.
@@ -112,8 +119,7 @@ pub(super) struct Node<'s> {
 }
 
 impl<'s> Node<'s> {
-    /// Allocates a wait node for `call`. The operation with the index `blocking` is the one that
-    /// has to wait.
+    /// Allocates a wait node for `call`. `blocking` is the index of the operation that has to wait.
     ///
     /// # Errors
     ///
@@ -146,11 +152,13 @@ impl<'s> Node<'s> {
         self.shared.layout.waits.free(self.shared, self.line, owner);
     }
 
-    /// Polls until the call is completed, at most until `end`. Returns true if polling was useful.
+    /// Called before the task sleeps. Polls the status word of the wait node until the call is
+    /// completed or interrupted, but not longer than until `end`. Returns true if that happened
+    /// before `end`.
     ///
-    /// Polling yields the processor after each read of the status, for example to the task that
-    /// will complete the call. If an unrelated thread gets the processor instead, the yield returns
-    /// after `end`. Then polling was not useful, even if the call was completed.
+    /// After each read of the status, the task yields the processor, for example to the task that
+    /// will complete the call. If an unrelated thread gets the processor instead, the yield may
+    /// return after `end`. Then the function returns false, even if the call was completed.
     pub(super) fn watch(&self, end: Deadline) -> bool {
         let mut is_late = IS_MODEL;
         // ORDERING: Relaxed. Only a guess: `outcome` reads the status again.
@@ -167,8 +175,10 @@ impl<'s> Node<'s> {
 
     /// Clears `AWAKE`, since the task is about to sleep.
     pub(super) fn stop_watching(&self) {
-        // ORDERING(ipc-status): Relaxed. A later waker sees that it has to wake the task. An
-        // earlier waker has changed the word, so the futex call does not sleep.
+        // ORDERING(ipc-status): Relaxed. The waker stores the outcome in the status word before or
+        // after this change. If it does so after this change, it finds `AWAKE` cleared, and wakes
+        // this task. If it has done so before, futex(2) finds the outcome, and this task does not
+        // sleep.
         self.status().fetch_and(DONE_BITS | INTERRUPTED, Ordering::Relaxed);
     }
 
@@ -177,26 +187,27 @@ impl<'s> Node<'s> {
         &self.first()[STATUS]
     }
 
-    /// Returns the outcome of the call, or none if it still waits. If its grant was taken back, the
-    /// outcome is an error.
+    /// Returns the outcome of the call, or none if the call still waits. If the call was completed
+    /// and later reverted (`reap`), the outcome is an error.
     pub(super) fn outcome(&self) -> Option<Result<(), Errno>> {
         status::outcome(status::load(self.status()))
     }
 
-    /// Returns true if the call was granted, even if its task has not returned yet.
+    /// Returns true if the call was completed successfully, even if its task has not returned yet.
     pub(super) fn is_granted(&self) -> bool {
         self.outcome() == Some(Ok(()))
     }
 
-    /// Returns the low half of the status word without the bits that end a sleep: the value to
-    /// compare in futex(2). The task then sleeps even if a hostile process has set other bits.
+    /// Returns the expected value for futex(2) when the task sleeps: the low half of the status,
+    /// without the bits that end a sleep. So the task sleeps even if a hostile process has set
+    /// other bits.
     pub(super) fn asleep(&self) -> u32 {
         low(get(self.status()) & !(DONE | INTERRUPTED))
     }
 
-    /// Marks a wait as interrupted, so that no task grants its call. The node stays in its queues,
-    /// because the set's lock could not be taken. Returns the outcome of the call if it has one
-    /// already.
+    /// Marks the call as interrupted, so that no other task completes it. The caller could not take
+    /// the set's lock to remove the wait node from its queues. If the call already has an outcome,
+    /// returns this outcome.
     pub(super) fn leave(&self) -> Option<Result<(), Errno>> {
         // ORDERING(ipc-status): Acquire. As in `status::load`.
         status::outcome(self.status().fetch_or(INTERRUPTED, Ordering::Acquire))
@@ -220,30 +231,31 @@ impl<'s> Node<'s> {
         is_place && get(self.payload()) == set.place.payload()
     }
 
-    /// Returns the word with the payload of the set. The word is valid while `PLACE` is not 0.
+    /// Returns the word in which the wait node keeps a copy of its set's payload. The payload
+    /// identifies the set by the place of its semaphores and by its tag. The word is valid while
+    /// the node's word `PLACE` is not 0.
     fn payload(&self) -> &'s AtomicU64 {
         &self.shared.region.line(self.line.wrapping_add(1))[0]
     }
 
-    /// Makes the node wait for a set. From now on `queue::rebuild` finds the node, and sorts it by
-    /// `ticket`.
+    /// Marks the node as waiting for `set`. From now on, a rebuild of the queues finds the node,
+    /// and sorts it by `ticket`.
     pub(super) fn begin(&self, set: Set<'_>, ticket: u64) {
         put(self.payload(), set.place.payload());
         // ORDERING(ipc-place): Release. Pairs with `Node::place`: a thread that finds the node
-        // waiting sees all fields of the node.
+        // waiting also sees all fields of the node.
         self.first()[PLACE].store(place_of(set) | ticket << TICKET_SHIFT, Ordering::Release);
     }
 
-    /// Records that the node's call has stopped waiting. The caller has removed the node from its
-    /// queues.
+    /// Marks the node as no longer waiting. The caller has removed it from its queues.
     pub(super) fn end(&self) {
-        // ORDERING(ipc-place): Release. Pairs with `Node::place`: a thread that reads 0 sees the
-        // node in no queue.
+        // ORDERING(ipc-place): Release. Pairs with `Node::place`: if a thread reads 0, it also sees
+        // that the node is in no queue.
         self.first()[PLACE].store(0, Ordering::Release);
     }
 
-    /// Returns the node's position in the order of arrival. `next` is the ticket of the next
-    /// waiting call. The oldest node has the lowest position.
+    /// Returns the node's position in the order of arrival: the oldest node has the lowest
+    /// position. `next` is the ticket that the next waiting call will get.
     pub(super) fn turn(&self, next: u64) -> u64 {
         (self.place() >> TICKET_SHIFT).wrapping_sub(next) & TICKET_MASK
     }
@@ -253,14 +265,16 @@ impl<'s> Node<'s> {
         self.first()[PLACE].load(Ordering::Acquire)
     }
 
-    /// Returns the outcome that a commit has logged in the node, if there is one.
+    /// Returns the outcome of the waiting call that a transaction has logged in this wait node, if
+    /// there is one.
     pub(super) fn pending(&self) -> Option<i32> {
         let shape = get(&self.first()[SHAPE]);
         (shape & PENDING != 0).then_some((shape >> PENDING_SHIFT) as i32)
     }
 
-    /// Logs in the node the outcome that a transaction gives its call, with the count `SETTINGS` of
-    /// the set. If the outcome is none, clears the log.
+    /// Logs the outcome that a transaction is going to store for the waiting call. Also logs the
+    /// set's present count of `SETVAL` and `SETALL` calls (`SETTINGS`). If `pending` is `None`,
+    /// clears the log.
     pub(super) fn set_pending(&self, pending: Option<(i32, u64)>) {
         let shape = &self.first()[SHAPE];
         let pending = pending.map_or(0, |(errno, settings)| {
@@ -270,7 +284,8 @@ impl<'s> Node<'s> {
         put(shape, get(shape) & !(PENDING | u64::MAX << SETTINGS_SHIFT) | pending);
     }
 
-    /// Returns the count `SETTINGS` of the set at the time when the call was completed.
+    /// Returns the set's count of `SETVAL` and `SETALL` calls (`SETTINGS`) as it was when this
+    /// waiting call was completed.
     pub(super) fn settings(&self) -> u64 {
         (get(&self.first()[SHAPE]) & !(u64::MAX << PENDING_SHIFT)) >> SETTINGS_SHIFT
     }
@@ -314,8 +329,8 @@ impl<'s> Node<'s> {
         sops.filter(|sop| u32::from(sop.sem_num) < nsems).collect()
     }
 
-    /// Returns true if all operations of the node are on semaphores with numbers below `nsems`. A
-    /// hostile process may have written larger numbers.
+    /// Returns true if all operations of the waiting call are on semaphores with numbers below
+    /// `nsems`. A hostile process may have written larger numbers into the wait node.
     pub(super) fn is_within(&self, nsems: u32) -> bool {
         (0..self.count()).all(|at| u32::from(self.sop(at).sem_num) < nsems)
     }
@@ -330,13 +345,14 @@ impl<'s> Node<'s> {
     }
 }
 
-/// Returns the word `PLACE` of nodes that wait for `set`, without the ticket.
+/// Returns the low part of the word `PLACE` of all nodes that wait for `set`: the slot and the tag
+/// of the set. The high part is the node's ticket.
 fn place_of(set: Set<'_>) -> u64 {
     PLACE_SET | u64::from(set.index) << 1 | set.place.tag << PLACE_TAG_SHIFT
 }
 
-/// Returns the nodes that wait for a set, or have just stopped waiting, with their tasks, in no
-/// particular order.
+/// Returns the nodes that wait for a set, or have just stopped waiting, each with its task. The
+/// order is undefined.
 pub(super) fn nodes_of<'s>(set: Set<'s>) -> impl Iterator<Item = (Node<'s>, u32)> {
     let shared = set.shared;
     let nodes = shared.layout.waits.used(&shared.region);
@@ -344,26 +360,27 @@ pub(super) fn nodes_of<'s>(set: Set<'s>) -> impl Iterator<Item = (Node<'s>, u32)
     nodes.filter(move |(node, _)| node.is_at(set))
 }
 
-/// Stores the outcomes of completed calls in their nodes. From then on the tasks may return from
-/// their calls. Returns the sleeping tasks, which the caller must wake. A polling task
+/// Stores the outcomes of completed calls in their wait nodes. From then on, the tasks may return
+/// from their calls. Returns the sleeping tasks, which the caller must wake. A polling task
 /// ([`Node::watch`]) needs no wake-up.
 pub(super) fn tell(shared: &Shared, completed: Completed) -> Wakes {
     let tell = |(node, errno)| {
         let task = shared.layout.waits.whose(&shared.region, node).unwrap_or(u32::MAX);
-        // ORDERING(ipc-status): Release. Pairs with `status::load`: the task sees the work for its
-        // call. After this store the task may free its node, so the node is not read any more (trap
-        // I13).
+        // ORDERING(ipc-status): Release. Pairs with `status::load`: the task sees all stores made
+        // for its call. After this store the task may free its node. So do not read the node any
+        // more (trap I13).
         let before = shared.region.line(node)[STATUS].swap(status::done(errno), Ordering::Release);
         (before & AWAKE == 0).then_some((node, task))
     };
     completed.into_iter().filter_map(tell).collect()
 }
 
-/// Wakes the tasks of completed calls. The caller holds no lock. Returns the tasks that may have
-/// died.
+/// Wakes the tasks of completed calls. If a task is not asleep, it may have died. Returns the
+/// numbers of these tasks.
 ///
-/// A polling task sees the outcome without a wake-up. If a polling task has died, a later call
-/// finds that out because of `OWED`: a call that is refused, reads a value, or waits.
+/// A task that polls the status of its wait node sees the outcome by itself, so it is not in
+/// `wakes`. If a polling task has died, this function does not notice that. But the bit `OWED` of
+/// the set is set then, so a later call looks for dead tasks.
 pub(crate) fn wake(shared: &Shared, wakes: &[(u32, u32)]) -> Absent {
     let is_absent =
         |wake: &&(u32, u32)| futex::wake(&shared.region.line(wake.0)[STATUS], 1, shared.scope) == 0;

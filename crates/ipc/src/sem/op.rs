@@ -1,18 +1,19 @@
 //! semop(2) and semtimedop(2).
 //!
-//! A call looks up its set and checks ids, permissions and the security hook, without a lock and
-//! without a store. Then one of four paths performs the operations:
+//! A call first looks up its set, and checks the permissions and the security hook. For that it
+//! takes no lock, and writes nothing to shared memory. Then it performs the operations in one of
+//! four ways:
 //!
-//! - If a single operation is possible, and no waiting call depends on it, it is one
+//! - A single operation that need not wait, and that no waiting call depends on, is one
 //!   compare-exchange of the semaphore's word. The word also shows whether the set is still the one
 //!   that the lookup found.
-//! - A single operation with `SEM_UNDO` freezes the word with a compare-exchange, and thaws it with
-//!   a store.
+//! - A single operation with `SEM_UNDO` freezes (locks) the word with a compare-exchange, and thaws
+//!   it with a store.
 //! - A few operations without `SEM_UNDO` freeze and thaw each word in the same way (`several`).
 //! - All other calls take the set's lock.
 //!
-//! Permissions may change between the check and the operation. It is enough that the call was
-//! permitted when it began, as in Linux.
+//! Permissions may change between the check and the operation. As in Linux, it is enough that the
+//! call was permitted when it began.
 //!
 //! Source: document 002; Linux `ipc/sem.c` (`do_semtimedop`); semop(2).
 
@@ -48,12 +49,13 @@ use crate::watch::{self, TURN_NS, Turn};
 /// the set's lock.
 const TRIES_MAX: u32 = if IS_MODEL { 2 } else { 1000 };
 
-/// The number of times that a call reads the word of a semaphore for which it has to wait, before
-/// it queues. All reads together take less than 1 us.
+/// The number of times that a call that has to wait reads the semaphore's word before it queues.
+/// All these reads together take less than 1 us.
 const LOOKS: u32 = 32;
 
-/// The shortest time between two checks of a set that read `/proc` to find dead tasks. The time of
-/// the last such check is in the set's line, so all calls share it.
+/// A check of a set for dead tasks may read `/proc`, which is expensive. This is the minimum time
+/// between two such checks of one set. The set's record contains the time of the last one, so all
+/// calls share it.
 const LOOK_MS: u64 = TURN_NS / 1_000_000 * 9 / 10;
 
 impl Task {
@@ -61,17 +63,18 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// - `E2BIG`: more operations than `SEMOPM`.
-    /// - `EACCES`: the mode forbids it, and the task lacks `CAP_IPC_OWNER`.
+    /// - `E2BIG`: the call has more operations than `SEMOPM`.
+    /// - `EACCES`: the set's mode forbids the call, and the task lacks `CAP_IPC_OWNER`.
     /// - `EAGAIN`: the call would have to wait, and the blocking operation has `IPC_NOWAIT`.
     /// - `EFBIG`: a semaphore's number is not below the number of semaphores.
-    /// - `EIDRM`: the set was removed meanwhile.
+    /// - `EIDRM`: the set was removed during the call.
     /// - `EIO`: a live process did not release the set's lock, or a frozen semaphore, for 10 s. The
-    ///   end of a wait needs the lock too, so it can also return this error.
+    ///   end of a wait needs the lock too, so a call can also return this error after it has
+    ///   waited.
     /// - `EINTR`: a signal or [`Task::interrupt`] ended the wait.
     /// - `EINVAL`: there is no such set, or the call has no operations.
-    /// - `ENOMEM`: the region has no space for an undo record or for the waiting call.
-    /// - `ERANGE`: a value would exceed `SEMVMX`, or an adjustment `SEMAEM`.
+    /// - `ENOMEM`: there is no memory for an undo record or for the waiting call.
+    /// - `ERANGE`: a value would exceed `SEMVMX`, or an undo adjustment `SEMAEM`.
     ///
     /// # Examples
     ///
@@ -169,11 +172,12 @@ impl Task {
         done
     }
 
-    /// Performs a call of one operation by a compare-exchange of the semaphore's word.
+    /// Performs a call with one operation by a compare-exchange of the semaphore's word.
     ///
     /// # Errors
     ///
-    /// The errno of the call. If the operation needs the set's lock, the error is none.
+    /// Returns the errno with which the call fails. Returns `None` as the error if the call must be
+    /// performed under the set's lock.
     #[inline]
     fn semop_single(&self, set: Set<'_>, sop: SemBuf) -> Result<(), Option<Errno>> {
         let record = if sop.is_undo() && sop.sem_op != 0 {
@@ -188,8 +192,10 @@ impl Task {
                 return Err(None);
             }
             let result = match sop.apply(seen.value()) {
-                // With unacknowledged grants (`OWED`) or undo records, a dead task may have the
-                // permit that this call needs. The slow path must first clean up after that task.
+                // The operation is not possible now. The set's undo records and its bit `OWED` say
+                // that a dead task may have taken the units that the call needs. If so, or if the
+                // call may wait, it must take the set's lock. On that path it cleans up after dead
+                // tasks.
                 Err(Errno::AGAIN) if !sop.is_nowait() || set.may_be_owed() => return Err(None),
                 result => result?,
             };
@@ -198,8 +204,8 @@ impl Task {
             }
             let after = seen.with(result, self.pid);
             let next = if record == 0 { after } else { seen.freeze(self.owner.index) };
-            // ORDERING(ipc-word): AcqRel. A later operation on this semaphore sees the work that
-            // this task did before. The tag in the word shows that the set still exists.
+            // ORDERING(ipc-word): AcqRel. A later operation on this semaphore sees all earlier
+            // stores of this task. The tag in the word shows that the set still exists.
             let swapped =
                 cell.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed);
             if swapped.is_ok() {
@@ -220,9 +226,10 @@ impl Task {
         Err(None)
     }
 
-    /// Reads the word of a semaphore for about as long as it takes to queue a call. Returns true if
-    /// the operation, which has to wait, becomes possible in that time. A task on another processor
-    /// often makes the operation possible so soon. Then neither task takes the set's lock.
+    /// Called when an operation has to wait. Reads the semaphore's word again and again, for about
+    /// as long as it takes to queue a call. Returns true if the operation becomes possible. A task
+    /// on another processor often makes it possible within that time. Then neither task takes the
+    /// set's lock.
     #[cold]
     pub(super) fn is_soon_possible(&self, set: Set<'_>, sop: SemBuf) -> bool {
         let is_possible =
@@ -241,7 +248,7 @@ impl Task {
         is_soon
     }
 
-    /// Performs a call of semop(2) under the set's lock, or queues the call and waits.
+    /// Performs a semop(2) call under the set's lock. If the call has to wait, queues it and waits.
     #[cold]
     fn semop_locked(&self, set: Set<'_>, sops: &[SemBuf], deadline: Deadline) -> Result<(), Errno> {
         let guard = set.lock(self.owner)?;
@@ -277,8 +284,8 @@ impl Task {
                 let result = if result == Err(Errno::IO) { node.leave() } else { Some(result) };
                 match result {
                     Some(_) => node.free(self.owner),
-                    // The wait node is still in the queues of the set, so it must not be freed.
-                    // Otherwise the next user of the node would be in these queues.
+                    // The wait node is still in the queues of the set. If it were freed, its next
+                    // user would be in these queues.
                     None => self.waiting.enter(node.line),
                 }
                 result.unwrap_or(Err(Errno::IO))
@@ -286,8 +293,8 @@ impl Task {
         }
     }
 
-    /// Returns the time until which a wait polls before it sleeps. Returns none if the wait must
-    /// not poll: polling is off, was useless lately, or would pass the deadline of the wait.
+    /// Returns the time until which a waiting call polls before it sleeps. Returns none if polling
+    /// is switched off, if it was useless lately, or if the call's timeout would pass meanwhile.
     pub(super) fn watch_until(&self, deadline: Deadline) -> Option<Deadline> {
         let spin_ns = self.shared.spin_ns;
         if spin_ns == 0 || !Spin::Queued.is_worth_it() {
@@ -297,8 +304,8 @@ impl Task {
         (deadline > end).then_some(end)
     }
 
-    /// Sleeps until another task completes the call of `node`, or until the timeout, a signal or
-    /// the removal of the set ends the wait.
+    /// Sleeps until another task completes the call of the wait node `node`. The timeout, a signal,
+    /// or the removal of the semaphore set also ends the sleep.
     fn wait(&self, set: Set<'_>, node: Node<'_>, deadline: Deadline) -> Result<(), Errno> {
         let mut turn = Turn::first();
         loop {
@@ -321,16 +328,17 @@ impl Task {
                     self.end_if_gone(set, node)?;
                 }
                 Ended::Woken if IS_MODEL || node.outcome().is_some() => {}
-                // The watcher also wakes a waiting call whose set is gone, so check whether the set
-                // exists.
+                // The call has no outcome yet. The watcher (the waiting call that looks for dead
+                // tasks) may have woken this task, because it also wakes calls whose set is
+                // removed. So check whether the set still exists.
                 Ended::Woken => self.end_if_gone(set, node)?,
             }
         }
     }
 
-    /// Ends a wait at a set that was removed, if the remover has stored no outcome for the call.
-    /// This happens if the removing process died, or could not finish the removal. If the set's
-    /// lock cannot be taken, the wait continues.
+    /// Ends a wait if the set is gone. The process that removed the set may have died before it
+    /// stored outcomes for the waiting calls, or could not finish the removal. If the set's lock
+    /// cannot be taken, the wait continues.
     ///
     /// # Errors
     ///
@@ -348,13 +356,13 @@ impl Task {
         }
     }
 
-    /// Reaps the dead tasks that have adjustments, grants or waiting calls in a set; `concern`
-    /// selects which. Reaping one task may grant permits to other dead tasks, which are then reaped
-    /// too. Returns true if a task was reaped.
+    /// Reaps dead tasks that have something in a set: undo adjustments, completed calls or waiting
+    /// calls. `concern` selects which of these count. Reaping one task may complete calls of other
+    /// dead tasks, which are then reaped too. Returns true if a task was reaped.
     #[cold]
     pub(super) fn look_after(&self, set: Set<'_>, concern: Concern) -> bool {
         // Each round reaps at least one task. So the number of tasks bounds the loop, even if a
-        // hostile process has written the region.
+        // hostile process has overwritten shared memory.
         let rounds = 0..self.shared.layout.tasks_max;
         rounds.take_while(|_| self.look_once(set, concern)).count() != 0
     }
@@ -362,8 +370,8 @@ impl Task {
     fn look_once(&self, set: Set<'_>, concern: Concern) -> bool {
         let Ok(guard) = set.lock(self.owner) else { return false };
         let tasks = tasks_of(&guard, concern);
-        // A close check for dead tasks reads `/proc`, so it also detects that a pid was reused. It
-        // is expensive, so each set is checked at most once in [`LOOK_MS`].
+        // `Look::Close` reads `/proc`, so it also notices if the pid of a dead task was reused.
+        // That is expensive, so the tasks of a set are checked closely at most once in [`LOOK_MS`].
         let (ticket, now_ms) = (get(guard.field(TICKET)), futex::now().monotonic_ns / 1_000_000);
         let past_ms = now_ms.wrapping_sub(ticket >> TICKET_BITS) & (u64::MAX >> TICKET_BITS);
         let look = if past_ms >= LOOK_MS { Look::Close } else { Look::Quick };
@@ -375,14 +383,14 @@ impl Task {
         gone.filter(|task| recover::reap(&self.shared, self.owner, **task) == Ok(true)).count() != 0
     }
 
-    /// Wakes the tasks whose waiting calls were completed. If such a task has died, takes its grant
-    /// back. The caller must hold no lock, since this may reap.
+    /// Wakes the tasks whose waiting calls were completed. If such a task has died, takes back the
+    /// units that it was granted. This may reap tasks, so the caller must hold no lock.
     pub(super) fn wake(&self, wakes: Wakes) {
         recover::reap_absent(&self.shared, self.owner, node::wake(&self.shared, &wakes));
     }
 
-    /// Ends a wait with `errno`, and removes its node from the queues. If another task has
-    /// completed the call meanwhile, returns the outcome of the call instead.
+    /// Ends a wait with `errno`, and removes its wait node from the queues. If another task has
+    /// already completed the call, returns the outcome of the call instead.
     fn give_up(&self, set: Set<'_>, node: Node<'_>, errno: Errno) -> Result<(), Errno> {
         let guard = set.lock_remains(self.owner, Wait::Long);
         if let Some(outcome) = node.outcome() {
@@ -393,14 +401,15 @@ impl Task {
     }
 }
 
-/// Cleans up semaphore sets at the exit of a live task. First removes the nodes of failed waits
-/// that are still queued. Then applies the task's adjustments, set by set. Returns the tasks that
-/// this has granted permits and that may have died.
+/// Cleans up semaphore sets when a live task exits. First removes the wait nodes that failed calls
+/// of this task have left in the queues. Then applies the task's undo adjustments, set by set. This
+/// may complete waiting calls of other tasks. Some of these tasks may have died. Returns their
+/// numbers.
 ///
 /// # Errors
 ///
-/// `EIO` if another task does not release a set's lock or a semaphore. Another task reaps the rest
-/// after the process has ended.
+/// Returns `EIO` if another task does not release a set's lock or thaw (unlock) a semaphore. After
+/// this process has ended, another task completes the cleanup.
 pub(crate) fn exit_sem(task: &Task) -> Result<Absent, Errno> {
     let mut absent = Absent::new();
     let reaper = Reaper { shared: &task.shared, owner: task.owner, gone: task.owner.index };

@@ -1,22 +1,22 @@
 //! The queues of waiting calls, and the order in which calls are completed.
 //!
-//! A call that has to wait leaves a node in the region (`node`). A call that changes a semaphore
-//! also completes the waiting calls that have become possible, in the same transaction (`txn`).
-//! Then it wakes their tasks.
+//! A call that has to wait leaves a wait node in shared memory (module `node`). A call that changes
+//! a semaphore may make waiting calls possible. It also completes these calls, in the same
+//! transaction (module `txn`), and then wakes their tasks.
 //!
 //! # Rules, as in Linux
 //!
 //! - Waiting calls are tried in the order of their arrival, except those that a signal has
-//!   interrupted. A new call that is possible does not queue behind them.
-//! - A waiting call of one decrement is in the queue of its semaphore and in the queue of the set.
-//!   While a call of several operations waits, a change scans the queue of the set. Otherwise the
-//!   change scans the queue of the semaphore.
+//!   interrupted. A new call that is possible does not queue behind the waiting ones.
+//! - A waiting call with one decrement is in the queue of its semaphore and in the queue of the
+//!   set. While a call with several operations waits, a change scans the queue of the set.
+//!   Otherwise the change scans the queue of the changed semaphore.
 //! - Waits for zero are tried before all other calls. Among them, calls with one operation come
 //!   before calls with several.
 //! - `GETNCNT` and `GETZCNT` count a call at the operation that blocked it in the last try.
 //!
-//! The nodes are authoritative, not the queues. After a death, [`rebuild`] builds the queues from
-//! the nodes.
+//! The wait nodes are authoritative, not the queues. If a task dies while it changes the queues,
+//! [`rebuild`] builds them anew from the nodes.
 //!
 //! Source: Linux `ipc/sem.c` (`do_smart_update`, `update_queue`, `wake_const_ops`, `count_semcnt`).
 
@@ -30,7 +30,8 @@ use super::word::{ALTER, COMPLEX, Word, ZERO};
 use crate::field::{get, put};
 use crate::list::List;
 
-/// Returns the queue [`ALTER_LIST`] or [`CONST_LIST`] of a semaphore, or of the set.
+/// Returns one of the two queues, [`ALTER_LIST`] or [`CONST_LIST`], of semaphore `num`, or of the
+/// set if `num` is none.
 fn queue(set: Set<'_>, num: Option<u16>, list: usize) -> List<'_> {
     let (line, links) = num.map_or((set.line(), SET_LINKS), |num| (set.sem(num), SEM_LINKS));
     let (region, max) = (&set.shared.region, set.shared.layout.waits.lines);
@@ -46,9 +47,9 @@ fn lists_of<'s>(set: Set<'s>, node: Node<'_>) -> impl Iterator<Item = List<'s>> 
     of_sem.into_iter().chain(of_set)
 }
 
-/// Puts a node at the end of its queues, as a part of `txn`. The transaction has frozen the
-/// semaphores' words and found that the call must wait. So no wake-up is lost between that check
-/// and the queueing (trap I5).
+/// Adds a wait node to the end of its queues, as a part of `txn`. The transaction has found that
+/// the call must wait, and has kept the semaphores' words frozen (locked) since. So no wake-up is
+/// lost (trap I5).
 pub(super) fn enqueue(txn: &mut Txn<'_, '_>, node: Node<'_>, sops: &[SemBuf]) -> Result<(), Errno> {
     for sop in sops {
         txn.frozen(sop.sem_num)?.waiters |= bit_of(sops, *sop);
@@ -61,8 +62,8 @@ pub(super) fn enqueue(txn: &mut Txn<'_, '_>, node: Node<'_>, sops: &[SemBuf]) ->
     Ok(())
 }
 
-/// Returns the bit of a semaphore's word that says that a call waits there. `sops` are the
-/// operations of the call, and `sop` is the one on that semaphore.
+/// A semaphore's word has three bits for the kinds of calls that wait at the semaphore. Returns the
+/// bit for a call with the operations `sops`. `sop` is its operation on this semaphore.
 pub(super) fn bit_of(sops: &[SemBuf], sop: SemBuf) -> u64 {
     match (sops.len(), sop.sem_op) {
         (1, 0) => ZERO,
@@ -91,7 +92,7 @@ fn dequeue(guard: &SetGuard<'_>, node: Node<'_>) {
     put(count, get(count).saturating_sub(node.is_complex().into()));
 }
 
-/// Rebuilds the queues of a set from the nodes that wait for it.
+/// Rebuilds the queues of a set from the wait nodes of the calls that wait for the set.
 pub(super) fn rebuild(guard: &SetGuard<'_>) {
     clear(guard);
     let next = get(guard.field(TICKET));
@@ -102,8 +103,8 @@ pub(super) fn rebuild(guard: &SetGuard<'_>) {
     }
 }
 
-/// Sets the bits for waiting calls in the words of the semaphores, as the queues of the set demand.
-/// Recovery does this, since a dead task may have queued a node and not set the bit.
+/// Sets the bits for waiting calls in the words of the semaphores, so that they match the queues.
+/// Recovery does this, since a dead task may have queued a wait node and not yet set the bit.
 ///
 /// # Errors
 ///
@@ -122,7 +123,7 @@ pub(super) fn restore_bits(guard: &SetGuard<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Returns the nodes whose calls wait for a set, in no particular order.
+/// Returns the wait nodes whose calls wait for a set, in no particular order.
 fn waiting<'s>(set: Set<'s>) -> impl Iterator<Item = Node<'s>> {
     let nodes = nodes_of(set).map(|(node, _)| node);
     nodes.filter(move |node| node.outcome().is_none() && node.is_within(set.place.nsems))
@@ -147,20 +148,23 @@ fn clear(guard: &SetGuard<'_>) {
 pub(super) enum Changed<'a> {
     /// The semaphores of these operations of semop(2).
     By(&'a [SemBuf]),
-    /// The semaphores with these numbers, which semctl(2) or the end of a task has changed.
+    /// The semaphores with these numbers. semctl(2), or the undo adjustments of an ended task, have
+    /// changed them.
     Nums(&'a [u16]),
 }
 
-/// Carries out the waiting calls that `txn` has made possible. Analogous to Linux's
+/// Completes the waiting calls that the changes of `txn` have made possible. Analogous to Linux's
 /// `do_smart_update`.
 ///
 /// # Errors
 ///
-/// `EIO` if another task does not thaw a semaphore. The caller then must not commit.
+/// Returns `EIO` if another task keeps a semaphore frozen. The caller must not commit the
+/// transaction then.
 pub(super) fn update(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<(), Errno> {
     let guard = txn.guard;
-    // If the update fails, nothing is committed. So the nodes that the update has taken out of
-    // their queues still wait, and are linked again.
+    // If `update_all` fails, the caller discards the transaction. Until then, `update_all` may have
+    // completed some waiting calls and removed their wait nodes from the queues. These calls still
+    // wait. So rebuild the queues from all wait nodes of the set.
     update_all(txn, changed).inspect_err(|_| rebuild(guard))
 }
 
@@ -194,9 +198,9 @@ fn update_zero(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<(), Errno>
         Changed::By(sops) => sops.iter().try_for_each(|sop| check(sop.sem_num))?,
         Changed::Nums(nums) => nums.iter().try_for_each(|num| check(*num))?,
     }
-    // If a semaphore is zero, the calls that wait for several semaphores to be zero are tried
-    // again. This notes again which operation blocks each call, because `GETZCNT` counts a call at
-    // that operation.
+    // If a semaphore is zero, try the calls that wait for several semaphores to be zero again. Each
+    // try also records which operation blocks the call, because `GETZCNT` counts the call at that
+    // operation.
     let is_any_zero = has_zero
         || matches!(changed, Changed::Nums(_))
             && get(txn.guard.field(CONST_LIST)) != 0
@@ -208,18 +212,19 @@ fn update_zero(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<(), Errno>
     Ok(())
 }
 
-/// Carries out the waits for zero in the queue of semaphore `num`, or of the set.
-/// Analogous to Linux's `wake_const_ops`.
+/// Completes those waits for zero that are possible now. `num` selects the queue of waiting calls:
+/// that of semaphore `num`, or that of the set if `num` is none. Analogous to Linux's
+/// `wake_const_ops`.
 fn scan_const(txn: &mut Txn<'_, '_>, num: Option<u16>) {
     let shared = txn.set().shared;
     let mut lines = queue(txn.set(), num, CONST_LIST).iter();
     let _is_whole = lines.all(|line| look_at(txn, Node { shared, line }).is_some());
 }
 
-/// Carries out the waiting calls of the queue of semaphore `num`, or of the set, until none is
-/// possible. No single decrement is possible once its semaphore is 0. So at 0 the walk of a
-/// semaphore's queue ends, and examines no further call (trap X7).
-/// Analogous to Linux's `update_queue`.
+/// Completes those waiting calls that change a semaphore and are possible now. `num` selects the
+/// queue: that of semaphore `num`, or that of the set if `num` is none. The queue of a semaphore
+/// contains single decrements, which are not possible at value 0. So the walk over this queue ends
+/// at value 0, and examines no further call (trap X7). Analogous to Linux's `update_queue`.
 fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>) -> Result<(), Errno> {
     let set = txn.set();
     let list = queue(set, num, ALTER_LIST);
@@ -236,8 +241,10 @@ fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>) -> Result<(), Errno> {
         let Some(verdict) = look_at(txn, node) else { break };
         if verdict == Verdict::Done {
             update_zero(txn, Changed::By(&sops))?;
-            // A completed decrement makes no older decrement possible, so the walk continues. Any
-            // other completed call may make an older call possible, so the walk starts again.
+            // A waiting call was just completed. If only single decrements wait, this has made no
+            // older call possible, and the walk over the queue continues. If calls with several
+            // operations are involved, an older call may have become possible. So the walk then
+            // starts again at the oldest call.
             if is_complex || get(txn.guard.field(COMPLEX_COUNT)) != 0 {
                 lines = list.iter();
             }
@@ -246,11 +253,13 @@ fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Tries the waiting call of a node. If the call is possible or fails, completes it, and takes the
-/// node out of its queues. Otherwise notes which operation blocks the call. Returns none if the
-/// transaction has completed this call before: then a hostile process has made the queue a ring.
+/// Tries the waiting call of the wait node `node`. If the call is possible or fails, completes it,
+/// and removes the node from its queues. Otherwise records in the node which operation blocks the
+/// call. Returns none if the walk over a queue meets a call that `txn` has already completed. That
+/// happens only if a hostile process has linked the queue into a ring.
 fn look_at(txn: &mut Txn<'_, '_>, node: Node<'_>) -> Option<Verdict> {
-    // An interrupted call gets no grant: it will end with `EINTR`, or a signal handler has left it.
+    // An interrupted call is not completed. It will end with `EINTR`, or a signal handler has
+    // already left it by siglongjmp(3).
     if node.is_interrupted() {
         return Some(Verdict::Blocks(0));
     }
@@ -279,8 +288,9 @@ pub(super) fn end_all(guard: &SetGuard<'_>) -> Completed {
     let set = guard.set;
     let zeroes = (0..set.place.nsems as u16).map(|num| queue(set, Some(num), CONST_LIST));
     let lists = [CONST_LIST, ALTER_LIST].map(|list| queue(set, None, list)).into_iter();
-    // All queues together have at most as many nodes as the pool. So this limit also ends a walk
-    // over a queue that a hostile process has made a ring.
+    // A hostile process may have linked the nodes of a queue into a ring. So limit the walks over
+    // the queues. All queues together have at most as many nodes as the pool of wait nodes has
+    // lines.
     let max = set.shared.layout.waits.lines as usize;
     let nodes = lists.chain(zeroes).flat_map(List::iter).take(max);
     let completed = nodes.map(|line| (line, Errno::IDRM.raw_os_error())).collect();
@@ -288,9 +298,9 @@ pub(super) fn end_all(guard: &SetGuard<'_>) -> Completed {
     completed
 }
 
-/// Returns how many calls wait for semaphore `num`. With [`ALTER_LIST`] these are the calls that
-/// wait for a larger value (`GETNCNT`). With [`CONST_LIST`] they wait for zero (`GETZCNT`).
-/// Analogous to Linux's `count_semcnt`.
+/// Returns the number of calls that wait for semaphore `num`: with [`ALTER_LIST`] for a larger
+/// value (`GETNCNT`), with [`CONST_LIST`] for zero (`GETZCNT`). Analogous to Linux's
+/// `count_semcnt`.
 pub(super) fn count(guard: &SetGuard<'_>, num: u16, list: usize) -> i32 {
     let set = guard.set;
     let singles = queue(set, Some(num), list).iter().count();

@@ -1,29 +1,37 @@
-//! Cleanup after a task: words that it has frozen, its waiting calls, its undo records.
+//! Cleanup of semaphore sets after a task: words that it has frozen (locked), its waiting calls,
+//! and its undo records.
 //!
 //! # Grants to dead tasks
 //!
-//! A call that changes a semaphore may complete waiting calls. The task of such a call may just
-//! have been killed, so it never returns from its call. If the whole call can be reverted, it is.
-//! Otherwise its operations without `SEM_UNDO` are reverted, or nothing. The end of the process
-//! then reverts the operations with `SEM_UNDO`, with its other adjustments.
+//! A call that changes a semaphore may complete the waiting call of another task. This is a grant.
+//! The other task may just have been killed, so that it never returns from the granted call. Then
+//! the cleanup after that task reverts the call. If the semaphores' values do not permit that, it
+//! reverts only the operations without `SEM_UNDO`. If the values do not permit that either, it
+//! reverts nothing. Operations with `SEM_UNDO` that are left are reverted by the task's undo
+//! adjustments.
 //!
-//! The end of a live task (`exit_sem`) also takes grants back in this way. Such grants are those to
-//! calls that failed with `EIO` while their nodes were queued.
+//! A call of a live task may fail with `EIO` and leave its wait node in the queues. If another task
+//! grants this call later, the end of the live task (`exit_sem`) reverts it by the same rules.
 //!
-//! `SETVAL` and `SETALL` clear adjustments, and their values do not contain earlier grants. So a
-//! grant from before such a call is not taken back (`set::SETTINGS`).
+//! `SETVAL` and `SETALL` clear undo adjustments, and overwrite the values that earlier calls have
+//! produced. So the cleanup does not revert a call that was granted before a `SETVAL` or `SETALL`
+//! (`set::SETTINGS`).
 //!
-//! This code cannot tell whether the task died before the grant or after it. It takes the grant
-//! back in both cases. Linux removes the call of a killed task from its queue: grants before the
-//! kill stay, and none follow. A user can see the difference in two cases:
+//! The cleanup cannot tell whether a task died before its waiting call was granted, or after that.
+//! So it reverts the call in both cases. Linux removes the waiting call of a killed task from its
+//! queue. There, no call is granted after the kill, and a call that was granted before the kill is
+//! not reverted.
 //!
-//! - The process ended before the granting operation. A call that is refused, or that reads a
-//!   value, first takes the grant back. A waiting call gets the permit soon (`crate::watch`). If
-//!   the killed task slept, the granting operation takes the grant back before it returns. The dead
-//!   task's call may have made a further waiting call possible. That call keeps its permit.
-//! - The process was killed after the grant, but before it returned from its call. In Linux its
-//!   call counts. In corewalk the grant is taken back, as with `SEM_UNDO`. A user of Linux cannot
-//!   rely on such a call either, since a kill may come before or after the grant.
+//! A user can see the difference from Linux in two cases. In both, the waiting call of a killed
+//! process is granted:
+//! - The process ends before the grant. In corewalk, the dead process then gets units of the
+//!   semaphore. A later call that would fail, or that reads a value, first reverts the grant. If a
+//!   call already waits, the watcher soon reverts the grant (`crate::watch`). If the killed task
+//!   was asleep, the granting call itself reverts the grant before it returns. The granted call may
+//!   have made another waiting call possible. That other call is not reverted.
+//! - The process is killed after the grant, but before it returns from its call. In Linux it keeps
+//!   the units. In corewalk the grant is reverted, as with `SEM_UNDO`. No program can rely on the
+//!   behaviour of Linux here, since a kill may also come before the grant.
 //!
 //! Source: Linux `ipc/sem.c` (`exit_sem`, `semtimedop`).
 
@@ -46,8 +54,8 @@ use crate::shared::{Shared, now_s};
 use crate::status::is_waiting;
 use crate::task_line::{Absent, identity, task_line};
 
-/// The cleanup after the task numbered `gone`, which ends or has died. The task `owner` does the
-/// work.
+/// The cleanup after the task numbered `gone`, which ends or has died. The task `owner` performs
+/// the cleanup.
 #[derive(Clone, Copy)]
 pub(super) struct Reaper<'s> {
     pub(super) shared: &'s Shared,
@@ -55,14 +63,15 @@ pub(super) struct Reaper<'s> {
     pub(super) gone: u32,
 }
 
-/// Ends everything that the task `gone` has in semaphore sets. The task `owner` holds the lock
-/// `REAPER` of `gone`. The cleanup may grant waiting calls of other tasks. Returns those of the
-/// granted tasks that may have died; the caller reaps them.
+/// Cleans up all semaphore sets after the task `gone`: its frozen (locked) words, its waiting calls
+/// and its undo records. The calling task `owner` holds the lock `REAPER` of `gone`. The cleanup
+/// may complete waiting calls of other tasks. Some of these tasks may have died. Returns their
+/// numbers, and the caller reaps them.
 ///
 /// # Errors
 ///
-/// `EIO` if a live task does not release a lock or a semaphore. The caller must reap the task again
-/// later.
+/// Returns `EIO` if a live task does not release a lock or a frozen semaphore. The caller must then
+/// reap the task again later.
 pub(crate) fn reap(shared: &Shared, owner: Owner, gone: u32) -> Result<Absent, Errno> {
     let mut absent = settle(shared, owner, gone)?;
     let reaper = Reaper { shared, owner, gone };
@@ -74,7 +83,8 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, gone: u32) -> Result<Absent, E
     Ok(absent)
 }
 
-/// Ends the freezes and waiting calls of the task `gone`, like [`reap`], but keeps its adjustments.
+/// Thaws (unlocks) the semaphores that the task `gone` has frozen, and ends its waiting calls.
+/// Unlike [`reap`], keeps its undo adjustments.
 ///
 /// # Errors
 ///
@@ -103,8 +113,8 @@ impl<'s> Reaper<'s> {
             return Ok(());
         }
         let Some(guard) = set.lock_remains(self.owner, Wait::Long)? else { return Ok(()) };
-        // Only the holder of `REAPER` frees the line of a dead task, and this thread holds it. So
-        // the identity is still that of the dead task.
+        // This thread holds the dead task's lock `REAPER`, and only a holder of that lock frees the
+        // dead task's record. So the record still contains the identity of the dead task.
         let dead = identity(task_line(self.shared, self.gone));
         for num in nums().filter(is_left) {
             if let Ok(word) = set.word(num) {
@@ -114,8 +124,8 @@ impl<'s> Reaper<'s> {
         Ok(())
     }
 
-    /// Ends the waiting call of the node at a line, and frees the node. If the set still exists and
-    /// has granted the call, takes the grant back.
+    /// Ends the waiting call of the wait node at `line`, and frees the node. If the set still
+    /// exists and another task has completed the call, reverts the call.
     pub(super) fn end_node(self, line: u32) -> Result<Absent, Errno> {
         let node = Node { shared: self.shared, line };
         let mut wakes = Wakes::new();
@@ -132,18 +142,18 @@ impl<'s> Reaper<'s> {
         Ok(node::wake(self.shared, &wakes))
     }
 
-    /// Applies and frees the undo record at a line, if the line has one.
+    /// Applies and frees the undo record at `line`, if there is one.
     pub(super) fn end_record(self, line: u32) -> Result<Absent, Errno> {
         let (shared, gone) = (self.shared, self.gone);
         let mut wakes = Wakes::new();
         if let Some(index) = undo::is_record_of(shared, line, gone)
             && let Some(set) = Set::at(shared, index)
             && let Some(guard) = set.lock_remains(self.owner, Wait::Long)?
-            // Check the record again under the lock: the set may have been removed, and the
-            // record's line may belong to another task or set now.
+            // Check the undo record again under the set's lock. The set may have been removed
+            // since, and the undo record may belong to another task or set now.
             && undo::is_at(&guard, line, gone)
         {
-            // An unpublished set was removed, but not completely. No call reads its values any
+            // If the set is not published, its removal has begun. No call reads its values any
             // more, so the adjustments need not be applied.
             if set.is_published() {
                 let mut txn = Txn::new(&guard);
@@ -154,8 +164,8 @@ impl<'s> Reaper<'s> {
             }
             undo::free(&guard, line);
         }
-        // The line may have an incomplete record, or a record of a removed set. If the line still
-        // belongs to the task `gone`, free it.
+        // The dead task may have begun to make or free this undo record, or its set may be removed.
+        // If the cache line at `line` still belongs to the task `gone`, free it.
         if shared.layout.undos.whose(&shared.region, line) == Some(gone) {
             undo::discard(shared, line, self.owner);
         }
@@ -163,17 +173,18 @@ impl<'s> Reaper<'s> {
     }
 }
 
-/// Adds the adjustments of an undo record to the values, as part of `txn`. Returns the numbers of
-/// the changed semaphores.
+/// Adds the adjustments of an undo record to the values of the semaphores, as a part of `txn`.
+/// Returns the numbers of the changed semaphores.
 ///
-/// A value that would leave the range from 0 to `SEMVMX` becomes the nearer end of the range, since
-/// a task that ends does not wait.
+/// A task that ends applies its undo adjustments without waiting. So if a value would leave the
+/// range from 0 to `SEMVMX`, it is clamped to that range.
 fn apply(txn: &mut Txn<'_, '_>, record: u32, pid: u32) -> Result<Vec<u16>, Errno> {
     let set = txn.set();
     let mut nums = Vec::new();
     for num in 0..set.place.nsems as u16 {
-        // Only the task of the record changes its adjustments without the set's lock, and that task
-        // has ended. So an adjustment that is 0 stays 0, and its word need not be frozen.
+        // The owner of the undo record has ended. Another task needs the set's lock to change the
+        // record, and this thread holds that lock. So an adjustment that is 0 stays 0. There is no
+        // need to freeze (lock) the word of its semaphore.
         let adj = undo::load_adj(set.shared, record, num);
         if adj != 0 {
             let value = (txn.frozen(num)?.value + adj).clamp(0, SEMVMX);
@@ -185,18 +196,20 @@ fn apply(txn: &mut Txn<'_, '_>, record: u32, pid: u32) -> Result<Vec<u16>, Errno
     Ok(nums)
 }
 
-/// Takes back the grant of a task that cannot use it. The function reverts the whole call, or its
-/// operations without `SEM_UNDO`, or nothing. If `SETVAL` or `SETALL` ran after the grant, the
-/// values do not contain the grant. Then nothing is reverted.
+/// Reverts a completed waiting call of a task that has died or is ending. If a value or an undo
+/// adjustment would leave its range, reverts only the operations without `SEM_UNDO`. If that is not
+/// possible either, reverts nothing. Also reverts nothing if `SETVAL` or `SETALL` has overwritten
+/// the effect of the call.
 fn take_back(guard: &SetGuard<'_>, gone: u32, node: Node<'_>) -> Result<Wakes, Errno> {
     if node.settings() != (get(guard.field(COMMIT)) & SETTINGS) >> SETTINGS_SHIFT {
         return Ok(Wakes::new());
     }
     let sops = node.sops(guard.set.place.nsems);
     let mut whole: Sops = sops.iter().rev().filter(|sop| sop.sem_op != 0).copied().collect();
-    // The lowest `i16` has no negation, so its reverse is again a decrement. No semaphore is large
-    // enough for that decrement, so such a call is not reverted. Only a hostile process writes that
-    // number, since no such decrement is granted.
+    // To revert the call, negate its operations. The most negative `i16` has no negation, so
+    // `wrapping_neg` leaves it unchanged. Only a hostile process can have written this number,
+    // since a decrement by it is never possible. So the reverse call is not possible either, and
+    // nothing is reverted.
     whole.iter_mut().for_each(|sop| sop.sem_op = sop.sem_op.wrapping_neg());
     let plain: Sops = whole.iter().filter(|sop| !sop.is_undo()).copied().collect();
     let Call { undo, .. } = node.call(&sops);
@@ -220,14 +233,16 @@ fn take_back(guard: &SetGuard<'_>, gone: u32, node: Node<'_>) -> Result<Wakes, E
 /// The remains of a dead task that matter to a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Concern {
-    /// The task has adjustments, or an unacknowledged grant. Its death then changes values.
+    /// The task has undo adjustments, or it has not returned from a waiting call that another task
+    /// has completed. If the task dies, its cleanup changes values of semaphores.
     Values,
     /// Values, and waiting calls.
     Waits,
 }
 
-/// Returns the tasks whose death would change the set, except the holder of its lock. Clears `OWED`
-/// if all grants are acknowledged.
+/// Returns the other tasks whose death would change the set. `concern` selects the changes that
+/// count. The caller holds the set's lock. If no wait node of a successfully completed call is
+/// left, also clears the bit `OWED`.
 pub(super) fn tasks_of(guard: &SetGuard<'_>, concern: Concern) -> BTreeSet<u32> {
     let shared = guard.set.shared;
     let whose = |record| shared.layout.undos.whose(&shared.region, record);
@@ -248,9 +263,10 @@ pub(super) fn tasks_of(guard: &SetGuard<'_>, concern: Concern) -> BTreeSet<u32> 
     tasks
 }
 
-/// Checks all calls that wait at sets, for the watcher. Repairs a set whose lock has a dead holder,
-/// and completes an interrupted removal. Wakes a call that was completed or whose set is gone.
-/// Returns the tasks whose death would change the outcome of a waiting call.
+/// Checks all calls that wait at sets, on behalf of the watcher (the one waiting call that looks
+/// for dead tasks). Repairs a set whose lock has a dead holder, and completes an interrupted
+/// removal. Wakes a call that was completed or whose set is gone. Returns the tasks whose death
+/// would change the outcome of a waiting call.
 pub(crate) fn look_at_waits(shared: &Shared, owner: Owner) -> Vec<u32> {
     let (mut suspects, mut sets) = (Vec::new(), BTreeSet::new());
     for (line, task) in shared.layout.waits.used(&shared.region) {
@@ -276,8 +292,8 @@ pub(crate) fn look_at_waits(shared: &Shared, owner: Owner) -> Vec<u32> {
             ids.end_left_at(set.index);
         }
         if is_left(shared, get(&set.line()[LOCK])) {
-            // Taking the lock from the dead holder repairs the set. If that fails, a later check
-            // tries again.
+            // Taking the lock from the dead holder repairs the semaphore set. If the lock cannot be
+            // taken now, the watcher tries again at its next check.
             drop(set.lock_remains(owner, Wait::Short));
         }
     }

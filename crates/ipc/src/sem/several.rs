@@ -1,27 +1,29 @@
 //! Calls of a few operations, without the set's lock.
 //!
-//! The call freezes the words one after the other, in the order of the semaphores. Operations on
-//! different semaphores do not depend on each other, so their order does not change whether all are
-//! possible. If one is not possible, the call takes the set's lock, and finds out under the lock
-//! which operation fails.
+//! The call freezes (locks) the words one after the other, in the order of the semaphores.
+//! Operations on different semaphores do not depend on each other, so their order does not change
+//! whether all are possible. If one is not possible, the call takes the set's lock, and finds out
+//! under the lock which operation fails.
 //!
-//! If a call finds a word frozen, it thaws its own words and begins again, a few times. If it finds
-//! a word with a waiting call, it takes the lock. A call never waits while it has a frozen word. So
-//! there is no deadlock, and no waiting call is skipped. Tasks that use different semaphores of a
-//! set write no common line.
+//! A call may find a semaphore's word frozen (locked) by another task. It then thaws the words that
+//! it has frozen itself, and begins again, a few times. If a call waits at one of the semaphores,
+//! this call takes the set's lock. A call never waits while it has a frozen word, so there is no
+//! deadlock. Tasks that use different semaphores of a set write no common cache line.
 //!
-//! Several operations on one semaphore, such as a wait for zero and an addition, need one freeze.
+//! A call with several operations on the same semaphore, such as a wait for zero and an addition,
+//! freezes (locks) the semaphore's word only once.
 //!
 //! # Death of the task
 //!
-//! The line of each frozen word has a log with the number of the call's first semaphore (`log`).
-//! Once all new words are logged, one store in the line of the first semaphore commits them. The
-//! word of the first semaphore is thawed last. So while any word is frozen, the log of the first
-//! semaphore tells whether the call is committed.
+//! For each semaphore's word that it freezes (locks), the call writes a log, which contains the
+//! number of the call's first semaphore (`log`). It also stores all new words in `REDO`. Then one
+//! store to the log of the first semaphore commits the call. The word of the first semaphore is
+//! thawed last. So while any word of the call is frozen, the log of the first semaphore tells
+//! whether the call is committed.
 //!
 //! # Limits
 //!
-//! A call with undo, or with more than four operations, takes the lock.
+//! A call with `SEM_UNDO`, or with more than four operations, takes the set's lock.
 //!
 //! Source: semop(2); the rule of address order for locks.
 
@@ -40,8 +42,9 @@ use crate::task::Task;
 /// The largest number of operations.
 const SOPS_MAX: usize = 4;
 
-/// The number of times that a call begins again after it met a frozen word, before it takes the
-/// set's lock. Also the number of spins before each try: they take about as long as a freeze.
+/// The number of times that a call tries to freeze (lock) the words of its semaphores. A try fails
+/// if another task has frozen or just changed one of them. After the last try, the call takes the
+/// set's lock. Before each new try, it spins `PAUSES` times, for about as long as a freeze lasts.
 const TRIES_MAX: u32 = if IS_MODEL { 2 } else { 16 };
 const PAUSES: u32 = if IS_MODEL { 1 } else { 8 };
 
@@ -49,13 +52,14 @@ const PAUSES: u32 = if IS_MODEL { 1 } else { 8 };
 enum Not {
     /// The word is frozen, or another task has just changed it.
     Free,
-    /// The operations are not possible. The call fails with the errno, if there is one. Otherwise
-    /// it needs the set's lock.
+    /// The operations of the call are not possible now. If there is an errno, the call fails with
+    /// it. If there is none, the call takes the set's lock, because it may have to wait or to
+    /// complete waiting calls.
     Possible(Option<Errno>),
 }
 
-/// The words that a call has frozen: the number of the semaphore, the word before the freeze, and
-/// the new value.
+/// The semaphore words that a call has frozen (locked against changes by other tasks). Each entry
+/// has the number of the semaphore, the word before the freeze, and the new value.
 struct Frozen<'s> {
     set: Set<'s>,
     words: [(u16, Word, i32); SOPS_MAX],
@@ -63,11 +67,11 @@ struct Frozen<'s> {
 }
 
 impl Task {
-    /// Performs a call of a few operations, without the set's lock if possible.
+    /// Performs a call with a few operations, without the set's lock if possible.
     ///
     /// # Errors
     ///
-    /// The errno of the call. If the call needs the set's lock, the error is none.
+    /// Returns the errno of the call, or none if the call needs the set's lock.
     pub(super) fn semop_several(&self, set: Set<'_>, sops: &[SemBuf]) -> Result<(), Option<Errno>> {
         if sops.len() > SOPS_MAX || sops.iter().any(|sop| sop.is_undo()) {
             return Err(None);
@@ -89,9 +93,10 @@ impl Task {
                 }
                 Err(Not::Possible(errno)) => {
                     frozen.give_up();
-                    // `sorted` may have another order than the caller's operations, so another
-                    // operation may be the first to fail. Also, a dead task may have units that the
-                    // call needs. In both cases the call takes the set's lock.
+                    // In two cases the call takes the set's lock instead of returning the errno.
+                    // First, it must return the errno of the first operation that fails, but
+                    // `sorted` may have another order than the caller's operations. Second, a dead
+                    // task may have taken the units that the call needs.
                     let is_left = !was_sorted || (errno == Some(Errno::AGAIN) && set.may_be_owed());
                     return Err(errno.filter(|_| !is_left));
                 }
@@ -141,15 +146,16 @@ impl Frozen<'_> {
         Ok(())
     }
 
-    /// Thaws all words unchanged. The word that was frozen first comes last, since recovery reads
-    /// the log of that semaphore.
+    /// Thaws (unlocks) all words without a change. The word that was frozen first is thawed last,
+    /// because recovery needs the log of its semaphore while any word is frozen.
     #[inline]
     fn give_up(&self) {
         self.words().for_each(|(num, before, _)| self.set.thaw(num, before));
     }
 
-    /// Stores the new words. The word that was frozen first comes last, since the log of that
-    /// semaphore says that the call is committed.
+    /// Stores the new words, which also thaws (unlocks) them. If the task dies in between, recovery
+    /// finds in the log of the first frozen semaphore that the call is committed. So the word of
+    /// that semaphore is stored last.
     #[inline]
     fn commit(&self, pid: u32) {
         let set = self.set;
@@ -166,8 +172,8 @@ impl Frozen<'_> {
         self.words().for_each(|(num, before, value)| set.thaw(num, before.with(value, pid)));
     }
 
-    /// Returns the frozen words in the order in which they must be thawed: the first frozen word
-    /// comes last.
+    /// Returns the frozen words in the order in which they must be thawed (unlocked). It is the
+    /// reverse of the order in which they were frozen.
     fn words(&self) -> impl Iterator<Item = (u16, Word, i32)> {
         self.words[..self.count].iter().rev().copied()
     }

@@ -1,5 +1,5 @@
-//! Tests of the lines of the region that an operation changes, and of waits that poll their node
-//! before they sleep.
+//! Tests of which cache lines an operation changes, and of waits that poll their wait node before
+//! they sleep.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -31,7 +31,7 @@ fn snapshot(task: &Task) -> Vec<[u64; 8]> {
     (0..region.lines()).map(line).collect()
 }
 
-/// Returns the numbers of the lines of the region that `act` changes.
+/// Returns the numbers of the cache lines in shared memory whose content `act` changes.
 fn changed(task: &Task, act: impl FnOnce()) -> BTreeSet<usize> {
     let before = snapshot(task);
     act();
@@ -43,8 +43,9 @@ fn changed(task: &Task, act: impl FnOnce()) -> BTreeSet<usize> {
 fn operations_on_different_semaphores_change_no_common_line() {
     let task = task();
     let id = task.semget(IPC_PRIVATE, 4, GetFlags::empty(), 0o600).unwrap();
-    // The first operations allocate the undo record, and set the times of the last operation. So
-    // the operations after them change only the lines that each needs.
+    // Before the measurement, perform one operation on each semaphore. It allocates the undo
+    // record, and sets the time of the last operation. So the measured operations change only the
+    // cache lines that every operation changes.
     (0..4).for_each(|num| task.semop(id, &[SemBuf::new(num, 1, SemFlags::UNDO)]).unwrap());
     let by = |sops: &[SemBuf]| changed(&task, || task.semop(id, sops).unwrap());
     for undo in [SemFlags::empty(), SemFlags::UNDO] {
@@ -88,8 +89,8 @@ fn lookups_queries_and_refusals_change_nothing() {
     assert!(lines.is_empty(), "{lines:?}");
 }
 
-/// After a set was used in every way and removed, no wait node, undo record or semaphore line may
-/// be in use.
+/// Checks that after a set was used in every way and removed, no wait node, undo record or
+/// semaphore line is left in use.
 #[test]
 fn region_after_a_set_is_removed_has_nothing_in_use() {
     let task = task();
@@ -111,14 +112,15 @@ fn region_after_a_set_is_removed_has_nothing_in_use() {
         assert_eq!(task.semtimedop(id, &both, never), Err(Errno::AGAIN));
         task.sem_rmid(id).unwrap();
     };
-    // The region has few sets, records and nodes, so 100 rounds would fail if one leaked.
+    // The namespace has so few sets, undo records and wait nodes that 100 rounds fail if one of
+    // them leaks.
     (0..100).for_each(|_| round());
     let totals = task.sem_totals().unwrap();
     assert_eq!((totals.sets, totals.sems), (0, 0));
 }
 
-/// Two tasks post to each other in turns, and no wake-up may be lost. Their waits poll as long as
-/// the namespace allows, for a moment, or not at all.
+/// Two tasks increment semaphores for which the other task waits, in turns. Checks that no wake-up
+/// is lost, whether the waits do not poll, poll for a moment, or poll for the maximum time.
 #[test]
 fn waits_that_look_first_lose_no_wake() {
     const ROUNDS: u32 = 20_000;
@@ -147,7 +149,8 @@ fn waits_that_look_first_lose_no_wake() {
     }
 }
 
-/// A wait whose timeout is shorter than the polling time must not poll, so that it ends on time.
+/// Checks that a wait does not poll if its timeout is shorter than the polling time. Otherwise the
+/// wait would end too late.
 #[test]
 fn wait_with_a_timeout_shorter_than_a_look_does_not_look() {
     let spins = |spin_ns_max| {
@@ -166,7 +169,7 @@ fn wait_with_a_timeout_shorter_than_a_look_does_not_look() {
 
 #[test]
 fn call_that_need_not_wait_does_not_look_for_an_instant() {
-    // Each thread keeps its own record of polls in vain, so use a new thread.
+    // A thread remembers whether its polls were useful, so use a new thread for each case.
     let looks_here = |spin_ns_max, value, flag| {
         let options = NamespaceOptions { spin_ns_max, ..NamespaceOptions::default() };
         let task = Namespace::new(options).unwrap().register(Cred::root(), 1).unwrap();
@@ -177,7 +180,8 @@ fn call_that_need_not_wait_does_not_look_for_an_instant() {
             !task.is_soon_possible(set, SemBuf::new(0, -1, flag)),
             "no other task changes the semaphore"
         );
-        // A thread that has polled in vain does not poll in the next waits.
+        // If a thread has polled in vain, `is_worth_it` returns false for its next wait. This
+        // thread has not polled before. So the result tells whether `is_soon_possible` has polled.
         !Spin::Instant.is_worth_it()
     };
     let looks = |spin_ns_max, value, flag| {
@@ -189,7 +193,8 @@ fn call_that_need_not_wait_does_not_look_for_an_instant() {
     assert!(!looks(SPIN_NS_MAX, 0, SemFlags::NOWAIT));
 }
 
-/// If another process overwrites the status word of a wait, the wait must still end by its timeout.
+/// Checks that a wait ends by its timeout even if another process overwrites the status word of its
+/// wait node.
 #[test]
 fn wait_whose_status_means_nothing_ends_in_time() {
     let _watchdog = Watchdog::start("an invalid status", Duration::from_secs(120));
@@ -206,13 +211,15 @@ fn wait_whose_status_means_nothing_ends_in_time() {
             }
             thread::yield_now();
         }
-        // The wait ends by its timeout, whatever value the test stored last.
+        // The test has overwritten the status word of the wait node again and again. The wait must
+        // still end by its timeout.
         assert_eq!(wait.join().unwrap(), Err(Errno::AGAIN));
     });
 }
 
-/// After a fork in a signal handler, the child has a copy of the thread's list of waits. In the
-/// child, the handler must not end these waits, since they belong to the parent.
+/// If a signal handler forks, the child has a copy of the interrupted thread's list of waits.
+/// Checks that a handler in the child does not interrupt these waits in shared memory, since they
+/// belong to the parent.
 #[test]
 fn handler_ends_the_wait_of_its_own_task_alone() {
     let namespace = Namespace::new(NamespaceOptions::default()).unwrap();

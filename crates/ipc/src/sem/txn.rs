@@ -1,31 +1,35 @@
 //! Transactions: changes of several semaphores and their adjustments, as one.
 //!
-//! The task of a transaction holds the set's lock. The transaction freezes each word that it reads,
-//! and works on copies. At its end it stores all changes, or thaws the words unchanged.
+//! A transaction changes semaphores under the set's lock. It freezes (locks) each word that it
+//! reads, and works on copies. At its end it stores all changes, or thaws the words unchanged.
 //!
-//! The words stay frozen until the commit, and the store of a word's new value thaws it. A query,
-//! or a call without the set's lock, that finds a frozen word waits or takes the lock. So no other
-//! call sees a state in which one word has changed and another one has not.
+//! Each semaphore's word that the transaction reads stays frozen until the commit, which thaws
+//! (unlocks) the word by storing its new value. If a call without the set's lock finds a frozen
+//! word, it waits or takes the lock. So no other call sees that one word has changed and another
+//! one has not.
 //!
-//! If a change completes a waiting call, the changes of that call belong to the same transaction.
-//! So no other call can come between an increment and the decrement that waited for it.
+//! If a change makes a waiting call possible, the same transaction also performs that call. So no
+//! other call can come between an increment and the decrement that waited for it.
 //!
 //! # Order of the stores
 //!
-//! 1. The transaction writes the log: the new words into `REDO` of the semaphores' lines, and the
-//!    new adjustments into the undo records. The outcomes of waiting calls go into their nodes.
-//! 2. It sets `COMMITTING` in the set's line. It also sets `OWED` if a waiting call is granted its
-//!    operations.
-//! 3. It stores the adjustments, then the words. The store of a word also thaws it. Then it stores
-//!    the status of the completed calls.
+//! 1. The transaction writes the log. New words of semaphores go into `REDO` in the semaphores'
+//!    cache lines. New undo adjustments go into the undo records. Outcomes of waiting calls go into
+//!    their wait nodes.
+//! 2. It sets `COMMITTING` in the set's cache line. It also sets `OWED` if it completes a waiting
+//!    call successfully.
+//! 3. It stores the undo adjustments, and then the words of the semaphores, which also thaws
+//!    (unlocks) them. Then it stores the outcomes in the status words of the wait nodes.
 //! 4. It clears `COMMITTING`.
 //!
-//! Each of these stores is a release store, so another process sees them in this order. If the task
-//! dies before step 2, recovery thaws the frozen words unchanged. If it dies later, recovery stores
-//! the logged changes again (`recover`). A change of one word, without an adjustment and without a
-//! completed call, is a single store. It needs no log.
+//! Release stores make other processes see these steps in this order. If the task dies before it
+//! has set `COMMITTING`, recovery thaws the frozen words unchanged. If it dies later, recovery
+//! stores the logged changes again (`recover`). A transaction that changes only one word needs no
+//! log, since it makes a single store. It needs a log if it also changes an undo adjustment or
+//! completes a call.
 //!
-//! Only the holder of the set's lock waits while it has frozen words. So there is no deadlock.
+//! To freeze a word is to lock it. Only the holder of the set's lock may wait while it keeps words
+//! frozen. All other calls thaw their words before they wait. So no two tasks wait for each other.
 
 use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
@@ -58,8 +62,8 @@ pub(super) struct Frozen {
     pub(super) before: Word,
     pub(super) value: i32,
     pub(super) pid: u32,
-    /// The bits that say that a call waits at this semaphore. `queue::enqueue` sets them here, and
-    /// the commit stores them in the semaphore's word.
+    /// The bits for waiting calls that the commit adds to the semaphore's word. `queue::enqueue`
+    /// sets them in this field if the transaction queues a call at the semaphore.
     pub(super) waiters: u64,
 }
 
@@ -80,8 +84,8 @@ pub(super) struct Txn<'g, 's> {
     cells: SmallVec<[Cell; 4]>,
     /// The waiting calls that the transaction completes.
     pub(super) completed: Completed,
-    /// Whether the transaction is a `SETVAL` or `SETALL`. These two commands clear adjustments,
-    /// also those of granted calls whose tasks have not returned yet.
+    /// Whether the transaction is a `SETVAL` or `SETALL`. These two commands clear undo
+    /// adjustments, even those of completed calls whose tasks have not returned yet.
     pub(super) is_setting: bool,
 }
 
@@ -100,8 +104,8 @@ impl<'g, 's> Txn<'g, 's> {
         self.completed.iter().any(|(_, errno)| *errno == 0)
     }
 
-    /// Returns the value of semaphore `num` without freezing its word. If the transaction has a
-    /// copy of the word, this is the value in the copy.
+    /// Returns the value of semaphore `num` without freezing (locking) its word. If this
+    /// transaction has frozen the word already, returns the value of the transaction's copy.
     pub(super) fn peek(&self, num: u16) -> Option<i32> {
         match self.find(num) {
             Ok(at) => Some(self.frozen[at].value),
@@ -116,8 +120,8 @@ impl<'g, 's> Txn<'g, 's> {
         Ok(())
     }
 
-    /// Carries out all operations of `call` on the transaction's copies of the words, or none.
-    /// Analogous to Linux's `perform_atomic_semop`.
+    /// Performs all operations of `call`, or none of them. Changes only this transaction's copies
+    /// of the semaphores and undo adjustments. Analogous to Linux's `perform_atomic_semop`.
     pub(super) fn perform(&mut self, call: Call<'_>) -> Verdict {
         for (at, sop) in call.sops.iter().enumerate() {
             let verdict = self.step(call, *sop, at).unwrap_or_else(Verdict::Fails);
@@ -160,8 +164,9 @@ impl<'g, 's> Txn<'g, 's> {
         Ok(())
     }
 
-    /// Stores the changes, thaws all words, and stores the outcomes of completed calls. Returns the
-    /// tasks to wake after the release of the set's lock.
+    /// Commits the transaction. Stores the new undo adjustments, then the new words of the
+    /// semaphores, which thaws (unlocks) them, and then the outcomes of completed calls. Returns
+    /// the tasks that the caller must wake after it has released the set's lock.
     pub(super) fn commit(mut self) -> Wakes {
         let complex = get(self.guard.field(COMPLEX_COUNT)) != 0;
         let set = self.set();
@@ -170,8 +175,9 @@ impl<'g, 's> Txn<'g, 's> {
         let changed = self.frozen.iter().filter(is_changed).count();
         let has_cells = self.cells.iter().any(|cell| cell.before != cell.adj);
         let before = get(self.guard.field(COMMIT));
-        // Without `OWED`, all grants are acknowledged, so the clearing of adjustments need not be
-        // counted.
+        // `SETVAL` and `SETALL` clear undo adjustments, even those of completed calls whose tasks
+        // have not returned yet. The count `SETTINGS` records that for these tasks. If `OWED` is
+        // not set, all of these tasks have returned, so do not count.
         let is_setting = self.is_setting && before & OWED != 0;
         let needs_log = changed > 1 || has_cells || !self.completed.is_empty() || is_setting;
         let settings = before.wrapping_add(u64::from(is_setting) << SETTINGS_SHIFT) & SETTINGS;
@@ -191,14 +197,14 @@ impl<'g, 's> Txn<'g, 's> {
         }
         let wakes = tell(set.shared, std::mem::take(&mut self.completed));
         if needs_log {
-            // ORDERING(ipc-commit): Release. Recovery that sees that the log is void also sees all
-            // changes stored.
+            // ORDERING(ipc-commit): Release. This store clears `COMMITTING`, so that recovery
+            // ignores the log. Recovery that sees it also sees that all changes are stored.
             self.guard.field(COMMIT).store(after, Ordering::Release);
         }
         wakes
     }
 
-    /// Writes the log, so that recovery can store the changes if this task dies.
+    /// Writes the log of the transaction, so that recovery can store the changes if this task dies.
     fn log(&self, set: Set<'_>, complex: bool, settings: u64) {
         for frozen in &self.frozen {
             let after = frozen.after(set, complex);
@@ -217,8 +223,8 @@ impl<'g, 's> Txn<'g, 's> {
         self.frozen.binary_search_by_key(&num, |frozen| frozen.num)
     }
 
-    /// Returns the transaction's copy of semaphore `num`. Freezes the semaphore's word, unless it
-    /// is frozen already.
+    /// Returns this transaction's copy of the word of semaphore `num`. If there is none yet, first
+    /// freezes (locks) the word, and copies it.
     ///
     /// # Errors
     ///
@@ -237,8 +243,9 @@ impl<'g, 's> Txn<'g, 's> {
         Ok(&mut self.frozen[at])
     }
 
-    /// Returns the transaction's copy of an adjustment. Freezes the word of the adjustment's
-    /// semaphore.
+    /// Returns this transaction's copy of the undo adjustment for semaphore `num` in the undo
+    /// record `record`. First freezes (locks) the semaphore's word, because only the task that
+    /// froze the word may change the adjustment.
     ///
     /// # Errors
     ///
@@ -259,8 +266,8 @@ impl<'g, 's> Txn<'g, 's> {
 }
 
 impl Frozen {
-    /// Returns the word that the commit stores for the semaphore. It has the value and pid of the
-    /// copy, and a bit for each kind of call that still waits.
+    /// Returns the new word that the commit stores for this semaphore. It contains the value and
+    /// the pid that the transaction has computed, and a bit for each kind of call that still waits.
     fn after(&self, set: Set<'_>, complex: bool) -> Word {
         let line = set.sem(self.num);
         let bit = |list: usize, bit| if get(&line[list]) == 0 { 0 } else { bit };

@@ -1,30 +1,33 @@
 //! Adjustments for `SEM_UNDO`. The end of a task applies them (`reap`).
 //!
-//! A task has one undo record for each set that it has used with `SEM_UNDO`. A record is a line
-//! that names its owner, and one line for each semaphore, its *cell*. So threads of a task that use
-//! different semaphores write no common line. A cell belongs to the task that has frozen the
-//! semaphore's word.
+//! A task has one undo record for each set that it has used with `SEM_UNDO`. An undo record
+//! consists of cache lines: one that names the task and the set, and one for each semaphore, its
+//! *cell*. So threads of a task that use different semaphores write no common cache line. While a
+//! semaphore's word is frozen (locked), only the task that froze it may change the semaphore's
+//! cells.
 //!
 //! # Owners
 //!
-//! A record is in the list of its set, which the set's lock protects. The task also keeps the line
-//! numbers of its records in its own memory. The removal of a set frees the set's records. So a
-//! task that ends takes the set's lock, and then checks whether the record still belongs to it
-//! (trap I8).
+//! An undo record is in the list of its set, which the set's lock protects. The task also keeps the
+//! numbers of its undo records in its own memory. But if the set is removed, its undo records are
+//! freed. So a task that ends takes the set's lock, and then checks whether the undo record still
+//! belongs to the task (trap I8).
 //!
-//! Neither the set's list nor the task's list decides whether a line is a record. A line is a
-//! record if its word `WHOSE` names a task and a set, and the pool's header names the same task. A
-//! task that frees another task's record first makes itself the owner in the header.
+//! The set's list and the task's list are not authoritative. A line is an undo record if its word
+//! `WHOSE` names a task and a set, and its pool header names that task. Before a task frees another
+//! task's record, it stores its own number in that header.
 //!
 //! # A single operation
 //!
-//! 1. Freeze the word.
-//! 2. Log the old adjustment (`log`).
-//! 3. Store the new adjustment.
-//! 4. Store the new word, which also thaws it.
+//! A single operation with `SEM_UNDO` takes four steps:
+//! 1. It freezes (locks) the semaphore's word.
+//! 2. It logs the old undo adjustment (`log`).
+//! 3. It stores the new undo adjustment.
+//! 4. It stores the semaphore's new word, which also thaws it.
 //!
-//! If the task dies before step 4, the word still has its old value. The log contains the old
-//! adjustment, so recovery restores it. Without a log, the adjustment has not changed.
+//! If the task dies before it stores the semaphore's new word, the semaphore keeps its old value.
+//! Recovery then restores the old undo adjustment from the log. If the task has not written a log
+//! yet, the adjustment is unchanged.
 //!
 //! Source: Linux `ipc/sem.c` (`find_alloc_undo`, `exit_sem`); research on crash-safe undo.
 
@@ -41,29 +44,34 @@ use crate::list::List;
 use crate::lock::Owner;
 use crate::shared::Shared;
 
-// The indices of words in the first line of a record. Words 6 and 7 belong to the pool.
-/// The word with [`IS_RECORD`], the task (low half), and the slot of the set (high half). It is 0
-/// in a line that is no record.
+// Indices of words in the first line of an undo record. Words 6 and 7 belong to the memory pool.
+/// The word that names the task and the set of an undo record. It contains the task number (low
+/// half), the slot of the set (high half), and the bit [`IS_RECORD`]. In a cell (a later cache line
+/// of the record), the word with this index is an undo adjustment. The bit is never set there, so a
+/// cell is not mistaken for the first line of a record.
 const WHOSE: usize = 0;
 /// The neighbours in the set's list.
 const SET_LINKS: usize = 1;
-/// The word with the payload of the set: its lines and its tag. The tag alone does not identify a
-/// set.
+/// The word that identifies the set of the undo record. It is a copy of the set's payload, which
+/// contains the place of the set's semaphores and the set's tag. The tag alone is not enough, since
+/// a later set in the same slot may have the same tag.
 const PAYLOAD: usize = 2;
 /// The number of cells.
 const CELLS: usize = 3;
 
 // Words of a cell.
 const ADJ: usize = 0;
-/// The word of a cell with the redo log: the adjustment that a transaction is about to store.
+/// The word with the redo log of a cell (the part of an undo record for one semaphore). It contains
+/// the undo adjustment that a transaction is going to store.
 const REDO_ADJ: usize = 1;
 
 const IS_RECORD: u64 = 1 << 63;
 
 const LOG_VALID: u64 = 1 << 63;
 
-/// When a task adds a record to its list of undo records, it may first remove freed records from
-/// the list. It does so if the list has at least this length, and the length is a power of two.
+/// A task keeps a list of its undo records, some of which may have been freed since. Before it adds
+/// a record, it may remove the freed ones. It does so if the length of the list is a power of two,
+/// and at least this number.
 const UNDOS_KEPT: usize = 64;
 
 /// The number of entries in a task's cache of undo records.
@@ -84,13 +92,13 @@ pub(super) fn load_adj(shared: &Shared, record: u32, num: u16) -> i32 {
 /// Stores an adjustment. The caller has frozen the semaphore's word.
 #[inline]
 pub(super) fn store_adj(shared: &Shared, record: u32, num: u16, adj: i32) {
-    // ORDERING(ipc-undo): Release. Recovery that sees the new adjustment also sees the log written
-    // before.
+    // ORDERING(ipc-undo): Release. If recovery sees the new adjustment, it also sees the log
+    // written before.
     cell(shared, record, num)[ADJ].store(u64::from(adj as i16 as u16), Ordering::Release);
 }
 
-/// Returns the adjustment after an operation with `SEM_UNDO`: `adj` less the number that the
-/// operation adds.
+/// Returns the adjustment after an operation with `SEM_UNDO`: `adj` minus the number that the
+/// operation adds to the semaphore.
 ///
 /// # Errors
 ///
@@ -101,17 +109,18 @@ pub(super) fn adjusted(adj: i32, sop: SemBuf) -> Result<i32, Errno> {
     if (-SEMAEM - 1..=SEMAEM).contains(&adj) { Ok(adj) } else { Err(Errno::RANGE) }
 }
 
-/// Writes the redo log: the adjustment that `store_adj` is about to store. With `None`, clears the
-/// log after the adjustment was stored.
+/// Logs the undo adjustment `adj`, which the transaction is going to store. If the task dies,
+/// recovery stores it. If `adj` is `None`, clears the log, because the adjustment is stored.
 pub(super) fn log_adj(shared: &Shared, record: u32, num: u16, adj: Option<i32>) {
     let redo = adj.map_or(0, |adj| LOG_VALID | u64::from(adj as i16 as u16));
-    // ORDERING(ipc-commit): Release. See `Txn::log`. Recovery that sees no log sees the adjustment
-    // stored.
+    // ORDERING(ipc-commit): Release. See `Txn::log`. If recovery sees that this log is cleared, it
+    // also sees the stored undo adjustment.
     cell(shared, record, num)[REDO_ADJ].store(redo, Ordering::Release);
 }
 
-/// Ends the redo log that a dead task has left in a cell. If the task had committed, stores the
-/// logged adjustment. The semaphore's word is still frozen.
+/// Repairs the undo adjustment of one semaphore after a task has died in a transaction. If the task
+/// had committed, stores the adjustment from the redo log. Then clears that log. The semaphore's
+/// word is still frozen (locked) meanwhile.
 pub(super) fn settle_adj(shared: &Shared, record: u32, num: u16, is_committed: bool) {
     let redo = get(&cell(shared, record, num)[REDO_ADJ]);
     if redo & LOG_VALID != 0 {
@@ -124,8 +133,8 @@ pub(super) fn settle_adj(shared: &Shared, record: u32, num: u16, is_committed: b
 
 /// The undo records of a task.
 pub(crate) struct Undos {
-    /// The line numbers of the task's undo records. Some records may have been freed with their
-    /// set.
+    /// The task's undo records: for each the number of its first cache line. Some of the records
+    /// may have been freed since, together with their set.
     pub(super) records: Mutex<Vec<u32>>,
     /// A cache of the task's undo records, indexed by the slot of the set; see [`cached`].
     cache: Box<[AtomicU64]>,
@@ -138,8 +147,8 @@ impl Default for Undos {
     }
 }
 
-/// Returns the undo record of the guard's owner for the set. Allocates it if there is none.
-/// Analogous to Linux's `find_alloc_undo`.
+/// Returns the undo record of the task that holds the set's lock, for this set. If the task has
+/// none, allocates one. Analogous to Linux's `find_alloc_undo`.
 ///
 /// # Errors
 ///
@@ -157,10 +166,11 @@ pub(super) fn find_alloc(guard: &SetGuard<'_>, undos: &Undos) -> Result<u32, Err
     Ok(record)
 }
 
-/// Returns the undo record of task `task` for the set, if it is in the task's cache.
+/// Returns the undo record that task `task` has for the set, if the record is in `undos.cache`.
 ///
-/// The record is valid while the set exists. A caller that then freezes a word of the set, and
-/// finds the right tag in it, knows that the set exists.
+/// If the caller does not hold the set's lock, the set may be removed at any time, and its undo
+/// records with it. The caller must then freeze (lock) the word of one of the set's semaphores. If
+/// that word contains the set's tag, the set and the undo record exist.
 #[inline]
 pub(super) fn cached(set: Set<'_>, undos: &Undos, task: u32) -> Option<u32> {
     // ORDERING: Relaxed. Only a guess, which is checked below.
@@ -169,14 +179,15 @@ pub(super) fn cached(set: Set<'_>, undos: &Undos, task: u32) -> Option<u32> {
     (is_hit && is_of_set(set, low(entry), task)).then_some(low(entry))
 }
 
-/// Returns the high half of a cache entry, which identifies the set: its tag, and the high bits of
-/// its slot.
+/// Returns the check value of `set` for `undos.cache`: the set's tag, and the high bits of the
+/// set's slot. If the high half of a cache entry has this value, the entry belongs to this set.
 #[inline]
 fn cache_check(set: Set<'_>) -> u64 {
     set.place.tag << 8 | (u64::from(set.index) / UNDO_CACHE as u64) & 0xff
 }
 
-/// Returns true if a line is the record of task `task` for exactly this set.
+/// Returns true if the cache line `record` begins an undo record of task `task` for this set.
+/// Returns false if the record is for an earlier set in the same slot.
 #[inline]
 fn is_of_set(set: Set<'_>, record: u32, task: u32) -> bool {
     let first = set.shared.region.line(record);
@@ -196,8 +207,8 @@ fn alloc(guard: &SetGuard<'_>, undos: &Undos) -> Result<u32, Errno> {
     let first = shared.region.line(record);
     put(&first[PAYLOAD], set.place.payload());
     put(&first[CELLS], u64::from(set.place.nsems));
-    // ORDERING(ipc-record): Release. A thread that reads `WHOSE` as a record sees the record
-    // complete.
+    // ORDERING(ipc-record): Release. A thread that finds a record by `WHOSE` sees a complete
+    // record.
     first[WHOSE].store(whose(owner.index, set.index), Ordering::Release);
     list(guard).push(record);
     let mut records = undos.records.lock();
@@ -208,7 +219,8 @@ fn alloc(guard: &SetGuard<'_>, undos: &Undos) -> Result<u32, Errno> {
     Ok(record)
 }
 
-/// If a line is a record of task `task`, returns the slot of its set, otherwise none.
+/// If the cache line `record` begins an undo record of task `task`, returns the slot of its set.
+/// Otherwise returns none.
 pub(super) fn is_record_of(shared: &Shared, record: u32, task: u32) -> Option<u32> {
     // ORDERING(ipc-record): Acquire. See `alloc`.
     let word = shared.region.line(record)[WHOSE].load(Ordering::Acquire);
@@ -217,7 +229,8 @@ pub(super) fn is_record_of(shared: &Shared, record: u32, task: u32) -> Option<u3
     (is_own && shared.layout.undos.whose(&shared.region, record) == Some(task)).then_some(set)
 }
 
-/// Returns true if a line is the record of task `task` for this set, and is in the set's list.
+/// Returns true if the cache line `record` begins an undo record of task `task` for the locked set.
+/// The record must also be in the set's list.
 pub(super) fn is_at(guard: &SetGuard<'_>, record: u32, task: u32) -> bool {
     let is_own = is_record_of(guard.set.shared, record, task) == Some(guard.set.index);
     is_own && list(guard).iter().any(|other| other == record)
@@ -226,35 +239,37 @@ pub(super) fn is_at(guard: &SetGuard<'_>, record: u32, task: u32) -> bool {
 /// Returns the list of the undo records of a set.
 pub(super) fn list<'s>(guard: &SetGuard<'s>) -> List<'s> {
     let shared = guard.set.shared;
-    // A hostile process may make the list a ring. So a walk ends after as many records as fit into
-    // the pool. Each record has a line for each semaphore.
+    // A hostile process may link the set's list of undo records into a ring. So limit each walk
+    // over the list to the number of records that fit into their pool. A record has one cache line,
+    // and one more for each semaphore.
     let max = shared.layout.undos.lines / (1 + guard.set.place.nsems);
     List { region: &shared.region, ends: guard.field(UNDO_LIST), links: SET_LINKS, max }
 }
 
-/// Removes a record from its set's list, zeroes its lines and frees them.
+/// Removes an undo record from its set's list, and frees the cache lines of the record.
 pub(super) fn free(guard: &SetGuard<'_>, record: u32) {
     list(guard).unlink(record);
     discard(guard.set.shared, record, guard.owner);
 }
 
-/// Zeroes and frees the lines of a record that is in no list.
+/// Clears and frees the cache lines of an undo record that is in no list.
 pub(super) fn discard(shared: &Shared, record: u32, owner: Owner) {
     let first = shared.region.line(record);
     let pool = shared.layout.undos;
-    // From here on, the line is no record, and its lines belong to the calling task. If that task
-    // dies, its reaper frees them.
+    // Make the calling task the user of the undo record's cache lines. If this task dies before it
+    // has freed them, the cleanup after it frees them.
     pool.set_whose(&shared.region, record, owner.index);
     // ORDERING(ipc-record): Release. As in `alloc`.
     first[WHOSE].store(0, Ordering::Release);
-    // Clear the link to other records. The line may become a cell of another record, where the old
-    // link would look like a redo log.
+    // Clear the word with the links of the set's list. This cache line may later be a cell of
+    // another undo record (its line for one semaphore). In a cell, the word with this index is the
+    // redo log, which must be 0 at first.
     put(&first[SET_LINKS], 0);
     let cells = pool.len(&shared.region, record).saturating_sub(1);
     for num in 0..get(&first[CELLS]).min(u64::from(cells)) as u16 {
         let cell = cell(shared, record, num);
-        // A cell that was never used may have no memory, and a store would allocate it. So zero
-        // only words that are not 0.
+        // A cell (the record's cache line for one semaphore) that was never used may have no memory
+        // yet, and a store would allocate it. So store 0 only to words that are not 0.
         for word in [ADJ, REDO_ADJ] {
             if get(&cell[word]) != 0 {
                 put(&cell[word], 0);
@@ -264,7 +279,7 @@ pub(super) fn discard(shared: &Shared, record: u32, owner: Owner) {
     pool.free(shared, record, owner);
 }
 
-/// Rebuilds the list of a set's records from the lines of the pool.
+/// Rebuilds the list of a set's undo records from the lines of the pool.
 pub(super) fn rebuild(guard: &SetGuard<'_>) {
     let set = guard.set;
     let shared = set.shared;

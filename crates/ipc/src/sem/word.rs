@@ -1,4 +1,4 @@
-//! The word of a semaphore, which has all that the compare-exchange of an operation must check or
+//! The word of a semaphore. It contains all that the compare-exchange of an operation must check or
 //! change.
 //!
 //! | bits | field | meaning |
@@ -13,22 +13,25 @@
 //! | 21-41 | tag | the set of the semaphore |
 //! | 42-63 | pid | `sempid`; in a frozen word see below |
 //!
-//! The pid of a frozen word is the number of the task that froze it. Its highest bit says whether
-//! that task holds the set's lock.
+//! In a frozen (locked) word, the pid field contains the number of the task that froze the word.
+//! The highest bit of the field says whether that task holds the set's lock.
 //!
-//! States: live (neither frozen nor dead) <-> frozen; live -> dead -> live with another tag, when
-//! another set gets the line. A frozen word keeps its value, bits and tag. So recovery can revert
-//! the freeze of a dead task that has changed nothing. Only the last pid is lost: `sempid` is then
-//! that of the dead task.
+//! The word of a semaphore is live, frozen or dead. A live word can be frozen and thawed. The
+//! removal of the set makes the word dead. When another set gets the cache line of the word, the
+//! word is live again, with another tag. A frozen word keeps its value, tag and other bits. So if a
+//! task dies before it stores a new word, recovery can thaw the old one. Only the pid of the last
+//! operation is lost: `sempid` is then that of the dead task.
 //!
-//! The tag of a new set is one more than the newest tag that its lines had before. The generation
-//! of the id would not do: two sets that follow each other on one line have different slots, and
-//! may have the same generation.
+//! A new set gets cache lines that earlier sets have used. The word in each of them contains the
+//! tag of an earlier set. The new set's tag is one more than the newest of these tags. So a late
+//! operation on an earlier set notices the change. The generation of an id could not serve as the
+//! tag: the earlier set may have had another slot, and sets in different slots may have the same
+//! generation.
 //!
-//! A bit for waiting calls may be set although no such call waits. The next holder of the lock then
-//! clears it. While a call waits, the bit is always set: the call finds under a freeze that it must
-//! wait, and the store that ends this freeze sets the bit. So no wake-up is lost between the two
-//! (trap I5).
+//! The bits for waiting calls may be set although no call waits. The next holder of the set's lock
+//! then clears them. But while a call waits, its bit is always set. The call first freezes (locks)
+//! the word, and then finds that it must wait. The store that thaws (unlocks) the word also sets
+//! the bit. No other task can change the word in between, so no wake-up is lost (trap I5).
 
 /// A copy of a semaphore's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,8 +52,8 @@ const WAITERS: u64 = ALTER | ZERO | COMPLEX;
 const TAG_SHIFT: u32 = 21;
 const PID_SHIFT: u32 = 42;
 
-/// The two parts of the pid field of a frozen word: the number of the task that froze the word, and
-/// whether that task holds the set's lock.
+/// Parts of the pid field of a frozen word: the number of the task that froze the word, and the bit
+/// that says whether that task holds the set's lock.
 const OWNER: u32 = IS_LOCKED - 1;
 const IS_LOCKED: u32 = 1 << 21;
 
@@ -78,7 +81,8 @@ impl Word {
         (self.0 >> PID_SHIFT) as u32
     }
 
-    /// Returns true if the word belongs to a live set with this tag.
+    /// Returns true if this semaphore's word belongs to the set with the tag `tag`, and is not
+    /// marked as dead. The removal of a set marks its words as dead.
     #[inline]
     pub(super) fn is_of(self, tag: u64) -> bool {
         (self.0 ^ tag << TAG_SHIFT) & (TAG_MASK << TAG_SHIFT | DEAD) == 0
@@ -99,7 +103,8 @@ impl Word {
         self.0 >> 20 & 1
     }
 
-    /// Returns true if a change of the value by `op` to `result` may complete a waiting call.
+    /// Returns true if an operation on this semaphore may make waiting calls possible. `op` is the
+    /// number that the operation adds to the value, and `result` is the new value.
     #[inline]
     pub(super) fn concerns(self, op: i32, result: i32) -> bool {
         let waiters = self.waiters();
@@ -128,7 +133,8 @@ impl Word {
         Self(self.with(self.value(), owner & OWNER).0 | FROZEN)
     }
 
-    /// Returns the word as frozen by the task numbered `owner`, which holds the set's lock.
+    /// Returns this word, marked as frozen (locked) by the task numbered `owner` while that task
+    /// holds the set's lock.
     #[inline]
     pub(super) fn freeze_locked(self, owner: u32) -> Self {
         Self(self.with(self.value(), owner & OWNER | IS_LOCKED).0 | FROZEN)
@@ -144,8 +150,9 @@ impl Word {
         self.is_frozen() && self.pid() & IS_LOCKED != 0
     }
 
-    /// Returns the word as the end of a freeze stores it: not frozen, and with the phase bit
-    /// flipped.
+    /// Returns this word as it must be stored to thaw (unlock) the semaphore: without the mark of
+    /// the freeze, and with the phase bit flipped. By the phase bit, recovery tells the logs of
+    /// successive operations apart.
     #[inline]
     pub(super) fn thaw(self) -> Self {
         Self(self.0 & !FROZEN ^ PHASE)

@@ -1,7 +1,8 @@
 //! shmat(2), shmdt(2), and the effects of fork(2) and of the end of a task.
 //!
-//! Addresses belong to one process. So the table from addresses to segments is in the task's own
-//! memory. The shared region has only the counts, by task number. The counts stay if a task dies.
+//! Addresses belong to one process, so the table from addresses to segments is in the task's own
+//! memory. Shared memory contains only the number of attaches of each task. These numbers remain if
+//! a task dies.
 //!
 //! Source: shmop(2); Linux `ipc/shm.c` (`do_shmat`, `shm_open`, `shm_close`, `ksys_shmdt`,
 //! `exit_shm`).
@@ -30,8 +31,8 @@ pub(crate) struct Own {
     pub(super) made: Vec<u32>,
     /// The attached segments by address.
     attached: BTreeMap<usize, Attached>,
-    /// True if the task has asked for a hold: an open file that shows that a process has its
-    /// attaches. The end of the task removes the hold.
+    /// True if the task has a hold: an open file with a lock, which shows that some process still
+    /// has the task's mappings. The end of the task removes the hold.
     has_hold: bool,
 }
 
@@ -41,8 +42,8 @@ struct Attached {
     size_bytes: u64,
 }
 
-/// A segment that the host will map. It is counted as attached until this value is dropped, or
-/// passed to [`Mapping::attached_at`].
+/// A segment that the host program must map. It already counts as attached. If this value is
+/// dropped without a call of [`Mapping::attached_at`], the segment is detached again.
 #[derive(Debug)]
 #[must_use = "the segment is detached again when this is dropped"]
 pub struct Mapping<'t> {
@@ -55,35 +56,36 @@ pub struct Mapping<'t> {
 }
 
 impl Mapping<'_> {
-    /// Returns the number of bytes to map, from the start of the memory. The mapping consists of
-    /// whole pages.
+    /// Returns the size of the segment in bytes. The host program must map this many bytes from the
+    /// start of the segment's memory. As usual, mmap(2) rounds the size up to whole pages.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.attached.size_bytes
     }
 
-    /// Returns the address for the mapping, a multiple of the page size. With `None` the host
-    /// chooses it.
+    /// Returns the address at which the host must map the segment, a multiple of the page size. If
+    /// it is `None`, the host chooses the address.
     #[must_use]
     pub fn address(&self) -> Option<usize> {
         self.address
     }
 
-    /// Returns the flags of the call. The mapping must be writable without `RDONLY`, and executable
-    /// with `EXEC`. With `REMAP` it must replace existing mappings. If not, the range must be free.
+    /// Returns the flags of the shmat(2) call. Without `RDONLY` the mapping must be writable, and
+    /// with `EXEC` executable. With `REMAP` the mapping must replace existing ones. Without `REMAP`
+    /// the address range must be free.
     #[must_use]
     pub fn flags(&self) -> ShmFlags {
         self.shmflg
     }
 
-    /// Records that the segment was mapped at `address`. If another segment was attached at that
-    /// address, detaches the other segment.
+    /// Records that the host has mapped the segment at `address`. If another segment was attached
+    /// at that address, detaches that other segment.
     pub fn attached_at(mut self, address: usize) {
         let task = self.task;
         self.is_kept = true;
         let before = task.shm.lock().attached.insert(address, self.attached);
-        // If the lock cannot be acquired, the attach counts all the same. Only its time and pid are
-        // not recorded.
+        // If the lock of all segments cannot be acquired, `shm_nattch` still counts this attach.
+        // But its time and pid are not recorded, and a segment that it replaces stays attached.
         let _noted = locked(task.shm_ids(), |ids, gone| {
             if let Ok(segment) = Segment::named(ids, self.attached.name) {
                 segment.note(ATIME, task.pid);
@@ -106,16 +108,16 @@ impl AsFd for Mapping<'_> {
 impl Drop for Mapping<'_> {
     fn drop(&mut self) {
         if !self.is_kept {
-            // The host has not made the mapping, so the attach is removed without a record of time
-            // and pid.
+            // The host program has not called `attached_at`, so it has not mapped the segment.
+            // `shm_nattch` must not count this attach any more. No time or pid is recorded.
             self.task.uncount(self.attached.name);
         }
     }
 }
 
 impl Task {
-    /// Attaches a segment: checks permissions, counts the attach, and returns the mapping that the
-    /// host must make.
+    /// Attaches a segment: checks the permission, counts the attach, and returns a description of
+    /// the mapping that the host must make.
     ///
     /// With `address` 0 the host chooses the address. `shmflg` may contain `SHM_RDONLY`,
     /// `SHM_EXEC`, `SHM_RND` and `SHM_REMAP`.
@@ -124,8 +126,8 @@ impl Task {
     ///
     /// - `EACCES`: the mode does not permit the access, and the caller lacks `CAP_IPC_OWNER`.
     /// - `EIDRM`: the segment was removed during the call.
-    /// - `EINVAL`: there is no such segment; `address` is not a multiple of the page size, and
-    ///   `SHM_RND` is not given; `SHM_REMAP` is given with address 0.
+    /// - `EINVAL`: there is no such segment. Also if `address` is not a multiple of the page size
+    ///   and `SHM_RND` is not given, and if `SHM_REMAP` is given with address 0.
     /// - `ENOMEM`: there is no free attach record, or no memory.
     ///
     /// # Examples
@@ -158,8 +160,8 @@ impl Task {
         let shared = &*self.shared;
         let mut found = self.shm_ids().obtain_object_check(shmid.raw())?;
         if found.mode() & SHM_DEST != 0 {
-            // A segment that is marked for removal may exist only because a dead task has it
-            // attached and is not reaped yet. So reap first, and look again.
+            // Perhaps the segment is marked for removal and exists only because a dead task has it
+            // attached. So reap dead tasks, and then look the segment up again.
             self.reap_attachers(shmid.raw());
             found = self.shm_ids().obtain_object_check(shmid.raw())?;
         }
@@ -170,8 +172,8 @@ impl Task {
         let name = name_of(&found);
         let size_bytes = recover::with_room(shared, self.owner, || {
             let ids = self.shm_ids().lock()?;
-            // Trap I2: look up the segment again under the lock before the attach is counted, since
-            // it may have been removed.
+            // Trap I2: the segment may have been removed since the lookup. So look it up again
+            // under the lock before the attach is counted.
             let segment = Segment::named(&ids, name)?;
             segment.attach(self.owner.index, 1)?;
             Ok(segment.size_bytes())
@@ -182,13 +184,13 @@ impl Task {
         Ok(Mapping { task: self, attached, memory, address, shmflg, is_kept: false })
     }
 
-    /// Detaches the segment at `address` and returns its size in bytes. The host unmaps it before
-    /// or after this call.
+    /// Detaches the segment at `address` and returns its size in bytes. The host may unmap it
+    /// before or after this call.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no segment is attached at this address. `EIO` if a living process holds a lock for
-    /// 10 s. The segment then stays counted until the task ends.
+    /// Returns `EINVAL` if no segment is attached at this address. Returns `EIO` if a living
+    /// process holds a lock for 10 s. The segment then counts as attached until the task ends.
     ///
     /// # Examples
     ///
@@ -209,9 +211,10 @@ impl Task {
         self.shmdt_with(address, |size_bytes| size_bytes)
     }
 
-    /// As [`Task::shmdt`], for a host that shares the namespace with other processes. `unmap` gets
-    /// the number of bytes to unmap, in whole pages. It runs before the segment is detached, so
-    /// that `shm_nattch` == 0 means that no mapping is left. Returns the result of `unmap`.
+    /// Detaches a segment like [`Task::shmdt`], for a host that shares the namespace with other
+    /// processes. Calls `unmap` with the number of bytes to unmap, in whole pages, and returns its
+    /// result. `unmap` runs before the segment is detached. So `shm_nattch` == 0 means that no
+    /// mapping is left.
     ///
     /// # Errors
     ///
@@ -243,7 +246,7 @@ impl Task {
         })
     }
 
-    /// Returns the hold of the task, an open and locked file; see [`crate::Backing::hold`].
+    /// Creates the hold of the task, an open and locked file; see [`crate::Backing::hold`].
     ///
     /// # Errors
     ///
@@ -259,18 +262,18 @@ impl Task {
         self.shm.lock().attached.len()
     }
 
-    /// Returns a new task with the credentials and attaches of this one, as after fork(2). The new
+    /// Returns a new task with the credentials and attaches of this task, as after fork(2). The new
     /// task has no undo adjustments.
     ///
-    /// If processes share the namespace, the child calls this on its copy of the parent's task.
-    /// After the call the child must forget that copy, because only the process that created a task
-    /// may end the task.
+    /// If processes share the namespace, the child calls this function on its copy of the parent's
+    /// task. After the call the child must forget that copy, because only the process that created
+    /// a task may end it.
     ///
     /// # Errors
     ///
-    /// The errors of [`crate::Namespace::register`]; `ENOMEM` also if there are too few free attach
-    /// records; `EIDRM` if an attached segment is gone, since the child's memory would not be
-    /// counted.
+    /// Returns the errors of [`crate::Namespace::register`]. Also returns `ENOMEM` if there are too
+    /// few free attach records. Returns `EIDRM` if an attached segment was removed, since the
+    /// child's mapping could not be counted.
     ///
     /// # Examples
     ///
@@ -301,7 +304,8 @@ impl Task {
         Ok(child)
     }
 
-    /// Attaches to `child` the segments of this task that `child` has not attached yet.
+    /// Copies the attaches of this task to its forked child `child`, except those that `child`
+    /// already has.
     fn copy_attached(&self, child: &Self) -> Result<(), Errno> {
         let ids = child.shm_ids().lock()?;
         let attached = self.shm.lock().attached.clone();
@@ -326,18 +330,21 @@ impl Task {
     }
 }
 
-/// Detaches all segments of a task, and then orphans the segments that it has created.
+/// Detaches all segments of a task that ends. Then records, in each segment that the task has
+/// created, that its creator has ended.
 ///
 /// # Errors
 ///
-/// `EIO` if the lock cannot be acquired. `EBUSY` if an uncounted child (one without records of its
-/// own) has the attaches. The task then keeps its line, so that another task reaps it later.
+/// Returns `EIO` if the lock of all segments cannot be acquired. Returns `EBUSY` if a forked child
+/// without attach records of its own still has the mappings. In both cases the task keeps its
+/// record in shared memory, so that another task reaps it later.
 pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
     let Own { made, attached, has_hold } = std::mem::take(&mut *task.shm.lock());
     let shared = &*task.shared;
     refuse_if(!attached.is_empty() && shared.backing.is_held(task.owner.index), Errno::BUSY)?;
     if !made.is_empty() || !attached.is_empty() {
-        // If the lock cannot be acquired, another task reaps the attaches later.
+        // If the lock of all segments cannot be acquired, return the error. Another task then
+        // detaches the segments of this task later.
         locked(task.shm_ids(), |ids, gone| {
             attached.values().for_each(|attached| detach(task, ids, attached.name, gone));
             for segment in made.into_iter().filter_map(|index| Segment::at(ids, index)) {
@@ -354,18 +361,19 @@ pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
 
 fn detach(task: &Task, ids: &IdsGuard<'_>, name: SegmentName, gone: &mut Gone) {
     if let Ok(segment) = Segment::named(ids, name) {
-        // Record the time first. If the task is killed before the detach, its reaper detaches the
-        // segment.
+        // Record the time of the detach before the detach itself. If the task is killed in between,
+        // the cleanup after its death detaches the segment.
         segment.note(DTIME, task.pid);
         segment.detach(task.owner.index, 1, gone);
     }
 }
 
-/// Returns the address for the mapping, or `None` if the host chooses.
+/// Returns the address at which the segment must be mapped, or `None` if the host chooses it.
 fn rounded(address: usize, shmflg: ShmFlags) -> Result<Option<usize>, Errno> {
     let start = address - address % page_size();
     let is_aligned = address == start || shmflg.contains(ShmFlags::ROUND);
     refuse_if(!is_aligned || (start == 0 && shmflg.contains(ShmFlags::REMAP)), Errno::INVAL)?;
-    // An address that is rounded down to 0 is still an address, at which the host fails to map.
+    // If `address` is rounded down to 0, return the address 0 and not `None`. The host program then
+    // fails to map at address 0. It chooses the address only if `address` itself is 0.
     Ok((address != 0).then_some(start))
 }

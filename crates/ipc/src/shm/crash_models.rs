@@ -1,10 +1,10 @@
-//! Crash models of segments: a task is stopped before each store of its call, and the recovering
-//! task before each store of recovery.
+//! Crash models of segments: a task is killed before each store of its call. Then the task that
+//! runs recovery is killed before each store of the recovery.
 //!
-//! After each stop and recovery, the state must be that of a death before the call or after it. The
-//! models of semaphores (`crate::crash_models`) demand the same. No record and no memory may be
-//! left. The backing records in words which segments have memory, and the models also stop the task
-//! before the stores to these words.
+//! After each kill and recovery, the state must be that before the killed call, or that after it.
+//! No attach record and no memory may be left without a segment. The source of memory in this test,
+//! `Counted`, records in shared words which segments have memory. The task is also killed before
+//! its stores to these words.
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 
@@ -35,8 +35,8 @@ const THERE: usize = 0x20_000;
 /// The stores of a call, at most.
 const STORES_MAX: u64 = 1000;
 
-/// A backing that records which segments have memory. Each slot has a word, with a bit for each
-/// serial number.
+/// A source of segment memory that only records which segments have memory. It has a word for each
+/// slot, with a bit for each serial number.
 struct Memory {
     file: Arc<OwnedFd>,
     there: [AtomicU64; SEGMENTS as usize],
@@ -90,7 +90,8 @@ struct World {
     id: ShmId,
 }
 
-/// A call in which the victim is stopped, and the preparation before it.
+/// A call during which the victim (the task under test) is killed, and the preparation before the
+/// call.
 #[derive(Clone, Copy)]
 struct Case {
     name: &'static str,
@@ -102,7 +103,7 @@ struct Case {
 /// The state that another task sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Seen {
-    /// The number of attaches and the mode of each segment, or an error.
+    /// For each segment its number of attaches and its mode, or the error of `IPC_STAT`.
     segments: Vec<Result<(u64, u16), Errno>>,
     keyed: [bool; 2],
     count: u32,
@@ -145,8 +146,8 @@ impl World {
         }
     }
 
-    /// Runs recovery as the survivor. Returns the visible state, or a description of an
-    /// inconsistency.
+    /// Runs recovery in the name of the surviving task. Returns the state of all segments as calls
+    /// see it, or a description of an inconsistency.
     fn settle(&self) -> Result<Seen, String> {
         self.namespace.recover().map_err(|errno| format!("recover: {errno}"))?;
         let seen = self.seen();
@@ -180,7 +181,8 @@ impl World {
     }
 }
 
-/// Kills a task: the only store is the one that marks its process as gone.
+/// Simulates the kill of a task. Marks its process as gone, and then drops the `Task` object with
+/// all later stores suppressed.
 fn kill(task: Task) {
     crate::task_line::forget_process(&task.shared, task.owner.index);
     crash::run(0, || drop(task));
@@ -194,7 +196,7 @@ fn attach(task: &Task, id: ShmId, address: usize) -> Result<(), Errno> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Protocol {
     Whole,
-    /// A control: the locks of dead tasks count as free, so no segment is repaired.
+    /// A control: the locks of dead tasks count as free, so that recovery repairs no segment.
     WithoutLocks,
 }
 
@@ -205,7 +207,8 @@ fn forget_locks(task: &Task) {
     }
 }
 
-/// Returns the two allowed states: the victim died before its call, or after it.
+/// Returns the two allowed states of the segments after recovery: that of a victim that died before
+/// its call, and that of a victim that died after it.
 fn expected(case: Case) -> [Seen; 2] {
     [false, true].map(|acts| {
         let mut world = World::new(case);
@@ -217,8 +220,9 @@ fn expected(case: Case) -> [Seen; 2] {
     })
 }
 
-/// Stops the victim before each store of its call. Returns the number of stores, or a description
-/// of the fault.
+/// Runs the call of the victim (the task to be killed) many times, and kills the victim before
+/// another store each time. Returns the number of stores of the call, or a description of the first
+/// wrong state.
 fn stop_everywhere(case: Case, protocol: Protocol) -> Result<u64, String> {
     let expected = expected(case);
     for stores in 0..STORES_MAX {
@@ -240,8 +244,9 @@ fn stop_everywhere(case: Case, protocol: Protocol) -> Result<u64, String> {
     Err(format!("{} never ends", case.name))
 }
 
-/// Stops the victim before each store of its call, and then the recovering task before each of its
-/// stores.
+/// Kills the victim in its call, and then a second task in its recovery from that. Each of them is
+/// killed before one of its stores, and each pair of stores has a run of its own. Returns the
+/// number of runs, or a description of the first state that is not allowed.
 fn stop_recovery_everywhere(case: Case) -> Result<u64, String> {
     let expected = expected(case);
     let mut count = 0;
@@ -320,7 +325,8 @@ const CASES: [Case; 9] = [
         name: "a mark",
         prepare: |world| {
             attach(&world.survivor, world.id, HERE).unwrap();
-            // Make another segment whose key has the same hash, so that both keys are in one chain.
+            // Make another segment with a key of the same hash, so that both segments are in one
+            // hash chain.
             world.survivor.shmget(KEY + SEGMENTS as i32, 1, GetFlags::CREATE, 0o600).unwrap();
         },
         act: |task, id| task.shm_rmid(id),

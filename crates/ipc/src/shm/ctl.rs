@@ -40,11 +40,11 @@ pub struct ShmTotals {
 }
 
 impl Task {
-    /// Returns the id of the segment with this key, or creates one of `size_bytes` zeroes and
-    /// returns its id.
+    /// Returns the id of the segment with this key, or creates a segment of `size_bytes` zero bytes
+    /// and returns its id.
     ///
-    /// `IPC_PRIVATE` always creates a new segment. The nine bits of `mode` are the mode of a new
-    /// segment. For an existing segment they are the permissions that the call requests.
+    /// `IPC_PRIVATE` always creates a new segment. For a new segment, the nine bits of `mode`
+    /// become its mode. For an existing segment, they are the permissions that the call requests.
     /// `NORESERVE` has no effect, since memory is never reserved.
     ///
     /// # Errors
@@ -55,7 +55,8 @@ impl Task {
     ///   or `HUGETLB` is given. For an existing segment, `size_bytes` is above its size.
     /// - `ENOENT`: no segment has this key, and `CREATE` is not given.
     /// - `ENOMEM`: there is no memory for the segment.
-    /// - `ENOSPC`: more than `SHMMNI` segments or `SHMALL` pages would exist.
+    /// - `ENOSPC`: with the new segment there would be more than `SHMMNI` segments or `SHMALL`
+    ///   pages.
     ///
     /// # Examples
     ///
@@ -106,8 +107,8 @@ impl Task {
             let (payload, name) = segment::make(ids.ids, index, size_bytes, self.pid);
             let mut created = shared.backing.create(name, size_bytes);
             if created == Err(Errno::NOSPC) {
-                // Removed segments may still have memory, if the task that removed them could not
-                // remove it.
+                // The memory of a removed segment may still exist, if the task that removed the
+                // segment could not remove its memory. So try again now.
                 segment::give_back_all(shared, ids, Some(index));
                 created = shared.backing.create(name, size_bytes);
             }
@@ -123,8 +124,8 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// `EACCES`: the caller has no read permission; `EIDRM`: the segment was removed during the
-    /// call; `EINVAL`: there is no such segment.
+    /// Returns `EACCES` if the caller has no read permission, `EIDRM` if the segment was removed
+    /// during the call, and `EINVAL` if there is no such segment.
     ///
     /// # Examples
     ///
@@ -148,8 +149,8 @@ impl Task {
         self.shm_stat_by(By::Id, shmid.raw(), IPC_STAT)
     }
 
-    /// Like [`Task::shm_stat`], for the segment at an index: `SHM_STAT`. The answer contains the id
-    /// of the segment.
+    /// Like [`Task::shm_stat`], for the segment at an index of the id table: `SHM_STAT`. The answer
+    /// contains the id of the segment.
     ///
     /// # Errors
     ///
@@ -180,8 +181,8 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: there is no segment at this index; `EIDRM`: the segment was removed during the
-    /// call.
+    /// Returns `EINVAL` if there is no segment at this index, and `EIDRM` if the segment was
+    /// removed during the call.
     ///
     /// # Examples
     ///
@@ -206,8 +207,8 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: there is no such segment, or an id is `-1`; `EPERM`: the caller is neither owner
-    /// nor creator of the segment, and lacks `CAP_SYS_ADMIN`.
+    /// Returns `EINVAL` if there is no such segment, or if an id is `-1`. Returns `EPERM` if the
+    /// caller is neither owner nor creator of the segment, and lacks `CAP_SYS_ADMIN`.
     ///
     /// # Examples
     ///
@@ -233,12 +234,13 @@ impl Task {
         Ok(())
     }
 
-    /// Removes a segment as soon as no task has it attached: `IPC_RMID`. Its key is free at once.
+    /// Removes a segment as soon as no task has it attached: `IPC_RMID`. The key of the segment is
+    /// free at once.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: there is no such segment; `EPERM`: the caller is neither owner nor creator of the
-    /// segment, and lacks `CAP_SYS_ADMIN`.
+    /// Returns `EINVAL` if there is no such segment. Returns `EPERM` if the caller is neither owner
+    /// nor creator of the segment, and lacks `CAP_SYS_ADMIN`.
     ///
     /// # Examples
     ///
@@ -267,12 +269,14 @@ impl Task {
         })
     }
 
-    /// Sets the mark that a segment is locked into memory: `SHM_LOCK`. It keeps no memory resident.
+    /// Marks a segment as locked into memory: `SHM_LOCK`. The mark does not keep any memory
+    /// resident.
     ///
     /// # Errors
     ///
-    /// `EIDRM`: the segment was removed during the call; `EINVAL`: there is no such segment;
-    /// `EPERM`: the caller is neither owner nor creator of the segment, and lacks `CAP_IPC_LOCK`.
+    /// Returns `EIDRM` if the segment was removed during the call, and `EINVAL` if there is no such
+    /// segment. Returns `EPERM` if the caller is neither owner nor creator of the segment, and
+    /// lacks `CAP_IPC_LOCK`.
     ///
     /// # Examples
     ///
@@ -305,7 +309,8 @@ impl Task {
         self.set_locked(shmid, SHM_UNLOCK, 0)
     }
 
-    /// Returns the totals of all segments and the highest index in use: `SHM_INFO`, `IPC_INFO`.
+    /// Returns the number of segments in the namespace, the number of their pages, and the highest
+    /// index of the id table in use. Corresponds to the commands `SHM_INFO` and `IPC_INFO`.
     ///
     /// # Errors
     ///
@@ -342,8 +347,8 @@ impl Task {
     /// Reaps the dead tasks that have attached the segment in the slot of `shmid`. The caller holds
     /// no lock.
     ///
-    /// If a task cannot be reaped now, the number of attaches stays too high. For a caller that
-    /// waits for 0, a number that is too high is safe.
+    /// If a dead task cannot be reaped now, `shm_nattch` stays too high. This is safe for a caller
+    /// that waits until it is 0.
     pub(super) fn reap_attachers(&self, shmid: i32) {
         let index = shmid.cast_unsigned() & (SLOTS_MAX - 1);
         let attachers = |ids| Segment::at(&ids, index).map(|segment| segment.attachers());

@@ -1,9 +1,9 @@
 //! Attaches of killed tasks.
 //!
-//! A kernel detaches the segments of a process when the process ends. So `shm_nattch` counts only
+//! When a process ends, the kernel detaches its segments. So in Linux `shm_nattch` counts only
 //! living processes. PostgreSQL relies on that: if `shm_nattch` is 0, no process of a killed server
-//! is left. In this library the records of a dead task stay until another task reaps them. So a
-//! call that uses `shm_nattch` first reaps dead tasks.
+//! is left. In this library, the attach records of a dead task stay until another task reaps them.
+//! So each call that uses `shm_nattch` first reaps dead tasks.
 //!
 //! Source: shmctl(2) `shm_nattch`; PostgreSQL `src/backend/port/sysv_shmem.c`
 //! (`PGSharedMemoryAttach`).
@@ -20,8 +20,9 @@ use crate::{
     SHM_DEST, SegmentName, SemBuf, SemFlags, ShmFlags, ShmId, Task,
 };
 
-/// A backing with two switches. The first switch makes the hold of a dead task seem to be open, as
-/// if an uncounted child had it. The second switch makes each removal of memory fail.
+/// A source of segment memory with two switches. With the first switch, it reports that a dead
+/// task's hold file is still locked, as if a forked child had inherited it. With the second switch,
+/// each removal of segment memory fails.
 #[derive(Clone, Default)]
 struct Scene(Arc<(Memfds, AtomicBool, AtomicBool)>);
 
@@ -134,11 +135,12 @@ fn attaches_of_the_dead_stay_while_a_child_has_them_and_undo_does_not() {
         assert_eq!(one.sem_getval(set, 0), Ok(0));
         assert_eq!(namespace.recover(), Ok(0), "the dead task keeps its line");
     }
-    // The child gets its own records, and then unmaps the hold of its parent.
+    // The forked child gets attach records of its own. Then it unmaps the hold file (the locked
+    // file that it has inherited from the dead task).
     let child = other.fork(std::process::id()).unwrap();
     scene.is_held(false);
-    // Let an existing task reap. A new task would not do, since its registration may reap too, to
-    // get a free line.
+    // Let the existing task `one` reap the dead task. A new task could also reap it while it is
+    // registered, to get a free record. Then `reap_all` would find no dead task any more.
     assert_eq!(crate::recover::reap_all(&one.shared, one.owner), Ok(1));
     assert_eq!(ids.map(|id| one.shm_stat(id).unwrap().nattch), [1, 1]);
     drop(child);
@@ -188,7 +190,8 @@ fn memory_that_one_task_cannot_remove_is_removed_by_another() {
             assert_eq!(namespace.recover(), Ok(0));
             assert_eq!(scene.0.0.count(), 0);
         }
-        // A task that needs memory must first remove the memory of removed segments in any slot.
+        // Checks that a task that finds no memory first removes the memory of removed segments in
+        // all slots.
         task.shm_rmid(segment().unwrap()).unwrap();
         assert_eq!(scene.0.0.count(), 0);
     }

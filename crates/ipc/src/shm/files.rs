@@ -1,27 +1,28 @@
-//! Memory of segments as files in a folder, for processes that share a namespace.
+//! Memory of segments in files of one folder, for processes that share a namespace.
 //!
-//! Each segment is a sparse file, named by its slot and serial number. No other segment of the
-//! namespace ever has that name. The folder decides which users may open the segments: each file
-//! gets the owner, the group and the permission bits of the folder, without execute bits.
+//! Each segment is a sparse file, named by its slot and its serial number. No other segment of the
+//! namespace ever has that name. The permissions of the folder decide which users may open the
+//! segments: each file gets the owner, the group and the permission bits of the folder, without
+//! execute bits.
 //!
-//! A process that has changed its user or its root directory may be unable to reach the folder by
-//! its path. Such a process opens the folder through an inherited descriptor
-//! ([`SegmentFiles::of_descriptor`]). So the parents of the folder need not permit access.
+//! A process that has changed its user or its root directory may be unable to reach the segments'
+//! folder by its path. It can open the folder through an inherited descriptor
+//! ([`SegmentFiles::of_descriptor`]). Then it needs no access to the parent directories.
 //!
 //! # Files of killed processes
 //!
 //! A process may be killed after it has created a file and before it publishes the segment. It may
-//! also be killed after it has removed the segment and before it removes the file. The file then
-//! belongs to no segment. The next segment of the slot removes it, so there is at most one such
-//! file for each slot.
+//! also be killed after it has removed the segment and before it removes the file. In both cases a
+//! file is left without a segment. The next segment of the slot removes it, so there is at most one
+//! such file for each slot.
 //!
 //! # Holds
 //!
 //! The hold of a task (`backing`) shows that a process still has the task's mappings. It is an
-//! empty file `task-NUMBER` with an exclusive lock of flock(2). The lock lasts until the open file
-//! is closed and unmapped in all processes. A check takes a shared lock, so checks do not block
-//! each other. When the task has no attaches any more, the file is removed. If that fails, the next
-//! task with the same number uses the file.
+//! empty file `task-NUMBER` with an exclusive flock(2) lock. The lock lasts until the open file is
+//! closed and unmapped in all processes. A check for a hold takes a shared lock, so checks do not
+//! block each other. When the task has no attaches any more, the file is removed. If that fails,
+//! the next task with the same number uses the file.
 //!
 //! # Limits
 //!
@@ -29,7 +30,8 @@
 //!   writes to a page, the process gets `SIGBUS`. (A kernel without memory would kill a process.)
 //!   If a new segment is larger than the file system, shmget fails with `ENOMEM`. If it is larger
 //!   than the free space, shmget fails with `ENOSPC`.
-//! - A segment larger than `RLIMIT_FSIZE` fails with `ENOMEM`. No `SIGXFSZ` is sent.
+//! - If a new segment is larger than `RLIMIT_FSIZE`, shmget fails with `ENOMEM`. No `SIGXFSZ` is
+//!   sent.
 //!
 //! Source: shmget(2), shmop(2), tmpfs(5), getrlimit(2).
 
@@ -51,15 +53,17 @@ use crate::field::refuse_if;
 /// The permission bits that a file gets from its folder.
 const FILE_BITS: u32 = 0o666;
 
-/// Flags for a file that another user may have made: the open follows no link, and does not wait
-/// for the other end of a FIFO.
+/// Flags for opening a file that another user may have made. With them, open(2) follows no symbolic
+/// link, and does not wait for the other end of a FIFO.
 const FOREIGN: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
-/// The permissions of a new file, until the file gets the permissions of the folder.
+/// The permissions with which a file is created in the segments' folder. Afterwards the file gets
+/// the permissions of the folder.
 const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// The number of times that a task tries to lock the file of its hold. Another process that checks
-/// the hold also locks the file, for the time of two system calls.
+/// The number of times that a task tries to lock its hold file, which shows that some process has
+/// the task's mappings. Another process that checks for the hold may have locked the file. It keeps
+/// its lock only for the time of two system calls.
 const HOLD_TRIES: u32 = 1000;
 
 /// Memory of segments as files in a folder.
@@ -96,22 +100,22 @@ enum Folder {
 }
 
 impl SegmentFiles {
-    /// Returns a backing with its files in `folder`. The folder must exist when a segment is
-    /// created. The path should be absolute, since a process may change its working directory.
+    /// Returns a backing with its files in `folder`. The folder must exist when the first segment
+    /// is created. The path should be absolute, since a process may change its working directory.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self(Folder::Path(folder.into()))
     }
 
-    /// Returns a backing with its files in the folder of a descriptor, for a process that cannot
-    /// reach the folder by its path. Each call opens the folder again through the descriptor. If
-    /// the program has closed the descriptor, or has opened another file under its number, the call
-    /// fails.
+    /// Returns a backing with its files in the folder that a descriptor refers to, for a process
+    /// that cannot reach the folder by its path. Each call opens the folder again through the
+    /// descriptor. The call fails if the program has closed the descriptor, or has opened another
+    /// file with its number.
     ///
     /// # Errors
     ///
-    /// `ENOTDIR` if the descriptor is not one of a folder; `EACCES` if the process may not enter
-    /// the folder.
+    /// Returns `ENOTDIR` if the descriptor does not refer to a folder, and `EACCES` if the process
+    /// may not enter the folder.
     ///
     /// # Examples
     ///
@@ -135,7 +139,8 @@ impl SegmentFiles {
     ///
     /// # Errors
     ///
-    /// The errors of open(2). `EBADF` if the descriptor of the folder is now open for another file.
+    /// Returns the errors of open(2). Returns `EBADF` if the folder was given as a descriptor, and
+    /// the program has since opened another file with this descriptor's number.
     pub fn open_folder(&self) -> Result<OwnedFd, Errno> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match &self.0 {
@@ -149,8 +154,9 @@ impl SegmentFiles {
         }
     }
 
-    /// Returns true if the folder is known to be removed. A process cannot know that if it has
-    /// another root directory or has closed the descriptor. Then the function returns false.
+    /// Returns true if the segments' folder is known to be removed. A process that reaches the
+    /// folder only by a descriptor, or has another root directory, cannot know that. In these cases
+    /// the function returns false.
     fn is_gone(&self) -> bool {
         let Folder::Path(path) = &self.0 else { return false };
         let is_parent_there = path.parent().is_some_and(Path::is_dir);
@@ -165,12 +171,13 @@ impl Backing for SegmentFiles {
         let folder = self.open_folder().map_err(of_shmget)?;
         let before = SegmentName { serial: name.serial.wrapping_sub(1), ..name };
         for leftover in [before, name] {
-            // A killed process may have left a file of this slot. The file may occupy the space
-            // that the new segment needs.
+            // A killed process may have left the file of an earlier segment in this slot. Remove
+            // that file first, because it may occupy the space that the new segment needs.
             let _gone = unlinkat(&folder, file_name(leftover), AtFlags::empty());
         }
         let room = fstatvfs(&folder).map_err(of_shmget)?;
-        // A segment larger than memory and swap together fails in Linux, too.
+        // Refuse a segment that is larger than the whole file system. Linux refuses one that is
+        // larger than memory and swap together.
         refuse_if(room.f_blocks.saturating_mul(room.f_frsize) < rounded, Errno::NOMEM)?;
         refuse_if(room.f_bavail.saturating_mul(room.f_frsize) < rounded, Errno::NOSPC)?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | FOREIGN;
@@ -205,16 +212,18 @@ impl Backing for SegmentFiles {
         let flags = OFlags::CREATE | OFlags::RDONLY | FOREIGN;
         let file = openat(&folder, hold_name(task), flags, PRIVATE)?;
         let status = fstat(&file)?;
-        // Another user with write access to the folder may have made the name a hard link to some
-        // file of this user. Such a file must keep its owner.
+        // Another user with write access to the folder may have put a hard link in place of the
+        // hold file. The link may lead to another file of this process's user, which must keep its
+        // owner and permissions.
         let is_only_here = status.st_nlink == 1;
         if is_only_here && status.st_uid == rustix::process::geteuid().as_raw() {
             hand_over(&file, &fstat(&folder)?)?;
         }
         for _ in 0..HOLD_TRIES {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // Another process may lock the file for a moment, to check the hold of the last
-                // task with this number.
+                // An earlier task with this number may have used the same hold file. Another
+                // process may be checking whether that task still has its hold. For this check it
+                // locks the file for a moment.
                 Err(Errno::AGAIN) => thread::yield_now(),
                 done => return done.map(|()| file),
             }
@@ -228,15 +237,17 @@ impl Backing for SegmentFiles {
             let file = openat(folder, hold_name(task), flags, Mode::empty())?;
             flock(file, FlockOperation::NonBlockingLockShared)
         };
-        // If this process cannot open the folder, it assumes that the hold exists. Then the task is
-        // left to a process that can check.
+        // If this process cannot open the folder, it cannot check the lock on the hold file of the
+        // dead task. Assume that the lock exists, unless the folder itself is removed. A process
+        // that can open the folder will later clean up after the task.
         let Ok(folder) = self.open_folder() else { return !self.is_gone() };
         !matches!(look(folder), Ok(()) | Err(Errno::NOENT))
     }
 
     fn forget(&self, task: u32) {
         let unlink = |folder| unlinkat(folder, hold_name(task), AtFlags::empty());
-        // If the file cannot be removed, the next task with this number uses it for its hold.
+        // If the hold file (the locked file of the task) cannot be removed, it stays in the folder.
+        // The next task with the same number then locks the same file.
         let _gone = self.open_folder().and_then(unlink);
     }
 }
@@ -247,7 +258,7 @@ fn hand_over(file: &OwnedFd, folder: &Stat) -> Result<(), Errno> {
     if (own.st_uid, own.st_gid) != (folder.st_uid, folder.st_gid) {
         let user = (own.st_uid != folder.st_uid).then(|| Uid::from_raw(folder.st_uid));
         let group = Some(Gid::from_raw(folder.st_gid));
-        // A process that may not change the owner of the file remains its owner.
+        // If the process may not change the owner of the file, the process remains the owner.
         let _kept = fchown(file, user, group);
     }
     fchmod(file, Mode::from_raw_mode(folder.st_mode & FILE_BITS))
@@ -274,7 +285,8 @@ fn of_shmget(errno: Errno) -> Errno {
 fn of_shmat(errno: Errno) -> Errno {
     match errno {
         Errno::ACCESS | Errno::PERM => Errno::ACCESS,
-        // The segment exists but its file does not, so the folder was removed.
+        // The segment exists, but its file does not. A file is removed only after its segment. So
+        // another program must have removed the folder with the segment files.
         Errno::NOENT => Errno::IDRM,
         _ => Errno::NOMEM,
     }
@@ -358,15 +370,16 @@ mod tests {
         let next = SegmentName { serial: 4, ..NAME };
         let other = SegmentName { index: 8, ..NAME };
         [NAME, other].iter().for_each(|name| files.create(*name, 1).unwrap());
-        // The file of slot 7 and serial number 4 is a leftover of an earlier namespace.
+        // Make a file with the name of a segment in slot 7 with serial number 4, as an earlier
+        // namespace may have left it.
         fs::write(folder.0.join("7-4"), "stale").unwrap();
         files.create(next, 1).unwrap();
         assert_eq!(folder.names(), ["7-4", "8-3"]);
         assert_eq!(fs::read(folder.0.join("7-4")).unwrap(), [0]);
     }
 
-    /// The leftover file of a killed process may occupy the space that the new segment needs. So it
-    /// must be removed before the space is checked.
+    /// A file that a killed process has left may occupy the space that the new segment needs.
+    /// Checks that it is removed before the free space is checked.
     #[test]
     fn leftover_file_is_removed_before_the_space_is_checked() {
         let folder = Folder::new("full");
@@ -397,8 +410,9 @@ mod tests {
         fs::remove_dir_all(&folder.0).unwrap();
         assert!(!files.is_held(7) && files.hold(7).is_err(), "the folder is gone");
         assert!(files.remove(NAME), "the file went with the folder");
-        // If the parent of the folder does not exist either, the process may have another root
-        // directory.
+        // If even the parent of the segments' folder does not exist, this process may have another
+        // root directory than the process that made the folder. So it cannot know whether the files
+        // still exist.
         let elsewhere = SegmentFiles::new(folder.0.join("folder"));
         assert!(elsewhere.is_held(7) && !elsewhere.remove(NAME), "the state is unknown");
     }
@@ -433,7 +447,9 @@ mod tests {
         fs::create_dir(folder.0.join("7-3")).unwrap();
         assert!(!files.remove(NAME));
         fs::remove_dir(folder.0.join("7-3")).unwrap();
-        // The folder must not be a symbolic link. If it is one, the state of a segment is unknown.
+        // If the path of the segments' folder is a symbolic link, the backing `SegmentFiles` does
+        // not follow it, and cannot look into the folder. So it must report that a segment's file
+        // is not removed, and that a task's hold file is still locked.
         let link = folder.0.with_extension("link");
         std::os::unix::fs::symlink(&folder.0, &link).unwrap();
         let through = SegmentFiles::new(&link);

@@ -1,25 +1,29 @@
-//! The state of a segment and its attaches. The lock of the kind, which all segments share,
-//! protects all of it.
+//! The state of a segment and its attaches. One lock, which all segments share, protects this
+//! state.
 //!
-//! The attach records define which attaches exist. The word `WHOSE` of a record has the segment,
-//! and is 0 in a free record. The header that the pool keeps for the record has the task. So the
-//! list of a segment's records can be rebuilt from the records.
+//! An attach record says which segment a task has attached, and how often. These records are
+//! authoritative. The word `WHOSE` of an attach record contains the slot and the serial number of
+//! the segment. It is 0 in a free record. The pool, which allocates the records, stores the number
+//! of the owning task in each record. So the list of a segment's records can be rebuilt by a walk
+//! over all records.
 //!
 //! # Death of a task
 //!
-//! Recovery depends on the state in which the task died:
+//! After the death of a task, recovery depends on the state of that task:
+//! - If the task held the lock of all segments, [`recover_slot`] rebuilds the lists of attach
+//!   records. It also removes the segments that the dead task should have removed.
+//! - If the task had attached segments, or was making or freeing an attach record, [`reap`] frees
+//!   all its attach records. The pool tells which records these are, by the number of the dead
+//!   task.
+//! - A forked child may still have the dead task's mappings, and no attach records of its own. Then
+//!   [`reap`] keeps the dead task's records until the child has made its own records or has ended
+//!   (`backing`).
+//! - If the task had removed a segment, but not yet the segment's memory, `HAS_MEMORY` is set. A
+//!   later task removes that memory.
 //!
-//! - It held the lock of all segments: [`recover_slot`] rebuilds the lists, and removes segments
-//!   that the task should have removed.
-//! - It had attaches, or was making or freeing a record: [`reap`] frees the records by the pool's
-//!   headers.
-//! - A forked child that has no records yet (an uncounted child) has its attaches: [`reap`] keeps
-//!   them until the child is counted or has ended (`backing`).
-//! - It had not removed the memory of a removed segment yet: `HAS_MEMORY` is set, and a later task
-//!   removes that memory.
-//!
-//! Memory is removed without the lock, so two tasks may do it at once. That is safe: names are
-//! never used again, and `Backing::remove` may be called twice.
+//! A task may remove the memory of a segment without the lock of all segments. So two tasks may
+//! remove the same memory at once. That is safe, because `Backing::remove` may be called twice, and
+//! no later segment has the same name.
 
 use corewalk_base::Line;
 use corewalk_base::primitives::atomic::Ordering;
@@ -35,7 +39,7 @@ use crate::list::List;
 use crate::perm::Perm;
 use crate::shared::{Shared, now_s};
 
-/// The bit of a segment's mode that says that the last detach removes the segment.
+/// The bit of a segment's mode that says that the segment is removed at the last detach.
 pub const SHM_DEST: u16 = 0o1000;
 
 /// The bit of a segment's mode that says that the segment is locked into memory.
@@ -49,31 +53,32 @@ const ATTACHES: usize = 1;
 pub(super) const ATIME: usize = 2;
 /// The time of the last detach.
 pub(super) const DTIME: usize = 3;
-/// The word with the pids of the creator and of the process that attached or detached last.
+/// The word with two pids: of the creator, and of the process that attached or detached last.
 const PIDS: usize = 4;
-/// The word with the task number of the creator plus one, or 0 once the creator has ended, and
-/// [`WAS_ATTACHED`].
+/// The word that names the segment's creator: the creator's task number, plus one. This number is 0
+/// once the creator has ended. The word's highest bit is [`WAS_ATTACHED`].
 const CREATOR: usize = 5;
-/// The word with the serial number of the last segment of this slot, and [`HAS_MEMORY`].
+/// The word with the serial number of the newest segment of this slot, and the bit [`HAS_MEMORY`].
 const SERIAL: usize = 6;
 
-// Words of a record. Words 6 and 7 belong to the pool.
+// Words of an attach record. Words 6 and 7 belong to the pool.
 const WHOSE: usize = 0;
 const LINKS: usize = 1;
 const COUNT: usize = 2;
 
 /// The bit of `CREATOR` that says that the segment was attached at least once.
 const WAS_ATTACHED: u64 = 1 << 63;
-/// The bit of `SERIAL` that says that the segment with this serial number may still have memory.
+/// The bit of the word `SERIAL` that is set when a segment is made, and cleared once its memory is
+/// removed. So the memory of a removed segment may still exist while the bit is set.
 const HAS_MEMORY: u64 = 1 << 63;
 
 const SERIAL_MASK: u64 = (1 << 48) - 1;
-/// The bit that is always set in a payload (the word of a slot that identifies its segment). So no
+/// A bit that is always set in a payload, the word of a slot that identifies its segment. So no
 /// payload is 0.
 const PAYLOAD: u64 = 1 << 63;
 
-/// The bit of `WHOSE` that is set in each record. The bits below it are the serial number and the
-/// slot of the segment.
+/// The bit of `WHOSE` that is set in each attach record. The bits below it contain the serial
+/// number and the slot of the segment.
 const IS_RECORD: u64 = 1 << 63;
 
 /// Segments, for the code that all kinds share.
@@ -85,11 +90,11 @@ pub(crate) const SEGMENTS: &Kind = &Kind {
     may_ctl: |hook, cred, perm, cmd| hook.shm_shmctl(cred, perm, cmd),
 };
 
-/// The names of removed segments, whose memory must be removed after the lock of all segments was
+/// The names of removed segments. Their memory must be removed after the lock of all segments was
 /// released.
 pub(super) type Gone = Vec<SegmentName>;
 
-/// An existing segment. While this value exists, the caller holds the lock of all segments.
+/// An existing segment. The caller holds the lock of all segments while this value exists.
 pub(super) struct Segment<'g, 's> {
     ids: &'g IdsGuard<'s>,
     pub(super) object: Object,
@@ -124,12 +129,12 @@ pub(super) fn name_of(object: &Object) -> SegmentName {
     SegmentName { index: object.index, serial: object.payload & SERIAL_MASK }
 }
 
-/// Fills the line of a new segment in slot `index`. Returns the payload and the name of the
-/// segment.
+/// Initializes the words of a new segment in slot `index`. Returns the payload, which is the word
+/// of the slot that identifies the segment, and the name of the segment.
 pub(super) fn make(ids: Ids<'_>, index: u32, size_bytes: u64, pid: u32) -> (u64, SegmentName) {
     let shared = ids.shared;
-    // The previous segment of the slot may still have memory, because its remover died or is not
-    // finished.
+    // Remove the memory of the slot's previous segment, if that still exists. The task that removed
+    // the segment may have died before it removed the memory, or may not have finished yet.
     give_back_left(shared, index);
     let line = line(shared, index);
     let serial = get(&line[SERIAL]).wrapping_add(1) & SERIAL_MASK;
@@ -156,7 +161,8 @@ impl<'g, 's> Segment<'g, 's> {
     ///
     /// # Errors
     ///
-    /// `EIDRM` if that segment is gone, even if another segment has its id.
+    /// Returns `EIDRM` if the segment called `name` is gone, even if its slot now contains a later
+    /// segment.
     pub(super) fn named(ids: &'g IdsGuard<'s>, name: SegmentName) -> Result<Self, Errno> {
         let segment = Self::at(ids, name.index).filter(|segment| name_of(&segment.object) == name);
         segment.ok_or(Errno::IDRM)
@@ -220,8 +226,8 @@ impl<'g, 's> Segment<'g, 's> {
         Ok(())
     }
 
-    /// Removes up to `count` attaches of a task from the segment. If no attach is left, removes the
-    /// segment if it is marked for removal, or if `is_shm_rmid_forced` is set.
+    /// Removes up to `count` attaches of task `task` from the segment. If no attach is left, then
+    /// removes the segment if it is marked for removal, or if `is_shm_rmid_forced` is set.
     pub(super) fn detach(&self, task: u32, count: u64, gone: &mut Gone) {
         let shared = self.shared();
         if let Some(record) = self.find(task) {
@@ -237,18 +243,18 @@ impl<'g, 's> Segment<'g, 's> {
         self.destroy_if_due(gone);
     }
 
-    /// Records the time of an attach ([`ATIME`]) or a detach ([`DTIME`]), and the pid of its
-    /// process.
+    /// Records the current time for an attach ([`ATIME`]) or a detach ([`DTIME`]), and the pid of
+    /// its process.
     pub(super) fn note(&self, time: usize, pid: u32) {
         let line = self.line();
         put(&line[time], now_s());
         put(&line[PIDS], pair(low(get(&line[PIDS])), pid));
     }
 
-    /// If the segment has no attach, removes it if it is marked for removal, or if
-    /// `is_shm_rmid_forced` is set. Analogous to Linux's `shm_may_destroy` and `shm_destroy`.
+    /// Removes the segment if it has no attach and is either marked for removal or subject to
+    /// `is_shm_rmid_forced`. Analogous to Linux's `shm_may_destroy` and `shm_destroy`.
     fn destroy_if_due(&self, gone: &mut Gone) {
-        // Read the object again, since `self` may be older than the mark for removal.
+        // Read the object again, since the mark for removal may be newer than the copy in `self`.
         let object = self.ids.ids.live(self.object.index).unwrap_or(self.object);
         let is_marked = self.shared().limits.is_shm_rmid_forced || object.mode() & SHM_DEST != 0;
         if is_marked && self.records().is_empty() {
@@ -259,16 +265,17 @@ impl<'g, 's> Segment<'g, 's> {
         }
     }
 
-    /// `IPC_RMID`: marks the segment for removal, and removes it unless it is attached. If the task
-    /// dies after the mark, recovery removes the segment. Analogous to Linux's `do_shm_rmid`.
+    /// Implements `IPC_RMID`: marks the segment for removal, and removes it unless it is attached.
+    /// If the task dies after the mark, recovery removes the segment. Analogous to Linux's
+    /// `do_shm_rmid`.
     pub(super) fn remove(&self, gone: &mut Gone) {
         self.ids.set_key_private(&self.object, SHM_DEST);
         self.destroy_if_due(gone);
     }
 
-    /// If `task` is the creator of the segment, notes that the creator has ended. Then removes the
-    /// segment if it has no attach and `is_shm_rmid_forced` is set.
-    /// Analogous to Linux's `exit_shm`.
+    /// If `task` is the creator of the segment, records that the creator has ended. Then removes
+    /// the segment if it has no attach and `is_shm_rmid_forced` is set. Analogous to Linux's
+    /// `exit_shm`.
     pub(super) fn orphan(&self, task: u32, gone: &mut Gone) {
         let creator = &self.line()[CREATOR];
         let seen = get(creator);
@@ -303,12 +310,12 @@ impl<'g, 's> Segment<'g, 's> {
     }
 }
 
-/// Calls `act` under the lock of all segments. Then removes the memory of the segments that `act`
-/// has removed. The caller holds no lock.
+/// Calls `act` under the lock of all segments. After it has released the lock, removes the memory
+/// of the segments that `act` has removed. The caller holds no lock.
 ///
 /// # Errors
 ///
-/// The errors of `act`, and `EIO` if the lock cannot be acquired.
+/// Returns the error that `act` returns, or `EIO` if the lock of all segments cannot be acquired.
 pub(super) fn locked<'r, T>(
     ids: Ids<'r>,
     act: impl FnOnce(&IdsGuard<'r>, &mut Gone) -> Result<T, Errno>,
@@ -331,12 +338,14 @@ pub(super) fn pages(size_bytes: u64) -> Option<u64> {
 /// Removes the memory of a removed segment.
 pub(super) fn give_back(shared: &Shared, name: SegmentName) {
     if !shared.backing.remove(name) {
-        // This task lacks the permission to remove the memory, so a later task does.
+        // This task lacks the permission to remove the memory of this segment. `HAS_MEMORY` stays
+        // set, so a task with that permission removes it later.
         return;
     }
     let word = &line(shared, name.index)[SERIAL];
-    // If a new segment uses the slot by now, the word has its serial number. Then the exchange
-    // fails, so that the new segment keeps `HAS_MEMORY`.
+    // Clear `HAS_MEMORY`. But a later segment may use the slot by now. Then `SERIAL` contains the
+    // serial number of the later segment, so the compare-exchange fails, and the later segment
+    // keeps its `HAS_MEMORY`.
     // ORDERING: Relaxed. The exchange publishes no data, and removing the memory twice is safe.
     let _noted = word.compare_exchange(
         name.serial | HAS_MEMORY,
@@ -346,8 +355,8 @@ pub(super) fn give_back(shared: &Shared, name: SegmentName) {
     );
 }
 
-/// Removes the memory that a removed segment has left in slot `index`. The caller holds the lock of
-/// all segments, and the slot has no segment.
+/// Removes the memory of the last segment of slot `index`, if it still exists. The caller holds the
+/// lock of all segments, and no segment uses the slot.
 fn give_back_left(shared: &Shared, index: u32) {
     let serial = get(&line(shared, index)[SERIAL]);
     if serial & HAS_MEMORY != 0 {
@@ -355,8 +364,8 @@ fn give_back_left(shared: &Shared, index: u32) {
     }
 }
 
-/// Removes the memory that removed segments have left in any slot. Slot `but` is left out, since
-/// the caller is filling it.
+/// Removes the memory of every removed segment whose memory still exists. Skips slot `but`, since
+/// the caller is creating a segment in it.
 pub(crate) fn give_back_all(shared: &Shared, ids: &IdsGuard<'_>, but: Option<u32>) {
     for index in (0..shared.layout.shm_ids.slots).filter(|index| Some(*index) != but) {
         if ids.ids.live(index).is_none() {
@@ -365,12 +374,15 @@ pub(crate) fn give_back_all(shared: &Shared, ids: &IdsGuard<'_>, but: Option<u32
     }
 }
 
-/// Removes the attaches of a dead task, orphans its segments, and frees its unfinished records.
+/// Cleans up all segments after the death of `task`. Removes the task's attaches, and frees the
+/// attach records that it had begun to make or to free. Marks each segment that the task has
+/// created: its creator has ended.
 ///
-/// This reads all segments with their records, and then all records of the pool.
+/// This cleanup walks over all segments with their attach records, and then over all records in the
+/// pool of attach records.
 ///
-/// Returns false if an uncounted child (one without records yet) has the attaches. They stay, and a
-/// later call tries again.
+/// Returns false if the dead task's attaches must stay. That is so if a forked child has the task's
+/// mappings, but no attach records of its own (an uncounted child). A later call tries again.
 ///
 /// # Errors
 ///
@@ -385,8 +397,11 @@ pub(crate) fn reap(ids: Ids<'_>, task: u32) -> Result<bool, Errno> {
                 continue;
             };
             let is_attached = segment.find(task).is_some();
-            // Remove the attaches only if no process has the task's hold. Then no uncounted child
-            // has them, since a child unmaps the hold only after it is counted.
+            // A forked child of the dead task may have its mappings, but no attach records of its
+            // own yet. Such a child has also inherited the dead task's hold (a mapped and locked
+            // file). The child unmaps the hold only once it has its own records. So if no process
+            // has the hold any more, no child depends on the dead task's records, and they can be
+            // removed.
             if is_attached && !*is_held.get_or_insert_with(|| shared.backing.is_held(task)) {
                 segment.note(DTIME, shared.pid_of(task));
                 segment.detach(task, u64::MAX, gone);
@@ -399,7 +414,9 @@ pub(crate) fn reap(ids: Ids<'_>, task: u32) -> Result<bool, Errno> {
             return Ok(false);
         }
         shared.backing.forget(task);
-        // The remaining records of the task are those that it was making or freeing when it died.
+        // The attach records of the dead task that are in a list were removed above. Any record
+        // that the pool still assigns to the task is in no list: the task was making or freeing it
+        // when it died.
         let pool = shared.layout.attaches;
         for (record, _) in pool.used(&shared.region).filter(|(_, whose)| *whose == task) {
             put(&shared.region.line(record)[WHOSE], 0);
@@ -415,12 +432,12 @@ fn end_slot(ids: Ids<'_>, index: u32) -> bool {
     true
 }
 
-/// Repairs a segment and returns its number of pages. The caller has taken over the lock of all
-/// segments from a dead task.
+/// Repairs a segment after a task has died with the lock of all segments held, and returns its
+/// number of pages. The caller holds that lock now.
 ///
-/// The function rebuilds the list of the segment from the records. It removes the key of a segment
-/// that is marked for removal. It removes a segment that the dead task should have removed at the
-/// last detach.
+/// The function rebuilds the list of the segment's attach records. If the segment is marked for
+/// removal, it removes the segment's key. If the segment has no attach left and should have been
+/// removed at the last detach, it also removes the segment.
 pub(super) fn recover_slot(ids: Ids<'_>, object: &Object) -> u64 {
     let (shared, index) = (ids.shared, object.index);
     let line = line(shared, index);
@@ -444,7 +461,8 @@ pub(super) fn recover_slot(ids: Ids<'_>, object: &Object) -> u64 {
     pages(get(&line[SIZE])).unwrap_or(0)
 }
 
-/// Returns the list of the records of the segment with this line.
+/// Returns the list of the attach records of a segment. `line` is the segment's cache line in
+/// shared memory.
 pub(super) fn list<'s>(shared: &'s Shared, line: &'s Line) -> List<'s> {
     let max = shared.layout.attaches.lines;
     List { region: &shared.region, ends: &line[ATTACHES], links: LINKS, max }

@@ -1,5 +1,5 @@
-//! Tests of segments that need the crate's internals: remains of dead tasks, and the rebuild from
-//! records.
+//! Tests of segments that use internals of the crate: cleanup after dead tasks, and the rebuild of
+//! a segment from its attach records.
 
 use corewalk_base::primitives::Arc;
 use corewalk_base::primitives::thread;
@@ -121,8 +121,8 @@ fn forced_removal_removes_unattached_segments_and_orphans() {
     assert_eq!(memory.0.count(), 0);
 }
 
-/// Trap I14: a process has created segments in two namespaces. In each namespace, the end of the
-/// process must remove its segments if the limits of that namespace demand it.
+/// Trap I14: checks a process that has created segments in two namespaces. In each namespace, the
+/// end of the process must remove its segments if that namespace's limits demand it.
 #[test]
 fn creator_in_two_namespaces_orphans_its_segments_in_each() {
     let (forced, forced_memory) = namespace(true);
@@ -141,8 +141,8 @@ fn creator_in_two_namespaces_orphans_its_segments_in_each() {
     assert_eq!(task(&plain, 3).shm_stat(stays).map(|stat| stat.id), Ok(stays));
 }
 
-/// A new segment of another task uses the slot of an old segment. The end of the old creator must
-/// not remove the new segment.
+/// Checks the end of a task that has created a segment, after the slot of that segment was reused
+/// for a segment of another task. The new segment must stay.
 #[test]
 fn creator_of_an_old_segment_does_not_orphan_the_next_in_its_slot() {
     let (namespace, memory) = namespace(true);
@@ -157,7 +157,8 @@ fn creator_of_an_old_segment_does_not_orphan_the_next_in_its_slot() {
     assert_eq!(ids.len(), 4);
 }
 
-/// Traps I2, I10: an attach during a removal must get the requested segment, or fail.
+/// Traps I2 and I10: checks that an attach during a removal gets the segment that was requested, or
+/// fails.
 #[test]
 fn attach_during_removal_gets_the_requested_memory_or_none() {
     const ROUNDS: u64 = 400;
@@ -169,8 +170,8 @@ fn attach_during_removal_gets_the_requested_memory_or_none() {
             let mut outcomes = [0u64; 3];
             let (mut last, mut times) = (0, 0);
             loop {
-                // ORDERING: Acquire. Pairs with the Release store of `current`, so the segment with
-                // this id exists.
+                // ORDERING: Acquire. Pairs with the Release store of `current`: the segment whose
+                // id is in `current` exists.
                 let seen = current.load(Ordering::Acquire);
                 if seen == u64::MAX {
                     return outcomes;
@@ -185,8 +186,8 @@ fn attach_during_removal_gets_the_requested_memory_or_none() {
                 let (id, pages) = (ShmId::from_raw((seen & 0xffff_ffff) as i32), seen >> 32);
                 match other.shmat(id, 0, ShmFlags::empty()) {
                     Ok(mapping) => {
-                        // Each segment differs in size from the previous ones, so the size shows
-                        // which segment this is.
+                        // Each segment has another size than the previous ones, so its size shows
+                        // which segment it is.
                         let size = rustix::fs::fstat(mapping.as_fd()).unwrap().st_size;
                         let sizes = (mapping.size_bytes(), size as u64);
                         assert_eq!(sizes, (pages * 4096, pages * 4096), "I2: another segment");
@@ -214,13 +215,14 @@ fn attach_during_removal_gets_the_requested_memory_or_none() {
         current.store(u64::MAX, Ordering::Release);
         attacher.join().unwrap()
     });
-    // The outcomes depend on the scheduler. `tests/shm_windows` makes each of them occur.
+    // Each shmat(2) above succeeds, or fails with `EINVAL` or with `EIDRM`. The scheduler decides
+    // which of these outcomes occur in this test. `tests/shm_windows` makes each of them occur.
     println!("attached, EINVAL, EIDRM: {outcomes:?}");
     assert_eq!((memory.0.count(), maker.shm_totals().unwrap().pages), (0, 0));
 }
 
-/// Trap I18: the creator of a segment ends during an attach. Either the attach must count, or the
-/// whole segment must be gone.
+/// Trap I18: checks an attach during which the creator of the segment ends. Either the attach must
+/// count, or the whole segment must be gone.
 #[test]
 fn orphan_during_an_attach_stays_or_is_gone_as_a_whole() {
     let (namespace, memory) = namespace(true);
@@ -267,7 +269,7 @@ fn capacity_for_attaches_that_is_used_up_is_enomem_and_recovers() {
     let ids = [segment(&one), segment(&one), segment(&one)];
     attach(&one, ids[0], 0x10000);
     attach(&one, ids[1], 0x20000);
-    // A further attach of the same segment must use the same record.
+    // Another attach of the same segment by the same task must use the same record.
     attach(&one, ids[0], 0x30000);
     assert_eq!(one.shmat(ids[2], 0, ShmFlags::empty()).unwrap_err(), Errno::NOMEM);
     assert_eq!(one.fork(3).unwrap_err(), Errno::NOMEM);

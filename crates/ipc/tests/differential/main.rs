@@ -1,16 +1,17 @@
 //! Differential tests: the same scripts run on the host's kernel and on this crate, and each answer
 //! must be the same.
 //!
-//! A script is a sequence of steps of one to four tasks. One task makes a step at a time. A call
-//! that blocks stays blocked until a later step completes it. After each step the test finds out
-//! which calls still wait on each side. It compares the answers of the other calls: values, errno,
-//! ids, counts, pids and permissions. Of a time it compares only whether it is set.
+//! A script is a sequence of steps of one to four tasks. One task makes a step at a time, on both
+//! sides: on the kernel and on corewalk. A call that blocks stays blocked until a later step
+//! completes it. After each step the test finds out which calls still wait on each side. It
+//! compares the answers of the other calls: values, errno, ids, counts, pids and permissions. Of a
+//! time it compares only whether it is set.
 //!
 //! `COREWALK_DIFFERENTIAL_OPS` sets the number of steps. A million steps take some minutes. The
 //! kernel's side runs in a new IPC namespace. If the test may not create one, it skips.
 //!
-//! `crates/ipc-preload/tests/differential` uses these scripts and this comparison too. Its other
-//! side runs the same worker processes with the preload library.
+//! The tests in `crates/ipc-preload/tests/differential` run these scripts too. They compare the
+//! kernel with worker processes that run with the preload library.
 //!
 //! Source: the semantics of Linux 6.18; `docs/developing/testing.md`.
 
@@ -36,8 +37,8 @@ use op::Kind;
 use ours::Mutation;
 use pairing::{Extent, Pairing};
 
-/// The number of steps and the time limit if `COREWALK_DIFFERENTIAL_OPS` is not set. On a slow
-/// machine, the test makes `least` steps even beyond the time limit.
+/// The default number of steps and the time limit, for a run without `COREWALK_DIFFERENTIAL_OPS`. A
+/// slow machine may reach the time limit early. The test makes at least `least` steps even then.
 const EXTENT: Extent = Extent { steps: 4_000, least: 1_000, limit: Duration::from_secs(60) };
 
 fn pairing(mutation: Mutation) -> Option<Pairing> {
@@ -100,8 +101,8 @@ fn control_mutated_semantics_are_noticed() {
 
 type Kinds = fn(&mut Rng) -> &'static [Kind];
 
-/// The entry point of the worker processes of the kernel's side. In other processes it returns at
-/// once.
+/// The entry point of the worker processes that make the calls of the host's kernel. In other
+/// processes it returns at once.
 #[test]
 fn worker_answers_until_its_driver_ends() {
     process::serve();

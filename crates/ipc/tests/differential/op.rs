@@ -138,7 +138,7 @@ impl Op {
 /// A step of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// A task that is not in a waiting call makes this call.
+    /// The task of this step makes this call. It must not be waiting in an earlier call.
     Call(Op),
     /// A waiting task gets a signal.
     Interrupt,
@@ -162,7 +162,8 @@ pub(crate) enum Kind {
     Shm,
 }
 
-/// The state of the script from which `step` chooses a random step.
+/// The state of a test script: the kinds and ids of its objects, and the waiting calls. From this
+/// state, `step` chooses the next step at random.
 pub(crate) struct Scene<'a> {
     pub(crate) kinds: &'a [Kind],
     /// The ids of objects that the script has made, by kind.
@@ -171,7 +172,8 @@ pub(crate) struct Scene<'a> {
     pub(crate) waiting: &'a [Option<Op>],
 }
 
-/// Returns a random step for a task, if there is one. `is_waiting` says whether the task waits.
+/// Returns a random step for a task, or none if the task should make no step now. `is_waiting` says
+/// whether the task waits in a call.
 pub(crate) fn step(rng: &mut Rng, is_waiting: bool, scene: &Scene<'_>) -> Option<Step> {
     if is_waiting {
         return match rng.next_u64() % 60 {

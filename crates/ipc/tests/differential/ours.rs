@@ -15,7 +15,8 @@ use rustix::io::Errno;
 use crate::op::{Answer, Op, answer};
 use crate::pairing::Side;
 
-/// The time for which `poll` waits for an answer before it checks again whether the task waits.
+/// The time for which `poll` waits for the answer of a task's call. After this time it checks again
+/// whether the call itself waits.
 const LOOK: Duration = Duration::from_micros(30);
 
 /// A deliberate error of this side, which the comparison must find.
@@ -24,13 +25,14 @@ pub(crate) enum Mutation {
     None,
     /// `SEM_UNDO` is ignored.
     NoUndo,
-    /// Each operation of a semop(2) is a call of its own, so several operations are not atomic.
+    /// A call of several operations is not atomic: corewalk makes a separate semop(2) for each
+    /// operation.
     NotAtomic,
     /// `GETNCNT` counts no call.
     NoCounts,
     /// msgrcv(2) with a negative type receives any message.
     NoLowest,
-    /// A segment that is marked for removal lacks the bit `SHM_DEST` in its mode.
+    /// The bit `SHM_DEST` is missing in the mode of a segment that is marked for removal.
     NoDest,
 }
 
@@ -90,8 +92,8 @@ impl Side for Worker {
             // `poll` checks whether the task waits, and then looks for an answer. So it finds the
             // answer of a call that completes between these two steps.
             let is_waiting = self.task().waiting() != 0;
-            // While the task waits it has no answer, so look only once. Otherwise the task answers
-            // soon.
+            // If the task's call waits, it has sent no answer. So look once, without a timeout. If
+            // it does not wait, it will send its answer soon.
             let patience = if is_waiting && !is_prompt { Duration::ZERO } else { LOOK };
             match self.answers.recv_timeout(patience) {
                 Ok(answer) => return Some(answer),
@@ -124,7 +126,7 @@ fn errno(error: Errno) -> i32 {
     error.raw_os_error()
 }
 
-/// Splits the last argument of a `*get` call into flags and mode.
+/// Splits the last argument of semget(2), msgget(2) or shmget(2) into flags and mode.
 fn get_flags(word: i32) -> (GetFlags, u16) {
     (GetFlags::from_bits_retain(word & !0o777), (word & 0o777) as u16)
 }
@@ -142,8 +144,8 @@ fn carry_out(task: &Task, op: &Op, mutation: Mutation, state: &mut shm::State) -
             let sops: Vec<SemBuf> = sops.collect();
             let call = |sops: &[SemBuf]| match duration(*timeout) {
                 Some(timeout) => task.semtimedop(SemId::from_raw(*id), sops, timeout),
-                // The number of operations is checked before the timeout, as in the preload
-                // library.
+                // Without a valid timeout the call fails. But `E2BIG` for too many operations comes
+                // before `EINVAL` for the timeout, as in the preload library.
                 None if sops.len() > task.limits().semopm as usize => Err(Errno::TOOBIG),
                 None => Err(Errno::INVAL),
             };
@@ -201,7 +203,7 @@ fn duration(timeout: Option<(i64, i64)>) -> Option<Option<Duration>> {
     Some(Some(Duration::new(u64::try_from(sec).ok()?, nsec)))
 }
 
-/// Makes a call of semctl(2), for a command that takes a number or no argument.
+/// Makes a call of semctl(2) with a command whose argument is a number, or which has no argument.
 fn command(task: &Task, id: SemId, cmd: i32, (num, value): (i32, i32)) -> Result<i32, Errno> {
     match cmd {
         // As in the preload library.

@@ -1,4 +1,4 @@
-//! Runs the steps of a script on both sides, and compares the answers.
+//! Runs the steps of a script on the host's kernel and on corewalk, and compares the answers.
 //!
 //! One side is the host's kernel, with a process for each task. The other side is corewalk. After
 //! each step, the test polls the waiting calls of both sides, until no call completes any more.
@@ -24,14 +24,16 @@ pub(crate) trait Side {
     /// Starts a call.
     fn send(&mut self, op: &Op);
 
-    /// Returns the answer of the call that `send` started, or none if the call waits. A prompt call
-    /// never waits for another task, so `poll` waits for its answer.
+    /// Returns the answer of the call that `send` started, or none if the call still waits. A
+    /// prompt call is one that never waits for another task. If `is_prompt` is true, `poll` waits
+    /// for the answer.
     fn poll(&mut self, is_prompt: bool) -> Option<Answer>;
 
     /// Interrupts the waiting call.
     fn interrupt(&mut self);
 
-    /// Returns the pids and thread ids by which answers name the task.
+    /// Returns the numbers that identify this task in the results of calls such as `GETPID`: its
+    /// pid, and its thread id if it has one.
     fn numbers(&self) -> Vec<u32>;
 }
 
@@ -45,8 +47,9 @@ pub(crate) struct Pairing {
     ours: Vec<Box<dyn Side>>,
     /// The call in which each task waits.
     waiting: Vec<Option<Op>>,
-    /// Maps each pid and thread id of a side to the number of its task. Ended tasks stay in the
-    /// map, since the kernel reuses no pid within a script.
+    /// For the kernel (`linux_numbers`) and for corewalk (`our_numbers`), maps each pid and thread
+    /// id to the number of its task. Ended tasks stay in the map, since the kernel reuses no pid
+    /// within one script.
     linux_numbers: HashMap<i64, i64>,
     our_numbers: HashMap<i64, i64>,
     next_number: u32,
@@ -58,7 +61,8 @@ pub(crate) struct Pairing {
 }
 
 impl Pairing {
-    /// Returns none, and reports a skip, if the kernel's side cannot have its own IPC namespace.
+    /// Starts the tasks of both sides, the host's kernel and corewalk. The kernel's side needs a
+    /// new IPC namespace. If the process cannot create one, reports a skip and returns none.
     pub(crate) fn new(start: Start) -> Option<Self> {
         if let Err(errno) = sysv::unshare_ipc() {
             skip(Need::Kernel, format_args!("unshare of an IPC namespace: errno {errno}"));
@@ -95,8 +99,8 @@ impl Pairing {
         (linux, ours)
     }
 
-    /// Makes a step of `task` on both sides, and compares the answers. Returns the answer of the
-    /// task's call, or none if the call waits.
+    /// Makes a step of `task` in the host's kernel and in corewalk, and compares the two answers.
+    /// Returns the answer of the task's call, or none if the call waits.
     pub(crate) fn step(&mut self, task: usize, step: &Step) -> Option<Answer> {
         // Print the step before it is made, so that a script that hangs shows its last step.
         if std::env::var_os("COREWALK_IPC_TRACE").is_some() {
@@ -118,8 +122,8 @@ impl Pairing {
                 let op = self.waiting[task].take().expect("it waits");
                 self.linux[task].interrupt();
                 self.ours[task].interrupt();
-                // The signal reaches the worker process on the kernel's side a moment later, so
-                // wait for that worker's answer.
+                // On the kernel's side, the signal reaches the worker process a moment after
+                // `interrupt` returns. So wait for the answer of the interrupted call.
                 own = self.compare_prompt(task, &op);
             }
             Step::Exit => {
@@ -145,11 +149,12 @@ impl Pairing {
         }
     }
 
-    /// Compares the answers of all waiting calls of tasks other than `but`.
+    /// Polls the waiting calls of all tasks except `but`, and compares the kernel's answers with
+    /// those of corewalk.
     ///
-    /// A call that completes may complete another one: a woken sender may complete a receiver. That
-    /// receiver may return after the step's own call. So each side is polled until no call
-    /// completes any more.
+    /// One completed call may complete another: for example, the message of a woken sender may go
+    /// to a waiting receiver. That receiver may return later than the call that woke the sender. So
+    /// the kernel and corewalk are each polled until no further call completes.
     fn settle(&mut self, but: usize) {
         let waiting = (0..TASKS).filter(|task| *task != but && self.waiting[*task].is_some());
         let waiting: Vec<usize> = waiting.collect();
@@ -201,7 +206,7 @@ impl Pairing {
     }
 
     /// In random scripts, the comparison ignores whether `sem_otime` is set. On Linux, a failed
-    /// call with `SEM_UNDO` leaves an empty undo record, and applying that record sets the time.
+    /// call with `SEM_UNDO` leaves an empty undo record, and applying that record sets `sem_otime`.
     /// corewalk leaves no such record.
     fn forget_time(&self, answer: &mut Option<Answer>) {
         if let (true, Some([0, .., has_otime])) = (self.is_random, answer.as_deref_mut()) {
@@ -311,16 +316,18 @@ impl Pairing {
 /// The number of steps of a run, and its time limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
-    /// The number of steps. The last script is always completed, so a run may make a few more.
+    /// The number of steps in a run of random scripts. A step is a call, an interrupt, or the end
+    /// of a task. A run may make a few more steps, because it always completes its last script.
     pub(crate) steps: u64,
-    /// The number of steps that a run makes even beyond the time limit.
+    /// The minimum number of steps (calls, interrupts, and ends of tasks) in a run of random
+    /// scripts. The run makes them even after its time limit.
     pub(crate) least: u64,
     pub(crate) limit: Duration,
 }
 
 impl Extent {
-    /// Returns the number of steps in `COREWALK_DIFFERENTIAL_OPS`, without a time limit, or `self`
-    /// if the variable is not set.
+    /// Reads the number of steps of a run from `COREWALK_DIFFERENTIAL_OPS`, and returns it without
+    /// a time limit. If the variable is not set, returns `self`.
     pub(crate) fn or_asked(self) -> Self {
         let Ok(asked) = std::env::var("COREWALK_DIFFERENTIAL_OPS") else { return self };
         let steps = asked.parse().expect("COREWALK_DIFFERENTIAL_OPS must be a number");

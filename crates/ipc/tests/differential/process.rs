@@ -5,8 +5,8 @@
 //! of the system call, but only while the process is off its processor. That includes a woken
 //! process that moves to another processor. So `stat` must also show that the process sleeps.
 //!
-//! A call that wakes another process does so before it returns. So the test needs no further pause
-//! after that call.
+//! If a call wakes another process, it does so before it returns. So once a call has returned, the
+//! test can check at once which processes still wait.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -56,7 +56,8 @@ impl Worker {
         // The value `command` still holds the worker's end of the socket. As long as that end is
         // open, the test does not notice the end of the worker.
         drop(command);
-        // libtest runs the worker's loop on a new thread, which sends its thread id first.
+        // In the worker process, libtest runs the loop that answers requests on a new thread. First
+        // this thread sends its thread id through the socket.
         let mut socket = ours;
         let mut length = [0; 4];
         socket.read_exact(&mut length).expect("the worker starts");
@@ -125,8 +126,8 @@ impl Side for Worker {
     }
 
     fn numbers(&self) -> Vec<u32> {
-        // For a message that goes straight to a waiting receiver, Linux records the thread id
-        // instead of the pid.
+        // A receiver that waited may appear in `msg_lrpid` by its thread id: Linux records that
+        // instead of the pid if a message goes straight to the receiver.
         vec![self.child.id(), self.thread.cast_unsigned()]
     }
 }
@@ -141,8 +142,8 @@ impl Patience {
 
     /// Waits for [`LOOK_NS`], or until `socket` has data to read.
     ///
-    /// A loop that yields instead takes a hundred times as long if other processes use the
-    /// processors.
+    /// This function blocks in poll(2). On a loaded machine, a loop with sched_yield(2) instead
+    /// would take a hundred times as long.
     pub(crate) fn wait(&mut self, socket: &UnixStream) {
         assert!(self.0.elapsed() < PATIENCE, "the worker neither returns nor waits");
         let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK_NS };
@@ -153,8 +154,8 @@ impl Patience {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // The kernel applies the worker's undo before `wait` returns. `kill` fails if the worker
-        // has ended.
+        // The kernel applies the worker's undo before `wait` returns. The error of `kill` is
+        // ignored, because the worker may have ended already.
         let _gone = self.child.kill();
         let _gone = self.child.wait();
     }

@@ -1,8 +1,8 @@
 //! Operations on shared memory: their encoding, random operations, and how a process makes them
 //! through libc.
 //!
-//! Scripts name an attach by its position in the list of attaches, since addresses differ between
-//! the sides.
+//! A script (a sequence of calls) runs on the kernel and on corewalk. It names an attach by its
+//! position in the list of attaches, since the two sides attach at different addresses.
 
 use corewalk_testkit::rng::Rng;
 use corewalk_testkit::sysv::shm as sysv;
@@ -24,7 +24,7 @@ pub(crate) enum ShmOp {
         size: u64,
         flags: i32,
     },
-    /// `shmat` at `FIXED` plus an offset, or at an address that the kernel chooses.
+    /// An shmat(2) at the address `FIXED` plus an offset, or at an address that the kernel chooses.
     At {
         id: i32,
         offset: Option<i32>,
@@ -163,8 +163,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Removes the attach at position `nth` from the list of attaches, and returns its address.
-    /// Returns an unused address if the list is shorter.
+    /// Removes the attach at position `nth` from the list of attaches, and returns its address. If
+    /// the list has no such position, returns an address at which nothing is attached.
     fn forget(&mut self, nth: i32) -> usize {
         let nth = nth as usize;
         if nth < self.attached.len() { self.attached.remove(nth) } else { 4096 }

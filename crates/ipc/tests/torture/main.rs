@@ -3,20 +3,24 @@
 //!
 //! Children make all kinds of calls on one namespace. The test kills one child at a time, a moment
 //! after its start, and starts another in its place. After some kills it kills all children, and
-//! checks the namespace. There are four arenas: semaphores, permits, messages and segments. Each
-//! arena has its own namespace, and a file of this directory that lists the properties that must
-//! hold. The children also recover the namespace, so the kills hit recovery too.
+//! checks the namespace. There are four arenas (kinds of tests): semaphores, one permit, messages
+//! and segments. Each arena has its own namespace and its own file in this directory. The file
+//! lists the properties that must hold. The children also recover the namespace, so the kills hit
+//! recovery too.
 //!
-//! No child may be in one call for longer than [`STUCK`], twice the time for which a call waits for
-//! a lock. Only a wait for another child may last longer, but the test kills a waiting child long
-//! before. The arena of permits kills one child last. That child must get the permits of the dead.
+//! A call waits for a lock for a limited time. [`STUCK`] is twice that time, and no child may be in
+//! one call for longer. A call that waits for another child could last longer, but the test kills
+//! children long before that. In the arena of the permit (one semaphore unit), the test kills one
+//! child after all others. This last child must get the permit that a dead child held.
 //!
-//! A child notes its current [`Chore`]. A run with an argument must have killed a child in each
-//! chore.
+//! Each child notes which kind of work it does at the moment (its [`Chore`]). The number of kills
+//! can be given as an argument of the test. With this argument, the test fails if some kind of work
+//! was hit by no kill. Without it, the run may be too short for that.
 //!
-//! Each arena has a control: its children leave out one step, and its check must then fail.
+//! Each of the four tests (semaphores, permits, messages, segments) also runs as a control. There
+//! the children leave out one step on purpose, and the check must then fail.
 //!
-//! `cargo test --release -p corewalk-ipc --test torture -- 20000` kills 20,000 times.
+//! `cargo test --release -p corewalk-ipc --test torture -- 20000` kills children 20,000 times.
 
 mod msg;
 mod permit;
@@ -32,17 +36,17 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-/// The number of kills in a run without an argument. In such a run [`SHORT`] also limits the time
-/// of each arena.
+/// The number of children that the test kills if it is started without an argument. In such a run
+/// [`SHORT`] also limits the time for each arena (semaphores, permits, messages, segments).
 const KILLS: usize = 900;
 const SHORT: Duration = Duration::from_secs(10);
 
 /// Kills of single children between two checks.
 const EPOCH: usize = 40;
 const CHILDREN: usize = 2;
-/// The number of places. A place is the number of a child, which selects its words in shared
-/// memory. A child and its successor live at the same time for a moment, so they have different
-/// places.
+/// The number of places. A place is the number of a child, and selects the words of the child in
+/// shared memory. A killed child and the child that replaces it overlap for a moment, so they have
+/// different places.
 const PLACES: usize = 2 * CHILDREN;
 /// The limit for the time that a child spends in one call.
 const STUCK: Duration = Duration::from_secs(20);
@@ -98,7 +102,8 @@ impl Chore {
         Self::Exit,
     ];
 
-    /// Notes in the word of a child that the child begins this chore.
+    /// Stores `self`, the kind of work that a child begins, in `word`. There the test reads what a
+    /// killed child was doing.
     pub(crate) fn begin(self, word: &AtomicU64) {
         // ORDERING: Relaxed. The test reads the word after it has waited for the death of the
         // child.
@@ -114,14 +119,15 @@ pub(crate) trait Arena {
     /// The chores of the children. Kills must hit each of them.
     const CHORES: &'static [Chore];
 
-    /// True if the arena has one more child, in place [`PLACES`]. It is killed after all others,
-    /// and must make progress once they are dead.
+    /// True if the test starts one additional child, in place [`PLACES`], and kills it after all
+    /// others. Once the others are dead, this last child must complete further steps.
     const IS_LAST_PATIENT: bool = false;
 
     /// Creates the namespace, and the memory in which children record data for the check.
     fn new(mode: Mode) -> Self;
 
-    /// Makes the calls of the child in place `place`, until the child is killed.
+    /// Runs in the child with the number `place`: makes calls on the namespace until the test kills
+    /// the child.
     fn work(&self, place: usize, rng: Rng);
 
     /// Notes that the child in place `place` was killed.
@@ -153,7 +159,8 @@ pub(crate) fn memory(name: &str) -> OwnedFd {
 struct Child {
     forked: Forked,
     place: usize,
-    /// The number of steps at the last check, and the time at which that number last changed.
+    /// The first value is the number of steps of the child at the last check. The second is the
+    /// time at which a check last saw a new number.
     seen: (u64, Instant),
 }
 
@@ -197,8 +204,8 @@ impl Child {
             // ORDERING: Relaxed. A sign of progress alone.
             steps.load(Ordering::Relaxed)
         };
-        // The child may have nearly completed one step before the others died. So only a second
-        // step shows progress.
+        // The other children are dead, and the last child must still make progress. It may have
+        // been about to complete a step when the others died. So only a second step shows progress.
         let (wanted, start) = (done() + 2, Instant::now());
         while done() < wanted {
             self.look(arena)?;
@@ -211,8 +218,9 @@ impl Child {
     }
 }
 
-/// Kills children until there were `kills` kills or `limit` is over. Counts in `met` in which chore
-/// each child was killed. Returns the number of kills, or a description of the fault.
+/// Kills children until there were `kills` kills or `limit` is over. Counts in `met` the killed
+/// children by chore (the work that a child was doing). Returns the number of kills, or a
+/// description of the fault.
 fn torture<A: Arena>(
     kills: usize,
     limit: Duration,
@@ -223,7 +231,8 @@ fn torture<A: Arena>(
     let mut arena = A::new(mode);
     let start = Instant::now();
     let mut killed = 0;
-    // A control is expected to fail, so its last child gets less time.
+    // Once all other children are dead, the last child must make progress within this time. A
+    // control run expects that it makes no progress, so two seconds are enough there.
     let stuck = if mode == Mode::Real { STUCK } else { Duration::from_secs(2) };
     while killed < kills && start.elapsed() < limit {
         let child =
@@ -258,13 +267,13 @@ fn pause(time: Duration) {
     let _slept = rustix::thread::nanosleep(&time);
 }
 
-/// Returns a chore in which no child was killed, if there is one.
+/// Returns a chore (a kind of work of the children) in which no child was killed, if there is one.
 fn unmet(chores: &[Chore], met: &Kills) -> Option<Chore> {
     chores.iter().copied().find(|chore| !met.contains_key(chore))
 }
 
-/// Tortures one arena, and then its control. Returns the number of kills, without those of the
-/// control.
+/// Runs the torture test of one arena, and then its control. Returns the number of kills, without
+/// those of the control.
 fn run<A: Arena>(name: &str, kills: usize, limit: Option<Duration>, rng: &mut Rng) -> usize {
     let (start, mut met) = (Instant::now(), Kills::new());
     let killed = torture::<A>(kills, limit.unwrap_or(SHORT), Mode::Real, rng, &mut met);
@@ -272,7 +281,8 @@ fn run<A: Arena>(name: &str, kills: usize, limit: Option<Duration>, rng: &mut Rn
     let took = start.elapsed().as_secs_f64();
     println!("{name}: {killed} kills in {took:.1} s: nothing lost, no child stuck");
     println!("{name}: kills in each chore: {met:?}");
-    // A run without an argument may be too short to kill a child in each chore.
+    // Check that a child was killed in each chore (kind of work). A run without an argument may be
+    // too short for that, so only a run with an argument is checked.
     let unmet = unmet(A::CHORES, &met).filter(|_| limit.is_some());
     assert_eq!(unmet, None, "{name}: no child was killed in this chore");
     let noticed = torture::<A>(2000, 3 * SHORT, Mode::Control, rng, &mut Kills::new());

@@ -6,21 +6,18 @@
 //! queue from which it receives.
 //!
 //! Once all children are dead, the test empties the queues. Then this must hold:
-//!
 //! - No message was received twice, and each received message was sent.
-//! - From each queue, at most as many sent messages are missing as receivers were killed at that
-//!   queue.
+//! - A sent message may be missing only because its receiver was killed. So from each queue, at
+//!   most one message is missing for each receiver that was killed there.
 //! - Each message has the bytes of its sender. Messages of one sender that are left in a queue are
 //!   in the order of their sends.
 //! - The counts of a queue are those of its messages.
-//! - All lines for messages and waiting calls can be allocated: as small ranges, and joined into
-//!   large ones.
+//! - All memory for messages and waiting calls can be allocated again, in small pieces and in large
+//!   pieces.
 //!
-//! Children also make and remove other queues all the time, with messages in them. The removal
-//! frees these messages.
-//!
-//! In the control, children move a message by a receive and a send that keep its number. A kill
-//! between the two calls loses the message, and the check must fail.
+//! In the control run, children move a message to another queue by a receive and a send. They note
+//! neither of these calls in the word that records what happened to the message. A kill between the
+//! two calls loses the message, and the check must fail.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -41,24 +38,27 @@ const NOWAIT: MsgFlags = MsgFlags::NOWAIT;
 const QUEUES: usize = 3;
 const CHURN: i32 = 10;
 
-/// The limit for the bytes in a queue, and for the bytes of a message.
+/// The maximum number of bytes in a queue, and the maximum size of a message.
 const QBYTES: u32 = 2000;
 const SIZE_MAX: u64 = 2000;
-/// The smallest message. Its first words are the number and the sender.
+/// The size in bytes of the smallest message. Each message begins with two words: the number of the
+/// message, and its sender.
 const SIZE_MIN: u64 = 64;
 
-/// The number of small and of large ranges of lines in the pool at the start.
+/// The test first divides the memory for messages into small and large free ranges. These are the
+/// numbers of small and of large ranges.
 const SMALL: u32 = 300;
 const LARGE: u32 = 300;
-/// The number of lines in a small and in a large range.
+/// The number of cache lines in a small and in a large free range of the memory for messages.
 const SMALL_LINES: u32 = 2;
 const LARGE_LINES: u32 = 64;
 const LINES: u32 = SMALL * SMALL_LINES + LARGE * LARGE_LINES;
 
 /// The largest number of messages between two checks.
 const NUMBERS: u64 = 1 << 16;
-/// The number of lines before the words of messages. These lines hold the steps of children, and
-/// the last message number.
+/// The children share notes in memory outside of the namespace. This is the number of lines (64
+/// bytes) before the words of the messages. These first lines contain notes about each child, such
+/// as its step count, and the number of the last message.
 const HEAD: u32 = 8;
 
 // Bits of the word of a message.
@@ -70,7 +70,8 @@ pub(crate) struct Queues {
     file: OwnedFd,
     notes: Region,
     mode: Mode,
-    /// For each queue, the number of receivers that were killed there since the last check.
+    /// For each queue, the number of receivers that were killed there since the last check of the
+    /// namespace. Each may have taken a message with it.
     at_risk: [u64; QUEUES],
 }
 
@@ -88,8 +89,8 @@ impl Arena for Queues {
         let notes = shared_lines(HEAD + (NUMBERS / 8) as u32);
         let arena = Self { file: memory("torture"), notes, mode, at_risk: [0; QUEUES] };
         let task = arena.task();
-        // Messages of two sizes take all lines of the pool. After the removal of their queue, the
-        // pool has free ranges of these two sizes.
+        // Fill all lines of the pool with messages of two sizes. After the removal of their queue,
+        // the pool has free ranges of these two sizes.
         let id = big_queue(&task);
         for (size, count) in [(64, SMALL), (64 * (LARGE_LINES as usize / 2), LARGE)] {
             (0..count)
@@ -210,8 +211,8 @@ impl Queues {
         })
     }
 
-    /// Returns the word in which a child notes the queue from which it receives: the queue's number
-    /// plus one, or 0 for none.
+    /// Returns the word of the shared notes in which a child stores the queue from which it
+    /// receives. The value is the queue's number plus one, or 0 for none.
     fn receiving(&self, place: usize) -> &AtomicU64 {
         &self.notes.line(place as u32)[1]
     }
@@ -279,14 +280,15 @@ impl Queues {
             // ORDERING: Relaxed. As above.
             self.word(number).fetch_add(RECEIVED, Ordering::Relaxed);
         }
-        // ORDERING: Release. The note that the message was received must come before this store,
-        // after which a killed child no longer counts as a receiver.
+        // ORDERING: Release. A child that is killed before this store counts as a receiver, which
+        // may have lost a message. The addition above, which notes the received message, must be
+        // visible before this store.
         self.receiving(place).store(0, Ordering::Release);
         received.map(drop)
     }
 
-    /// Moves a message to the next queue, as a new message with a new number. In the control, the
-    /// message keeps its number.
+    /// Moves a message to the next of the test's queues, as a new message with a new number. In the
+    /// control run, the message keeps its number.
     fn pass_on(
         &self,
         task: &Task,
@@ -357,8 +359,9 @@ fn read(arrived: &Arrived<'_>) -> Result<(u64, u64), String> {
     Ok((number, sender))
 }
 
-/// Makes, uses and removes queues. On average, `waits` of 2000 + `waits` rounds make a call that
-/// may wait for a while. So many kills hit a waiting call.
+/// Makes, uses and removes queues. Each round makes one random call. A call that may wait is made
+/// in `waits` of every 2000 + `waits` rounds, on average. With a higher `waits`, more children are
+/// killed while they wait.
 fn churn(task: &Task, word: &AtomicU64, waits: u64, rng: &mut Rng) -> Result<(), Errno> {
     Chore::Make.begin(word);
     let id = task.msgget(CHURN + rng.below(3) as i32, GetFlags::CREATE, 0o600)?;

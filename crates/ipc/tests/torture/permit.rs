@@ -8,8 +8,8 @@
 //!   waiting call that looks for dead processes) notices a death within 0.1 s if the processor is
 //!   free.
 //!
-//! In the control, children take the permit without `SEM_UNDO`. A dead child then keeps it, and the
-//! check must fail.
+//! In the control run, children take the permit (the single unit of the semaphore) without
+//! `SEM_UNDO`. A killed child then never gives the permit back, and the check must fail.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -25,8 +25,8 @@ use super::{Arena, Chore, Mode, PLACES, STUCK, memory, shared_lines};
 
 const KEY: i32 = 1;
 
-/// The time limit for a wait. Other children may be ahead in the queue, and the machine may be
-/// loaded.
+/// The time limit for a wait at the semaphore. It is long, since other children may be ahead in the
+/// semaphore's wait queue, and the machine may be loaded.
 const WAIT_MAX: Duration = STUCK;
 
 pub(crate) struct Permits {
@@ -37,8 +37,8 @@ pub(crate) struct Permits {
 }
 
 impl Arena for Permits {
-    // Recovery is not in this list of chores in which a child must be killed: in this arena it is
-    // so short that few kills hit it.
+    // The chores (kinds of work) in which children must be killed. `Chore::Recover` is missing,
+    // because recovery is so short in this test that few kills hit it.
     const CHORES: &'static [Chore] = &[Chore::Wait, Chore::Hold];
     const IS_LAST_PATIENT: bool = true;
 
@@ -72,8 +72,8 @@ impl Arena for Permits {
             }
             // ORDERING: Relaxed. A sign of progress alone.
             self.steps(place).fetch_add(1, Ordering::Relaxed);
-            // The last child does not call `recover`, because its wait must notice the deaths by
-            // itself.
+            // The test kills the last child after all others. This child does not call `recover`,
+            // because its waiting call must notice the deaths of the other children by itself.
             if !is_last && rng.chance(1, 16) {
                 Chore::Recover.begin(self.chore(place));
                 self.namespace().recover().expect("recovery");
@@ -104,8 +104,9 @@ impl Arena for Permits {
 
 impl Permits {
     fn namespace(&self) -> Namespace {
-        // Each child that is killed before a check may leave one undo record and one wait, so there
-        // must be room for these.
+        // Many children are killed before the test checks the namespace. Each of them may leave one
+        // undo record and one node in the semaphore's wait queue. So the namespace has room for
+        // these.
         let capacity = Capacity { undos: 2048, waits: 512, tasks: 64, ..Capacity::LEAST };
         let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
         Namespace::open_fd(&self.file, options).expect("the namespace")
@@ -115,12 +116,14 @@ impl Permits {
         self.namespace().register(Cred::root(), std::process::id()).expect("a task")
     }
 
-    /// Returns the word with the longest wait for the permit, in nanoseconds.
+    /// Returns the word of shared memory in which children record the longest wait for the permit
+    /// (the single unit of the semaphore), in nanoseconds.
     fn longest_word(&self) -> &AtomicU64 {
         &self.notes.line(PLACES as u32 + 1)[0]
     }
 
-    /// Takes the permit, checks `looks` times that no other child has it, and gives it back.
+    /// Takes the permit (the single unit of the semaphore), checks `looks` times that no other
+    /// child has it, and gives it back.
     fn hold(
         &self,
         task: &Task,
@@ -135,7 +138,7 @@ impl Permits {
         task.semop(id, &[SemBuf::new(0, -1, undo | flags)])?;
         Chore::Hold.begin(self.chore(place));
         let waited = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        // ORDERING: Relaxed. The check reads the word once all children are dead.
+        // ORDERING: Relaxed. `check` reads the longest wait once all children are dead.
         self.longest_word().fetch_max(waited, Ordering::Relaxed);
         for _ in 0..looks {
             assert_eq!(

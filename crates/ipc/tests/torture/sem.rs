@@ -1,12 +1,13 @@
 //! Torture of semaphores.
 //!
-//! - Calls of several operations move units between semaphores. No unit may be lost or duplicated.
-//! - If a child is killed while its call waits for units, the call must have taken none and given
-//!   none.
-//! - A permit that was granted to a task that then died must not be lost. Once all children are
-//!   dead, a call that tries to take a permit must succeed if there is one.
-//! - Undo must restore the values.
-//! - Children make and remove sets all the time. At the end, as many sets must fit as before.
+//! Children make calls on semaphore sets until they are killed. The test checks that this holds:
+//! - Calls of several operations move units between semaphores, and no unit is lost or duplicated.
+//! - If a child is killed while its call waits for units, the call has taken none and given none.
+//! - If a unit goes to a waiting call, and the task of this call dies, the unit is not lost. Once
+//!   all children are dead, a call that takes a unit succeeds if there is one.
+//! - Undo restores the values of semaphores.
+//! - Sets that children make and remove leak no memory. At the end, the namespace has room for as
+//!   many sets as at the start.
 //!
 //! In the control, children move a unit by two calls of one operation each. A kill between the two
 //! calls loses the unit, and the check must fail.
@@ -27,12 +28,13 @@ use super::{Arena, Chore, Mode, memory, shared_lines};
 const UNITS: u16 = 50;
 const SEMS: u16 = 4;
 
-/// The keys of three sets: for units that calls move, for values that are undone, for units that
-/// calls wait for.
+/// The keys of three semaphore sets. Calls move units between the semaphores of the first set.
+/// Calls with `SEM_UNDO` change the second set. Calls wait for units of the third set.
 const MOVES: i32 = 1;
 const UNDO: i32 = 2;
 const WAITS: i32 = 3;
-/// The key of the set whose semaphores are permits, which children give, take and wait for.
+/// The key of a set of one semaphore. Each unit of this semaphore is a permit. Children add
+/// permits, take them, and wait for them.
 const PERMITS: i32 = 4;
 const CHURN: i32 = 5;
 
@@ -81,8 +83,8 @@ impl Arena for Sets {
 
     fn work(&self, place: usize, mut rng: Rng) {
         let mut task = self.task();
-        // Most children have only one kind of chore. Otherwise the longest chore would get almost
-        // all kills.
+        // Kills hit a child at a random time. If every child did all chores (kinds of work), the
+        // longest chore would get almost all kills. So most children have only one chore.
         let chores =
             [0..77, 0..24, 24..44, 0..44, 44..56, 56..60, 60..62, 63..64, 64..65, 65..77, 65..77];
         let chores = rng.pick(&chores).clone();
@@ -179,7 +181,8 @@ impl Sets {
         match rng.below(3) {
             0 => task.semop(id, &[take, give]),
             1 => task.semop(id, &[give, take]),
-            // The call has four operations: a third semaphore gets the unit and gives it back.
+            // This call of four operations moves a unit from `from` to `to`. It also adds a unit to
+            // a third semaphore, and takes it away again.
             _ => task.semop(
                 id,
                 &[
@@ -216,7 +219,7 @@ fn two_and_one(rng: &mut Rng) -> [u16; 3] {
     [nums[0], nums[1], nums[2]]
 }
 
-/// Makes a call whose operations are undone at the end of its task.
+/// Makes a call with `SEM_UNDO`: its operations are undone when the task ends.
 fn with_undo(task: &Task, id: SemId, rng: &mut Rng) -> Result<(), Errno> {
     let [one, other, _] = two_and_one(rng);
     let op = rng.below(5) as i16 - 2;
@@ -229,7 +232,8 @@ fn with_undo(task: &Task, id: SemId, rng: &mut Rng) -> Result<(), Errno> {
     }
 }
 
-/// Waits for several units of one semaphore, and adds as many to another.
+/// Makes a call that waits for several units of one semaphore, and adds as many units to another
+/// semaphore.
 fn wait(task: &Task, id: SemId, rng: &mut Rng) -> Result<(), Errno> {
     let [from, to, _] = two_and_one(rng);
     let count = 1 + rng.below(u64::from(UNITS) * 2) as i16;
@@ -240,7 +244,7 @@ fn wait(task: &Task, id: SemId, rng: &mut Rng) -> Result<(), Errno> {
 
 const TRY: SemBuf = SemBuf::new(0, -1, SemFlags::NOWAIT);
 
-/// Gives a permit, tries to take one without waiting, or waits for one.
+/// Adds a permit (a unit of the semaphore), tries to take one without waiting, or waits for one.
 fn permit(task: &Task, word: &AtomicU64, id: SemId, rng: &mut Rng) -> Result<(), Errno> {
     Chore::Single.begin(word);
     match rng.below(4) {
@@ -254,8 +258,9 @@ fn permit(task: &Task, word: &AtomicU64, id: SemId, rng: &mut Rng) -> Result<(),
     }
 }
 
-/// Makes, uses and removes sets. On average, `waits` of 450 + `waits` rounds make a call that may
-/// wait for a while. So many kills hit a waiting call.
+/// Makes a set if there is none with its key, and then uses or removes the set. With the
+/// probability `waits / (450 + waits)`, the use is a call that may wait. A higher `waits` makes
+/// more kills hit a waiting call.
 fn churn(task: &Task, word: &AtomicU64, waits: u64, rng: &mut Rng) -> Result<(), Errno> {
     let key = CHURN + rng.below(3) as i32;
     Chore::Make.begin(word);

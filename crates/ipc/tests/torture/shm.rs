@@ -1,15 +1,17 @@
 //! Torture of segments.
 //!
-//! - `shm_nattch` of each segment must count the attaches of living tasks. At the check, only the
-//!   parent has attaches.
-//! - A segment that was removed while attached must be gone after its last detach. Its key must be
-//!   free at once.
-//! - The backing must have memory of exactly the existing segments.
-//! - All lines for attaches must be allocatable again.
+//! Children attach, detach, make and remove segments until they are killed. Then this must hold:
+//! - `shm_nattch` of each segment counts the attaches of living tasks. Once all children are dead,
+//!   only the parent has attaches.
+//! - A segment that was removed while attached is gone after its last detach. Its key is free at
+//!   once.
+//! - The backing, which provides the memory of segments, has memory for each existing segment and
+//!   for no other.
+//! - The memory for the records of attaches is free again.
 //!
-//! In the control, the backing keeps the memory of removed segments, and the check must fail.
-//! Leaked attaches of dead tasks would not work as a control: each call that reads `shm_nattch`
-//! first detaches the segments of dead tasks.
+//! In the control, the backing keeps the memory of removed segments. The check of the backing must
+//! then fail. A control that leaks attaches of dead tasks would not work: each call that reads
+//! `shm_nattch` first detaches the segments of dead tasks.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::Arc;
@@ -24,7 +26,8 @@ use std::os::fd::OwnedFd;
 
 use super::{Arena, Chore, Mode, PLACES, memory, shared_lines};
 
-/// The capacity: the number of segments, and of pairs of a segment and a task that has attached it.
+/// The capacity of the namespace: the number of segments, and the number of attach records. A task
+/// has one record for each segment that it has attached.
 const SEGMENTS: u32 = 32;
 const ATTACHES: u32 = 96;
 
@@ -136,12 +139,12 @@ impl Arena for Segments {
             .begin(word);
             let done = match which {
                 0..20 => kept().and_then(|id| attach(&task, id, at)),
-                // The mapping is dropped without an address, as by a caller whose mmap(2) has
+                // Drop the mapping without storing its address, like a caller whose mmap(2) has
                 // failed.
                 20..24 => kept().and_then(|id| task.shmat(id, 0, ShmFlags::empty()).map(drop)),
                 24..48 => task.shmdt(at << 12).map(drop),
                 48..60 => churn(&task, (at, word), &mut rng),
-                // Fork the task, and go on with the child's task, which has the same attaches.
+                // Fork the task, and go on with the forked task, which has the same attaches.
                 60..62 => task.fork(std::process::id()).map(|copy| task = copy),
                 62 | 63 => self.namespace().recover().map(drop),
                 _ => {
@@ -153,7 +156,7 @@ impl Arena for Segments {
                     done
                 }
             };
-            // Recently killed children may still occupy lines of the namespace, so the call may
+            // Recently killed children may still occupy memory of the namespace, so the call may
             // fail with `NOMEM` or `NOSPC`.
             let is_good = matches!(
                 done,
@@ -235,7 +238,7 @@ impl Segments {
     }
 }
 
-/// Attaches a segment at page `at`. It replaces a segment that was attached there.
+/// Attaches a segment at page `at`. If another segment is attached at this page, replaces it.
 fn attach(task: &Task, id: ShmId, at: usize) -> Result<(), Errno> {
     task.shmat(id, at << 12, ShmFlags::empty()).map(|mapping| mapping.attached_at(at << 12))
 }

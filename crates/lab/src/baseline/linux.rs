@@ -1,15 +1,18 @@
 //! The host kernel, through the system calls that a server has.
 //!
 //! A lookup is `fstatat` of one name in an open directory, and a walk is `lstat` of the whole path.
-//! A path is the `readlink` of `/proc/self/fd/N` of the parent directory, followed by the name.
-//! There is one descriptor per directory. virtiofsd has one per file, but that takes more
-//! descriptors than a process has by default. Each operation pays for a system call, so the table
-//! also shows the cost of an empty system call.
+//! A path translation is the `readlink` of `/proc/self/fd/N` of the parent directory, followed by
+//! the name. The process has one open descriptor per directory. virtiofsd has one per file, but
+//! that takes more descriptors than a process may have by default. Each operation pays for a system
+//! call. So the benchmark also shows the cost of an empty system call.
 //!
-//! # What it refuses
-//! A corpus with made-up entries, which the host does not have.
+//! # What this variant refuses
+//! The host's `/usr` may have fewer names than the benchmark wants. The tree of names (`Corpus`)
+//! then contains made-up names. The host kernel does not have these, so this variant refuses such a
+//! tree.
 //!
-//! Source: `fs/namei.c` and `fs/d_path.c` are what is measured; virtiofsd reads the same link.
+//! Source: the measured code is that of Linux, `fs/namei.c` and `fs/d_path.c`. virtiofsd reads the
+//! links in `/proc/self/fd` too, as this variant does.
 
 use std::io::Write as _;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -35,11 +38,13 @@ pub(crate) struct Linux {
 }
 
 impl Linux {
-    /// Returns the kernel's view of `corpus`. Each entry has been looked up once.
+    /// Returns the host kernel as a variant with the names of `corpus`. Each name has been looked
+    /// up once, so the kernel has it in its dentry cache.
     ///
     /// # Errors
-    /// If some entries are made up or have gone, or the directories need more descriptors than the
-    /// process may have.
+    /// An error if the tree of names contains made-up entries, which the host does not have. Also
+    /// an error if some entries were removed from the host meanwhile, or if the process may not
+    /// open a descriptor for each directory.
     pub(crate) fn open(corpus: &Arc<Corpus>) -> anyhow::Result<Linux> {
         ensure!(corpus.made_up == 0, "{} entries are made up", corpus.made_up);
         let count = corpus.inodes().filter(|&ino| corpus.is_directory(ino)).count() as u64;
@@ -94,7 +99,8 @@ impl Namespace for Linux {
     }
 }
 
-/// The host kernel with threads that ask for their working directory by getcwd(2).
+/// A variant that measures the host kernel by getcwd(2): each thread asks for its working
+/// directory.
 pub(crate) struct Cwd {
     directory: OwnedFd,
     /// The directories of renames, in the order of their numbers.
@@ -102,8 +108,8 @@ pub(crate) struct Cwd {
 }
 
 impl Cwd {
-    /// Returns the host kernel for threads that have the working directory `path`, and that rename
-    /// files in the directories `parents`.
+    /// Returns the host kernel as a variant of a benchmark. Its threads have the working directory
+    /// `path`, and rename files in the directories `parents`.
     ///
     /// # Errors
     /// If a directory cannot be opened.
@@ -130,8 +136,8 @@ impl Namespace for Cwd {
         renameat(parent(from.0), from.1, parent(to.0), to.1).is_ok()
     }
 
-    /// Gives the calling thread its own working directory. If this fails, the paths are wrong and
-    /// the run fails.
+    /// Gives the calling thread its own working directory. If unshare(2) or fchdir(2) fails,
+    /// getcwd(2) later returns a wrong path, and the check of the answers fails the run.
     fn begin(&self) {
         #[expect(deprecated, reason = "the other is unsafe, for the sake of descriptors")]
         let is_apart = rustix::thread::unshare(rustix::thread::UnshareFlags::FS).is_ok();
@@ -151,9 +157,9 @@ pub(crate) fn path_of_fd(fd: &OwnedFd) -> Option<Vec<u8>> {
     Some(readlinkat(CWD, link, Vec::with_capacity(256)).ok()?.into_bytes())
 }
 
-/// Returns the nanoseconds of processor time of an empty system call (getppid), as the mean of
-/// `calls` calls. Tables subtract the result from processor time, so wall time would not do: on a
-/// busy machine the wall time of a call is several times as long.
+/// Returns the cost of an empty system call (getppid): nanoseconds of processor time, as the mean
+/// of `calls` calls. The benchmarks subtract this cost from processor times. Wall time would not
+/// do, since on a busy machine a call takes several times as long by wall time.
 pub(crate) fn syscall_ns(calls: u32) -> f64 {
     let start = thread_cpu_ns();
     for _ in 0..calls {

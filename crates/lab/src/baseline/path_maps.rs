@@ -1,8 +1,10 @@
-//! Maps from whole paths to inode numbers, of the crates `dashmap`, `papaya` and `scc`.
+//! Maps from whole paths to inode numbers. They are the concurrent hash maps of the crates
+//! `dashmap`, `papaya` and `scc`.
 //!
-//! Such a map needs one step for a path of any length. So the table `lookup` compares a walk of
-//! corewalk with the best of these maps. The maps only walk: a rename of a directory would have to
-//! remove and insert every path below it.
+//! A hash map from whole paths to inode numbers finds a path of any length in one step. So the
+//! benchmark table `lookup` compares a walk of corewalk with the fastest of the three maps in this
+//! module. The maps can only walk: to rename a directory, a map would have to remove and insert
+//! every path below it.
 //!
 //! Source: the crates `dashmap`, `papaya` and `scc`.
 
@@ -11,7 +13,7 @@ use ahash::RandomState;
 use super::Namespace;
 use crate::corpus::Corpus;
 
-/// A map of all paths of a tree. `get` looks a path up.
+/// A concurrent map from the paths of a tree to inode numbers. `get` looks a path up.
 struct PathMap<F> {
     variant: &'static str,
     get: F,

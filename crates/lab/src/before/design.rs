@@ -1,5 +1,5 @@
-//! The four designs of a dentry cache: one namespace over one tree, with the lock rules of each
-//! design.
+//! The four designs of a dentry cache. All of them are one type over one tree, with the lock rules
+//! of the chosen design.
 //!
 //! # How it works
 //! `before-dcache-lock` is Linux 2.4. A lookup of a name takes `dcache_lock`, finds the dentry in
@@ -7,12 +7,12 @@
 //! the path. A path translation and every change hold the lock from start to end. Document 003
 //! compares RCU with this kernel.
 //!
-//! The other three designs resolve names by RCU walk, as Linux has since 2.6.38: each dentry has
-//! its own sequence. A step to a child is valid if the sequence of the parent did not change since
-//! the walk reached the parent. The walk takes a reference only of the last dentry. A walk may miss
-//! a name that a rename moves between two hash chains. So a miss is valid only if the global rename
-//! sequence did not change. A rename holds the rename lock and the lock of the dentry around the
-//! change, as `__d_move` does.
+//! `before-global-lock`, `before-seqrwlock` and `before-seqlock` resolve names by RCU walk, as
+//! Linux has since 2.6.38: each dentry has its own sequence. A step to a child is valid if the
+//! sequence of the parent did not change since the walk reached the parent. The walk takes a
+//! reference only of the last dentry. A walk may miss a name that a rename moves between two hash
+//! chains. So a miss is valid only if the global rename sequence did not change. A rename holds the
+//! rename lock and the lock of the dentry around the change, as `__d_move` does.
 //!
 //! - `GlobalLock`: a path translation excludes renames and other translations, and reads each name
 //!   under the lock of its dentry. A walk takes its reference under the lock of the dentry.
@@ -22,10 +22,10 @@
 //!   did not change meanwhile. Otherwise it runs again and excludes renames. A walk takes its
 //!   reference without a lock.
 //!
-//! # What it refuses
-//! The slow walk, which follows a failed RCU walk, takes no references of the directories on its
-//! way, since no design frees a directory. A kernel pays for these references, but a slow walk is
-//! rare.
+//! # Limits
+//! If an RCU walk fails, a slow walk follows. In the designs of this module, a slow walk takes no
+//! references of the directories on its way. This is safe, since these designs never free a
+//! directory. A kernel pays for these references, but slow walks are rare.
 //!
 //! Source: Linux `fs/namei.c` (`lookup_fast`, `complete_walk`), `fs/dcache.c` (`__d_lookup_rcu`,
 //! `d_lookup`, `__d_move`, and in 2.4 `dput` and `__d_path`), directory-locking.rst.
@@ -161,8 +161,8 @@ impl Before {
         }
     }
 
-    /// Walks without a lock and takes a reference of the last dentry. Returns an error if a name
-    /// was moved during the walk, or is missing.
+    /// Walks a path without a lock and takes a reference of the last dentry. Returns an error if a
+    /// name on the path was moved during the walk, or is missing.
     #[inline]
     fn walk_rcu(&self, path: &[u8]) -> Result<u32, ()> {
         let mut at = (ROOT, self.tree.dentry(ROOT).seq.raw_begin());
@@ -207,7 +207,8 @@ impl Before {
         Some(at)
     }
 
-    /// Writes the path of a dentry to `out`. Returns false if the dentry has no path.
+    /// Writes the path of a dentry to `out`. Returns false if the dentry is unlinked or the path is
+    /// too long.
     #[inline]
     fn translate(&self, number: u32, out: &mut Prepended) -> bool {
         match self.design {
@@ -255,8 +256,8 @@ impl Before {
         [Some(moves), names(from.min(to)), names(from.max(to))]
     }
 
-    /// Locks a dentry before its name changes. `DcacheLock` takes no lock of the dentry, since
-    /// `dcache_lock` excludes all readers.
+    /// Locks a dentry before its name changes. With `Design::DcacheLock` (Linux 2.4), the dentry is
+    /// not locked, since the global `dcache_lock` already excludes all readers.
     fn lock_dentry<'a>(&self, dentry: &'a Dentry) -> Option<LockrefGuard<'a>> {
         (self.design != Design::DcacheLock).then(|| dentry.lockref.lock())
     }

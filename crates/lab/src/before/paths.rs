@@ -1,9 +1,10 @@
-//! The buffer of a path translation: each name is put in front of the names below it.
+//! The buffer in which a path translation (dentry to path, as `d_path`) builds the path. Each name
+//! is put in front of the names below it. Analogous to Linux's `struct prepend_buffer`.
 //!
-//! The buffer has 256 bytes on the stack, which nearly all paths fit in. A longer path moves to the
-//! heap. During a rename a translation may read garbage, and its caller then discards the path.
-//! Such a path could grow without bound. So a translation ends when its path is longer than
-//! `PATH_MAX`.
+//! The buffer has 256 bytes on the stack, which is enough for nearly all paths. A longer path moves
+//! to the heap. A translation that runs during a rename may read garbage; its caller later discards
+//! the path. Such a path could grow without bound. So a translation stops when its path is longer
+//! than `PATH_MAX`.
 //!
 //! Source: `struct prepend_buffer` of Linux `fs/d_path.c`.
 
@@ -37,7 +38,7 @@ impl Prepended {
         self.bytes.len() - self.start > BYTES_MAX
     }
 
-    /// Puts a `/` and the first `len` bytes of a name in front of the path.
+    /// Prepends a `/` and the first `len` bytes of a name to the path in the buffer.
     #[inline]
     pub(super) fn prepend(&mut self, words: &[AtomicU64], len: usize) {
         let len = len.min(8 * words.len());

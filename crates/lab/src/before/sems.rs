@@ -1,32 +1,36 @@
-//! The semaphore sets of Linux before document 002 and with its patches.
+//! The semaphore sets of Linux, in user space, in two designs. The first is Linux before the
+//! patches of document 002 (Bueso, March 2013). The second is Linux with these patches.
 //!
-//! - `before-ipc-lock` (Linux 3.9-rc1): the lookup takes the lock of the set. The checks and the
-//!   operations run under that lock.
+//! The two designs differ in the lock of a set:
+//! - `before-ipc-lock` (Linux 3.9-rc1): the lookup of a set takes the lock of the set. The checks
+//!   and the operations run under that lock.
 //! - `before-ipc-rcu` (document 002): the lookup and the checks run in an RCU read section. Only
 //!   the operations run under the lock of the set.
 //!
-//! Both designs look a set up by its number in an RCU read section, which lasts until the call
-//! ends, as in the kernel. Both check the number of the set, the numbers of the semaphores, and the
-//! nine permission bits against owner, creator and their groups. One lock covers a whole set: the
-//! kernel got a lock per semaphore three months after the document.
+//! Both designs look a set up by its index in an RCU read section, which lasts until the call ends,
+//! as in the kernel. They check the index of the set and the numbers of the semaphores. They also
+//! check the nine permission bits of the set against its owner, its creator and their groups. One
+//! lock covers a whole set, since the kernel got a lock per semaphore only three months after
+//! document 002.
 //!
 //! # Undo
 //! A user (a simulated process) has a list of the sets on which it has undo records. The list has
 //! its own lock (`sem_undo_list`). A call with `SEM_UNDO` searches the list before it takes the
-//! lock of the set. The lock of the set protects the adjustments.
+//! lock of the set. The lock of the set protects the adjustments in the undo records.
 //!
 //! # How fair they are
-//! Each design is as fast as its protocol allows: it has no audit and no security module. These two
-//! show in the document's profiles, and cost most where a lock is held. The locks are those of
-//! `corewalk_base`, which sleep when a wait is long; the kernel's locks spin. A read section costs
-//! about ten nanoseconds here and nearly nothing in a kernel. Both designs pay for it.
+//! The two designs have no audit and no security module. In the kernel profiles of document 002,
+//! audit and security modules take time, mostly where a lock is held. The locks are those of
+//! `corewalk_base`, which sleep when a wait is long; the kernel's locks spin. Each call in these
+//! designs begins and ends an RCU read section. That costs about ten nanoseconds in this library,
+//! and nearly nothing in a kernel.
 //!
-//! # What they refuse
-//! No call waits: a call that would have to wait fails. So no call wakes another one. Sets are not
-//! removed, and users do not end.
+//! # Not implemented
+//! No call waits: a call that would have to wait fails. So no call has to wake another one. Sets
+//! cannot be removed, and users (simulated processes) cannot end.
 //!
 //! # Locks and their order
-//! 1. The list of undo records of a user, for a lookup.
+//! 1. The list of a user's undo records, when a call looks for its record.
 //! 2. The lock of a set.
 //!
 //! Source: document 002 (Bueso, March 2013, `PATCH v2 0/4`); Linux 3.9-rc1 `ipc/sem.c` and
@@ -51,13 +55,14 @@ const READ: u16 = 0o444;
 /// The user that everybody is.
 const UID: u32 = 1000;
 
-/// The two designs, which differ in the work that the lock of a set covers.
+/// The two designs of semaphore sets. They differ in the work that is done under the lock of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
-    /// The lookup takes the lock of the set. The checks and the operations run under that lock.
+    /// Linux 3.9-rc1, before the patches of document 002. The lookup of a set takes the lock of the
+    /// set. The checks and the operations run under that lock.
     IpcLock,
-    /// The lock of the set covers only the operations. Lookup and checks run in an RCU read section
-    /// (document 002).
+    /// Linux with the patches of document 002. The lookup and the checks run in an RCU read
+    /// section. Only the operations run under the lock of the set.
     IpcRcu,
 }
 
@@ -88,10 +93,11 @@ struct Locked {
 /// A process.
 #[derive(Default)]
 struct User {
-    /// The undo records of this user: for each, the number of its set, and its index among the
-    /// records of that set.
+    /// The undo records of this user (a simulated process). For each record: the number of its set,
+    /// and the index of the record among all records of that set.
     undo_list: Mutex<Vec<(usize, usize)>>,
-    /// Nanoseconds for which this user waited for locks of sets, and the number of waits.
+    /// Statistics of this simulated process: the nanoseconds for which it waited for the locks of
+    /// sets, and the number of these waits.
     waited_ns: AtomicU64,
     waits: AtomicU64,
 }
@@ -107,8 +113,8 @@ impl SemArrays {
         }
     }
 
-    /// Looks the set up, checks the semaphore numbers and the permission, and runs `act` under the
-    /// lock of the set.
+    /// Looks the semaphore set up, checks the semaphore numbers and the permission, and runs `act`
+    /// under the lock of the set.
     #[inline]
     fn call<R>(
         &self,
@@ -148,7 +154,8 @@ impl SemArrays {
         locked
     }
 
-    /// Returns the index of the user's undo record in a set, and makes the record if it is missing.
+    /// Returns the index of the undo record of `user` (a simulated process) among the undo records
+    /// of a set. Makes the record if it is missing.
     #[doc(alias = "find_alloc_undo")]
     fn find_undo(&self, user: usize, set: usize) -> Option<usize> {
         let mut list = self.users[user].undo_list.lock();
@@ -166,7 +173,7 @@ impl SemArrays {
 }
 
 impl SemArray {
-    /// Returns true if `num_max` is below the number of semaphores and the caller has the
+    /// Returns true if `num_max` is a valid semaphore number of the set, and the caller has the
     /// permission `bits`.
     #[inline]
     fn check(&self, num_max: u16, bits: u16) -> bool {
@@ -184,8 +191,8 @@ impl SemArray {
 }
 
 impl Locked {
-    /// Carries out all operations. If one is not possible, takes back those before it and returns
-    /// None.
+    /// Carries out all operations of a call. If one operation is not possible, takes back the
+    /// operations before it and returns None.
     #[doc(alias = "try_atomic_semop")]
     #[inline]
     fn act(&mut self, user: usize, sops: &[SemBuf], undo: Option<usize>) -> Option<()> {

@@ -1,4 +1,5 @@
-//! Every design must answer what the tree contains, before, during and after renames.
+//! Tests of the four dentry caches. Before, during and after renames, lookups and path translations
+//! must give right answers for the tree of names.
 
 use super::*;
 use crate::corpus::tests::Move;
@@ -78,7 +79,8 @@ fn every_design_makes_and_unlinks_a_name_once() {
     let corpus = Corpus::collect(50);
     for dentries in all(&corpus) {
         let variant = dentries.variant();
-        // The loop makes more names than there is room for, so freed dentries must be used again.
+        // The loop makes more names than the cache has dentries. So it works only if freed dentries
+        // are used again.
         for turn in 0..5000_u32 {
             let name = format!("file-{turn}-{}", "x".repeat(turn as usize % 60)).into_bytes();
             let made = dentries.create(2, &name, FileKind::Regular).expect(variant);
@@ -93,8 +95,9 @@ fn every_design_makes_and_unlinks_a_name_once() {
     }
 }
 
-/// A path that is translated during renames must be one that existed at some instant (traps T1, T8,
-/// T9). The test renames a directory and a file in it in turn, between short and long names.
+/// Checks that a path translation during renames returns a path that existed at some instant (traps
+/// T1, T8, T9). The test renames a directory, and a file in it, again and again. The file's names
+/// are a short one and a long one.
 #[test]
 fn path_of_every_design_existed_at_one_instant() {
     let corpus = Corpus::collect(500);
@@ -145,9 +148,9 @@ fn storm(dentries: &dyn Dentries, moved: &Move) {
     assert!(dentries.unlink(moved.ino, b"file"), "{variant}");
 }
 
-/// A walk to a name that never changes must succeed (trap T12). Meanwhile other threads rename,
-/// make and unlink other names, whose dentries move between the same hash chains and use freed
-/// slots again.
+/// Checks that a walk to a name that never changes always succeeds (trap T12). Meanwhile other
+/// threads rename, make and unlink other names. The dentries of these names move between the same
+/// hash chains, and reuse freed slots.
 #[test]
 fn stable_names_are_found_while_others_come_and_go() {
     let corpus = Corpus::collect(200);
@@ -185,9 +188,9 @@ fn stable_names_are_found_while_others_come_and_go() {
     }
 }
 
-/// A reader must not learn of a rename before the rename begins (trap T13). The test renames a file
-/// through numbered names. A reader that misses the file under one name concludes that its next
-/// rename has begun.
+/// Checks that a reader cannot see the effect of a rename before the rename begins (trap T13). A
+/// writer renames a file from `step-0` to `step-1`, and so on. If a reader does not find the file
+/// under one name, then the rename to the next name must have begun.
 #[test]
 fn file_that_is_renamed_is_never_under_neither_name() {
     let corpus = Corpus::collect(50);
@@ -199,8 +202,8 @@ fn file_that_is_renamed_is_never_under_neither_name() {
     }
 }
 
-/// Follows a file from name to name while it is renamed. Returns the number of a rename that the
-/// reader learnt of before the rename began, if any.
+/// Looks a file up under one name after the other while a writer renames it. Returns the number of
+/// a rename whose effect the reader saw before that rename began, or None.
 fn follow(dentries: &dyn Dentries, names: &[Vec<u8>]) -> Option<u64> {
     const STEPS: u64 = 200_000;
     let name = |at: u64| &names[(at % 64) as usize][..];
@@ -212,8 +215,9 @@ fn follow(dentries: &dyn Dentries, names: &[Vec<u8>]) -> Option<u64> {
                 // that the rename had begun.
                 begun.store(at + 1, Ordering::Release);
                 assert!(dentries.rename((2, name(at)), (2, name(at + 1))));
-                // ORDERING(step): Release. A reader that loads `at + 1` finds the file under name
-                // number `at + 1` or a later one.
+                // ORDERING(step): Release. The renames give the file the names 0, 1, 2 and so on.
+                // It now has the name `at + 1`. So a reader that loads `at + 1` from `ended` finds
+                // the file under this name or a later one.
                 ended.store(at + 1, Ordering::Release);
             }
         });

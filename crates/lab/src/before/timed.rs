@@ -1,15 +1,16 @@
-//! The time that threads wait for locks and hold them, for the table `lock-share`.
+//! Measures how long threads wait for locks and hold them, for the benchmark table `lock-share`.
 //!
-//! Two readings of the clock cost more than most lock sections. So sections are timed only while
-//! the table `lock-share` holds a [`Counting`]. At any other time a section costs one load of a
-//! shared word that no thread changes.
+//! Two readings of the clock cost more than most lock sections. So lock sections are timed only
+//! while the benchmark table `lock-share` keeps a value of [`Counting`]. At any other time a
+//! section costs one load of a shared word that no thread changes.
 //!
-//! # The sections
-//! The sections are those of the rename lock and of `dcache_lock`. The time before a thread has the
-//! lock is its waiting time, and the time until its release is its holding time. A path translation
-//! takes the lock of a dentry only inside such a section. So the wait for a dentry's lock is part
-//! of the section's holding time. An optimistic reader that waits for the end of a rename is in no
-//! section. A profile of the kernel's spin locks does not show this wait either.
+//! # The lock sections
+//! A lock section begins when a thread asks for the rename lock or for `dcache_lock`, and ends when
+//! the thread releases it. The time before the thread has the lock is its waiting time; the rest is
+//! its holding time. A path translation takes the lock of a dentry only inside a lock section. So a
+//! wait for a dentry's lock counts as holding time of the section. A reader that uses a sequence
+//! number may wait for the end of a rename. This wait is in no section, because a profile of the
+//! kernel's spin locks does not show it either.
 //!
 //! Source: the column "% spinlock" of document 000.
 
@@ -98,9 +99,9 @@ pub(super) fn timed<G>(take: impl FnOnce() -> G) -> Timed<G> {
     Timed { _guard, since: Some(since) }
 }
 
-/// Runs `work`. If the counter that `count` reads moves meanwhile, `work` was a lock section, and
-/// its time counts as such: corewalk counts the translations that take a lock. The time of reading
-/// the counter is added to `aside_ns`, so that the caller can subtract it.
+/// Runs `work`. Counts its time as a lock section of this thread if `work` took a lock. To find
+/// that out, calls `count` before and after `work`: it returns how many calls took a lock so far.
+/// The time of reading the counter is added to `aside_ns`, so that the caller can subtract it.
 #[inline]
 pub(crate) fn timed_if_moved<R>(work: impl FnOnce() -> R, count: impl Fn() -> u64) -> R {
     if !Counting::is_on() {

@@ -1,25 +1,28 @@
-//! The tree of dentries that the designs of `before` share, with its hash table.
+//! The tree of dentries that the four designs of a dentry cache in `before` share, with its hash
+//! table.
 //!
-//! A dentry is a slot of an array that is never freed or used for another type. All fields that a
-//! reader without a lock can reach are atomic words. So such a reader may see old values, or values
-//! of two instants, but never an invalid index. The protocol of the design decides whether these
-//! values are valid. A name up to 32 bytes is in the slot (`DNAME_INLINE_LEN` of 2013). A longer
-//! name is in memory that the slot keeps for good. So a reader that combines the length of one name
-//! with the bytes of another still reads bytes of names (trap T1).
+//! The dentries are the slots of an array that is never freed or used for another type. All fields
+//! that a reader can reach without a lock are atomic words. So such a reader may see old values, or
+//! values of two instants, but never an invalid index. The protocol of the design decides whether
+//! these values are valid. A name of at most 32 bytes is in the slot (`DNAME_INLINE_LEN` of 2013).
+//! A longer name is in memory that the slot keeps for good. So a reader that combines the length of
+//! one name with the bytes of another still reads bytes of names (trap T1).
 //!
 //! # How it works
-//! Dentries with the same hash are in one chain. A reader follows a chain without a lock. The end
-//! of each chain has the number of the chain. So a reader notices if its dentry was moved to
-//! another chain meanwhile (as `rculist_nulls` does). A new dentry is always put at the head of its
-//! chain. A thread that changes a chain holds the lock of the chain.
+//! Dentries with the same hash are in one chain, which readers follow without a lock. The link at
+//! the end of a chain has the number of the chain. A rename may move the dentry at which a reader
+//! is to another chain. The reader notices that when it reaches the end of the wrong chain (as in
+//! `rculist_nulls`). A new dentry is always put at the head of its chain. A thread that changes a
+//! chain holds the lock of the chain.
 //!
-//! A walk and a translation read the first 64 bytes of a dentry. The second 64 bytes hold the
-//! reference count and the locks. So writes to the count do not slow a walk down.
+//! A walk and a path translation read only the first 64 bytes of a dentry. The second 64 bytes hold
+//! the reference count and the locks. So changes of the reference count do not slow a walk down.
 //!
 //! # Invariants
 //! - A.1: a slot whose `parent` is 0 has no name and is in no chain.
 //! - A.2: the key and the name of a slot change only inside a write section of its `seq`. The
-//!   writer holds the lock that the design demands.
+//!   writer also holds the lock `names` of each parent directory. For a rename it also holds the
+//!   rename lock, or `dcache_lock` in the design of Linux 2.4.
 //! - A.3: directories are never freed, so the number of a directory is never used for another
 //!   dentry.
 //!
@@ -41,7 +44,8 @@ use super::paths::Prepended;
 pub(super) const NONE: u32 = 0;
 /// The number of the root.
 pub(super) const ROOT: u32 = 1;
-/// The flag of a link that ends a chain. The other bits are the number of the chain.
+/// The flag in a link of a hash chain that marks the end of the chain. The other bits of this link
+/// are the number of the chain.
 const END: u32 = 1 << 31;
 /// Words of a name in its slot.
 const INLINE_WORDS: usize = 4;
@@ -120,8 +124,8 @@ impl Tree {
         &self.dentries[number as usize]
     }
 
-    /// Returns the number of the dentry with this inode number, or None. In these trees the two
-    /// numbers are equal.
+    /// Returns the number of the dentry with this inode number, or None if there is no such dentry.
+    /// In the trees of this module, a dentry's number equals its inode number.
     #[inline]
     pub(super) fn number(&self, ino: u64) -> Option<u32> {
         let number = u32::try_from(ino).ok()?;
@@ -153,7 +157,8 @@ impl Tree {
         if at == END | chain { Probe::Absent } else { Probe::Diverted }
     }
 
-    /// Returns a dentry without a name, with one reference. Returns None if there is no room.
+    /// Returns a new dentry without a name, with one reference. Returns None if all dentries are in
+    /// use.
     pub(super) fn alloc(&self) -> Option<u32> {
         let number = self.alloc_number()?;
         let mut guard = self.dentry(number).lockref.lock();
@@ -169,8 +174,8 @@ impl Tree {
         if let Some(number) = self.free[own].lock().pop() {
             return Some(number);
         }
-        // ORDERING: Relaxed. A reader sees the dentry of this number only through a link, which is
-        // stored with Release.
+        // ORDERING: Relaxed. A reader finds the dentry with this number only through a link in a
+        // hash chain, which is stored with Release.
         let fresh = self.fresh.fetch_add(1, Ordering::Relaxed);
         if (fresh as usize) < self.dentries.len() {
             return Some(fresh);
@@ -180,7 +185,8 @@ impl Tree {
         self.free.iter().find_map(|shard| shard.lock().pop())
     }
 
-    /// Drops a reference. If it was the last one, marks the dentry as dead and frees its number.
+    /// Drops a reference of a dentry. If it was the last one, marks the dentry as dead, and makes
+    /// its number free for a new dentry.
     pub(super) fn put(&self, number: u32) {
         let Some(mut last) = self.dentry(number).lockref.put_or_lock() else { return };
         last.sub(1);
@@ -189,7 +195,8 @@ impl Tree {
         self.free[shard_index()].lock().push(number);
     }
 
-    /// Gives a key and a name to an unlinked dentry, and puts the dentry into its chain.
+    /// Gives an unlinked dentry a key (parent and hash) and a name, and puts it into the hash chain
+    /// of the key.
     pub(super) fn link(&self, number: u32, parent: u32, hash: u64, name: &[u8], kind: FileKind) {
         let dentry = self.dentry(number);
         let section = dentry.seq.write();
@@ -199,7 +206,7 @@ impl Tree {
         self.chain(number, hash);
     }
 
-    /// Removes a dentry from its chain and clears its parent. The slot keeps its name.
+    /// Removes a dentry from its hash chain and clears its parent. The slot keeps its name.
     pub(super) fn unlink(&self, number: u32) {
         let dentry = self.dentry(number);
         let hash = dentry.hash();
@@ -208,7 +215,8 @@ impl Tree {
         dentry.put_key(NONE, hash);
     }
 
-    /// Moves a dentry from its chain to the chain of another key, and changes its name.
+    /// Gives a dentry another key (parent and hash) and another name, and moves it from its hash
+    /// chain to that of the new key.
     pub(super) fn rekey(&self, number: u32, parent: u32, hash: u64, name: &[u8]) {
         let dentry = self.dentry(number);
         let _section = dentry.seq.write();
@@ -218,8 +226,8 @@ impl Tree {
         self.chain(number, hash);
     }
 
-    /// Returns true if `number` is `ancestor` or below it. The caller prevents renames of
-    /// directories.
+    /// Returns true if the dentry `number` is `ancestor` or below it. The caller must prevent
+    /// renames of directories meanwhile.
     pub(super) fn is_below(&self, number: u32, ancestor: u32) -> bool {
         let mut at = number;
         while at != ROOT && at != ancestor {
@@ -228,8 +236,9 @@ impl Tree {
         at == ancestor
     }
 
-    /// Puts the names from `number` up to the root in front of `out`. `copy` puts one name. Returns
-    /// false if a dentry on the way has no parent or the path is too long.
+    /// Writes a path to `out` from its end: the name of the dentry `number`, then the names of its
+    /// parents in front of it, up to the root. `copy` writes one name. Returns false if a dentry on
+    /// the way has no parent, or if the path is too long.
     #[inline]
     pub(super) fn climb(
         &self,
@@ -254,8 +263,9 @@ impl Tree {
         let (_lock, chain) = self.lock_chain(hash);
         // ORDERING: Relaxed. Chains change under their lock.
         let head = chain.head.load(Ordering::Relaxed);
-        // ORDERING(chain): Release. An old link may lead a reader to this dentry. The reader then
-        // follows `next` into the new chain, and must see the keys and names of the dentries there.
+        // ORDERING(chain): Release. The dentry may have been in another chain before. A reader may
+        // still come to it through a link that it loaded in that chain. The reader then follows
+        // `next` into the new chain, and must see the keys and names of the dentries there.
         self.dentry(number).next.store(head, Ordering::Release);
         // ORDERING(chain): Release. A reader that loads this link with Acquire sees the key and the
         // name of the dentry.
@@ -392,7 +402,7 @@ pub(super) fn hash(parent: u32, name: &[u8]) -> u64 {
     FixedState::with_seed(4).hash_one((parent, name))
 }
 
-/// Returns up to eight bytes as a word. The missing bytes are zeros.
+/// Returns up to eight bytes of a name as a word. If there are fewer, the rest of the word is zero.
 #[inline]
 fn word(bytes: &[u8]) -> u64 {
     if let Ok(all) = bytes.try_into() {
@@ -466,8 +476,9 @@ mod tests {
         let number = linked(&tree, ROOT, &first);
         let key = (ROOT, hash(ROOT, &other));
         tree.rekey(number, key.0, key.1, &other);
-        // A reader may have loaded the old link before the move, so restore that link. The search
-        // must notice that it ends in another chain.
+        // Simulate a reader that loaded the head of the old chain before `rekey` moved the dentry
+        // to another chain: store the dentry's number in that head again. The search of the old
+        // chain must notice that it ends in the new chain.
         let head = &tree.chains[chain(&first) as usize].head;
         // ORDERING: Relaxed. One thread.
         head.store(number, Ordering::Relaxed);

@@ -1,18 +1,21 @@
-//! corewalk's store on disk over the index of each design. Its attribute values are blocks of a
-//! database.
+//! corewalk's store on disk, once with each measured design of the de-duplication index (mbcache).
+//! The store keeps attribute values as blocks of its database.
 //!
-//! A `corewalk_store::Store` finds equal attribute sets through a `ShareIndex`, and here each
-//! design is that index. The table calls the store as a library: a call through FUSE takes about 20
-//! microseconds, which would hide the differences. The store is in the host's tmpfs, as the file
-//! system of document 004 was on a ramdisk.
+//! A `corewalk_store::Store` finds equal attribute sets through a `ShareIndex`. The benchmark gives
+//! it one of several implementations of this index, the designs. The benchmark calls the store as a
+//! library, because a call through FUSE takes about 20 microseconds, which would hide the
+//! differences. The store is in the host's tmpfs, as the file system of document 004 (the rewrite
+//! of mbcache) was on a ramdisk.
 //!
-//! The document's designs share each set at once, as the document's file system did. `corewalk` is
-//! the store with its defaults: it delays the sharing of sets that change again and again
-//! (`StoreOptions::is_sharing_late`). `off` hashes nothing, and changes blocks in place. No design
-//! checks whether an entry for a key and a block exists before it adds one, although Linux did.
+//! The designs `before-mbcache`, `plain-lru` and `lru-per-shard` share each attribute set as soon
+//! as it is written, as the file system of document 004 did. `corewalk` is the store with its
+//! defaults: it delays the sharing of sets that change again and again
+//! (`StoreOptions::is_sharing_late`). `off` shares no sets, so it computes no hashes, and changes
+//! blocks in place. Linux looks for an entry with the same key and block before it adds one. The
+//! designs of this module omit this check.
 //!
 //! # Checks
-//! After all sets are shared, the store's own counts must be consistent. At the end
+//! After all attribute sets are shared, the store's own counts must be consistent. At the end
 //! `corewalk_store::fsck` counts the users of every block again ([`DiskStore::check`]).
 //!
 //! Source: document 004; `corewalk_store::ShareIndex`.
@@ -41,7 +44,7 @@ pub(crate) struct DiskStore {
 }
 
 impl DiskStore {
-    /// Makes a store in the new folder `path`, with `size.0` workers that have `size.1` files each.
+    /// Makes a store in the new folder `path`, for `size.0` workers that have `size.1` files each.
     ///
     /// # Errors
     /// If it cannot be made.

@@ -1,4 +1,5 @@
-//! The files of the stores in a tmpfs and on disk. Each file has one attribute.
+//! The files of the benchmarked stores in a tmpfs and on disk. Each file has one extended
+//! attribute.
 //!
 //! Source: setxattr(2).
 
@@ -9,7 +10,8 @@ const NAME: &[u8] = b"user.bench";
 /// The number of the root directory.
 const ROOT_INO: u64 = 1;
 
-/// The inode numbers of the files of each worker. Each worker has its own directory.
+/// The inode numbers of all files, by worker. The files of a worker are in a directory of their
+/// own.
 pub(super) struct AttrFiles(Vec<Vec<u64>>);
 
 impl AttrFiles {
@@ -41,7 +43,8 @@ impl AttrFiles {
         fs.getxattr(self.node(file), NAME).ok()
     }
 
-    /// Removes the attributes of the files of a worker. A file may have none.
+    /// Removes the extended attribute of each file of one worker thread. A file without an
+    /// attribute is no error.
     pub(super) fn clear(&self, fs: &impl FileSystem, worker: usize) {
         for file in 0..self.0[worker].len() {
             let _ = fs.removexattr(self.node((worker, file)), NAME);

@@ -1,23 +1,27 @@
-//! A store of attribute blocks in memory, which shares a block at each set.
+//! A store of attribute blocks in memory. Each call that sets an attribute looks for an equal block
+//! to share.
 //!
 //! # How it works
-//! `set` hashes samples of the content once ([`key_of`]), and looks the hash up in the index. A
-//! block with the same content and fewer than [`USERS_MAX`] users gets one more user. Otherwise
-//! `set` allocates a block and copies the content. Then the old block of the file loses a user, and
-//! is freed with its last one. A block stores its hash, so no thread computes it twice.
+//! `set` hashes samples of the content once ([`key_of`]), and looks the hash up in the index. If it
+//! finds a block with the same content and fewer than [`USERS_MAX`] users, that block gets one more
+//! user. Otherwise `set` allocates a block and copies the content. Then the old block of the file
+//! loses a user, and is freed if that was its last user. A block stores its hash, so no thread
+//! computes it twice.
 //!
-//! A worker keeps the numbers of the blocks that it freed. So the store has no cache line that all
-//! workers write, and any contention is that of the index.
+//! Each worker has its own list of the blocks that it freed. So the store has no cache line that
+//! all workers write. If workers still contend, they do so for the index, which the benchmark
+//! measures.
 //!
 //! # Locks and their order
-//! 1. A file.
-//! 2. An entry of the index.
-//! 3. A block, which protects `users`, `key` and `content`.
+//! 1. The lock of a file.
+//! 2. The lock of an entry of the index.
+//! 3. The lock of a block, which protects `users`, `key` and `content`.
 //!
-//! The locks of the lists of free blocks are leaves: under them no other lock is taken.
+//! The locks of the lists of free blocks are innermost: under them no other lock is taken.
 //!
-//! # What it refuses
-//! A change of a block in place, since in a tmpfs a reader may use the block at the same time.
+//! # Limits
+//! This store puts each changed value into a new block, even if the old block has only one user. It
+//! never changes a block in place, since in a tmpfs a reader may be using the block at that time.
 //!
 //! Source: document 004; Linux `fs/ext4/xattr.c` for the steps.
 
@@ -32,8 +36,8 @@ use super::{AttrStore, BLOCK_BYTES, Design, USERS_MAX};
 
 /// A content of at most this many bytes is hashed as a whole.
 const HASHED_WHOLE_MAX: usize = 512;
-/// The number of pieces of a content longer than [`HASHED_WHOLE_MAX`], of which only the pieces are
-/// hashed; and the bytes of each piece.
+/// Of a content longer than [`HASHED_WHOLE_MAX`], only some pieces are hashed. These are the number
+/// of pieces, and the length of each in bytes.
 const PIECES: usize = 5;
 const PIECE_BYTES: usize = 64;
 
@@ -60,10 +64,12 @@ struct Block {
 }
 
 impl MemoryStore {
-    /// Returns a store of `workers` workers with `files` files each. No file has an attribute.
+    /// Returns a store for `workers` workers, each with `files` files. No file has an attribute
+    /// yet.
     pub(crate) fn new(design: Design, size: (usize, usize)) -> MemoryStore {
         let ((variant, index), (workers, files)) = (design, size);
-        // While a worker sets an attribute, it has one block more than files.
+        // Each worker needs one block more than it has files: `set` makes the new block before it
+        // frees the old one.
         let each = files as u32 + 1;
         let free = |worker: u32| {
             let numbers = (worker * each..(worker + 1) * each).rev().collect();
@@ -84,8 +90,8 @@ impl MemoryStore {
         self.index.users_max() > 1
     }
 
-    /// Adds a user to a block with this content, if the index finds one with fewer than
-    /// [`USERS_MAX`] users. Returns the number of the block.
+    /// Looks in the index for a block that has this content and fewer than [`USERS_MAX`] users.
+    /// Adds a user to this block. Returns the number of the block, or None if there is none.
     fn share(&self, key: u64, value: &[u8]) -> Option<u32> {
         let found = self.index.find(key, &mut |number| {
             let mut block = self.block(number as u32);
@@ -140,7 +146,7 @@ impl MemoryStore {
             self.index.left(block_number);
             self.index.wait(key, block_number);
             // Another thread may have shared the block meanwhile, and the index may have dropped
-            // its entry. Then enter the block again.
+            // the block's entry. In that case add the entry to the index again.
             let users = self.block(number).users;
             if users > 1 {
                 self.index.insert(key, block_number, users);
@@ -148,8 +154,8 @@ impl MemoryStore {
         }
     }
 
-    /// Returns the number of a free block, first from the worker's own list, then from another
-    /// list.
+    /// Takes a free block, first from the worker's own list, then from the list of another worker.
+    /// Returns the number of the block.
     fn take_number(&self, worker: usize) -> u32 {
         let workers = self.free.len();
         let mut free = (worker..).map(|next| &self.free[next % workers]);
@@ -161,11 +167,12 @@ impl MemoryStore {
     }
 }
 
-/// Returns the key of a content: the hash of its length and of five pieces from start to end.
+/// Returns the key of a content for the index: the hash of its length and of five pieces, spread
+/// from its start to its end.
 ///
-/// corewalk's tmpfs and store hash long contents in the same way. They compare the contents anyway,
-/// and to hash 4 KiB takes longer than to copy it. All designs that share blocks use this function,
-/// so none has cheaper keys.
+/// corewalk's tmpfs and store hash long contents in the same way, since hashing 4 KiB would take
+/// longer than copying it. The hash only selects a candidate: if two hashes are equal, the contents
+/// are compared. All designs that share blocks use this function, so their keys cost the same.
 fn key_of(hasher: &FixedState, value: &[u8]) -> u64 {
     if value.len() <= HASHED_WHOLE_MAX {
         return hasher.hash_one(value);

@@ -1,11 +1,15 @@
-//! corewalk's tmpfs as a library: the cost of sharing where values never reach a disk.
+//! corewalk's tmpfs, called as a library. It shows the cost of shared attributes if values never
+//! reach a disk.
 //!
-//! The table `xattr` measures the tmpfs with and without sharing. The store of `memory` looks for
-//! an equal block at each change. The tmpfs does so only at the first change of a file in an epoch.
+//! The benchmark table `xattr` measures the tmpfs with and without sharing of attribute sets. The
+//! tmpfs looks for an equal block only at the first change of a file in an epoch (a span of time).
 //! A second change in the same epoch makes the file's attribute set private, until the epoch ends.
-//! So the tmpfs does not hash a set that is soon replaced. A server ends an epoch once per second.
-//! In this table only the audit does, by [`Tmpfs::share_xattrs`], which shares all attribute sets
-//! that wait for the end of the epoch. So the audit's counts are those of a file system at rest.
+//! So the tmpfs does not hash a set that is soon replaced. In contrast, the store of the module
+//! `memory` looks for an equal block at each change.
+//!
+//! A server ends an epoch once per second. In this benchmark only `audit`, the check of all counts,
+//! ends an epoch. Its call of [`Tmpfs::share_xattrs`] shares all attribute sets that wait for the
+//! end of the epoch. So the checked counts are those of a file system at rest.
 //!
 //! Source: `corewalk::tmpfs`; document 004.
 
@@ -23,8 +27,8 @@ pub(crate) struct TmpfsStore {
 }
 
 impl TmpfsStore {
-    /// Returns a file system with or without sharing, for `size.0` workers with `size.1` files
-    /// each.
+    /// Returns a file system with or without shared attributes. `size` is the number of workers,
+    /// and the number of files of each worker.
     ///
     /// # Errors
     /// If a file cannot be made.

@@ -31,8 +31,9 @@ impl Corpus {
         at == ancestor
     }
 
-    /// Returns a rename for the tests. It moves the directory whose subtree has nearly a hundredth
-    /// of all entries, to another parent and another name.
+    /// Returns the description of a rename for the tests. The rename moves a directory to another
+    /// parent and gives it another name. Of all directories, it is the one whose subtree has
+    /// closest to a hundredth of all entries.
     pub(crate) fn movable(&self) -> Move {
         let mut below = vec![0_u32; self.entries.len()];
         for index in (1..self.entries.len()).rev() {

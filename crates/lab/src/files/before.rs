@@ -1,17 +1,20 @@
-//! The dentry caches of old kernels as file systems: a design of `before` above a tmpfs.
+//! File systems with the dentry caches of old kernels. Each one puts a design of a dentry cache
+//! from the module `before` on top of a tmpfs.
 //!
-//! A design of `before` is the dentry cache, and each dentry refers to an inode of
-//! `corewalk::tmpfs`. The tmpfs makes, renames and removes files, and returns attributes and lists,
-//! as it does below corewalk. So such a variant differs from corewalk only in how it finds,
-//! translates and changes names, which is the subject of documents 000 and 003. A kernel of any age
-//! reads attributes faster than this tmpfs, so compare with the variant `linux` too. These variants
-//! check no permissions.
+//! Each file system of this module has one design of `before` as its dentry cache. Each dentry
+//! refers to an inode of `corewalk::tmpfs`. The tmpfs makes, renames and removes files, and returns
+//! attributes and listings. The variant `corewalk` uses the same tmpfs. So such a file system
+//! differs from corewalk only in how it finds, translates and changes names. This is the subject of
+//! documents 000 and 003. A kernel of any age reads attributes faster than this tmpfs, so compare
+//! the results with those of `linux` too. The variants of this module check no permissions.
 //!
-//! An array leads from the number of a dentry to the number of its inode, as `d_inode` does.
+//! An array has the inode number of each dentry, by the number of the dentry. It has the role of
+//! the field `d_inode` in Linux.
 //!
-//! # What it refuses
-//! There are no hard links and no permission bits. No thread may look up a file that another thread
-//! is still making. The workloads of these variants do none of this.
+//! # Limits
+//! The file systems of this module have no hard links and no permission bits. A thread must not
+//! look up a file that another thread is still making. The benchmarks that use these file systems
+//! do none of this.
 //!
 //! Source: documents 000 and 003; `before`.
 
@@ -27,7 +30,8 @@ use crate::before::{Before, Dentries as _, Design};
 use crate::corpus::ROOT;
 use crate::ours::mode_of;
 
-/// The dentry cache, the tmpfs below it, and the inode number of each dentry in the tmpfs.
+/// A dentry cache and the tmpfs below it. `inodes` has the inode number in the tmpfs for each
+/// dentry.
 pub(crate) struct BeforeFiles {
     dentries: Before,
     tmpfs: Tmpfs,
@@ -38,10 +42,11 @@ impl BeforeFiles {
     /// Returns an empty file system with room for `capacity` names.
     ///
     /// # Errors
-    /// The error of the tmpfs, if its root has no attributes. That should not happen.
+    /// An error if the tmpfs cannot return the attributes of its root, which should not happen.
     pub(crate) fn new(design: Design, capacity: usize) -> anyhow::Result<BeforeFiles> {
         let dentries = Before::new(design, capacity);
-        // Dentry numbers begin at 1, and the cache may use a few more numbers than `capacity`.
+        // The array `inodes` has a few more elements than `capacity`: dentry numbers begin at 1,
+        // and the cache may use some more numbers.
         let inodes = (0..capacity + 64).map(|_| AtomicU64::new(0)).collect();
         let files = BeforeFiles { dentries, tmpfs: Tmpfs::new(TmpfsOptions::default()), inodes };
         files.set_inode(ROOT, files.tmpfs.root()?.ino);
@@ -72,7 +77,8 @@ impl BeforeFiles {
     fn move_name(&self, from: (u64, &[u8]), to: (u64, &[u8])) -> Option<()> {
         let place =
             |(dir, name)| Some((self.node(dir, FileKind::Directory), Name::new(name).ok()?));
-        // As in a kernel, look the source up in the cache before the file system is called.
+        // A kernel that renames a file looks its old name up in the dentry cache before it calls
+        // the file system. Do the same.
         self.dentries.look(from.0, from.1)?;
         self.tmpfs.rename(place(from)?, place(to)?, RenameMode::NoReplace).ok()?;
         self.dentries.rename(from, to).then_some(())

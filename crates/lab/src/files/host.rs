@@ -2,12 +2,12 @@
 //!
 //! All files are in a new folder on `/dev/shm`. Paths start at a descriptor of that folder, so they
 //! have as many components as in the other variants. Each user has its own descriptor of the
-//! folder. To get the path of an open file, this variant calls readlink(2) on `/proc/self/fd/N`, as
-//! a program would.
+//! folder. To translate an open file to its path, this variant calls readlink(2) on
+//! `/proc/self/fd/N`, as a program would.
 //!
 //! # What it refuses
-//! A host without a tmpfs on `/dev/shm` is refused. Otherwise the file system of a disk would be
-//! measured.
+//! A host without a tmpfs on `/dev/shm` is refused, since the file system of a disk would be
+//! measured otherwise.
 //!
 //! Source: openat(2), fstatat(2), getdents64(2), proc_pid_fd(5), statfs(2).
 
@@ -50,7 +50,7 @@ pub(crate) struct HostUser<'a> {
 
 impl Host {
     /// Makes an empty folder on the host's tmpfs. The name of the folder contains `label`, so that
-    /// folders of one process have different names.
+    /// a process can make several folders.
     ///
     /// # Errors
     /// An error if the folder [`TMPFS`] is missing or is no tmpfs, or if the new folder cannot be
@@ -127,7 +127,8 @@ impl User for HostUser<'_> {
 
     fn list(&self, dir: &OwnedFd, list: &mut List) -> bool {
         list.clear();
-        // Open the directory again, since the position in a listing belongs to the descriptor.
+        // Open the directory again for each listing. The descriptor `dir` may be at the end of the
+        // directory after an earlier listing.
         let Ok(fd) = openat(dir, c".", DIRECTORY, Mode::empty()) else { return false };
         let mut buffer = [const { MaybeUninit::<u8>::uninit() }; LIST_BYTES];
         let mut entries = RawDir::new(fd, &mut buffer);

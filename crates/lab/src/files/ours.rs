@@ -1,8 +1,8 @@
-//! corewalk as a library: a namespace over its own tmpfs, in this process.
+//! The variant `corewalk`: the library with its own tmpfs, in this process.
 //!
 //! A user keeps references to the inodes of its open directories, as a process keeps descriptors.
 //! So an operation in a directory need not change the directory's reference count. No entry is
-//! evicted while a table runs, because the budget is larger than any tree.
+//! evicted during a benchmark, because the cache's budget is larger than any tree.
 //!
 //! Source: `corewalk::vfs`, `corewalk::tmpfs`.
 

@@ -1,19 +1,19 @@
-//! The servers that a table can measure, and how the lab finds them on the machine.
+//! The FUSE servers that a benchmark can measure, and how the lab finds them on the machine.
 //!
-//! All timeouts are 0, so that the kernel asks the server each time. With timeouts, a table of
+//! All timeouts are 0, so that the kernel asks the server each time. With timeouts, a benchmark of
 //! metadata would measure the kernel's cache. In all mounts the kernel checks permissions
-//! (`default_permissions`). For these checks the kernel requests the attributes of directories once
-//! more. So a mount without the option would have an advantage.
+//! (`default_permissions`). For these checks the kernel also requests the attributes of
+//! directories. A mount without `default_permissions` would get fewer requests and seem faster.
 //!
 //! # Threads
 //! For one client, a server has one thread. On one processor, each further thread makes every
 //! program slower by a fifth to a half, because the kernel wakes another thread for each request.
 //! For several clients, a server has several threads, each with its own descriptor (`clone_fd`).
-//! corewalk has its default: one thread per processor that reads requests, at least two, and
-//! further threads for fsync. The peers start up to ten threads as requests arrive, and keep them.
-//! A limit of two threads, which libfuse has as an option, would halve their speed, since they
-//! would end and start threads all the time. bindfs of Debian 12 uses libfuse 2, which has no
-//! `clone_fd`.
+//! The server of corewalk has its default: one thread per processor that reads requests, at least
+//! two, and further threads for fsync. The other servers start up to ten threads as requests
+//! arrive, and keep them. libfuse has an option for a limit of two threads. That would halve the
+//! speed, since the server would end and start threads all the time. bindfs of Debian 12 uses
+//! libfuse 2, which has no `clone_fd`.
 //!
 //! The only peer, bindfs, is installed as a package.
 //!
@@ -29,9 +29,10 @@ use anyhow::{Context as _, ensure};
 const NO_TIMEOUTS: &str = "entry_timeout=0,attr_timeout=0,negative_timeout=0";
 
 /// Returns the command that mounts `source` with corewalk. `source` is `tmpfs`, a directory of the
-/// host, or a store. The mount options are those of the other servers.
+/// host, or a store. The mount options are the same as those of the other servers.
 ///
-/// The program is the one that `COREWALK_BIN` names, or `corewalk` beside the lab's own program.
+/// The program is the one that `COREWALK_BIN` names. If that variable is not set, the program is
+/// `corewalk` in the directory of the lab's own program.
 ///
 /// # Errors
 /// An error if that program does not exist.

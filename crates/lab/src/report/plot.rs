@@ -1,9 +1,10 @@
-//! Draws a plot: a line per variant over threads, users or sizes, with the spread of the rounds.
+//! Draws a plot with a line per variant. The x axis is the number of threads or users, or a size.
+//! The plot also shows the spread of the rounds.
 //!
-//! The x axis has the values of the parameter at equal distances, in their order. The scale begins
-//! at zero. If the largest value is far above the smallest, the scale is logarithmic, and its label
-//! tells so. The plot is as wide as the screen of a phone, so that its text can be read there. A
-//! larger screen shows it larger.
+//! The x axis has the values of the parameter in their order, at equal distances. The y axis begins
+//! at zero. If the largest value is far above the smallest, the y axis is logarithmic, and its
+//! label says so. The plot is as wide as the screen of a phone, so that its text can be read on
+//! one. A larger screen shows the plot larger.
 //!
 //! Source: SVG 1.1.
 
@@ -12,12 +13,13 @@ use std::fmt::Write as _;
 use super::page::escape;
 use crate::text::number;
 
-/// The bounds of the part of the plot in which lines are drawn. The whole plot is 380 by 230.
+/// The bounds of the area of the plot in which the lines are drawn. The whole plot is 380 by 230
+/// units.
 const LEFT: f64 = 58.0;
 const RIGHT: f64 = 366.0;
 const TOP: f64 = 22.0;
 const BOTTOM: f64 = 188.0;
-/// If the largest value is more than this factor above the smallest one, the scale is logarithmic.
+/// The y axis is logarithmic if the largest value divided by the smallest one exceeds this factor.
 const FAR: f64 = 30.0;
 /// Steps of a linear scale.
 const STEPS: u32 = 4;
@@ -25,11 +27,13 @@ const STEPS: u32 = 4;
 /// A line of a plot.
 pub(super) struct Line {
     pub(super) name: String,
-    /// For each value of the parameter, the median, the lowest and the highest of the rounds.
+    /// For each value on the x axis: the median, the lowest and the highest result of the rounds.
+    /// None if there is no result.
     pub(super) points: Vec<Option<[f64; 3]>>,
 }
 
-/// Returns a plot of `lines` with a legend. `title` describes the plot, and `unit` its scale.
+/// Returns a plot of `lines` with a legend. `title` describes the plot, and `unit` is the unit of
+/// the y axis.
 pub(super) fn draw(title: &str, unit: &str, x: &str, values: &[String], lines: &[Line]) -> String {
     let all = || lines.iter().flat_map(|line| line.points.iter().flatten()).flatten().copied();
     let most = all().fold(0.0, f64::max).max(f64::MIN_POSITIVE);

@@ -1,11 +1,13 @@
-//! The load of `semop-multi`: a worker adds one to a semaphore and subtracts it again, in two
-//! calls.
+//! The load of the benchmark `semop-multi`: a worker adds one to a semaphore and subtracts it
+//! again, in two calls.
 //!
-//! The same loop runs in threads of this process and in worker processes (`worker`).
+//! The workers that add and subtract are threads of this process, or processes of their own
+//! (`worker`).
 //!
 //! # Checks
-//! Every call must succeed. At its end each worker adds one to its own semaphore, without undo. The
-//! set must then have exactly these marks. So a lost operation is noticed, on any semaphore.
+//! Every call must succeed. The additions and subtractions of a worker cancel out. At its end, each
+//! worker adds one to its own semaphore, without undo. So the final value of each semaphore must be
+//! the number of workers that own it. An operation that was lost would change a value.
 
 use std::time::Duration;
 
@@ -16,7 +18,8 @@ use crate::crew::{self, Laps, Slice, Turn};
 use crate::questions::Rng;
 use crate::samples::Cell;
 
-/// The semaphores of a thread: its own ones, random ones, or the same one as all other threads.
+/// The patterns by which a thread chooses semaphores: its own ones, random ones, or the same one as
+/// all other threads.
 const PATTERNS: [&str; 3] = ["own", "random", "same"];
 
 /// The parameters of a load.
@@ -44,7 +47,8 @@ impl Load {
         }
     }
 
-    /// Runs one slice with threads of this process. All threads are one user.
+    /// Runs one time slice with threads of this process. All threads make their calls as one user
+    /// (one simulated process), so they share its undo records.
     ///
     /// # Errors
     /// If a value is wrong at the end.
@@ -90,10 +94,13 @@ impl Load {
         laps
     }
 
-    /// Checks the marks that the workers left at their end, and resets them to zero.
+    /// Checks the final values of the semaphores. The additions and subtractions of each worker
+    /// cancel out. At its end, each worker has added 1 to its own semaphore, so a semaphore's value
+    /// must be the number of its workers. Then resets these semaphores to zero.
     ///
     /// # Errors
-    /// If a semaphore has more or less than its marks.
+    /// An error if the value of a semaphore differs from the number of workers that added 1 to it
+    /// at their end.
     pub(crate) fn end<S: Sems>(&self, sems: &S, set: usize) -> anyhow::Result<()> {
         let marks = |num| (0..self.threads).filter(|worker| self.own(*worker) == num).count();
         check(sems, set, |num| marks(num) as u16)?;

@@ -1,16 +1,18 @@
-//! The engine of all tables, which measures every variant in every cell, round by round.
+//! The engine of all benchmark tables. It measures every variant in every cell (set of parameters),
+//! round by round.
 //!
-//! A table declares its sweeps. A [`Sweep`] has a list of cells, which are sets of parameters. It
-//! also has the number of variants, its share of the time, and the baseline. So the duration of a
-//! run is known before it starts.
+//! A benchmark table declares its sweeps. A [`Sweep`] has a list of cells (sets of parameters), the
+//! number of variants, its share of the time, and the baseline. So the duration of a run is known
+//! before it starts.
 //!
 //! # How it works
-//! A round visits each cell. It measures the variants of a cell right after each other, in an order
-//! that depends on the round. Over the rounds each variant goes first equally often, and follows
-//! each other variant equally often, as far as the number of rounds allows. [`Run::measure`] adds
-//! two rows per visit: throughput, and processor time per operation. [`Run::files`] does so for the
-//! file systems of most workloads. Both call [`Run::each`], which refuses more variants than the
-//! sweep declares. An interrupted run ends between two visits, and removes all its files.
+//! In each round, the engine visits each cell (set of parameters), and measures the variants of the
+//! cell right after each other. The order of the variants changes from round to round. As far as
+//! the number of rounds allows, each variant is the first equally often, and each pair of variants
+//! is measured in succession equally often. [`Run::measure`] adds two result rows per visit:
+//! throughput, and processor time per operation. [`Run::files`] does so for the file systems of
+//! most workloads. Both call [`Run::each`], which refuses more variants than the sweep declares. An
+//! interrupted run ends between two visits, and removes all its files.
 //!
 //! Source: the house rules for measurements in `docs/developing/style.md`, section 7.
 
@@ -32,7 +34,7 @@ use crate::peer::check_interrupt;
 pub(super) use crate::samples::Cell;
 use crate::samples::{Metric, Samples};
 
-/// The number of system calls whose cost is averaged, in a quick and in a full run.
+/// How many system calls are made to compute the mean cost of one, in a quick and in a full run.
 const SYSCALLS: (u32, u32) = (1_000, 100_000);
 
 /// The cells that a table measures in the same rounds.
@@ -43,14 +45,15 @@ pub(crate) struct Sweep {
     pub(super) variants: usize,
     /// The variant that all variants are compared with.
     pub(super) baseline: &'static str,
-    /// The time for which a variant is measured in a cell, over all rounds, as a fraction of the
-    /// run's setting `time_per_row`.
+    /// The time for which a variant is measured in a cell (set of parameters), over all rounds. It
+    /// is a fraction of the run's setting `time_per_row`.
     pub(super) share: f64,
-    /// The factor on the number of rounds. It is more than 1 if a disturbance lasts long compared
-    /// with a slice.
+    /// The number of measuring rounds is multiplied by this factor. It is more than 1 if other work
+    /// on the machine disturbs a measurement for longer than a time slice.
     pub(super) repeats: usize,
-    /// True if rows of one thread are also shown net of the cost of a system call, which only
-    /// `linux` pays.
+    /// True if the results with one thread also get a row from which the cost of a system call is
+    /// subtracted. This row has the parameter `net_of=syscall`. Only the variant `linux` has this
+    /// cost.
     pub(super) is_net_of_syscall: bool,
 }
 
@@ -118,7 +121,8 @@ impl Sweep {
         sweep
     }
 
-    /// Returns the time of one slice: one variant in one cell and one round.
+    /// Returns the duration of one slice: the time for which one variant is measured in one round
+    /// with one set of parameters.
     pub(super) fn slice(&self, settings: &Settings) -> Duration {
         (settings.time_per_row / settings.rounds as u32).mul_f64(self.share)
     }
@@ -136,11 +140,12 @@ impl Sweep {
 }
 
 impl Run<'_> {
-    /// Visits each cell with each variant in each round. The order of the variants changes from
-    /// round to round.
+    /// Calls `visit` for each variant in each cell (set of parameters) in each round. The order of
+    /// the variants changes from round to round.
     ///
     /// # Errors
-    /// If a visit fails, the user interrupts the run, or `variants` is more than `sweep` declares.
+    /// An error if a call of `visit` fails, if the user interrupts the run, or if `variants` is a
+    /// larger number than `sweep` declares.
     pub(super) fn each(
         &self,
         sweep: &Sweep,
@@ -170,11 +175,12 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Measures all variants in the cells of `sweep`, and adds the rows.
+    /// Measures all variants in the cells (sets of parameters) of `sweep`, and adds the result
+    /// rows.
     ///
     /// # Errors
-    /// If an answer is wrong, the user interrupts the run, or there are more variants than `sweep`
-    /// declares.
+    /// An error if an operation returns a wrong answer, if the user interrupts the run, or if the
+    /// list `variants` is longer than `sweep` declares.
     pub(super) fn measure(
         &self,
         sweep: &Sweep,
@@ -201,7 +207,8 @@ impl Run<'_> {
         })
     }
 
-    /// Measures an empty system call, adds its row, and returns its cost in nanoseconds.
+    /// Measures the cost of an empty system call, adds a result row with the cost, and returns it
+    /// in nanoseconds.
     pub(super) fn add_syscall(&self, round: usize, cell: &Cell, samples: &mut Samples) -> f64 {
         let call_ns = syscall_ns(sized(self.settings.size, SYSCALLS));
         let params = cell.with("op", "syscall").0;
@@ -209,11 +216,12 @@ impl Run<'_> {
         call_ns
     }
 
-    /// Measures `workload` on corewalk's tmpfs, on the host's tmpfs, and on a design of `before`.
-    /// The design has room for the given number of names.
+    /// Measures `workload` on corewalk's tmpfs and on the host's tmpfs. If the argument `before` is
+    /// given, also measures it on that old design of a dentry cache. The number in `before` is the
+    /// number of names for which this cache must have room.
     ///
     /// # Errors
-    /// Those of [`Run::measure`], and if a file system cannot be prepared.
+    /// The errors of [`Run::measure`], and an error if a file system cannot be prepared.
     pub(super) fn files<W: Workload>(
         &self,
         sweep: &Sweep,
@@ -234,7 +242,8 @@ impl Run<'_> {
         self.measure(sweep, &variants, samples)
     }
 
-    /// Prints the thread counts that the table skips, since the machine has fewer processors.
+    /// Prints which of the requested thread counts the benchmark skips because the machine has too
+    /// few processors.
     pub(super) fn note_skipped_threads(&self) {
         let usable = self.settings.threads_with_processors();
         let rest: Vec<_> = self.settings.threads.iter().filter(|n| !usable.contains(n)).collect();
@@ -244,7 +253,8 @@ impl Run<'_> {
         }
     }
 
-    /// Returns the program of the lab, which starts processes of the measurement.
+    /// Returns the path of the executable file of this benchmark program. A benchmark starts the
+    /// program again for worker processes and clients.
     ///
     /// # Errors
     /// In a unit test, which has no such program.
@@ -253,11 +263,12 @@ impl Run<'_> {
     }
 }
 
-/// Returns the numbers below `count` in an order that depends on `round`.
+/// Returns the numbers from 0 to `count - 1` in an order that depends on `round`.
 ///
-/// Over `count` rounds, or `2 * count` if `count` is odd, each number goes first equally often, and
-/// follows each other number equally often. This matters, since a variant finds the caches and the
-/// memory as the variant before it left them.
+/// The numbers stand for the variants that a round measures in this order. Over `count` rounds, or
+/// `2 * count` if `count` is odd, each number goes first equally often, and follows each other
+/// number equally often. This matters because a variant finds the caches and the memory as the
+/// variant before it left them.
 ///
 /// Source: Williams, "Experimental designs balanced for the estimation of residual effects of
 /// treatments", 1949.
@@ -276,8 +287,9 @@ mod tests {
     use super::*;
     use crate::table::quick;
 
-    /// Each variant must go first, and follow each other variant, equally often. A rotated order is
-    /// the control: in it, each variant always follows the same one.
+    /// Checks the order of the variants over the rounds. Each variant must be the first equally
+    /// often, and must come right after each other variant equally often. As a control, the test
+    /// also tries a rotated order, in which each variant always follows the same one.
     #[test]
     fn each_variant_goes_first_and_behind_each_other_equally_often() {
         let most_and_least = |count: usize, order: &dyn Fn(usize) -> Vec<usize>| {

@@ -1,10 +1,10 @@
-//! Table `fuse-metadata`: the cost of metadata operations on a mount, compared with other mounts on
-//! the same machine.
+//! Benchmark table `fuse-metadata`: the cost of metadata operations on a FUSE mount, compared with
+//! other mounts on the same machine.
 //!
-//! Each process makes, stats, lists, renames and removes empty files in its own directory, and sets
-//! an attribute of 1 KiB (`setxattr`). Then it writes a few files of 4 KiB with one fsync(2) each:
-//! new files (`create+fsync`) and existing ones (`write+fsync`). Units: operations per second of
-//! wall time, and nanoseconds of processor time per operation, of the clients and the server.
+//! Each client process makes, stats, lists, renames and removes empty files in its own directory,
+//! and sets an attribute of 1 KiB (`setxattr`). Then it writes a few files of 4 KiB with one
+//! fsync(2) each: new files (`create+fsync`) and existing ones (`write+fsync`). Units: operations
+//! per second of wall time, and nanoseconds of processor time (clients and server) per operation.
 //!
 //! | variant | server | files are in |
 //! |---|---|---|
@@ -17,24 +17,24 @@
 //! | `linux` | none: shows what a server costs | the host's tmpfs |
 //! | `linux-ext4` | none | the disk of the store, if it has an ext4 |
 //!
-//! The default uses io_uring only if [`ENABLE_URING`] is `Y`, which no kernel sets by itself. So
-//! the table writes `Y` there before it mounts, if it may, and leaves it. Otherwise, and before
-//! Linux 6.14, `corewalk` is the same as `corewalk-dev`.
+//! With `transport=auto` the server uses io_uring only if [`ENABLE_URING`] is `Y`, which no kernel
+//! sets by itself. So the benchmark writes `Y` to that file before it mounts, if it may, and leaves
+//! it. Without io_uring, and before Linux 6.14, `corewalk` is the same as `corewalk-dev`.
 //!
-//! # Alike for all
-//! - All timeouts are 0, and the kernel checks permissions (`peer/programs`). A mount without these
-//!   checks is not measured.
-//! - A server for one process has one thread, and a server for several has several. So every server
-//!   is mounted twice. A single client shares a processor with the server, since to wake an idle
-//!   processor costs more than the request.
+//! # Conditions of all mounts
+//! - All timeouts are 0, and the kernel checks permissions (`peer/programs`). A mount without
+//!   permission checks is not measured.
+//! - Every server is mounted twice: with one thread for a single client, and with several threads
+//!   for several clients. A single client runs on the server's processor. On another one, the
+//!   wake-up of an idle processor would cost more than the request.
 //!
-//! # Not alike
+//! # Which variants to compare
 //! - bindfs makes system calls to the host, so compare it with `corewalk-hostfs`. bindfs resolves a
 //!   path for each request and lists without attributes (no READDIRPLUS).
 //! - Only on a disk does fsync(2) have work to do. Compare `corewalk-store` with `linux-ext4`.
 //!
 //! A FUSE request costs 5 to 50 microseconds, and a lookup in memory 0.05 to 0.3. So this table
-//! shows not the gain of fast lookups, but that a mount loses nothing. Each client checks its
+//! cannot show that lookups are fast. It shows that a mount loses nothing. Each client checks its
 //! answers (`client`). All mounts are removed at the end, also after an error or a signal.
 //!
 //! Source: mdtest (<https://github.com/hpc/ior>) for the phases, except for renames and attributes.
@@ -52,22 +52,25 @@ use std::path::Path;
 const BASELINE: &str = "bindfs";
 /// The variant that must work.
 const OURS: &str = "corewalk";
-/// The variants like [`OURS`] whose transport is named, with that mount option.
+/// Variants of [`OURS`] with a fixed transport, each with the mount option that sets it.
 const TRANSPORTS: [(&str, &str); 2] =
     [("corewalk-dev", "transport=dev"), ("corewalk-fuser", "transport=fuser")];
 /// The file in which root allows FUSE over io_uring.
 const ENABLE_URING: &str = "/sys/module/fuse/parameters/enable_uring";
-/// The variant without a server: a directory on the disk on which [`STORE`] keeps its files.
+/// The variant without a server. It is a directory on the same disk on which [`STORE`] keeps its
+/// files.
 const LINUX_EXT4: &str = "linux-ext4";
 /// The variant that keeps its files on a disk.
 const STORE: &str = "corewalk-store";
-/// The operations per second that a mount is assumed to reach. They determine the number of files.
+/// The assumed operations per second on a mount. The number of files is computed from this rate.
 const EXPECTED_OPS_PER_S: f64 = 10_000.0;
 /// The share of the time per row: there are many rows.
 const SHARE: f64 = 0.6;
 /// The least and the most files of one process.
 const FILES: [usize; 2] = [50, 20_000];
-/// The number of mounts, and how many of them are measured with a given number of clients.
+/// The first constant is the number of mounts. Each of six servers has two mounts, one for a single
+/// client and one for several clients, and two mounts have no server. For a given number of
+/// clients, 8 of these 14 mounts are used.
 const MOUNTS: usize = 14;
 const SERVING: usize = 8;
 /// The type of an ext4 in statfs(2).
@@ -117,8 +120,8 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs all phases on a mount with `processes` clients, and returns the slice of each phase. A
-/// single client shares a processor with the server.
+/// Runs all phases on a mount with `processes` clients. Returns the slice (counts and times) of
+/// each phase. A single client shares a processor with the server.
 fn session(
     run: &Run<'_>,
     program: &Path,
@@ -127,8 +130,8 @@ fn session(
 ) -> anyhow::Result<Vec<Slice>> {
     let first = cpus::each()[0];
     let is_alone = processes == 1;
-    // A server for several clients places its threads itself: a ring of io_uring belongs to a
-    // processor, and so does the thread that serves it.
+    // A server for several clients is not pinned, since it places its threads itself. Each ring of
+    // io_uring belongs to a processor, and so does the thread that serves the ring.
     if is_alone {
         mount.pin(&cpus::one(first));
     }
@@ -146,8 +149,8 @@ fn session(
         let server_ns = mount.cpu_ns();
         let slice = client::run_all(&mut clients, "go");
         let mut slice = slice.with_context(|| format!("{}: {phase}", mount.variant))?;
-        // If threads of the server ended meanwhile, its time is less than before. The difference
-        // then counts as 0.
+        // If threads of the server ended meanwhile, the sum of its processor time may be lower than
+        // before. The difference then counts as 0.
         slice.cpu_ns += mount.cpu_ns().saturating_sub(server_ns);
         slices.push(slice);
     }
@@ -155,7 +158,8 @@ fn session(
     Ok(slices)
 }
 
-/// Mounts everything that is measured. Prints the name of a peer that is not installed.
+/// Mounts all file systems that are measured. If a server program is not installed, prints its name
+/// and skips it.
 fn mounts(
     scratch: &Scratch,
     source: &Scratch,

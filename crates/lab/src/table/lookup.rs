@@ -1,40 +1,43 @@
 //! Table `lookup`: names to inodes, and paths to inodes.
 //!
-//! Source: the questions that a kernel asks the inode tables of libfuse, SeaweedFS, fuse_mt,
-//! easy_fuser and mountpoint-s3, on 100,000 real names. Units: operations per second of wall time,
-//! all threads together; nanoseconds of processor time per operation; and bytes of resident memory
-//! per entry (`memory`).
+//! Source: a kernel asks a FUSE server for names. The inode tables of libfuse, SeaweedFS, fuse_mt,
+//! easy_fuser and mountpoint-s3 answer these questions. The names are 100,000 real ones. Units:
+//! operations per second of wall time, all threads together; nanoseconds of processor time per
+//! operation; and bytes of resident memory per entry (module `memory`).
 //!
-//! `op=lookup` is the part of a FUSE LOOKUP that concerns names. It goes from the parent's inode
-//! number and a name to the inode number, and adds one reference for the client. corewalk's server
-//! makes this call. The attributes of the reply come from the file system below and are not
-//! measured. `op=walk` goes from an absolute path to the inode number. The table `path` goes from
-//! inode numbers to paths.
+//! `op=lookup` goes from the parent's inode number and a name to the inode number, and adds one
+//! reference for the client. corewalk's server does the same in a FUSE LOOKUP. The attributes of
+//! the reply come from the file system below and are not measured. `op=walk` goes from an absolute
+//! path to the inode number. The table `path` measures the way from inode numbers to paths.
 //!
-//! - `renamer=0` (no thread renames): the targets are any entries of the tree, and the baseline is
-//!   `rwlock-ahash`.
-//! - `targets=hot`: the targets are 64 entries, eight names deep. The baseline is `linux`. Rows
-//!   with `net_of=syscall` do not include the cost of a system call.
-//! - `entries=1000000`: the targets are any entries of a tree of a million. The baseline is the
-//!   best map from whole paths.
-//! - `over_threads=1`: walks by several threads, and the baseline is one thread.
+//! The rows have these parameters:
+//! - `renamer=0` (no thread renames): the names and paths are those of any entries of the tree. The
+//!   baseline is `rwlock-ahash`.
+//! - `targets=hot`: walks to 64 entries, eight names deep. The baseline is `linux`. In rows with
+//!   `net_of=syscall` the cost of a system call is subtracted.
+//! - `entries=1000000`: walks in a tree of a million entries. The baseline is the fastest map with
+//!   whole paths as keys.
+//! - `over_threads=1`: walks by several threads, compared with one thread of the same variant.
 //!
-//! `corewalk-table` is the inode table of corewalk alone, for a server that has everything else
-//! (`ours`). It has no call for a path, so a walk looks up one name after the other.
+//! The variant `corewalk-table` is the inode table of corewalk alone (`ours`). It is for a server
+//! that stores its files itself. It has no call that resolves a path, so a walk looks up one name
+//! after the other.
 //!
-//! Machines with 16 processors and more, where shared cache lines cost more, cannot be reproduced
-//! here. The table `path-under-rename` measures translations beside a renamer.
+//! Results of machines with 16 processors and more, where shared cache lines cost more, cannot be
+//! reproduced on a smaller one. The table `path-under-rename` measures path translations while
+//! another thread renames.
 //!
 //! # Claims
-//! A hot walk of eight names takes at most a sixth of the time of the host's stat(2) net of the
-//! system call. A walk in a tree of a million takes at most 1.3 times the time of the best map from
-//! whole paths. Two threads walk at least 1.9 times as fast as one. A lookup over the tree
-//! (`renamer=0`) in `corewalk-table` is no slower than one in `rwlock-ahash` with one thread, and
-//! 1.6 times as fast with two.
+//! - A walk of eight names to one of the 64 hot entries takes at most a sixth of the time of the
+//!   host's stat(2), less the cost of an empty system call.
+//! - A walk in a tree of a million entries takes at most 1.3 times the time of the best hash map
+//!   from whole paths to inode numbers.
+//! - Two threads walk at least 1.9 times as fast as one.
+//! - While no thread renames, a lookup by one thread in `corewalk-table` is no slower than one in
+//!   `rwlock-ahash`. With two threads it is 1.6 times as fast.
 //!
 //! # Checks
-//! Those of `names`: every answer is compared with the tree, and corewalk must not call the file
-//! system below it.
+//! Each answer is compared with the tree of names. corewalk must not call its file system.
 
 use super::names::{self, BASELINE, BEST_MAP, Forest, VARIANTS};
 use super::prelude::*;
@@ -64,7 +67,7 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     measure_memory(run, entries, samples)
 }
 
-/// Measures the bytes per entry of each variant, each in a new process.
+/// Measures the bytes of memory that each variant needs per entry, each in a new process.
 fn measure_memory(run: &Run<'_>, entries: usize, samples: &mut Samples) -> anyhow::Result<()> {
     let Some(program) = &run.settings.program else { return Ok(()) };
     let resident = Cell::default().with("entries", entries);

@@ -1,38 +1,38 @@
-//! Table `mbcache`: the single operations of a cache from keys to values.
+//! Benchmark table `mbcache`: the single operations of a cache from keys to values (mbcache).
 //!
-//! Document 004 only publishes the time of a whole file-system benchmark. This table measures the
-//! calls of its cache, on 100,000 pairs. Units: operations per second of wall time, all threads
-//! together, and nanoseconds of processor time per operation.
+//! Document 004 publishes only the time of a whole file-system benchmark. This table measures the
+//! single calls of the cache, on 100,000 pairs of a key and a value. Units: operations per second
+//! of wall time, all threads together, and nanoseconds of processor time per operation.
 //!
-//! - `op=get`: checks whether a pair exists. It always exists.
-//! - `op=find`: returns a value of a key, and takes and drops a reference of the entry.
-//! - `op=get+create+delete`: one operation gets a pair, creates a second one and deletes a third
-//!   one.
+//! - `op=get`: checks whether a pair (a key and a value) exists, which it always does.
+//! - `op=find`: returns a value of a key; in `corewalk` under a reference of the entry.
+//! - `op=get+create+delete`: gets one pair, creates another one, and deletes a third one.
 //! - `values`: the number of values per key.
 //!
-//! Each thread has its own pairs, and all threads share each key. In `get+create+delete` the gets
-//! are of pairs that stay. A get of `corewalk` sets the referenced bit of its entry, and stores
-//! nothing if the bit is set. So only the first get of a pair stores.
+//! Each thread has its own values for each key. The gets of `get+create+delete` are of pairs that
+//! are never deleted. In `corewalk` only the first get of a pair stores: it sets the referenced
+//! bit.
 //!
 //! # The claim
-//! In `corewalk` the operation `get+create+delete` takes at most 0.6 of its time in `mutex-shards`,
-//! with one thread and with two.
+//! In `corewalk` the operation `get+create+delete` takes at most 0.6 of the time that it takes in
+//! `mutex-shards`, with one thread and with two.
 //!
 //! # Where the time goes
 //! - A find of `corewalk` takes and drops a reference: two atomic operations on the cache line of
-//!   the entry. A find of the hash tables copies a value under a lock. Another thread may free that
-//!   value before the caller uses it (trap T34). The hash tables do not prevent this.
-//! - A deletion of `corewalk` is an atomic operation on the cache line of the pair, and waits for
-//!   that line. The hash tables take locks, whose lines stay in the core's own cache. This is the
-//!   price of sharing no line between keys (G.7 of the crate).
-//! - A pair of `corewalk` takes 32 bytes, with a state and a generation. A pair of the hash tables
-//!   takes 21, so it is more often in the core's own cache.
+//!   the entry. A find of `mutex-shards` copies a value out of a hash table under a lock. Another
+//!   thread may free that value before the caller uses it (trap T34).
+//! - A deletion in `corewalk` is an atomic operation on the cache line of the pair, which the core
+//!   must fetch first. That is the price for separate cache lines of different keys (G.7 of the
+//!   crate). The locks of `mutex-shards` stay in the core's own cache.
+//! - A pair of `corewalk` takes 32 bytes, including a state and a generation. A pair of
+//!   `mutex-shards` takes 21 bytes, so it is more often in the core's own cache.
 //!
-//! The hash tables have no byte budget, drop no entries, and cannot tell which entry is in use.
+//! The hash tables of `mutex-shards` have no byte budget, drop no entries, and cannot tell which
+//! entry is in use.
 //!
 //! # Not measured
-//! Reclaim, waiting, and values with the maximum number of users, which tests of the crate cover.
-//! The table `xattr` compares the designs of document 004.
+//! Reclaim, waiting, and values that already have their maximum number of users are left to the
+//! tests of the crate. The table `xattr` compares the designs of document 004.
 //!
 //! # Checks
 //! Every answer is compared with the right one. The cache must drop no entry.

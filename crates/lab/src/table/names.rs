@@ -1,19 +1,22 @@
-//! The measurements of the tables `lookup` and `path`, in which all variants answer the same
-//! questions.
+//! The measurements of the benchmark tables `lookup` and `path`, in which all variants answer the
+//! same questions.
 //!
+//! There are three measurements. In each, a target is the entry to which a walk goes, or whose path
+//! is asked for.
 //! - Over the tree ([`over_tree`], `renamer=0`): the targets are any of 100,000 entries, most of
 //!   which miss the processor's caches. No thread renames meanwhile.
 //! - Hot ([`hot`], `targets=hot`): the targets are few entries at a depth of eight, which stay in
-//!   the caches. So these rows show the cost of a walk or translation that waits for no memory.
-//!   Only these rows are compared with the host kernel net of its system call. `op=walk` has 64
-//!   targets. `op=path` has one, a directory: its variant `linux` is getcwd(2), and a process has
-//!   one working directory.
-//! - Cold ([`cold`], `entries=1000000`): the targets are any entries of a tree of a million. Nearly
-//!   every access misses the caches. The baseline is the best map from whole paths, chosen in each
-//!   round.
+//!   the caches. So the results show the cost of a walk or path translation that waits for no
+//!   memory. Only this measurement also compares with the host kernel less the cost of a system
+//!   call. `op=walk` has 64 targets. `op=path` has only one, a directory: its variant `linux` is
+//!   getcwd(2), and a process has only one working directory.
+//! - Cold ([`cold`], `entries=1000000`): the targets are any entries of a tree of a million
+//!   entries. Nearly every access misses the caches. The baseline in each round is the fastest of
+//!   three maps that have whole paths as keys.
 //!
 //! # Checks
-//! Every answer is compared with the tree. corewalk must not call the file system below it.
+//! Every answer is compared with the tree of names (`Corpus`). During a measurement corewalk must
+//! not call its file system.
 //!
 //! Source: stat(2), getcwd(2).
 
@@ -28,7 +31,8 @@ use std::time::Instant;
 
 /// The baseline over the tree.
 pub(super) const BASELINE: &str = "rwlock-ahash";
-/// The baseline of cold walks: the fastest of [`MAPS`] in each round.
+/// The baseline of walks in the tree of a million entries. It is no variant of its own: in each
+/// round it has the result of the fastest of [`MAPS`].
 pub(super) const BEST_MAP: &str = "best-path-map";
 /// Variants that hold the names of the tree.
 pub(super) const VARIANTS: [&str; 4] = ["corewalk", "corewalk-table", BASELINE, "libfuse-node"];
@@ -43,7 +47,8 @@ const DRAWS_COLD: (usize, usize) = (4_096, 524_288);
 const DRAWS_HOT: usize = 4_096;
 /// The distance between the first questions of two consecutive slices.
 const STEP: usize = 8_191;
-/// The depth of hot targets. In a shallower tree it is the largest depth.
+/// The depth of the few entries to which [`hot`] walks, or whose paths it asks for. If no entry of
+/// the tree is that deep, the largest depth of the tree is used.
 pub(super) const DEPTH: usize = 8;
 /// Entries that a hot walk asks about.
 const WALKED: usize = 64;
@@ -55,8 +60,9 @@ pub(super) struct Forest {
 }
 
 impl Forest {
-    /// Returns the tree in every variant. The last variant is the kernel, unless the tree has
-    /// made-up names.
+    /// Loads the same tree into every implementation that the benchmark compares. The last one is
+    /// the host kernel. It is missing if the tree has made-up names, since those do not exist on
+    /// the host.
     ///
     /// # Errors
     /// An error of loading.
@@ -100,7 +106,8 @@ fn with_processors(variants: usize, baseline: &'static str, settings: &Settings)
     Sweep::new(cells, variants, baseline, 1.0)
 }
 
-/// Asks every variant about any entry of the tree, and adds the rows.
+/// Measures the operation `op` in every variant, for random entries of the whole tree, and adds the
+/// result rows.
 ///
 /// # Errors
 /// If an answer is wrong, or corewalk called the file system below it.
@@ -135,7 +142,8 @@ pub(super) fn hot(
         Op::Path => vec![Box::new(Cwd::open(&corpus.path(pool[0]), &[])?)],
         _ => load(&MAPS, corpus)?,
     };
-    // For paths, `Cwd` stands for the host kernel (by getcwd(2)), so `Linux` is left out.
+    // For path translations, `Cwd` measures the host kernel by getcwd(2). So the other variant of
+    // the kernel, `Linux`, is left out.
     let is_asked = |table: &&dyn Namespace| op == Op::Walk || table.variant() != "linux";
     let tables = forest.tables.iter().map(|table| &**table).filter(is_asked);
     let tables: Vec<_> = tables.chain(more.iter().map(|table| &**table)).collect();
@@ -144,7 +152,8 @@ pub(super) fn hot(
     ask(run, &sweep.with(&at), op, &tables, draw, samples)
 }
 
-/// Measures walks of corewalk and of the maps in a tree of a million, and adds the rows.
+/// Measures walks of corewalk and of the path maps in a tree of a million entries, and adds the
+/// result rows.
 ///
 /// # Errors
 /// As [`over_tree`].
@@ -164,7 +173,8 @@ pub(super) fn cold(run: &Run<'_>, sweep: &Sweep, samples: &mut Samples) -> anyho
     Ok(())
 }
 
-/// Measures all variants in all cells. `draw` returns the questions of one worker for a seed.
+/// Measures all variants in all cells (sets of parameters). `draw` chooses the operations of one
+/// worker at random, from a seed.
 fn ask(
     run: &Run<'_>,
     sweep: &Sweep,
@@ -204,7 +214,8 @@ fn measure(
     Ok(slice)
 }
 
-/// Returns the hot targets and their depth: [`DEPTH`], or the depth of the tree if that is less.
+/// Returns the few entries that [`hot`] asks for again and again, and their depth. The depth is
+/// [`DEPTH`], or the depth of the tree if that is less.
 fn pool(corpus: &Corpus, op: Op) -> Option<(usize, Vec<u64>)> {
     let is_usable = |&ino: &u64| {
         ![ROOT, SYNTHETIC].contains(&ino) && (op != Op::Path || corpus.is_directory(ino))
@@ -246,7 +257,8 @@ mod tests {
                 let questions = [Questions::draw(&corpus, op, 500, 7, &[])];
                 let slice = measure(&*table, op, &questions, 10, time).unwrap();
                 assert!(slice.ops > 0 && slice.wrong == 0, "{}", table.variant());
-                // The last entry of the larger tree is not in this table, so each answer must count
+                // Control: ask `table` for an entry that it does not have. `table` has the tree
+                // `corpus`, and the tree `other` has this one entry more. So each answer must count
                 // as wrong.
                 let last = [other.len() as u64];
                 let questions = [Questions::draw(&other, op, 10, 7, &last)];

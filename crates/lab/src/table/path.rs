@@ -1,30 +1,35 @@
 //! Table `path`: inodes to paths.
 //!
-//! Source: the questions that the inode tables of libfuse, SeaweedFS, fuse_mt, easy_fuser and
-//! mountpoint-s3 answer when a server needs the path of a file. Documents 000 and 001 made these
-//! answers cheap in Linux. Units: operations per second of wall time, all threads together, and
-//! nanoseconds of processor time per operation. `op=path` goes from an inode number to the full
-//! path, in memory of the caller.
+//! Source: a FUSE server may need the path of a file. The inode tables of libfuse, SeaweedFS,
+//! fuse_mt, easy_fuser and mountpoint-s3 find it. Documents 000 and 001 made such path translations
+//! cheap in Linux. Units: operations per second of wall time, all threads together, and nanoseconds
+//! of processor time per operation. `op=path` goes from an inode number to the full path, in memory
+//! of the caller.
 //!
-//! - `renamer=0` (no thread renames): the targets are any of 100,000 real entries, seven names deep
-//!   in the mean. The baseline is `rwlock-ahash`.
-//! - `targets=hot`: the target is one directory, eight names deep. The baseline is `linux`. Rows
-//!   with `net_of=syscall` do not include the cost of a system call.
-//! - `over_threads=1`: translations by several threads, and the baseline is one thread.
+//! The rows have these parameters:
+//! - `renamer=0` (no thread renames): the paths of any of 100,000 real entries, seven names deep on
+//!   average. The baseline is `rwlock-ahash`.
+//! - `targets=hot`: the path of one directory, eight names deep. The baseline is the host kernel
+//!   (`linux`). In rows with `net_of=syscall` the cost of a system call is subtracted.
+//! - `over_threads=1`: path translations by several threads, compared with one thread of the same
+//!   variant.
 //!
-//! `linux` works differently: it reads the link of the parent's descriptor, or with `targets=hot`
-//! the working directory of the thread (getcwd(2)).
+//! The variant `linux` is the host kernel. To get the path of a file, it reads the link
+//! `/proc/self/fd/N` of its open parent directory. With `targets=hot` it calls getcwd(2) instead,
+//! for the path of the thread's working directory.
 //!
 //! # Claims
-//! Over the tree (`renamer=0`) corewalk with one thread is no slower than `rwlock-ahash`. With two
-//! threads it is 1.8 times as fast as `rwlock-ahash` with two, and three times as fast as
-//! `libfuse-node` with two. The inode table alone (`corewalk-table`) is no slower than
-//! `rwlock-ahash` with one thread, and 1.6 times as fast with two. A hot path takes at most a
-//! quarter of the time of getcwd(2) net of the system call.
+//! - For the paths of any of the 100,000 entries (`renamer=0`), corewalk with one thread is no
+//!   slower than `rwlock-ahash`. With two threads it is 1.8 times as fast as `rwlock-ahash` with
+//!   two, and three times as fast as `libfuse-node` with two.
+//! - The inode table alone (`corewalk-table`) is no slower than `rwlock-ahash` with one thread, and
+//!   1.6 times as fast with two.
+//! - For the path of one directory (`targets=hot`), corewalk takes at most a quarter of the time of
+//!   getcwd(2). The cost of an empty system call is subtracted from the time of getcwd(2).
 //!
 //! # Checks
-//! Those of `names`: every answer is compared with the tree. The table `path-under-rename` measures
-//! translations beside a renamer.
+//! Each translated path is compared with the path in the tree of names (`names`). Path translations
+//! while another thread renames are measured in the table `path-under-rename`.
 
 use super::names::{self, Forest};
 use super::prelude::*;

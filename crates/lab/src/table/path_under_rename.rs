@@ -1,33 +1,42 @@
-//! Table `path-under-rename`: the cost that a rename elsewhere adds to a path translation.
+//! Benchmark table `path-under-rename`: how much a path translation slows down while another thread
+//! renames.
 //!
-//! Source: document 001 (Long, September 2013) and its review. Units: translations per second of
-//! the reader's processor time (`clock=cpu`) and of its wall time (`clock=wall`, which includes
-//! waits for a lock); renames per second of wall time; and restarts per million translations.
+//! Source: document 001 (Long, September 2013) and its review. A translation goes from a directory
+//! to its path. Units:
+//! - translations per second of processor time of the thread that translates (`clock=cpu`), and of
+//!   its wall time (`clock=wall`, which includes waits for a lock);
+//! - renames per second of wall time;
+//! - restarts per million translations.
 //!
-//! The document profiled AIM7's short workload: d_path and getcwd took 83 % of the remaining time
-//! in spin locks. It replaced the lock by the sequence of all renames. The review asked about many
-//! renames: any rename anywhere then makes a translation start again, and take the lock in the end.
+//! Document 001 profiled the short workload of AIM7 on top of the lockref patches. Of the time in
+//! spin locks, d_path and getcwd took 83 %, since both take the lock `rename_lock`. The patch of
+//! the document reads the sequence number of all renames instead. In the review it was asked what
+//! happens if there are many renames. Each rename, in any directory, makes a translation start
+//! again, and in the end the translation takes the lock. This table measures that.
 //!
-//! One reader translates one directory eight levels deep, again and again. One renamer renames a
-//! file or directory there and back as fast as it can. Each thread has its own processor.
+//! One thread, the reader, translates one directory eight levels deep, again and again. Another
+//! thread, the renamer, renames a file or directory to a second name and back, as fast as it can.
+//! Each thread has its own processor.
 //!
-//! - `elsewhere`: the renamer renames a file in another directory, made a thousand files after the
-//!   reader's directory.
-//! - `neighbour`: the file in another directory was made right after the reader's directory, so the
-//!   two entries may share cache lines.
-//! - `ancestor`: the renamer renames a directory on the reader's path.
-//! - `apart`: the renamer works in another namespace, which shows the cost of two busy processors.
+//! The parameter `renamer` says which file or directory is renamed:
+//! - `elsewhere`: a file in another directory. A thousand other files were made between the
+//!   reader's directory and this file.
+//! - `neighbour`: a file in another directory. The file was made right after the reader's
+//!   directory, so the two entries may share cache lines.
+//! - `ancestor`: a directory on the reader's path.
+//! - `apart`: a file in another namespace, which shows the cost of two busy processors.
 //!
-//! `linux` is getcwd(2) in a working directory of the same path, and rename(2), on the host. One
-//! row has the cost of an empty system call. A rename of the host takes a microsecond or more, so
-//! it disturbs its reader less often. Dropped: processes, mounts, 80 processors.
+//! The variant `linux` is the host kernel: getcwd(2) in a working directory of the same path, and
+//! rename(2). One row has the cost of an empty system call. A rename on the host takes a
+//! microsecond or more, so the reader of `linux` is disturbed by fewer renames. The benchmark of
+//! document 001 also had many processes, mounts and 80 processors, which this table leaves out.
 //!
 //! # Checks
-//! Every path is compared with the paths that the directory can have. A wrong path fails the run.
-//! Reader and renamer must both make progress. A slice is made of short pieces. A piece in which
-//! the renamer waited for a processor is measured again. Rows of retries exist only for variants
-//! whose counter of retries moved beside the renamer `ancestor`, since a counter that never moves
-//! proves nothing.
+//! The reader compares every path with the right paths: before and after a rename of its ancestor.
+//! A wrong path fails the run. Reader and renamer must both make progress. A time slice is measured
+//! in pieces of 20 ms. If the renamer waited too long for a processor in a piece, another piece is
+//! measured. Renames of the ancestor must make translations start again. If a variant counts no
+//! restart even then, its counter does not work, and it gets no rows for restarts.
 
 use super::prelude::*;
 use crate::baseline::{Cwd, Namespace};
@@ -41,12 +50,13 @@ const RENAMES_MIN: f64 = 1e6;
 const BELOW: [&str; 5] = ["projects", "corewalk", "crates", "lab", "src"];
 /// The other name of `BELOW[1]`, the ancestor that is renamed.
 const AWAY: &str = "corewalk-next";
-/// The largest share of its time for which the renamer may wait for a processor.
+/// The share of its time for which the renaming thread may wait for a processor. If it waits
+/// longer, the piece of the measurement is discarded.
 const STARVED_MAX: f64 = 0.1;
 /// Operations of each side in a slice, at least.
 const OPS_MIN: u64 = 500;
-/// The length of the pieces of a slice. In a short piece other processes disturb the renamer less
-/// often.
+/// The length of the pieces of which a time slice is made. In a short piece, other processes are
+/// less likely to disturb the renamer.
 const PIECE: Duration = Duration::from_millis(20);
 /// How many times as many pieces are tried as are needed.
 const TRIES: usize = 2;
@@ -58,7 +68,8 @@ const OPTIMISTIC: [&str; 2] = ["corewalk", Design::SeqLock.name()];
 const VARIANTS: usize = 5;
 /// The renamers.
 const RENAMERS: [&str; 5] = ["none", "apart", "elsewhere", "neighbour", "ancestor"];
-/// The number of files made between the translated directory and the renamed file.
+/// This many other files are made after the reader's directory, and before the file that
+/// `elsewhere` renames. So the dentries of that directory and that file are far apart in memory.
 const FILLERS: usize = 1000;
 /// Room for names.
 const CAPACITY: usize = 2 * FILLERS;
@@ -80,7 +91,8 @@ struct Place {
     _scratch: Scratch,
     /// The path of the translated directory, and its path after one of its ancestors is renamed.
     right: [Vec<u8>; 2],
-    /// The parent directory of the ancestor, and that of the file that is renamed elsewhere.
+    /// Two directories: the parent of the directory that the renamer `ancestor` renames, and the
+    /// parent of the files that the renamers `elsewhere` and `neighbour` rename.
     parents: [Vec<u8>; 2],
 }
 
@@ -114,8 +126,9 @@ fn sweeps(_settings: &Settings) -> Vec<Sweep> {
 fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     let place = Place::make(run.table)?;
     let mut entrants = entrants(&place)?;
-    // The baseline of a variant is the variant itself without a renamer. So each visit measures it
-    // beside all renamers in turn.
+    // The rate of a variant while a thread renames is compared with the rate of the same variant
+    // without renames. So measure a variant with each value of `renamer`, one right after the
+    // other.
     run.each(&run.sweeps[0], entrants.len(), |visit| {
         if visit.is_first {
             run.add_syscall(visit.round, visit.cell, samples);
@@ -132,7 +145,8 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the parameters of the reader's rows. `clock`, if any, is one of them.
+/// Returns the parameters of the result rows for path translations: the operation, `renamer`, and
+/// `clock` if it is given.
 fn params(renamer: &str, clock: Option<&str>) -> Vec<(&'static str, Value)> {
     let params = [("op", "path".into()), ("renamer", renamer.into())];
     params.into_iter().chain(clock.map(|clock| ("clock", clock.into()))).collect()
@@ -209,9 +223,10 @@ fn entrants(place: &Place) -> anyhow::Result<Vec<Entrant>> {
 }
 
 impl Entrant {
-    /// Returns the sum of the measured pieces. A full run leaves out the pieces in which the
-    /// renamer waited too long for a processor. Returns None if no piece is left, or if the variant
-    /// does not have this renamer.
+    /// Measures the reader while `renamer` renames, in several short pieces of time, and adds up
+    /// the results of the pieces. A full run leaves out the pieces in which the renamer waited too
+    /// long for a processor. Returns None if no piece is left, or if the variant cannot run
+    /// `renamer`.
     fn slice(&self, settings: &Settings, renamer: &str) -> anyhow::Result<Option<Outcome>> {
         let at = RENAMERS.iter().position(|name| *name == renamer).unwrap_or(0);
         let (renamed, writers) = match (at, &self.apart) {
@@ -281,8 +296,10 @@ impl Entrant {
         self.retries.push((round, renamer, retries));
     }
 
-    /// Adds the rows of retries of an optimistic variant, if its counter moved beside the renamer
-    /// `ancestor`.
+    /// Adds the result rows that say how often path translations of this variant started again.
+    /// Only the variants in [`OPTIMISTIC`] start translations again. Renames of an ancestor must
+    /// cause restarts. If the variant counted none even then, its counter does not work, and no row
+    /// is added.
     fn add_retries(&self, samples: &mut Samples) {
         let variant = self.racer.variant();
         if !OPTIMISTIC.contains(&variant) {

@@ -1,26 +1,31 @@
-//! Tables `redo-size` and `lock-share`: many readers of paths beside many writers.
+//! Benchmark tables `redo-size` and `lock-share`: many threads translate dentries to paths while
+//! many other threads rename.
 //!
 //! Source: document 000 (Long, February 2013). Units of `redo-size`: operations per second of wall
-//! time, all readers (`op=path`) or all writers (`op=rename`) together, and processor time per
-//! operation. Unit of `lock-share`: seconds in lock sections per second of a thread's wall time.
+//! time, and processor time per operation. The readers (`op=path`) and the writers (`op=rename`)
+//! have separate rows. Unit of `lock-share`: seconds in lock sections per second of a thread's wall
+//! time.
 //!
 //! # The document
-//! Oracle SLOB on a DL980 with 80 cores, with data files in a tmpfs. Sessions read and write, and
-//! make the kernel translate dentries to paths. The size of the redo log measures the amount
-//! written. With the shared side of a seqrwlock instead of the write side of the rename lock, the
-//! redo log grew by 8.5 to 21.3 %. A profile gave the share of time in spin locks.
+//! The document measured Oracle SLOB on a DL980 with 80 cores, with data files in a tmpfs. Sessions
+//! read and write, and make the kernel translate dentries to paths. The size of the redo log shows
+//! how much was written. With the shared side of a seqrwlock instead of the write side of the
+//! rename lock, the redo log grew by 8.5 to 21.3 %. A profile gave the share of time in spin locks.
 //!
 //! # Kept and dropped
-//! Kept: the grid of readers and writers, scaled from 80 cores to a small machine, with more
-//! threads than cores. A reader translates the paths of 64 files in turn, and all readers share the
-//! files. A writer renames its own file there and back as fast as it can. The document's writers
-//! rename almost nothing, so this load is harder. Dropped: the database and its user time, which
-//! was up to 97 % of the document's machine. So the percentages have another scale.
+//! As in the document, different numbers of readers and writers run together, with more threads
+//! than cores. Their numbers are scaled from 80 cores to a small machine. A reader translates the
+//! paths of 64 files in turn, and all readers share the files. A writer renames its own file away
+//! and back, as fast as it can. The document's writers rename almost nothing, so this load is
+//! harder. The document measured a database, in which its machine spent up to 97 % of the time. The
+//! tables run no database, so their percentages cannot be compared with those of the document.
 //!
 //! # Lock sections
-//! Only `lock-share` times them (`before::timed`). A translation of corewalk takes a lock only in a
-//! fallback, which its counters show. If the counters do not move in a trial with a disturbed
-//! reader, the table has no rows of corewalk. The locks of corewalk's renames are not timed.
+//! Only the table `lock-share` times how long threads wait for locks and hold them
+//! (`before::timed`). A path translation of corewalk takes a lock only as a fallback. A counter
+//! shows these fallbacks, and only they are timed. To test the counter, a trial first runs a reader
+//! of corewalk and a renamer that disturbs it. If the counter stays 0, `lock-share` leaves out the
+//! rows of corewalk. The locks of corewalk's renames are not timed.
 //!
 //! # Checks
 //! Every path is compared with the right one. A wrong path fails the run.

@@ -1,13 +1,14 @@
-//! Table `rename`: renames of files, in one thread and in several, in different directories and in
-//! one.
+//! Benchmark table `rename`: renames of files by one thread and by several, in different
+//! directories and in one.
 //!
 //! Documents 000 and 001 are about the lock that Linux took for each rename, and that every path
 //! translation had to take too. Neither document has a figure for renames. Linux today locks the
-//! directories of a rename, and for two directories also the whole file system
+//! directory of a rename. A rename between two directories also locks the whole file system
 //! (`s_vfs_rename_mutex`). Units: operations per second of wall time, all threads together, and
 //! nanoseconds of processor time per operation.
 //!
-//! Each thread renames its own 64 files there and back. The parameter `directories` tells where:
+//! Each thread has 64 files of its own. It renames each of them to another name, and later back to
+//! the first name. The parameter `directories` selects the old and the new directory:
 //!
 //! | value | each thread renames |
 //! |---|---|
@@ -16,13 +17,13 @@
 //! | `one` | different names within one directory, the same for all threads |
 //! | `apart` | within a file system of its own (corewalk only) |
 //!
-//! The rows with `apart` show how the machine itself scales, since these threads share no file
-//! system. Two processors of a virtual machine may be one core. `linux` is the host's tmpfs at
-//! /dev/shm.
+//! In the rows with `apart` the threads share no file system, so these rows show how the machine
+//! itself scales. Two processors of a virtual machine may be one core. `linux` is the host's tmpfs
+//! at /dev/shm.
 //!
 //! # Checks
-//! A rename succeeds only if the rename before it succeeded. All files have their first names at
-//! the end of each slice.
+//! Every rename must succeed. It can succeed only if the rename of the file before it has taken
+//! effect. At the end of each time slice, all files have their original names again.
 //!
 //! Source: rename(2); Linux `fs/namei.c` (`lock_rename`); documents 000 (Long, February 2013) and
 //! 001 (Long, September 2013).

@@ -1,12 +1,17 @@
-//! Claims about rows: how threads scale, how far a variant is ahead, and whether a claim holds.
+//! Claims about result rows, and the code that tests them. Examples are claims about how threads
+//! scale, and how far a variant is ahead.
 //!
-//! A claim compares rows, for example two threads with one thread, or corewalk with a baseline. Its
-//! text is one line that other programs can find: `claim: WORDS: held (FIGURE)`, `claim: WORDS: not
-//! held (FIGURE)` or `claim: WORDS: not measured`. If a run lacks the rows of a claim, the claim is
-//! not measured, which does not count as held.
+//! A claim compares result rows, for example two threads with one thread, or corewalk with a
+//! baseline. Its text is one line in a fixed form, so that other programs can find it:
+//! - `claim: WORDS: held (FIGURE)`;
+//! - `claim: WORDS: not held (FIGURE)`;
+//! - `claim: WORDS: not measured`, if the run lacks the rows of the claim.
 //!
-//! The figure is the `ratio` of a row where possible, since a ratio is computed in each round. A
-//! factor of two medians is less stable.
+//! A claim that is not measured does not count as held.
+//!
+//! A claim reports one number, its figure. Where possible, that is the `ratio` of a result row. In
+//! each round, the result of the row is divided by that of the baseline, and the ratio is the
+//! median over the rounds. The quotient of the medians of two rows is less stable.
 //!
 //! Source: `samples`.
 
@@ -38,16 +43,18 @@ pub(crate) enum Bound {
     Most(f64),
 }
 
-/// Parameters with their values. In [`find`] the value `*` matches any value.
+/// The names and values of parameters of a result row. In a search ([`find`]), the value `*`
+/// matches any value.
 type At = Vec<(&'static str, Value)>;
-/// The only row of a variant and a metric that has exactly these parameters.
+/// Names one result row: by its variant, by its metric, and by all of its parameters.
 type Cited = (&'static str, &'static str, At);
 
 /// A claim as `words.json` states it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Stated {
-    /// The claim without its bound. `{KEY}` stands for the parameter KEY of the row.
+    /// The text of the claim, without the bound of its figure, which is appended. `{KEY}` stands
+    /// for the value of the row's parameter KEY.
     words: &'static str,
     of: Of,
     /// The bound of the figure. Losses have none.
@@ -62,16 +69,18 @@ enum Of {
     Ratio(Cited),
     /// The ratio of the baseline to the row.
     Inverse(Cited),
-    /// The median of the first row over that of the second row.
+    /// The median of the first result row divided by the median of the second row.
     Medians(Cited, Cited),
     /// A published figure over the median of a row.
     Figure(f64, Cited),
-    /// The ratios of corewalk's throughput in all rows whose parameters match one of these sets.
+    /// The throughput of corewalk divided by that of its baseline. The claim covers each result row
+    /// that matches one of the given sets of parameters.
     Cells(Vec<At>),
-    /// The medians of the first variant's throughput over those of the second variant, in all rows
-    /// whose parameters match one of these sets.
+    /// The median throughput of the first variant divided by that of the second one. The claim
+    /// covers each result row that matches one of the given sets of parameters.
     Over(&'static str, &'static str, Vec<At>),
-    /// The rows of a variant whose parameters match one of these sets.
+    /// The number of result rows in which a variant is worse than its baseline. The claim covers
+    /// each row that matches one of the given sets of parameters.
     Losses(&'static str, Vec<At>),
 }
 
@@ -122,8 +131,8 @@ impl Stated {
 }
 
 impl Bound {
-    /// Returns 1 if a larger factor is better, or -1 if a smaller one is; then the bound, and the
-    /// word that names it in a claim.
+    /// Returns three parts of the bound: 1 if larger factors are better, or -1 if smaller ones are;
+    /// the number; and the word "least" or "most" for the text of a claim.
     fn parts(self) -> (f64, f64, &'static str) {
         match self {
             Bound::Least(least) => (1.0, least, "least"),
@@ -141,8 +150,8 @@ impl Claim {
         Claim::of(format!("{words}, at {word} x{bound}"), is_held, figure)
     }
 
-    /// Returns the claim that none of `rows` is behind its baseline by more than the spread of the
-    /// row.
+    /// Returns the claim that a variant is in no result row of `rows` worse than its baseline. A
+    /// row counts as worse only if the difference exceeds the spread of the row's measurements.
     pub(super) fn no_loss<'a>(words: &str, rows: impl IntoIterator<Item = &'a Row>) -> Claim {
         let rows: Vec<&Row> = rows.into_iter().filter(|row| row.ratio.is_some()).collect();
         let place = |row: &&Row| {
@@ -162,7 +171,9 @@ impl Claim {
         Claim::of(format!("{words} by more than the rows vary"), is_held, figure)
     }
 
-    /// Returns the claim that each of `factors` is within `bound`. The figure is the worst factor.
+    /// Returns the claim that all `factors` are within `bound`. Each factor is the throughput (or
+    /// the time) of one variant divided by that of another, in one result row. The claim reports
+    /// the worst factor.
     pub(super) fn in_every_cell(words: &str, factors: &[(f64, &Row)], bound: Bound) -> Claim {
         let (sign, bound, word) = bound.parts();
         let words = format!("{words}, at {word} x{bound} in every cell");
@@ -174,7 +185,8 @@ impl Claim {
         Claim::of(words, Some(right == of), figure)
     }
 
-    /// Returns a claim with its figure. `is_held` is None if a row of the claim was not measured.
+    /// Returns a claim with the text `words` that reports the numbers in `figure`. `is_held` tells
+    /// whether the claim is true. It is None if a result row that the claim needs was not measured.
     pub(super) fn of(words: String, is_held: Option<bool>, figure: String) -> Claim {
         Claim { words, is_held, figure }
     }
@@ -193,8 +205,9 @@ impl Display for Claim {
     }
 }
 
-/// Returns the ratios of corewalk's throughput to the baseline, in the rows that `is_meant`
-/// selects. Rows whose baseline is the same load with one thread are not among them.
+/// Returns the throughput of corewalk divided by that of the baseline, for each result row that
+/// `is_meant` selects by its parameters. Leaves out the rows that compare several threads with one
+/// thread.
 pub(super) fn rates(rows: &[Row], is_meant: impl Fn(&Params) -> bool) -> Vec<(f64, &Row)> {
     let is_rate = |row: &&Row| {
         row.metric == "ops_per_s" && !row.params.contains_key(OVER_THREADS) && is_meant(&row.params)
@@ -212,8 +225,9 @@ fn is_any(params: &Params, sets: &[At]) -> bool {
     sets.iter().any(|set| set.iter().all(|(key, value)| params.get(key) == Some(value)))
 }
 
-/// Returns true if the row is behind its baseline by more than the distance from its lowest to its
-/// highest round.
+/// Returns true if the variant of the result row is worse than its baseline, in the metric of the
+/// row. A difference counts only if it exceeds the spread of the variant's measurements, from the
+/// lowest round to the highest.
 fn is_loss(row: &Row) -> bool {
     let spread = if row.median > 0.0 { (row.max - row.min) / row.median } else { 0.0 };
     row.ratio.is_some_and(|ratio| match row.better {
@@ -222,7 +236,7 @@ fn is_loss(row: &Row) -> bool {
     })
 }
 
-/// Returns the row of `variant` with the metric and the parameters of `row`.
+/// Returns the result row of `variant` that has the same metric and the same parameters as `row`.
 pub(super) fn of_variant<'a>(rows: &'a [Row], row: &Row, variant: &str) -> Option<&'a Row> {
     rows.iter().find(|other| {
         other.variant == variant && other.metric == row.metric && other.params == row.params
@@ -317,7 +331,7 @@ mod tests {
         assert!(claim(r#"[[["op", "unlink"]]]"#, 1.0).ends_with("not measured"));
     }
 
-    /// Returns a row with `users` users and a spread of a tenth.
+    /// Returns a result row with `users` users and a spread of a tenth of its median.
     fn row(users: u64, ratio: Option<f64>) -> Row {
         Row {
             variant: String::from("corewalk"),

@@ -1,29 +1,33 @@
 //! Table `small-loads`: loads of everyday programs, which must not become slower.
 //!
-//! Document 000 (Long, February 2013) ran three loads with several threads, on 80 cores and on a PC
-//! with 4: `find $HOME -size 0b`, `cat /proc/*/maps /proc/*/numa_maps` and `git diff`. These loads
-//! show that the document's patches cost nothing where they gain nothing (`words.json`). Units:
-//! operations per second of wall time, all threads together, and nanoseconds of processor time per
-//! operation.
+//! Document 000 (Long, February 2013) is a series of patches of Linux's dentry cache. Long ran
+//! three loads with several threads, on 80 cores and on a PC with 4: `find $HOME -size 0b`, `cat
+//! /proc/*/maps /proc/*/numa_maps` and `git diff`. The patches do not make these loads faster, and
+//! the document shows that they hardly make them slower either. Its figures are in `words.json`.
+//! Units: operations per second of wall time, all threads together, and nanoseconds of processor
+//! time per operation.
 //!
-//! Each file system has a tree of 20,000 real names, all of which are in its cache. Every thread
-//! runs the whole load by itself, again and again.
+//! Each file system has a tree of 20,000 real names, all of which are in its dentry cache. Every
+//! thread runs the whole load by itself, again and again.
 //!
-//! - `find-size`: one operation lists an entry and reads its attributes. As in the original,
-//!   directories are opened and listed, and each name in them is looked up.
+//! - `find-size`: one operation lists an entry and reads its attributes. As in `find`, directories
+//!   are opened and listed, and each name in them is looked up.
 //! - `cat-maps`: one operation translates an open file to its path. As in a process with mapped
 //!   libraries, 64 files are open.
-//! - `git-diff`: one operation reads the attributes of a known path. As in git's index, the paths
-//!   are all files of the tree in order.
+//! - `git-diff`: one operation reads the attributes of a known path. The paths are those of all
+//!   files of the tree in order, as in git's index.
 //!
-//! `before-global-lock` is the kernel before the patches (3.8), over the same tmpfs. It takes a
-//! global lock for each translation, and a lock for each name in it. Dropped: file content, output,
-//! and for `cat-maps` the kernel's walk over the mappings of a process. `linux` reads the link of a
-//! descriptor, which is the same translation.
+//! `before-global-lock` is the design of Linux 3.8, before the patches of document 000, over the
+//! same tmpfs as corewalk. It takes a global lock for each path translation, and a lock for each
+//! name in the path. `linux` is the host kernel. In `cat-maps` it reads the link of an open file in
+//! `/proc/self/fd`, for which the kernel translates the file to its path. The benchmark leaves out
+//! parts of the three programs: file content, output, and for `cat-maps` the kernel's walk over the
+//! mappings of a process.
 //!
 //! # Checks
-//! Each listing must have as many names and directories as the tree. All files must be empty. Each
-//! path and each inode number must be right.
+//! When a thread lists a directory, it must find as many names and subdirectories as the benchmark
+//! has made there. All files must be empty. Each path must be the one by which the file was opened.
+//! Each inode number must be the one that the file had at the start.
 //!
 //! Source: document 000 (Long, "dcache: make Oracle more scalable on large systems").
 
@@ -46,7 +50,8 @@ const LOADS: [&str; 3] = ["find-size", "cat-maps", "git-diff"];
 /// The tree, as the loads know it.
 struct Plan {
     corpus: Corpus,
-    /// The path of every directory, with the numbers of names and of directories in it.
+    /// For each directory: its path, the number of names in it, and how many of these are
+    /// directories.
     directories: Vec<(Vec<u8>, usize, usize)>,
     /// Every file, in the order of the paths.
     files: Vec<Vec<u8>>,
@@ -104,7 +109,8 @@ impl Workload for Plan {
     }
 }
 
-/// Returns the first index of a thread, so that threads work at different places of the same list.
+/// Returns the index at which a thread begins to go through a list of `of` elements. Different
+/// threads begin at different places.
 fn part(of: usize, thread: usize) -> usize {
     // The fraction of the golden ratio spreads any number of threads.
     ((thread as f64 * 0.618_034).fract() * of as f64) as usize
@@ -128,7 +134,8 @@ fn find_size(user: &impl User, plan: &Plan, thread: usize, turn: Turn<'_>) -> La
             seen = (seen.0 + 1, seen.1 + usize::from(is_directory));
         }
         wrong += u64::from(seen != (*names, *directories));
-        // The directory itself counts as one operation, so an empty directory is one operation.
+        // Count the directory itself as one operation. Otherwise an empty directory would be no
+        // operation.
         Tally { ops: seen.0 as u64 + 1, wrong }
     })
 }
@@ -187,7 +194,8 @@ mod tests {
         let dir = user.open_dir(&first[..slash.max(1)]).unwrap();
         assert!(user.unlink(&dir, &first[slash + 1..]));
         for load in LOADS {
-            // On a busy machine a worker may do very little in one slice.
+            // In one time slice on a busy machine, a worker may not reach the removed file. So run
+            // up to 200 time slices, until one reports a wrong answer.
             let is_found = |slice: crate::crew::Slice| slice.wrong > 0 && slice.wrong < slice.ops;
             assert!((0..200).any(|_| is_found(slice(load))), "{load}");
         }

@@ -1,8 +1,10 @@
-//! Table `wakeup`: round trips between two sides that wait for each other at semaphores.
+//! Benchmark table `wakeup`: round trips between two sides that wait for each other at semaphores.
 //!
-//! Source: the waits that semop-multi of document 002 leaves out, and lmbench's `lat_sem`. Units:
-//! round trips per second of wall time, and nanoseconds of processor time of the asking side per
-//! round trip. A round trip is two operations and two waits on either side (`pingpong`).
+//! Source: lmbench's `lat_sem`, which measures calls of semop(2) that block. The benchmark
+//! semop-multi of document 002 has no such calls. Units: round trips per second of wall time, and
+//! processor time per round trip, in nanoseconds. The processor time is that of the side that
+//! begins each round trip. In a round trip each side adds to one semaphore, and waits once at the
+//! other one (`pingpong`).
 //!
 //! | parameter | meaning |
 //! |---|---|
@@ -14,13 +16,14 @@
 //! `NamespaceOptions::spin_ns_max`.
 //!
 //! # Claims
-//! The kernel wakes a sleeping thread in both variants. So a round trip with `corewalk` takes at
-//! most 1.05 of its time with the host kernel's semaphores. With a crowd of waiters it takes no
-//! longer than with the kernel's, since other waiters must not make the wake-up of one waiter
+//! corewalk also uses the host kernel to wake a sleeping thread, so it can hardly be faster than
+//! the kernel's semaphores. The claim is that a round trip with corewalk's semaphores takes at most
+//! 1.05 times as long as with the kernel's. With many waiting threads (`waiters`) it takes no
+//! longer than with the kernel's semaphores. Other waiters must not make the wake-up of one waiter
 //! slower.
 //!
 //! # Checks
-//! Every call must succeed, and both semaphores must be zero at the end.
+//! Every call must succeed. The two semaphores of a round trip must be zero at the end.
 
 use super::prelude::*;
 use crate::pingpong::{self, SemPair};
@@ -47,8 +50,9 @@ fn sweeps(settings: &Settings) -> Vec<Sweep> {
     vec![Sweep::new(all, 2, BASELINE, SHARE_OF_TIME)]
 }
 
-/// Returns the parameters `workers` and `cpus` of round trips, with their values. A unit test has
-/// no processes.
+/// Returns the parameters `workers` and `cpus` of a benchmark of round trips, each with its values.
+/// In a unit test `workers` has no value `processes`. A worker process is the program
+/// `corewalk-lab`, which a unit test cannot start.
 pub(super) fn axes(settings: &Settings) -> [(&'static str, Vec<Value>); 2] {
     let kinds = 1 + usize::from(settings.program.is_some());
     let cpus = cpus::each().len().min(2);

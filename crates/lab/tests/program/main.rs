@@ -1,7 +1,8 @@
-//! The lab as its users run it: the program, its exit status, and its JSON.
+//! Tests of the benchmark program `corewalk-lab` as its users run it: its exit status, and its
+//! JSON.
 //!
-//! Every run is a quick one. It shows that a table works and that its rows follow the schema, not
-//! how fast anything is.
+//! Every run is a quick one. It shows that a benchmark works and that its result rows follow the
+//! schema. It does not show how fast anything is.
 
 #![forbid(unsafe_code)]
 

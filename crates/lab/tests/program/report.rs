@@ -1,4 +1,5 @@
-//! `corewalk-lab report` must make a page from files, and print one clear line for a mistake.
+//! Checks that `corewalk-lab report` makes a page from result files. If a file or an argument is
+//! wrong, it must print one clear line.
 //!
 //! Source: the contract of the program in DESIGN.md, section 5.
 

@@ -40,7 +40,7 @@ fn looked_at(cache: &Mbcache, key: u64) -> usize {
     slots
 }
 
-/// Returns the number of handles of a pair, as `delete_or_get` reports it.
+/// Returns the number of handles of a pair, as a failed `delete_or_get` reports it.
 fn handles(cache: &Mbcache, key: u64, value: u64) -> u64 {
     cache.delete_or_get(key, value).map_or(0, |busy| busy.state.count())
 }
@@ -127,8 +127,9 @@ fn full_cache_drops_what_was_not_used_and_keeps_as_many_as_it_says() {
     assert!((most / 2..most * 9 / 10).contains(&kept), "{kept} of {most}");
 }
 
-/// Even values prefer one slot of each line of the index, and odd values the other slot. Whether
-/// the values are even, odd or mixed, the cache must use about three quarters of all slots.
+/// Each cache line of the index has two slots. An entry with an even value prefers the first slot,
+/// and one with an odd value the second. Whether the values are even, odd or mixed, the cache must
+/// use about three quarters of all slots.
 #[test]
 fn full_cache_uses_three_quarters_of_its_slots_whatever_the_values_are() {
     for (factor, first) in [(1, 0), (2, 0), (2, 1)] {
@@ -149,8 +150,8 @@ fn full_cache_whose_entries_are_all_held_takes_no_more() {
         if let Err(error) = cache.create(value, value) {
             break error;
         }
-        // All entries but the newest have handles. So reclaim in `create` could drop only the
-        // newest entry. Give that entry a handle too.
+        // All entries but the newest have handles, so the reclaim inside `create` can only drop the
+        // newest entry. Take a handle of the newest entry too.
         held.extend(cache.find_first(value));
     };
     assert_eq!((full, held.len()), (CreateError::Full, 180), "each slot has an entry");
@@ -161,8 +162,9 @@ fn full_cache_whose_entries_are_all_held_takes_no_more() {
     assert_eq!(cache.create(1_001, 1_001), Ok(()), "the newest is not held");
 }
 
-/// If all lines that a key may use are full of used entries, `create` must first clear their
-/// referenced bits. Then it must drop one of these entries.
+/// The entries of one key can be in 128 cache lines of the index only. Here these lines are full,
+/// and all their entries were used. `create` must then clear the referenced bits of these entries,
+/// and drop one of them.
 #[test]
 fn key_with_too_many_values_loses_one_for_each_new_one() {
     let cache = cache(10_000);
@@ -173,9 +175,10 @@ fn key_with_too_many_values_loses_one_for_each_new_one() {
     assert_eq!((cache.stats().entries, cache.stats().reclaimed), (256, 144));
 }
 
-/// Many keys have one home line (the line where their searches begin). A search for them must get
-/// as long as one window of lines, and no longer. Entries of keys with other home lines in that
-/// window must still be found.
+/// Checks many keys whose hashes select the same cache line of the index. Their entries may be in
+/// that line and the 127 lines after it. The test creates more entries than fit there. A search
+/// must then read all 128 lines, and no more. An entry of another key in these lines must still be
+/// found.
 #[test]
 fn keys_of_one_home_are_kept_to_one_window() {
     let cache = cache(1_000);
@@ -206,8 +209,8 @@ fn pair_is_there_once_and_keeps_its_flag() {
     assert_eq!(cache.stats().entries, 0);
 }
 
-/// A search must not return values of other keys that have the same home line. A slot whose entry
-/// has ended must be used again.
+/// A search must return only values of its own key, not those of other keys whose searches begin at
+/// the same line. A slot from which an entry was deleted must be used again.
 #[test]
 fn values_of_a_key_come_without_those_of_others() {
     let cache = cache(12);
@@ -229,9 +232,10 @@ fn values_of_a_key_come_without_those_of_others() {
     }
 }
 
-/// Invariant I.1: the reach of a home line (how far a search from it goes) must cover all entries
-/// of its keys. So it must grow with them. After these entries have ended, it must shrink when new
-/// ones are created.
+/// Invariant I.1: a search reads the cache line that the key's hash selects. It also reads some
+/// lines after that one, and the first line stores their number, the *reach*. The reach must grow
+/// when entries of the key are created in later lines. After these entries have been deleted, calls
+/// of `create` must lower the reach again.
 #[test]
 fn home_reaches_as_far_as_its_entries_stand() {
     let cache = cache(30);
@@ -309,8 +313,8 @@ fn entries_that_were_used_survive_a_scan() {
     assert_eq!(cache.scan(u64::MAX), 50);
 }
 
-/// Control of trap T37: `find_first` does not set the referenced bit, so a scan must drop entries
-/// that were only found.
+/// Control of trap T37: `find_first` does not set the referenced bit. So a scan must drop entries
+/// that were found by `find_first` but never used.
 #[test]
 fn control_entries_that_were_only_looked_at_are_dropped() {
     let cache = cache(1_000);
@@ -372,9 +376,9 @@ fn value_at_its_cap_is_not_found_until_it_has_fewer_users() {
     assert_eq!(cache.stats().entries, 0);
 }
 
-/// Creates `count` values of one key, one after the other, and calls `each` with a handle of each
-/// value. `each` is to make the value full. Returns the number of slots that a search for the key
-/// then examines.
+/// Creates `count` values of one key. Right after it has created a value, marks the value as full
+/// (with the maximum number of users), and calls `each` with a handle of it. Returns the number of
+/// slots that a search for the key examines afterwards.
 fn slots_looked_at<'c>(
     cache: &'c Mbcache,
     count: u64,
@@ -390,8 +394,9 @@ fn slots_looked_at<'c>(
     looked_at(cache, 1)
 }
 
-/// Trap T39: full blocks must not make long chains. A search for a content must examine only one
-/// line of the index, however many full blocks have that content.
+/// Trap T39: blocks that are full (with the maximum number of users) must not make searches long. A
+/// search for their content must examine only one cache line of the index, however many full blocks
+/// have that content.
 #[test]
 fn find_among_any_number_of_full_values_looks_at_one_line() {
     for count in [10, 1_000] {
@@ -403,7 +408,9 @@ fn find_among_any_number_of_full_values_looks_at_one_line() {
     }
 }
 
-/// Control of trap T39: full values with a handle stay in the index, so a search must examine them.
+/// Control of trap T39: all values are full (with the maximum number of users). The cache drops the
+/// entry of a full value only when its last handle is dropped, and this test keeps all handles. So
+/// a search must examine all these entries.
 #[test]
 fn control_find_looks_at_full_values_that_stay() {
     let cache = cache(2_000);

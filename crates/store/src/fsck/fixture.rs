@@ -1,4 +1,4 @@
-//! Makes small stores for tests of damage. A test can change single records of such a store.
+//! Makes small stores, of which a test can damage single records.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,8 +20,8 @@ pub(super) fn options() -> StoreOptions {
     StoreOptions { log_bytes: 64 << 10, ..StoreOptions::default() }
 }
 
-/// Makes a store and returns its path. The store has a directory (inode 2) with a file (inode 3),
-/// which has data and an attribute block (id 1).
+/// Makes a store and returns its path. The store has a directory (inode 2), which contains a file
+/// (inode 3). The file has data and an attribute block (id 1).
 pub(super) fn store(name: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("fsck-{}-{name}", std::process::id()));
     let store = Store::open(&path, &options()).unwrap();
@@ -37,7 +37,7 @@ pub(super) fn store(name: &str) -> PathBuf {
     path
 }
 
-/// Opens the database of the store in `path`. Returns the device of the database, too.
+/// Opens the database of the store in `path`. Returns the device of the database and the database.
 pub(super) fn database_of(path: &Path) -> (Arc<dyn Device>, Database) {
     let file = std::fs::File::options().read(true).write(true).open(path.join("meta")).unwrap();
     let device: Arc<dyn Device> = Arc::new(FileDevice::new(file).unwrap());
@@ -55,7 +55,7 @@ pub(super) fn write(path: &Path, change: impl FnOnce(&Snapshot, &Secret) -> Vec<
     database.write(&records).unwrap();
 }
 
-/// Changes records of a new store and returns the findings of a check.
+/// Makes a store, changes some of its records, and returns the findings of `fsck`.
 pub(super) fn found(
     name: &str,
     change: impl FnOnce(&Snapshot, &Secret) -> Vec<(Key, Record)>,
@@ -90,8 +90,8 @@ pub(super) fn extent(logical: u64, physical: u64, len: u64) -> (Key, Record) {
     (Key::at(Kind::Extent, 3, logical), Some(extent.encode().into()))
 }
 
-/// Returns a change that gives the last record of `kind` the key `to`. If no record has that kind,
-/// the change adds an empty record.
+/// Returns a closure that changes the key of the last record of `kind` to `to`. If there is no
+/// record of that kind, the closure adds an empty record with the key `to`.
 pub(super) fn rekeyed(
     kind: Kind,
     to: Key,
@@ -109,8 +109,8 @@ pub(super) fn rekeyed(
     }
 }
 
-/// Returns a change of the record for the hash of `name` in `dir`. Afterwards the record has one
-/// entry: `name`, which leads to inode `ino`.
+/// Returns a closure that changes the record for the hash of `name` in the directory `dir`.
+/// Afterwards that record has a single entry, which leads from `name` to inode `ino`.
 pub(super) fn named(
     dir: u64,
     name: &'static [u8],
@@ -125,7 +125,7 @@ pub(super) fn named(
     }
 }
 
-/// Returns damaged extents of one file: the sum of their lengths exceeds a `u64`.
+/// Returns damaged extents of one file, whose lengths together exceed a `u64`.
 pub(super) fn uncountable() -> Vec<(Key, Record)> {
     let extent = Extent { physical: 0, len: BLOCKS_MAX, is_written: false }.encode();
     let value: Arc<[u8]> = extent.into();

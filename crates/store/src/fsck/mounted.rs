@@ -1,5 +1,5 @@
-//! Tests of a mounted store that has damaged records. Each operation on these records must fail, or
-//! be carried out in full.
+//! Tests of operations on a mounted store that has damaged records. Each operation on such a record
+//! must fail, or be carried out in full.
 
 use corewalk::{Errno, Fallocate, FileKind, FileSystem as _, Make, Name, Node, RenameMode};
 
@@ -25,8 +25,8 @@ fn name(name: &str) -> Name<'_> {
     Name::new(name.as_bytes()).unwrap()
 }
 
-/// Mounts a store with changed records and calls `run`. Then checks that the store can still be
-/// changed, and that a check of it reports exactly `findings`.
+/// Makes a store, changes records with `change`, mounts the store and calls `run`. Then checks that
+/// the store can still be changed, and that `fsck` reports exactly `findings`.
 fn try_with(
     what: &str,
     change: impl FnOnce(&Snapshot, &Secret) -> Vec<(Key, Record)>,
@@ -56,8 +56,8 @@ fn directory_that_says_it_has_no_entries_loses_none() {
             let renamed = store.rename((dir(), name("file")), (root(), name("x")), mode);
             assert_eq!(renamed, Err(Errno::IO));
         }
-        // The record of directory `dir` wrongly says that it has 0 entries. So `remove` must read
-        // the entries to find that the directory is not empty.
+        // The record of directory `dir` wrongly gives 0 as the number of its entries. So `remove`
+        // must read the entries to find that the directory is not empty.
         assert_eq!(store.remove(root(), name("dir"), dir()), Err(Errno::IO));
         let other = store.make(root(), name("other"), &Make::new(0o040_755, 0, 0)).unwrap();
         let renamed = store.rename((root(), name("other")), (root(), name("dir")), moves[0]);
@@ -82,16 +82,18 @@ fn directory_that_counts_no_subdirectories_loses_none() {
     let run = |store: &Store| {
         store.remove(dir(), name("file"), file()).unwrap();
         store.forget(3, 0);
-        // The root's stored count of subdirectories is wrongly 0. A rename within the root does not
-        // change that count, so it succeeds. A removal would make the count negative, so it fails.
+        // The root's stored count of subdirectories is wrongly 0. A rename within the root leaves
+        // that count as it is, so the rename succeeds. A removal would make the count negative, so
+        // it must fail.
         store.rename((root(), name("dir")), (root(), name("x")), RenameMode::Replace).unwrap();
         assert_eq!(store.remove(root(), name("x"), dir()), Err(Errno::IO));
         let made = store.make(root(), name("sub"), &Make::new(0o040_755, 0, 0)).unwrap();
         let sub = Node::detached(made.ino, made.kind());
         store.rename((root(), name("x")), (sub, name("dir")), RenameMode::Replace).unwrap();
-        // The move of `x` out of the root has made the stored count of subdirectories 0 again. So
-        // `sub` cannot be moved out of the root, because the count would become negative. It cannot
-        // be removed either, since it contains the moved directory.
+        // At the start, the test set the root's count of subdirectories to 0, one too low. Now the
+        // root has only the subdirectory `sub`, which contains directory 2, and the count is
+        // again 0. So a move of `sub` out of the root must fail, because the count would become
+        // negative. A removal of `sub` must fail too, because `sub` is not empty.
         let renamed = store.rename((root(), name("sub")), (dir(), name("x")), RenameMode::Replace);
         assert_eq!(
             (renamed, store.remove(root(), name("sub"), sub)),
@@ -105,7 +107,8 @@ fn directory_that_counts_no_subdirectories_loses_none() {
     try_with("no-subdirectories", nlink, run, &[Finding::Links(1, 2, 3)]);
 }
 
-/// A creation that would overflow the count of subdirectories must fail before it changes anything.
+/// Checks that the creation of a directory fails before it changes anything if the count of
+/// subdirectories would overflow.
 #[test]
 fn directory_that_has_as_many_as_can_be_counted_gets_no_more() {
     let run = |store: &Store| {
@@ -117,15 +120,17 @@ fn directory_that_has_as_many_as_can_be_counted_gets_no_more() {
     try_with("full", nlink, run, &[Finding::Links(2, u32::MAX, 2)]);
 }
 
-/// An entry whose kind differs from that of its inode must not be moved, removed or replaced.
+/// Checks that a directory entry whose file type differs from that of its inode cannot be moved,
+/// removed or replaced.
 #[test]
 fn entry_of_another_kind_than_its_inode_stays() {
     let run = |at: (Node<'static>, &'static str), node: Node<'static>| {
         move |store: &Store| {
             let at = (at.0, name(at.1));
             assert_eq!(store.remove(at.0, at.1, node), Err(Errno::IO));
-            // `rename` may also fail with `ENOTDIR` or `EISDIR`, because it compares the kinds in
-            // both entries before it compares an entry with its inode.
+            // `rename` first compares the file types that its two directory entries give. Only then
+            // does it compare an entry with its inode. So it may also fail with `ENOTDIR` or
+            // `EISDIR`.
             let assert_fails = |from, to, mode| {
                 let renamed = store.rename(from, to, mode);
                 let is_refused =
@@ -156,8 +161,9 @@ fn entry_of_another_kind_than_its_inode_stays() {
     try_with("as-file", directory_as_file, run((root(), "dir"), dir()), &findings);
 }
 
-/// A mount must refuse a store with an invalid number of an inode or attribute block, and change
-/// nothing. Otherwise the number after the largest one could be 0, or the number of the root.
+/// Checks that a mount refuses a store in which an inode or an attribute block has an invalid
+/// number, and changes nothing. New numbers follow the largest used one. After an invalid number, a
+/// new number could be 0 or the number of the root.
 #[test]
 fn numbers_that_nothing_has_are_refused() {
     for kind in [Kind::Orphan, Kind::Inode, Kind::XattrUsers] {
@@ -186,8 +192,9 @@ fn numbers_that_nothing_has_are_refused() {
 
 #[test]
 fn blocks_and_generations_that_cannot_be_counted_are_refused() {
-    // Damage 0 makes the sum of the blocks overflow. Damage 1 is a generation that cannot grow.
-    // Damage 2 makes the sum of the blocks exceed the largest device.
+    // The test damages a store in three ways. With 0, the sum of the block counts overflows. With
+    // 1, the generation in the superblock is the largest possible one, so it cannot grow. With 2,
+    // the sum of the block counts exceeds the largest device.
     for damage in 0..3 {
         let path = store("uncountable");
         write(&path, |snapshot, _| match damage {
@@ -205,8 +212,8 @@ fn blocks_and_generations_that_cannot_be_counted_are_refused() {
     }
 }
 
-/// A mount must refuse overlapping extents. If one of them were freed, the next file would get
-/// blocks of the other.
+/// Checks that a mount refuses overlapping extents. If one of two such extents were freed, the next
+/// file would get blocks that the other one still uses.
 #[test]
 fn blocks_that_are_used_twice_are_refused() {
     for (first, second, block) in [((5, 1), (5, 1), 5), ((5, 4), (6, 1), 6), ((5, 2), (6, 9), 6)] {
@@ -222,15 +229,16 @@ fn blocks_that_are_used_twice_are_refused() {
         assert!(fsck(&path).unwrap().findings.contains(&Finding::Overlap(3, block)));
         std::fs::remove_dir_all(&path).unwrap();
     }
-    // Control: a file with two extents is valid if these are adjacent and within the device.
+    // Control: a store is valid if the two extents of a file are adjacent on the device and within
+    // it.
     let path = store("used-twice");
     write(&path, |_, _| vec![extent(0, 0, 1), extent(4, 1, 1)]);
     drop(Store::open(&path, &options()).unwrap());
     std::fs::remove_dir_all(&path).unwrap();
 }
 
-/// An operation on a damaged file or directory must fail with `EIO`. Other files must stay
-/// accessible.
+/// Checks that an operation on a damaged file or directory fails with `EIO`, and that other files
+/// stay accessible.
 #[test]
 fn file_or_directory_that_cannot_be_counted_is_eio() {
     let far = Extent { physical: 9, len: 1, is_written: false };

@@ -1,4 +1,5 @@
-//! Tests of what a check reports for each kind of damage, and of stores that it must accept.
+//! Tests of the findings that `fsck` reports for each kind of damage. Also tests stores without
+//! damage, which must have no findings.
 
 use corewalk::{FileSystem as _, Make, Node, XattrMode};
 
@@ -60,13 +61,13 @@ fn each_kind_of_damage_is_found() {
     assert_eq!(got, [LogicalOverlap(3, 1), BlockCount(3, 2, 3)]);
 }
 
-/// A damaged ACL of a directory must be a finding, because it makes each creation in the directory
-/// fail.
+/// Checks that `fsck` reports a damaged ACL of a directory. Such an ACL makes each creation in the
+/// directory fail.
 #[test]
 fn damaged_acls_are_found() {
     use Finding::*;
-    // Returns a change that gives directory 2 an ACL with the given bytes, in a new attribute
-    // block.
+    // Returns a closure that gives directory 2 a new attribute block, which contains an ACL with
+    // the given bytes.
     let of_directory = |kind: AclKind, bytes: Vec<u8>| {
         move |snapshot: &Snapshot, secret: &Secret| {
             let set = xattr::with(&[], xattr::acl_name(kind), Some(&bytes));
@@ -93,8 +94,8 @@ fn damaged_acls_are_found() {
 #[test]
 fn targets_with_wrong_lengths_are_found() {
     use Finding::*;
-    // Returns a change that gives the inode of the file the arguments as its mode, size and target.
-    // The change also removes the data and the attributes of the file.
+    // Returns a closure that sets the mode, the size and the target of the file's inode. The
+    // closure also removes the data and the attributes of the file.
     let file_as = |mode: u32, size: u64, target: &'static [u8]| {
         move |snapshot: &Snapshot, secret: &Secret| {
             let change = |inode: &mut InodeRecord| (inode.mode, inode.size) = (mode, size);
@@ -126,7 +127,7 @@ fn targets_with_wrong_lengths_are_found() {
     assert_eq!(found("no-target", file_as(0o100_644, 6, b"target")), [Target(3)]);
 }
 
-/// A check must report damaged numbers of a record even if a sum of such numbers overflows.
+/// Checks that damaged numbers in records are reported even if their sum overflows.
 #[test]
 fn numbers_that_overflow_are_found() {
     use Finding::*;
@@ -165,8 +166,8 @@ fn wrong_names_are_found() {
     assert!(got.contains(&Unreachable(2)) && got.contains(&Unreachable(3)), "{got:?}");
 }
 
-/// If the stored count of users of an attribute block is too small, the space of the block must
-/// still be freed only once.
+/// Checks that the space of an attribute block is freed only once, even if the stored count of its
+/// users is too small.
 #[test]
 fn damaged_count_of_users_gives_no_room_twice() {
     let path = store("twice-left");
@@ -175,7 +176,8 @@ fn damaged_count_of_users_gives_no_room_twice() {
     let root = Node::detached(1, FileKind::Directory);
     let file = Node::detached(3, FileKind::Regular);
     let opened = Store::open(&path, &options).unwrap();
-    // Read the attribute. That puts the block into the index, so that other inodes can share it.
+    // Read the attribute. This reads its block from disk, and each block that is read enters the
+    // index. Then other inodes can share the block.
     opened.getxattr(file, b"user.a").unwrap();
     let others = [b"n0", b"n1", b"n2"].map(|name| {
         let made = opened.make(root, Name::new(name).unwrap(), &Make::new(0o644, 0, 0));
@@ -193,7 +195,7 @@ fn damaged_count_of_users_gives_no_room_twice() {
     database.write(&[(key, Some(users.into()))]).unwrap();
     drop(database);
     let opened = Store::open(&path, &options).unwrap();
-    // Set the attributes that each inode already has. That makes each inode load its attribute
+    // Set the attribute value that each inode already has, so that each inode loads its attribute
     // block.
     for node in [file, others[0], others[1], others[2]] {
         opened.setxattr(node, b"user.a", b"1", XattrMode::Set).unwrap();

@@ -1,16 +1,16 @@
 //! The open database of a mounted store, which may be reopened after errors.
 //!
-//! redb refuses all calls after an error, until it is reopened. A reopened database is read from
-//! the device again and may be older than before. The host may have lost written pages, or redb may
-//! have silently fallen back by one commit because a page is damaged. So `Opened` keeps two facts
-//! beside the database: whether the device may have lost data, and the generation of the last
-//! commit.
+//! After an error, redb refuses all calls until the database is reopened. A reopened database is
+//! read from the device again, and may be older than before. The host may have lost written pages,
+//! or redb may have silently fallen back by one commit because a page is damaged. So `Opened` keeps
+//! two facts beside the database: whether the device may have lost data, and the generation of the
+//! last commit.
 //!
 //! # Invariants
 //! - O.1: once the device may have lost written data, the database is not reopened and takes no
-//!   more writes. Opening and closing also write and sync, so their failures count too.
+//!   more writes. Opening and closing a database also write and sync, so their failures count too.
 //! - O.2: the generation in the superblock grows with every commit. A reopened database with a
-//!   smaller generation lacks a confirmed commit and is not used.
+//!   smaller generation lacks a commit that was reported as durable, so it is not used.
 //!
 //! Source: Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020.
 
@@ -22,8 +22,8 @@ use crate::device::{Device, Loss};
 use crate::layer::Record;
 use crate::record::{Key, SuperRecord};
 
-/// The database of a mounted store. Also has the generation of the last commit, and a record of
-/// whether the device has lost writes.
+/// The database of a mounted store, with the generation of its last commit, and a flag that tells
+/// whether its device may have lost writes.
 pub(super) struct Opened {
     device: Arc<dyn Device>,
     cache_bytes: usize,
@@ -46,19 +46,20 @@ impl Opened {
         Opened { device, cache_bytes, database: Some(database), generation, loss }
     }
 
-    /// Returns true if confirmed data may be lost. Then the database must be neither read nor
-    /// written (invariants O.1 and O.2).
+    /// Returns true if data that was reported as durable may be lost. The database must then be
+    /// neither read nor written (invariants O.1 and O.2).
     pub(super) fn is_lost(&self) -> bool {
         self.loss.is_noted()
     }
 
-    /// Returns true if the database is open. After an error it is open but refuses all calls.
+    /// Returns true if the database is open. After an error, the database is still open but refuses
+    /// all calls.
     pub(super) fn is_open(&self) -> bool {
         self.database.is_some()
     }
 
-    /// Writes records as one transaction. One of the records is a superblock whose generation is
-    /// `generation`. Returns a snapshot after the commit.
+    /// Writes records as one transaction. One of the records is a superblock with the generation
+    /// `generation`. Returns a snapshot that contains this transaction.
     ///
     /// # Errors
     /// The error of the device. After an error the database refuses all calls.
@@ -73,25 +74,27 @@ impl Opened {
         Ok(snapshot)
     }
 
-    /// Reopens the database at its last commit. The caller has dropped all snapshots of it.
+    /// Reopens the database at its last commit. The caller has dropped all snapshots of the
+    /// database.
     ///
     /// # Errors
-    /// The error of the device; `InvalidData` if confirmed commits are missing. After an error the
-    /// database is closed.
+    /// The error of the device; `InvalidData` if commits that were reported as durable are missing.
+    /// After an error the database is closed.
     pub(super) fn open_again(&mut self) -> io::Result<Snapshot> {
         self.database = None;
         if self.is_lost() {
             return Err(io::ErrorKind::Other.into());
         }
-        // Read the pages from the disk and not from the host's cache. Otherwise the loss of the
-        // last commit would go unnoticed.
+        // Drop the host's cached pages, so that the pages are read from the disk. Otherwise the
+        // loss of the last commit would go unnoticed.
         self.device.drop_cached();
         let again = Database::open_with(&self.device, self.cache_bytes, &self.loss)?;
         let snapshot = again.snapshot()?;
         let superblock = snapshot.get(&Key::SUPER)?.map(|value| SuperRecord::decode(&value));
         match superblock {
-            // If the generation on the device is larger, a commit is durable although it returned
-            // an error. That does no harm: the caller writes the same records once more.
+            // The generation on the device may be larger than that of the last confirmed commit.
+            // This happens if a commit became durable but returned an error. It does no harm,
+            // because the caller writes the records of that commit once more.
             Some(Ok(found)) if found.generation >= self.generation => {}
             _ => {
                 self.loss.note();

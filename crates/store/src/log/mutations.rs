@@ -1,13 +1,15 @@
-//! Tests with randomly changed logs. A reader must not panic, must not invent an entry, and must
-//! not lose an entry whose bytes are unchanged.
+//! Tests of the log reader with randomly changed logs. The reader must not panic, must not find an
+//! entry that was never written, and must not lose an entry whose bytes are unchanged.
 //!
-//! A test writes logs of three generations and changes that of the middle one. It changes bits,
-//! blocks and the length of that log. It also copies blocks of the other two logs and end marks of
-//! all three into that log. The expected result follows from the entries that are unchanged. The
-//! test finds these by comparing bytes, so it depends on no code of the reader.
+//! Each test writes logs of three generations and damages the log of the middle one. The test
+//! changes bits, blocks and the length of that log. It also copies blocks of the other two logs
+//! into it, and end marks (headers that say that a log is empty). The test finds the entries that
+//! are still unchanged by comparing bytes, without the code of the log's reader. From these entries
+//! it computes the result that the reader must have.
 //!
-//! The log of a closed store is changed too, at random and byte by byte, and also with a block that
-//! cannot be read. Then the end marks decide whether that block may have held an entry.
+//! A closed store has a log with end marks. Some tests damage such a log at random or byte by byte,
+//! or make one of its blocks unreadable. The reader may accept an unreadable block only if an
+//! intact end mark is left. Otherwise that block may have held an entry.
 
 use std::io;
 use std::sync::Arc;
@@ -28,8 +30,8 @@ const SEED: u64 = 0x5EED;
 /// The generation of the database.
 const GENERATION: u64 = 7;
 
-/// A device in memory. The first field has its bytes, and the second the number of a block that
-/// cannot be read.
+/// A device in memory. The first field contains its bytes. The second field is the number of a
+/// block that cannot be read.
 #[derive(Debug, Default)]
 struct Bytes(Mutex<Vec<u8>>, Option<usize>);
 
@@ -72,7 +74,7 @@ fn superblock(generation: u64) -> SuperRecord {
     SuperRecord { version: FORMAT_VERSION, seed: SEED, generation, log_bytes: 0 }
 }
 
-/// An entry of a log before any change: its offset, its generation, its number, and its bytes
+/// An entry as it was written to a log: its offset, its generation, its number, and its bytes
 /// without the padding.
 struct Written {
     at: usize,
@@ -150,8 +152,8 @@ impl Known {
         Known { logs, marks, written }
     }
 
-    /// Returns the log of a closed store: the log of the earliest generation, with its first blocks
-    /// overwritten by the end marks of `GENERATION`.
+    /// Returns the log of a store that was closed in the generation `GENERATION`. Its first blocks
+    /// are the end marks of `GENERATION`. Behind them are old entries of the generation before.
     fn closed(&self) -> Vec<u8> {
         let mut log = self.logs[0].clone();
         log[..MARKED_BYTES].copy_from_slice(&self.marks[1].repeat(MARKED_BYTES / BLOCK_BYTES));
@@ -164,8 +166,9 @@ impl Known {
         self.written.iter().filter(is_of).collect()
     }
 
-    /// Returns the generation and the number of the entry at `at`, if its bytes are unchanged.
-    /// Returns None if they are changed, or if the entry is of a generation before `GENERATION`.
+    /// Returns the generation and the number of the entry at offset `at` of the damaged log `log`.
+    /// Returns None if the bytes at `at` are not those of an entry that the test wrote. Also
+    /// returns None if the generation of the entry is earlier than `GENERATION`.
     fn find(&self, log: &[u8], at: usize) -> Option<(u64, u64)> {
         let rest = log.get(at..)?;
         let is_there =
@@ -216,7 +219,7 @@ fn say(log: Vec<u8>) -> Said {
     }
 }
 
-/// The result of a mount whose log may have an unreadable block.
+/// The result of mounting a store whose log may have an unreadable block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mounted {
     /// This many entries are valid.
@@ -229,8 +232,8 @@ enum Mounted {
     Behind,
 }
 
-/// Returns the result of a mount with the log `log` and a database of `generation`. `bad` is the
-/// number of an unreadable block.
+/// Mounts with the log `log` and a database of the generation `generation`. `bad` is the number of
+/// an unreadable block. Returns the result of the mount.
 fn mounted(log: &[u8], bad: Option<usize>, generation: u64) -> Mounted {
     let device = Bytes(Mutex::new(log.to_vec()), bad);
     match look(&device, superblock(generation)) {
@@ -253,8 +256,8 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
     let other = other / BLOCK_BYTES * BLOCK_BYTES;
     let blocks = BLOCK_BYTES * (1 + rng.index(5));
     let len = blocks.min(log.len() - block.max(other));
-    // Change bytes of headers more often than their number suggests. The reader decides by headers,
-    // but most bytes of a log are file data.
+    // Change bytes of headers more often than a uniform choice would. The reader decides by the
+    // headers, but most bytes of a log are file data.
     let in_header = (block + rng.index(HEADER_BYTES)).min(log.len() - 1);
     match rng.below(12) {
         0 => log[at] ^= 1 << rng.below(8),
@@ -278,7 +281,8 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
             let len = mark.len().min(log.len() - block);
             log[block..block + len].copy_from_slice(&mark[..len]);
         }
-        // Copy blocks of one of the three logs over this log, mostly from the same offset.
+        // Copy blocks into `log` from one of the three unchanged logs in `known`, mostly to the
+        // same offset.
         _ => {
             let from = &known.logs[*rng.pick(&[0, 0, 0, 1, 1, 2])];
             let start = if rng.chance(3, 4) { block } else { other };
@@ -292,8 +296,8 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
 
 #[test]
 fn log_that_is_changed_at_random_is_read_as_far_as_it_is_whole_or_refused() {
-    // Counts the changed logs by the result of the reader: a shortened log, an unchanged one, a
-    // damaged one, or one that is newer than the database.
+    // Counts the damaged logs by the result of the log's reader: it finds fewer entries, finds all
+    // entries, refuses the log as damaged, or finds that the log is newer than the database.
     let mut seen = [0_u32; 4];
     for seed in 0..LOGS {
         let mut rng = Rng::new(Seed(seed));
@@ -327,9 +331,9 @@ fn log_that_is_changed_at_random_is_read_as_far_as_it_is_whole_or_refused() {
     assert!(seen.iter().all(|&count| count > 500), "{seen:?}");
 }
 
-/// A mount whose log has an unreadable block must have one of three results:
-/// - It succeeds, because an end mark says that the log is empty.
-/// - It fails because of the block.
+/// Checks that a mount whose log has an unreadable block has one of three results:
+/// - It succeeds, because the log has an end mark (a header that says that the log is empty).
+/// - It fails because of the unreadable block.
 /// - It fails because the log shows that the database is too old.
 #[test]
 fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_has_nothing() {
@@ -361,7 +365,8 @@ fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_ha
             let is_behind = whole.iter().any(|&(_, generation, _)| generation > GENERATION);
             let is_begun = whole.iter().any(|&(.., number)| number != END);
             let is_marked = whole.iter().any(|&(at, _, number)| number == END && at < MARKED_BYTES);
-            // If the log ends within the header of an entry, the reader does not read that header.
+            // The log may end within the first bytes of the unreadable block, where a header would
+            // be. Then the reader skips this block, and may not notice that it is unreadable.
             let is_read = bad * BLOCK_BYTES + HEADER_BYTES <= log.len();
             let expected = match (is_behind, is_marked && !is_begun) {
                 (true, _) => Mounted::Behind,
@@ -377,10 +382,11 @@ fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_ha
     assert!(seen.iter().all(|&count| count > 500), "{seen:?}");
 }
 
-/// A damaged end mark must not make a reader find entries in the log of a closed store. The test
-/// changes each byte of the two end marks in turn, and cuts the log to each length in turn. If the
-/// block of one mark is unreadable, the reader must trust the mark in the other block. One readable
-/// mark must be enough to refuse an older database.
+/// Checks that a damaged end mark (a header that says that the log is empty) does not make a reader
+/// find entries. The log of this test is that of a closed store, and has two end marks. The test
+/// changes each byte of the marks, and truncates the log to many lengths. If the block of one mark
+/// is unreadable, the reader must rely on the other mark. The test also mounts the log with a
+/// database of the generation before. One readable mark must be enough to refuse that database.
 #[test]
 fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
     let known = Known::new(&mut Rng::new(Seed(1)));
@@ -403,8 +409,9 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
             };
             assert_eq!(mounted(log, bad, GENERATION), now, "{what}, {bad:?}");
             let older = mounted(log, bad, GENERATION - 1);
-            // Without an end mark the reader cannot know that the log was empty. Then only later
-            // entries in the log can tell it that the database is older.
+            // If `before` is None, no readable end mark is left. So the reader may not notice that
+            // the database is of an earlier generation than the log. Any result is right except
+            // `Ended`, which claims that an end mark was found.
             let is_said = before.map_or(older != Mounted::Ended, |before| older == before);
             assert!(is_said, "{what}, {bad:?}, with the older database: {older:?}");
         }
@@ -414,7 +421,8 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
         for bit in 0..8 {
             let mut log = closed.clone();
             log[at] ^= 1 << bit;
-            // The padding behind an end mark is long, so change only one bit of each of its bytes.
+            // To save time, flip only one bit of each byte of the long padding behind an end mark.
+            // In the marks themselves, flip every bit.
             if at % BLOCK_BYTES < HEADER_BYTES || bit == at % 8 {
                 check(&log, &format!("bit {bit} of byte {at}"));
             }
@@ -424,9 +432,10 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
     lens.for_each(|len| check(&closed[..len], &format!("{len} bytes")));
 }
 
-/// A log in use must never look like the log of a closed store. That must hold if a byte is
-/// changed, a block is unreadable, or the first entry is torn. In this log, the entries of a second
-/// mount have overwritten both end marks of the close.
+/// Checks that the log of a store in use is never taken for the log of a closed store. Closing a
+/// store writes two end marks, which say that the log is empty. After the next mount, the first log
+/// entry overwrites both marks. The test changes single bits of such a log, and makes blocks
+/// unreadable. It also writes only a part of the first entry, as a crash could.
 #[test]
 fn log_that_is_in_use_again_is_never_taken_for_a_closed_one() {
     let known = Known::new(&mut Rng::new(Seed(1)));
@@ -451,8 +460,8 @@ fn log_that_is_in_use_again_is_never_taken_for_a_closed_one() {
     for bad in 0..blocks {
         assert_eq!(mounted(&again, Some(bad), GENERATION), Mounted::NoRead, "block {bad}");
     }
-    // Tear the write of the first entry at each point in turn. A torn entry is never confirmed, so
-    // its loss is right.
+    // Tear the write of the first entry at each point in turn. A torn entry was never confirmed, so
+    // the reader may ignore it.
     let len = first.bytes.len().max(MARKED_BYTES);
     for torn in (0..len).step_by(512) {
         let mut left = closed.clone();
@@ -469,8 +478,8 @@ fn log_that_is_in_use_again_is_never_taken_for_a_closed_one() {
     }
 }
 
-/// A reader must parse or refuse entries with the right hash and random contents. It must not
-/// panic.
+/// Checks that a reader of the log never panics at an entry with the right hash but random
+/// contents. The reader must parse or refuse such an entry.
 #[test]
 fn entries_that_are_whole_and_have_anything_in_them_are_read_or_refused() {
     let mut seen = [0_u32; 2];
@@ -482,7 +491,8 @@ fn entries_that_are_whole_and_have_anything_in_them_are_read_or_refused() {
         for _ in 0..MUTATIONS / 4 {
             let mut payload = rng.pick(&all).bytes[HEADER_BYTES..].to_vec();
             for _ in 0..1 + rng.below(3) {
-                // Change bytes near the start, because the tags and lengths of items are there.
+                // Change bytes near the start of the entry, where the tags and lengths of its items
+                // are.
                 let at = rng.index(payload.len().min(40));
                 payload[at] = *rng.pick(&[0, VALUE, REMOVED, DATA, 4, 0x7F, 0xFF]);
             }

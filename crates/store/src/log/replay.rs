@@ -1,33 +1,35 @@
-//! The reader of the log, for a mount after a crash and for a check of a store.
+//! The reader of the log. It is used by a mount after a crash and by `fsck`.
 //!
 //! The log is read twice, one entry at a time. First [`look`] verifies the log and collects the
-//! facts that a mount needs before it changes anything (`mount`). Then [`replay`] writes the
+//! facts that a mount needs before it changes the store (`mount`). Then [`replay`] writes the
 //! entries to the data device and the database.
 //!
 //! # The end of the log
-//! An entry is written only after the sync of the entry before it has returned. After a failed
-//! write or sync the generation gets no more entries. So only the last entry of a generation can be
-//! torn, and that entry was never confirmed. An invalid entry is therefore the end of the log,
-//! unless a valid entry of the same generation follows. So the reader searches all blocks behind
-//! the invalid entry for a valid one. If it finds one, confirmed entries are lost, and the log is
-//! refused as damaged. Damage of the last entry cannot be told from a torn write.
+//! An entry is written only after the entry before it was synced. After a failed write or sync, no
+//! more entries of the same generation are written. So only the last entry of a generation can be
+//! torn, and a torn entry was never confirmed. So the first invalid entry is the end of the log,
+//! unless a valid entry of the same generation follows. The reader searches all blocks behind the
+//! invalid entry for a valid one. If it finds one, confirmed entries are lost, and the log is
+//! refused as damaged. Damage of the last entry cannot be distinguished from a torn write.
 //!
-//! # A database that has gone back
-//! Each commit of the database increments the generation. Entries and end marks of a generation are
-//! written after the commit of that generation is durable. So if the log has a later generation
-//! than the database, a confirmed commit is lost. Either one of its pages was damaged, or an older
-//! file replaced `meta`. Such a store is refused, since log and file data do not fit its database.
-//! The page `store.md` lists the losses that a mount cannot notice.
+//! # A database older than its log
+//! Each commit to the database increments the generation. The log gets entries and end marks of a
+//! generation only after the commit that starts the generation is durable. So if the log has a
+//! later generation than the database, the database has lost a confirmed commit. Either a page of
+//! the database was damaged, or its file `meta` was replaced by an older one. A mount refuses such
+//! a store, since its log and its file data do not fit the database. The page `store.md` lists the
+//! losses that a mount cannot notice.
 //!
 //! # Unreadable blocks
-//! A log with an unreadable block is refused, since the block may hold a confirmed entry. It is
-//! accepted if an end mark of the database's generation says that nothing was confirmed. The
-//! readable blocks are still searched for a later generation. Then the log is made anew, since a
-//! truncated and extended file may get other blocks of the disk.
+//! A log with an unreadable block is refused, since that block may hold a confirmed entry. It is
+//! accepted only if it has an end mark with the generation of the database. Such a mark says that
+//! the log has no confirmed entry. Even then, the readable blocks are searched for entries of a
+//! later generation. An accepted log is truncated and written anew. The host may then give the file
+//! other blocks of the disk, in place of the unreadable one.
 //!
-//! File data in an entry may look like an entry. If it is a copy from the log, its number is below
-//! that of the entry that contains it. Otherwise its hash is wrong, because its writer does not
-//! know the secret.
+//! File data in an entry may itself look like an entry. If the data is a copy of an earlier entry,
+//! its entry number is below that of the entry that contains it. If a program has made up the data,
+//! its hash is wrong. The hash depends on a secret of the store, which the program does not know.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -45,28 +47,30 @@ use crate::mount::Scan;
 use crate::record::{Fields, KEY_BYTES, Key, Kind, SuperRecord};
 use crate::store_dir::OpenError;
 
-/// The records in a log: their new values, or None for removed records.
+/// The records in a log, with their new values, or with None for removed records.
 pub(crate) type Changes = BTreeMap<Key, Record>;
 
 /// A summary of the valid entries of a log.
 #[derive(Default)]
 pub(crate) struct Contents {
     pub(super) entries: u64,
-    /// True if the log has no valid entry, and has a block that cannot be read.
+    /// True if a block of the log cannot be read, but an end mark says that the log has no valid
+    /// entry.
     pub(super) is_unreadable: bool,
-    /// The records of the log that a mount needs. For records of inodes only the keys are kept.
+    /// Those records in the log that a mount needs. Of the records of inodes, only the keys are
+    /// kept.
     pub(crate) changes: Changes,
-    /// The offset on the data device, in bytes, at which the last piece of file data in the log
-    /// ends. A replay writes nothing behind it.
+    /// The largest offset on the data device, in bytes, to which a replay writes file data.
     pub(crate) data_end: u64,
 }
 
-/// Verifies the log of the store with `superblock`, and returns a summary of it.
+/// Verifies the log of the store with the superblock `superblock`, and returns a summary of the
+/// log.
 ///
 /// # Errors
 /// [`OpenError::DatabaseBehind`], [`OpenError::LogDamaged`], [`OpenError::LogUnreadable`].
 /// [`OpenError::LogRead`], unless an end mark says that the log is empty. The error of the device
-/// when it is asked for its length.
+/// if the length of the log cannot be read.
 pub(crate) fn look(log: &dyn Device, superblock: SuperRecord) -> Result<Contents, OpenError> {
     let mut contents = Contents::default();
     let read = survey(log, superblock, |item| match item {
@@ -108,14 +112,14 @@ pub(crate) fn replay(
             database.write(&[(Key::SUPER, Some(next.encode().into()))])?;
         }
         if contents.is_unreadable {
-            // Ignore an error of the truncation. The log then keeps the end mark that says that the
-            // log is empty.
+            // Ignore an error of the truncation, since the log still has the end mark that says
+            // that the log is empty.
             let _ = devices.log.set_len(0);
         }
         return Ok(next);
     }
-    // Truncate the reserve, so that a full host has space for the replay. The mount allocates the
-    // reserve again later.
+    // Truncate the file `reserve`, so that the replay has space on a full host. The mount later
+    // allocates that space again.
     devices.reserve.set_len(0)?;
     let generation = superblock.generation + 1;
     let next = SuperRecord { generation, log_bytes: 0, ..superblock };
@@ -128,20 +132,20 @@ pub(crate) fn replay(
                 Item::Data(offset, bytes) => devices.data.write_at(offset, bytes),
             })?;
         }
-        // Sync the file data before the commit of the database. That commit makes the log void, and
-        // only the log has another copy of the data.
+        // Sync the file data before the commit to the database. That commit makes the log void,
+        // which contains the only other copy of the data.
         devices.data.sync()?;
         put(&Key::SUPER, Some(&next.encode()))
     })?;
     Ok(next)
 }
 
-/// Calls `visit` with each record and each piece of file data in the valid entries. Returns the
-/// number of these entries.
+/// Calls `visit` with each record and each piece of file data in the valid entries of the log.
+/// Returns the number of valid entries.
 ///
 /// # Errors
-/// The errors of [`look`]. A block that cannot be read is an error even if an end mark says that
-/// the log is empty.
+/// The errors of [`look`]. But an unreadable block is always an error here, even if an end mark
+/// says that the log is empty.
 fn survey(
     log: &dyn Device,
     superblock: SuperRecord,
@@ -164,12 +168,12 @@ fn survey(
     Ok(reader.number)
 }
 
-/// Returns true if an end mark says that no entry of the generation of `superblock` was confirmed.
-/// A readable entry of that generation overrides the mark, because older builds did not overwrite
-/// both end marks when they used the log again.
+/// Returns true if the log is known to be empty: it has an end mark (a header without records) with
+/// the generation of `superblock`, and no readable entry of that generation. Older builds could
+/// leave an end mark beside entries, because the first entry did not overwrite both marks.
 ///
 /// # Errors
-/// [`OpenError::DatabaseBehind`]; the error of the device when it is asked for its length.
+/// [`OpenError::DatabaseBehind`]; the error of the device if the length of the log cannot be read.
 fn is_ended(log: &dyn Device, superblock: SuperRecord) -> Result<bool, OpenError> {
     let mut reader = Reader::new(log, superblock)?;
     let (mut is_ended, mut is_begun) = (false, false);
@@ -204,7 +208,8 @@ impl<'a> Reader<'a> {
         Ok(Reader { device, len, secret, generation, at: 0, number: 0, buffer: Vec::new() })
     }
 
-    /// Returns the records and the file data of the next entry, or None if there is no valid one.
+    /// Returns the records and the file data of the next entry, or None if there is no further
+    /// valid entry.
     ///
     /// # Errors
     /// The error of the device.
@@ -218,17 +223,20 @@ impl<'a> Reader<'a> {
         Ok(Some(&self.buffer[HEADER_BYTES..]))
     }
 
-    /// Searches all blocks behind the last valid entry for entries that prove a loss.
+    /// Searches all blocks behind the last valid entry for entries that prove that confirmed data
+    /// is lost.
     ///
     /// # Errors
-    /// An error of `look` for a later entry of this generation, for an entry of a later generation,
-    /// or for an unreadable block.
+    /// [`OpenError::LogDamaged`] if an invalid entry is followed by a valid entry of the same
+    /// generation. [`OpenError::DatabaseBehind`] if an entry has a later generation than the
+    /// database. [`OpenError::LogRead`] for an unreadable block.
     fn check_behind(&mut self) -> Result<(), OpenError> {
         let mut damaged = None;
         let blocks = (self.at..self.len).step_by(BLOCK_BYTES);
-        // `behind` is the number of blocks between the end of the valid entries and the block at
-        // `at`. Each entry takes at least one block, so at most `behind` entries in that range are
-        // lost.
+        // `behind` is the number of blocks between the last valid entry and the block at `at`. Each
+        // log entry takes at least one block, so at most `behind` entries were in these blocks.
+        // `self.number` is the number of the first of them. So an entry at `at` has at most the
+        // number `self.number + behind`.
         for (behind, at) in (0..).zip(blocks) {
             let found = self.read(at).map_err(|error| OpenError::LogRead { at, error })?;
             let Some((log, number)) = found else { continue };
@@ -244,8 +252,8 @@ impl<'a> Reader<'a> {
         damaged.map_or(Ok(()), Err)
     }
 
-    /// Reads the entry at `at`. Returns its generation and number, or None if it is invalid or of
-    /// an earlier generation.
+    /// Reads the entry at the offset `at`. Returns its generation and number. Returns None if the
+    /// entry is invalid or of an earlier generation.
     fn read(&mut self, at: u64) -> io::Result<Option<(u64, u64)>> {
         let mut header = [0; HEADER_BYTES];
         if at + HEADER_BYTES as u64 > self.len {
@@ -277,7 +285,8 @@ enum Item<'a> {
 /// Calls `visit` with each item of an entry.
 ///
 /// # Errors
-/// `InvalidData` for an item that does not parse; the errors of `visit`.
+/// `InvalidData` if the bytes of the log entry cannot be parsed as items; any error that `visit`
+/// returns.
 fn each(mut entry: &[u8], mut visit: impl FnMut(Item<'_>) -> io::Result<()>) -> io::Result<()> {
     while !entry.is_empty() {
         let (item, rest) = parse(entry).ok_or(io::ErrorKind::InvalidData)?;
@@ -320,8 +329,8 @@ mod tests {
     use crate::mount::read_super;
     use crate::store::{Store, StoreOptions};
 
-    /// If an entry of the log has the right hash but an invalid item, mount and check must refuse
-    /// the log and change nothing.
+    /// Checks that a mount and `fsck` refuse a log with an entry that has the right hash but an
+    /// invalid item, and change nothing.
     #[test]
     fn entry_that_is_whole_and_makes_no_sense_is_an_error_of_its_own() {
         let path = std::env::temp_dir().join(format!("store-replay-{}", std::process::id()));
@@ -335,8 +344,10 @@ mod tests {
         let database = Database::open(&device("meta"), 1 << 20).unwrap();
         let superblock = read_super(&database.snapshot().unwrap()).unwrap();
         drop(database);
-        // The first entry has an item of an unknown kind, the second a record of an unknown kind,
-        // and the third a truncated value.
+        // Each log entry of this test has the right hash but an invalid item. The first item is of
+        // an unknown kind, the second has a record of an unknown kind, and the third has a
+        // truncated value. The other three items have file data that ends behind the largest
+        // offset.
         let unknown = [9, 9, 9].to_vec();
         let kind = [&[REMOVED], &[77; KEY_BYTES][..]].concat();
         let cut =

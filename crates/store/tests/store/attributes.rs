@@ -1,13 +1,13 @@
-//! Tests of limits that the store and tmpfs share: of extended attributes, and of blocks that are
-//! reserved behind the end of a file.
+//! Tests of limits that the store and tmpfs have in common: limits of extended attributes, and of
+//! blocks that are reserved behind the end of a file.
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{Errno, Fallocate, FileKind, FileSystem, Make, Name, Node, SetAttr, XattrMode};
 
 use crate::memory::{Disks, quiet};
 
-/// Calls `check` with a file in a store, and then with a file in tmpfs. Both must give the same
-/// results.
+/// Calls `check` with a file in a store, and then with a file in tmpfs. `check` must succeed with
+/// both.
 fn with_both(check: impl Fn(&dyn FileSystem, Node<'_>, &str)) {
     let disks = Disks::new();
     let (store, tmpfs) = (disks.open(&quiet()), Tmpfs::new(TmpfsOptions::default()));
@@ -19,7 +19,7 @@ fn with_both(check: impl Fn(&dyn FileSystem, Node<'_>, &str)) {
     }
 }
 
-/// The attribute names of an inode, each with a NUL, must take at most 64 KiB (xattr(7)).
+/// Checks that the attribute names of an inode, each with a NUL, take at most 64 KiB (xattr(7)).
 #[test]
 fn names_are_bounded() {
     with_both(|fs, file, what| {
@@ -35,7 +35,7 @@ fn names_are_bounded() {
     });
 }
 
-/// All attribute names and values of an inode together must take at most 1 MiB.
+/// Checks that all attribute names and values of an inode together take at most 1 MiB.
 #[test]
 fn values_are_bounded_in_all() {
     with_both(|fs, file, what| {
@@ -52,14 +52,15 @@ fn values_are_bounded_in_all() {
         assert_eq!(set(16, 0), Err(Errno::NOSPC), "{what}");
         assert_eq!(set(15, room + 1), Err(Errno::NOSPC), "{what}");
         assert_eq!(fs.getxattr(file, b"user.15").map(|value| value.len()), Ok(room), "{what}");
-        // At the limit, a change that does not make the set larger must succeed.
+        // An attribute set at the limit may still become smaller, and then grow up to the limit
+        // again.
         assert_eq!(set(3, 100), Ok(()), "{what}");
         assert_eq!(set(15, room + 1), Ok(()), "{what}");
     });
 }
 
-/// A call that sets the size, even to the same value, must free the blocks that are reserved behind
-/// the end of the file. ext4 and the kernel's tmpfs do so too. A call that sets a larger size must
+/// Checks that setting the size, even to its present value, frees the blocks that are reserved
+/// behind the end of the file. ext4 and the kernel's tmpfs do so too. Setting a larger size must
 /// keep these blocks.
 #[test]
 fn size_set_again_frees_what_is_reserved_behind_it() {

@@ -1,5 +1,5 @@
-//! Tests of a closed store. Its log has end marks: blocks that tell a mount that the log is empty,
-//! and which commit was the last. A check of any store must change nothing.
+//! Tests of a closed store. The log of such a store has end marks: blocks that tell a mount that
+//! the log is empty, and which commit was the last. Some tests check that `fsck` changes no store.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const META: usize = 0;
 const LOG: usize = 3;
 const BLOCK: u64 = 4096;
 
-/// Returns the devices and the tree of a store that has used its log and was then closed.
+/// Makes a store, uses its log and closes it. Returns its devices and its tree.
 fn closed() -> (Disks, Tree) {
     let disks = Disks::new();
     let store = disks.open(&quiet());
@@ -32,15 +32,15 @@ fn open(disks: &Disks) -> Result<Store, OpenError> {
     Store::open_devices(disks.devices(), &quiet())
 }
 
-/// The log of a closed store is known to be empty. So one unreadable block of it must not prevent a
-/// mount.
+/// Checks that an unreadable block in the log of a closed store does not prevent a mount, since
+/// that log is known to be empty.
 #[test]
 fn closed_store_is_mounted_whatever_block_of_its_log_cannot_be_read() {
     let (disks, expected) = closed();
     let contents = disks.contents();
     for at in (0..contents[LOG].len() as u64).step_by(BLOCK as usize) {
         let disks = Disks::with(contents.clone());
-        // Make the first byte of the block unreadable, since in an empty log a mount reads only the
+        // Make the first byte of the block unreadable. In an empty log, a mount reads only the
         // start of each block.
         disks.shared.lock().bad_byte = Some((LOG, at));
         assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, [], "byte {at}");
@@ -48,7 +48,8 @@ fn closed_store_is_mounted_whatever_block_of_its_log_cannot_be_read() {
         let store = open(&disks).unwrap_or_else(|error| panic!("byte {at}: {error}"));
         assert_eq!(tree(&store), expected, "byte {at}");
         assert!(disks.contents()[LOG].iter().all(|&byte| byte == 0), "byte {at}: not made anew");
-        // The blocks are readable again, so the next commit uses the log.
+        // The mount has made the log anew, so its blocks are readable again, and the next commit
+        // uses the log.
         add(&store, "more").unwrap();
         assert_eq!(store.stats().logged_commits, 1, "byte {at}");
         let killed = disks.killed();
@@ -56,8 +57,9 @@ fn closed_store_is_mounted_whatever_block_of_its_log_cannot_be_read() {
     }
 }
 
-/// A store that was mounted again may have confirmed entries in any block of its log. So the mount
-/// must fail if any block of the log is unreadable, even the first one.
+/// Checks that a mount fails if a block of the log is unreadable, in a store that was mounted again
+/// after it was closed. Such a store may have confirmed entries in any block of its log, even the
+/// first one.
 #[test]
 fn store_that_was_mounted_again_is_refused_for_an_unreadable_block() {
     let (disks, _) = closed();
@@ -81,14 +83,14 @@ fn store_that_was_mounted_again_is_refused_for_an_unreadable_block() {
     }
 }
 
-/// A database from before the last close must be refused, even if no entry was added to the log
-/// afterwards.
+/// Checks that an old copy of the database, from before the last close, is refused even if no entry
+/// was added to the log since.
 #[test]
 fn older_database_of_a_closed_store_is_refused() {
     let (disks, before) = closed();
     let older = disks.contents()[META].clone();
     // A mount and a close without changes do not increment the generation. So a copy of the
-    // database from before that mount must still fit the log.
+    // database from before such a mount must still fit the log.
     drop(disks.open(&quiet()));
     let mut same = disks.contents();
     same[META] = older.clone();
@@ -99,7 +101,8 @@ fn older_database_of_a_closed_store_is_refused() {
     drop(store);
     let mut contents = disks.contents();
     contents[META] = older;
-    // The older database must also be refused if the first block of the log is lost or unreadable.
+    // Combine the newer log with the database of an earlier commit. A mount must refuse this store,
+    // even if the first block of the log is zeroed or unreadable.
     for (is_lost, bad_byte) in [(false, None), (true, None), (false, Some((LOG, 0)))] {
         let mut contents = contents.clone();
         contents[LOG][..BLOCK as usize * usize::from(is_lost)].fill(0);
@@ -107,9 +110,10 @@ fn older_database_of_a_closed_store_is_refused() {
         disks.shared.lock().bad_byte = bad_byte;
         match open(&disks).map(drop) {
             Err(OpenError::DatabaseBehind { database, log, .. }) => assert_eq!(log, database + 1),
-            // The log has no end mark of the older database's generation. So the unreadable block
-            // may hold a confirmed entry of that generation, and a mount may report the read error
-            // instead.
+            // A mount accepts an unreadable block only if the log has an end mark with the
+            // generation of the database. An end mark is a header that says that the log is empty.
+            // This log has no such mark. So the block may hold a confirmed entry, and the mount may
+            // report the read error instead.
             Err(OpenError::LogRead { at: 0, .. }) if bad_byte.is_some() => {}
             other => panic!("{is_lost}, {bad_byte:?}: {other:?}"),
         }
@@ -119,7 +123,8 @@ fn older_database_of_a_closed_store_is_refused() {
     }
 }
 
-/// A check must repair an unclosed database and replay the log in memory, and change no device.
+/// Checks that `fsck` repairs an unclosed database and replays the log only in memory, and changes
+/// no device.
 #[test]
 fn check_of_a_killed_store_changes_no_byte() {
     let disks = Disks::new();
@@ -144,7 +149,7 @@ fn check_of_a_killed_store_changes_no_byte() {
     assert!(killed.contents() != before);
 }
 
-/// If a store is dropped while its thread panics, it must be closed like any other store.
+/// Checks that a store that is dropped while its thread panics is closed like any other store.
 #[test]
 fn store_dropped_during_a_panic_is_closed() {
     let _watchdog = Watchdog::start("close during a panic", Duration::from_secs(60));

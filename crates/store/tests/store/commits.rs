@@ -21,8 +21,8 @@ fn make(store: &Store, name: &str) -> Result<Node<'static>, Errno> {
     Ok(Node::detached(attr.ino, FileKind::Regular))
 }
 
-/// A device whose next sync a test can make wait for a signal and then fail. As on a real host,
-/// syncs after the failed one succeed.
+/// A device with a sync that a test controls: the test can make the next sync wait for a signal and
+/// then fail. As on a real host, later syncs succeed.
 #[derive(Debug)]
 struct Slow {
     inner: Arc<dyn Device>,
@@ -65,9 +65,9 @@ impl Device for Slow {
     }
 }
 
-/// If a sync of file data fails, every thread that waits for that sync must get the error, because
-/// the host reports the error only once. If a sync of the log fails, the transaction must go to the
-/// database, and no waiting thread may get an error.
+/// Checks that every thread that waits for a sync of file data gets the error if that sync fails,
+/// because the host reports the error only once. If a sync of the log fails, the transaction must
+/// go to the database instead, and no waiting thread may get an error.
 #[test]
 fn failed_sync_of_data_is_heard_by_those_who_wait() {
     let _watchdog = Watchdog::start("a failed sync", Duration::from_secs(60));
@@ -76,8 +76,8 @@ fn failed_sync_of_data_is_heard_by_those_who_wait() {
     }
 }
 
-/// Makes a sync wait and then fail, while other threads wait for it, and checks their results. The
-/// sync is that of the log if `is_log` is true, otherwise that of the data device.
+/// Makes a sync wait and then fail while other threads wait for it, and checks their results. With
+/// `is_log`, it is a sync of the log, otherwise a sync of the data device.
 fn sync_that_fails(is_log: bool) {
     let disks = Disks::new();
     let mut devices = disks.devices();
@@ -97,8 +97,8 @@ fn sync_that_fails(is_log: bool) {
         let first = scope.spawn(|| store.fsync(file, true));
         slow.changed.wait_while(&mut slow.state.lock(), |state| !state.1);
         let others = [scope.spawn(|| store.sync()), scope.spawn(|| store.fsync(file, true))];
-        // Give the other threads time to start waiting for the sync. Their results must be the same
-        // if they start later.
+        // Give the other threads time to start waiting for the sync. A thread that starts later
+        // gets the same result.
         thread::sleep(Duration::from_millis(20));
         slow.set(|state| state.1 = false);
         let expected = if is_log { Ok(()) } else { Err(Errno::IO) };
@@ -109,15 +109,15 @@ fn sync_that_fails(is_log: bool) {
     });
     if is_log {
         assert_eq!(store.stats().log_failures, 1);
-        // The transaction must be in the database and not only in the log. So it must survive the
-        // loss of the log.
+        // The log could not be synced, so the store must have written the transaction to the
+        // database. Check that the tree survives the loss of the log.
         let mut contents = disks.contents();
         contents[3].fill(0);
         assert_eq!(tree(&Disks::with(contents).open(&quiet())), tree(&store));
     }
 }
 
-/// On a full host, several writing threads must get no error but `ENOSPC`.
+/// Checks that several writing threads get no error except `ENOSPC` on a full host.
 #[test]
 fn full_host_with_several_writers_is_enospc_only() {
     let _watchdog = Watchdog::start("a full host", Duration::from_secs(120));
@@ -152,7 +152,8 @@ fn full_host_with_several_writers_is_enospc_only() {
     }
 }
 
-/// Threads that make many records must wait while a commit is slow, so that memory is bounded.
+/// Checks that writing threads wait during a slow commit once they have made many records. So the
+/// records in memory are bounded.
 #[test]
 fn writers_wait_while_a_commit_is_slow() {
     const BYTES: u64 = 256 << 10;
@@ -180,14 +181,14 @@ fn writers_wait_while_a_commit_is_slow() {
         assert!((BYTES / 2..BYTES * 3 / 2).contains(&held), "{held}");
         slow.set(|state| state.1 = false);
         // The sync of the log has failed, so the transaction went to the database. Neither `sync`
-        // in the first thread nor a creation in the second may return an error.
+        // in the first thread nor a creation in the second thread may fail.
         assert_eq!(first.join().unwrap(), Ok(()));
         assert_eq!(writer.join().unwrap(), None);
     });
 }
 
-/// The committer must make changes durable in the database without a call of sync. It must commit
-/// each change only once.
+/// Checks that the committer makes changes durable in the database without a call of sync, and
+/// commits each change only once.
 #[test]
 fn commits_come_in_time() {
     let _watchdog = Watchdog::start("a commit in time", Duration::from_secs(60));
@@ -199,7 +200,8 @@ fn commits_come_in_time() {
         let file = make(&store, &format!("f{number}")).unwrap();
         let in_database = |stats: StoreStats| stats.commits - stats.logged_commits;
         if number > 0 {
-            // A transaction in the log must reach the database as well, without a call of sync.
+            // A transaction that an fsync put into the log must reach the database too, without a
+            // call of sync.
             store.fsync(file, false).unwrap();
         }
         while in_database(store.stats()) == in_database(before) {

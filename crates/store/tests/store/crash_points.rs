@@ -1,26 +1,27 @@
-//! Tests with a crash after every write: the store must then be in the state of a commit.
+//! Tests with a crash after every write. After the crash, the store must be in the state of a
+//! commit.
 //!
 //! A bounded workload runs on devices that log every write and sync. For each of many crash points,
 //! the devices are rebuilt as a crash could leave them. Each device has all writes before its last
 //! sync. Each later write is present, missing or torn, at random. Then the store is checked and
-//! mounted. Its tree must be that of the last fsync that had returned, or of the fsync that was in
-//! progress.
+//! mounted. Its tree must be the one at the last fsync that had returned, or at the fsync that was
+//! in progress.
 //!
-//! Each write fills its range with a byte value of its own, so a test can tell which write a byte
-//! comes from. After a crash, a byte of a file may have its value at the last sync, or the value of
-//! a later write to the same file. It may be 0 after a later truncation or punch. Older values, and
-//! values of writes to other files, are errors. The workload makes small and large writes, so that
-//! commits alternate between log and database. It truncates, extends, reserves, punches and moves
-//! blocks. Several times during the workload, the store is closed and mounted again.
+//! Each write fills its range with a different byte value, so that a test can tell which write a
+//! byte comes from. After a crash, a byte of a file may have its value at the last sync, or the
+//! value of a later write to the same file. It may be 0 after a later truncation or punch. Any
+//! older value, and any value of a write to another file, is an error. The workload makes small and
+//! large writes, so that commits alternate between log and database. It truncates, extends,
+//! reserves, punches and moves blocks. Several times during the workload, the store is closed and
+//! mounted again.
 //!
 //! Other tests make one block unreadable during the first mount after the crash. That mount must
 //! fail with `EIO`, or serve everything that can be read. When the block is readable again, all
 //! confirmed changes must be there.
 //!
-//! Each `control_` test breaks one rule, and the crash tests must notice it. The first omits the
-//! sync of file data before a commit. The second omits the syncs of the database, or those of the
-//! log. The third reuses blocks before the commit that frees them is durable, against guarantee J.4
-//! of `journal`.
+//! Each `control_` test breaks one rule and checks that the crash tests notice it. One omits the
+//! sync of file data before a commit. One omits the syncs of the database, or those of the log. One
+//! reuses blocks before the commit that frees them is durable, against guarantee J.4 of `journal`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -42,11 +43,11 @@ const MOUNTS: usize = 3;
 /// Maximum number of operations between two syncs.
 const STEPS: u64 = 12;
 /// Minimum number of crash points that are tried per workload. A workload with more writes and
-/// syncs has more points.
+/// syncs has more crash points.
 const POINTS: usize = 400;
 /// Distance between successively tried crash points; a prime number.
 const STRIDE: usize = 7919;
-/// The indexes of a store's devices in the list of devices: database, data and log.
+/// The indexes of the database, the data device and the log in the list of a store's devices.
 const META: usize = 0;
 const DATA: usize = 1;
 const LOG: usize = 3;
@@ -65,12 +66,12 @@ struct Confirmed {
 /// Inode numbers by path.
 pub(crate) type Numbers = BTreeMap<Vec<u8>, u64>;
 
-/// For each write, its byte value and the inode number of the file. For a range that was zeroed,
-/// the byte value is 0.
+/// The inode number of the file and the byte value of each write. A range that was zeroed has the
+/// byte value 0.
 #[derive(Default)]
 struct Written(BTreeSet<(u64, u8)>);
 
-/// Generates the byte value of each write. A value is repeated after 254 others.
+/// Generates the byte values of the writes. A value is reused after 254 others.
 struct Tags(u8);
 
 impl Tags {
@@ -80,7 +81,7 @@ impl Tags {
     }
 }
 
-/// Returns the inode numbers of all entries of `tree`, which is the tree below `dir`.
+/// Returns the inode numbers of all entries of `tree`, the tree below the directory `dir`.
 pub(crate) fn numbers(store: &Store, dir: Node<'_>, tree: &Tree) -> Numbers {
     let number = |path: &[u8]| {
         let names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
@@ -106,7 +107,7 @@ fn name(n: u64) -> Vec<u8> {
     format!("f{n}").into_bytes()
 }
 
-/// Removes the file `child`. If it does not exist, makes it as an empty file.
+/// Removes the file `child` of the directory `dir`. If there is no such file, makes an empty one.
 fn change_below(store: &Store, dir: Node<'_>, child: &[u8]) {
     let child = Name::new(child).unwrap();
     if store.make(dir, child, &Make::new(0o644, 0, 0)).is_err() {
@@ -136,7 +137,7 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
     match rng.below(12) {
         _ if attr.is_dir() => change_below(store, node, &name(100 + rng.below(6))),
         0..3 => {
-            // Most writes are small and go to the log. A few are too large for it.
+            // Most writes are small enough for the log. A few are too large for it.
             let len = if rng.chance(1, 12) { 70_000 } else { 1 + rng.index(12_000) };
             write(rng.below(20_000), len);
         }
@@ -157,14 +158,15 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
         }
         5 => {
             store.remove(root, this, node).unwrap();
-            // In two of three cases, forget the removed file immediately. In the others the file
-            // stays in use for some time, so it becomes an orphan (an inode without links).
+            // In two of three cases, forget the removed file at once. Otherwise the file is still
+            // in use, so it becomes an orphan (an inode without links).
             if rng.chance(2, 3) {
                 store.forget(attr.ino, attr.generation);
             }
         }
         6 => {
-            // Free all blocks of the file. After the next commit, another file soon reuses them.
+            // Free all blocks of the file. After the next commit, another file can get these
+            // blocks.
             let empty = SetAttr::default().with_size(0);
             store.setattr(node, &empty).unwrap();
             let len = if rng.chance(1, 3) { 70_000 } else { 1 + rng.index(50_000) };
@@ -180,7 +182,8 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
             if how.intersects(Fallocate::PUNCH_HOLE | Fallocate::ZERO_RANGE) {
                 since.0.insert((attr.ino, 0));
             }
-            // Ignore the result: a collapse or insert behind the end of the file is refused.
+            // Ignore the result of a collapse or an insert: `fallocate` refuses the call if the
+            // range is behind the end of the file.
             let done = store.fallocate(node, at, len, how);
             assert!(done.is_ok() || is_moved, "{done:?}");
         }
@@ -191,7 +194,7 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
     }
 }
 
-/// Runs the workload. Returns the log of device calls and the confirmed states.
+/// Runs the workload. Returns the log of device calls, and the states that a sync has confirmed.
 fn load(disks: &Disks, seed: Seed, is_shared: bool) -> (Vec<Step>, Vec<Confirmed>) {
     disks.shared.lock().log = Some(Vec::new());
     let mut options = quiet();
@@ -209,8 +212,8 @@ fn load(disks: &Disks, seed: Seed, is_shared: bool) -> (Vec<Step>, Vec<Confirmed
             for _ in 0..1 + rng.below(STEPS) {
                 change(&store, &mut rng, &mut tags, since);
             }
-            // An fsync of the root directory commits the whole transaction, because that
-            // transaction has changed the directory.
+            // An fsync of the root directory commits the whole transaction, because the transaction
+            // has changed that directory.
             let root = Node::detached(1, FileKind::Directory);
             store.fsync(root, false).unwrap();
             store.sync().unwrap();
@@ -230,8 +233,8 @@ fn load(disks: &Disks, seed: Seed, is_shared: bool) -> (Vec<Step>, Vec<Confirmed
     (log, confirmed)
 }
 
-/// Returns the devices as they may be after a crash. `log` has the calls on the devices before the
-/// crash.
+/// Returns the devices as a crash may leave them. `log` contains the calls on the devices before
+/// the crash.
 pub(crate) fn crash(log: &[Step], rng: &mut Rng) -> Disks {
     let mut contents: [Vec<u8>; 4] = Default::default();
     for (device, content) in contents.iter_mut().enumerate() {
@@ -265,7 +268,7 @@ pub(crate) fn crash(log: &[Step], rng: &mut Rng) -> Disks {
 }
 
 /// Returns true if the tree `got` equals `expected`. A byte of a file may differ if `may` returns
-/// true for the path of the file and the byte.
+/// true for the path of the file and the new byte.
 pub(crate) fn is_like(got: &Tree, expected: &Tree, may: impl Fn(&[u8], u8) -> bool) -> bool {
     got.len() == expected.len()
         && got.iter().zip(expected).all(|((path, leaf), (wanted, old))| {
@@ -290,8 +293,8 @@ fn try_point(
     judge(&crash(steps, rng), confirmed, point, None)
 }
 
-/// Checks the state of `disks` after a crash at `point`. `made` is the name of a file that a mount
-/// after the crash has made, and which must exist.
+/// Checks the state of `disks` after a crash at `point`. `made` is the name of a file that was made
+/// after the crash. That file must exist.
 fn judge(
     disks: &Disks,
     confirmed: &[Confirmed],
@@ -325,14 +328,14 @@ fn judge(
     if !is_last && !is_next {
         return Err(format!("neither the tree of sync {last} nor of the next one"));
     }
-    // The mount has freed the orphans (inodes without links). All other records must still be
+    // The mount has freed the orphans (inodes without links). After that, all records must still be
     // consistent.
     store.sync().map_err(|error| error.to_string())?;
     let stats = store.stats();
     drop(store);
     let report = fsck_devices(&disks.devices()).map_err(|error| error.to_string())?;
-    // The counts that the mount has made must include the records in the log. Each attribute set of
-    // this workload takes one block.
+    // The counters of the mounted store must include the records that are still in the log. Each
+    // attribute set of this workload takes one block.
     let counted = (stats.inodes, stats.blocks, stats.xattr_blocks, stats.xattr_users);
     let blocks = report.blocks + report.xattr_blocks;
     let is_counted = counted == (report.inodes, blocks, report.xattr_blocks, report.xattr_users);
@@ -345,13 +348,14 @@ fn judge(
     }
 }
 
-/// Tries crash points in all parts of the workload. Returns the first error.
+/// Tries `count` crash points, spread over the whole workload. Returns the first error.
 fn try_points(log: &[Step], confirmed: &[Confirmed], seed: u64, count: usize) -> Option<String> {
     try_points_of(&|point| log[..point].to_vec(), log.len(), confirmed, seed, count)
 }
 
-/// Tries crash points like `try_points`. The workload has made `len` calls on the devices. `steps`
-/// returns the calls before a crash point.
+/// Simulates crashes, like `try_points`. `len` is the number of device calls of the workload. A
+/// crash point is the number of calls before the crash. `steps` returns the calls that reach the
+/// devices before that point.
 fn try_points_of(
     steps: &dyn Fn(usize) -> Vec<Step>,
     len: usize,
@@ -361,8 +365,8 @@ fn try_points_of(
 ) -> Option<String> {
     let first = confirmed[0].at;
     for number in 0..count {
-        // Try every crash point once before any point is repeated, and jump far between successive
-        // points.
+        // Try every crash point once before any point is repeated. A prime stride spreads the first
+        // points over the whole workload.
         let point = first + number * STRIDE % (len + 1 - first);
         let mut rng = Rng::new(Seed(seed * 1_000_000 + number as u64));
         if let Err(wrong) = try_point(&steps(point), confirmed, point, &mut rng) {
@@ -372,16 +376,17 @@ fn try_points_of(
     None
 }
 
-/// A crash after any write or sync must keep all confirmed changes. The test tries a thousand
-/// points or more in each of three workloads.
+/// Checks that a crash after any write or sync keeps all confirmed changes. Three runs of a random
+/// workload together have at least a thousand crash points.
 #[test]
 fn crash_at_any_write_keeps_confirmed_changes() {
     let mut places = 0;
     for (seed, is_shared) in [(1, true), (2, true), (3, false)] {
         let (log, confirmed) = load(&Disks::new(), Seed(seed), is_shared);
         let points = log.len() + 1 - confirmed[0].at;
-        // `STRIDE`, a prime number, must not divide the number of points. Otherwise some points
-        // would be tried twice and others never.
+        // Successively tried crash points are `STRIDE` apart, modulo the number of crash points.
+        // The prime `STRIDE` must not divide that number. Otherwise some crash points would be
+        // tried several times and others never.
         assert!(!points.is_multiple_of(STRIDE), "seed {seed}: {points} crash points");
         println!("seed {seed}: {points} crash points, {} syncs", confirmed.len());
         assert_eq!(try_points(&log, &confirmed, seed, points.max(POINTS)), None);
@@ -399,7 +404,7 @@ enum First {
     Unread,
 }
 
-/// Mounts and uses a store after a crash, with one unreadable block of `device`. Then makes the
+/// Mounts and uses a store after a crash, while one block of `device` is unreadable. Then makes the
 /// block readable again and checks the store with `judge`. Returns the result of the first mount.
 fn try_unreadable(
     steps: &[Step],
@@ -432,7 +437,7 @@ fn try_unreadable(
         Err(error) if error.errno() != Errno::IO => return Err(error.to_string()),
         Err(_) if device == DATA => return Err("refused, though a mount reads no data".to_owned()),
         // A mount that is refused because of an unreadable block of the log must not have changed
-        // the devices. If a block of the database is unreadable, the mount may fail later, during
+        // the devices. An unreadable block of the database may make the mount fail later, during
         // the replay of the log, when it has already changed the devices.
         Err(error) if device == LOG && disks.contents() != before => {
             return Err(format!("refused and changed: {error}"));
@@ -444,7 +449,7 @@ fn try_unreadable(
 }
 
 /// Reads the whole store and returns the number of files that cannot be read. If `is_data` is true,
-/// the unreadable block is in `data`, so all names and attributes must be readable.
+/// the unreadable block is in `data`. In that case all names and attributes must be readable.
 fn count_unread(store: &Store, is_data: bool) -> Result<u32, String> {
     let mut unread = 0;
     let mut open = vec![Node::detached(1, FileKind::Directory)];
@@ -476,8 +481,8 @@ fn count_unread(store: &Store, is_data: bool) -> Result<u32, String> {
     Ok(unread)
 }
 
-/// After a crash, an unreadable block of the log, the data or the database must only cause `EIO`.
-/// When the block is readable again, nothing may be lost.
+/// Checks that an unreadable block of the log, the data or the database after a crash causes only
+/// `EIO`. When the block is readable again, nothing may be lost.
 #[test]
 fn unreadable_block_after_a_crash_is_eio_and_loses_nothing() {
     const TRIES: usize = 330;
@@ -511,8 +516,8 @@ fn unreadable_block_after_a_crash_is_eio_and_loses_nothing() {
     }
 }
 
-/// Control for `is_like`: it must reject a wrong last byte of a file, whether the byte is zero or
-/// an older value.
+/// Control for `is_like`: checks that it rejects a wrong last byte of a file. The wrong byte may be
+/// zero or an older value.
 #[test]
 fn control_lost_byte_is_not_allowed() {
     let (_, confirmed) = load(&Disks::new(), Seed(1), true);
@@ -532,19 +537,20 @@ fn control_lost_byte_is_not_allowed() {
             }
         }
     }
-    // `told` counts the bytes that `is_like` has rejected and accepted. `is_like` must accept only
-    // few of the 256 byte values.
+    // `told[0]` counts the byte values that `is_like` has rejected, and `told[1]` those that it has
+    // accepted. Of the 256 values of a byte, it must accept only few.
     assert!(told[0] > 100 * told[1] && told[1] > 100, "{told:?}");
 }
 
-/// Omits the syncs of some devices from the calls of the workload. Returns the first error that
-/// crashes then show.
+/// Omits the syncs of some devices from the list of device calls, and simulates crashes. Returns
+/// the first error in the store after a crash.
 fn without_syncs(devices: &[usize]) -> String {
     let (mut log, confirmed) = load(&Disks::new(), Seed(1), true);
     let first = confirmed[0].at;
     for step in &mut log[first..] {
-        // Replace the sync instead of removing it, so that the other device calls keep their
-        // indexes.
+        // Omit the sync by replacing it by a sync of an unused device. The crash points in
+        // `confirmed` are indexes of the list of device calls. If the sync were removed from the
+        // list, they would be wrong.
         if matches!(step, Step::Sync { device } if devices.contains(device)) {
             *step = Step::Sync { device: 9 };
         }
@@ -552,24 +558,25 @@ fn without_syncs(devices: &[usize]) -> String {
     try_points(&log, &confirmed, 1, 300).expect("an error")
 }
 
-/// Control: if file data is not synced before a commit, files refer to blocks that were never
-/// written. The crash tests must notice that.
+/// Control: without the sync of file data before a commit, files refer to blocks that were never
+/// written. Checks that the crash tests notice it.
 #[test]
 fn control_data_that_is_not_synced_is_caught() {
     println!("{}", without_syncs(&[DATA]));
 }
 
-/// Control: if syncs of the database, or of the log, are omitted, a crash loses confirmed changes.
-/// The crash tests must notice that.
+/// Control: without the syncs of the database or of the log, a crash loses confirmed changes.
+/// Checks that the crash tests notice it.
 #[test]
 fn control_database_and_log_that_are_not_synced_are_caught() {
     println!("{}", without_syncs(&[META]));
     println!("{}", without_syncs(&[LOG]));
 }
 
-/// Control of guarantee J.4: if blocks are reused before the commit that frees them, a crash shows
-/// bytes of another file. The crash tests must notice that. To reuse blocks too early, the control
-/// moves writes of file data before the preceding sync.
+/// Control of guarantee J.4: if blocks are reused before the commit that frees them is durable, a
+/// crash shows bytes of another file. Checks that the crash tests notice it. To simulate an early
+/// reuse, the test moves some writes of file data before the crash. The workload makes these writes
+/// only after its next sync.
 #[test]
 fn control_blocks_that_are_given_out_early_are_caught() {
     let (log, confirmed) = load(&Disks::new(), Seed(1), true);
@@ -580,7 +587,8 @@ fn control_blocks_that_are_given_out_early_are_caught() {
         let is_data = |step: &&Step| matches!(step, Step::Write { device: DATA, .. });
         log[..point].iter().chain(later.iter().filter(is_data)).cloned().collect()
     };
-    // The error does not show in all runs of 400 crash points, so try several seeds.
+    // This control reuses blocks too early, so a crash may show bytes of another file. Not every
+    // run of 400 crash points shows one, so try several seeds.
     let wrong = (1..9)
         .find_map(|seed| try_points_of(&overtaken, log.len(), &confirmed, seed, 400))
         .expect("an error");

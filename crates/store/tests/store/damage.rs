@@ -1,8 +1,9 @@
 //! Tests of a log that is damaged while the store is not mounted.
 //!
-//! No confirmed change may be lost silently. The tests damage each block of a log in turn. A torn
-//! last write was not confirmed, so it is no damage. Any other damage must be refused by a mount
-//! and found by a check.
+//! Tests that damage of the log never silently loses a confirmed change. The tests damage each
+//! block of a log in turn. A mount must refuse the damaged log, and `fsck` must report it. The last
+//! entry is an exception: a crash may tear it while it is written, and then no fsync has confirmed
+//! it.
 
 use corewalk::{FileKind, FileSystem, Make, Name, Node};
 use corewalk_store::{Finding, OpenError, Store, fsck_devices};
@@ -14,14 +15,14 @@ use crate::memory::{Disks, quiet};
 const BLOCK: usize = 4096;
 const LOG: usize = 3;
 
-/// An entry of the log: its offset in the log in bytes, and its length in blocks.
+/// An entry of the log. `at` is its offset in bytes, and `blocks` its length in blocks.
 struct Entry {
     at: usize,
     blocks: usize,
 }
 
-/// Returns the devices of a killed store, the entries in its log, and the tree of the store after
-/// each of these entries.
+/// Makes a store and leaves it without closing it, like a process that is killed. Returns its
+/// devices, the entries in its log, and the tree of the store after each entry.
 fn load() -> ([Vec<u8>; 4], Vec<Entry>, Vec<Tree>) {
     let disks = Disks::new();
     let store = disks.open(&quiet());
@@ -62,8 +63,8 @@ fn open(contents: &[Vec<u8>; 4]) -> (Disks, Result<Store, OpenError>) {
     (disks, opened)
 }
 
-/// Checks that a mount refuses the log because of damage at byte `at`, and that a check reports the
-/// same damage.
+/// Checks that a mount refuses the log because of damage at the byte `at`, and that `fsck` reports
+/// the same damage.
 fn assert_is_refused(contents: &[Vec<u8>; 4], at: usize, what: &str) {
     let (disks, opened) = open(contents);
     match opened.map(drop) {
@@ -88,8 +89,8 @@ fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
     let last = entries.len() - 1;
     for (number, entry) in entries.iter().enumerate() {
         for block in 0..entry.blocks {
-            // Damage 0 is a block of zeros, as if the block was never written. Damage 1 is a block
-            // of other bytes. Damage 2 is one flipped bit.
+            // Damage 0: a block of zeros, as if the block was never written. Damage 1: a block of
+            // other bytes. Damage 2: one flipped bit.
             for how in 0..3 {
                 let what = format!("block {block} of entry {number}, damage {how}");
                 let mut damaged = contents.clone();
@@ -97,8 +98,9 @@ fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
                 match how {
                     0 => damaged[LOG][start..start + BLOCK].fill(0),
                     1 => damaged[LOG].copy_within(100..BLOCK / 2, start),
-                    // Flip a bit in byte 9. The hash of an entry covers byte 9 of each block of the
-                    // entry, but not the first 8 bytes, which are the hash itself.
+                    // Flip a bit in byte 9 of this block of the log. In every block of an entry,
+                    // this byte is covered by the entry's hash. The hash itself takes the bytes 0
+                    // to 7 of the first block.
                     _ => damaged[LOG][start + 9] ^= 4,
                 }
                 assert!(damaged[LOG] != contents[LOG], "{what}");
@@ -113,8 +115,8 @@ fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
     }
 }
 
-/// After a user cuts the log as the error message advises, a mount must succeed. The store must
-/// then be in the state of the last commit before the damage.
+/// The error message advises to cut the log at the damage. Checks that a mount succeeds after that,
+/// and that the store is then in the state of the last commit before the damage.
 #[test]
 fn log_that_is_cut_at_the_damage_is_mounted() {
     let (contents, entries, trees) = load();
@@ -125,7 +127,8 @@ fn log_that_is_cut_at_the_damage_is_mounted() {
         let (disks, opened) = open(&cut);
         let store = opened.unwrap();
         assert_eq!(tree(&store), trees[number], "{number}");
-        // The store must stay usable: the next mount must find the change of a further commit.
+        // The store must stay usable. So make and commit one more change, and check that the next
+        // mount finds it.
         let root = Node::detached(1, FileKind::Directory);
         store.make(root, Name::new(b"more").unwrap(), &Make::new(0o644, 0, 0)).unwrap();
         store.sync().unwrap();
@@ -137,7 +140,8 @@ fn log_that_is_cut_at_the_damage_is_mounted() {
     }
 }
 
-/// Control: damage without a later entry must look like the end of the log.
+/// Control: if no valid entry follows a damaged log entry, the damage must look like the end of the
+/// log.
 #[test]
 fn control_damage_before_nothing_is_an_end() {
     let (contents, entries, trees) = load();
@@ -148,8 +152,8 @@ fn control_damage_before_nothing_is_an_end() {
     assert_eq!(tree(&opened.unwrap()), trees[3]);
 }
 
-/// Entries of an earlier generation behind the last valid entry of the log must not count as
-/// damage.
+/// Checks that entries of an earlier generation of the log do not count as damage. They are behind
+/// the last valid entry, because the newer generation has fewer entries.
 #[test]
 fn entries_of_an_earlier_generation_behind_the_end_are_no_damage() {
     let (contents, ..) = load();
@@ -164,8 +168,9 @@ fn entries_of_an_earlier_generation_behind_the_end_are_no_damage() {
     assert_eq!(tree(&again.unwrap()), now);
 }
 
-/// A mount must be refused if a block of the log is unreadable, even behind the last entry. The
-/// block may hold a confirmed entry. The error must name the block.
+/// Checks that a mount is refused if a block of the log is unreadable, and that the error names the
+/// block. This holds even for a block behind the last entry, since it may have held a confirmed
+/// entry.
 #[test]
 fn block_of_the_log_that_cannot_be_read_is_refused() {
     let (contents, entries, trees) = load();
@@ -179,8 +184,8 @@ fn block_of_the_log_that_cannot_be_read_is_refused() {
         let expected = entry.map_or(at, |entry| entry.at) as u64;
         is_behind += usize::from(entry.is_none());
         let disks = Disks::with(contents.clone());
-        // The reader reads every byte of an entry, but only the start of each block behind the last
-        // entry. So make the first byte of such a block unreadable.
+        // A mount reads every byte of each log entry. Behind the last entry, it reads only the
+        // start of each block. So make the first byte unreadable in a block behind the last entry.
         let byte = at as u64 + if entry.is_some() { 20 } else { 0 };
         disks.shared.lock().bad_byte = Some((LOG, byte));
         match Store::open_devices(disks.devices(), &quiet()).map(drop) {
@@ -193,16 +198,16 @@ fn block_of_the_log_that_cannot_be_read_is_refused() {
         }
         let report = fsck_devices(&disks.devices()).unwrap();
         assert_eq!(report.findings, [Finding::LogRead(expected)]);
-        // The refused mount has changed nothing. So once the block is readable again, all files are
-        // there.
+        // The mount that was refused because of an unreadable block must have changed nothing. When
+        // that block is readable again, all files must be there.
         disks.shared.lock().bad_byte = None;
         assert_eq!(tree(&disks.open(&quiet())), trees[entries.len()]);
     }
     assert!(is_behind > 5);
 }
 
-/// A mount must either refuse a randomly changed log, or lose no entry whose bytes are unchanged.
-/// (`log::mutations` tests the reader alone with many more logs.)
+/// Checks that a mount with a randomly changed log loses no log entry whose bytes are unchanged,
+/// unless the mount is refused. (`log::mutations` tests the reader alone with many more logs.)
 #[test]
 fn mount_of_a_log_that_is_changed_at_random_loses_nothing_that_is_there() {
     const MOUNTS: u64 = 200;
@@ -234,9 +239,9 @@ fn mount_of_a_log_that_is_changed_at_random_loses_nothing_that_is_there() {
         let (disks, opened) = open(&[meta, data, reserve, log]);
         match opened {
             Ok(store) => {
-                // The mount may have read more entries than the unchanged ones. An entry stays
-                // valid if only its padding has changed, because the hash does not cover the
-                // padding.
+                // The mount may accept an entry although some of its bytes were changed. The hash
+                // of an entry does not cover its padding. So the tree may be later than that of the
+                // last unchanged entry.
                 let got = tree(&store);
                 assert!(trees[last..].contains(&got), "seed {number}");
                 mounted += 1;
@@ -252,8 +257,8 @@ fn mount_of_a_log_that_is_changed_at_random_loses_nothing_that_is_there() {
     assert!(mounted > 20 && refused > 20);
 }
 
-/// A missing or shortened log of a killed store must be refused, because it may have had confirmed
-/// entries.
+/// Checks that a missing or shortened log of a killed store is refused, because it may have had
+/// confirmed entries.
 #[test]
 fn log_of_a_killed_store_that_is_shortened_or_missing_is_refused() {
     let (contents, entries, trees) = load();
@@ -265,8 +270,8 @@ fn log_of_a_killed_store_that_is_shortened_or_missing_is_refused() {
         let (disks, opened) = open(&cut);
         let error = match opened.map(drop) {
             Err(error @ OpenError::LogShort { .. }) => error,
-            // The mount must report `LogShort`, even if the log lacks only its last entry, because
-            // that entry was confirmed.
+            // Even if the truncation has removed only the last entry of the log, the mount must
+            // report `LogShort`, because an fsync has confirmed that entry.
             other => panic!("{end}: {other:?}"),
         };
         assert_eq!(error.errno(), corewalk::Errno::UCLEAN);
@@ -275,23 +280,25 @@ fn log_of_a_killed_store_that_is_shortened_or_missing_is_refused() {
         let found = fsck_devices(&disks.devices()).unwrap().findings;
         assert_eq!(found, [Finding::LogShort(end as u64, len as u64)]);
         assert!(disks.contents() == cut, "{end}: changed");
-        // If the user follows the advice in the error message, only the changes in the missing
-        // entries may be lost.
+        // The error message advises the user to extend the truncated log to its old length with
+        // truncate(1). After that, the mount must succeed, and only the changes in the removed
+        // entries may be missing.
         assert!(error.to_string().contains(&format!("truncate --size={len} log")), "{error}");
         cut[LOG].resize(len, 0);
         let (_, opened) = open(&cut);
         let kept = entries.iter().filter(|entry| entry.at + entry.blocks * BLOCK <= end).count();
         assert_eq!(tree(&opened.unwrap()), trees[kept], "{end}");
     }
-    // Control: a log that is longer than recorded has lost nothing, so the mount must accept it.
+    // Control: a log that is longer than the length in the superblock has lost nothing, so the
+    // mount must accept it.
     let mut longer = contents;
     longer[LOG].resize(len + BLOCK, 0);
     let (_, opened) = open(&longer);
     assert_eq!(tree(&opened.unwrap()), trees[entries.len()]);
 }
 
-/// The log of a closed store must not be needed, even if the store was mounted read-only after the
-/// close.
+/// Checks that the log of a closed store is not needed, even if the store was mounted read-only
+/// since.
 #[test]
 fn log_of_a_closed_store_may_be_shortened_or_missing() {
     let (contents, _, trees) = load();
@@ -306,7 +313,8 @@ fn log_of_a_closed_store_may_be_shortened_or_missing() {
         assert_eq!(fsck_devices(&Disks::with(cut).devices()).unwrap().findings, [], "{end}");
         let store = opened.unwrap();
         assert_eq!(tree(&store), trees[trees.len() - 1], "{end}");
-        // The mount uses the log again. So from now on a log that is too short must be refused.
+        // The mount has begun to use the log again. So from now on, a log that is too short must be
+        // refused.
         let mut killed = disks.contents();
         killed[LOG].clear();
         assert!(matches!(open(&killed).1.map(drop), Err(OpenError::LogShort { len: 0, .. })));

@@ -1,8 +1,8 @@
-//! Comparison of the store with tmpfs: random operations must have equal results, errno by errno.
+//! Compares the store with tmpfs: random operations must have equal results, including the errno.
 //!
-//! Both file systems get the same calls. An inode has different numbers in the two file systems, so
-//! a test identifies it by the call that made it. After a run, and after a remount of the store,
-//! the test compares the whole trees: names, attributes, data, extended attributes.
+//! The store and tmpfs get the same calls. An inode has different numbers in the two file systems,
+//! so a test keeps both numbers of each inode. After a run, and again after a remount of the store,
+//! the test compares the whole trees: names, attributes, data and extended attributes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
@@ -50,7 +50,7 @@ pub(crate) type Tree = BTreeMap<Vec<u8>, Leaf>;
 pub(crate) struct Leaf {
     shown: (u32, u32, u32, u32, u64, u64, u64, bool),
     pub(crate) bytes: Vec<u8>,
-    /// The start and the end of each range of the file with data.
+    /// The start and the end, in bytes, of each range of the file that contains data.
     data: Vec<(u64, u64)>,
     pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     acls: [Option<Acl>; 2],
@@ -114,7 +114,7 @@ fn data_of(fs: &dyn FileSystem, node: Node<'_>) -> Vec<(u64, u64)> {
     all
 }
 
-/// Returns the entries of a directory. Each call of `readdir` reads up to `step` entries.
+/// Returns the entries of a directory, read with `readdir` calls of up to `step` entries each.
 fn listing(fs: &dyn FileSystem, node: Node<'_>, step: usize) -> Vec<(Vec<u8>, FileKind)> {
     let (mut all, mut cookie) = (Vec::new(), 0);
     loop {
@@ -147,7 +147,7 @@ struct Run<'a> {
     dirs: Vec<Both>,
     /// All inodes except directories. Some of them may have been freed.
     files: Vec<Both>,
-    /// Number of results, by the name of the call and the errno.
+    /// The number of results of each kind. The key is the name of the call and the errno.
     seen: HashMap<String, u32>,
 }
 
@@ -264,8 +264,8 @@ impl Run<'_> {
         let (from, to) = (self.dir(), self.dir());
         let (old, new) = (self.name(), self.name());
         let (old, new) = (Name::new(&old).unwrap(), Name::new(&new).unwrap());
-        // Skip a move of a directory into its own subtree. Such a move must be prevented by the
-        // caller of a `FileSystem`.
+        // Skip a rename that could move a directory into its own subtree. The caller of a
+        // `FileSystem` must prevent such a move.
         let Some(moved) = self.lookup(from, old) else { return };
         let target = self.lookup(to, new);
         let has_directory = [Some(moved), target].into_iter().flatten();
@@ -394,11 +394,12 @@ impl Run<'_> {
     }
 }
 
-/// Runs random operations in rounds, each with a new mount of the store, and compares the trees.
+/// Runs random operations on a store and a tmpfs. The store is remounted after each round. Compares
+/// the tree of the store with that of the tmpfs, before and after the remount.
 fn run(seed: Seed, rounds: usize, steps: usize) -> HashMap<String, u32> {
     let report = ReportSeed::new(seed);
-    // Set no limit on space. Attributes take bytes in tmpfs but blocks in the store, so the two
-    // file systems would reach a limit at different calls.
+    // Set no limit on space. In tmpfs attributes are counted in bytes, but in the store in blocks,
+    // so the two file systems would reach a limit at different calls.
     let tmpfs = Tmpfs::new(TmpfsOptions::default().with_root_mode(0o755));
     let options = quiet();
     let disks = Disks::new();
@@ -417,7 +418,8 @@ fn run(seed: Seed, rounds: usize, steps: usize) -> HashMap<String, u32> {
             }
         }
         rng.next_u64();
-        // Drop the inodes without links, because a remount of the store frees them.
+        // A remount of the store frees its inodes without links. To keep the store and the tmpfs
+        // equal, forget these inodes in both.
         let all: Vec<Both> = run.dirs.iter().chain(&run.files).copied().collect();
         all.into_iter().filter(|both| both.store != 1).for_each(|both| run.forget(both));
         Run { seen, .. } = run;
@@ -437,8 +439,9 @@ fn random_operations_have_the_results_of_tmpfs() {
     }
 }
 
-/// On file systems of 24 blocks, random changes of file content must have equal results. On such a
-/// small file system writes are short, and calls fail with `ENOSPC`.
+/// Checks that random changes of file content have the same results in the store as in tmpfs, if
+/// each has only 24 blocks. With so few blocks, some writes are cut short, and calls fail with
+/// `ENOSPC`.
 #[test]
 fn random_contents_on_a_full_store_have_the_results_of_tmpfs() {
     for seed in 0..8 {

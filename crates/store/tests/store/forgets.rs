@@ -1,6 +1,6 @@
-//! Tests of a host that fails to write dirty pages, reports the failure once, and still returns the
-//! pages to readers. Data of a failed sync may not be on disk, although reads and later syncs
-//! succeed.
+//! Tests of a host that fails to write dirty pages, reports the failure only once, and still
+//! returns the pages to readers. On such a host, data of a failed sync may not be on disk, although
+//! reads and later syncs succeed.
 //!
 //! Source: Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020.
 
@@ -19,8 +19,9 @@ fn root() -> Node<'static> {
     Node::detached(1, FileKind::Directory)
 }
 
-/// Confirmed changes must survive a commit whose sync fails, even changes that are only in the log.
-/// Such a commit makes the log void only in the host's page cache. On disk the log is still valid.
+/// Checks that confirmed changes, even those that are only in the log, survive a commit whose sync
+/// fails. Such a commit makes the log void only in the host's page cache. On disk the log is still
+/// valid.
 #[test]
 fn commit_whose_sync_failed_does_not_make_the_log_void() {
     let disks = Disks::new();
@@ -29,7 +30,7 @@ fn commit_whose_sync_failed_does_not_make_the_log_void() {
         add(&store, name).unwrap();
     }
     let confirmed = tree(&store);
-    // Let the writes of a commit to the database succeed, and its sync fail.
+    // Let a commit to the database write its pages, but fail to sync them.
     let mut shared = disks.shared.lock();
     (shared.writes_fail_on, shared.syncs_fail_on) = (vec![LOG], vec![META]);
     drop(shared);
@@ -52,8 +53,8 @@ fn commit_whose_sync_failed_does_not_make_the_log_void() {
     assert!(tree(&left.open(&quiet())) == after);
 }
 
-/// The next mount must not show bytes whose sync failed. The host treats their pages as clean, so
-/// an fsync after that mount would not write the bytes.
+/// Checks that the next mount does not show bytes whose sync failed. The host treats their pages as
+/// clean, so an fsync after that mount would not write these bytes.
 #[test]
 fn bytes_whose_sync_failed_are_not_taken_for_durable() {
     let disks = Disks::new();
@@ -79,8 +80,8 @@ fn bytes_whose_sync_failed_are_not_taken_for_durable() {
     assert!(read(&disks.without_power()) == [1; 200_000]);
 }
 
-/// After a failed read, the store reopens the database. If a sync fails during the reopening, the
-/// store must remember the failure. A later successful reopening must not hide it.
+/// After a failed read, the store reopens the database. Checks that the store remembers a sync that
+/// fails during the reopening, even if a later reopening succeeds.
 #[test]
 fn sync_that_fails_while_the_database_is_opened_again_is_not_forgotten() {
     let disks = Disks::new();

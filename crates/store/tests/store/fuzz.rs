@@ -1,14 +1,15 @@
 //! Tests with invalid records and log entries whose checksums are right.
 //!
-//! Random damage is always found by a checksum. So these tests change records with redb itself, and
-//! give changed log entries a new hash. That way the check of every field of a record is reached.
+//! Checksums would find any random damage. So these tests change records through redb itself, and
+//! give changed log entries a new hash. In this way the tests reach the checks of every field of a
+//! record.
 //!
-//! An input is a list of edits of 16 bytes each. An edit consists of the position of a byte, a kind
-//! of change, and a number. So an input is short, and still makes the same change if the store is
-//! larger.
+//! An input is a list of edits of 16 bytes each. An edit contains the position of a byte, a kind of
+//! change, and a number. So inputs are short, and an input makes the same change even if the store
+//! becomes larger.
 //!
-//! Check and mount must neither panic nor hang. A mounted store must answer every call, perhaps
-//! with an error. If the check finds nothing, the mount must succeed and no read may return `EIO`.
+//! Neither `fsck` nor a mount may panic or hang. A mounted store must answer every call, if only
+//! with an error. If `fsck` finds nothing, the mount must succeed, and no read may return `EIO`.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -23,8 +24,8 @@ use redb::{ReadableDatabase as _, ReadableTable as _, TableDefinition};
 
 use crate::memory::{Disks, quiet};
 
-/// The keyed hash of the format. The test includes the source file, because the store does not
-/// export it.
+/// The keyed hash of the format. The store does not export it, so the test includes its source
+/// file.
 #[path = "../../src/hash.rs"]
 mod hash;
 
@@ -39,14 +40,15 @@ const SEED: std::ops::Range<usize> = 12..20;
 /// Maximum number of entries of a listing that the test examines.
 const ENTRIES_MAX: usize = 1_000;
 
-/// The result of a check of a changed store, followed by a mount.
+/// The result of checking and then mounting a changed store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Answer {
-    /// The check finds nothing, and the store is mounted and can be read.
+    /// `fsck` finds nothing, and the store can be mounted and read.
     Whole,
     /// The check finds something, but the mount succeeds nevertheless.
     Mounted,
-    /// The mount is refused: because of the database, because of the log, or for another reason.
+    /// The mount is refused because the database is damaged. The next two variants stand for a
+    /// damaged log, and for any other reason.
     Damaged,
     LogDamaged,
     Refused,
@@ -68,7 +70,7 @@ impl Edit {
         Edit { place, at, how, number: u64::from_le_bytes(number) }
     }
 
-    /// Applies the edit to `bytes`. If `may_resize` is true, the edit may change their length.
+    /// Applies this edit to `bytes`. The edit may change their length only if `may_resize` is true.
     fn apply(&self, bytes: &mut Vec<u8>, may_resize: bool) {
         let at = self.at % bytes.len().max(1);
         let width = 1 << (self.how % 4);
@@ -87,7 +89,7 @@ fn edits(input: &[u8]) -> impl Iterator<Item = Edit> {
     input.as_chunks::<EDIT>().0.iter().take(64).map(Edit::parse)
 }
 
-/// Returns the devices of a killed store with a file of each kind.
+/// Returns the devices of a killed store with directories, regular files and a symbolic link.
 fn load() -> [Vec<u8>; 4] {
     let disks = Disks::new();
     let store = disks.open(&quiet());
@@ -184,14 +186,14 @@ fn with_records(contents: &[Vec<u8>; 4], input: &[u8]) -> [Vec<u8>; 4] {
     disks.contents()
 }
 
-/// Returns the devices after the edits of `input` have changed the log. Each changed entry gets the
-/// right hash, so that the reader parses its records.
+/// Returns the devices of a store after the edits of `input` were applied to its log. The hash of
+/// each changed log entry is computed again, so that the reader does not reject the entry at once.
 fn with_log(contents: &[Vec<u8>; 4], secret: &hash::Secret, input: &[u8]) -> [Vec<u8>; 4] {
     let mut contents = contents.clone();
     let log = &mut contents[LOG];
     for edit in edits(input) {
-        // Half of the changes are in the header of a block of the log, the others anywhere in the
-        // block.
+        // Half of the edits change the header of a block of the log, the other half change any byte
+        // of the block.
         let at = edit.place % (16 * BLOCK);
         let len = if edit.how & 0x80 == 0 { HEADER } else { BLOCK };
         let mut piece = log[at / BLOCK * BLOCK..][..len].to_vec();
@@ -236,7 +238,7 @@ fn examine(contents: [Vec<u8>; 4]) -> Answer {
     if is_clean { Answer::Whole } else { Answer::Mounted }
 }
 
-/// Reads everything below `dir` down to a limited depth, since a damaged directory may contain
+/// Reads everything below `dir`, down to a limited depth, since a damaged directory may contain
 /// itself.
 fn read_all(store: &Store, dir: Node<'_>, depth: usize) -> Result<(), Errno> {
     let mut found = Vec::new();

@@ -1,10 +1,10 @@
 //! Crash points in a workload of several threads that share commits.
 //!
-//! Each thread changes its own directory and syncs files in it. The test keeps the state of the
-//! directory after each operation. Each operation writes its own byte value. After a crash the
-//! directory must be in the state of the thread's last completed fsync, or of a later operation. So
-//! the operations of a thread become durable in their order. A sync takes some time, so that other
-//! threads arrive meanwhile and share the next commit.
+//! Each thread changes its own directory and syncs files in it. Each operation writes a byte value
+//! of its own, and the test keeps the state of the directory after each operation. After a crash,
+//! the directory must be in its state at the thread's last completed fsync, or after a later
+//! operation. So the operations of a thread must become durable in their order. Each sync takes
+//! some time, so that other threads arrive meanwhile and share the next commit.
 
 use std::time::Duration;
 
@@ -23,22 +23,22 @@ const STEPS: usize = 60;
 const POINTS: usize = 300;
 
 /// The state of a directory after one operation. The fields `begun_at` and `confirmed_at` are
-/// lengths of the log of device calls. They are taken at the start of the operation, and when an
-/// fsync has confirmed it.
+/// points in time: the number of device calls that were made before. `begun_at` is the start of the
+/// operation. `confirmed_at` is the return of the fsync that has confirmed it.
 struct State {
     tree: Tree,
     numbers: Numbers,
-    /// The inode number of the written file, and the byte value that only this operation writes.
-    /// The value is 0 for a truncation.
+    /// The inode number of the written file, and the byte value that only this operation has
+    /// written. For a truncation the byte value is 0.
     wrote: Option<(u64, u8)>,
     /// The length of the log of device calls before the operation.
     begun_at: usize,
     confirmed_at: Option<usize>,
 }
 
-/// Makes a random change of one file in `dir`. All bytes that it writes are `tag`. Returns the
-/// inode to sync. If a file was written, also returns the inode number of the file and the byte
-/// value.
+/// Makes a random change of one file in `dir`. All bytes that it writes have the value `tag`.
+/// Returns the inode to sync. If a file was written or truncated, also returns its inode number and
+/// the byte value.
 fn change(
     store: &Store,
     dir: Node<'_>,
@@ -71,8 +71,8 @@ fn change(
     }
 }
 
-/// Runs the workload. Returns three things: the log of device calls, the number of calls after
-/// which all directories existed, and the states of each directory.
+/// Runs the workload. Returns the log of device calls, the number of calls after which all
+/// directories existed, and for each directory its state after each operation.
 fn load(seed: Seed) -> (Vec<Step>, usize, Vec<Vec<State>>) {
     let disks = Disks::new();
     disks.shared.lock().log = Some(Vec::new());
@@ -192,8 +192,8 @@ fn crash_during_shared_commits_keeps_confirmed_changes() {
     }
 }
 
-/// Control: if syncs of the log are omitted, an fsync returns before its changes are durable. The
-/// crash test must notice that.
+/// Control: without the syncs of the log, an fsync returns before its changes are durable. Checks
+/// that the crash test notices it.
 #[test]
 fn control_log_that_is_not_synced_is_caught() {
     let (mut log, begin, states) = load(Seed(1));

@@ -1,6 +1,6 @@
-//! Tests of deferred de-duplication of attribute sets. A store that defers it must have the same
-//! contents as a store that de-duplicates at once. Further tests are about several threads, a lack
-//! of space, and remounts.
+//! Tests of deferred de-duplication of attribute sets. A store that defers de-duplication must have
+//! the same contents as a store that de-duplicates at once. Other tests use several threads, a full
+//! store, or remounts.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +25,7 @@ fn at_once() -> StoreOptions {
     quiet().with_sharing_late(false)
 }
 
-/// Returns the file with the number `number`. Makes the file if it does not exist.
+/// Returns the file with the name `f` and `number`. Makes the file if there is none.
 fn file(store: &Store, number: u64) -> Node<'static> {
     let name = format!("f{number}");
     let name = Name::new(name.as_bytes()).unwrap();
@@ -45,7 +45,7 @@ fn remove(store: &Store, number: u64) {
 }
 
 /// Changes the attribute set of each file several times, so that the file is queued for
-/// de-duplication. The last value for the file with the index `number` is `value(number)`.
+/// de-duplication. The last value of the file with the index `number` is `value(number)`.
 fn queue_all(store: &Store, nodes: &[Node<'_>], value: impl Fn(u64) -> u64) {
     for (number, node) in nodes.iter().enumerate() {
         (100..120)
@@ -132,9 +132,10 @@ fn act(store: &mut Store, disks: &Disks, options: &StoreOptions, step: &Step) ->
     matches!(step, Step::Share | Step::Sync | Step::Mount)
 }
 
-/// Performs the steps in a store with deferred de-duplication and in one without. Whenever no inode
-/// is queued, both stores must have the same attributes and the same number of users of blocks. The
-/// store with deferred de-duplication must then have one block per different set.
+/// Performs the steps in a store with deferred de-duplication and in a store without it. After each
+/// step, both must have the same attributes, and their attribute blocks the same number of users.
+/// While no inode is queued for de-duplication, the first store must have one block per distinct
+/// attribute set.
 fn compare(steps: &[Step]) -> Result<(), TestCaseError> {
     let disks = [Disks::new(), Disks::new()];
     let options = [quiet(), at_once()];
@@ -176,9 +177,9 @@ proptest! {
     }
 }
 
-/// A search must not find a private block (the attribute block of a queued inode), even if its
-/// inode is dropped from memory and read again. So an older block with the same content stays the
-/// only shared block.
+/// Checks that a lookup in the index does not find a private block (the attribute block of a queued
+/// inode). This must hold even if the inode was dropped from memory and read again. Another inode
+/// with the same attributes must use the older shared block.
 #[test]
 fn private_block_is_not_found_when_it_is_read() {
     let steps = [
@@ -192,8 +193,9 @@ fn private_block_is_not_found_when_it_is_read() {
     compare(&steps).unwrap();
 }
 
-/// Control for `private_block_is_not_found_when_it_is_read`: files that are queued for
-/// de-duplication must have private blocks until the commit, and share blocks after it.
+/// Control for `private_block_is_not_found_when_it_is_read`: checks that a file whose attributes
+/// are queued for de-duplication has a private block. After the commit, files with equal attributes
+/// share a block.
 #[test]
 fn files_that_change_often_are_shared_at_the_commit() {
     let disks = Disks::new();
@@ -203,7 +205,7 @@ fn files_that_change_often_are_shared_at_the_commit() {
     let stats = store.stats();
     assert_eq!((stats.xattr_waiting, stats.xattr_blocks, stats.xattr_users), (20, 20, 20));
     // Check the store as a crash would leave it. The running transaction is not committed, so its
-    // blocks do not exist on disk.
+    // blocks are not on disk.
     assert_eq!(fsck_devices(&disks.killed().devices()).unwrap().xattr_blocks, 0);
     store.fsync(nodes[3], false).unwrap();
     let stats = store.stats();
@@ -215,8 +217,8 @@ fn files_that_change_often_are_shared_at_the_commit() {
     assert_eq!((store.stats().xattr_waiting, store.stats().xattr_blocks), (0, 2));
 }
 
-/// The second change of an inode in a transaction must queue the inode for de-duplication, unless
-/// `QUEUED_MAX` inodes are queued already. After the commit, inodes must be queued again.
+/// Checks that the second change of an inode in a transaction queues the inode for de-duplication,
+/// unless `QUEUED_MAX` inodes are queued already. A commit must make the queue empty again.
 #[test]
 fn second_change_queues_an_inode_within_the_limit() {
     let disks = Disks::new();
@@ -231,7 +233,7 @@ fn second_change_queues_an_inode_within_the_limit() {
     assert_eq!([2, 3].map(|value| set_all(few, value)), [100, 100]);
     assert_eq!([4, 5].map(|value| set_all(others, value)), [QUEUED_MAX; 2]);
     store.sync().unwrap();
-    // The few files share a block, and the others share blocks of 1024 users each.
+    // All files in `few` share one block. The files in `others` share blocks of 1024 users each.
     let blocks = 1 + (others.len() as u64).div_ceil(1024);
     assert_eq!((store.stats().xattr_waiting, store.stats().xattr_blocks), (0, blocks));
     // The commit has emptied the queue, so `QUEUED_MAX` inodes can be queued again.
@@ -240,9 +242,10 @@ fn second_change_queues_an_inode_within_the_limit() {
     assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
 }
 
-/// Invariant L.4: with `dirsync`, a queued inode stays queued, because commits do not de-duplicate.
-/// After a sync has de-duplicated the attributes of the inode, one change per transaction must not
-/// queue the inode again.
+/// Invariant L.4: checks that an inode whose attributes change once per transaction is not queued
+/// for deferred de-duplication. First, two changes in one transaction queue an inode. With
+/// `dirsync` it stays queued, since commits for `dirsync` do not de-duplicate. Then a sync
+/// de-duplicates its attributes. After that, one change per transaction must not queue it again.
 #[test]
 fn file_that_changes_once_per_transaction_is_not_queued() {
     let disks = Disks::new();
@@ -263,10 +266,11 @@ fn file_that_changes_once_per_transaction_is_not_queued() {
     }
 }
 
-/// The two files of each pair share a block on disk. Then both are queued for de-duplication and
-/// get equal sets again: the first file in a new private block, the second in the old block. At the
-/// commit, the first file must join the old block. So the commit must write one inode per file and
-/// one block per pair.
+/// Checks that deferred de-duplication keeps the attribute blocks that are on disk. Each pair of
+/// files shares a block on disk. Several changes queue both files of a pair for de-duplication. In
+/// the end both have equal attributes again. The first file has a new private block, the second has
+/// changed the old block. The commit must give the old block to the first file too. So the commit
+/// must write one inode per file and one block per pair.
 #[test]
 fn late_sharing_keeps_the_blocks_that_the_disk_has() {
     const PAIRS: u64 = QUEUED_MAX / 2;
@@ -279,8 +283,10 @@ fn late_sharing_keeps_the_blocks_that_the_disk_has() {
     };
     (0..2 * PAIRS).for_each(|number| put(number, number / 2));
     store.sync().unwrap();
-    // Queue the first files of all pairs, then the second files. The first file of a pair gets a
-    // new private block. The second file is then the only user of the old block and keeps it.
+    // At first, the two files of each pair share an attribute block. Change the first file of each
+    // pair several times, which queues it for de-duplication and gives it a new private block. Then
+    // change the second file of each pair several times. It is then the only user of the old block,
+    // so it keeps that block.
     for number in (0..2 * PAIRS).step_by(2).chain((1..2 * PAIRS).step_by(2)) {
         [1, 2].iter().for_each(|round| put(number, round * 10_000 + number / 2));
         put(number, 30_000 + number / 2);
@@ -317,14 +323,14 @@ fn deferred_sharing_makes_room_before_enospc() {
     let nodes: Vec<_> = (0..8).map(|number| file(&store, number)).collect();
     queue_all(&store, &nodes, |_| 7);
     assert_eq!((store.stats().xattr_waiting, store.stats().blocks), (8, 8));
-    // The first write is cut to the two free blocks. The second write finds no free block, so
-    // de-duplication must make room.
+    // Only two blocks are free, so the first write stores only two blocks of data. The second write
+    // finds no free block, so de-duplication must free blocks.
     assert_eq!(store.write(nodes[0], 0, &[1; 4 * 4096]), Ok(2 * 4096));
     assert_eq!(store.stats().xattr_waiting, 8);
     assert_eq!(store.write(nodes[0], 8192, &[1; 2 * 4096]), Ok(2 * 4096));
     assert_eq!((store.stats().xattr_waiting, store.stats().blocks), (0, 5));
-    // This write takes the last free blocks. De-duplication can free no further block. So storing
-    // an attribute set with new content must fail. Storing a set that equals a shared set must
+    // This write takes the last free blocks, and de-duplication can free no more. So storing an
+    // attribute set with new content must fail, but storing a set that equals a shared one must
     // succeed.
     assert_eq!(store.write(nodes[0], 16_384, &[1; 5 * 4096]), Ok(5 * 4096));
     assert_eq!(set(&store, nodes[1], 8), Err(Errno::NOSPC));
@@ -337,8 +343,8 @@ fn deferred_sharing_makes_room_before_enospc() {
     assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
 }
 
-/// De-duplication frees no inodes. So a call that finds no free inode must not start a
-/// de-duplication.
+/// Checks that a call that finds no free inode does not start a de-duplication, since
+/// de-duplication frees no inodes.
 #[test]
 fn deferred_sharing_is_not_tried_for_inodes() {
     let disks = Disks::new();
@@ -351,8 +357,8 @@ fn deferred_sharing_is_not_tried_for_inodes() {
     assert_eq!(store.stats().xattr_waiting, 8);
 }
 
-/// After a failed commit the store must be read-only and must not de-duplicate any more. All
-/// confirmed changes must still be there.
+/// Checks that after a failed commit the store is read-only and de-duplicates no more, and that all
+/// confirmed changes are still there.
 #[test]
 fn failed_commit_keeps_earlier_sharing() {
     let disks = Disks::new();

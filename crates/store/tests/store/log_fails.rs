@@ -1,5 +1,5 @@
 //! Tests of a host that cannot write or sync the log. An fsync must make changes durable
-//! nevertheless, or fail.
+//! nevertheless, or return an error.
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node};
 use corewalk_store::{Store, fsck_devices};
@@ -11,7 +11,7 @@ const META: usize = 0;
 const DATA: usize = 1;
 const LOG: usize = 3;
 
-/// A function that makes the writes, the syncs or the changes of length of the given devices fail.
+/// A function that makes the writes, the syncs, or the changes of length fail on the given devices.
 type Set = fn(&mut Shared, Vec<usize>);
 const WRITES: Set = |shared, devices| shared.writes_fail_on = devices;
 const SYNCS: Set = |shared, devices| shared.syncs_fail_on = devices;
@@ -28,7 +28,7 @@ pub(crate) fn add(store: &Store, name: &str) -> Result<(), Errno> {
     store.fsync(file, false)
 }
 
-/// Returns the tree that the next mount finds after a crash in which the whole log was lost.
+/// Returns the tree that a mount finds after a crash in which the whole log was lost.
 fn tree_without_log(disks: &Disks) -> Tree {
     let mut contents = disks.contents();
     contents[LOG].fill(0);
@@ -54,8 +54,8 @@ fn transaction_that_the_log_fails_to_take_is_durable_in_the_database() {
         assert_eq!((stats.logged_commits, stats.commits, stats.log_failures), (1, 4, 3));
         assert!(!stats.is_read_only);
         set(&mut disks.shared.lock(), vec![]);
-        // From now on the log can be written. The next transaction must use it from its first byte
-        // on.
+        // The log had failed, so the commits above went to the database. Now the log can be written
+        // again. Check that the next transaction is appended at the start of the log.
         add(&store, "after").unwrap();
         assert_eq!((store.stats().logged_commits, store.stats().commits), (2, 5));
         assert_ne!(tree_without_log(&disks), tree(&store));
@@ -92,8 +92,8 @@ fn failure_of_the_log_and_of_the_rest_is_eio_then_read_only() {
             (shared.writes_fail_on, shared.syncs_fail_on) = (vec![], vec![]);
             drop(shared);
             drop(store);
-            // After the crash, the tree must have all confirmed changes. The unconfirmed ones may
-            // be missing.
+            // After the crash, the tree must have all confirmed changes. Unconfirmed changes may be
+            // missing.
             assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
             let after = tree(&disks.open(&quiet()));
             assert!(before.keys().all(|path| after.contains_key(path)));
@@ -134,7 +134,8 @@ fn store_whose_log_fails_at_the_mount_works_without_it() {
     }
 }
 
-/// If the host has space for the reserve but not for the log, files must be able to grow.
+/// Checks that files can grow if the host has space for the reserve (space set aside for commits)
+/// but not for the log.
 #[test]
 fn reserve_comes_before_the_log() {
     const RESERVE: u64 = 2 << 20;
@@ -145,8 +146,8 @@ fn reserve_comes_before_the_log() {
     assert!(store.stats().has_reserve);
     assert_works_without_log(&disks, &store);
     drop(store);
-    // If the host has too little space for the reserve, an existing log must be truncated, so that
-    // the reserve gets its space.
+    // If the host has too little space for the reserve, a mount must truncate the existing log to
+    // make room for the reserve.
     let disks = without_log();
     drop(disks.open(&quiet()));
     let disks = Disks::with(disks.contents());
@@ -157,11 +158,11 @@ fn reserve_comes_before_the_log() {
     assert_works_without_log(&disks, &store);
 }
 
-/// Control: if the host has enough space, the store must have both a reserve and a log.
+/// Control: if the host has enough space, a mount must allocate both the reserve and the log.
 #[test]
 fn control_room_for_reserve_and_log_is_taken_for_both() {
     let disks = without_log();
-    // The space, in bytes, that a commit needs to record the length of the log in the database.
+    // The space in bytes for the commit that records the length of the log in the database.
     const COMMIT: u64 = 1 << 20;
     disks.shared.lock().room = Some(disks.used() + (2 << 20) + (256 << 10) + COMMIT);
     let stats = disks.open(&quiet()).stats();

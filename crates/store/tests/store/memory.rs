@@ -11,7 +11,8 @@ use corewalk_store::{Device, Devices, Store, StoreOptions};
 
 const BLOCK: u64 = 4096;
 
-/// One call on a device. The log of such calls has the calls on all devices of a store, in order.
+/// One call on a device. The log of calls contains the calls on all devices of a store, in their
+/// order.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Write { device: usize, offset: u64, bytes: Arc<[u8]> },
@@ -23,36 +24,38 @@ pub(crate) enum Step {
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     pub(crate) log: Option<Vec<Step>>,
-    /// Maximum number of bytes of all devices together. None if the host has unlimited space.
+    /// Maximum number of bytes of all devices together. None means that the host has unlimited
+    /// space.
     pub(crate) room: Option<u64>,
     pub(crate) is_read_failing: bool,
     pub(crate) is_write_failing: bool,
-    /// The numbers of the devices whose writes fail. The next two fields have the numbers of those
-    /// whose syncs, and whose changes of length, fail.
+    /// The numbers of the devices whose writes fail. The next two fields contain the numbers of the
+    /// devices whose syncs fail, and of those whose length cannot be changed.
     pub(crate) writes_fail_on: Vec<usize>,
     pub(crate) syncs_fail_on: Vec<usize>,
     pub(crate) lengths_fail_on: Vec<usize>,
-    /// The number of a device, and the offset of the one byte in it that cannot be read.
+    /// A byte that cannot be read: the number of its device, and its offset in that device.
     pub(crate) bad_byte: Option<(usize, u64)>,
-    /// The number of a device, and the number of the block of 4096 bytes in it that cannot be read.
+    /// A block of 4096 bytes that cannot be read: the number of its device, and its number in that
+    /// device.
     pub(crate) bad_block: Option<(usize, u64)>,
     pub(crate) syncs: u64,
     /// The duration of a sync.
     pub(crate) sync_takes: Duration,
-    /// The number of reads that still succeed, after which all reads fail. None if no read fails.
+    /// The number of reads that still succeed, before all reads fail. None if reads do not fail.
     pub(crate) reads_left: Option<u64>,
     /// The size of the largest read of each device.
     pub(crate) largest_reads: [usize; 4],
     lens: [u64; 4],
 }
 
-/// The content of one device in the memory of the host, and its content on disk.
+/// One device: its content in the page cache of the host, and its content on disk.
 #[derive(Debug, Default)]
 struct Host {
     bytes: Vec<u8>,
     disk: Vec<u8>,
-    /// Ranges that are not on disk yet. A failed sync drops the ranges but keeps the bytes in
-    /// memory, as ext4 and XFS do.
+    /// Ranges of bytes that are not on disk yet. A failed sync drops these ranges, but keeps the
+    /// bytes in memory, as ext4 and XFS do.
     dirty: Vec<Range<usize>>,
 }
 
@@ -61,7 +64,7 @@ impl Host {
         Host { disk: bytes.clone(), bytes, dirty: Vec::new() }
     }
 
-    /// Returns the content on disk: all that a power failure of the host leaves.
+    /// Returns the content on disk, which is all that remains after a power failure of the host.
     fn kept(&self) -> Vec<u8> {
         let mut kept = self.disk.clone();
         kept.resize(self.bytes.len(), 0);
@@ -149,8 +152,8 @@ impl Device for Memory {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut host = self.host.lock();
         self.resize(&mut host.bytes, len)?;
-        // Truncate the content on disk at once. Otherwise a later extension would show the
-        // truncated bytes again instead of zeros.
+        // Truncate the content on disk at once. Otherwise the truncated bytes would come back,
+        // instead of zeros, if the device is extended later.
         host.disk.truncate(len as usize);
         host.dirty.iter_mut().for_each(|range| range.end = range.end.min(len as usize));
         self.log(|| Step::SetLen { device: self.number, len });
@@ -162,8 +165,8 @@ impl Device for Memory {
             return Ok(());
         }
         let mut shared = self.shared.lock();
-        // Make the reserve smaller than the store asks for, to save memory. No test reads its
-        // content.
+        // A store reserves space for commits on a full host. Allocate less than the requested
+        // space, to save memory. No test reads the content of this reserve.
         let len = len / 16;
         let others: u64 = shared.lens.iter().sum::<u64>() - shared.lens[self.number];
         if shared.room.is_some_and(|room| others + len > room) {
@@ -200,15 +203,16 @@ impl Device for Memory {
             disk[range.clone()].copy_from_slice(&bytes[range]);
         }
         drop(host);
-        // Log the sync before the wait. Another thread may write during the wait, and the sync need
-        // not make that write durable.
+        // Add the sync to the list of device calls before the sleep that simulates its duration. A
+        // write of another thread during the sleep then follows the sync in the list, so a crash
+        // may lose that write.
         self.log(|| Step::Sync { device: self.number });
         thread::sleep(takes);
         Ok(())
     }
 }
 
-/// The devices of a store, in the order database, data, reserve, log.
+/// The devices of a store, in this order: database, data, reserve, log.
 pub(crate) struct Disks {
     all: [Memory; 4],
     pub(crate) shared: Arc<Mutex<Shared>>,
@@ -232,8 +236,8 @@ impl Disks {
         Disks { all, shared }
     }
 
-    /// Returns copies of the devices as a kill of the process leaves them. The original store is
-    /// not affected.
+    /// Returns copies of the devices as they are after a kill of the process. The original store
+    /// goes on.
     pub(crate) fn killed(&self) -> Disks {
         let disks = Disks::with(self.contents());
         let shared = self.shared.lock();
@@ -243,8 +247,8 @@ impl Disks {
         disks
     }
 
-    /// Returns copies of the devices as a power failure of the host leaves them. The copies have
-    /// only synced bytes.
+    /// Returns copies of the devices as they are after a power failure of the host, with only the
+    /// synced bytes.
     pub(crate) fn without_power(&self) -> Disks {
         Disks::with(self.all.each_ref().map(|disk| disk.host.lock().kept()))
     }
@@ -276,8 +280,8 @@ impl Disks {
     }
 }
 
-/// Returns options for a store without periodic commits. Such a store commits only when the test
-/// calls `sync` or fsync.
+/// Returns options for a store without periodic commits. A test makes it commit by calling `sync`
+/// or fsync.
 pub(crate) fn quiet() -> StoreOptions {
     let log_bytes = 256 << 10;
     StoreOptions::default()

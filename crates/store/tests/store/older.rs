@@ -1,8 +1,8 @@
-//! Tests of a database that is older than the last commit, because a page is damaged or an older
-//! file replaced it.
+//! Tests of a database that is older than the last commit, either because a page is damaged or
+//! because the file was replaced by an older one.
 //!
-//! The changes that were confirmed after that state of the database are lost. Neither a mount nor a
-//! reopening may overlook the loss, since the newer log does not fit the older database.
+//! An older database lacks the changes of the commits that followed it. Neither a mount nor a
+//! reopening may overlook this loss, since the newer log does not fit the older database.
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node, XattrMode};
 use corewalk_store::{Finding, OpenError, Store, fsck_devices};
@@ -16,8 +16,8 @@ const DATA: usize = 1;
 const LOG: usize = 3;
 const PAGE: usize = 4096;
 
-/// Makes a file with many records durable. A transaction of that size is too large for the log, so
-/// the commit goes to the database.
+/// Makes a file with many records durable. Its transaction is too large for the log, so the commit
+/// goes to the database.
 fn add_to_database(store: &Store, name: &str) {
     let before = store.stats();
     let (root, this) =
@@ -33,7 +33,7 @@ fn add_to_database(store: &Store, name: &str) {
     assert_eq!((after.commits, after.logged_commits), (before.commits + 1, before.logged_commits));
 }
 
-/// The contents of a killed store, and of its database before the last commit to that database.
+/// The contents of the devices of a killed store, and an older state of its database.
 struct Killed {
     contents: [Vec<u8>; 4],
     tree: Tree,
@@ -41,13 +41,13 @@ struct Killed {
     older: Vec<u8>,
 }
 
-/// Returns a store that was killed after a commit of the database and two log entries. If
-/// `is_log_used` is true, the log had entries before that commit too.
+/// Returns a store that was killed after a commit to the database and two log entries. If
+/// `is_log_used` is true, the log also had entries before that commit.
 fn killed(is_log_used: bool) -> Killed {
     let disks = Disks::new();
     let store = disks.open(&quiet());
     add(&store, "first").unwrap();
-    // Make some commits, so that the file of the database reaches its final length.
+    // Make some commits, so that the database file reaches its final length.
     for number in 0..3 {
         add_to_database(&store, &format!("{number:0200}"));
     }
@@ -89,8 +89,9 @@ fn older_database_beside_a_newer_log_is_refused() {
     }
 }
 
-/// A database that is older than its log must be refused even if the first entries of the log's
-/// generation are damaged. A later entry of that generation still shows that the database is older.
+/// Checks that a database that is older than its log is refused even if the first entries of the
+/// log's generation are damaged. A later entry of that generation still shows that the database is
+/// older.
 #[test]
 fn older_database_is_refused_though_the_first_entries_are_damaged() {
     let Killed { mut contents, older, .. } = killed(false);
@@ -103,9 +104,10 @@ fn older_database_is_refused_though_the_first_entries_are_damaged() {
     );
 }
 
-/// An older database must be refused even if no entry was appended since the last database commit.
-/// The end mark of that commit in the log shows that the database is older. The mark is not synced,
-/// but survives the kill of a process.
+/// Checks that a database that lacks the last commit is refused, even if no log entry was appended
+/// since that commit. After each commit, the store writes an end mark to the log: a header that
+/// says that the log is empty. This mark shows that the database is older than the log. The mark is
+/// not synced, but it survives a kill of the process.
 #[test]
 fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
     for is_log_used in [false, true] {
@@ -125,8 +127,8 @@ fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
         assert_eq!(steps.iter().filter(is_sync).count(), 0, "the end mark is not synced");
         let expected = tree(&store);
         let mut contents = disks.killed().contents();
-        // Control: the database of the last commit must be mounted with the log. Try that after a
-        // kill and after a power failure.
+        // Control: before the database is replaced by an older one, a mount must succeed, both
+        // after a kill and after a power failure.
         for killed in [disks.killed(), disks.without_power()] {
             assert_eq!(tree(&killed.open(&quiet())), expected, "{is_log_used}");
         }
@@ -147,8 +149,9 @@ fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
     }
 }
 
-/// A mount that is killed after its replay leaves the log unchanged. Together with that log, an
-/// older copy of the database, from before the replay, must still be mounted without a loss.
+/// Checks a mount that is killed after it has replayed the log. The log is unchanged then. If the
+/// database is now replaced by its state before the replay, the next mount must replay the log
+/// again and lose nothing.
 #[test]
 fn database_from_before_the_replay_is_mounted_with_the_log() {
     let Killed { contents, tree: expected, .. } = killed(false);
@@ -162,7 +165,8 @@ fn database_from_before_the_replay_is_mounted_with_the_log() {
     assert_eq!(tree(&Disks::with(contents).open(&quiet())), expected);
 }
 
-/// Control: a killed store's log must be replayed if the database is that of the last commit.
+/// Control: a killed store whose database has the last commit must be mounted, and its log
+/// replayed.
 #[test]
 fn control_database_that_fits_its_log_is_mounted() {
     for is_log_used in [false, true] {
@@ -173,7 +177,7 @@ fn control_database_that_fits_its_log_is_mounted() {
     }
 }
 
-/// After any damage of the database, a mount must show all confirmed changes or be refused.
+/// Checks that after any damage of the database a mount shows all confirmed changes or is refused.
 #[test]
 fn damaged_page_of_the_database_loses_nothing_in_silence() {
     for is_log_used in [false, true] {
@@ -181,8 +185,8 @@ fn damaged_page_of_the_database_loses_nothing_in_silence() {
         let (mut behind, mut mounted) = (0, 0);
         let meta = &contents[META];
         let is_used = |at: &usize| meta[at / PAGE * PAGE..][..PAGE].iter().any(|&byte| byte != 0);
-        // Damage one byte of every fourth page. Damage several bytes of the first page, because
-        // redb keeps its header there, which names the commits.
+        // Damage one byte of every fourth page, and several bytes of the first page, which contains
+        // the header of redb. That header refers to the last commits.
         let others = (1..meta.len() / PAGE).step_by(4).map(|page| page * PAGE + page * 97 % PAGE);
         let places = (0..320).step_by(5).chain(others).filter(is_used);
         for at in places {
@@ -195,11 +199,11 @@ fn damaged_page_of_the_database_loses_nothing_in_silence() {
                     mounted += 1;
                 }
                 Err(OpenError::DatabaseBehind { .. }) => behind += 1,
-                // The mount may also report damage, if both the last commit of the database and the
-                // one before it use the damaged byte.
+                // Two commits of the database, the last one and the one before it, may both use the
+                // damaged byte. In that case the mount reports damage instead.
                 Err(OpenError::Foreign | OpenError::Damaged) => {
-                    // The first mount has refused the store. A second mount must not accept an
-                    // older state of it.
+                    // A second mount must not accept an older state of the store, after the first
+                    // mount has refused it.
                     if let Ok(store) = Store::open_devices(disks.devices(), &quiet()) {
                         assert!(tree(&store) == expected, "byte {at}, tried again");
                     }
@@ -212,8 +216,8 @@ fn damaged_page_of_the_database_loses_nothing_in_silence() {
     }
 }
 
-/// After a failed read, the store reopens the database. If the reopened database is older than the
-/// last commit, the store must neither show its content nor confirm more changes.
+/// After a failed read, the store reopens the database. Checks that if the reopened database is
+/// older than the last commit, the store neither shows its content nor confirms more changes.
 #[test]
 fn database_that_goes_back_while_it_is_mounted_is_not_used() {
     let disks = Disks::new();

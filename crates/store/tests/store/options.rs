@@ -25,8 +25,8 @@ fn make(fs: &dyn FileSystem, text: &str, kind: FileKind) -> Node<'static> {
     Node::detached(made.unwrap().ino, kind)
 }
 
-/// Sets the access times of a file and of a directory to `atime`, and reads both. Returns for each
-/// of them whether the read has updated the access time.
+/// Sets the access times of a file and of a directory to `atime`, and then reads both. Returns, for
+/// the file and for the directory, whether the read has updated the access time.
 fn is_noted(fs: &dyn FileSystem, atime: i64) -> [bool; 2] {
     let file = fs.lookup(root(fs), name("file")).unwrap().ino;
     let nodes = [Node::detached(file, FileKind::Regular), root(fs)];
@@ -66,8 +66,8 @@ fn times_of_access_are_as_the_policy_says() {
     }
 }
 
-/// With `dirsync`, a change of a directory must survive a kill of the server. Control: without
-/// `dirsync` the kill loses the change.
+/// Checks that with `dirsync` a change of a directory survives a kill of the server. Control:
+/// without `dirsync`, the kill loses the change.
 #[test]
 fn names_are_durable_at_once_with_dirsync() {
     for is_dirsync in [true, false] {
@@ -165,7 +165,8 @@ fn missing_store_is_not_made_read_only_or_with_no_create() {
     std::fs::remove_dir_all(&path).unwrap();
 }
 
-/// A collapse of a range must succeed even on a full host, because it only frees blocks.
+/// Checks that collapsing a range of a file succeeds even on a full host, since it only frees
+/// blocks.
 #[test]
 fn range_is_collapsed_on_a_full_host() {
     let disks = Disks::new();
@@ -173,7 +174,8 @@ fn range_is_collapsed_on_a_full_host() {
     let file = make(&store, "file", FileKind::Regular);
     store.write(file, 0, &[7; 5 * 4096]).unwrap();
     drop(store);
-    // Leave the host less free space than the reserve takes. Then the store counts as full.
+    // Leave the host less free space than the reserve (space set aside for commits) needs, so that
+    // the host counts as full.
     let room = disks.used();
     let disks = Disks::with(disks.contents());
     disks.shared.lock().room = Some(room.min(disks.used()));
@@ -183,15 +185,15 @@ fn range_is_collapsed_on_a_full_host() {
     assert_eq!(store.getattr(file).unwrap().size, 3 * 4096);
 }
 
-/// A call that needs no space on the host must not fail for lack of space, even if its range is
-/// very long.
+/// Checks that a call that needs no space on the host does not fail for lack of space, even if its
+/// range is very long.
 #[test]
 fn range_that_needs_no_room_is_of_any_length() {
     let path = std::env::temp_dir().join(format!("corewalk-store-ranges-{}", std::process::id()));
     let store = Store::open(&path, &quiet().with_log_bytes(64 << 10)).unwrap();
     let host = store.statfs().unwrap();
     let file = make(&store, "file", FileKind::Regular);
-    // Choose a range that is longer than the host's whole file system.
+    // Choose a range that is longer than the whole file system of the host.
     let len = (host.blocks + 16) * 4096;
     store.write(file, 3 * len, b"behind").unwrap();
     let how = [Fallocate::COLLAPSE_RANGE, Fallocate::INSERT_RANGE];

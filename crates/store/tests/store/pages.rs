@@ -1,12 +1,13 @@
 //! Tests of a database whose pages are damaged while the store is not mounted.
 //!
-//! redb by itself does not verify the checksums of a closed database. On a damaged page it panics
-//! or misses records. If it misses an extent, the blocks of that extent look free, and a new file
-//! overwrites an old one. So a mount must refuse every store for which a check reports damage, with
-//! the same reason. If a store is mounted, all its files must be unchanged.
+//! By default, redb does not verify the checksums of a database that was closed. On a damaged page,
+//! redb panics or misses records. If it misses an extent, the blocks of that extent look free, and
+//! a new file overwrites an old one. So a mount must refuse every store for which `fsck` reports
+//! damage, with the same reason. If a store is mounted, all its files must be unchanged.
 //!
-//! Each mutation is derived from its number. `COREWALK_META_MUTATIONS=5000` sets how many are
-//! tried, and `COREWALK_SEED` selects others.
+//! Each test run damages the database in many ways, chosen at random.
+//! `COREWALK_META_MUTATIONS=5000` sets how many damaged databases are tried. `COREWALK_SEED` sets
+//! the seed of the random numbers.
 
 use corewalk::attr::mode;
 use corewalk::{
@@ -25,10 +26,11 @@ const PAGE: usize = 4096;
 /// Number of bytes of the first page that redb uses.
 const HEADER_BYTES: usize = 320;
 const MUTATIONS: u64 = 500;
-/// Number of kinds of damage: a flipped bit, a page of zeros, two exchanged pages, a page copied
-/// over another, a truncated file, and an older page.
+/// Number of kinds of damage. They are a flipped bit, a page of zeros, two exchanged pages, a page
+/// copied over another one, a truncated file, and a page from an earlier state.
 const KINDS: usize = 6;
-/// Number of mounts while the store is filled, and number of files that each mount makes.
+/// Number of times that the store is mounted one after the other, and number of files that are made
+/// each time.
 const ROUNDS: usize = 4;
 const FILES: usize = 110;
 
@@ -44,7 +46,7 @@ fn name(number: usize) -> String {
     format!("{number:060}")
 }
 
-/// Makes a directory with files. Some of the files have data, some have attributes.
+/// Makes a directory with files, some of which have data or attributes.
 fn add_files(store: &Store, round: usize) {
     let root = Node::detached(1, FileKind::Directory);
     let dir = format!("dir{round}");
@@ -99,7 +101,7 @@ fn used_pages(meta: &[u8]) -> Vec<usize> {
         .collect()
 }
 
-/// Damages the database. Returns the kind of the damage and a description of it.
+/// Damages the database at random. Returns the kind of the damage and a description of it.
 fn mutate(victim: &Victim, meta: &mut Vec<u8>, rng: &mut Rng) -> (usize, String) {
     let pages = used_pages(meta);
     let (page, other) = (*rng.pick(&pages), *rng.pick(&pages));
@@ -107,8 +109,9 @@ fn mutate(victim: &Victim, meta: &mut Vec<u8>, rng: &mut Rng) -> (usize, String)
     let kind = rng.index(KINDS);
     let how = match kind {
         0 => {
-            // Make half of the changes in the header of redb. It is small but decides which pages
-            // are used.
+            // Flip one bit. In half of the cases, choose it in the header of redb. The header is
+            // small, so a uniform choice would seldom hit it, but it determines which pages are in
+            // use.
             let byte =
                 if rng.chance(1, 2) { rng.index(HEADER_BYTES) } else { at + rng.index(PAGE) };
             let bit = rng.below(8);
@@ -232,7 +235,7 @@ fn call_for_files(store: &Store, dir: Node<'_>, failed: &mut Vec<(&'static str, 
     note("readdir", store.readdir(dir, 0, &mut |_| std::ops::ControlFlow::Continue(())));
 }
 
-/// Returns true if the mount was refused for the reason that the check reports.
+/// Returns true if the mount was refused for the same reason that `fsck` reports.
 fn says_the_same(error: &OpenError, checked: &Result<Report, OpenError>) -> bool {
     let first = checked.as_ref().ok().and_then(|report| report.findings.first());
     match (error, checked) {
@@ -249,14 +252,15 @@ fn says_the_same(error: &OpenError, checked: &Result<Report, OpenError>) -> bool
 #[derive(Debug, Default)]
 struct Outcomes {
     refused: u32,
-    /// Number of stores that the mount accepted, because the damaged page is not in use.
+    /// Number of damaged stores that the mount accepted, because the damaged page is not in use.
     mounted: u32,
-    /// The mutations with a wrong result. Each has its number and the reason.
+    /// The damaging changes of the database for which the mount or `fsck` had a wrong result. Each
+    /// has its number in the test and the reason.
     wrong: Vec<String>,
 }
 
-/// Mounts and checks a damaged store, and uses it if it is mounted. Returns an error if the mount
-/// or the check has a wrong result.
+/// Runs `fsck` on a damaged store and mounts it. If it can be mounted, uses it. Returns an error if
+/// the mount or `fsck` has a wrong result.
 fn examine(victim: &Victim, damaged: &[Vec<u8>; 4], outcomes: &mut Outcomes) -> Result<(), String> {
     let disks = Disks::with(damaged.clone());
     let checked = fsck_devices(&disks.devices());
@@ -298,8 +302,8 @@ fn examine(victim: &Victim, damaged: &[Vec<u8>; 4], outcomes: &mut Outcomes) -> 
     check_again(victim, &disks)
 }
 
-/// Checks a store after it was used: the old files must be unchanged, and must be renamed and
-/// removed without an error.
+/// Checks a store after it was used. The old files must be unchanged, and renaming and removing
+/// them must succeed.
 fn check_again(victim: &Victim, disks: &Disks) -> Result<(), String> {
     let report = fsck_devices(&disks.devices()).map_err(|error| error.to_string())?;
     if !report.findings.is_empty() {
@@ -327,10 +331,11 @@ fn check_again(victim: &Victim, disks: &Disks) -> Result<(), String> {
     store.sync().map_err(|errno| errno.to_string())
 }
 
-/// A mount must refuse every store for which the check reports damage, and must never write to it.
+/// Checks that a mount refuses every store for which `fsck` reports damage, and that the mount does
+/// not write to that store.
 ///
-/// Damaged pages must neither make new files overwrite old ones (Trap X2) nor abort the server
-/// (Trap X3).
+/// Damaged pages of the database must neither make new files overwrite old ones (Trap X2) nor abort
+/// the server (Trap X3).
 #[test]
 fn damaged_database_is_refused_with_what_the_check_says() {
     let asked = std::env::var("COREWALK_META_MUTATIONS").ok().and_then(|text| text.parse().ok());
@@ -339,7 +344,7 @@ fn damaged_database_is_refused_with_what_the_check_says() {
     let mut outcomes = Outcomes::default();
     let wanted = asked.unwrap_or(MUTATIONS);
     let mut counts = [0_u64; KINDS];
-    // Try more mutations than wanted, because some change no byte and do not count.
+    // Try more changes than wanted, because some of them change no byte and do not count.
     for number in 0..2 * wanted {
         if counts.iter().sum::<u64>() == wanted {
             break;
@@ -364,9 +369,9 @@ fn damaged_database_is_refused_with_what_the_check_says() {
     assert!(refused > 100 && mounted > 20, "{refused} refused, {mounted} mounted");
 }
 
-/// A mount must tell a damaged store from a file of another kind. If the first page of `meta` does
-/// not start like a database, `meta` is no store. Otherwise a damaged first page means a damaged
-/// store.
+/// Checks that a mount distinguishes a damaged store from a foreign file. If the first page of
+/// `meta` does not start like a database, `meta` does not belong to a store. If it does, damage in
+/// that page means a damaged store.
 #[test]
 fn first_page_tells_a_store_from_a_foreign_file() {
     let [victim, _] = load();

@@ -48,8 +48,8 @@ fn store_that_lost_its_database_is_not_made_anew() {
     assert!(folder.open().is_ok());
 }
 
-/// A store that has lost its database must be refused. It must not be made anew, even if it has no
-/// file data, since it has a log.
+/// Checks that a store that has lost its database is refused, and that no new store is made there.
+/// Even if the store had no file data, its log or its reserve shows that there was a store.
 #[test]
 fn store_without_bytes_that_lost_its_database_is_not_made_anew() {
     let folder = Folder::new("names");
@@ -87,7 +87,8 @@ fn store_that_lost_bytes_of_files_is_refused() {
     assert!(folder.open().is_ok());
 }
 
-/// A check of a killed store must not change its files or make missing ones.
+/// Checks that `fsck` changes no file of a store whose process was killed, and makes no file that
+/// is missing there.
 #[test]
 fn check_of_a_directory_leaves_every_file_as_it_was() {
     let (folder, copy) = (Folder::new("checked"), Folder::new("copy"));

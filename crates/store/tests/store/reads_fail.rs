@@ -1,5 +1,6 @@
-//! Tests of a host whose reads of the database fail for some time. Calls must fail with `EIO`. When
-//! reads succeed again, all calls must succeed, even in threads that change nothing.
+//! Tests of a host on which reads of the database fail for some time. Meanwhile calls must fail
+//! with `EIO`. When reads succeed again, all calls must succeed, even in threads that change
+//! nothing.
 
 use std::time::Duration;
 
@@ -16,7 +17,8 @@ fn name(number: usize) -> String {
     format!("{number:0100}")
 }
 
-/// Returns the devices of a store with more files than fit into the cache of the database.
+/// Returns the devices of a store with so many files that the database cannot cache all of them. So
+/// some lookups must read the device.
 fn disks() -> Disks {
     let disks = Disks::new();
     let store = disks.open(&quiet());
@@ -29,7 +31,8 @@ fn disks() -> Disks {
     disks
 }
 
-/// Looks all files up. Returns the number of successful lookups. All others must fail with `EIO`.
+/// Looks up all files. Returns the number of successful lookups. All other lookups must fail with
+/// `EIO`.
 fn count_found(store: &Store) -> usize {
     let root = Node::detached(1, FileKind::Directory);
     let found = (0..FILES).filter(|&number| {
@@ -53,8 +56,8 @@ fn sync_with_nothing_to_commit_ends_eio_of_reads() {
     let store = disks.open(&quiet().with_cache_bytes(0));
     disks.shared.lock().is_read_failing = true;
     assert!(count_found(&store) < FILES);
-    // Nothing was changed, so failed reads must not make the store read-only, however often reads
-    // fail.
+    // The test has changed nothing in the store. So failed reads must not make the store read-only,
+    // even if every read fails.
     for _ in 0..3 {
         assert_eq!(store.sync(), Ok(()));
         assert!(count_found(&store) < FILES);
@@ -75,8 +78,9 @@ fn sync_with_nothing_to_commit_ends_eio_of_reads() {
     assert!(store.lookup(root, Name::new(b"new").unwrap()).is_ok());
 }
 
-/// A change that is made while the database cannot be reopened must not be lost. Once the database
-/// can be reopened, the change must be committed.
+/// Checks that a change is not lost if the database is closed when the change is made. The database
+/// is closed because reads fail and an attempt to reopen it has failed. The next fsync must reopen
+/// the database and commit the change.
 #[test]
 fn change_after_a_failed_attempt_is_committed() {
     let disks = disks();
@@ -101,8 +105,8 @@ fn change_after_a_failed_attempt_is_committed() {
     assert_eq!((store.read(first, 0, &mut bytes), bytes), (Ok(4), *b"kept"));
 }
 
-/// A commit must succeed on a host whose reads failed and which is full now. The commit reopens the
-/// database, finds no space, and uses the space of the reserve.
+/// Checks that a commit succeeds on a host that has failed to read and is full now. The commit must
+/// reopen the database, find no space, and use the reserve, which is space set aside for commits.
 #[test]
 fn commit_after_a_failed_read_has_the_reserve() {
     let disks = disks();
@@ -122,8 +126,9 @@ fn commit_after_a_failed_read_has_the_reserve() {
     disks.shared.lock().is_read_failing = false;
     // Let other files take all free space of the host.
     disks.shared.lock().room = Some(disks.used());
-    // At the first sync after the failed read, the transaction must have records: those of the new
-    // files. A sync of an empty transaction would only reopen the database.
+    // The reads of `count_found` have failed, so redb refuses all calls until the next sync reopens
+    // the database. That sync also writes the records of the new files. Only a write needs the
+    // reserve (space for commits on a full host).
     assert_eq!(store.fsync(root, false), Ok(()));
     let stats = store.stats();
     assert!(!stats.is_read_only && !stats.has_reserve, "the reserve was needed");
@@ -135,7 +140,8 @@ fn commit_after_a_failed_read_has_the_reserve() {
     }
 }
 
-/// Once reads succeed again, a thread that only reads must get answers, without a call of sync.
+/// Checks that once reads succeed again, a thread that only reads gets no more errors, without a
+/// call of sync.
 #[test]
 fn eio_of_reads_ends_in_time() {
     let _watchdog = Watchdog::start("the end of EIO", Duration::from_secs(120));

@@ -1,7 +1,7 @@
-//! Tests that a refused mount has changed nothing: it must check everything before it writes.
+//! Tests that a refused mount has changed nothing. A mount checks everything before it writes.
 //!
-//! Otherwise the first mount would destroy evidence that a second mount, or an administrator,
-//! needs.
+//! If a refused mount changed the store, it would destroy evidence that a second mount, or an
+//! administrator, needs.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ const DATA: usize = 1;
 const LOG: usize = 3;
 const BLOCK: usize = 4096;
 
-/// Makes a file durable whose data is too large for the log.
+/// Makes a file whose data is too large for the log, and makes it durable with fsync.
 fn add_large(store: &Store, name: &str) {
     let root = Node::detached(1, FileKind::Directory);
     let name = Name::new(name.as_bytes()).unwrap();
@@ -38,7 +38,7 @@ fn closed() -> Disks {
     disks
 }
 
-/// Returns a killed store with several entries in its log, and its tree.
+/// Returns the devices and the tree of a killed store with several entries in its log.
 fn killed() -> ([Vec<u8>; 4], Tree) {
     let disks = closed();
     let store = disks.open(&quiet());
@@ -49,7 +49,7 @@ fn killed() -> ([Vec<u8>; 4], Tree) {
     (disks.killed().contents(), tree(&store))
 }
 
-/// Tries a mount that must be refused, and checks that the mount has not changed a device. Returns
+/// Mounts a store that must be refused, and checks that the mount has changed no device. Returns
 /// the error of the mount.
 fn refused(what: &str, contents: [Vec<u8>; 4], bad_byte: Option<(usize, u64)>) -> OpenError {
     let disks = Disks::with(contents.clone());
@@ -64,8 +64,7 @@ fn refused(what: &str, contents: [Vec<u8>; 4], bad_byte: Option<(usize, u64)>) -
     error
 }
 
-/// Returns the database `meta` with a changed superblock. `change` changes the bytes of the
-/// superblock.
+/// Returns the database `meta` after `change` has changed the bytes of its superblock.
 fn with_superblock(name: &str, meta: &[u8], change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     const TABLE: TableDefinition<'_, &[u8; 17], &[u8]> = TableDefinition::new("corewalk");
     // The first of all keys.
@@ -118,30 +117,30 @@ fn store_whose_database_is_damaged_is_left_as_it_is() {
                 damaged += 1;
             }
         }
-        // If a page of the killed store is damaged, redb falls back to the commit before the last
-        // one. These two commits differ only in the recorded length of the log, so most mounts
-        // succeed.
+        // If a page of the killed store is damaged, redb may fall back to the commit before the
+        // last one. That commit has the same files, and another recorded length of the log. So most
+        // of these mounts rightly succeed.
         let expected = if what == "killed" { 1 } else { 3 };
         assert!(damaged >= expected, "{what}: {damaged}");
     }
 }
 
-/// A loss of file data must be noticed before the replay of the log extends `data`. The refused
-/// store must be unchanged.
+/// Checks that a mount notices lost file data before its replay of the log extends `data`, and
+/// leaves the refused store unchanged.
 #[test]
 fn store_that_lost_bytes_of_files_is_left_as_it_is() {
     for (what, mut contents) in [("closed", closed().contents()), ("killed", killed().0)] {
         contents[DATA].truncate(BLOCK);
         let error = refused(what, contents.clone(), None);
         assert!(matches!(error, OpenError::DataShort { len: 4096, .. }), "{what}: {error}");
-        // A check must report the lost data of the file, even if its replay of the log (in memory)
-        // has extended `data` to the old length.
+        // `fsck` replays the log in memory, which extends the truncated device `data` to its old
+        // length. `fsck` must still report the lost file data.
         let found = fsck_devices(&Disks::with(contents.clone()).devices()).unwrap().findings;
         assert!(matches!(found[..], [Finding::BehindDevice(..), ..]), "{what}: {found:?}");
         if what == "closed" {
-            // A mount does not need the log of a closed store: if only a block of the log were
-            // unreadable, the mount would make the log anew. So the mount must fail because of the
-            // lost bytes of `data`.
+            // Now the device `data` is too short and a block of the log is unreadable. In a closed
+            // store, the unreadable block alone would not prevent a mount. So the mount must be
+            // refused because of `data`, and must not have replaced the log.
             let error = refused("log", contents, Some((LOG, 0)));
             assert!(matches!(error, OpenError::DataShort { .. }), "{error}");
         }
@@ -180,8 +179,8 @@ fn devices_without_a_store_are_left_as_they_are() {
     }
 }
 
-/// A mount must lose nothing if a read of the host fails. If the read fails during the checks, the
-/// mount must change nothing. If the read fails after the checks, the next mount must still find
+/// Checks that a mount loses nothing if a read of the host fails. If the read fails during the
+/// checks, the mount must change nothing. If the read fails later, the next mount must still find
 /// all files.
 #[test]
 fn mount_whose_host_fails_to_read_loses_nothing() {
@@ -196,15 +195,16 @@ fn mount_whose_host_fails_to_read_loses_nothing() {
         assert_eq!(tree(&disks.open(&quiet())), expected, "read {reads}");
         if opened.is_ok() {
             println!("{unchanged} of {reads} refusals had changed nothing");
-            // More than half of the reads belong to the checks. The others read the log again, and
-            // the pages that the replay changes.
+            // The test has let every read of a mount fail in turn. A mount makes more than half of
+            // its reads while it checks the store, before any change. The later reads are those of
+            // the log and of the pages that the replay changes.
             assert!(unchanged * 2 > reads, "{unchanged} of {reads}");
             break;
         }
     }
 }
 
-/// A refused mount of a directory must change no file and make none.
+/// Checks that a refused mount of a directory changes no file in it and makes none.
 #[test]
 fn directory_of_a_store_that_is_refused_is_left_as_it_is() {
     let path = std::env::temp_dir().join(format!("store-refused-{}", std::process::id()));

@@ -1,4 +1,5 @@
-//! Tests of the replay of a log by a mount: the memory that it takes, and crashes during it.
+//! Tests of the replay of a log by a mount: the memory that the replay takes, and crashes during
+//! the replay.
 
 use corewalk::{FileKind, FileSystem, Make, Name, Node};
 use corewalk_store::{StoreOptions, fsck_devices};
@@ -14,8 +15,8 @@ const LOG: usize = 3;
 /// Tries per crash point.
 const CRASHES: u64 = 6;
 
-/// Returns a store after a crash that lost all unsynced writes. All file data is in the log, and
-/// none of it in `data`.
+/// Returns the devices and the tree of a store after a crash that lost all unsynced writes. The
+/// file data is only in the log, not in `data`.
 fn killed(files: usize, options: &StoreOptions) -> ([Vec<u8>; 4], Tree) {
     let disks = Disks::new();
     let store = disks.open(options);
@@ -52,8 +53,9 @@ fn log_is_read_in_pieces() {
     assert!(largest > 20_000 && largest <= 1 << 20, "{largest} bytes in one read");
 }
 
-/// Simulates a crash after each device call of a mount that replays the log. Before that, `change`
-/// edits the list of these device calls. Returns the first error, if there is one.
+/// Runs a mount that replays the log and records its device calls. `change` edits the list of these
+/// calls. Then simulates a crash after each call in the list. Returns the first error, if there is
+/// one.
 fn try_points(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     let (contents, expected) = killed(12, &quiet());
     let mut steps = Vec::new();
@@ -67,7 +69,9 @@ fn try_points(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     let store = disks.open(&quiet());
     assert_eq!(tree(&store), expected);
     steps.extend(disks.shared.lock().log.take().unwrap());
-    // Drop the device calls from the last sync of the log on, because they come after the replay.
+    // `steps` is the list of the device calls of the mount. The replay of the log ends just before
+    // the last sync of the log. Drop that sync and all later calls, so that every simulated crash
+    // is during the replay.
     let replayed = |step: &Step| matches!(step, Step::Sync { device: LOG });
     steps.truncate(steps.iter().rposition(replayed).unwrap());
     change(&mut steps);
@@ -86,15 +90,15 @@ fn try_points(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     None
 }
 
-/// Guarantee I.3: after a kill during a replay, the next mount must replay the log again, or find
-/// that the replay was complete.
+/// Guarantee I.3: checks that after a kill during a replay, the next mount replays the log again,
+/// or finds that the replay was complete.
 #[test]
 fn crash_during_a_replay_keeps_confirmed_changes() {
     assert_eq!(try_points(|_| ()), None);
 }
 
 /// Control: if a replay does not sync file data before the commit that makes the log void, a crash
-/// loses data. The crash test must notice that.
+/// loses data. Checks that the crash test notices it.
 #[test]
 fn control_data_that_is_not_synced_before_the_log_is_void_is_caught() {
     for device in [DATA, META] {
@@ -102,15 +106,15 @@ fn control_data_that_is_not_synced_before_the_log_is_void_is_caught() {
             let begin = 8;
             for step in &mut steps[begin..] {
                 if matches!(step, Step::Sync { device: at } if *at == device) {
-                    // Replace the sync instead of removing it, so that the other device calls keep
-                    // their indexes.
+                    // Replace the sync by a sync of an unused device instead of removing it. So the
+                    // later calls keep their indexes in `steps`.
                     *step = Step::Sync { device: 9 };
                 }
             }
         });
-        // If the sync of the file data is missing, a crash must lose data. If the sync of the
-        // database is missing, a crash only undoes the commit of the replay, and the log is still
-        // valid.
+        // If the replay does not sync the file data before it makes the log void, a crash must lose
+        // data. If the replay does not sync the database, a crash can only undo its commit. In that
+        // case the log is still valid, and the next mount replays it again.
         assert_eq!(wrong.is_some(), device == DATA, "{wrong:?}");
     }
 }

@@ -1,4 +1,5 @@
-//! Many threads change a store during commits. No thread may hang, and all records must agree.
+//! Many threads change a store during commits. No thread may hang, and the counts of the store must
+//! agree with its records.
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr, XattrMode};
 use corewalk_base::primitives::{Arc, thread};
@@ -11,8 +12,8 @@ use crate::memory::{Disks, quiet};
 const THREADS: u64 = 4;
 const STEPS: usize = 3_000;
 
-/// Makes random changes in directories that all threads share. Each thread uses only names of its
-/// own, since calls for one name must never overlap (rule F.1 of `FileSystem`).
+/// Makes random changes in directories that all threads share. Each thread uses its own names,
+/// since two calls for the same name must not overlap (rule F.1 of `FileSystem`).
 fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
     for step in 0..STEPS {
         let (dir, other) = (*rng.pick(dirs), *rng.pick(dirs));
@@ -47,8 +48,8 @@ fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
                 store.setattr(node, &SetAttr::default().with_size(size)).unwrap();
             }
             5 if step % 10 == 0 => store.fsync(node, false).unwrap(),
-            // All threads set the same few values. So their files often start and stop sharing an
-            // attribute block.
+            // All threads set the same few values, so that their files often start and stop sharing
+            // an attribute block.
             _ => {
                 let value = vec![rng.below(3) as u8; 500];
                 store.setxattr(node, b"user.a", &value, XattrMode::Set).unwrap();
@@ -57,9 +58,9 @@ fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
     }
 }
 
-/// Trap T34: one thread finds an attribute block to share it, while another thread removes the last
-/// user of that block. The block must not be freed then. Some threads of the test find blocks while
-/// others remove their last users.
+/// Trap T34: one thread finds an attribute block and is about to share it, while another thread
+/// removes the last user of that block. Checks that the block is not freed then. Some threads share
+/// blocks while others remove their last users.
 #[test]
 fn threads_and_commits_leave_records_that_agree() {
     for seed in 0..3 {
@@ -101,9 +102,10 @@ fn threads_and_commits_leave_records_that_agree() {
     }
 }
 
-/// When an attribute block is changed in place, the search for its new content must not find the
-/// block itself (trap T38). Blocks with the maximum number of users must not slow down a search
-/// (trap T39). A block has at most 1024 users, so more users need more blocks.
+/// Checks that equal attribute sets share blocks, with at most 1024 users per block. When a block
+/// is changed in place, the index is searched for another block with the new content. The search
+/// must not find the changed block itself (trap T38). Blocks with 1024 users must not slow down a
+/// search (trap T39).
 #[test]
 fn equal_sets_share_blocks_of_1024_users() {
     let disks = Disks::new();
@@ -121,7 +123,7 @@ fn equal_sets_share_blocks_of_1024_users() {
     }
     assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (4, 3_000));
     drop(store);
-    // After a remount, the index has a block only once it was read. So read the blocks of some
+    // After a remount, a block enters the index only when it is read. So read the blocks of some
     // inodes.
     let store = disks.open(&quiet());
     for number in 0..2 {
@@ -133,7 +135,7 @@ fn equal_sets_share_blocks_of_1024_users() {
         set(&store, 10_000 + number);
     }
     assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (4, 3_002));
-    // Change a block in place. Then another inode sets the new content, and must find the block.
+    // Change a block in place. Another inode that sets the same new content must find this block.
     let (one, two) = (set(&store, 20_000), set(&store, 20_002));
     let blocks = store.stats().xattr_blocks;
     store.setxattr(one, b"user.label", b"mine", XattrMode::Set).unwrap();

@@ -1,7 +1,8 @@
 //! Models of `SlotArena`: two threads never hold the same slot.
 //!
-//! Under a model checker all threads share one shard. So the models explore the moves of slots
-//! between shard, depot and fresh memory. `take_fresh` has a model of its own.
+//! Under a model checker all threads share one shard (free list). So the models explore the moves
+//! of slots between this shard, the depot (the common list behind all shards) and memory that was
+//! never used. `take_fresh` has a model of its own.
 
 use super::*;
 use corewalk_base::{
@@ -10,12 +11,13 @@ use corewalk_base::{
 };
 
 /// Runs two threads, each of which takes a batch of fresh slots with `take`. Returns in how many
-/// runs the main thread got the first batch, and in how many the second.
+/// runs the main thread took the batch with the lower slot numbers, and in how many the other
+/// batch.
 fn fresh_batches(take: fn(&SlotArena<1>, &mut Vec<u32>)) -> [usize; 2] {
     Tally::of(move |tally| {
-        // The arena has the slots 0 to 4. In a model a batch has two slots, and slot 0 is never
-        // handed out. So the first batch has only slot 1, and the second batch has the slots 2 and
-        // 3.
+        // The arena has the slots 0 to 4. Threads take fresh slots in batches, which have two slots
+        // in a model. The first batch is the slots 0 and 1, but slot 0 is never handed out. The
+        // second batch is the slots 2 and 3.
         let arena: Arc<SlotArena<1>> = Arc::new(SlotArena::new("model", 5).unwrap());
         let taker = move |arena: &SlotArena<1>| {
             let mut slots = Vec::new();
@@ -43,8 +45,9 @@ fn take_fresh_by_two_threads_hands_out_each_slot_once() {
 #[should_panic(expected = "a slot was handed out twice")]
 fn control_take_fresh_in_two_steps_is_caught() {
     fresh_batches(|arena, free| {
-        // ORDERING: Relaxed, as in `take_fresh`. This control is wrong on purpose: it uses a load
-        // and a store instead of a compare-exchange.
+        // ORDERING: Relaxed, as in `take_fresh`. This variant of `take_fresh` is wrong on purpose,
+        // and the model must find the error. It uses a load and a store instead of a
+        // compare-exchange.
         let start = arena.next_fresh.load(Ordering::Relaxed);
         let end = end_of_batch(start);
         // ORDERING: Relaxed. As above.

@@ -1,9 +1,9 @@
 //! The memory behind a `SlotArena`: one mapping, reserved whole and backed page by page.
 //!
-//! On the machine it is a private anonymous mapping with `MAP_NORESERVE`. The kernel reserves
-//! addresses only and backs a page with zeroes when it is first written. Under Miri and the model
-//! checkers it is a boxed slice. Miri cannot map memory, and a model checker must see the creation
-//! of each atomic.
+//! In a normal build, the memory is a private anonymous mapping with `MAP_NORESERVE`. The kernel
+//! reserves addresses only and backs a page with zeroes when it is first written. Under Miri and
+//! the model checkers, the memory is a boxed slice. Miri cannot map memory, and a model checker
+//! must see the creation of each atomic.
 //!
 //! # Huge pages
 //!
@@ -12,26 +12,27 @@
 //! Rapids Xeon. But the first write to a huge page makes 2 MiB resident. A namespace has ten arenas
 //! and would take 20 MiB for ten entries.
 //!
-//! So the first block of 2 MiB stays on small pages until half of its slots are handed out. Then
-//! `MADV_COLLAPSE` (Linux 6.1) turns it into a huge page; an older kernel does so in the
-//! background. From the second block on, huge pages are requested at once. A kernel that declines
-//! costs only speed. If the huge pages of a machine are not 2 MiB, as with base pages of 16 or 64
-//! KiB, none are requested.
+//! To save memory, the first block of 2 MiB of an arena stays on small pages until half of its
+//! slots are handed out. Then `MADV_COLLAPSE` (Linux 6.1) turns it into a huge page; an older
+//! kernel does so in the background. From the second block on, huge pages are requested at once. A
+//! kernel that declines costs only speed. If the huge pages of a machine are not 2 MiB, as with
+//! base pages of 16 or 64 KiB, none are requested.
 //!
 //! # Invariants
 //!
 //! - M.1: `base` is the start of a readable and writable mapping of at least `max_slots` slots.
 //!   Only the drop unmaps it.
 //! - M.2: the words are only ever accessed as `AtomicU64`.
-//! - M.3: if the slots are longer than a block, `base` is aligned to a block.
-//! - M.4: if slots are handed out in rising order, the resident memory is the touched memory. Huge
-//!   pages add at most the rest of one block.
+//! - M.3: if the slots take more than 2 MiB (one huge page), `base` is aligned to 2 MiB.
+//! - M.4: if slots are handed out in rising order, only pages that were touched are resident. With
+//!   huge pages, at most one of them is resident but touched only in part.
 //!
 //! # Limits
 //!
-//! Nothing here counts slots or returns memory before the drop. With `MAP_NORESERVE`, lack of
-//! memory shows as the kernel's out-of-memory handling at first touch, not as an error of
-//! `reserve`. Callers keep a byte budget.
+//! This module does not count the slots in use, and returns no memory to the kernel before the
+//! arena is dropped. The mapping has `MAP_NORESERVE`. So `reserve` does not fail for lack of
+//! memory. Instead, the first write to a page invokes the kernel's out-of-memory handling. Callers
+//! keep a byte budget.
 //!
 //! Source: mmap(2), madvise(2); Linux `Documentation/admin-guide/mm/transhuge.rst`.
 
@@ -78,10 +79,10 @@ mod mapped {
             Ok(Self { base: base.cast(), max_slots })
         }
 
-        /// Records that the slots from `before` up to `now` are handed out now.
+        /// Records that the slots from `before` up to `now` have just been handed out.
         ///
-        /// The call that passes the middle of the first block of 2 MiB turns that block into a huge
-        /// page.
+        /// When more than half of the first block of 2 MiB has been handed out, turns that block
+        /// into a huge page.
         pub(in crate::arena) fn note_handed_out(&self, before: u64, now: u64) {
             let end = |slots: u64| slots * size_of::<[AtomicU64; WORDS]>() as u64;
             let middle = BLOCK as u64 / 2;
@@ -128,8 +129,8 @@ mod mapped {
         }
     }
 
-    /// Panics with a message. It is a function of its own, because an `assert!` in `slot` would
-    /// make `slot` store the index on the stack for the message.
+    /// Panics because the slot number `index` is out of range. This is not an `assert!` in `slot`,
+    /// which would make `slot` store the index on the stack for the message.
     #[cold]
     #[inline(never)]
     fn out_of_range(index: u32) -> ! {

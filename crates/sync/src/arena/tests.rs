@@ -1,5 +1,5 @@
-//! Unit tests of `SlotArena` on the machine. Slots must be unique, their words must not change, and
-//! memory must be bounded.
+//! Unit tests of `SlotArena`, without a model checker. Slots must be unique, their words must not
+//! change, and memory must be bounded.
 
 use super::*;
 use corewalk_base::primitives::{Arc, thread};
@@ -132,8 +132,8 @@ fn alloc_by_one_thread_finds_what_others_freed() {
     assert_eq!(again.len(), slots.len(), "A.5");
 }
 
-/// The slots of the two groups must come from different batches, even after slots were freed and
-/// reused.
+/// Checks that no batch of slots has slots of both groups (`Group::Few` and `Group::Many`), even
+/// after slots were freed and reused.
 #[test]
 fn slots_of_the_few_lie_together() {
     const SLOTS: usize = if cfg!(miri) { 2 * BATCH + 8 } else { 1_000 };
@@ -146,8 +146,8 @@ fn slots_of_the_few_lie_together() {
             slots.iter().map(|slot| slot / BATCH as u32).collect()
         };
         assert!(batches(&many).is_disjoint(&batches(&few)), "round {round}");
-        // Free slots of both groups alternately, so that the lists of the shard and of the depot
-        // contain both groups.
+        // Free slots of both groups alternately. So the free slots of both groups are mixed in this
+        // thread's shard, and in the depot (the free slots that no shard has).
         many.iter()
             .zip(&few)
             .flat_map(|(&many, &few)| [many, few])
@@ -156,8 +156,8 @@ fn slots_of_the_few_lie_together() {
     }
 }
 
-/// Guarantee A.4: an arena must prefer freed slots. So a group must use the free slots of the other
-/// group before it uses fresh slots.
+/// Guarantee A.4: checks that an arena prefers freed slots to fresh ones. So `alloc_in` for one
+/// [`Group`] must use the free slots of the other group before fresh slots.
 #[cfg(not(miri))]
 #[test]
 fn group_that_has_shrunk_lends_its_slots() {
@@ -174,8 +174,8 @@ fn group_that_has_shrunk_lends_its_slots() {
     assert!(arena.len_touched() as usize <= most, "A.4: touched {}", arena.len_touched());
 }
 
-/// Two slots of `Group::Few` that are handed out in succession must not be neighbours, unless their
-/// batch has no other free slot.
+/// Checks that two slots of `Group::Few` that are handed out in succession are not neighbours. Only
+/// the last free slots of a batch of slots may be neighbours.
 #[test]
 fn few_slots_are_taken_apart() {
     let arena: SlotArena<1> = SlotArena::new("groups", 300).unwrap();
@@ -186,8 +186,8 @@ fn few_slots_are_taken_apart() {
     assert!(slots.into_iter().eq(1..300), "A.5");
 }
 
-/// If a group has no slots, it must take slots of the other group. When such a slot is freed, it
-/// must return to its own group.
+/// Slots are in two groups. If one group has no free slot, `alloc` must take a slot of the other
+/// group. When that slot is freed, it must return to its own group.
 #[test]
 fn group_without_slots_takes_the_others() {
     let arena: SlotArena<1> = SlotArena::new("groups", 300).unwrap();

@@ -1,7 +1,8 @@
 //! Models of `Lockref`: the life and death of a counted object.
 //!
-//! Each model takes the operation under test as a function. The model's control passes a wrong
-//! function, which makes the operation in two steps or leaves out an ordering, and must fail.
+//! Each model takes the operation under test as a function. A control test passes a wrong function
+//! to the same model, and the model must fail. The wrong function makes the operation in two steps
+//! or leaves out an ordering.
 
 use super::*;
 use corewalk_base::{
@@ -35,8 +36,9 @@ fn get_against_kill(get: fn(&Lockref) -> bool) -> [usize; 2] {
     })
 }
 
-/// Trap T18: taking a reference to a dead object must fail. So either the getter gets the
-/// reference, or the killer marks the object dead.
+/// Trap T18: taking a reference to a dead object must fail. One thread takes a reference, while
+/// another thread marks the object dead if no reference is left. Exactly one of the two must
+/// succeed.
 #[test]
 fn get_not_dead_against_mark_dead_has_one_winner() {
     assert_all_reached(&get_against_kill(Lockref::get_not_dead));
@@ -51,22 +53,24 @@ fn control_get_not_dead_in_two_steps_is_caught() {
         if lockref.is_dead() {
             return false;
         }
-        // ORDERING: AcqRel. This control is wrong on purpose, but not by its ordering: it checks
-        // `is_dead` in a separate step before.
+        // ORDERING: AcqRel. This variant of `get_not_dead` is wrong on purpose, and the model must
+        // find the error. Its ordering is right, but it checks `is_dead` in a separate step before
+        // the increment.
         lockref.word.fetch_add(ONE, Ordering::AcqRel);
         true
     });
 }
 
-/// A slot with its count and a payload word. The thread that frees the slot overwrites the payload.
+/// A slot with its reference count and a payload word. The thread that frees the slot overwrites
+/// the payload.
 struct Slot {
     lockref: Lockref,
     payload: AtomicU64,
 }
 
 /// One thread drops the only reference to an object and retires its slot with `retire`. Meanwhile
-/// the getter takes a reference. Returns in how many runs the getter failed, and in how many it
-/// succeeded.
+/// another thread, the getter, takes a reference. Returns in how many runs the getter failed, and
+/// in how many it succeeded.
 fn get_against_retire(retire: fn(&Slot)) -> [usize; 2] {
     Tally::of(move |tally| {
         let slot = Arc::new(Slot { lockref: Lockref::new(1), payload: AtomicU64::new(0) });
@@ -75,9 +79,9 @@ fn get_against_retire(retire: fn(&Slot)) -> [usize; 2] {
             move || {
                 let has_got = slot.lockref.get_not_dead();
                 if has_got {
-                    // ORDERING: Relaxed. The getter holds a reference. So the other thread must not
-                    // free the slot and overwrite the payload before this load. The model checks
-                    // this.
+                    // ORDERING: Relaxed. This thread holds a reference to the object. While it
+                    // does, the main thread must not free the slot and overwrite `payload`. The
+                    // model checker tests this.
                     let payload = slot.payload.load(Ordering::Relaxed);
                     assert_eq!(payload, 0, "T7: a retired object was counted");
                     slot.lockref.put_return();
@@ -110,8 +114,8 @@ fn get_not_dead_on_a_retired_object_fails() {
 #[should_panic(expected = "T7: a retired object was counted")]
 fn control_count_that_is_reused_as_a_link_is_caught() {
     get_against_retire(|slot| {
-        // ORDERING: Release. This control is wrong on purpose, but not by its ordering: its free
-        // list uses the word of the count.
+        // ORDERING: Release. The ordering is right, but this free list is wrong on purpose: it
+        // stores a link in the word of the reference count. The model must find the error.
         slot.lockref.word.store(4096, Ordering::Release);
     });
 }
@@ -202,15 +206,15 @@ fn count_under_the_lock_is_stable() {
 #[should_panic(expected = "A.1: the count moved under the lock")]
 fn control_get_that_ignores_the_lock_is_caught() {
     look_twice(|lockref| {
-        // ORDERING: AcqRel. This control is wrong on purpose, but not by its ordering: it ignores
-        // the lock bit.
+        // ORDERING: AcqRel. This variant of `get` is wrong on purpose, and the model must find the
+        // error. Its ordering is right, but it ignores the lock bit.
         lockref.word.fetch_add(ONE, Ordering::AcqRel);
     });
 }
 
-/// One thread takes the lock. Meanwhile another thread takes a reference with `get`, and must never
-/// hold the lock itself. Returns in how many runs the locker read the count before the other
-/// thread's `get`, and in how many after it.
+/// One thread locks and unlocks a lockref, and then reads its reference count. Meanwhile another
+/// thread takes a reference with `get`, which must not take the lock. Returns in how many runs the
+/// count did not include the new reference, and in how many it did.
 fn transient_locker(get: fn(&Lockref)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lockref = Arc::new(Lockref::new(1));
@@ -226,7 +230,8 @@ fn transient_locker(get: fn(&Lockref)) -> [usize; 2] {
     })
 }
 
-/// Trap T52: a thread that holds the lock for a short time must not make later users take the lock.
+/// Trap T52: a thread holds the lock for a short time. Checks that another thread, which only
+/// counts, does not take the lock because of it.
 #[test]
 fn transient_locker_leaves_no_locker_behind() {
     assert_all_reached(&transient_locker(Lockref::get));
@@ -246,8 +251,9 @@ fn control_user_that_falls_back_to_the_lock_is_caught() {
     });
 }
 
-/// Runs two threads that each write a plain word under the lock and release it with `unlock`.
-/// Returns in how many runs the main thread locked first, and in how many second.
+/// Runs two threads. Each takes the lock, reads and writes a word that the lock protects, and
+/// releases the lock with `unlock`. Returns in how many runs the main thread had the lock first,
+/// and in how many the other thread.
 fn two_lockers(unlock: fn(LockrefGuard<'_>)) -> [usize; 2] {
     Tally::of(move |tally| {
         let shared = Arc::new((Lockref::new(0), AtomicU64::new(0)));

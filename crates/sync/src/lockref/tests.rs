@@ -1,5 +1,5 @@
-//! Unit tests of `Lockref` on the machine: the smallest and the largest count, dead objects, and
-//! threads that sleep.
+//! Unit tests of `Lockref`, without a model checker: the smallest and the largest count, dead
+//! objects, and threads that sleep.
 
 use super::*;
 use corewalk_base::primitives::{Arc, thread};
@@ -90,8 +90,8 @@ fn count_above_32_bits_is_exact() {
     assert!(!lockref.is_dead() && !lockref.is_locked());
 }
 
-/// Trap T51: a count must not overflow. At the maximum, those `get` operations that can return a
-/// failure must do so, and must not change the word.
+/// Trap T51: checks that the count does not overflow. At the maximum, `get_not_dead` must fail and
+/// must not change the state word.
 #[test]
 fn get_not_dead_at_count_max_fails_and_keeps_the_word() {
     let lockref = Lockref::new(Lockref::COUNT_MAX - 1);

@@ -20,8 +20,8 @@
 //!
 //! # Limits
 //!
-//! The cell has no read without a guard, because an `Arc` per read would write to a shared cache
-//! line. It has no mutation in place.
+//! Every read needs the guard of a read section. A read could return an `Arc` and need no guard,
+//! but then it would write to a shared cache line. A writer cannot change the value in place.
 //!
 //! Source: Linux `include/linux/rcupdate.h`; `arc-swap`, which was rejected for its 15 to 27 ns per
 //! load on a virtual machine with two cores.
@@ -113,8 +113,9 @@ impl<T: Send + Sync + 'static> RcuCell<T> {
             // whole value. The open section keeps `old` from being freed and its address from being
             // reused. So an equal pointer means the same value.
             match self.ptr.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed) {
-                // Retire the pointer that was in the cell, not `old`: a pointer made from a borrow
-                // must not be freed.
+                // Retire `taken`, the pointer that was in `self.ptr`. Do not retire `old`, which
+                // was made from a shared reference: to free a value through such a pointer is
+                // undefined behavior.
                 Ok(taken) => return retire(taken),
                 // SAFETY: `new` was made above and published to no other thread.
                 Err(_) => drop(unsafe { Box::from_raw(new) }),
@@ -146,8 +147,8 @@ impl<T: Send + Sync + fmt::Debug + 'static> fmt::Debug for RcuCell<T> {
 ///
 /// # Invariants
 ///
-/// `ptr` is null or came from `Box::into_raw`. Exactly one thread takes a given pointer out of it
-/// (C.2).
+/// `ptr` is null or came from `Box::into_raw`. If a thread takes a pointer out of `ptr`, no other
+/// thread gets the same pointer (C.2).
 ///
 /// # Examples
 ///
@@ -168,17 +169,17 @@ pub struct RcuOption<T: Send + Sync + 'static> {
 }
 
 impl<T: Send + Sync + 'static> RcuOption<T> {
-    /// Returns the current value, which stays valid until the section ends. Returns None if the
-    /// cell is empty.
+    /// Returns the current value, which stays valid until the read section `_section` ends. Returns
+    /// None if there is no value.
     #[inline]
     #[must_use]
     pub fn read<'g>(&self, _section: &'g ReadGuard) -> Option<&'g T> {
         // ORDERING(rcu-publish): Acquire. Pairs with the swap of `replace`. The reader of the new
         // pointer also sees the whole value.
         let ptr = self.ptr.load(Ordering::Acquire);
-        // SAFETY: the pointer is null, or its value was in the cell after the section began. A
-        // retired value is dropped after a grace period, which waits for the section. No thread
-        // writes to a published value.
+        // SAFETY: the pointer is null, or it points to a value that was not retired before this
+        // read section began. A retired value is dropped after a grace period, which waits for the
+        // read section. No thread writes to a published value.
         unsafe { ptr.as_ref() }
     }
 
@@ -207,11 +208,12 @@ impl<T: Send + Sync + 'static> Drop for RcuOption<T> {
     }
 }
 
-/// A pointer to a replaced value that is freed after a grace period.
+/// A pointer to a replaced value. The value is freed after a grace period.
 ///
 /// # Invariants
 ///
-/// The thread that made the `Retired` took the pointer out of a cell. No other thread did so (C.2).
+/// The thread that made the `Retired` took the pointer out of an [`RcuCell`] or [`RcuOption`]. No
+/// other thread has taken it out, so only this thread frees the value (C.2).
 struct Retired<T>(*mut T);
 
 // SAFETY: the pointer owns the value, and `T` is `Send`.
@@ -220,13 +222,15 @@ unsafe impl<T: Send> Send for Retired<T> {}
 impl<T> Retired<T> {
     /// Drops the value. The caller has waited for a grace period.
     fn free(self) {
-        // SAFETY: the pointer came from `Box::into_raw` (C.1). It is no longer in the cell, and one
-        // thread retires it, once (C.2). All sections that could have read it have ended.
+        // SAFETY: the pointer came from `Box::into_raw` (C.1). It was taken out of its `RcuCell` or
+        // `RcuOption` by one thread, which retires it once (C.2). All read sections that could have
+        // read it have ended.
         drop(unsafe { Box::from_raw(self.0) });
     }
 }
 
-/// Frees `old` after a grace period. The caller has taken `old` out of a cell.
+/// Frees the value at `old` after a grace period. The caller has taken `old` out of an [`RcuCell`]
+/// or [`RcuOption`].
 fn retire<T: Send + 'static>(old: *mut T) {
     let retired = Retired(old);
     // Call a method of `retired`, so that the closure captures the whole value. A closure that

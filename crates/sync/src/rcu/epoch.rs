@@ -1,21 +1,25 @@
 //! Grace periods by `crossbeam-epoch`. Threads that make garbage too fast are slowed down.
 //!
 //! A section pins the thread to the current epoch. Garbage of an epoch is freed two epochs later,
-//! and the epoch advances only when every pinned thread has seen it. `crossbeam-epoch` frees as a
-//! side effect of pinning. That is too slow when one thread retires far more values than the other
-//! threads pin. So `defer` itself frees garbage when too much garbage waits.
+//! and the epoch advances only when every pinned thread has seen it. `crossbeam-epoch` frees
+//! garbage only as a side effect of pinning. That is too slow if one thread retires values much
+//! more often than the other threads pin. So `defer` itself frees garbage when too much garbage
+//! waits.
 //!
 //! # Rules
 //!
-//! - `synchronize` yields a few times, and then sleeps for a fixed time between two tries. No
-//!   reader wakes it, because the check for a sleeper would cost every section time.
-//! - `defer` never blocks. If too much garbage waits, it frees everything that is due. If the
-//!   caller is in no section, it also yields, so that a preempted reader can finish.
+//! - `synchronize` checks whether the grace period has ended. It yields after the first checks, and
+//!   sleeps for a fixed time after each later one. Readers do not wake it, since each read section
+//!   would then have to check for a sleeping thread.
+//! - `defer` never blocks. If too much garbage waits, it frees garbage whose grace period has
+//!   ended. If the caller is in no read section, it also yields, so that a preempted reader can
+//!   finish.
 //!
 //! # Rejected
 //!
-//! A membarrier(2) scheme would make a section ten times cheaper. But the hot path of the workspace
-//! needs no section at all (see `arena`), so the scheme is not worth its upkeep.
+//! Grace periods with membarrier(2) would make a read section ten times cheaper. But the hot path
+//! of corewalk, a path walk inside one mount, needs no read section at all (see `arena`). So they
+//! are not worth the additional code.
 //!
 //! Source: crossbeam-epoch 0.9 (`src/internal.rs`); on a virtual machine with two cores a pin costs
 //! about 10 ns.
@@ -32,8 +36,8 @@ use std::{cell::Cell, time::Duration};
 /// If more closures than this number wait for a grace period, `defer` itself frees garbage.
 const GARBAGE_HIGH: i64 = 4096;
 
-/// A thread compares the number of waiting closures with `GARBAGE_HIGH` once in this many
-/// deferrals. The comparison is expensive, because the number is a sum over all threads.
+/// A thread compares the number of deferred closures that have not run with `GARBAGE_HIGH`. It does
+/// so in one of this many calls of `defer`, because the number is a sum over all threads.
 const DEFERS_PER_LOOK: u32 = 64;
 
 /// Yields of `synchronize` before it sleeps.
@@ -58,7 +62,7 @@ pub(super) fn enter() -> Section {
     crossbeam_epoch::pin()
 }
 
-/// Runs `reclaim` once, after every section that is open now has ended.
+/// Runs `reclaim` once, after every read section that is open now has ended.
 pub(super) fn defer(reclaim: impl FnOnce() + Send + 'static) {
     GARBAGE.add(1);
     let pin = crossbeam_epoch::pin();
@@ -87,8 +91,8 @@ pub(super) fn synchronize() {
     let mut tries = 0;
     loop {
         crossbeam_epoch::pin().flush();
-        // ORDERING(grace-end): Acquire. Pairs with the store in the deferred closure, which runs
-        // after the sections have ended.
+        // ORDERING(grace-end): Acquire. Pairs with the store of `true` in the closure above.
+        // `defer` runs that closure after the read sections that were open have ended.
         if ended.load(Ordering::Acquire) {
             return;
         }

@@ -1,20 +1,24 @@
-//! Grace periods for the model checkers and Miri: garbage is freed as soon as no section is open.
+//! Implements grace periods in place of `crossbeam-epoch`, for the model checkers and Miri. It
+//! frees garbage as soon as no read section is open.
 //!
-//! `crossbeam-epoch` keeps its state outside of a model's run, where loom and shuttle neither see
-//! nor reset it. Miri's stacked borrows reject its list of threads (tree borrows accept it). This
-//! module begins with a new state in each run. A mutex protects the number of open sections and the
-//! deferred closures. The thread that brings the number to zero runs the closures. This is the
-//! shortest grace period that the interface allows, so a use after free shows as early as possible.
+//! The model checkers and Miri cannot use `crossbeam-epoch`. It keeps its state outside of a
+//! model's run, where loom and shuttle neither see nor reset it. Miri's stacked borrows reject its
+//! list of threads (tree borrows accept it). This module begins with a new state in each run. A
+//! mutex protects the number of open read sections and the deferred closures. The thread that
+//! brings the number to zero runs the closures. This is the shortest grace period that the
+//! interface allows, so a use after free shows as early as possible.
 //!
 //! # Limits
 //!
-//! The mutex orders a `defer` before every section that is opened later. So in a later section, the
-//! models cannot see that a value was published with too weak an ordering. They see it in a section
-//! that is opened before the writer calls `defer`, as the control models prove.
+//! The mutex of this module orders each call of `defer` before every read section that is opened
+//! later. So that read section sees all earlier writes, even of a value that was published with too
+//! weak an ordering. The models can detect too weak an ordering only in a read section that was
+//! opened before the call of `defer`. Control tests prove that the models detect it there.
 //!
 //! # Rules
 //!
-//! - Deferred closures run outside of the mutex, because they may defer again.
+//! - This module unlocks its mutex before it runs deferred closures, because a closure may call
+//!   `defer` again.
 //!
 //! Source: the specification of RCU in McKenney, "Is Parallel Programming Hard", chapter 9.
 
@@ -57,15 +61,16 @@ pub(super) fn defer(reclaim: impl FnOnce() + Send + 'static) {
     reclaim_if_quiet(0);
 }
 
-/// Waits until no section is open. If the caller itself is in a section, the call never returns.
+/// Waits until no read section is open. If the caller itself is in a read section, the call never
+/// returns.
 pub(super) fn synchronize() {
     while DOMAIN.lock().open != 0 {
         thread::yield_now();
     }
 }
 
-/// Subtracts `ended` from the number of open sections. If none is open then, runs the deferred
-/// closures.
+/// Subtracts `ended` from the number of open read sections. If no read section is left open, runs
+/// the deferred closures.
 fn reclaim_if_quiet(ended: usize) {
     let due = {
         let mut domain = DOMAIN.lock();

@@ -11,7 +11,7 @@ use corewalk_base::{
 };
 
 /// The functions that a model runs: two for the writer, and the reader's check. A control test
-/// replaces one of them by a weaker function.
+/// replaces one of them by a function with too weak an ordering.
 #[derive(Clone, Copy)]
 struct Protocol {
     write_begin: fn(&SeqCount),

@@ -1,5 +1,5 @@
-//! Models of `SeqLock`: the last pass takes the lock, excludes writers and disturbs no other
-//! reader. Trap T29 is a last pass without the lock.
+//! Models of `SeqLock`: the last attempt of a reader takes the lock, excludes writers and disturbs
+//! no other reader. Trap T29 is a last attempt without the lock.
 //!
 //! The writer is the main thread, because loom 0.7.2 skips schedules otherwise (see the module
 //! `tally` of `corewalk-base`).
@@ -37,8 +37,8 @@ impl Pair {
     }
 }
 
-/// A function that reads both words of a [`Pair`]. Returns the pass (optimistic or locked) that
-/// succeeded, and the words.
+/// The type of a function that reads both words of a [`Pair`]. It returns the pass that succeeded
+/// (optimistic or locked), and the words.
 type Read = fn(&Pair) -> (Pass, u64, u64);
 
 fn read_or_lock(pair: &Pair) -> (Pass, u64, u64) {
@@ -48,8 +48,9 @@ fn read_or_lock(pair: &Pair) -> (Pass, u64, u64) {
     })
 }
 
-/// Runs a writer and a reader. Returns the number of runs with each outcome: old words in an
-/// optimistic pass, new words in an optimistic pass, and the locked pass.
+/// Runs a writer, which changes two words, and a reader of these words. Returns three numbers of
+/// runs: the reader saw the old words without the lock, saw the new words without the lock, or
+/// needed the lock.
 fn outcomes(read: Read) -> [usize; 3] {
     Tally::of(move |tally| {
         let pair = Arc::new(Pair::default());
@@ -66,15 +67,16 @@ fn outcomes(read: Read) -> [usize; 3] {
     })
 }
 
-/// A reader must see the words of one whole section, even if a writer runs at the same time. Trap
-/// T29 is a reader that never takes the lock and may retry for ever.
+/// Checks that a reader sees both words of the same write section, even if a writer runs at the
+/// same time. Trap T29 is a reader that never takes the lock and may retry for ever.
 #[test]
 fn read_or_lock_beside_a_writer_sees_a_whole_section() {
     assert_all_reached(&outcomes(read_or_lock));
 }
 
-/// Trap T29, control (a variant with the bug must fail): after a disturbed pass, the second pass
-/// runs without the lock. So the reader sees a torn pair.
+/// Trap T29, control (a variant with the bug must fail): a reader that was disturbed by a writer
+/// reads both words again, without the writers' lock. So it may see one word of the old pair and
+/// one of the new pair.
 #[test]
 #[should_panic(expected = "torn section")]
 fn control_second_pass_without_the_lock_is_caught() {

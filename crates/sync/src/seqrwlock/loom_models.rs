@@ -40,8 +40,9 @@ impl Pair {
 /// succeeded, and the words.
 type Read = fn(&Pair) -> (Pass, u64, u64);
 
-/// Runs a writer and a reader at the same time. Returns the number of runs with each outcome: old
-/// words in an optimistic pass, new words in an optimistic pass, and the locked pass.
+/// Runs a writer, which changes two words, and a reader of these words at the same time. Returns
+/// three numbers of runs: the reader saw the old words without the lock, saw the new words without
+/// the lock, or needed the lock.
 fn outcomes(read: Read) -> [usize; 3] {
     Tally::of(move |tally| {
         let pair = Arc::new(Pair::default());
@@ -88,8 +89,8 @@ fn control_second_pass_without_the_lock_is_caught() {
     });
 }
 
-/// Runs two shared readers and a writer that writes with `write`. Returns how often a reader held
-/// the lock alone, and how often together with the other reader.
+/// Runs two shared readers, and a writer that writes with `write`. Returns how often a reader got
+/// the lock alone, and how often while the other reader held it too.
 fn shared(write: fn(&Pair)) -> [usize; 2] {
     Tally::of(move |tally| {
         let pair = Arc::new(Pair::default());
@@ -129,8 +130,8 @@ fn control_writer_without_the_lock_is_caught() {
     });
 }
 
-/// One thread locks a `SeqRwLock` with `hold` while an optimistic reader runs. Returns in how many
-/// runs the lock was free during the read, and in how many it was held.
+/// One thread calls `hold`, which locks a `SeqRwLock`, while an optimistic reader reads. Returns in
+/// how many runs the reader found the lock free, and in how many it found the lock held.
 fn undisturbed(hold: fn(&SeqRwLock)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lock = Arc::new(SeqRwLock::new());

@@ -69,7 +69,7 @@ pub fn msgsnd<const N: usize>(
 ///
 /// # Panics
 ///
-/// Panics if the buffer has fewer than `size` bytes for a text.
+/// Panics if the buffer has space for fewer than `size` bytes of message text.
 #[inline]
 pub fn msgrcv<const N: usize>(
     id: i32,
@@ -98,7 +98,7 @@ pub fn msgctl(id: i32, cmd: i32) -> Result<i32, i32> {
 }
 
 /// Calls msgctl(2) with `IPC_STAT`, `MSG_STAT` or `MSG_STAT_ANY`. Returns the result of the call
-/// and the attributes.
+/// and the attributes of the message queue.
 ///
 /// # Errors
 ///

@@ -18,7 +18,8 @@ pub struct Stat {
     pub numbers: [u64; 2],
     /// The pids of the creator and of the last shmat(2) or shmdt(2), in this order.
     pub pids: [i32; 2],
-    /// Whether the times of the last shmat(2) and of the last shmdt(2) are set, in this order.
+    /// Two values: true if the time of the last shmat(2) is set, and true if the time of the last
+    /// shmdt(2) is set.
     pub has_times: [bool; 2],
 }
 
@@ -116,7 +117,8 @@ pub fn set(id: i32, uid: u32, gid: u32, mode: u32) -> Result<i32, i32> {
     check(unsafe { libc::shmctl(id, libc::IPC_SET, &mut ds) })
 }
 
-/// Calls shmctl(2) with `IPC_INFO` or `SHM_INFO`. Returns the result of the call and its numbers.
+/// Calls shmctl(2) with `IPC_INFO` or `SHM_INFO`. Returns the result of the call, and numbers from
+/// the structure that the call has filled.
 ///
 /// For `IPC_INFO` the numbers are `shmmax`, `shmmin`, `shmmni`, `shmseg` and `shmall`. For
 /// `SHM_INFO` they are `used_ids` and `shm_tot`.
@@ -127,7 +129,8 @@ pub fn set(id: i32, uid: u32, gid: u32, mode: u32) -> Result<i32, i32> {
 pub fn totals(cmd: i32) -> Result<(i32, [u64; 5]), i32> {
     let mut numbers = [0u64; 14];
     let buffer: *mut [u64; 14] = &mut numbers;
-    // SAFETY: these commands write a `struct shminfo` of nine words or a `struct shm_info` of six.
+    // SAFETY: `IPC_INFO` writes a `struct shminfo` of nine words, and `SHM_INFO` a `struct
+    // shm_info` of six words. The buffer has 14 words.
     let result = check(unsafe { libc::shmctl(0, cmd, buffer.cast()) })?;
     if cmd == libc::IPC_INFO {
         return Ok((result, [numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]]));

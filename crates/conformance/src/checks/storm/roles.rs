@@ -12,10 +12,12 @@ use crate::answer::{Answer, Checked, Stop, ensure, ensure_bytes, ensure_eq, ensu
 use crate::bench::{Bench, name};
 use crate::checks::tree::pattern;
 
-/// The names and the contents of files that must be there at the end.
+/// The names and contents of the files that must exist when the threads of the stress test have
+/// ended.
 pub(super) type Kept = BTreeMap<String, Vec<u8>>;
 
-/// The largest published version and the largest file of a writer, in bytes.
+/// Limits in bytes. A file of a publisher thread has less than `VERSION_BYTES` bytes after its
+/// version number. A writer thread writes at offsets below `WRITER_BYTES`.
 const VERSION_BYTES: u64 = 9_000;
 const WRITER_BYTES: usize = 100_000;
 /// Of this many files of a maker, one is kept.
@@ -40,8 +42,8 @@ pub(super) struct Worker<'s, 'b> {
     kept: Kept,
 }
 
-/// Returns the content of a published file: the version number, and bytes that depend on the
-/// version and the publisher.
+/// Returns the content of a version of a publisher's file: the version number, and bytes that
+/// depend on the version and on the publisher (a thread).
 fn version_content(publisher: usize, version: u64) -> Vec<u8> {
     let len = (version * 977 + 13 * publisher as u64) % VERSION_BYTES;
     let body = pattern(version << 8 | publisher as u64, len as usize);
@@ -50,8 +52,9 @@ fn version_content(publisher: usize, version: u64) -> Vec<u8> {
 
 impl<'s, 'b> Worker<'s, 'b> {
     pub(super) fn new(storm: &'s Storm<'b>, number: usize) -> Worker<'s, 'b> {
-        // Only one thread renames the directories above, because two such threads would have to
-        // agree on the names.
+        // All threads work in one directory. Only thread 0 renames the directories above it. If a
+        // second thread renamed them too, a rename could fail, because the other thread has just
+        // moved its source away.
         let role = match number {
             0 => Role::Mover,
             _ => [Role::Publisher, Role::Maker, Role::Writer, Role::Reader]
@@ -61,7 +64,8 @@ impl<'s, 'b> Worker<'s, 'b> {
         Worker { storm, number, role, rng, kept: Kept::new() }
     }
 
-    /// Returns about how many calls of the back end a turn makes.
+    /// Returns about how many calls of the back end this thread makes in one round of its loop. The
+    /// number depends on the thread's role, such as writer or reader.
     pub(super) fn calls_per_turn(&self) -> u64 {
         match self.role {
             Role::Mover => 2,
@@ -76,8 +80,8 @@ impl<'s, 'b> Worker<'s, 'b> {
     }
 
     pub(super) fn turn(&mut self, turn: u64) -> Checked {
-        // Let other threads run. Otherwise, on a machine with few processors, one thread would do
-        // hundreds of turns before the next one runs.
+        // Let other threads run. Otherwise, on a machine with few processors, one thread would run
+        // hundreds of rounds of its loop before the next thread runs.
         thread::yield_now();
         let done = match self.role {
             Role::Mover => self.move_above(),
@@ -128,7 +132,8 @@ impl<'s, 'b> Worker<'s, 'b> {
         }
     }
 
-    /// Makes a file in the directory of the storm, and writes its content.
+    /// Makes a file in the directory in which all threads of the stress test work, and writes its
+    /// content.
     fn new_file(&self, text: &str, content: &[u8]) -> Checked<InodeRef<'b>> {
         let (bench, dir) = (self.storm.bench, &self.storm.dir);
         let made = bench.make(dir, text, bench.new_file(S_IFREG | 0o644));
@@ -143,8 +148,9 @@ impl<'s, 'b> Worker<'s, 'b> {
         let (new, current) = (format!("new{number}"), format!("current{number}"));
         drop(self.new_file(&new, &content)?);
         self.rename((&storm.dir, &new), (&storm.dir, &current), RenameMode::Replace)?;
-        // ORDERING: Relaxed. A reader loads this number, and expects at least this version. If it
-        // loads an older number, it only checks less.
+        // ORDERING: Relaxed. A reader loads this version number, and then expects to find this
+        // version or a later one in the file. If it loads an older number, it also accepts older
+        // versions, so it may miss a bug, but reports none in vain.
         storm.published[number].store(version, Ordering::Relaxed);
         self.kept.insert(current, content);
         Ok(())
@@ -168,8 +174,9 @@ impl<'s, 'b> Worker<'s, 'b> {
                 ensure_eq("the links of a linked file", linked.must("link")?.nlink, 2)?;
                 bench.unlink(dir, &text).must(&format!("remove of {text:?}"))?;
             } else {
-                // No file has the name `other`. For a free name, the cache first tries `NoReplace`.
-                // If the back end does not support that, the cache tries `Replace`.
+                // Rename to the name `other`, which no file has. For such a free name the cache
+                // first calls the back end with `NoReplace`. If the back end does not support that
+                // mode, the cache calls it with `Replace`.
                 self.rename((dir, &text), (dir, &other), RenameMode::Replace)?;
             }
             ensure_eq("the links of a kept file", bench.attr(&file)?.nlink, 1)?;
@@ -224,8 +231,9 @@ impl<'s, 'b> Worker<'s, 'b> {
         self.read_version(publisher)
     }
 
-    /// Reads the current version of a publisher's file. The content must be complete, and not older
-    /// than the version that was published before this lookup.
+    /// Reads a file that a publisher thread replaces again and again by a new version. The content
+    /// must be complete. The version must not be older than the last one that was published before
+    /// this lookup.
     fn read_version(&self, publisher: usize) -> Checked {
         let (bench, dir) = (self.storm.bench, &self.storm.dir);
         // ORDERING: Relaxed. An older number only makes the check weaker.
@@ -245,7 +253,8 @@ impl<'s, 'b> Worker<'s, 'b> {
     }
 }
 
-/// Lists the directory. Each file that stays must be listed exactly once.
+/// Lists the directory in which all threads of the stress test work. Each file that no thread
+/// changes must be listed exactly once.
 fn lists_fixed(bench: &Bench, dir: &InodeRef<'_>, page: usize) -> Checked {
     let entries = bench.list_from(dir, 0, page, &mut |_| Ok(()))?;
     let mut names: Vec<String> = entries.iter().map(|entry| entry.text()).collect();

@@ -1,7 +1,8 @@
-//! Models of invalidated names that are entered again, and of exchanged names.
+//! Models of names that are added to the cache again after an invalidation, and of exchanged names.
 //!
-//! The reader, not the writer, is the spawned thread. Otherwise loom, because of a known bug, skips
-//! schedules (see `tally` in the base crate).
+//! In each model the spawned thread is the reader, and the main thread is the writer. If the roles
+//! were swapped, a known bug of loom would make it skip schedules (see `tally` in the crate
+//! `corewalk_base`).
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{Arc, thread};
@@ -14,10 +15,10 @@ use super::*;
 use crate::attr::mode;
 use crate::name::Name;
 
-/// Enters a name again with `publish`, after its directory was invalidated. The name referred to
-/// file 7, which is in use. Now the back end reports the file with the number `says`. Meanwhile a
-/// reader looks the name up with `look`. Returns how often the reader missed the name, and how
-/// often it found it.
+/// At first the name `A` refers to the file with the inode number 7, which is in use all the time.
+/// The function invalidates the name's directory. Then it calls `publish`, which adds the name
+/// again, for the file with the inode number `says`. Meanwhile a reader looks the name up with
+/// `look`. Returns how often the reader missed the name, and how often it found the name.
 fn put_back_against_lookup(
     says: u64,
     look: fn(&Dcache, ParentKey) -> Option<u64>,
@@ -35,8 +36,8 @@ fn put_back_against_lookup(
             let shared = Arc::clone(&shared);
             move || {
                 let (dcache, over) = &*shared;
-                // ORDERING: Acquire. Pairs with the `Release` store to `over`. If `over` is 1, the
-                // publication happened before the lookup.
+                // ORDERING: Acquire. Pairs with the `Release` store to `over`. If the reader loads
+                // 1, its lookup sees the finished publication of the name.
                 let is_over = over.load(Ordering::Acquire) == 1;
                 let found = look(dcache, key);
                 assert!(found.is_none_or(|ino| ino == says), "T25: an invalidated answer");
@@ -46,8 +47,8 @@ fn put_back_against_lookup(
         });
         let (dcache, over) = &*shared;
         publish(dcache, key, node);
-        // ORDERING: Release. Pairs with the reader's load of `over`. The publication happens before
-        // a lookup by a reader that loads 1.
+        // ORDERING: Release. Pairs with the reader's load of `over`. If the reader loads 1, its
+        // lookup sees all stores of `publish`.
         over.store(1, Ordering::Release);
         reader.join().unwrap();
     })
@@ -56,8 +57,8 @@ fn put_back_against_lookup(
 fn publish_node(dcache: &Dcache, key: ParentKey, node: DentryInode) {
     let slot =
         dcache.publish(key, &lookup_key_a(dcache), Some(node), &lock_name_a(dcache, key)).unwrap();
-    // The dentry of a file is in the slot of the file's inode. So the slot tells the old dentry of
-    // file 7 from a new one.
+    // The first dentry of a file has the same slot number as the file's inode. A second dentry of
+    // the file, which `publish` must not make, would have another number.
     assert_eq!(
         slot,
         node.inode.dentry_half(),
@@ -76,25 +77,25 @@ fn count(dcache: &Dcache, _key: ParentKey) -> Option<u64> {
     Some(ino)
 }
 
-/// Trap T25: a stale answer must not be entered after an invalidation. In this test the back end
-/// reports the file that the name had before. So a lookup may find the old dentry, but only after
-/// the dentry was entered again.
+/// Trap T25: a stale answer must not enter the cache after an invalidation. In this test the name
+/// refers to the same file before and after the invalidation. So a lookup may find the old dentry,
+/// but only after `publish` has made it valid again.
 #[test]
 fn name_that_is_taken_back_is_found_whole_or_not() {
     assert_all_reached(&put_back_against_lookup(7, look, publish_node));
     assert_all_reached(&put_back_against_lookup(7, count, publish_node));
 }
 
-/// Trap T25: a stale answer must not be entered after an invalidation. In this test the back end
-/// reports another file than before the invalidation, so the old dentry must not get the name back.
+/// Trap T25: a stale answer must not enter the cache after an invalidation. In this test the name
+/// refers to another file after the invalidation. So no lookup may find the old dentry any more.
 #[test]
 fn name_that_became_another_file_is_not_taken_back() {
     assert_all_reached(&put_back_against_lookup(8, look, publish_node));
     assert_all_reached(&put_back_against_lookup(8, count, publish_node));
 }
 
-/// Trap T25, control (a variant with the bug must fail): the old dentry is entered again before it
-/// gets its new inode. So a reader may find the old file.
+/// Trap T25, control (a variant with the bug must fail): the variant makes the old dentry valid
+/// again before it stores the new inode in it. So a reader may find the old file.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_dentry_that_is_put_back_for_another_file_is_caught() {
@@ -108,15 +109,16 @@ fn control_dentry_that_is_put_back_for_another_file_is_caught() {
     });
 }
 
-/// Invalidates the directory of `key`, and returns the new key of its children.
+/// Invalidates all names in the directory of `key`. Returns the parent key that its children have
+/// from then on.
 fn invalidate(dcache: &Dcache, key: ParentKey) -> ParentKey {
     dcache.invalidate_directory(key.parent());
     dcache.directory(key.parent()).unwrap().key
 }
 
-/// With `publish`, enters a directory again that is in use, while another thread marks the
-/// directory as a mount point. `before` prepares the cache. Returns how often the directory was
-/// marked before it was entered again, and how often afterwards.
+/// Adds the name of a directory in use to the cache again, with `publish`. Meanwhile another thread
+/// marks that directory as a mount point. `before` first prepares the cache. Returns how often the
+/// directory was marked before its name was added again, and how often afterwards.
 fn publish_against_mount(
     before: fn(&Dcache, ParentKey) -> ParentKey,
     publish: fn(&Dcache, ParentKey, DentryInode) -> DentrySlot,
@@ -150,17 +152,18 @@ fn publish_directory(dcache: &Dcache, key: ParentKey, node: DentryInode) -> Dent
     dcache.publish(key, &lookup_key_a(dcache), Some(node), &lock_name_a(dcache, key)).unwrap()
 }
 
-/// Trap T55: an object may change between its lookup and its lock. A directory that is entered
-/// again must keep its dentry, even if another thread marks that dentry as a mount point meanwhile.
-/// So `publish` repeats the lookup if the dentry has changed.
+/// Trap T55: `publish` looks a dentry up and then locks it. In between, another thread may mark the
+/// dentry as a mount point. In this test the dentry is that of a directory in use, whose name was
+/// invalidated and is added again. The directory must keep this dentry.
 #[test]
 fn directory_that_is_taken_back_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(invalidate, publish_directory));
 }
 
-/// Trap T55, control (a variant with the bug must fail): this variant of `publish` looks the dentry
-/// up only once. If the dentry becomes a mount point after the lookup, the name gets a second
-/// dentry.
+/// Trap T55, control (a variant with the bug must fail): this variant of `publish` searches for the
+/// dentry from before the invalidation only once. If another thread then marks that dentry as a
+/// mount point, the variant cannot reuse it. A correct `publish` searches again, and does not make
+/// a second dentry.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_take_back_that_looks_once_is_caught() {
@@ -174,16 +177,17 @@ fn control_take_back_that_looks_once_is_caught() {
     });
 }
 
-/// Trap T55: a directory that is entered twice must keep its dentry, even if another thread marks
-/// that dentry as a mount point meanwhile. In this test the directory is never invalidated.
+/// Trap T55: if a directory's name is added to the cache twice, the directory must keep its dentry.
+/// This must hold even if another thread marks the dentry as a mount point meanwhile. In this test
+/// the directory is never invalidated.
 #[test]
 fn directory_that_is_entered_twice_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(|_, key| key, publish_directory));
 }
 
 /// Trap T55, control (a variant with the bug must fail): this variant of `publish` looks the dentry
-/// up only once. If the dentry becomes a mount point after the lookup, the name gets a second
-/// dentry.
+/// up only once. If another thread then marks the dentry as a mount point, the variant cannot take
+/// a reference on it. A correct `publish` looks it up again, and does not make a second dentry.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_publish_that_looks_once_is_caught() {
@@ -198,9 +202,9 @@ fn control_publish_that_looks_once_is_caught() {
     );
 }
 
-/// Exchanges the names `A` and `B` with `exchange`, while a reader looks up first one name and then
-/// the other. Returns how often the reader's two lookups were before, during and after the
-/// exchange.
+/// Exchanges the names `A` and `B` with `exchange`, while a reader looks up first `A` and then `B`.
+/// Returns how often the two lookups were both before the exchange, how often on different sides of
+/// it, and how often both after it.
 fn exchange_against_lookups(exchange: fn(&Dcache, DentrySlot, DentrySlot)) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -227,7 +231,7 @@ fn exchange_against_lookups(exchange: fn(&Dcache, DentrySlot, DentrySlot)) -> [u
     })
 }
 
-/// Traps T12, T13: during an exchange neither name may be missing, and no file may have both. If a
+/// Traps T12, T13: while two names are exchanged, each name must have a file at every instant. If a
 /// reader finds a file under one name, it must not find the same file under the other name.
 #[test]
 fn names_beside_an_exchange_are_always_there() {
@@ -237,8 +241,8 @@ fn names_beside_an_exchange_are_always_there() {
     }));
 }
 
-/// Trap T13, control (a variant with the bug must fail): each dentry gets its new name in a write
-/// section of its own. So for a moment one name is missing.
+/// Trap T13, control (a variant with the bug must fail): the variant renames the two dentries in
+/// two separate write sections. So for a moment one of the names is missing.
 #[test]
 #[should_panic(expected = "T13: a name was missing")]
 fn control_exchange_in_two_sections_is_caught() {
@@ -259,9 +263,9 @@ fn control_exchange_in_two_sections_is_caught() {
     });
 }
 
-/// With `enter_as`, enters an answer of the back end in the cache, while another thread invalidates
-/// the name and then looks it up. Before the two threads start, `prepare` sets up the cache.
-/// Returns how often the fill was not cancelled, and how often it was.
+/// Adds an answer of the back end to the cache with `enter_as`. Meanwhile another thread
+/// invalidates the name and then looks it up. `prepare` first sets up the cache. Returns how often
+/// the invalidation was too late to forbid caching this answer, and how often it was in time.
 fn enter_against_invalidation(
     prepare: fn(&Dcache, ParentKey, DentryInode),
     enter_as: fn(&Dcache, ParentKey, DentryInode, &KeyGuard<'_>),
@@ -295,9 +299,9 @@ fn publish_invalidated(dcache: &Dcache, key: ParentKey, node: DentryInode) {
     dcache.make_name_stale(key, &lookup_key_a(dcache));
 }
 
-/// Trap T25: no lookup may find an answer that is older than a completed invalidation. The test
-/// checks this for a new name, for a name that is entered again, and for a name to which another
-/// file is renamed.
+/// Trap T25: after an invalidation has returned, no lookup may find an older answer of the back
+/// end. The test checks three cases: a new name, a name that was cached before, and a name to which
+/// another file is renamed.
 #[test]
 fn answer_from_before_an_invalidation_is_not_found() {
     let nothing = |_: &Dcache, _: ParentKey, _: DentryInode| ();
@@ -315,9 +319,10 @@ fn answer_from_before_an_invalidation_is_not_found() {
     }));
 }
 
-/// Trap T25, control (a variant with the bug must fail): the thread checks whether its fill is
-/// cancelled before it begins the write section that enters the name. An invalidation between the
-/// check and the section misses the name. So a stale answer may stay in the cache.
+/// Trap T25, control (a variant with the bug must fail): the variant checks too early whether an
+/// invalidation has cancelled its fill (the caching of the answer). It checks before the write
+/// section that makes the name valid. An invalidation after the check does not find the name,
+/// because it is not valid yet. So a stale answer may stay in the cache.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_claim_that_is_asked_too_early_is_caught() {

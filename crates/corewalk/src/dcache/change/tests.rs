@@ -1,4 +1,5 @@
-//! Tests of names that have more than one dentry. A reader must see only one of them.
+//! Tests of names that have more than one dentry in the hash table. A lookup of such a name must
+//! find only one of them.
 
 use std::sync::Arc;
 
@@ -10,10 +11,10 @@ use crate::name::Name;
 use crate::tmpfs::{Tmpfs, TmpfsOptions};
 use crate::vfs::VfsOptions;
 
-/// Renames the file `from` to the name `to`, which already has dentries. `entered` lists these
-/// dentries in their order: Some for a dentry of another file, None for a negative dentry. `target`
-/// is the index in `entered` of the one dentry that the renamer knows. Returns the inodes of the
-/// name after the rename, and the inode of the moved file.
+/// Adds several dentries for the name `to` to the cache, and then renames the file `from` to `to`.
+/// `entered` describes the added dentries in their order: Some is a dentry of another file, None is
+/// a negative dentry. The rename gets the dentry with the index `target` as its target. Returns the
+/// inodes that the name `to` has after the rename, and the inode of the moved file.
 fn inodes_after_rename(
     entered: &[Option<()>],
     target: Option<usize>,
@@ -55,9 +56,9 @@ fn inodes_after_rename(
     (inodes, moved.slot)
 }
 
-/// After a rename, the target name must lead to the moved file only. The name may have a dentry
-/// that the renamer did not see. That dentry must not survive, whether it stands before or after
-/// the negative dentry of the name.
+/// Checks that after a rename the target name leads to the moved file only. The name may have had
+/// another dentry that the rename did not know. That dentry must be gone, whatever its position in
+/// the bucket.
 #[test]
 fn name_that_is_renamed_to_has_the_moved_file_alone() {
     const FILE: Option<()> = Some(());

@@ -1,7 +1,9 @@
-//! Models of a listing that enters a name while another thread changes the name.
+//! Models of a directory listing that adds a name to the cache while another thread changes the
+//! name.
 //!
-//! The back end and the cache are one number each, which a mutex protects. The number 1 is the old
-//! file of the name, and 2 is the new file. In the cache, 0 means that the name is not cached.
+//! In these models, the back end and the cache are one number each, protected by a mutex. The
+//! number tells which file the name refers to: 1 is the old file, and 2 is the new file. In the
+//! cache, 0 means that the name is not cached.
 
 use corewalk_base::Mutex;
 use corewalk_base::primitives::{Arc, thread};
@@ -23,8 +25,8 @@ struct Shared {
 }
 
 impl Shared {
-    /// Reads the name as a listing does, and enters it. Returns the file that was entered, or 0 if
-    /// none was.
+    /// Reads the name from the back end, as a listing does, and adds it to the cache if that is
+    /// allowed. Returns the number of the file that it has added, or 0 if it has added none.
     fn list(&self) -> u64 {
         let mark = self.listings.begin(DIRECTORY);
         let entry = *self.backend.lock();
@@ -41,8 +43,8 @@ impl Shared {
     }
 }
 
-/// Runs `change` on one thread and a listing on another. Returns how often the listing was refused,
-/// entered the old file, and entered the new file.
+/// Runs `change` on one thread and a listing on another. Returns three counts. They tell how often
+/// the listing added nothing to the cache, how often the old file, and how often the new file.
 fn list_against(change: fn(&Shared)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Arc::new(Shared {
@@ -62,8 +64,8 @@ fn list_against(change: fn(&Shared)) -> [usize; 3] {
     })
 }
 
-/// Changes the name in the back end and in the cache under its in-lookup lock, and then calls
-/// `counts` to count the change.
+/// Changes the name in the back end and in the cache, under the name's in-lookup lock. Calls
+/// `counts` at the end to count the change.
 fn change_with(shared: &Shared, counts: fn(&Listings)) {
     let _in_lookup = shared.locks.lock(KEY);
     *shared.backend.lock() = NEW;
@@ -71,7 +73,9 @@ fn change_with(shared: &Shared, counts: fn(&Listings)) {
     counts(&shared.listings);
 }
 
-/// Trap T25: a change of a name must count itself before it releases the in-lookup lock (L.1).
+/// Trap T25: checks that a listing does not add the old file of a name that another thread changes.
+/// That thread increments the directory's count of changes before it releases the name's in-lookup
+/// lock (L.1). So the listing sees the change when it holds this lock.
 #[test]
 fn listing_beside_a_change_enters_no_older_entry() {
     assert_all_reached(&list_against(|shared| {
@@ -79,16 +83,17 @@ fn listing_beside_a_change_enters_no_older_entry() {
     }));
 }
 
-/// Trap T25, control (a variant with the bug must fail): the change does not count itself, so the
-/// listing enters the old file.
+/// Trap T25, control (a variant with the bug must fail): the changing thread does not increment the
+/// directory's count of changes. So the listing does not notice the change, and adds the old file
+/// to the cache.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_that_does_not_count_itself_is_caught() {
     list_against(|shared| change_with(shared, |_| ()));
 }
 
-/// Trap T25, control (a variant with the bug must fail): the change looks for listings before it
-/// calls the back end. So it may miss a listing.
+/// Trap T25, control (a variant with the bug must fail): the changing thread looks for listings in
+/// progress too early, before it calls the back end. So it may miss a listing.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_that_counts_itself_before_the_call_is_caught() {
@@ -100,16 +105,18 @@ fn control_change_that_counts_itself_before_the_call_is_caught() {
     });
 }
 
-/// One thread changes the name in a back end that takes no lock, and another thread lists the
-/// directory. `begin` begins the listing, and `counts` counts the change. Returns how often the
-/// listing was refused, entered the old file, and entered the new file.
+/// One thread lists a directory while another changes a name in it. The back end is an atomic word,
+/// and so has no locks. The listing calls `begin` before it reads from the back end. The changing
+/// thread calls `counts` after its change, to increment the directory's count of changes. Returns
+/// how often the listing added nothing to the cache, how often the old file, and how often the new
+/// file.
 fn list_without_locks(
     begin: fn(&Listings) -> ListingMark<'_>,
     counts: fn(&Listings),
 ) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
-        // The shared values are the listings, the back end, and the cache in a mutex. That mutex
-        // also stands for the in-lookup lock of the name.
+        // The two threads share the counts of listings and changes, the back end, and the cache.
+        // The cache's mutex also serves as the in-lookup lock of the name.
         let backend = AtomicU64::new(OLD);
         let shared = Arc::new((Listings::new(), backend, Mutex::new(0)));
         let changer = thread::spawn({
@@ -140,16 +147,17 @@ fn list_without_locks(
     })
 }
 
-/// Trap T25: a listing must not enter an old answer, even if the back end has no locks. Such a back
-/// end does not order its answers and the counts of changes, so the fences must.
+/// Trap T25: a listing must not add an old file to the cache, even if the back end has no locks.
+/// Then only the fences in `begin` and in the drop of `NameChange` order the back end's answers and
+/// the counts of changes.
 #[test]
 fn listing_of_a_back_end_without_locks_enters_no_older_entry() {
     let counts = |listings: &Listings| drop(listings.change(DIRECTORY));
     assert_all_reached(&list_without_locks(|listings| listings.begin(DIRECTORY), counts));
 }
 
-/// Trap T25, control (a variant with the bug must fail): the change reads the count of listings
-/// without a fence.
+/// Trap T25, control (a variant with the bug must fail): the changing thread has no fence between
+/// its store in the back end and its load of the count of listings.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_without_a_fence_is_caught() {
@@ -166,8 +174,8 @@ fn control_change_without_a_fence_is_caught() {
     );
 }
 
-/// Trap T25, control (a variant with the bug must fail): the listing reads the back end without a
-/// fence.
+/// Trap T25, control (a variant with the bug must fail): the listing increments the directory's
+/// count of listings and then reads from the back end, but without a fence in between.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_listing_without_a_fence_is_caught() {
@@ -180,8 +188,8 @@ fn control_listing_without_a_fence_is_caught() {
     list_without_locks(begin, |listings| drop(listings.change(DIRECTORY)));
 }
 
-/// Another program changes the name in the back end. Then the name is invalidated: `first` runs,
-/// then `second`, and then the cache drops the name.
+/// Plays another program that changes the name in the back end, and then an invalidation of the
+/// name. The invalidation calls `first` and `second`, and then drops the name from the cache.
 fn invalidate_with(shared: &Shared, first: fn(&Shared), second: fn(&Shared)) {
     *shared.backend.lock() = NEW;
     first(shared);
@@ -197,23 +205,28 @@ fn cancel_fill(shared: &Shared) {
     shared.locks.cancel_fill(KEY);
 }
 
-/// Traps T25, P12: an invalidation must count itself and then cancel the fill (L.2).
+/// Traps T25, P12: checks that a listing adds no old file while another thread invalidates the
+/// name. The invalidation first increments the directory's count of changes. Then it cancels the
+/// fill: it forbids the thread with the name's in-lookup lock to cache its answer (L.2).
 #[test]
 fn listing_beside_an_invalidation_enters_no_older_entry() {
     assert_all_reached(&list_against(|shared| invalidate_with(shared, count_change, cancel_fill)));
 }
 
-/// Trap P12, control (a variant with the bug must fail): an invalidation only cancels the fill, and
-/// does not count itself as a change. So it misses a listing that holds no in-lookup lock yet.
+/// Trap P12, control (a variant with the bug must fail): the invalidation forbids the thread with
+/// the name's in-lookup lock to cache its answer. But it does not increment the directory's count
+/// of changes. So it stops only a listing that already holds the lock. A listing that takes the
+/// lock later adds the old file to the cache.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_invalidation_that_only_cancels_is_caught() {
     list_against(|shared| invalidate_with(shared, |_| (), cancel_fill));
 }
 
-/// Trap P12, control (a variant with the bug must fail): an invalidation only counts itself as a
-/// change, and does not cancel the fill. So a listing that already holds the in-lookup lock does
-/// not notice it.
+/// Trap P12, control (a variant with the bug must fail): the invalidation increments the
+/// directory's count of changes. But it does not forbid the thread with the name's in-lookup lock
+/// to cache its answer. A listing that has already compared the count under this lock does not
+/// notice the invalidation. So it adds the old file to the cache.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_invalidation_that_only_counts_is_caught() {

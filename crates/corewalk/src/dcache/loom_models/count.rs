@@ -1,8 +1,9 @@
-//! Models of [`Dcache::get_by_ino`]: it looks a name up by the inode number of the directory, and
-//! does not look the directory up.
+//! Models of [`Dcache::get_by_ino`]. This function finds a child by its name and by the inode
+//! number of its directory, without a lookup of the directory.
 //!
-//! The reader, not the writer, is the spawned thread. Otherwise loom, because of a known bug, skips
-//! schedules (see `tally` in the base crate).
+//! In each model the spawned thread is the reader, and the main thread is the writer. If the roles
+//! were swapped, a known bug of loom would make it skip schedules (see `tally` in the crate
+//! `corewalk_base`).
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
@@ -18,8 +19,8 @@ fn count(dcache: &Dcache) -> Option<u64> {
     dcache.get_by_ino(ROOT_INO, A).map(|inode| dcache.inodes.ino(inode))
 }
 
-/// Takes the steps of [`Dcache::get_by_ino`]. The arguments `is_parent` and `is_unchanged` replace
-/// its checks of the parent and of the dentry.
+/// Does the same as [`Dcache::get_by_ino`], but with other checks: `is_parent` replaces the check
+/// of the parent, and `is_unchanged` replaces the validation of the dentry.
 fn count_with(
     dcache: &Dcache,
     is_parent: fn(&Dcache, ParentKey) -> bool,
@@ -48,9 +49,9 @@ fn is_child_of_root(dcache: &Dcache, key: ParentKey) -> bool {
     dcache.is_parent(key, ROOT_INO)
 }
 
-/// Invalidates the directory of `A`, and then makes `A` another file. Meanwhile a reader looks up
-/// `A` with `count`. Returns how often the lookup missed, found the first file, and found the
-/// second file.
+/// Invalidates the directory of `A`, and then lets the name `A` refer to a second file. Meanwhile a
+/// reader looks up `A` with `count`. Returns how often the lookup missed, found the first file, and
+/// found the second file.
 fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -63,8 +64,8 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
             let shared = Arc::clone(&shared);
             move || {
                 let (dcache, told) = &*shared;
-                // ORDERING: Acquire. Pairs with the `Release` store to `told`. If `told` is 1, the
-                // invalidation happened before the lookup.
+                // ORDERING: Acquire. Pairs with the `Release` store to `told`. If the reader loads
+                // 1, the main thread's invalidation happened before the reader's lookup.
                 let is_told = told.load(Ordering::Acquire) == 1;
                 let found = count(dcache);
                 assert!(!(is_told && found == Some(7)), "T25: an invalidated answer");
@@ -74,8 +75,8 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
         });
         let (dcache, told) = &*shared;
         dcache.invalidate_directory(key.parent());
-        // ORDERING: Release. Pairs with the reader's load of `told`. The invalidation happens
-        // before a lookup by a reader that loads 1.
+        // ORDERING: Release. Pairs with the reader's load of `told`. If the reader loads 1, this
+        // invalidation happened before its lookup.
         told.store(1, Ordering::Release);
         let now = dcache.directory(key.parent()).unwrap().key;
         let in_lookup = lock_name_a(dcache, now);
@@ -84,8 +85,9 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     })
 }
 
-/// Trap T25: a lookup that starts after an invalidation must not return an older answer. The answer
-/// is valid at the instant at which the lookup loads the parent's generation.
+/// Trap T25: a lookup that starts after an invalidation must not return an older answer. An
+/// invalidation increments the child generation of the directory. The lookup loads it to check
+/// whether the answer is still valid.
 #[test]
 fn count_beside_an_invalidation_is_not_stale() {
     assert_all_reached(&invalidate_against_count(count));
@@ -94,8 +96,9 @@ fn count_beside_an_invalidation_is_not_stale() {
     }));
 }
 
-/// Trap T25, control (a variant with the bug must fail): the lookup does not check the generation
-/// of the parent. So it returns a stale answer.
+/// Trap T25, control (a variant with the bug must fail): the lookup does not check the child
+/// generation of the parent directory, which the invalidation has incremented. So it returns a
+/// stale answer.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_count_without_a_look_at_the_parent_is_caught() {
@@ -104,8 +107,9 @@ fn control_count_without_a_look_at_the_parent_is_caught() {
     });
 }
 
-/// Evicts `A` and enters another name in its slot, while a reader looks up `A` with `count`.
-/// Returns how often the lookup missed `A`, and how often it took a reference on the inode of `A`.
+/// Evicts the dentry of `A` and adds another name in its slot. Meanwhile a reader calls `count`,
+/// which looks `A` up and takes a reference on its inode. Returns how often `count` missed `A`, and
+/// how often it took the reference.
 fn reuse_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS - 1, move |tally| {
         let (dcache, key) = cache();
@@ -129,16 +133,16 @@ fn reuse_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 2] {
     })
 }
 
-/// Traps T5, T55, P5: a lookup must take a reference on the inode of `A` or on none, although the
-/// slot may be reused meanwhile. So the lookup validates the dentry after it has taken the
-/// reference.
+/// Traps T5, T55, P5: a lookup of `A` must take a reference on the inode of `A` or none. This must
+/// hold even if the dentry of `A` is evicted and its slot is reused during the lookup.
 #[test]
 fn count_beside_eviction_and_reuse_is_of_that_inode_or_none() {
     assert_all_reached(&reuse_against_count(count));
 }
 
-/// Trap T55, control (a variant with the bug must fail): the lookup does not validate the dentry.
-/// So it may take a reference on the inode of the file that gets the slot next.
+/// Trap T55, control (a variant with the bug must fail): the lookup does not validate the dentry
+/// after it has taken the reference. So the reference may be on the inode of the file that uses the
+/// slot next.
 #[test]
 #[should_panic(expected = "T55: counted another inode")]
 fn control_count_without_a_last_look_is_caught() {
@@ -149,15 +153,16 @@ fn control_count_without_a_last_look_is_caught() {
 /// count. Every other reference adds 1.
 const LOOKUP: u64 = 8;
 
-/// Looks `A` up for a client: takes a reference, and then turns the reference into a client lookup.
+/// Looks `A` up for a FUSE client, whose lookup adds [`LOOKUP`] to the inode's reference count.
+/// First adds 1. When the dentry is validated, adds the rest.
 fn count_for_client(dcache: &Dcache) -> Option<u64> {
     let inode = dcache.get_by_ino(ROOT_INO, A)?;
     dcache.inodes.lockref(inode).get_many(LOOKUP - 1);
     Some(dcache.inodes.ino(inode))
 }
 
-/// Takes the steps of [`count_for_client`] in another order: adds the whole client lookup before it
-/// validates the dentry.
+/// A wrong variant of [`count_for_client`]: adds the whole [`LOOKUP`] to the inode's reference
+/// count before it validates the dentry.
 fn count_at_once(dcache: &Dcache) -> Option<u64> {
     let lookup_key = lookup_key_a(dcache);
     let hash = lookup_key.hash.child(directory_id(0, ROOT_INO)) as u32;
@@ -181,8 +186,8 @@ fn count_at_once(dcache: &Dcache) -> Option<u64> {
     None
 }
 
-/// Forgets a client lookup of the inode, if the inode has one. A faulty client may forget a lookup
-/// that it does not have.
+/// Plays a faulty client that forgets a lookup which it has not made. If the inode's reference
+/// count is at least [`LOOKUP`], subtracts [`LOOKUP`] and returns true.
 fn forget_too_much(dcache: &Dcache, inode: InodeSlot) -> bool {
     let mut guard = dcache.inodes.lockref(inode).lock();
     let is_there = guard.count() >= LOOKUP;
@@ -192,9 +197,10 @@ fn forget_too_much(dcache: &Dcache, inode: InodeSlot) -> bool {
     is_there
 }
 
-/// Changes the dentry of `A` and forgets its inode once too often, while a reader looks up `A` with
-/// `count`. Returns how often the lookup missed, how often the reader kept its client lookup, and
-/// how often the wrong forget took it away.
+/// A reader looks `A` up for a client with `count`. If the lookup succeeds, it has added [`LOOKUP`]
+/// to the inode's reference count. Meanwhile the main thread changes the dentry of `A`, and plays a
+/// faulty client that forgets a lookup too many. Returns how often the reader's lookup failed, how
+/// often its references stayed, and how often the faulty client took them away.
 fn forget_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -219,15 +225,17 @@ fn forget_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     })
 }
 
-/// Trap P5: a client that forgets too often must not take away a client lookup that it has not
-/// received yet.
+/// Trap P5: a faulty client that forgets too often must not take away references of other users.
+/// The first reference of a lookup in progress belongs to the lookup, and not yet to the client.
 #[test]
 fn count_beside_a_wrong_forget_keeps_the_references_of_others() {
     assert_all_reached(&forget_against_count(count_for_client));
 }
 
-/// Trap P5, control (a variant with the bug must fail): a lookup adds a whole client lookup at
-/// once. So a forget can take it away before the dentry is validated.
+/// Trap P5, control (a variant with the bug must fail): the lookup adds the client's whole
+/// [`LOOKUP`] to the inode's reference count before it validates the dentry. So a faulty client can
+/// subtract this amount too early. If the validation then fails, the lookup subtracts it a second
+/// time.
 #[test]
 #[should_panic(expected = "lockref put without a reference")]
 fn control_count_in_one_step_is_caught() {

@@ -1,8 +1,9 @@
 //! Models of eviction: a dentry dies and its slot is reused, while another thread takes a
 //! reference.
 //!
-//! The reader, not the evicting thread, is the spawned one. Otherwise loom, because of a known bug,
-//! skips schedules (see `tally` in the base crate).
+//! In each model the spawned thread is the reader, and the main thread evicts. If the roles were
+//! swapped, a known bug of loom would make it skip schedules (see `tally` in the crate
+//! `corewalk_base`).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -19,9 +20,9 @@ fn evict(dcache: &Dcache, slot: DentrySlot) -> bool {
     matches!(dcache.evict(slot, Chance::None), Outcome::Evicted(_))
 }
 
-/// Evicts a dentry and reuses its slot. Meanwhile a reader that has seen the dentry takes a
-/// reference with `get`. Returns how often the reader failed to get the reference, and how often it
-/// got it.
+/// Evicts a dentry and uses its slot for another name. Meanwhile a reader, which has seen the old
+/// dentry before, takes a reference on it with `get`. Returns how often the reader failed to get a
+/// reference, and how often it got one.
 fn evict_against_get(get: fn(&Dcache, DentrySlot, Seq) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -50,15 +51,16 @@ fn evict_against_get(get: fn(&Dcache, DentrySlot, Seq) -> bool) -> [usize; 2] {
     })
 }
 
-/// Traps T5, T7, T17, T18, T55: a reader gets a reference on the dentry that it has seen, or no
-/// reference.
+/// Traps T5, T7, T17, T18, T55: if a dentry is evicted while a reader takes a reference on it, only
+/// one of the two succeeds. The reader never gets a reference on the next dentry in the slot.
 #[test]
 fn get_beside_eviction_and_reuse_has_one_winner() {
     assert_all_reached(&evict_against_get(Dcache::get));
 }
 
-/// Trap T55, control (a variant with the bug must fail): the reader checks the sequence before it
-/// takes the reference, and not afterwards. So the reference may be on the next dentry in the slot.
+/// Trap T55, control (a variant with the bug must fail): the reader validates the dentry's sequence
+/// before it takes the reference, and not afterwards. So the reference may be on the next dentry in
+/// the slot.
 #[test]
 #[should_panic(expected = "T55: a reference on another dentry")]
 fn control_get_that_validates_first_is_caught() {
@@ -67,9 +69,9 @@ fn control_get_that_validates_first_is_caught() {
     });
 }
 
-/// Evicts the only name of an inode with `evict`, while a reader that has found that name takes a
-/// reference on the inode. Returns how often the reader failed to get the reference, and how often
-/// it got it.
+/// Evicts the only name of an inode with `evict`. Meanwhile a reader that has found the name takes
+/// a reference on the inode. Returns how often the reader failed to get the reference, and how
+/// often it got the reference.
 fn evict_against_get_inode(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -83,22 +85,25 @@ fn evict_against_get_inode(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2]
         let is_evicted = evict(&dcache, slot);
         let is_in_use = finder.join().unwrap();
         assert!(!(is_evicted && is_in_use), "an inode in use lost its only name");
-        // The eviction and the reader may both fail. The eviction finds the reader's reference and
-        // is undone, but the reader sees that the sequence has changed.
+        // In some schedules both the eviction and the reader fail. The eviction sees the reader's
+        // reference and is undone. The reader sees that the dentry's sequence has changed, and
+        // gives the reference back.
         tally.hit(usize::from(is_in_use));
     })
 }
 
-/// Eviction must spare the only name of an inode in use. The evicting thread changes the dentry and
-/// then reads the inode's count. The reader raises the count and then reads the dentry. Only the
-/// inode's lock orders the two threads.
+/// Checks that an eviction spares the only name of an inode in use. The evicting thread changes the
+/// dentry and then reads the inode's reference count. The reader increments that count and then
+/// reads the dentry. Both use the inode's lock. So the evicting thread sees the new reference, or
+/// the reader sees the changed dentry.
 #[test]
 fn eviction_beside_a_finder_spares_the_name_in_use() {
     assert_all_reached(&evict_against_get_inode(evict));
 }
 
-/// Control (a variant with the bug must fail): the eviction reads the reference count without the
-/// inode's lock, so it may miss the reader's reference.
+/// Control (a variant with the bug must fail): the eviction reads the inode's reference count
+/// without the inode's lock. So it may miss the reader's reference, and evict the only name of an
+/// inode in use.
 #[test]
 #[should_panic(expected = "an inode in use lost its only name")]
 fn control_eviction_that_only_looks_at_the_count_is_caught() {
@@ -113,8 +118,8 @@ fn control_eviction_that_only_looks_at_the_count_is_caught() {
     });
 }
 
-/// Two threads evict two names of an inode in use with `evict`. The spawned thread evicts one of
-/// the two names. Returns how often that name stayed, and how often it was evicted.
+/// An inode in use has two names, and each of two threads runs `evict` for one of them. Returns how
+/// often the name that the spawned thread evicts stayed, and how often it was evicted.
 fn evict_both_names(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -138,15 +143,16 @@ fn evict_both_names(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2] {
     })
 }
 
-/// Two evictions of the two names of an inode in use must leave one name. The thread that comes
-/// second finds that its name is the only one left, and keeps it.
+/// Checks that two threads cannot evict both names of an inode in use. The second thread finds that
+/// its name is the only one left, and keeps it.
 #[test]
 fn evictions_of_two_names_leave_one_to_an_inode_in_use() {
     assert_all_reached(&evict_both_names(evict));
 }
 
-/// Control (a variant with the bug must fail): an eviction first checks for another name and then
-/// removes its own, in two steps. So both names may be evicted.
+/// Control (a variant with the bug must fail): the eviction checks in one step whether the inode
+/// has another name, and removes its own name in a second step. So two threads may evict both
+/// names.
 #[test]
 #[should_panic(expected = "an inode in use lost both names")]
 fn control_eviction_that_looks_before_it_removes_is_caught() {

@@ -1,22 +1,25 @@
-//! The depot of an inode table: free slots that no shard holds, by segment.
+//! The depot of an inode table: the free slots that are in no shard's free list, grouped by segment
+//! (64 slots that are allocated together).
 //!
-//! If all slots of a segment are in the depot, the segment has no inode, and no thread can take one
-//! of its slots. Then it can be freed. A few such segments are kept, for programs that repeatedly
-//! make and remove files.
+//! If the depot has all 64 slots of a segment, the segment has no inodes. Then no other free list
+//! has one of its slots, so it can be freed. A few such segments are kept, for programs that
+//! repeatedly make and remove files.
 
 use super::SEGMENT_SLOTS;
 
-/// Number of segments without inodes that the depot keeps for later use. 32 segments use 256 KiB.
+/// Number of segments (64 inode slots each) without inodes that the depot keeps for later use. The
+/// inode slots of 32 segments use 256 KiB.
 const SPARE_SEGMENTS: u32 = if cfg!(test) { 1 } else { 32 };
 const ALL: u64 = u64::MAX;
 
-/// The free slots that no shard holds. All fields are protected by `InodeTable::depot`.
+/// The free slots that are in no shard's free list. All fields are protected by
+/// `InodeTable::depot`.
 #[derive(Default)]
 pub(super) struct Depot {
     /// A bitmap of free slots per segment.
     free: Vec<u64>,
-    /// The segments that may have slots in the depot. A segment may be in the list twice, or
-    /// without having slots left.
+    /// The segments (of 64 inode slots) of which the depot may have free slots. A segment may be in
+    /// this list twice, or although the depot has none of its slots any more.
     partial: Vec<u32>,
     /// The number of fully free segments.
     whole: u32,
@@ -25,8 +28,9 @@ pub(super) struct Depot {
 }
 
 impl Depot {
-    /// Adds `slots`. Calls `retire` with each segment that the caller must free. The depot no
-    /// longer has the slots of such a segment.
+    /// Adds free inode slots. When the depot has all 64 slots of a segment, it keeps the segment as
+    /// a spare. If it already has `SPARE_SEGMENTS` spares, it removes the segment's slots and
+    /// passes the segment to `retire`. The caller of `put` must then free that segment.
     pub(super) fn put(&mut self, slots: impl Iterator<Item = u32>, mut retire: impl FnMut(u32)) {
         for slot in slots {
             let segment = slot / SEGMENT_SLOTS;
@@ -50,12 +54,13 @@ impl Depot {
         }
     }
 
-    /// Moves the free slots of one segment from the depot to the end of `slots`, the lowest slot
-    /// last. Moves none if the depot is empty.
+    /// Chooses a segment (a group of 64 inode slots), and moves its free slots from the depot to
+    /// the end of `slots`, the lowest slot last. If the depot is empty, moves nothing.
     pub(super) fn take(&mut self, slots: &mut Vec<u32>) {
         while let Some(segment) = self.partial.pop() {
-            // Each bit is a slot of the segment that is in the depot. A segment without a bit was
-            // freed, or was in the list `partial` twice.
+            // Each set bit of `bits` stands for a free slot of the segment. There is none if the
+            // segment was freed. There is also none if the list `partial` had the segment twice,
+            // and its slots were taken the first time. Then try the next segment.
             let bits = std::mem::take(&mut self.free[segment as usize]);
             if bits != 0 {
                 self.whole -= u32::from(bits == ALL);

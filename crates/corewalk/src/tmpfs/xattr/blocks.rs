@@ -1,32 +1,36 @@
 //! Shared sets of attributes: each block is a set that several inodes use.
 //!
 //! # Mechanism
-//! A shared set is a *block* with a number. An `Mbcache` maps the key (a hash) of a set's content
-//! to the numbers of the blocks that may have this content. An array of slots, which grows and
-//! never moves, maps a number to the block and its user count, under a lock per slot. An inode
-//! points at its block. So reading attributes needs no number and writes no shared memory.
+//! A shared set of attributes is a *block* with a number. An `Mbcache` maps the key (a hash) of a
+//! set's content to the numbers of the blocks that may have this content. An array of slots, which
+//! grows and never moves, maps a number to the block and its user count, under a lock per slot. An
+//! inode points directly at its block. So reading attributes uses neither the cache nor the slots,
+//! and writes no shared memory.
 //!
-//! The protocol is that of `corewalk_mbcache`. A thread that finds an entry locks the slot,
-//! compares, and becomes a user under that lock. The last user removes the entry before the block
-//! is freed. Trap T34 is a block that is found while its last user frees it. A block with a number
-//! never changes. Its last user removes the block, changes it, and only then searches for the new
-//! content. So the search cannot find the user's own block, which is trap T38.
+//! The protocol is that of `corewalk_mbcache`. To share a block, a thread finds its entry in the
+//! cache, locks its slot, compares the sets, and increments the user count. The last user removes
+//! the entry before it frees the block. Trap T34 is a block that is found while its last user frees
+//! it. A block does not change while it is in a slot. To change its attributes, the last user first
+//! takes the block out of the slot and the cache. After the change it searches for an equal block.
+//! So the search cannot find the user's own block, which is trap T38.
 //!
 //! # Invariants
-//! - K.1: `users` of a slot is the number of inodes that point at its block, or 0 without a block.
-//! - K.2: a number is reused only if no entry of the cache leads to it.
-//! - K.3: a block in a slot is not changed.
+//! - K.1: `users` of a slot is the number of inodes that point at the slot's block. It is 0 if the
+//!   slot has no block.
+//! - K.2: a block number is reused only if no entry of the `Mbcache` leads to it.
+//! - K.3: the content of a block does not change while the block is in a slot.
 //!
 //! # Locks
 //! The lock of a block's slot is taken after that of the inode. No thread holds two slot locks. The
-//! locks of the cache and of the free numbers are taken inside a slot lock. A thread that holds an
-//! entry of the cache waits only for a slot lock. So the last user of a block may wait for that
-//! thread while its own inode is locked.
+//! locks of the cache and of the list of free block numbers are taken inside a slot lock. The last
+//! user of a block may wait, with its inode's lock held, for a thread that uses the block's cache
+//! entry. Such a thread waits only for slot locks, so there is no deadlock.
 //!
 //! # Limits
-//! At most [`LOOKS_MAX`] blocks are compared for one content. If so many have the key and differ,
-//! the set is not shared; so crafted contents make no long chains (trap T54). Nothing is shared if
-//! the cache cannot be made, or if all numbers are in use.
+//! A search compares at most [`LOOKS_MAX`] blocks that have the key of the wanted set. If their
+//! contents all differ from it, the set is not shared. So an attacker's sets with equal hashes make
+//! no long chains (trap T54). No set is shared if the cache cannot be made. If all block numbers
+//! are in use, no further set becomes shared.
 //!
 //! Source: Linux `fs/ext4/xattr.c` (`ext4_xattr_block_set`, `ext4_xattr_release_block`).
 
@@ -39,9 +43,9 @@ use corewalk_sync::SlotArena;
 use super::set::Set;
 
 /// Maximum number of users of a block, as in ext4. With more users, threads would often wait for
-/// the user count.
+/// the lock that protects the user count.
 pub(super) const USERS_MAX: u32 = 1024;
-/// If several blocks have the key of a content, at most this many are compared with the content.
+/// A search compares at most this many blocks that have the key (hash) of the wanted content.
 const LOOKS_MAX: u32 = 4;
 /// Slots of a segment.
 const SEGMENT_SLOTS: u32 = 64;
@@ -56,7 +60,8 @@ pub(in crate::tmpfs) struct Block {
     key: u64,
     /// 0 while the block is private.
     number: u32,
-    /// True if the inode of this private block is in the queue `Xattrs::queued`.
+    /// True if this is the private attribute set of an inode in the queue `Xattrs::queued`, which
+    /// waits for de-duplication.
     pub(super) is_queued: bool,
 }
 
@@ -77,7 +82,8 @@ impl Block {
     }
 }
 
-/// A block and its users. All fields are protected by the mutex of the slot.
+/// A slot for a shared set of attributes, with the number of its users. All fields are protected by
+/// the mutex of the slot.
 #[derive(Default)]
 struct BlockSlot {
     users: u32,
@@ -91,19 +97,21 @@ type Segment = OnceLock<Box<[Mutex<BlockSlot>; SEGMENT_SLOTS as usize]>>;
 pub(super) enum Leave {
     /// Always.
     Always,
-    /// The user leaves the block only if the block has no other users. Then the user gets the
-    /// content of the block.
+    /// If the user is the last user of the block (a shared set of attributes), it releases the
+    /// block and gets its content. Otherwise it stays a user.
     IfLast,
 }
 
 /// The result of a release.
 pub(super) enum Released {
-    /// The caller was the only user of the block, and now owns the content.
+    /// The caller was the only user of the shared set of attributes. The set is now the caller's
+    /// own.
     Last(Block),
-    /// The block has other users. With [`Leave::IfLast`] the caller is still a user of the block.
+    /// Other inodes use the shared set too. The caller passed [`Leave::IfLast`], so the caller's
+    /// inode still uses the set.
     Shared(Arc<Block>),
-    /// The block has other users. With [`Leave::Always`] the caller is no longer a user of the
-    /// block.
+    /// The caller passed [`Leave::Always`], and is no longer a user of the shared set. The set
+    /// still has other users.
     Left,
 }
 
@@ -115,7 +123,8 @@ pub(super) struct Blocks {
     cache: Mbcache,
     /// Allocates the numbers; its words are unused.
     numbers: SlotArena<1>,
-    /// The slots of the blocks, by number. Each slot is protected by its own mutex.
+    /// The slots of the shared blocks, indexed by block number. Each slot is protected by its own
+    /// mutex.
     levels: [OnceLock<Box<[Segment]>>; LEVELS],
     /// Searches that found an equal set, and searches that found none.
     hits: ShardedCounter,
@@ -133,7 +142,7 @@ impl Blocks {
         Some(Blocks { cache, numbers, levels, hits, misses })
     }
 
-    /// Finds a shared block with the content of `set`, and makes the caller a user of that block.
+    /// Finds a shared block whose content equals `set`, and makes the caller a user of that block.
     pub(super) fn find(&self, key: u64, set: &Set) -> FindResult {
         let result = self.search(key, set);
         let searches = match result {
@@ -169,15 +178,16 @@ impl Blocks {
         if found.is_none() { FindResult::NotFound } else { FindResult::Collisions }
     }
 
-    /// Makes a private block shared and returns it, with the caller as its user. It stays private
-    /// if all numbers are in use.
+    /// Turns a private set of attributes into a shared one, whose only user is the caller. If all
+    /// block numbers are in use, the set stays private. Returns the set.
     pub(super) fn enter(&self, key: u64, mut block: Block) -> Arc<Block> {
         let Some(number) = self.numbers.alloc() else { return Arc::new(block) };
         (block.key, block.number) = (key, number);
         let block = Arc::new(block);
         *self.slot(number).lock() = BlockSlot { users: 1, block: Some(Arc::clone(&block)) };
-        // No entry of the cache leads to the number (invariant K.2). So the entry for this key and
-        // number does not exist yet. If it cannot be made, lookups just do not find the block.
+        // A free block number has no entry in the cache (invariant K.2), so `create` does not fail
+        // with `Exists`. It may fail because the cache is full. Then later searches do not find the
+        // block, which is harmless.
         let entered = self.cache.create(key, u64::from(number));
         debug_assert_ne!(entered, Err(corewalk_mbcache::CreateError::Exists), "K.2");
         block
@@ -198,8 +208,8 @@ impl Blocks {
                     self.cache.note_users(key, u64::from(number), slot.users);
                 }
                 // Drop this pointer to the block before the slot is unlocked. After the unlock,
-                // another thread may be the last user and take the content out of the block. That
-                // works only if no other pointer to the block is left.
+                // another thread may release the block as its last user. That thread takes the
+                // content out of the block, so it must have the only pointer.
                 drop(block);
                 return Released::Left;
             }
@@ -272,8 +282,8 @@ pub(super) mod audit {
             (!block.is_private()).then_some(block.number)
         }
 
-        /// Returns the user counts of all used blocks by number. Checks that only a slot with a
-        /// block has users (K.1).
+        /// Returns the user counts of all blocks in use, by block number. Checks that only a slot
+        /// with a block has users (K.1).
         pub(in crate::tmpfs::xattr) fn collect_users(&self) -> Vec<(u32, u32)> {
             let slots = (1..self.numbers.len_touched()).map(|number| {
                 let slot = self.slot(number).lock();

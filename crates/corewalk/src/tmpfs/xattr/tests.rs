@@ -64,9 +64,10 @@ fn acl(uid: u32) -> Acl {
     .unwrap()
 }
 
-/// Checks the invariants K.1, K.2 and X.2. Each block must have a user, and as many users as inodes
-/// that point at it. Every set must be charged once. `inos` are all inodes with attributes. No file
-/// may have content, so that only sets are charged.
+/// Checks the invariants K.1, K.2 and X.2. Each block (a shared set of attributes) must have a
+/// user, and as many users as inodes that point at it. The space used of the file system must be
+/// the bytes of all sets, each counted once. `inos` are all inodes with attributes. No file may
+/// have content.
 fn audit(fs: &Tmpfs, inos: impl IntoIterator<Item = u64>) {
     let (mut pointers, mut bytes) = (BTreeMap::<u32, u32>::new(), 0);
     for ino in inos {
@@ -107,8 +108,9 @@ enum Step {
     Chmod(usize, u32),
     Copy(usize, usize),
     Unlink(usize),
-    /// Sets the time of the inode's last change far back. So its next change is the first one in
-    /// the epoch, and is de-duplicated at once.
+    /// Sets the time of the inode's last change far back, so that the next change is the first one
+    /// for a long time. After such a change, the inode's set of attributes is de-duplicated at
+    /// once.
     Rest(usize),
     Share,
 }
@@ -267,8 +269,9 @@ fn block_has_at_most_1024_users() {
     audit(&fs, inos[1..2 * USERS_MAX as usize].iter().copied().chain([new]));
 }
 
-/// Trap T38: if the only user of a set changes it, the search for an equal set must find another
-/// set, and not the changed set itself.
+/// Trap T38: inode `b` changes a set of attributes that only `b` uses, so that it equals the set of
+/// inode `a`. The search for an equal set must then find the set of `a`, and not the changed set of
+/// `b` itself.
 #[test]
 fn set_changed_by_its_only_user_is_shared_with_its_equal() {
     let fs = tmpfs(None);
@@ -302,9 +305,10 @@ fn queued_inode_is_shared_by_maintain() {
     fs.counters(&mut |name, count| counts.push((name, count)));
     assert!(counts.contains(&("tmpfs_shared_sets", 1)) && counts.contains(&("tmpfs_inodes", 21)));
     assert!(counts.contains(&("tmpfs_waiting", 0)), "{counts:?}");
-    // The search for the first attribute of each inode misses. The previous inode had an equal set,
-    // but has made it private by adding its second attribute. `maintain` then searches the 20 sets
-    // of two attributes: the first search misses, and 19 hit.
+    // Each of the 20 inodes first set `user.a`, and searched the index for an equal set. All 20
+    // searches missed, because each inode before had made its set private again by setting
+    // `user.b`. Then `maintain` searched for the 20 sets of two attributes. The first search
+    // missed, and the other 19 hit.
     let index = [("hits", 19), ("misses", 20 + 1), ("entries", 1), ("reclaimed", 0)];
     for (name, expected) in index {
         let found = counts.iter().find(|(found, _)| found.ends_with(&format!("xattr_{name}")));
@@ -313,9 +317,9 @@ fn queued_inode_is_shared_by_maintain() {
     audit(&fs, inos);
 }
 
-/// Private sets take memory, so their number must be bounded. If the queue of inodes that wait for
-/// de-duplication is full, further inodes must be shared at once, even if they change again and
-/// again.
+/// A set of attributes that waits for de-duplication is not shared, and takes memory of its own. So
+/// the number of waiting inodes must be bounded. If the queue is full, the sets of further inodes
+/// must be shared at once, even if they change again and again.
 #[test]
 fn inodes_beyond_the_limit_share_at_once() {
     let fs = tmpfs(None);
@@ -362,8 +366,8 @@ fn inode_without_recent_changes_is_shared_at_once() {
         set(&fs, ino, b"user.a", &[1; 5000]).unwrap();
         rest(&fs, ino);
     }
-    // While two inodes share the set, a change needs a copy, for which there is no space. When one
-    // inode has dropped the set, the other may change it in place.
+    // The inodes `a` and `b` share a set of attributes. So a change of `a` needs a copy of the set,
+    // for which there is no space. When `b` has dropped the set, `a` may change it in place.
     assert_eq!(set(&fs, a, b"user.a", &[2; 5000]), Err(Errno::NOSPC));
     fs.removexattr(file(b), b"user.a").unwrap();
     set(&fs, a, b"user.a", &[2; 5000]).unwrap();
@@ -391,14 +395,15 @@ fn change_without_space_changes_nothing() {
     fs.share_xattrs();
     assert_eq!(fs.space.used(), 3900 + 6 + 7 + 2 * ATTR_BYTES);
     set(&fs, c, b"user.c", &[2; 4000]).unwrap();
-    // The files `a` and `b` share one set, so a change needs a copy, for which there is no space.
+    // The files `a` and `b` share one set of attributes. So a change of `a` needs a copy of the
+    // set, for which there is no space.
     let before = seen(&fs, a);
     assert_eq!(set(&fs, a, b"user.b", b"2"), Err(Errno::NOSPC));
     assert_eq!(fs.removexattr(file(a), b"user.b"), Err(Errno::NOSPC));
     assert_eq!(seen(&fs, a), before);
     audit(&fs, [a, b, c]);
-    // A change in place needs no space if it stays within the charged size. Setting an equal set
-    // needs none either.
+    // Only `c` uses its set of attributes, so the set is changed in place. That needs no space if
+    // the set does not become larger.
     set(&fs, c, b"user.c", &[3; 4000]).unwrap();
     assert_eq!(set(&fs, c, b"user.d", &[3; 100]), Err(Errno::NOSPC));
     let d = make(&fs, "d");
@@ -408,9 +413,9 @@ fn change_without_space_changes_nothing() {
     audit(&fs, [a, b, c, d]);
 }
 
-/// A call that fails for lack of space de-duplicates the queued sets (those of inodes that changed
-/// repeatedly) and tries again. An inode with too many attribute names is no lack of space, so the
-/// queued sets must stay queued.
+/// A call that fails for lack of space de-duplicates the queued sets of attributes (those of inodes
+/// that changed repeatedly) and tries again. That does not help an inode with too many attribute
+/// names. So in this case the queued sets must stay queued.
 #[test]
 fn full_list_of_names_shares_no_queued_sets() {
     let fs = tmpfs(Some(1 << 20));
@@ -463,8 +468,8 @@ fn nothing_is_shared_when_it_is_off() {
     audit(&fs, inos);
 }
 
-/// Trap T54: an attacker can choose contents that have equal hashes. A set with such contents must
-/// be compared with only a few other sets, and then not be shared.
+/// Trap T54: an attacker can choose attributes such that many sets of attributes have the same
+/// hash. Such a set must be compared with only a few other sets, and then not be shared.
 #[test]
 fn contents_of_one_key_make_no_long_chain() {
     let fs = tmpfs(None);
@@ -481,8 +486,9 @@ fn contents_of_one_key_make_no_long_chain() {
     audit(&fs, inos);
 }
 
-/// Trap T34: a block must not be freed after a thread has found it for reuse. Threads find blocks
-/// while the last users release them.
+/// Trap T34: a block (a shared set of attributes) must not be freed after a thread has found it and
+/// wants to share it. In this test, threads find blocks while the last inodes that use them release
+/// them.
 #[test]
 fn blocks_found_while_they_are_released_are_never_lost() {
     const ROUNDS: u32 = 6_000;
@@ -522,8 +528,9 @@ fn blocks_found_while_they_are_released_are_never_lost() {
     audit(&fs, []);
 }
 
-/// The last two users of a block may release it at the same time. Each must drop its pointer to the
-/// block before it unlocks the slot, because the last user then takes the content out of the block.
+/// The last two users of a block (a shared set of attributes) may release it at the same time. The
+/// last user takes the content out of the block, which needs the only pointer to it. So the other
+/// user must drop its pointer before it unlocks the block's slot.
 #[test]
 fn last_two_users_release_a_block_at_the_same_time() {
     const ROUNDS: u32 = 200_000;

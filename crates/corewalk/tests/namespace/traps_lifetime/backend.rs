@@ -57,7 +57,8 @@ impl Nap {
     }
 }
 
-/// Makes, renames and removes names that the sleeping call of the back end does not use.
+/// Makes, renames and removes files, under names that the sleeping call of the back end does not
+/// use.
 fn be_busy(vfs: &Vfs) {
     for i in 0..500 {
         let (a, b) = (format!("busy{i}"), format!("done{i}"));
@@ -149,8 +150,8 @@ fn forget_may_call_back_into_the_namespace() {
     let vfs = over(HookedTmpfs::new(move |_, call| {
         let Call::Forget(ino) = call else { return Ok(()) };
         let Some(vfs) = upwards.get().and_then(Weak::upgrade) else { return Ok(()) };
-        // Bound the recursion: another thread may evict the files that this `forget` makes, and the
-        // eviction calls `forget` again.
+        // Bound the recursion. This hook makes a file whenever the back end is told to forget one.
+        // If another thread evicts that file, the back end is told to forget it too.
         // ORDERING: Relaxed. Statistic.
         if counted.load(Ordering::Relaxed) >= CALLS || IS_FORGETTING.replace(true) {
             return Ok(());
@@ -254,8 +255,8 @@ enum Notice {
     Directory,
 }
 
-/// Fills the cache with `f`, which a file of owner 2 replaces meanwhile. Returns the owner of `f`
-/// in the cache afterwards.
+/// Looks up `f`. After the back end has answered, and before the answer is cached, another file of
+/// owner 2 replaces `f` in the back end. Returns the owner of `f` that later lookups get.
 fn owner_after_overtaken_fill(notice: Notice) -> u32 {
     let namespace: Arc<OnceLock<Weak<Vfs>>> = Arc::default();
     let (upwards, is_armed) = (Arc::clone(&namespace), AtomicBool::new(true));
@@ -276,7 +277,8 @@ fn owner_after_overtaken_fill(notice: Notice) -> u32 {
     fs.inner.make(root, name("f"), &Make::new(S_IFREG | 0o644, 1, 0)).unwrap();
     let vfs = over(fs);
     namespace.set(Arc::downgrade(&vfs)).unwrap();
-    // The first lookup returns the file that the back end had before the change.
+    // Another file replaces `f` after the back end has answered the first lookup. So the first
+    // lookup returns the old file.
     let overtaken = walk(&vfs, "f").unwrap();
     let second = walk(&vfs, "f").unwrap();
     let owner = vfs.getattr(&second).unwrap().uid;
@@ -286,21 +288,24 @@ fn owner_after_overtaken_fill(notice: Notice) -> u32 {
     owner
 }
 
-/// Traps P12, T25: if a name is invalidated during a fill, the answer must not be cached.
+/// Traps P12, T25: if a name is invalidated while a lookup asks the back end for it, the answer
+/// must not be cached.
 #[test]
 fn fill_overtaken_by_an_invalidation_is_not_cached() {
     assert_eq!(owner_after_overtaken_fill(Notice::Name), 2);
     assert_eq!(owner_after_overtaken_fill(Notice::Directory), 2);
 }
 
-/// Control: without the invalidation, the cache must keep the old answer, which is wrong.
+/// Control: without the invalidation, the cache keeps the old answer, which is wrong. The check
+/// must show that.
 #[test]
 fn control_fill_without_an_invalidation_stays_wrong() {
     assert_eq!(owner_after_overtaken_fill(Notice::None), 1);
 }
 
-/// Trap P12: a fill must not enter an old answer after an invalidation. After a change in the back
-/// end and an invalidation, the next lookup must see the change, however many fills were running.
+/// Trap P12: after a change in the back end and an invalidation, the next lookup must see the
+/// change. Lookups that asked the back end before the change, however many, must not put their old
+/// answer into the cache.
 #[test]
 fn announced_change_is_seen_by_the_next_lookup() {
     let _watchdog = Watchdog::start("announced changes", Duration::from_secs(120));

@@ -70,9 +70,9 @@ fn invalidation_does_not_depend_on_the_size_of_the_directory() {
     assert!(large < small * 20 + Duration::from_micros(100), "200: {small:?}, 200,000: {large:?}");
 }
 
-/// Trap T46: on one CPU, reclaim and a walker that needs the evicted entries both do a fixed amount
-/// of work, and neither may spin. Run at the same time, they must take about as much CPU time as if
-/// one runs after the other.
+/// Trap T46: reclaim evicts entries, and a walker on the same CPU needs these entries. Each does a
+/// fixed amount of work, and neither may spin. If both run at the same time, they must take about
+/// as much CPU time as if one runs after the other.
 #[test]
 fn reclaim_and_walker_on_one_processor_both_end() {
     const NAME: &str = "traps_lifetime::crowds::reclaim_and_walker_on_one_processor_both_end";
@@ -112,9 +112,9 @@ fn reclaim_and_walker_on_one_processor_both_end() {
     assert!(together < alone.0 * 5, "one after the other: {:?}, together: {together:?}", alone.0);
 }
 
-/// Trap T49: no entry may have a parent that it never had, and no entry may be left at the end. Two
-/// threads evict parents and children together, while two others walk to them, hold them and
-/// translate their paths.
+/// Trap T49: an entry must never show a parent that it did not have, and no entry may be left at
+/// the end. Two threads evict parents and children together, while two others walk to them, hold
+/// them and translate them to paths.
 #[test]
 fn parent_and_child_evicted_together_leave_no_stale_entry() {
     let _watchdog = Watchdog::start("parent and child", Duration::from_secs(300));
@@ -161,8 +161,9 @@ impl Drop for Done<'_> {
 }
 
 /// Trap T51: a client that forgets more lookups than it has must drop no reference of other users.
-/// Some counts of the test are so large that they overflow when multiplied by the weight of a
-/// lookup. The tests of `corewalk_sync::Lockref` cover the limit of the count itself.
+/// In an inode's count, one lookup weighs as much as 2^28 other references. Some numbers of
+/// forgotten lookups in this test are so large that their product with this weight overflows. The
+/// tests of `corewalk_sync::Lockref` cover the limit of the count itself.
 #[test]
 fn forget_of_too_many_lookups_drops_nothing() {
     let vfs = new();
@@ -179,8 +180,8 @@ fn forget_of_too_many_lookups_drops_nothing() {
     assert_eq!(walk(&vfs, "f").unwrap().ino(), ino);
 }
 
-/// Trap T51: an inode may have very many references. They must not count as lookups, so `forget`
-/// must drop none of them.
+/// Trap T51: an inode may have very many references. `forget` must not mistake them for lookups of
+/// a client, and must drop none of them.
 #[test]
 fn many_references_are_no_lookups() {
     let vfs = new();

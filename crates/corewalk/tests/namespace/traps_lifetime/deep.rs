@@ -11,8 +11,8 @@ use corewalk_testkit::race::Watchdog;
 use super::cpu_time;
 use crate::fixtures::{name, new};
 
-/// The stack size, in bytes, of a thread that must not recurse. It is too small for a deep
-/// recursion.
+/// The stack size, in bytes, of a thread whose work must not recurse. A deep recursion would
+/// overflow this stack.
 const STACK_BYTES: usize = 64 << 10;
 
 /// Makes a chain of `depth` directories, all called `d`, and returns the last one.
@@ -87,11 +87,13 @@ fn time_at(depth: u32, work: impl Fn(&Vfs, PathRef<'_>)) -> Duration {
     cpu_time(|| work(&vfs, leaf)).0
 }
 
-/// Returns true if `work` on four times as many levels takes less than eight times as long;
-/// quadratic work would take sixteen times as long. Also returns the least time of each depth.
+/// Compares the times of `work` on a chain of directories and on one four times as deep. Returns
+/// true if the deep chain takes less than eight times as long; quadratic work would take sixteen
+/// times as long. Also returns the least time of each depth.
 ///
-/// Other load makes single runs longer, never shorter, so the least of several runs counts. The
-/// load may last for minutes, so the two depths alternate.
+/// Other load on the machine makes single runs longer, never shorter, so the shortest of several
+/// runs counts. The load may last for minutes. So runs with a short and with a deep chain of
+/// directories alternate.
 fn grows_linearly(depth: u32, work: impl Fn(&Vfs, PathRef<'_>)) -> (bool, [Duration; 2]) {
     let mut least = [Duration::MAX; 2];
     for _ in 0..5 {
@@ -101,7 +103,8 @@ fn grows_linearly(depth: u32, work: impl Fn(&Vfs, PathRef<'_>)) -> (bool, [Durat
     (least[1] < least[0] * 8, least)
 }
 
-/// Trap T44: evicting a chain four times as deep must take about four times as long.
+/// Trap T44: evicting a chain of nested directories that is four times as deep must take about four
+/// times as long.
 #[test]
 fn prune_of_a_deep_chain_is_linear() {
     let _watchdog = Watchdog::start("linear prune", Duration::from_secs(300));

@@ -1,8 +1,10 @@
 //! Names crafted to collide.
 //!
-//! The attacker knows the hash function and, in the control, the key. The attacker searches for
-//! names whose hashes are in the same 1/512 of the index. With the key, these names make chains of
-//! hundreds of entries. Without the key, a directory of such names is like any other.
+//! These tests play an attacker that knows the hash function, and searches for names whose hashes
+//! are in the same 1/512 of the hash table. If the table uses the key that the attacker assumes,
+//! such names make chains of hundreds of entries. Under a random key, a directory of such names
+//! must be as fast as any other. In the control, the attacker knows the key, and lookups must be
+//! slow.
 
 use std::time::Duration;
 
@@ -14,7 +16,8 @@ use super::cpu_time;
 
 /// The number of crafted names.
 const NAMES: usize = 100_000;
-/// The number of crafted long names. All of them collide, so few are enough.
+/// The number of crafted long names. All of them have equal hashes, so a small number is enough to
+/// make lookups slow.
 const LONG_NAMES: u64 = 2000;
 /// The hash bits that all crafted names share.
 const SHARED_BITS: u32 = 9;
@@ -53,10 +56,11 @@ fn crafted_long() -> Vec<Vec<u8>> {
 /// the computation of `hash.rs`.
 fn crafted() -> Vec<[u8; 9]> {
     let [k0, k1, k4, k5] = [1, 2, 5, 6].map(secret);
-    // The hash of a name depends on the inode number of its directory.
+    // The hash of a name depends on the inode number of the name's directory.
     let root = 1_u64;
     let is_wanted = |name: &[u8; 9]| {
-        // The hash reads a name of nine bytes as its first eight and its last eight bytes.
+        // The hash reads a name of nine bytes as two overlapping words: its first eight bytes and
+        // its last eight bytes.
         let first = u64::from_le_bytes(*name.first_chunk().expect("eight bytes"));
         let last = u64::from_le_bytes(*name.last_chunk().expect("eight bytes"));
         let (a, b) = (fold(first ^ k0, last ^ k1), (name.len() as u64).wrapping_mul(k4));
@@ -88,9 +92,9 @@ fn time_of(names: &[impl AsRef<[u8]>], hash_seed: Option<u64>) -> Duration {
     (0..3).map(|_| cpu_time(look_all_up).0).min().expect("three runs")
 }
 
-/// Trap T54: 100,000 names that collide under one key must be looked up as fast as others under a
-/// random key. As a control in the same test, lookups with the key that the names were made for
-/// must be slow.
+/// Trap T54: 100,000 names that were crafted to collide under one key must be looked up as fast as
+/// other names, under a random key. As a control in the same test, lookups under the key for which
+/// the names were made must be slow.
 #[test]
 fn names_crafted_for_another_key_do_not_collide() {
     let crafted = crafted();
@@ -101,8 +105,9 @@ fn names_crafted_for_another_key_do_not_collide() {
     assert!(known > attacked * 4, "the attack fails: {known:?}, against {attacked:?}");
 }
 
-/// Trap T54: long names that are crafted for one key must not collide under another key. The hash
-/// treats the later words of a long name differently, so they have a test of their own.
+/// Trap T54: long names that are crafted for one key must not collide under another key. Long names
+/// have a test of their own, because the hash treats the words behind the beginning of a long name
+/// differently.
 #[test]
 fn long_names_crafted_for_another_key_do_not_collide() {
     let crafted = crafted_long();

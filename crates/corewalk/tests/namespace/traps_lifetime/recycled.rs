@@ -8,9 +8,9 @@ use corewalk_base::Mutex;
 
 use crate::backends::{Call, Hook};
 
-/// A tmpfs that reports other inode numbers and reuses them. When an inode is removed and
-/// forgotten, the next new inode gets its number, with the next generation. Most disk file systems
-/// do this.
+/// A tmpfs that reports reused inode numbers. When an inode is removed and forgotten, the next new
+/// inode gets its number, with the next generation. Most disk file systems reuse numbers in this
+/// way.
 #[derive(Default)]
 pub(super) struct Recycled {
     numbers: Mutex<Numbers>,

@@ -1,4 +1,4 @@
-//! Tests of negative entries below removed directories. They must be evicted with the directory.
+//! Tests of negative dentries below removed directories. They must be evicted with the directory.
 
 use corewalk::{Cred, Errno, Removal, RenameMode, Vfs};
 use corewalk_testkit::race;
@@ -42,7 +42,8 @@ fn negatives_of_a_replaced_directory_are_evicted() {
     assert_eq!(vfs.stats().negatives, 1, "the negative entry of the moved directory is lost");
 }
 
-/// If a directory is in use when it is removed, its negative entries must be evicted all the same.
+/// If a directory is in use when it is removed, the negative dentries below it must be evicted all
+/// the same.
 #[test]
 fn negatives_of_a_held_removed_directory_are_evicted() {
     let vfs = new();
@@ -54,8 +55,8 @@ fn negatives_of_a_held_removed_directory_are_evicted() {
 }
 
 /// Trap T53: the work of a removal must be bounded, however many entries the cache has. The removal
-/// must keep the negative entries of other directories. Some entries of the removed directory may
-/// be left for later removals.
+/// must keep the negative dentries of other directories. Some negative dentries of the removed
+/// directory may be left for later removals.
 #[test]
 fn removal_in_a_large_cache_scans_few_entries() {
     const FILES: u64 = 20_000;
@@ -84,8 +85,8 @@ fn removal_in_a_large_cache_scans_few_entries() {
     assert_eq!(vfs.stats().negatives, 0);
 }
 
-/// Trap T60: the count of negative entries must stay right, even if lookups fail while the
-/// directory is removed.
+/// Trap T60: the count of negative dentries must stay right, even if lookups fail in a directory
+/// while it is removed.
 #[test]
 fn negatives_are_counted_right_while_directories_are_removed() {
     let vfs = new();

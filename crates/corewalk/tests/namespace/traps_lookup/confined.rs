@@ -1,4 +1,5 @@
-//! Trap T20: the directory of a confined walk is moved out of the root of the walk.
+//! Trap T20: while a confined walk is in a directory, that directory is moved out of the walk's
+//! root.
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -51,8 +52,8 @@ fn confined_walk_moved_out_of_its_root_fails() {
     assert_eq!(moved_walk(WalkFlags::IN_ROOT), Err(Errno::XDEV));
 }
 
-/// Control for trap T20: a walk that is not confined must end outside of the directory in which it
-/// began.
+/// Control for trap T20: a walk that is not confined to its root ends outside of the directory in
+/// which it began. The check must show that.
 #[test]
 fn control_unconfined_walk_ends_outside() {
     assert_eq!(moved_walk(WalkFlags::empty()), Ok("free/f"));

@@ -1,5 +1,5 @@
-//! Tests of names that change, and of calls that fail, during a call of the back end (traps T21,
-//! T24, T25, T28, P12).
+//! Tests of lookups and changes during which a name changes, or the call of the back end fails
+//! (traps T21, T24, T25, T28, P12).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::channel;
@@ -50,8 +50,9 @@ fn load_and_wait(
     })
 }
 
-/// Trap T21: a thread that waited for another thread's lookup must repeat the lookup. If the name
-/// was invalidated, the first answer is stale and must not be passed on.
+/// Trap T21: a thread that waited for another thread's lookup of the same name must then search the
+/// cache again. If the name was invalidated meanwhile, the first answer is stale, and the waiting
+/// thread must not return it.
 #[test]
 fn waiter_after_an_invalidation_asks_again() {
     let _watchdog = Watchdog::start("a waiter after an invalidation", Duration::from_secs(60));
@@ -66,7 +67,8 @@ fn waiter_after_an_invalidation_asks_again() {
     assert_eq!(after.misses - before.misses, 2, "the waiter did not ask the back end");
 }
 
-/// Trap T21: without an invalidation, one call of the back end must answer both lookups.
+/// Trap T21: two threads look up the same name, and the second waits for the first. If the name is
+/// not invalidated meanwhile, one call of the back end must answer both.
 #[test]
 fn waiter_gets_the_answer_of_the_loader() {
     let _watchdog = Watchdog::start("a waiter", Duration::from_secs(60));
@@ -102,8 +104,8 @@ fn waiter_in_a_renamed_directory_is_answered_for_that_directory() {
     assert_eq!(walk(&vfs, "e/f").unwrap().ino(), right);
 }
 
-/// Trap T24: if a lookup fails in the back end, only its own caller must get the error. The waiting
-/// thread must ask the back end again.
+/// Trap T24: two threads look up the same name, and the second waits for the first. If the back end
+/// fails, only the first thread must get the error. The second must ask the back end again.
 #[test]
 fn waiter_of_a_failing_loader_asks_again() {
     let _watchdog = Watchdog::start("a waiter of a failing loader", Duration::from_secs(60));
@@ -157,8 +159,8 @@ fn first_call_ends(end: End) {
     }
 }
 
-/// Trap T24: if a call of any kind panics, a thread that waits for its in-lookup lock must get the
-/// lock.
+/// Trap T24: if a call of any kind panics, another thread that waits for the in-lookup lock of the
+/// same name must get the lock.
 #[test]
 fn waiter_of_a_panicking_call_goes_on() {
     first_call_ends(End::Panics);
@@ -185,8 +187,8 @@ enum Tell {
     Nothing,
 }
 
-/// A change that another program makes in the back end. It is made during the call `at`, and the
-/// invalidation `tell` follows it.
+/// A change that another program makes in the back end during the call `at`. After the change, the
+/// namespace is told to invalidate what `tell` says.
 #[derive(Clone, Copy)]
 struct Behind {
     at: Call<'static>,
@@ -207,8 +209,9 @@ fn remove_behind(fs: &Tmpfs, file: &str) {
     fs.remove(root_node(fs), name(file), Node::detached(ino, FileKind::Regular)).unwrap();
 }
 
-/// Returns a namespace with uncached `files` in its root. Its back end changes once, in the way
-/// that `behind` describes.
+/// Returns a namespace with `files` in its root directory, none of them cached. When the back end
+/// gets the call `behind.at` for the first time, it makes the change `behind.change`. Then the
+/// namespace gets the invalidation `behind.tell`.
 fn changed_in_back_end(files: &[&str], behind: Behind) -> Arc<Vfs> {
     let place: Arc<OnceLock<Weak<Vfs>>> = Arc::new(OnceLock::new());
     let (seen, is_first) = (Arc::clone(&place), Mutex::new(true));
@@ -231,7 +234,7 @@ fn changed_in_back_end(files: &[&str], behind: Behind) -> Arc<Vfs> {
     vfs
 }
 
-/// Makes calls whose names another program changes after the back end's answer and before the
+/// Makes calls on names. Another program changes each name between the back end's answer and the
 /// update of the cache. Checks that the cache agrees with the back end afterwards.
 fn check_late_answers(tell: Tell) {
     let done = Call::LookupDone(b"f");
@@ -266,30 +269,30 @@ fn check_late_answers(tell: Tell) {
     assert_ne!(walk(&vfs, "f").unwrap().ino(), ino, "stale: f is another");
 }
 
-/// Traps T25, P12: if a name was invalidated, an answer from before the invalidation must not be
-/// cached.
+/// Traps T25, P12: if a name was invalidated during a call, the answer that the back end gave
+/// before the invalidation must not be cached.
 #[test]
 fn late_answer_after_an_invalidation_of_the_name_is_refused() {
     check_late_answers(Tell::Name);
 }
 
-/// Traps T25, P12: if a whole directory was invalidated, an answer from before the invalidation
-/// must not be cached.
+/// Traps T25, P12: if a whole directory was invalidated during a call, the answer that the back end
+/// gave before the invalidation must not be cached.
 #[test]
 fn late_answer_after_an_invalidation_of_the_directory_is_refused() {
     check_late_answers(Tell::Directory);
 }
 
-/// Control for trap T25: the back end changes a name, and the name is not invalidated. Then the old
-/// answer stays in the cache.
+/// Control for trap T25: the back end changes a name, and the name is not invalidated. So the old
+/// answer stays in the cache, and `check_late_answers` must detect that.
 #[test]
 #[should_panic(expected = "stale: f was removed")]
 fn control_change_without_an_invalidation_is_caught() {
     check_late_answers(Tell::Nothing);
 }
 
-/// Returns a namespace with a directory `f`. At the first lookup of `f` that the back end gets, it
-/// moves the directory to `g` and stops.
+/// Returns a namespace with a directory `f`. When the back end is asked for `f` for the first time,
+/// it renames the directory to `g`. Then it waits until the test lets it answer.
 fn moved_in_back_end() -> (Arc<Vfs>, Stop) {
     let (said, arrived) = channel();
     let (go_on, told) = channel::<Result<(), Errno>>();
@@ -329,9 +332,9 @@ fn directory_moved_in_the_back_end_is_found_at_once() {
     assert_eq!(held.path().unwrap(), b"/g");
 }
 
-/// Trap T28: the back end has moved a directory, whose old name another lookup holds. A walk
-/// through the new name needs the directory's dentry. So the walk must wait for that lookup,
-/// without an error and without spinning.
+/// Trap T28: the back end has moved a directory, while another lookup holds the in-lookup lock of
+/// its old name. A walk through the new name needs the directory's dentry. So the walk must wait
+/// for that lookup, without an error and without spinning.
 #[test]
 fn walk_through_a_directory_moved_in_the_back_end_waits() {
     let _watchdog = Watchdog::start("a walk through a moved directory", Duration::from_secs(60));

@@ -21,7 +21,7 @@ fn place<'v>(vfs: &'v Vfs, path: &str) -> PathRef<'v> {
     vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::empty()).unwrap()
 }
 
-/// Renames `a` over `b`. The test holds both files, and then checks the path of each.
+/// Renames `a` over `b`. The test holds references on both files, and then checks the path of each.
 fn rename_over_a_held_name(a: &str, b: &str, mode: RenameMode) {
     let vfs = new();
     tree(&vfs, &["d/", &format!("d/{a}"), &format!("d/{b}")]);
@@ -33,15 +33,16 @@ fn rename_over_a_held_name(a: &str, b: &str, mode: RenameMode) {
     assert_eq!(replaced.path_of(&root), (path, PathKind::Unlinked), "the old target lost its name");
 }
 
-/// Returns pairs of names. They combine names that are stored inline, in a small slot, and in a
-/// large slot.
+/// Returns pairs of names of different lengths. Names of these lengths are stored inline in the
+/// dentry, in a small slot outside it, or in a large slot outside it.
 fn name_pairs() -> Vec<(String, String)> {
     let lens = [1, 39, 40, 41, 96, 255];
     let pairs = lens.iter().flat_map(|&a| lens.iter().map(move |&b| (a, b)));
     pairs.map(|(a, b)| ("a".repeat(a), "b".repeat(b))).collect()
 }
 
-/// Trap T4: the dentry of a replaced file must keep the file's own name.
+/// Trap T4: after a rename over a file, the dentry of the replaced file must keep that file's own
+/// name.
 #[test]
 fn replaced_file_keeps_its_own_name() {
     for (a, b) in name_pairs() {
@@ -57,8 +58,8 @@ fn control_exchanged_names_are_caught() {
     rename_over_a_held_name("a", "b", RenameMode::Exchange);
 }
 
-/// A name that shows whether it is complete. It is one letter, repeated as often as the letter
-/// tells.
+/// Returns a name that repeats one letter. Its length depends on that letter, so the test notices a
+/// name of which only a part was read.
 fn uniform_name(letter: u8) -> Vec<u8> {
     let len = 30 + usize::from(letter - b'a') * 9;
     vec![letter; len]
@@ -127,7 +128,8 @@ fn reused_long_names_are_never_torn() {
     assert_eq!(end.bytes, start.bytes, "memory of a name was leaked or freed twice");
 }
 
-/// Control for trap T5: half of a snapshot comes from another name. The check must catch that.
+/// Control for trap T5: some bytes of a name are replaced by bytes of another name, as in a torn
+/// read. The check must catch that.
 #[test]
 #[should_panic(expected = "torn")]
 fn control_torn_name_is_caught() {
@@ -136,8 +138,8 @@ fn control_torn_name_is_caught() {
     assert_whole(&path);
 }
 
-/// Trap T9: each translation and each walk must end, although another thread continually renames
-/// directories on its path.
+/// Trap T9: each path translation and each walk must end, although another thread continually
+/// renames directories on its path.
 #[test]
 fn translation_under_a_storm_of_ancestor_renames_ends() {
     let _watchdog = Watchdog::start("a storm of ancestor renames", Duration::from_secs(120));
@@ -173,8 +175,8 @@ fn translation_under_a_storm_of_ancestor_renames_ends() {
     assert_eq!(root.path().unwrap(), b"/");
 }
 
-/// Trap T8: a repeated pass of a translation must keep no name of the previous pass. The directory
-/// moves between depths 1 and 6, so a leftover name would show.
+/// Trap T8: if the translation of a file to its path has to start again, it must keep no name from
+/// its previous attempt. The directory moves between depths 1 and 6, so a leftover name would show.
 #[test]
 fn repeated_translation_keeps_nothing() {
     let _watchdog = Watchdog::start("moves between depths", Duration::from_secs(120));
@@ -260,8 +262,9 @@ fn path_longer_than_any_buffer_is_complete() {
     assert!(path.len() > 4 * corewalk::PATH_MAX);
 }
 
-/// Trap T17: a walk from a removed directory must find that directory, its old parent, or nothing.
-/// Meanwhile other holders drop the directory, it dies, and its slot is reused.
+/// Trap T17: a thread walks from a directory that is being removed. Meanwhile the other references
+/// to the directory are dropped, so that its dentry dies and the slot is reused. The walk must find
+/// the removed directory, its old parent, or nothing.
 #[test]
 fn walk_from_a_removed_directory_stays_there() {
     let _watchdog = Watchdog::start("walks from a removed directory", Duration::from_secs(120));

@@ -14,8 +14,8 @@ use super::beside;
 use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{at, name, new, over, remove, rename, tree, walk};
 
-/// Trap T12: names that stay must always be found. Meanwhile thousands of others are added, and the
-/// hash table of the cache grows to many times its size.
+/// Trap T12: names that are not changed must always be found. Meanwhile thousands of other names
+/// are added, and the hash table of the cache grows to many times its size.
 #[test]
 fn stable_names_are_found_while_the_table_grows() {
     let _watchdog = Watchdog::start("a growing table", Duration::from_secs(120));
@@ -43,8 +43,8 @@ fn stable_names_are_found_while_the_table_grows() {
             assert_eq!(found.ino, inos[i]);
         },
     );
-    // All answers came from the cache: the back end was asked neither for a stable name nor for the
-    // new name of a file.
+    // Each lookup must have been answered from the cache, without a call of the back end. This
+    // includes the lookup that a rename makes of its new name.
     assert_eq!(vfs.stats().misses - misses, 0);
 }
 
@@ -141,8 +141,8 @@ fn kind_and_inode_of_a_name_belong_together() {
     tally.assert_all_reached();
 }
 
-/// Control for trap T16: an answer has the kind of an earlier file and the inode of a later one.
-/// The check must catch it.
+/// Control for trap T16: the check gets a wrong answer, with the kind of an earlier file and the
+/// inode of a later one. It must detect that.
 #[test]
 #[should_panic(expected = "does not go with")]
 fn control_kind_of_another_inode_is_caught() {
@@ -159,7 +159,7 @@ fn parent_of_a_directory_is_one_it_had_during_the_call() {
     tree(&vfs, &["p0/", "p0/d/"]);
     let d = walk(&vfs, "p0/d").unwrap();
     // All parents that the directory has had, in the order of the moves. The last one is the target
-    // of the running move.
+    // of the latest move, which may still be running.
     let allowed = Mutex::new(vec![walk(&vfs, "p0").unwrap().ino()]);
     beside(
         5_000,
@@ -176,8 +176,10 @@ fn parent_of_a_directory_is_one_it_had_during_the_call() {
             let before = allowed.lock().unwrap().len();
             let parent = vfs.parent_ino(&d).unwrap();
             let allowed = allowed.lock().unwrap();
-            // The parent must be new enough, but two older ones are allowed: the target of the last
-            // finished move, and that of the move that was running when the call began.
+            // The test adds each new parent to `allowed` before the move. When the call began, the
+            // last element was the target of the latest move, which may not have happened yet. The
+            // element before it was the parent until that move. So the call may return one of these
+            // two, or a newer one.
             let since = before.saturating_sub(2);
             assert!(allowed[since..].contains(&parent), "a parent from before the call: {parent}");
         },
@@ -203,8 +205,9 @@ fn contend_for_names(seed: Seed) {
     });
 }
 
-/// Trap T22: on one CPU a spinning thread keeps other threads from running. So even if threads
-/// contend for the same two names, they must end in bounded time.
+/// Trap T22: on one CPU, a thread that spins keeps the other threads from running. Here four
+/// threads make, look up, invalidate and remove the same two names on one CPU. The test must end in
+/// bounded time.
 #[test]
 fn contention_for_a_name_on_one_processor_ends() {
     const NAME: &str = "traps_lookup::races::contention_for_a_name_on_one_processor_ends";
@@ -216,8 +219,8 @@ fn contention_for_a_name_on_one_processor_ends() {
     Reexec::test(NAME).role("contend").on_one_cpu().timeout(limit).run().assert_success();
 }
 
-/// Control for trap T22: a waiting thread spins for ever on one CPU. The limit of the test must
-/// stop it.
+/// Control for trap T22: on one CPU, a waiting thread spins for ever. The time limit must stop the
+/// test.
 #[test]
 fn control_spinning_waiter_on_one_processor_is_caught() {
     const NAME: &str = "traps_lookup::races::control_spinning_waiter_on_one_processor_is_caught";
@@ -231,7 +234,8 @@ fn control_spinning_waiter_on_one_processor_is_caught() {
     assert!(child.timed_out, "{child}");
 }
 
-/// Goes up from each of `dirs` to the root. Panics if it does not reach the root.
+/// Goes up from each directory of `dirs` to the root by `parents`. Panics if it does not reach the
+/// root.
 fn assert_is_tree(parents: impl Fn(u64) -> u64, dirs: &[u64], root: u64) {
     for &dir in dirs {
         let mut at = dir;
@@ -281,8 +285,8 @@ fn randomly_moved_directories_stay_a_tree() {
     assert_is_tree(parent, &inos, vfs.root().ino());
 }
 
-/// Control for trap T26: two moves are valid alone, but are made together without a check. The test
-/// must catch the loop that they make.
+/// Control for trap T26: two moves of directories are made together without a check. Each alone is
+/// valid, but together they make a loop. The test must catch the loop.
 #[test]
 #[should_panic(expected = "below itself")]
 fn control_loop_of_two_moves_is_caught() {

@@ -1,4 +1,5 @@
-//! Walks over wait queues must end, even if another process has made the queues rings.
+//! Tests that walks over queues of waiting calls end, even if a hostile process has linked the wait
+//! nodes of a queue into a ring.
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
@@ -15,8 +16,8 @@ const WAITS: u32 = 16;
 const ZERO_OP: SemBuf = SemBuf::new(0, 0, SemFlags::empty());
 const DOWN: SemBuf = SemBuf::new(0, -1, SemFlags::empty());
 
-/// Makes a set with two waiting calls in each queue. Then it links the last call of each queue to
-/// itself.
+/// Makes a set with two waiting calls in each queue, and then links the last wait node of each
+/// queue to itself.
 fn rings(sops: &[SemBuf]) -> (Task, SemId) {
     let capacity = Capacity { sets: 4096, sems: 8, waits: WAITS, tasks: 4, ..Capacity::LEAST };
     let file = memfd_create("rings", MemfdFlags::CLOEXEC).unwrap();
@@ -32,7 +33,8 @@ fn rings(sops: &[SemBuf]) -> (Task, SemId) {
     (task, id)
 }
 
-/// Links a node that is the last of its queues to itself.
+/// Damages each queue in which this wait node is the last one: the node becomes its own successor.
+/// So a walk over the queue does not come to an end.
 fn close_ring(task: &Task, line: u32) {
     let first = task.shared.region.line(line);
     for links in [SET_LINKS, SEM_LINKS].map(|at| &first[at]) {
@@ -45,7 +47,7 @@ fn set<'t>(task: &'t Task, id: SemId) -> Set<'t> {
     Set::new(&task.shared, &task.sem_ids().obtain_object_check(id.raw()).unwrap())
 }
 
-/// Sets the first semaphore to `value`. Returns the number of calls that this completes.
+/// Sets the first semaphore to `value`. Returns the number of waiting calls that this completes.
 fn completed(task: &Task, id: SemId, value: i32) -> usize {
     let guard = set(task, id).lock(task.owner).unwrap();
     let mut txn = Txn::new(&guard);
@@ -67,8 +69,8 @@ fn ring_of_waits_for_zero_ends_when_a_call_comes_again() {
 
 #[test]
 fn ring_of_calls_that_fail_ends_when_one_comes_again() {
-    // With one more unit of the first semaphore, the calls get past their first operation. Then the
-    // value of the second semaphore would exceed its maximum, so the calls fail.
+    // Another unit of the first semaphore makes the first operation of both waiting calls possible.
+    // Their other operations would raise the second semaphore above its maximum. So the calls fail.
     let sops = [
         DOWN,
         SemBuf::new(1, 20_000, SemFlags::empty()),
@@ -96,8 +98,9 @@ fn count_of_a_ring_is_no_more_than_there_can_be() {
     assert_eq!(task.sem_getncnt(id, 0), Ok(WAITS as i32));
 }
 
-/// Trap X7 (`docs/developing/traps.md`): a wake-up of one call must not examine the calls behind
-/// it. An examination records in the node which operation blocks the call, so the test detects it.
+/// Trap X7 (`docs/developing/traps.md`): when a change completes one waiting call, it must not
+/// examine the calls behind it in the queue. To examine a call is also to record in its wait node
+/// which operation blocks it. So this test can see whether a call was examined.
 #[test]
 fn wake_up_of_one_waiter_does_not_look_at_the_others() {
     const UNTOUCHED: usize = 7;
@@ -112,8 +115,9 @@ fn wake_up_of_one_waiter_does_not_look_at_the_others() {
     let is_looked_at =
         |node: &&Node<'_>| get(&node.first()[SHAPE]) >> 16 & 0xffff != UNTOUCHED as u64;
     assert_eq!(nodes[1..].iter().filter(is_looked_at).count(), 0);
-    // The first waiting call wants more units than there are, so the value stays above 0. Then the
-    // walk must examine the next call.
+    // The first waiting call needs 5 units of the semaphore, which has only 1. The call is not
+    // possible, and the semaphore keeps its value 1. So the walk over the waiting calls must go on
+    // to the second call, which needs 1 unit.
     let wide = wait_without_sleep(&task, id, &[SemBuf::new(1, -5, SemFlags::empty())]);
     let narrow = wait_without_sleep(&task, id, &[SemBuf::new(1, -1, SemFlags::empty())]);
     task.semop(id, &[SemBuf::new(1, 1, SemFlags::empty())]).unwrap();

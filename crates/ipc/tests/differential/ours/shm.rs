@@ -11,7 +11,9 @@ use super::{Mutation, errno, get_flags, number};
 use crate::op::{Answer, answer};
 use crate::shm::{FIXED, ShmOp, place};
 
-/// The first pid of forked children on the corewalk side. The kernel's side has no such pids.
+/// Forked children get the pids from this one on, on the corewalk side. No other task has such a
+/// pid. The comparison replaces each of them by -1, as it does with the pid of a forked child of
+/// the kernel.
 const CHILD_PIDS: u32 = 1 << 20;
 
 /// The attaches of a worker, and its forked children.
@@ -25,8 +27,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Removes the attach at position `nth` from the list of attaches, and returns its address.
-    /// Returns an unused address if the list is shorter.
+    /// Removes the attach at position `nth` from the list of attaches, and returns its address. If
+    /// the list is shorter, returns an address at which nothing is attached.
     fn forget(&mut self, nth: i32) -> usize {
         let nth = nth as usize;
         if nth < self.attached.len() { self.attached.remove(nth) } else { 4096 }
@@ -131,7 +133,8 @@ fn stat(task: &Task, id: i32, cmd: i32) -> Result<ShmStat, Errno> {
     }
 }
 
-/// Returns the highest index and the numbers of `struct shminfo` or `struct shm_info`.
+/// Returns the answer of `IPC_INFO` or `SHM_INFO` as numbers: the highest index, then the fields of
+/// `struct shminfo` or `struct shm_info`.
 fn totals(task: &Task, cmd: i32) -> Result<Vec<i64>, Errno> {
     let (totals, limits) = (task.shm_totals()?, task.limits());
     let index_max = i64::from(totals.index_max);

@@ -1,20 +1,21 @@
-//! `plain-lru` and `lru-per-shard`: each hash chain has its own lock, and an LRU list has the
-//! entries in the order of their last use.
+//! The designs `plain-lru` and `lru-per-shard` of the mbcache: each hash chain has its own lock,
+//! and an LRU list has the entries in the order of their last use.
 //!
-//! Entries are reference-counted (`Arc`). A lookup searches a chain under the lock of the chain.
-//! Each use moves the entry to the end of its list, under the lock of the list. If there is no
-//! room, the first entry of the list is dropped. There is one list, or one for each processor. The
-//! key of an entry selects its list.
+//! Entries are reference-counted (`Arc`). A lookup searches a hash chain under the lock of the
+//! chain. Each use moves the entry to the end of its LRU list, under the lock of the list. If a
+//! list is full, its first entry is dropped. `plain-lru` has one list. `lru-per-shard` has one list
+//! per processor, and the key of an entry selects its list.
 //!
-//! A lookup may return an entry that another thread has deleted. No thread waits for such a lookup.
-//! Under the block's own lock the caller of the lookup sees that the block has no users or another
-//! content. This breaks the rule of `ShareIndex` that no lookup gets a removed entry (H.2), as the
-//! designs of document 004 did.
+//! By rule H.2 of `ShareIndex`, no lookup gets a removed entry. `plain-lru` and `lru-per-shard`
+//! break this rule here, as they do in document 004. Another thread may delete the entry that a
+//! lookup is about to return, since the deleting thread does not wait for lookups. The caller of
+//! the lookup then takes the block's own lock, and sees that the block has no users or another
+//! content.
 //!
 //! Locks and their order: a chain, then a list.
 //!
-//! Source: document 004, which measured both designs and submitted neither. Lists per shard are
-//! Linux `mm/list_lru.c`.
+//! Source: document 004, which measured `plain-lru` and `lru-per-shard`, and submitted neither. The
+//! LRU list per shard is that of Linux `mm/list_lru.c`.
 
 use corewalk_base::primitives::Arc;
 use corewalk_base::{CachePadded, Mutex};
@@ -31,7 +32,7 @@ pub(crate) struct Lru {
     lists: Vec<CachePadded<Mutex<List>>>,
 }
 
-/// The entries whose keys have the same hash. The newest entry is the last one.
+/// The entries of one hash chain. The newest entry is the last one.
 type Chain = Vec<Arc<Entry>>;
 
 struct Entry {
@@ -50,7 +51,8 @@ struct List {
 }
 
 impl Lru {
-    /// Returns an empty index with room for at least `entries` entries, in `lists` LRU lists.
+    /// Returns an empty de-duplication index for at least `entries` entries, which are divided over
+    /// `lists` LRU lists.
     pub(crate) fn new(entries: usize, lists: usize) -> Lru {
         let each = if lists == 1 { entries } else { entries.div_ceil(lists) * 2 };
         let list = || List {
@@ -72,7 +74,8 @@ impl Lru {
         &self.lists[(key >> 32) as usize % self.lists.len()]
     }
 
-    /// Drops the least recently used entry of a list. Returns false if the list is empty.
+    /// Drops the least recently used entry of the LRU list that `key` selects. Returns false if the
+    /// list is empty.
     fn forget_oldest(&self, key: u64) -> bool {
         let mut list = self.list(key).lock();
         let Some(at) = list.order.first(0) else { return false };
@@ -87,9 +90,10 @@ impl Lru {
         true
     }
 
-    /// Returns the newest entry of `key` that is older than `found`. If `found` is None, returns
-    /// the newest entry of all. Returns None if another thread deleted `found` meanwhile. The
-    /// lookup then ends, and may miss a block that it could share.
+    /// Returns the next candidate of a lookup: the newest entry with the key `key` that is older
+    /// than the entry `found`. If `found` is None, returns the newest entry with this key. If
+    /// another thread has deleted `found` meanwhile, returns None. Then the lookup ends early, and
+    /// may miss a block that could be shared.
     fn older(&self, key: u64, found: Option<&Arc<Entry>>) -> Option<Arc<Entry>> {
         let chain = self.chain(key).lock();
         let end = match found {

@@ -1,16 +1,17 @@
-//! `before-mbcache`: one lock for the whole index, and one LRU list of unused entries (Linux before
-//! 4.6).
+//! The design `before-mbcache`: one lock protects the whole mbcache, and one LRU list has the
+//! unused entries (Linux before 4.6).
 //!
-//! A thread that wants to share a block finds the entry by key. A thread that leaves a block (gives
-//! up its use) finds the entry by the number of the block. Several lookups may hold an entry at
-//! once. A thread that leaves a block holds its entry exclusively, from before it locks the block
-//! (rule H.4 of `ShareIndex`). So each entry is a lock for readers and one writer, and all waiting
-//! threads share one queue. The LRU list has the entries that no thread holds. A thread that holds
-//! an entry takes it off the list, and puts it back at the end when it releases the entry. If there
-//! is no room, the first entry of the list is dropped.
+//! Each block in the index has an entry, and each entry is a lock for readers and one writer. A
+//! thread that wants to share a block looks the entry up by key, and locks it shared. A thread that
+//! removes a user of a block looks the entry up by the number of the block, and locks it
+//! exclusively. It does so before it locks the block (rule H.4 of `ShareIndex`). All waiting
+//! threads share one queue. A thread that locks an entry takes it off the LRU list, and puts it
+//! back at the end when it unlocks the entry. If there is no free entry, the first one of the LRU
+//! list is dropped.
 //!
-//! A lookup counts itself as a holder of the entry before it waits for an exclusive holder. So the
-//! next thread that wants the entry exclusively also waits for this lookup.
+//! A lookup may have to wait for the thread that holds the entry exclusively. Before it waits, it
+//! counts itself as a shared holder. So the next thread that wants the entry exclusively waits for
+//! this lookup too.
 //!
 //! Source: Linux 4.5 `fs/mbcache.c` and `fs/ext4/xattr.c`; document 004.
 
@@ -68,8 +69,9 @@ impl OneLock {
         OneLock { state: Mutex::new(state), queue: Condvar::new() }
     }
 
-    /// Takes a shared hold of the first entry of `key` in its hash chain, from the entry `next` on.
-    /// Waits while another thread holds that entry exclusively. Returns the index of the entry.
+    /// Searches a hash chain from the entry `next` on, and takes a shared hold of the first entry
+    /// with the key `key`. Waits while another thread holds that entry exclusively. Returns the
+    /// index of the entry.
     fn share_from(
         &self,
         state: &mut MutexGuard<'_, State>,
@@ -134,7 +136,8 @@ impl ShareIndex for OneLock {
             drop(state);
             let is_taken = take(block);
             state = self.state.lock();
-            // This lookup still holds the entry, so no thread can have removed it from its chain.
+            // `share_from` has locked the entry `at` shared for this lookup. So no other thread has
+            // removed the entry from its hash chain.
             next = state.by_key.next(at);
             self.release(&mut state, at);
             if is_taken {
@@ -158,8 +161,7 @@ impl ShareIndex for OneLock {
 
     fn note_users(&self, _: u64, _: u64, _: u32) {}
 
-    /// Waits until no thread holds the entry of the block, then takes an exclusive hold of the
-    /// entry.
+    /// Takes the entry of the block exclusively. First waits until no other thread holds the entry.
     fn leave(&self, block: u64) {
         let mut state = self.state.lock();
         while let Some(at) = state.by_block.get(&block).copied() {
@@ -170,8 +172,8 @@ impl ShareIndex for OneLock {
                 return;
             }
             self.wait_for(&mut state, at);
-            // A thread that releases a deleted entry does not free it while others wait for it. So
-            // the last waiting thread frees it.
+            // A thread that releases a deleted entry does not free it while other threads wait for
+            // it. So the last waiting thread must free it.
             let entry = state.entries[at as usize];
             if !state.by_key.is_linked(at) && entry.used == 0 && entry.queued == 0 {
                 state.free.push(at);

@@ -1,8 +1,8 @@
 //! Doubly linked lists of numbered entries, as `struct list_head` links structures in Linux.
 //!
-//! An entry is in one list or in none. The array of links has the entries first and the heads of
-//! the lists behind them. A list is a ring through its head, so `unlink` does not need to know the
-//! list of an entry.
+//! An entry is in one list or in none. The entries and the heads of the lists are in one array of
+//! links: first the entries, then the heads. A list is a ring through its head. So `unlink` does
+//! not need to know in which list an entry is.
 //!
 //! Source: Linux `include/linux/list.h`, for the idea.
 

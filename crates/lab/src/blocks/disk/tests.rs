@@ -1,12 +1,13 @@
-//! A store on disk must keep the last values, share blocks, and count exactly in memory and on
-//! disk, with the index of every design. It must detect an index that gives wrong answers.
+//! Tests of the store on disk, with the index of every design. The store must keep the last value
+//! of each attribute, share blocks, and count them exactly in memory and on disk. It must also
+//! detect an index that gives wrong answers.
 
 use super::*;
 use crate::blocks::designs;
 use crate::blocks::memory::tests::{FILES, Fault, Faulty, WORKERS, storm};
 use crate::peer::Scratch;
 
-/// Returns a store over each index. Each store has its own folder.
+/// Returns one store for each index, each in its own folder.
 fn all(scratch: &Scratch, workers: usize, files: usize) -> Vec<DiskStore> {
     let designs = designs(2 * workers * (files + 1)).unwrap().into_iter();
     let store = |design: Design| {
@@ -27,7 +28,8 @@ fn storm_leaves_each_file_what_was_set_last_and_counts_that_are_exact() {
         storm(&store, 1_000, 2_000).unwrap();
         let blocks = storm(&store, 5, 2_000).unwrap();
         let is_off = store.variant() == "off";
-        // Workers that set the same new content at the same time may each make a block of it.
+        // If several workers set the same new content at the same time, each may make its own block
+        // with that content.
         let most = if is_off { (WORKERS * FILES) as u64 } else { 5 + WORKERS as u64 };
         assert!(blocks >= 5 && blocks <= most, "{}: {blocks}", store.variant());
         assert_eq!(is_off, blocks == most, "{}", store.variant());
@@ -54,8 +56,10 @@ fn control_index_that_forgets_to_delete_is_found_out_and_harms_nothing() {
     let mut store = DiskStore::new(design, &path, (WORKERS, FILES)).unwrap();
     let error = storm(&store, 1_000, 2_000).unwrap_err().to_string();
     assert!(error.contains("entries for"), "{error}");
-    // The store checks the content under the lock of the block's users. So it refuses a removed
-    // entry that the index still finds (against rule H.2).
+    // The test's faulty index never removes an entry, against rule H.2, so its lookups find entries
+    // of blocks that have changed. The store must refuse such an entry, because it compares the
+    // content of the block under the lock of the block's users. So the faulty index must have
+    // damaged nothing.
     store.index = Arc::new(corewalk_store::NoSharing);
     let blocks = store.audit().unwrap();
     Box::new(store).check(blocks).unwrap();

@@ -1,5 +1,5 @@
-//! A store in memory must keep the last values, share blocks, and detect an index that gives wrong
-//! answers.
+//! Tests of the store in memory. It must keep the last value of each attribute, share blocks, and
+//! detect an index that gives wrong answers.
 
 use corewalk_base::primitives::thread;
 use corewalk_store::{MbcacheIndex, ShareIndex};
@@ -81,7 +81,8 @@ fn value(number: u64) -> Vec<u8> {
     [&number.to_le_bytes()[..], &[7; 300]].concat()
 }
 
-/// Each worker sets random attributes of its own files. Then all files are checked.
+/// Several threads set random attributes, each of its own files. After that, `storm` checks the
+/// attributes of all files.
 pub(in crate::blocks) fn storm(
     store: &dyn AttrStore,
     values: u64,
@@ -114,7 +115,8 @@ fn storm_leaves_each_file_what_was_set_last_and_no_block_too_many() {
     for store in all(WORKERS, FILES) {
         let blocks = storm(&store, 5, 4_000).unwrap();
         let is_off = store.variant() == "off";
-        // Workers that set the same new content at the same time may each make a block of it.
+        // If several workers set the same new content at the same time, each may make its own block
+        // with that content.
         let most = if is_off { (WORKERS * FILES) as u64 } else { 5 + WORKERS as u64 };
         assert!(blocks >= 5 && blocks <= most, "{}: {blocks}", store.variant());
         assert_eq!(is_off, blocks == most, "{}", store.variant());
@@ -187,8 +189,8 @@ fn contents_that_differ_between_the_samples_are_told_apart() {
         value[at] ^= 1;
         value
     };
-    // The first two contents differ only in bytes that are not hashed. The third differs from them
-    // in the first byte, which is hashed.
+    // The first two contents differ only in bytes that are not hashed, so they have the same key.
+    // The third content has another first byte, which is hashed.
     let values = [value(100), value(200), value(0)];
     let keys = values.each_ref().map(|value| key_of(&store.hasher, value));
     assert!(keys[0] == keys[1] && keys[0] != keys[2], "{keys:?}");

@@ -1,16 +1,20 @@
-//! The runs of the table `xattr`: workers set attributes in one kind of store.
+//! Measures the benchmark table `xattr` in one kind of store, in runs in which workers set
+//! attributes.
 //!
-//! Workers are threads, and each stands for a process of the document. Each worker first sets the
-//! attribute of all its files. Then the measurement begins.
+//! Workers are threads, and each stands for a process of the benchmark in document 004. Each file
+//! has one extended attribute. Before the measurement begins, each worker sets the attribute of all
+//! its files once.
 //!
-//! - In memory and in a tmpfs a run lasts for a slice of time.
-//! - On disk a run has a fixed number of sets, and ends with one `sync`, which is part of its time.
-//!   Before that the store commits by itself: every 5 seconds, and when a transaction has 32 MiB of
-//!   records. So a value that a file keeps is written to the database once in a run, and a replaced
-//!   value never is. The document's runs were shorter than ext4's commit interval, so they behaved
-//!   in the same way. More syncs would favour the designs that share.
+//! - In memory and in a tmpfs a run lasts for a time slice.
+//! - On disk each worker sets a fixed number of attribute values in a run. The run ends with one
+//!   `sync`, which is part of its time. Before that the store commits by itself: every 5 seconds,
+//!   and when a transaction has 32 MiB of records. So the last value of a file is written to the
+//!   database once in a run, and a replaced value never is. The runs of document 004 were shorter
+//!   than ext4's commit interval, so they behaved in the same way. More syncs would favour the
+//!   designs that share blocks.
 //!
-//! The directory of a store on disk is in the host's tmpfs, as the document's was on a ramdisk.
+//! The store on disk is in a directory of the host's tmpfs, as the file system of document 004 was
+//! on a ramdisk.
 //!
 //! Source: document 004; ext4(5), `commit=`.
 
@@ -23,21 +27,26 @@ use crate::table::prelude::*;
 use corewalk_base::Mutex;
 use std::time::Instant;
 
-/// The time of a variant in a cell, as a fraction of the time per row. It is larger on disk, since
-/// four processes do 50,000 sets each.
+/// The time for which a variant is measured in a cell (set of parameters), as a fraction of the
+/// time that each result row gets. The fraction is larger on disk, because a run of four processes
+/// must have time for 50,000 changes of attributes by each.
 const SHARE_OF_TIME: f64 = 0.2;
 const SHARE_ON_DISK: f64 = 0.75;
-/// The factor on the number of rounds on disk and in a tmpfs, of a quick and of a full run. A run
-/// there is short compared with a commit, and rounds differ by a quarter if other programs use the
-/// caches.
+/// The factor by which a store on disk or in a tmpfs gets more rounds of measurement than one in
+/// memory. The first number is for a quick measurement, the second for a full one. The reason is
+/// that the results of these rounds vary more: if other programs use the processor's caches, they
+/// differ by a quarter.
 const REPEATED: (usize, usize) = (1, 3);
-/// The assumed sets per second of all processes on disk, which determine the number of sets. The
-/// slowest cells reach a third of it, and the fastest three times as many.
+/// An estimate for stores on disk: how many attribute values all processes together set per second.
+/// A run gets a number of values to set that takes about the wanted time at this rate. The real
+/// rate is between a third of the estimate and three times the estimate, depending on the
+/// parameters.
 const EXPECTED_SETS_PER_S: f64 = 2_000_000.0;
 /// The least and the most sets of a process on disk.
 const SETS: [usize; 2] = [200, super::SETS];
 
-/// Returns the numbers of files per process and of values, for one kind of store.
+/// Returns the parameters that are measured for one kind of store: the numbers of files per
+/// process, and the numbers of different attribute values.
 fn sizes(kind: &str, size: Size) -> (&'static [usize], &'static [usize]) {
     match (kind, size) {
         (MEMORY, Size::Full) => (&[10, 100, 1000], &[10, 100, 1000, 10_000]),
@@ -61,7 +70,8 @@ pub(super) fn sweep(settings: &Settings, kind: &'static str) -> Sweep {
     Sweep { repeats, ..Sweep::new(cells, variants, BASELINE, share) }
 }
 
-/// Returns the stores of one kind, in the order of the document.
+/// Makes the stores that are measured in memory, in a tmpfs or on disk, whichever `kind` says.
+/// There is one for each variant that is measured there, in the order of [`VARIANTS`].
 fn stores(
     kind: &str,
     scratch: &Scratch,
@@ -87,8 +97,8 @@ fn stores(
 /// Measures the stores of one kind.
 ///
 /// # Errors
-/// If an attribute is not the last one that was set, or the counts of blocks, users and entries do
-/// not agree, or a store on disk is inconsistent at the end.
+/// If an attribute is not the last one that was set, if the counts of blocks, users and entries do
+/// not agree, or if a store on disk is inconsistent at the end.
 pub(super) fn run(
     run: &Run<'_>,
     sweep: &Sweep,
@@ -186,8 +196,9 @@ impl Load<'_> {
         Slice::timed(slice.ops, span, slice.cpu_ns + thread_cpu_ns() - cpu_start)
     }
 
-    /// Checks every file and every count, and removes the attributes. Returns the number of blocks
-    /// before that.
+    /// Checks that every file has the attribute value that was set last. Also checks that the user
+    /// counts of all blocks agree with the files. Then removes the attributes. Returns the number
+    /// of blocks before the removal.
     fn check(&self) -> anyhow::Result<u64> {
         let store = self.store;
         let blocks = store.audit()?;

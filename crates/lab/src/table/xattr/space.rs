@@ -1,13 +1,16 @@
-//! The space of equal attributes on disk, by the store's statistics and by the size of its
-//! database.
+//! Measures the space that equal attributes take on disk, by the store's statistics and by the size
+//! of its database.
 //!
-//! The table makes a store with files, closes it, and reads the size of its database. Then it opens
-//! the store with a design, sets an attribute of each file, closes the store and reads the size
-//! again. The values take turns, so each has equally many files, and there must be one block per
-//! 1024 users of a value. The growth includes the records of changed inodes.
+//! The benchmark makes a store with files, closes it, and reads the size of its database. Then it
+//! opens the store again, with sharing of equal attribute blocks or without. It sets an attribute
+//! of each file, closes the store and reads the size again. The attribute values are given to the
+//! files in turn, so each value has equally many files. With sharing there must be one block per
+//! 1024 files with the same value. The growth of the database includes the records of changed
+//! inodes.
 //!
-//! One cell has 1000 files with 10 values, as the claims about statistics do. The other cell has
-//! 4000 files with one value, since a block may have at most 1024 users.
+//! One cell (set of parameters) has 1000 files with 10 attribute values, the numbers for which
+//! `claims::space` states a claim. The other cell has 4000 files with one value. A block may have
+//! at most 1024 users, so that value needs several blocks.
 //!
 //! Source: document 004; stat(2), `st_blocks`.
 
@@ -20,11 +23,14 @@ use corewalk_store::NoSharing;
 /// Files and values.
 type Sizes = &'static [(usize, usize)];
 const SIZES: (Sizes, Sizes) = (&[(100, 10), (1100, 1)], &[(1000, 10), (4000, 1)]);
-/// The variants. The other designs take as many blocks as corewalk, as other rows show.
+/// The measured variants. The other designs are left out, since other rows show that they take as
+/// many blocks as corewalk.
 const WHO: [&str; 2] = ["corewalk", BASELINE];
-/// The parameter that says how the bytes of a row were counted.
+/// The name of the parameter that says how the bytes of a result row were counted.
 pub(super) const COUNTED: &str = "counted";
-/// The two ways to count: blocks by the store's statistics, and bytes by the size of the database.
+/// The two values of the parameter `counted`, which says how the size of the attributes on disk is
+/// measured. With `statistics` it is computed from the store's number of blocks. With `database` it
+/// is the growth of the database.
 pub(super) const BY_STATISTICS: &str = "statistics";
 pub(super) const ON_DISK: &str = "database";
 
@@ -47,7 +53,7 @@ pub(super) fn run(settings: &Settings, pool: &Pool, samples: &mut Samples) -> an
     Ok(())
 }
 
-/// Returns the number of blocks by the statistics, and the growth of the database in bytes.
+/// Returns the number of blocks by the store's statistics, and the growth of its database in bytes.
 fn measure(variant: &str, pool: &Pool, cell: &Cell) -> anyhow::Result<(u64, u64)> {
     let scratch = Scratch::in_memory("xattr-space")?;
     let path = scratch.path().join(variant);

@@ -15,10 +15,10 @@ use std::{fs, fs::File, os::unix::fs::FileExt};
 const PAGE: usize = 4096;
 /// The size of a huge page on x86-64.
 const BLOCK: usize = 2 << 20;
-/// Number of slots of one cache line each that fit in a block, the size of a huge page.
+/// Number of slots in one huge page. A slot of the tests is one cache line of 64 bytes.
 const SLOTS: u32 = (BLOCK / 64) as u32;
-/// Maximum number of arenas that a test makes until one gets huge pages. A kernel that is short of
-/// memory may have none.
+/// Maximum number of arenas that a test creates until one of them gets huge pages. A kernel that is
+/// short of memory may have no free huge page.
 const TRIES: usize = 8;
 
 /// Returns how many pages of block `nth` are resident.
@@ -61,10 +61,11 @@ fn can_collapse() -> bool {
     (numbers.next(), numbers.next()) >= (Some(6), Some(1))
 }
 
-/// Writes one slot in the first 2 MiB of an arena, and hands out all slots there with `grow`. Then
-/// writes one slot in the second 2 MiB. Repeats this with `TRIES` arenas, because the kernel may
-/// lack huge pages for some of them. Returns how many pages of the first and of the second 2 MiB
-/// are resident, for the arena with the most in the first.
+/// Measures how much of an arena's first and second block of 2 MiB is resident. It writes one slot
+/// in the first block, and hands out all slots of that block with `grow`. Then it writes one slot
+/// in the second block. The kernel may lack huge pages for an arena, so this is done with `TRIES`
+/// arenas. Returns the numbers of resident pages in the first and the second block, for the arena
+/// with the most resident pages in the first block.
 fn pages_of_a_big_arena(grow: fn(&SlotArena<8>)) -> (usize, usize) {
     let one = |_| {
         let arena: SlotArena<8> = SlotArena::new("big", 4 * SLOTS).unwrap();
@@ -106,8 +107,8 @@ fn arena_with_few_slots_in_use_takes_few_pages() {
         }
     }
     let pages: usize = arenas.iter().map(|arena| resident_pages(arena, 0)).sum();
-    // Ten slots need one page of each arena. But some kernels map 64 KiB, which is 16 pages, at the
-    // first access.
+    // The ten slots of an arena that the test writes fit into one page. But some kernels map 64
+    // KiB, which is 16 pages, at the first access. So allow 1 to 16 pages per arena.
     assert!((10..=160).contains(&pages), "ten arenas of ten slots take {pages} pages");
 }
 

@@ -19,8 +19,8 @@ impl Version {
     fn new(number: u64) -> (Self, Arc<AtomicU64>) {
         let has_ended = Arc::new(AtomicU64::new(0));
         let version = Self { number: AtomicU64::new(0), has_ended: Arc::clone(&has_ended) };
-        // ORDERING: Relaxed. The model checks that publishing the version also publishes this
-        // store.
+        // ORDERING: Relaxed. The model checks that a reader which sees the published version also
+        // sees this store.
         version.number.store(number, Ordering::Relaxed);
         (version, has_ended)
     }
@@ -29,7 +29,7 @@ impl Version {
 impl Drop for Version {
     fn drop(&mut self) {
         // ORDERING: Relaxed. Other threads read `has_ended` after a join, or in a read section. The
-        // model checks that the version is not dropped while such a section is open.
+        // model checks that this `Version` is not dropped while such a read section is open.
         self.has_ended.store(1, Ordering::Relaxed);
     }
 }
@@ -86,8 +86,8 @@ fn control_free_without_grace_period_is_caught() {
         let new = Box::into_raw(Box::new(version));
         // ORDERING(rcu-publish): AcqRel. As it should be.
         let old = cell.ptr.swap(new, Ordering::AcqRel);
-        // SAFETY: the value is not freed yet; `retire` frees it after a grace period. The reference
-        // only serves to set its flag `has_ended`.
+        // SAFETY: the value at `old` is not freed yet: `retire` below frees it after a grace
+        // period. The reference is used only to set the value's flag `has_ended`.
         let marked = unsafe { &*old };
         // ORDERING: Relaxed. Wrong on purpose: no grace period before it.
         marked.has_ended.store(1, Ordering::Relaxed);
