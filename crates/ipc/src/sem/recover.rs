@@ -1,18 +1,19 @@
-//! Recovery of a set after a task has died in the middle of a change.
+//! Repair of a semaphore set after a task has died in the middle of a change.
 //!
 //! A dead task can leave three things: the set's lock, words that it froze without the lock
-//! (`freeze`), and a set that it has removed only in part. A function that takes the lock of a set
-//! first repairs the set, if the last holder has died.
+//! (`freeze`), and a set that is only partly removed. If the last holder of a set's lock has died,
+//! the next task that takes the lock repairs the set first.
 //!
-//! Recovery relies on the words of the semaphores, the wait nodes, the undo records, and the word
-//! `COMMIT`, which says whether the logs are valid. It rebuilds queues and lists from these.
+//! Recovery relies on the words of the semaphores, the wait nodes, the undo records, and the set's
+//! word `COMMIT`. `COMMIT` says whether the dead task's transaction had completed its logs. From
+//! these data, recovery rebuilds the queues of waiting calls and the list of undo records.
 //!
-//! Each step has the same result if it is repeated. So if the recovering task dies too, the next
-//! task that takes the lock starts recovery again.
+//! Each step of recovery can be repeated with the same result. So if the recovering task dies too,
+//! the next task that takes the lock starts recovery again.
 //!
 //! Source: the essays of `txn`, `several` and `log`; `ARCHITECTURE.md`.
 
-use corewalk_base::primitives::atomic::Ordering;
+use corewalk_base::primitives::atomic::{Ordering, fence};
 use rustix::io::Errno;
 
 use super::freeze::settle;
@@ -34,20 +35,20 @@ pub(crate) const SETS: &Kind = &Kind {
 };
 
 impl<'s> Set<'s> {
-    /// Takes the set's lock for `owner`. If the last holder has died, its unfinished change is
-    /// first completed or reverted.
+    /// Takes the set's lock for `owner`. If the last holder has died, first completes or reverts
+    /// the change that it left unfinished.
     ///
     /// # Errors
     ///
-    /// `EIDRM` if the set was removed, even if remains of it are left. Every call checks for a
-    /// removal after it has taken the lock (trap I3). `EIO` if the holder is alive and does not
-    /// release the lock.
+    /// Returns `EIDRM` if the set was removed, even if its memory is not free yet. Every call
+    /// checks for a removal after it has taken the lock (trap I3). Returns `EIO` if the holder is
+    /// alive and does not release the lock.
     pub(super) fn lock(self, owner: Owner) -> Result<SetGuard<'s>, Errno> {
         let guard = self.lock_remains(owner, Wait::Long)?;
         guard.filter(|guard| guard.set.is_published()).ok_or(Errno::IDRM)
     }
 
-    /// Like [`Set::lock`], but also locks a removed set that is not completely freed. Returns none
+    /// Like [`Set::lock`], but also locks a removed set whose memory is not free yet. Returns none
     /// if the set is freed and all its waiting calls have ended.
     ///
     /// # Errors
@@ -61,8 +62,8 @@ impl<'s> Set<'s> {
         Ok(Some(self.lock_new(owner, wait)?).filter(|guard| guard.set.is_there()))
     }
 
-    /// Takes the lock of a slot, whichever set it has. `semget` uses this for a set that it is
-    /// about to publish.
+    /// Takes the lock in a slot, whichever set the slot has. `semget` uses this function for a set
+    /// that it is about to publish.
     pub(super) fn lock_new(self, owner: Owner, wait: Wait) -> Result<SetGuard<'s>, Errno> {
         let held = lock(self.shared, &self.line()[LOCK], owner, wait, || {
             let set = Set::at(self.shared, self.index);
@@ -73,15 +74,16 @@ impl<'s> Set<'s> {
 }
 
 impl SetGuard<'_> {
-    /// Ends a set that no lookup finds any more: its semaphores, waits and undo records. Analogous
-    /// to Linux's `freeary`.
+    /// Destroys a set that no lookup finds any more: its semaphores, waits and undo records.
+    /// Analogous to Linux's `freeary`.
     ///
     /// The caller holds the lock of all semaphore sets. If the caller dies in this function, the
     /// next holder of that lock completes the work.
     ///
-    /// A stopped process may have frozen a semaphore. When the process continues, it stores into
-    /// that word, and perhaps into its undo record. So in this case the function ends only the
-    /// waits, frees no lines, and returns false.
+    /// A stopped process may have frozen a semaphore of the set. When that process continues, it
+    /// stores into the semaphore's word, and perhaps into its undo record. So if a word is frozen,
+    /// this function only ends the waiting calls. It then keeps the memory of the set, and returns
+    /// false.
     pub(super) fn remove(self) -> (Wakes, bool) {
         let set = self.set;
         let is_whole = self.kill_all();
@@ -94,8 +96,8 @@ impl SetGuard<'_> {
         if !is_whole {
             return (wakes, false);
         }
-        // Clear `LIVE` last. If this task dies before the store, recovery finds the set and ends
-        // it.
+        // Clear `LIVE` last. If this task dies before that, recovery still finds the set and
+        // destroys it.
         put(self.field(LIVE), 0);
         let owner = self.owner;
         drop(self);
@@ -104,19 +106,24 @@ impl SetGuard<'_> {
     }
 }
 
-/// Repairs a set whose lock a dead task held. The caller has taken the lock.
+/// Repairs a set whose last lock holder has died. The caller has taken over the lock.
 ///
 /// # Errors
 ///
-/// `EIO` if another task does not thaw a semaphore. The next holder of the lock tries again.
+/// Returns `EIO` if another task keeps a semaphore's word frozen (locked). The next task that takes
+/// the set's lock then repairs the set.
 #[cold]
 fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
     let set = guard.set;
     let commit = get(guard.field(COMMIT));
     let is_committed = commit & COMMITTING != 0;
     // ORDERING(ipc-commit): Release. `undo::rebuild` empties the list of undo records for a moment.
-    // With `OWED`, calls without the lock check for dead tasks, instead of relying on the list.
+    // A call without the set's lock looks for dead tasks if the list is not empty or `OWED` is set.
+    // So set `OWED` before the list is emptied.
     guard.field(COMMIT).store(commit | OWED, Ordering::Release);
+    // ORDERING(ipc-owed): Release fence. Orders the store of `OWED` before the store that empties
+    // the list. Pairs with the Acquire load of the list in `Set::may_be_owed`.
+    fence(Ordering::Release);
     undo::rebuild(guard);
     for num in 0..set.place.nsems as u16 {
         if let Ok(word) = set.word(num)
@@ -133,20 +140,22 @@ fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
     guard.field(COMMIT).store(OWED | commit & SETTINGS, Ordering::Release);
     queue::rebuild(guard);
     queue::restore_bits(guard)?;
-    // `wake` returns the woken tasks that may have died. The holder of a lock must not reap them.
-    // `OWED` is set, so later calls find and reap them.
+    // `wake` returns woken tasks that may have died. This thread holds the set's lock, so it must
+    // not reap them. But `OWED` is set, so later calls look for dead tasks and reap them.
     let _absent = wake(set.shared, &wakes);
     Ok(())
 }
 
-/// If the dead task had committed, returns the waiting calls whose outcomes it has logged in their
-/// nodes. Otherwise makes the logs in the nodes void.
+/// If the dead task had committed its transaction, returns the waiting calls that the transaction
+/// completes, with the outcomes logged in their wait nodes. Otherwise clears the outcomes logged in
+/// the wait nodes.
 fn settle_nodes(set: Set<'_>, is_committed: bool) -> Completed {
     let mut completed = Completed::new();
     for (node, _) in nodes_of(set) {
         let Some(errno) = node.pending() else { continue };
-        // A task whose node already has an outcome may have continued. Such a task gets no second
-        // outcome, unless its grant is taken back.
+        // If the wait node already has an outcome, its task may have returned from the call. So the
+        // node gets no second outcome. There is one exception: with `TAKEN_BACK`, the transaction
+        // was reverting the completed call of this node.
         let is_to_be_told = node.outcome().is_none() || errno == TAKEN_BACK;
         match (is_committed, is_to_be_told) {
             (true, true) => completed.push((node.line, errno)),
@@ -157,15 +166,18 @@ fn settle_nodes(set: Set<'_>, is_committed: bool) -> Completed {
     completed
 }
 
-/// Ends the remains of a set in a slot that has no object. The caller holds the kind's lock.
+/// Completes an unfinished removal of a semaphore set: the id table no longer contains the set, but
+/// the slot's record still does. Ends the waiting calls, and frees the memory. The caller holds the
+/// lock of all semaphore sets.
 fn end_slot(ids: Ids<'_>, index: u32) -> bool {
     let shared = ids.shared;
     let Some(set) = Set::at(shared, index) else { return true };
     match set.lock_remains(ids.owner, Wait::Short) {
         Ok(Some(guard)) => {
             let (wakes, is_whole) = guard.remove();
-            // A removal grants no permits, so it does not matter which of the woken tasks have
-            // died.
+            // `wake` returns woken tasks that may have died. They need not be reaped now: the
+            // removal of the set has given their calls the outcome `EIDRM`, and no units of a
+            // semaphore to take back.
             let _absent = wake(shared, &wakes);
             is_whole
         }

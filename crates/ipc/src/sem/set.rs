@@ -1,13 +1,14 @@
-//! A set of semaphores: its place in the region, and the data that its lock protects.
+//! A set of semaphores: where its parts are in shared memory, and the data that its lock protects.
 //!
-//! Each slot of the kind has one line for its set. The semaphores have one line each, in a range of
-//! lines. So operations on different semaphores write no common line. Only the holder of the set's
-//! lock writes the line of the set. An operation that is one compare-exchange does not even read
-//! that line.
+//! Each slot of the id table has one cache line for its set. Each semaphore also has a cache line
+//! of its own, so operations on different semaphores write no common line. Only the holder of the
+//! set's lock writes the set's line. An operation that is a single compare-exchange does not even
+//! read the set's line.
 //!
-//! The set's lock protects the words of the set's line and the queues in the lines of the
-//! semaphores. It also protects the undo records of the set, and its wait nodes while their calls
-//! wait. The word of a semaphore and its undo cells belong to the task that has frozen the word.
+//! The set's lock protects the set's line, and the queues of waiting calls in the semaphores'
+//! lines. It also protects the undo records of the set, and the wait nodes of calls that wait at
+//! the set. A task may freeze (lock) the word of a semaphore. Then only this task may change the
+//! word and the semaphore's undo adjustments.
 
 use corewalk_base::Line;
 use corewalk_base::futex::Scope;
@@ -22,14 +23,17 @@ use crate::shared::Shared;
 
 // Words of a set's line.
 pub(super) const LOCK: usize = 0;
-/// The word with the payload of the live set, or 0. A call that has taken the lock compares this
-/// word with the payload that its lookup found.
+/// The word with the payload of the set in this slot, or 0. The payload identifies the set by the
+/// place of its semaphores and by its tag. A set may be removed after a lookup. So a call that has
+/// taken the lock compares this word with the payload that its lookup found.
 pub(super) const LIVE: usize = 1;
-/// The list of all waiting calls that change a semaphore. In a semaphore's line, the same word is
-/// the list of waiting calls of a single decrement.
+/// In the set's cache line: the list of all waiting calls that change a semaphore. In a semaphore's
+/// cache line, the word with the same index contains a shorter list: the single decrements that
+/// wait at this semaphore.
 pub(super) const ALTER_LIST: usize = 2;
-/// The list of waiting calls of several operations that all wait for zero. In a semaphore's line,
-/// the same word is the list of waiting calls of a single wait for zero.
+/// In the set's cache line: the list of the waiting calls that consist of several waits for zero.
+/// In a semaphore's cache line, the word with the same index contains the list of the single waits
+/// for zero at this semaphore.
 pub(super) const CONST_LIST: usize = 3;
 /// The word with the number of waiting calls of several operations.
 pub(super) const COMPLEX_COUNT: usize = 4;
@@ -44,34 +48,39 @@ pub(super) const TICKET: usize = 7;
 // Bits of `COMMIT`.
 /// A logged change is being stored.
 pub(super) const COMMITTING: u64 = 1;
-/// The bit of `COMMIT` that says: calls were granted, and their tasks may have died before they
-/// returned. The store that makes such a grant valid sets the bit. Recovery sets the bit too, since
-/// it empties [`UNDO_LIST`] for a moment. A check that finds no unacknowledged grant clears the
-/// bit.
+/// This bit of `COMMIT` says that a waiting call may have been completed for a task that died
+/// before it returned. A transaction that completes a waiting call successfully sets the bit.
+/// Recovery sets it too, since it empties [`UNDO_LIST`] for a moment. A call that looks for dead
+/// tasks clears the bit, if it finds no wait node of a completed call.
 pub(super) const OWED: u64 = 2;
-/// The bits of `COMMIT` that count how often `SETVAL` or `SETALL` ran while [`OWED`] was set. The
-/// count tells whether adjustments were cleared after a grant.
+/// These bits of `COMMIT` count the `SETVAL` and `SETALL` calls that were made while [`OWED`] was
+/// set. Both calls clear undo adjustments, even those of completed calls whose tasks have not
+/// returned yet. When a waiting call is completed, its wait node gets a copy of the count. If the
+/// count in the set has changed later, the undo adjustments of that call were cleared.
 pub(super) const SETTINGS: u64 = SETTINGS_MAX << SETTINGS_SHIFT;
 const SETTINGS_MAX: u64 = (1 << 14) - 1;
 pub(super) const SETTINGS_SHIFT: u32 = 8;
 
-// The indices of words in the line of a semaphore, apart from [`ALTER_LIST`] and [`CONST_LIST`].
-// Words 6 and 7 of the first line belong to the pool.
+// Indices of words in the cache line of a semaphore. The indices [`ALTER_LIST`] and [`CONST_LIST`]
+// are valid in this line too. Words 6 and 7 of the first semaphore's line belong to the memory
+// pool.
 pub(super) const WORD: usize = 0;
-/// The word with the time of the last operation, and the tag of its set.
+/// The word with the time of the last operation on the semaphore. Its high bits contain the tag of
+/// the set, so a later set in the same memory ignores the time.
 pub(super) const OTIME: usize = 1;
-/// The word with the log of an operation without the set's lock, see `log`.
+/// The word with the log of an operation that changes the semaphore without the set's lock (module
+/// `log`).
 pub(super) const LOG: usize = 4;
-/// The redo log of a semaphore: the new word that a change of several semaphores is about to store,
-/// see `txn` and `several`.
+/// The redo log of the semaphore: the new word that a change of several semaphores is going to
+/// store. Used with the set's lock by the module `txn`, and without it by `several`.
 pub(super) const REDO: usize = 5;
 
 const BASE_BITS: u32 = 27;
 const NSEMS_BITS: u32 = 16;
 const TAG_SHIFT: u32 = BASE_BITS + NSEMS_BITS;
 
-/// The number of low bits of the word [`TICKET`] that have the ticket. The other bits have a time
-/// in milliseconds.
+/// The number of low bits of the word [`TICKET`] that contain the ticket. The other bits contain a
+/// time in milliseconds.
 pub(super) const TICKET_BITS: u32 = 27;
 pub(super) const TICKET_MASK: u64 = (1 << TICKET_BITS) - 1;
 
@@ -106,13 +115,13 @@ pub(super) struct Set<'s> {
     pub(super) place: Place,
 }
 
-/// The held lock of a set. The set is live, or being repaired or removed.
+/// The held lock of a set. The set exists, or is being repaired, created or removed.
 pub(super) struct SetGuard<'s> {
     pub(super) set: Set<'s>,
     /// The task that holds the lock.
     pub(super) owner: Owner,
-    /// The held lock. None while this thread repairs the set after it has taken the lock over from
-    /// a dead task.
+    /// The held lock. None while this thread repairs the set, after it has taken over the lock of a
+    /// dead task.
     pub(super) _held: Option<Held<'s>>,
 }
 
@@ -122,7 +131,7 @@ impl<'s> Set<'s> {
         Self { shared, index: object.index, place: Place::from_payload(object.payload) }
     }
 
-    /// Returns the line of semaphore `num`. The number must be in range.
+    /// Returns the cache line of semaphore `num`. `num` must be below the number of semaphores.
     #[inline]
     pub(super) fn sem(&self, num: u16) -> &'s Line {
         self.shared.region.line(self.place.base.wrapping_add(u32::from(num)))
@@ -135,7 +144,7 @@ impl<'s> Set<'s> {
     /// `EIDRM` if the set is gone.
     #[inline]
     pub(super) fn word(&self, num: u16) -> Result<Word, Errno> {
-        // ORDERING(ipc-word): Acquire. The caller sees the work that tasks did before their
+        // ORDERING(ipc-word): Acquire. The caller sees all stores that tasks made before their
         // operations on this semaphore.
         let word = Word(self.sem(num)[WORD].load(Ordering::Acquire));
         if word.is_of(self.place.tag) { Ok(word) } else { Err(Errno::IDRM) }
@@ -151,15 +160,19 @@ impl<'s> Set<'s> {
         (payload != 0).then(|| Set { shared, index, place: Place::from_payload(payload) })
     }
 
-    /// Returns true if a dead process may have adjustments in the set, or a grant that its task has
-    /// not acknowledged.
+    /// Returns true if a dead process may have undo adjustments in the set, or a completed call
+    /// from which its task has not returned.
     pub(super) fn may_be_owed(&self) -> bool {
         let line = self.line();
-        let is_any = get(&line[UNDO_LIST]) != 0 || get(&line[COMMIT]) & OWED != 0;
+        // ORDERING(ipc-owed): Acquire. Pairs with the fence in `recover`, which sets `OWED` and
+        // then empties the list of undo records for a moment. If this thread sees the empty list,
+        // it also sees `OWED`.
+        let undo_list = line[UNDO_LIST].load(Ordering::Acquire);
+        let is_any = undo_list != 0 || get(&line[COMMIT]) & OWED != 0;
         self.shared.scope == Scope::Shared && is_any
     }
 
-    /// Returns true if the slot still has this set, published or not.
+    /// Returns true if the slot still has this set, even if lookups do not find it any more.
     pub(super) fn is_there(&self) -> bool {
         get(&self.line()[LIVE]) == self.place.payload()
     }
@@ -186,8 +199,8 @@ impl<'s> Set<'s> {
     /// Records `now_s` as the time of an operation on semaphore `num`.
     #[inline]
     pub(super) fn touch_otime(&self, num: u16, now_s: u64) {
-        // This store of the time may come after the removal of the set. The time contains the tag
-        // of the set, so the next set in these lines ignores it.
+        // The set may be removed before the store below, and another set may get its cache lines.
+        // The stored time contains the tag of this set, so the other set ignores it.
         let otime = self.place.tag << TAG_SHIFT | now_s & ((1 << TAG_SHIFT) - 1);
         let cell = &self.sem(num)[OTIME];
         if get(cell) != otime {
