@@ -6,11 +6,11 @@
 //! The server makes a change in its storage first, and then tells the table.
 //!
 //! # How to use it
-//! - A listing comes from the storage. The table may lack a name that exists.
-//! - Inode numbers are not reused. So the generation in each reply to a kernel is 0.
-//! - A node whose last name was removed has no path. A server that finds files by path keeps the
-//!   last path, or an open descriptor, in the user data. It stores the path before it calls
-//!   `removed` or `renamed`, and before it enters another file at the name.
+//! - The server lists a directory from its storage. The table may lack a name that exists.
+//! - The table never reuses an inode number. So the generation in each reply to a kernel is 0.
+//! - A node whose last name was removed has no path. So a server that finds files by path keeps the
+//!   file's last path, or an open descriptor, in the node's user data. It stores the path before it
+//!   calls `removed` or `renamed`, and before it enters another file at the name.
 //!
 //! # How it works
 //! An `InodeTable` is a [`Vfs`] over a file system that knows no names and agrees with each change
@@ -29,15 +29,20 @@ use std::fmt;
 use std::sync::Arc;
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::thread;
 
 use crate::Errno;
-use crate::attr::FileKind;
+use crate::attr::{Attr, FileKind};
 use crate::cred::Cred;
 use crate::fs::{Make, RenameMode};
 use crate::name::Name;
 use crate::slot::InodeSlot;
 use crate::vfs::{EntryId, InodeRef, Pinned, Pressure, Removal, Stats, Vfs, VfsOptions};
 use no_backing::{NoBacking, ROOT_INO};
+
+/// The number of attempts of [`InodeTable::moved`] to add a name to the table while other threads
+/// change this name.
+const MOVE_TRIES: u32 = 16;
 
 /// A table of inodes and their names, with user data `T` for each inode.
 ///
@@ -158,7 +163,8 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
                     Err(error) => break Err(error),
                 },
                 // Another thread has removed the name meanwhile.
-                Err(_) => {}
+                Err(Errno::NOENT) => {}
+                Err(error) => break Err(error),
             }
         };
         self.data.remove(ino);
@@ -182,6 +188,64 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
                 linked => return linked.map(drop),
             }
         }
+    }
+
+    /// Enters a name at which the server has found `node`, which the table knows by another name or
+    /// by none. A directory moves to the new name with everything below it. Any other file keeps
+    /// its old names.
+    ///
+    /// A server calls this method if other programs may change its storage. When such a program has
+    /// moved or linked a file, a lookup in the storage finds a known file at a new name.
+    ///
+    /// # Errors
+    /// `ENOTDIR` and `ENOENT` as in [`InodeTable::entered`]; `ELOOP` if `node` is a directory above
+    /// `parent`; `ENOMEM`; `EAGAIN` if other threads change the name again and again.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::{FileKind, InodeTable, Name, VfsOptions};
+    ///
+    /// let table = InodeTable::new((), VfsOptions::default())?;
+    /// let root = table.root();
+    /// let dir = table.entered(&root, Name::new(b"old")?, FileKind::Directory, ())?;
+    /// // A lookup of `new` has returned the number of the directory.
+    /// table.moved(&dir, &root, Name::new(b"new")?)?;
+    /// assert_eq!(dir.path()?, b"/new");
+    /// assert!(table.child(root.ino(), b"old").is_err());
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
+    pub fn moved(
+        &self,
+        node: &TableNode<'_, T>,
+        parent: &TableNode<'_, T>,
+        name: Name<'_>,
+    ) -> Result<(), Errno> {
+        for _ in 0..MOVE_TRIES {
+            match self.child_of(&parent.inode, name.as_bytes()) {
+                Ok(child) if child.inode.slot == node.inode.slot => return Ok(()),
+                Ok(old) => match self.replaced(parent, name, &old) {
+                    // Another thread may have replaced or removed the name meanwhile.
+                    Ok(()) | Err(Errno::NOENT) => {}
+                    Err(error) => return Err(error),
+                },
+                Err(_) => {}
+            }
+            if self.is_above(node, parent)? {
+                return Err(Errno::LOOP);
+            }
+            // The namespace finds the node by a lookup in its back end. So it makes the move as for
+            // a directory that another program has moved in the back end of a server.
+            let attr = Attr::new(node.ino(), node.kind().to_mode());
+            let _found = self.data.find(parent.ino(), name, attr);
+            self.vfs.invalidate(&parent.inode, name)?;
+            match self.vfs.lookup(&self.cred, &parent.inode, name) {
+                // The move may have to wait for another thread that changes the old name. `ENOENT`
+                // means that another thread has entered the name at the same time.
+                Ok(_) | Err(Errno::NOENT) => thread::yield_now(),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Errno::AGAIN)
     }
 
     /// Removes a name that the server has removed from its storage. Users of the node keep it, with
@@ -221,14 +285,18 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
             self.vfs.rename(&self.cred, old, new, RenameMode::Replace)
         };
         match rename() {
-            // The storage has already made the rename. So the table's entry of the target name,
-            // which makes the rename fail in the table, is out of date. Remove that entry and try
-            // again.
+            // The table has refused the rename, because of the kind or the children of its entry at
+            // the target name. The storage has already made the rename, so this entry is out of
+            // date. Remove it and try again.
             Err(Errno::ISDIR | Errno::NOTDIR | Errno::NOTEMPTY)
                 if from.0.is_directory() && to.0.is_directory() =>
             {
                 self.removed(to.0, to.1)?;
                 rename()
+            }
+            // Another thread has invalidated the old name meanwhile.
+            Err(Errno::NOENT) if self.child_of(&from.0.inode, from.1.as_bytes()).is_err() => {
+                self.removed(to.0, to.1)
             }
             renamed => renamed,
         }
@@ -248,8 +316,12 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
             |at: (&TableNode<'_, T>, Name<'_>)| self.child_of(&at.0.inode, at.1.as_bytes()).is_ok();
         match (has(a), has(b)) {
             (true, true) => {
-                let (a, b) = ((&a.0.inode, a.1), (&b.0.inode, b.1));
-                self.vfs.rename(&self.cred, a, b, RenameMode::Exchange)
+                let (old, new) = ((&a.0.inode, a.1), (&b.0.inode, b.1));
+                match self.vfs.rename(&self.cred, old, new, RenameMode::Exchange) {
+                    // Another thread has invalidated one of the names meanwhile.
+                    Err(Errno::NOENT) if !has(a) || !has(b) => self.exchanged(a, b),
+                    exchanged => exchanged,
+                }
             }
             (true, false) => self.renamed(a, b),
             (false, true) => self.renamed(b, a),
@@ -268,6 +340,24 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
 }
 
 impl<T> InodeTable<T> {
+    /// Returns true if `node` is `dir` or a directory above it.
+    fn is_above(&self, node: &TableNode<'_, T>, dir: &TableNode<'_, T>) -> Result<bool, Errno> {
+        if !node.is_directory() {
+            return Ok(false);
+        }
+        let mut at = dir.clone();
+        loop {
+            if at.ino() == node.ino() {
+                return Ok(true);
+            }
+            let parent = self.vfs.parent_ino(&at.inode)?;
+            if parent == at.ino() {
+                return Ok(false);
+            }
+            at = self.get(parent)?;
+        }
+    }
+
     /// Removes a name, if it still leads to `old`.
     fn replaced(
         &self,
@@ -295,7 +385,8 @@ impl<T> InodeTable<T> {
     /// Returns the node with this number.
     ///
     /// # Errors
-    /// `ESTALE` if the table does not have it; `ENFILE` at more than 2^27 references to it.
+    /// `ESTALE` if the table does not have the node; `ENFILE` at more than 2^27 references to the
+    /// node.
     pub fn get(&self, ino: u64) -> Result<TableNode<'_, T>, Errno> {
         Ok(self.node(self.vfs.inode(ino)?))
     }
@@ -348,8 +439,8 @@ impl<T> InodeTable<T> {
         self.vfs.set_pressure(pressure)
     }
 
-    /// Evicts unused entries, as [`Vfs::reclaim`] does. Reports the entries that only lookups of
-    /// the client keep.
+    /// Evicts unused entries, as [`Vfs::reclaim`] does. Passes to `pinned` each entry that it
+    /// cannot evict before the client forgets its lookups.
     pub fn reclaim(&self, want: u64, pinned: &mut dyn FnMut(Pinned<'_>)) -> u64 {
         self.vfs.reclaim(want, pinned)
     }
@@ -357,6 +448,12 @@ impl<T> InodeTable<T> {
     /// Evicts an entry that [`InodeTable::reclaim`] reported, as [`Vfs::evict`] does.
     pub fn evict(&self, entry: EntryId) -> u64 {
         self.vfs.evict(entry)
+    }
+
+    /// Returns the cache that the table uses.
+    #[doc(hidden)]
+    pub fn cache(&self) -> &Vfs {
+        &self.vfs
     }
 
     /// Returns the statistics of the table.
@@ -404,6 +501,12 @@ impl<T> OwnedTableNode<T> {
     /// Returns the table.
     pub fn table(&self) -> &Arc<InodeTable<T>> {
         &self.table
+    }
+}
+
+impl<T> Clone for OwnedTableNode<T> {
+    fn clone(&self) -> Self {
+        self.table.owned(self.get())
     }
 }
 

@@ -1,8 +1,8 @@
 //! The file system below an [`InodeTable`](super::InodeTable): it knows no names, and agrees with
 //! each change.
 //!
-//! The server has already made a change when it tells the table. So a change here only keeps the
-//! user data of the inodes.
+//! The server makes each change in its own storage, and then tells the `InodeTable`. So the methods
+//! of this file system have no files to change. They only add or remove the user data of inodes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,6 +24,9 @@ const SHARDS: usize = 64;
 /// The inode numbers of one shard, and their user data.
 type Shard<T> = CachePadded<Mutex<HashMap<u64, Arc<T>, RandomState>>>;
 
+/// A name, with the number of its directory.
+type Key = (u64, Box<[u8]>);
+
 /// The user data of the inodes, by number.
 ///
 /// # Invariants
@@ -31,12 +34,32 @@ type Shard<T> = CachePadded<Mutex<HashMap<u64, Arc<T>, RandomState>>>;
 ///   after the cache has dropped the inode.
 pub(super) struct NoBacking<T> {
     shards: Box<[Shard<T>]>,
+    /// The names at which `lookup` finds an inode, each with the number of its directory.
+    found: Mutex<HashMap<Key, Attr, RandomState>>,
+}
+
+/// A name at which `lookup` finds an inode. Dropping the value ends that.
+pub(super) struct Found<'t, T> {
+    backing: &'t NoBacking<T>,
+    key: Key,
+    ino: u64,
+}
+
+impl<T> Drop for Found<'_, T> {
+    fn drop(&mut self) {
+        let mut found = self.backing.found.lock();
+        // Another thread may enter another inode at this name.
+        if found.get(&self.key).is_some_and(|attr| attr.ino == self.ino) {
+            found.remove(&self.key);
+        }
+    }
 }
 
 impl<T> NoBacking<T> {
     pub(super) fn new(root: T) -> NoBacking<T> {
         let shard = || CachePadded::new(Mutex::new(HashMap::default()));
-        let this = NoBacking { shards: (0..SHARDS).map(|_| shard()).collect() };
+        let this =
+            NoBacking { shards: (0..SHARDS).map(|_| shard()).collect(), found: Mutex::default() };
         this.insert(ROOT_INO, root);
         this
     }
@@ -53,6 +76,14 @@ impl<T> NoBacking<T> {
     /// Returns the user data of an inode to which the caller has a reference.
     pub(super) fn data(&self, ino: u64) -> Arc<T> {
         Arc::clone(self.shard(ino).lock().get(&ino).expect("N.1: an inode has data"))
+    }
+
+    /// Makes `lookup` find the inode with the attributes `attr` at a name, until the returned value
+    /// is dropped.
+    pub(super) fn find(&self, dir: u64, name: Name<'_>, attr: Attr) -> Found<'_, T> {
+        let key = (dir, Box::from(name.as_bytes()));
+        self.found.lock().insert(key.clone(), attr);
+        Found { backing: self, key, ino: attr.ino }
     }
 
     /// Returns the number of inodes with data.
@@ -73,8 +104,10 @@ impl<T: Send + Sync + 'static> FileSystem for Arc<NoBacking<T>> {
         Ok(Attr::dir(ROOT_INO))
     }
 
-    fn lookup(&self, _: Node<'_>, _: Name<'_>) -> Result<Attr, Errno> {
-        Err(Errno::NOENT)
+    /// Returns the inode that [`InodeTable::moved`](super::InodeTable::moved) enters.
+    fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
+        let found = self.found.lock();
+        found.get(&(dir.ino(), Box::from(name.as_bytes()))).copied().ok_or(Errno::NOENT)
     }
 
     fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {

@@ -38,7 +38,8 @@ fn name_of_another_kind_is_a_new_node() {
     assert_eq!(nodes[0].path(), Err(Errno::NOENT));
 }
 
-/// A name that belongs to another file now must be a new node, and the old node must keep its data.
+/// A name is entered for one file and then for another. The second file must get a new node, and
+/// the first file's node must keep its data.
 #[test]
 fn name_of_another_file_is_a_new_node() {
     let table = new();
@@ -205,9 +206,9 @@ fn threads_find_their_own_changes() {
     assert_eq!(table.data.len(), 1, "only the root is left");
 }
 
-/// Threads that find at once that the storage has replaced a file must agree on one new node. If a
-/// thread removed the node of another one, the client of that node would have a node without a
-/// path.
+/// Two threads may find at the same time that the storage has replaced a file. Both must get the
+/// same new node. If each thread made a node, the second node would replace the first. The client
+/// with the first node would then have a node without a path.
 #[test]
 fn threads_that_replace_a_node_agree_on_the_new_one() {
     let table = InodeTable::new(0_u64, VfsOptions::default()).unwrap();
@@ -224,4 +225,42 @@ fn threads_that_replace_a_node_agree_on_the_new_one() {
         assert_eq!(inos[0], inos[1]);
         assert_eq!(table.child(root.ino(), b"f").unwrap().ino(), inos[0]);
     }
+}
+
+/// A lookup that finds a known directory at another name must move it, with everything below it. A
+/// directory whose name was invalidated must keep its node.
+#[test]
+fn moved_directory_keeps_its_node_and_its_files() {
+    let table = InodeTable::new(0, VfsOptions::default()).unwrap();
+    let root = table.root();
+    let dir = table.entered(&root, name("d"), FileKind::Directory, 1).unwrap();
+    let file = table.entered(&dir, name("f"), FileKind::Regular, 2).unwrap();
+    table.invalidated(&root, name("d")).unwrap();
+    table.moved(&dir, &root, name("d")).unwrap();
+    assert_eq!(table.child(root.ino(), b"d").unwrap().ino(), dir.ino());
+    assert_eq!(file.path().unwrap(), b"/d/f");
+    let other = table.entered(&root, name("x"), FileKind::Directory, 3).unwrap();
+    let gone = table.entered(&other, name("e"), FileKind::Regular, 4).unwrap();
+    table.moved(&dir, &other, name("e")).unwrap();
+    assert_eq!(file.path().unwrap(), b"/x/e/f");
+    assert_eq!(table.child(root.ino(), b"d").err(), Some(Errno::NOENT));
+    assert_eq!(table.child(dir.ino(), b"f").unwrap().ino(), file.ino());
+    assert_eq!(gone.path(), Err(Errno::NOENT));
+    assert_eq!(table.moved(&other, &dir, name("loop")), Err(Errno::LOOP));
+    assert_eq!(file.path().unwrap(), b"/x/e/f");
+}
+
+/// A lookup that finds a known file at another name adds that name.
+#[test]
+fn moved_file_keeps_its_other_names() {
+    let table = InodeTable::new(0, VfsOptions::default()).unwrap();
+    let root = table.root();
+    let file = table.entered(&root, name("f"), FileKind::Regular, 1).unwrap();
+    table.moved(&file, &root, name("g")).unwrap();
+    table.moved(&file, &root, name("g")).unwrap();
+    for each in [&b"f"[..], b"g"] {
+        assert_eq!(table.child(root.ino(), each).unwrap().ino(), file.ino());
+    }
+    table.removed(&root, name("f")).unwrap();
+    assert_eq!(file.path().unwrap(), b"/g");
 }
